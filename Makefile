@@ -1,0 +1,96 @@
+# Every verb works on a fresh machine: it creates .venv, installs what it needs and builds in place.
+# Repeated calls reinstall only when setup.py, pyproject.toml or the version change.
+#
+#   PYTHON       the interpreter that .venv is made with (python3)
+#   PYTEST_ARGS  more arguments for pytest: make test PYTEST_ARGS='-k key_groups -x'
+
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+CREATED := $(VENV)/created
+STAMP := $(VENV)/installed
+SETTINGS := setup.py pyproject.toml statebackend/_version.py
+
+BUILD := $(PY) setup.py -q build_ext --inplace
+
+.PHONY: help demo test debug bench docs lint format clean
+
+help:
+	@echo 'make demo   build, then run examples/map_demo.py'
+	@echo 'make test   release build, whole test suite'
+	@echo 'make debug  checked build (bounds checks, invariants, live counters), whole test suite'
+	@echo 'make bench  benchmarks, with the peers in the same run'
+	@echo 'make docs   HTML pages in build/docs'
+	@echo 'make lint   ruff, mypy, cython-lint'
+	@echo 'make format rewrite the Python files as ruff wants them'
+	@echo 'make clean  remove everything built; keeps .venv'
+	@echo
+	@echo 'PYTHON=python3.12 picks the interpreter, PYTEST_ARGS="-k name" narrows test, debug and bench.'
+
+# --- the environment -------------------------------------------------------------------------------------
+
+$(CREATED): tools/make_venv.sh
+	@tools/make_venv.sh '$(PYTHON)'
+	@touch $@
+
+# One stamp per set of extras: .venv/installed.<extras, joined by +>, "none" for the library alone.
+comma := ,
+$(STAMP).%: $(CREATED) $(SETTINGS)
+	@echo 'installing statebackend, extras $*, into $(VENV)'
+	@$(PY) -m pip install -q --disable-pip-version-check -r $(VENV)/build-requirements.txt
+	@PYTHONWARNINGS=ignore $(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
+	    -e '.$(if $(filter none,$*),,[$(subst +,$(comma),$*)])'
+	@touch $@
+
+# --- the verbs -------------------------------------------------------------------------------------------
+
+# The two builds. STATEBACKEND_DEBUG picks one in setup.py, STATEBACKEND_BUILD says which one the tests must
+# find. (Set for a verb, these hold for its prerequisites too: the install already builds the right one.)
+demo test bench: export STATEBACKEND_DEBUG := 0
+demo test bench: export STATEBACKEND_BUILD := release
+debug: export STATEBACKEND_DEBUG := 1
+debug: export STATEBACKEND_BUILD := checked
+
+# No Java yet: the demo of today runs the map itself. The Spark job, when it comes, calls tools/check_java.sh.
+demo: $(STAMP).none
+	@$(BUILD)
+	@$(PY) examples/map_demo.py
+
+test: $(STAMP).test+spark
+	@$(BUILD)
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+debug: $(STAMP).test+spark
+	@$(BUILD)
+	@$(PY) -X dev -m pytest $(PYTEST_ARGS)
+
+bench: $(STAMP).bench
+	@tools/check_java.sh || echo 'going on without Java: the Flink and Spark peers are skipped'
+	@$(BUILD)
+	@$(PY) -m pytest bench $(PYTEST_ARGS)
+
+docs: $(STAMP).docs
+	@$(PY) -m mkdocs build --strict --quiet --config-file mkdocs.yml --site-dir build/docs
+	@echo 'build/docs/index.html'
+
+lint: $(STAMP).lint
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint $$(find statebackend -name '*.pyx' -o -name '*.pxd')
+
+format: $(STAMP).lint
+	@$(PY) -m ruff check --fix --quiet . || true
+	@$(PY) -m ruff format .
+
+clean:
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	@find statebackend -name '*.so' -delete -o -name '*.so.new' -delete -o -name '__pycache__' -prune -exec rm -rf {} +
+	@find tests bench examples -name '__pycache__' -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,29 @@
+"""Flink's heap keyed-state backend as a peer to measure against: the real classes, in a JVM, without a cluster.
+
+``FlinkPeer`` runs them and returns one dict per measurement; ``round_order`` gives our side the same keys in
+the same random orders. On the command line: ``python -m bench.flink``.
+"""
+
+from bench.flink.harness import (
+    BACKEND_OPS,
+    MAP_OPS,
+    TIMER_OPS,
+    TTL_MODES,
+    FlinkPeer,
+    PeerFailed,
+)
+from bench.flink.keys import KeyFile, random_keys, round_order
+from bench.flink.provision import PeerUnavailable
+
+__all__ = [
+    "BACKEND_OPS",
+    "MAP_OPS",
+    "TIMER_OPS",
+    "TTL_MODES",
+    "FlinkPeer",
+    "KeyFile",
+    "PeerFailed",
+    "PeerUnavailable",
+    "random_keys",
+    "round_order",
+]

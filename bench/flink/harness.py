@@ -1,0 +1,397 @@
+"""Runs the Java side and returns its measurements.
+
+Every operation runs in a JVM of its own unless told otherwise, so that what the compiler learned from one
+operation cannot slow the next one down. Input is built outside the timed part and every result is checked in
+the JVM; a wrong one ends the run with ``PeerFailed``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from bench.flink.keys import KeyFile
+from bench.flink.provision import Installation, PeerUnavailable, default_cache, install
+
+Measurement = dict[str, Any]
+
+#: Operations on the raw state maps. ``get`` to ``update_under_snapshot`` are timed per key;
+#: ``snapshot_pause`` is one operation for all maps; the last three are distributions and memory and have
+#: fields of their own.
+MAP_OPS = (
+    "add",
+    "update",
+    "get",
+    "transform",
+    "update_under_snapshot",
+    "snapshot_pause",
+    "snapshot_write",
+    "worst_put_wall",
+    "worst_put_cpu",
+    "bytes_per_entry",
+)
+#: Operations through the state API: ``setCurrentKey`` and the handle. For ``map_iterate`` an operation is one
+#: map entry (four per key), for ``list_get`` one list (of two elements).
+BACKEND_OPS = (
+    "value_update",
+    "value_get",
+    "value_rmw",
+    "value_add",
+    "reducing_add",
+    "map_get",
+    "map_update",
+    "map_iterate",
+    "list_append",
+    "list_get",
+)
+TIMER_OPS = ("timer_register", "timer_poll")
+#: ``default`` is Flink's default clean-up (incremental, five entries per access); ``no_cleanup`` disables it.
+TTL_MODES = ("off", "default", "no_cleanup")
+
+_MAINS = {
+    "map": "org.apache.flink.runtime.state.heap.MapBench",
+    "backend": "statebackend.bench.BackendBench",
+    "snapshot": "statebackend.bench.SnapshotBench",
+    "timers": "statebackend.bench.TimerBench",
+}
+# Neither is best throughout: G1's write barrier makes updates of old state slower, Parallel copies what is
+# young. Parallel leaves garbage at the bottom of the heap even in a full collection, unless told to compact
+# all of it: used memory would mean nothing.
+_COLLECTORS = {
+    "G1": ["-XX:+UseG1GC"],
+    "Parallel": ["-XX:+UseParallelGC", "-XX:HeapMaximumCompactionInterval=0"],
+}
+# Enough rows for the last tier of the compiler, and at least two rounds whatever the size.
+_WARMUP_ROWS = 4_000_000
+
+
+class PeerFailed(RuntimeError):
+    """The JVM ended with an error, ran too long, or did not measure what it was asked to."""
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the ``run_`` methods have in common; ``FlinkPeer`` says what each means."""
+
+    key_groups: int
+    samples: int
+    heap: str
+    gc: str
+    warmup: int | None
+    huge_pages: bool
+    settled: bool
+    fork: bool
+
+    def warmup_rounds(self, n: int) -> int:
+        return min(50, max(2, -(-_WARMUP_ROWS // n))) if self.warmup is None else self.warmup
+
+
+class FlinkPeer:
+    """Flink's heap backend in a JVM.
+
+    ``cache`` is the folder for Flink's jar and the compiled classes (see ``provision``); ``download`` says
+    whether the jar may be fetched; ``timeout`` is the limit in seconds of one JVM; ``seed`` gives the random
+    orders.
+
+    All ``run_`` methods take distinct signed integers as ``keys``, in insertion order, and raise
+    ``PeerUnavailable`` where ``available`` would say no. ``warmup`` counts rounds (by default as many as make
+    four million rows, at least two), ``heap`` sets ``-Xms`` and ``-Xmx``, ``huge_pages`` turns transparent
+    huge pages on for the heap, and ``fork`` gives each operation its own JVM. The heap is touched before the
+    start, so that page faults are not part of a figure.
+
+    ``gc`` is ``"G1"``, ``"Parallel"``, or ``"best"``: both, and for each operation the figure that is better
+    for Flink, with the other one as ``other_gc`` (``gc`` and the figure's field). ``settled`` collects fully
+    before each sample, which puts the state where that of a long-running job is, in the old generation; it
+    costs G1 dearly, so by default collections come when the JVM wants them (operations that start from empty
+    state excepted).
+
+    Each measurement has ``name``, ``n``, ``key_groups``, ``gc``, ``huge_pages``, ``settled`` and ``jvm``
+    (versions, flags, collectors, load of the machine). Timed ones have ``operations`` per sample,
+    ``samples_ns_per_op``, ``median_ns_per_op``, ``median_mops``, ``samples_ms`` and ``median_ms`` of whole
+    samples, and, except for snapshots of a backend, ``gc_ms_in_samples``; all of them ``warmup_rounds``.
+    """
+
+    def __init__(
+        self,
+        cache: Path | str | None = None,
+        *,
+        download: bool = True,
+        timeout: float = 1800.0,
+        seed: int = 1,
+    ) -> None:
+        self.cache = Path(cache) if cache is not None else default_cache()
+        self.download = download
+        self.timeout = timeout
+        self.seed = seed
+        self._installation: Installation | None = None
+
+    def prepare(self) -> None:
+        """Download and compile what is missing, or raise ``PeerUnavailable``."""
+        if self._installation is None:
+            self._installation = install(self.cache, self.download)
+
+    def available(self) -> tuple[bool, str]:
+        """Return whether the peer can run and, if not, why; prepares it on the way.
+
+        The second item is meant for ``pytest.skip``.
+        """
+        try:
+            self.prepare()
+        except PeerUnavailable as unavailable:
+            return False, unavailable.reason
+        return True, ""
+
+    def run_map(
+        self,
+        ops: Sequence[str],
+        keys: npt.ArrayLike,
+        key_groups: int = 128,
+        samples: int = 7,
+        heap: str = "8g",
+        gc: str = "best",
+        *,
+        warmup: int | None = None,
+        huge_pages: bool = False,
+        settled: bool = False,
+        fork: bool = True,
+    ) -> list[Measurement]:
+        """Measure ``MAP_OPS`` on raw maps from Long to Long, one map per key group.
+
+        The key group of every row is computed inside the timed part, as Flink does for every record.
+        ``worst_put_wall`` and ``worst_put_cpu`` have ``quantiles_ns`` (``p50`` to ``p99_9999`` and ``max``,
+        medians over the rounds), ``max_ns_per_round`` and ``clock_cost_ns`` (contained in each figure);
+        ``bytes_per_entry`` has ``bytes_per_entry`` and ``bytes_total``, key and value objects included.
+        """
+        return self._run_map(
+            ops, keys, "long", _Settings(key_groups, samples, heap, gc, warmup, huge_pages, settled, fork)
+        )
+
+    def run_strings(
+        self,
+        ops: Sequence[str],
+        keys: npt.ArrayLike,
+        key_groups: int = 128,
+        samples: int = 7,
+        heap: str = "8g",
+        gc: str = "best",
+        *,
+        warmup: int | None = None,
+        huge_pages: bool = False,
+        settled: bool = False,
+        fork: bool = True,
+    ) -> list[Measurement]:
+        """Measure ``MAP_OPS`` on raw maps from String to Long; the key of a number ``k`` is ``f"user-{k}"``.
+
+        The strings of a round are fresh objects that have not computed their hash yet, as records have not.
+        """
+        return self._run_map(
+            ops, keys, "string", _Settings(key_groups, samples, heap, gc, warmup, huge_pages, settled, fork)
+        )
+
+    def run_backend(
+        self,
+        ops: Sequence[str],
+        keys: npt.ArrayLike,
+        key_groups: int = 128,
+        samples: int = 7,
+        heap: str = "8g",
+        gc: str = "best",
+        *,
+        ttl: str = "off",
+        warmup: int | None = None,
+        huge_pages: bool = False,
+        settled: bool = False,
+        fork: bool = True,
+    ) -> list[Measurement]:
+        """Measure ``BACKEND_OPS`` through the state API, Long keys, with one of the ``TTL_MODES``.
+
+        Measurements have ``ttl`` too.
+        """
+        _require(ops, BACKEND_OPS)
+        _require([ttl], TTL_MODES)
+        settings = _Settings(key_groups, samples, heap, gc, warmup, huge_pages, settled, fork)
+        return self._run("backend", ops, keys, settings, ttl=ttl)
+
+    def run_timers(
+        self,
+        ops: Sequence[str],
+        keys: npt.ArrayLike,
+        key_groups: int = 128,
+        samples: int = 7,
+        heap: str = "8g",
+        gc: str = "best",
+        *,
+        warmup: int | None = None,
+        huge_pages: bool = False,
+        settled: bool = False,
+        fork: bool = True,
+    ) -> list[Measurement]:
+        """Measure ``TIMER_OPS`` on the heap timer queue, one timer per key at a random time."""
+        _require(ops, TIMER_OPS)
+        return self._run(
+            "timers", ops, keys, _Settings(key_groups, samples, heap, gc, warmup, huge_pages, settled, fork)
+        )
+
+    def run_snapshot_pause(
+        self,
+        keys: npt.ArrayLike,
+        states: int = 10,
+        key_groups: int = 128,
+        samples: int = 7,
+        heap: str = "8g",
+        gc: str = "best",
+        *,
+        warmup: int = 2,
+        huge_pages: bool = False,
+        settled: bool = False,
+    ) -> list[Measurement]:
+        """Measure ``snapshot()`` of a backend with that many value states, each holding all keys.
+
+        One measurement, ``snapshot_pause_backend``: ``samples_ms`` is the time until the future is returned.
+        A thread then writes the snapshot to memory while the owner updates batches of ``batch_rows`` rows
+        until the future is done: ``batch_us_before`` and ``batch_us_during`` are medians per sample,
+        ``median_slowdown`` their ratio, ``batches_during`` the number of batches behind it,
+        ``samples_write_ms`` and ``median_write_ms`` the time of the writing. Also ``states``, ``entries``,
+        ``bytes_written``.
+        """
+        # At the sizes in question a round takes seconds: a fixed number of rounds is the warm-up.
+        settings = _Settings(key_groups, samples, heap, gc, warmup, huge_pages, settled, fork=True)
+        return self._run("snapshot", ["snapshot"], keys, settings, states=states)
+
+    def launch(
+        self,
+        suite: str,
+        key_file: KeyFile,
+        arguments: dict[str, object],
+        *,
+        heap: str = "8g",
+        gc: str = "G1",
+        huge_pages: bool = False,
+        settled: bool = False,
+    ) -> list[Measurement]:
+        """Run one JVM on a key file that exists; the building block of the ``run_`` methods.
+
+        ``suite`` is ``"map"``, ``"backend"``, ``"snapshot"`` or ``"timers"``; ``arguments`` go to it as
+        ``--name value``.
+        """
+        self.prepare()
+        assert self._installation is not None
+        _require([gc], _COLLECTORS)
+        command = [str(self._installation.java), f"-Xms{heap}", f"-Xmx{heap}", *_COLLECTORS[gc]]
+        command += ["-XX:+AlwaysPreTouch", f"-XX:{'+' if huge_pages else '-'}UseTransparentHugePages"]
+        command += ["-cp", self._installation.classpath, _MAINS[suite]]
+        given = {
+            "keys": key_file.path,
+            "n": key_file.n,
+            "checksum": key_file.checksum,
+            "seed": key_file.seed,
+            "settled": int(settled),
+            **arguments,
+        }
+        for name, value in given.items():
+            command += [f"--{name}", str(value)]
+        header, measurements = _parse(_output(command, self.timeout, suite), suite)
+        if header["order_checksum"] != key_file.order_checksum:
+            raise PeerFailed(
+                "the JVM does not visit the keys in the order of round_order: a fault of the harness"
+            )
+        jvm = {
+            name: header[name] for name in header if name not in ("record", "suite", "n", "order_checksum")
+        }
+        settings = {"gc": gc, "huge_pages": huge_pages, "settled": settled, "jvm": jvm}
+        return [{**measurement, **settings} for measurement in measurements]
+
+    def _run_map(
+        self, ops: Sequence[str], keys: npt.ArrayLike, key_type: str, settings: _Settings
+    ) -> list[Measurement]:
+        _require(ops, MAP_OPS)
+        return self._run("map", ops, keys, settings, **{"key-type": key_type})
+
+    def _run(
+        self, suite: str, ops: Sequence[str], keys: npt.ArrayLike, settings: _Settings, **extra: object
+    ) -> list[Measurement]:
+        self.prepare()
+        with tempfile.TemporaryDirectory(prefix="flink-peer-") as folder:
+            key_file = KeyFile.write(Path(folder) / "keys.bin", keys, self.seed)
+            shared = {
+                "key-groups": settings.key_groups,
+                "samples": settings.samples,
+                "warmup": settings.warmup_rounds(key_file.n),
+                **extra,
+            }
+            measurements = []
+            for group in [[op] for op in ops] if settings.fork else [list(ops)]:
+                by_collector = [
+                    self.launch(
+                        suite,
+                        key_file,
+                        {**shared, "ops": ",".join(group)},
+                        heap=settings.heap,
+                        gc=collector,
+                        huge_pages=settings.huge_pages,
+                        settled=settings.settled,
+                    )
+                    for collector in (_COLLECTORS if settings.gc == "best" else [settings.gc])
+                ]
+                measurements += [_better(same_op) for same_op in zip(*by_collector, strict=True)]
+            return measurements
+
+
+def _better(same_op: Sequence[Measurement]) -> Measurement:
+    """Return the measurement that is better for Flink, with the figure of the other collector beside it."""
+    best, *others = sorted(same_op, key=_cost)
+    return {**best, "other_gc": {"gc": others[0]["gc"], **_figure(others[0])}} if others else best
+
+
+def _cost(measurement: Measurement) -> float:
+    (value,) = _figure(measurement).values()
+    # The far end of the distribution is what it is measured for.
+    return float(value["p99_9999"] if isinstance(value, dict) else value)
+
+
+def _figure(measurement: Measurement) -> dict[str, Any]:
+    """Return the field a measurement is made for; less is better in all of them."""
+    for field in ("quantiles_ns", "bytes_per_entry", "median_ns_per_op"):
+        if field in measurement:
+            return {field: measurement[field]}
+    raise PeerFailed(f"the measurement {measurement['name']} has no figure")
+
+
+def _require(names: Iterable[str], known: Iterable[str]) -> None:
+    if isinstance(names, str):
+        raise ValueError(f"give a list of names, not the string {names!r}")
+    known = list(known)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
+
+
+def _output(command: list[str], timeout: float, suite: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        raise PeerFailed(f"the {suite} suite of the Flink peer ran longer than {timeout:.0f} s") from None
+    if done.returncode != 0:
+        # Flink's logging announces that it has no back end, which explains nothing; a killed JVM says
+        # nothing.
+        lines = [line for line in done.stderr.splitlines() if not line.startswith("SLF4J:")]
+        reason = "\n".join(lines)[-4000:] or done.stdout.strip()[-4000:] or "no message"
+        raise PeerFailed(
+            f"the {suite} suite of the Flink peer ended with status {done.returncode}:\n{reason}"
+        )
+    return done.stdout
+
+
+def _parse(output: str, suite: str) -> tuple[dict[str, Any], list[Measurement]]:
+    """Split the lines of a run into its header and its measurements; other lines are the JVM's own messages."""
+    records = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    if not records or records[0].get("record") != "header" or len(records) < 2:
+        raise PeerFailed(f"the {suite} suite of the Flink peer printed no measurement")
+    return records[0], records[1:]

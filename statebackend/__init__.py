@@ -1,0 +1,75 @@
+"""Keyed state for stream processing in Python.
+
+By convention ``import statebackend as sb``. Importing it needs numpy and pyarrow and nothing compiled: the
+core is loaded when something is made of it; ``sb.spark`` and ``sb.testing`` load on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from statebackend import errors, key_groups, serializers, types
+from statebackend._version import __version__
+from statebackend.errors import (
+    BackendUnavailableError,
+    BatchGapError,
+    ClosedError,
+    CommitConflictError,
+    CorruptCheckpointError,
+    KeyGroupError,
+    MemoryLimitError,
+    MutationError,
+    SerializationError,
+    SerializationTypeError,
+    StateBackendError,
+    StateMigrationError,
+    UsageError,
+)
+from statebackend.key_encoding import ALL_NAMESPACES, VOID, TimeWindow
+from statebackend.key_groups import KeyGroupRange
+
+__all__ = [
+    "__version__",
+    # types and keys
+    "types",
+    "serializers",
+    "key_groups",
+    "KeyGroupRange",
+    "TimeWindow",
+    "VOID",
+    "ALL_NAMESPACES",
+    # errors
+    "errors",
+    "StateBackendError",
+    "UsageError",
+    "ClosedError",
+    "KeyGroupError",
+    "StateMigrationError",
+    "CorruptCheckpointError",
+    "CommitConflictError",
+    "BatchGapError",
+    "MutationError",
+    "BackendUnavailableError",
+    "SerializationError",
+    "SerializationTypeError",
+    "MemoryLimitError",
+]
+
+#: Parts that need more than numpy and pyarrow, or that a job does not need.
+_LOADED_ON_USE = ("spark", "testing")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _LOADED_ON_USE:
+        module = f"{__name__}.{name}"
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:  # it is there, what it needs is not
+                raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LOADED_ON_USE})

@@ -1,0 +1,939 @@
+"""Operations on whole batches of keys, without the GIL and without a Python object per row.
+
+A batch goes through three phases:
+
+    count      key groups of all rows, and how many rows each group has   (each thread a range of rows)
+    scatter    keys and row numbers, ordered by key group, order kept     (each thread a range of rows)
+    apply      group by group, in blocks of rows: hash and prefetch the buckets, prefetch the entries,
+               then operate                                                (each thread a range of groups)
+
+Rows of one group touch one map, whose pages then stay in the cache; groups of different threads share nothing
+but the arena. Short batches skip the first two phases. Rows of the same key are applied in their order.
+
+A call is atomic: arguments are checked first, and what a lane overwrites, adds or removes is kept in its undo log
+or in the journal until the call has succeeded.
+"""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+cimport cython
+from libc.math cimport isnan
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy, memset
+
+from statebackend._core.arena cimport Blob, address, blob_data, blob_drop, blob_new, raw_alloc, raw_free
+from statebackend._core.cow_map cimport (
+    Core, CowMap, Entry, Journal, Lane, Table, before_operation, bucket, active_table, drain, entry_at,
+    find_blob, find_int, hash_blob_key, hash_int_key, insert, map_new, payload_drop, payload_of, reclaim_log,
+    remove, segment_for_writing, slot_for_write, undo_log, value_of)
+from statebackend._core.journal cimport Log, log_append, log_clear
+from statebackend._core.key_groups cimport (
+    HashProgram, hash_canonical_bytes, hash_canonical_int, pmod_group)
+from statebackend._core.platform cimport prefetch, prefetch_write, unlikely
+from statebackend._core.state_table cimport (
+    CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT8, CODE_INT16, CODE_INT32, CODE_INT64,
+    CODE_LIST, CODE_OBJECT, CODE_RAW, CoreKey, StateCore, StateTable, discard_log, list_append)
+from statebackend.errors import KeyGroupError, SerializationError, UsageError
+
+cdef extern from *:
+    """
+    #define sb_add_overflow(a, b, r) __builtin_add_overflow((int64_t)(a), (int64_t)(b), (r))
+    #define sb_mul_overflow(a, b, r) __builtin_mul_overflow((int64_t)(a), (int64_t)(b), (r))
+    """
+    bint add_overflow "sb_add_overflow"(int64_t a, int64_t b, int64_t *r) noexcept nogil
+    bint mul_overflow "sb_mul_overflow"(int64_t a, int64_t b, int64_t *r) noexcept nogil
+
+cdef enum:
+    BLOCK = 32                           # rows whose cache misses overlap
+    SHORT_BATCH = 4096                   # rows below which sorting by key group does not pay
+    CHUNK = 1 << 21                      # rows that go through the phases together
+    MAX_LANES = 16
+
+cdef enum Operation:
+    OP_GET = 0
+    OP_UPDATE = 1
+    OP_REMOVE = 2
+    OP_APPEND = 3
+    OP_FIND = 4
+    OP_SUM = 5
+    OP_MIN = 6
+    OP_MAX = 7
+    OP_FIRST = 8
+    OP_LAST = 9
+    OP_PRODUCT = 10
+    OP_ANY = 11
+    OP_ALL = 12
+    OP_COUNT = 13
+
+cdef enum Failure:
+    FAILED_NOT = 0
+    FAILED_MEMORY = 1
+    FAILED_OVERFLOW = 2
+
+REDUCTIONS = {
+    "sum": OP_SUM, "min": OP_MIN, "max": OP_MAX, "first": OP_FIRST, "last": OP_LAST, "product": OP_PRODUCT,
+    "any": OP_ANY, "all": OP_ALL, "count": OP_COUNT}
+
+
+cdef struct Batch:
+    Table *table
+    const HashProgram *program
+    int32_t max_parallelism
+    Operation op
+    int code
+    uint32_t width
+    uint32_t ns
+    int64_t timestamp
+    # The batch, by row. Byte keys and values have offsets.
+    int64_t n
+    const int64_t *keys
+    const int64_t *key_offsets
+    const char *key_data
+    const char *values
+    const int64_t *value_offsets
+    # Results, by row; NULL where not wanted.
+    char *out
+    uint8_t *found
+    uint32_t *slots
+    Blob **blobs
+    # The chunk in work: rows first..first+size, sorted by key group.
+    int64_t first
+    int64_t size
+    bint sorted
+    uint16_t *groups                     # by row of the chunk
+    int64_t *sorted_keys
+    uint32_t *sorted_rows
+    uint32_t *starts                     # first sorted position of each group, and the end
+    uint32_t *counts                     # lane by lane: rows of each group, then next position
+    int n_lanes
+
+
+cdef struct LaneRun:
+    Lane lane
+    Lane *used                           # &lane, or the table's own for lane 0
+    int failure
+    int64_t failed_row
+    int64_t first_row
+    int64_t last_row
+    uint32_t first_group
+    uint32_t last_group
+    uint64_t journal_records             # of lane 0's segment when the call began
+
+
+# --- phases --------------------------------------------------------------------------------------------
+
+cdef void count_rows(Batch *batch, LaneRun *run, uint32_t *counts) noexcept nogil:
+    cdef int64_t i, row
+    cdef uint32_t group, first = batch.table.first_group
+    memset(counts, 0, batch.table.n_maps * sizeof(uint32_t))
+    if batch.keys != NULL:
+        for i in range(run.first_row, run.last_row):
+            group = pmod_group(hash_canonical_int(batch.program, batch.keys[batch.first + i]),
+                               batch.max_parallelism) - first
+            if unlikely(group >= batch.table.n_maps):
+                run.failed_row = batch.first + i
+                return
+            batch.groups[i] = <uint16_t>group
+            counts[group] += 1
+    else:
+        for i in range(run.first_row, run.last_row):
+            row = batch.first + i
+            group = pmod_group(
+                hash_canonical_bytes(batch.program, <const uint8_t *>batch.key_data + batch.key_offsets[row],
+                                     batch.key_offsets[row + 1] - batch.key_offsets[row]),
+                batch.max_parallelism) - first
+            if unlikely(group >= batch.table.n_maps):
+                run.failed_row = row
+                return
+            batch.groups[i] = <uint16_t>group
+            counts[group] += 1
+
+
+cdef void scatter_rows(Batch *batch, LaneRun *run, uint32_t *positions) noexcept nogil:
+    cdef int64_t i
+    cdef uint32_t at
+    cdef uint16_t group
+    for i in range(run.first_row, run.last_row):
+        group = batch.groups[i]
+        at = positions[group]
+        positions[group] = at + 1
+        batch.sorted_rows[at] = <uint32_t>i
+        if batch.keys != NULL:
+            batch.sorted_keys[at] = batch.keys[batch.first + i]
+
+
+cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
+    """Operate on the groups of a lane, or on all rows of an unsorted chunk."""
+    cdef CowMap *maps[32]
+    cdef int64_t at, end, i
+    cdef uint32_t group, n
+    if not batch.sorted:
+        at = 0
+        while at < batch.size:
+            n = <uint32_t>min(<int64_t>BLOCK, batch.size - at)
+            for i in range(n):
+                maps[i] = batch.table.maps[batch.groups[at + i]]
+            if not apply_block(batch, run, at, n, maps, NULL if batch.keys == NULL else batch.keys + batch.first + at,
+                               NULL):
+                return
+            at += n
+        return
+    for group in range(run.first_group, run.last_group):
+        at = batch.starts[group]
+        end = batch.starts[group + 1]
+        if at == end:
+            continue
+        for i in range(BLOCK):
+            maps[i] = batch.table.maps[group]
+        while at < end:
+            n = <uint32_t>min(<int64_t>BLOCK, end - at)
+            if not apply_block(batch, run, at, n, maps, batch.sorted_keys + at, batch.sorted_rows + at):
+                return
+            at += n
+
+
+cdef inline bint apply_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps,
+                             const int64_t *keys, const uint32_t *rows) noexcept nogil:
+    """Up to BLOCK rows: stage by stage, so that their cache misses overlap. False when the lane failed."""
+    cdef Table *table = batch.table
+    cdef Core *core = table.core
+    cdef Lane *lane = run.used
+    cdef uint32_t hashes[32]
+    cdef uint32_t *buckets[32]
+    cdef uint32_t i, slot
+    cdef int64_t row
+    cdef CowMap *map
+    cdef char *entry
+    for i in range(n):
+        row = batch.first + (rows[i] if rows != NULL else at + i)
+        map = maps[i]
+        if batch.keys != NULL:
+            hashes[i] = hash_int_key(table, keys[i], batch.ns)
+        else:
+            hashes[i] = hash_blob_key(table, batch.key_data + batch.key_offsets[row],
+                                      batch.key_offsets[row + 1] - batch.key_offsets[row], batch.ns)
+        buckets[i] = NULL
+        if map != NULL:
+            buckets[i] = bucket(core, active_table(map, hashes[i]),
+                                hashes[i] & (active_table(map, hashes[i]).capacity - 1))
+            prefetch(buckets[i])
+        if rows != NULL and batch.values != NULL and batch.value_offsets == NULL:
+            prefetch(batch.values + row * batch.width)
+    for i in range(n):
+        if buckets[i] != NULL:
+            slot = buckets[i][0]
+            if slot:
+                entry = <char *>entry_at(core, slot)
+                prefetch(entry)
+                prefetch(entry + 23)
+    for i in range(n):
+        row = batch.first + (rows[i] if rows != NULL else at + i)
+        if not apply_row(batch, run, lane, table, maps, i, row, keys[i] if batch.keys != NULL else 0, hashes[i]):
+            run.failed_row = row
+            return False
+    return True
+
+
+cdef inline bint apply_row(Batch *batch, LaneRun *run, Lane *lane, Table *table, CowMap **maps, uint32_t i,
+                           int64_t row, int64_t key, uint32_t hash) noexcept nogil:
+    cdef CowMap *map = maps[i]
+    cdef const char *data = NULL
+    cdef uint64_t length = 0
+    cdef uint32_t slot
+    cdef char *value
+    cdef CoreKey k
+    cdef bint kept = False
+    cdef uint32_t group
+    if batch.keys == NULL:
+        data = batch.key_data + batch.key_offsets[row]
+        length = batch.key_offsets[row + 1] - batch.key_offsets[row]
+    if unlikely(map == NULL):
+        if batch.op == OP_GET or batch.op == OP_REMOVE or batch.op == OP_FIND:
+            return True                  # results were prepared as "absent"
+        group = batch.groups[row - batch.first]
+        map = table.maps[group]
+        if map == NULL:
+            map = map_new(table, group + table.first_group)
+            if map == NULL:
+                run.failure = FAILED_MEMORY
+                return False
+        maps[i] = map
+    if unlikely(not before_operation(lane, table, map)):
+        run.failure = FAILED_MEMORY
+        return False
+    if batch.keys != NULL:
+        slot = find_int(table, map, key, batch.ns, hash)
+    else:
+        slot = find_blob(table, map, data, length, batch.ns, hash)
+
+    if batch.op == OP_GET:
+        if slot:
+            value = value_of(table, entry_at(lane.core, slot))
+            batch.found[row] = 1
+            if batch.blobs != NULL:
+                batch.blobs[row] = (<Blob **>value)[0]
+            elif batch.width == 8:
+                (<uint64_t *>(batch.out + 8 * row))[0] = (<uint64_t *>value)[0]
+            else:
+                memcpy(batch.out + batch.width * row, value, batch.width)
+        return True
+    if batch.op == OP_FIND:
+        batch.slots[row] = slot
+        return True
+    if batch.op == OP_REMOVE:
+        if slot:
+            batch.found[row] = 1
+            if not remove(lane, table, map, slot, hash):
+                run.failure = FAILED_MEMORY
+                return False
+        return True
+    if batch.op == OP_APPEND:
+        k.number = key
+        k.data = data
+        k.length = length
+        k.namespace = batch.ns
+        k.hash = hash
+        if not append_row(batch, lane, table, map, slot, &k, row):
+            run.failure = FAILED_MEMORY
+            return False
+        return True
+    run.failure = write_row(batch, lane, table, map, slot, key, data, length, hash, row)
+    return run.failure == FAILED_NOT
+
+
+cdef bint append_row(Batch *batch, Lane *lane, Table *table, CowMap *map, uint32_t slot, CoreKey *k,
+                     int64_t row) noexcept nogil:
+    cdef Blob *blob = NULL
+    if batch.value_offsets == NULL:
+        return list_append(lane, table, map, slot, k, <char *>batch.values + batch.width * row, batch.timestamp)
+    blob = blob_new(lane.core.blobs, batch.values + batch.value_offsets[row],
+                    batch.value_offsets[row + 1] - batch.value_offsets[row])
+    if blob == NULL:
+        return False
+    if not list_append(lane, table, map, slot, k, <char *>&blob, batch.timestamp):
+        blob_drop(lane.core.blobs, blob)
+        return False
+    return True
+
+
+cdef inline int write_row(Batch *batch, Lane *lane, Table *table, CowMap *map, uint32_t slot, int64_t key,
+                          const char *data, uint64_t length, uint32_t hash, int64_t row) noexcept nogil:
+    """Insert, overwrite or reduce one row; a Failure."""
+    cdef Core *core = lane.core
+    cdef char *payload
+    cdef const char *source
+    cdef char reduced[8]
+    cdef Blob *blob = NULL
+    cdef bint kept = False
+    cdef bint fresh = slot == 0
+    if batch.value_offsets != NULL:
+        blob = blob_new(core.blobs, batch.values + batch.value_offsets[row],
+                        batch.value_offsets[row + 1] - batch.value_offsets[row])
+        if blob == NULL:
+            return FAILED_MEMORY
+        source = <const char *>&blob
+    else:
+        source = batch.values + batch.width * row
+    if batch.op != OP_UPDATE:
+        if not reduce_into(batch.op, batch.code, NULL if fresh else value_of(table, entry_at(core, slot)),
+                           source, reduced):
+            return FAILED_OVERFLOW
+        source = reduced
+    if fresh:
+        slot = insert(lane, table, map, key, data, length, batch.ns, hash)
+    else:
+        slot = slot_for_write(lane, table, map, slot, hash, &kept)
+    if unlikely(slot == 0):
+        if blob != NULL:
+            blob_drop(core.blobs, blob)
+        return FAILED_MEMORY
+    payload = payload_of(table, entry_at(core, slot))
+    if blob != NULL and not fresh and not kept:
+        payload_drop(table, payload)
+    if table.layout.has_timestamp:
+        (<int64_t *>payload)[0] = batch.timestamp
+        payload += 8
+    if batch.width == 8:
+        (<uint64_t *>payload)[0] = (<uint64_t *>source)[0]
+    else:
+        memcpy(payload, source, batch.width)
+    if batch.slots != NULL:
+        batch.slots[row] = slot
+    return FAILED_NOT
+
+
+# --- reductions ----------------------------------------------------------------------------------------
+
+cdef inline int64_t load_integer(int code, const char *value) noexcept nogil:
+    if code == CODE_INT64:
+        return (<const int64_t *>value)[0]
+    if code == CODE_INT32:
+        return (<const int32_t *>value)[0]
+    if code == CODE_INT16:
+        return (<const int16_t *>value)[0]
+    if code == CODE_INT8:
+        return (<const int8_t *>value)[0]
+    return value[0] != 0
+
+
+cdef inline bint store_integer(int code, int64_t number, char *out) noexcept nogil:
+    """False when the number does not fit the type."""
+    if code == CODE_INT64:
+        (<int64_t *>out)[0] = number
+        return True
+    if code == CODE_INT32:
+        (<int32_t *>out)[0] = <int32_t>number
+        return number == <int32_t>number
+    if code == CODE_INT16:
+        (<int16_t *>out)[0] = <int16_t>number
+        return number == <int16_t>number
+    out[0] = <char>number
+    return code == CODE_BOOL or number == <int8_t>number
+
+
+cdef inline bint reduce_into(int op, int code, const char *old, const char *value, char *out) noexcept nogil:
+    """`out` becomes old reduced with value; `old` NULL means there was nothing. False on overflow."""
+    cdef int64_t a, b
+    cdef double x, y
+    if op == OP_COUNT:
+        # Counts rows: the value of the row does not matter.
+        a = 0 if old == NULL else load_integer(code, old)
+        return not add_overflow(a, 1, &b) and store_integer(code, b, out)
+    if code == CODE_DOUBLE or code == CODE_FLOAT:
+        y = (<const double *>value)[0] if code == CODE_DOUBLE else (<const float *>value)[0]
+        if old != NULL:
+            x = (<const double *>old)[0] if code == CODE_DOUBLE else (<const float *>old)[0]
+            y = reduce_double(op, x, y)
+        if code == CODE_DOUBLE:
+            (<double *>out)[0] = y
+        else:
+            (<float *>out)[0] = <float>y
+        return True
+    b = load_integer(code, value)
+    if old == NULL:
+        return store_integer(code, b, out)
+    a = load_integer(code, old)
+    if op == OP_SUM:
+        if unlikely(add_overflow(a, b, &a)):
+            return False
+    elif op == OP_PRODUCT:
+        if unlikely(mul_overflow(a, b, &a)):
+            return False
+    elif op == OP_MIN:
+        a = b if b < a else a
+    elif op == OP_MAX:
+        a = b if b > a else a
+    elif op == OP_LAST:
+        a = b
+    elif op == OP_ANY:
+        a = a != 0 or b != 0
+    elif op == OP_ALL:
+        a = a != 0 and b != 0
+    return store_integer(code, a, out)
+
+
+cdef inline double reduce_double(int op, double x, double y) noexcept nogil:
+    """As Spark: NaN is greater than every other number."""
+    if op == OP_SUM:
+        return x + y
+    if op == OP_PRODUCT:
+        return x * y
+    if op == OP_MIN:
+        return y if isnan(x) or y < x else x
+    if op == OP_MAX:
+        return x if isnan(x) else y if isnan(y) or y > x else x
+    if op == OP_LAST:
+        return y
+    if op == OP_ANY:
+        return x != 0 or y != 0
+    if op == OP_ALL:
+        return x != 0 and y != 0
+    return x
+
+
+# --- calls ---------------------------------------------------------------------------------------------
+
+_pool = None
+_pool_lock = threading.Lock()
+
+
+def _thread_pool():
+    """The threads beside the caller's own; made at first use, forgotten by a forked child."""
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(max_workers=MAX_LANES - 1, thread_name_prefix="statebackend")
+        return _pool
+
+
+def _forget_pool():
+    global _pool, _pool_lock
+    _pool = None
+    _pool_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)
+
+
+@cython.final
+cdef class BatchCall:
+    """One vectorised call on a table; made and run by the functions below."""
+    cdef StateTable table
+    cdef Batch batch
+    cdef LaneRun runs[16]
+    cdef object keep                     # arrays that the pointers point into
+    cdef object scratch
+
+    def __cinit__(self, StateTable table not None, keys, uint32_t ns, int threads):
+        memset(&self.batch, 0, sizeof(Batch))
+        memset(self.runs, 0, sizeof(self.runs))
+        self.table = table
+        self.keep = []
+        self.batch.table = table.table
+        self.batch.program = &table.plan.program
+        self.batch.max_parallelism = table.max_parallelism
+        self.batch.ns = ns
+        self.batch.n_lanes = max(1, min(threads, MAX_LANES))
+        self.batch.code = table.value_code
+        self.batch.width = table.table.layout.value_width
+        if ns and not table.table.layout.off_namespace:
+            raise UsageError("this table has no namespaces")
+        if table.table.layout.key_is_blob:
+            if not isinstance(keys, tuple):
+                raise UsageError("keys of this table are (offsets, data)", detail=f"got {type(keys).__name__}")
+            offsets, data = keys
+            self.batch.n = len(offsets) - 1
+            self.batch.key_offsets = <const int64_t *>self.pointer(_checked_offsets(offsets, data), np.int64)
+            self.batch.key_data = <const char *>self.pointer(data, np.uint8)
+        else:
+            self.batch.n = len(keys)
+            self.batch.keys = <const int64_t *>self.pointer(keys, np.int64)
+
+    cdef void *pointer(self, array, dtype) except NULL:
+        array = np.ascontiguousarray(array, dtype=dtype) if array.dtype == dtype else None
+        if array is None:
+            raise UsageError(f"an array of {np.dtype(dtype).name} is needed")
+        if len(array) == 0:
+            array = np.zeros(1, dtype=dtype)
+        self.keep.append(array)
+        return <void *><uintptr_t>array.__array_interface__["data"][0]
+
+    cdef int set_values(self, values, int code, uint32_t width) except -1:
+        """Values by row: an array of the right width, or (offsets, data)."""
+        self.batch.code = code
+        self.batch.width = width
+        if code == CODE_BLOB:
+            if not isinstance(values, tuple):
+                raise UsageError("values of this table are (offsets, data)")
+            offsets, data = values
+            if len(offsets) - 1 != self.batch.n:
+                raise UsageError("keys and values differ in length",
+                                 detail=f"{self.batch.n} keys, {len(offsets) - 1} values")
+            self.batch.value_offsets = <const int64_t *>self.pointer(_checked_offsets(offsets, data), np.int64)
+            self.batch.values = <const char *>self.pointer(data, np.uint8)
+            self.batch.width = 8
+            return 0
+        if code == CODE_RAW:
+            if values.dtype != np.uint8 or values.ndim != 2 or values.shape[1] != width:
+                raise UsageError(f"values of this table are an array of uint8 with {width} columns")
+            flat = np.ascontiguousarray(values).reshape(-1)
+        else:
+            flat = values
+            if values.dtype != np.dtype(_DTYPES[code]):
+                raise UsageError(f"values of this table are an array of {np.dtype(_DTYPES[code]).name}",
+                                 detail=f"got {values.dtype.name}")
+        if len(values) != self.batch.n:
+            raise UsageError("keys and values differ in length", detail=f"{self.batch.n} keys, {len(values)} values")
+        self.batch.values = <const char *>self.pointer(flat, flat.dtype)
+        return 0
+
+    cdef int run(self, Operation op) except -1:
+        """All chunks of the batch, or none of them."""
+        cdef StateCore owner = self.table.owner
+        cdef Core *core = &owner.core
+        cdef int64_t first = 0
+        cdef int lane
+        cdef bint writes = op != OP_GET and op != OP_FIND
+        self.batch.op = op
+        owner.enter()
+        try:
+            drain(core, self.batch.n + 64)
+            if self.batch.n == 0:
+                return 0
+            self._begin(writes)
+            try:
+                while first < self.batch.n:
+                    self.batch.first = first
+                    self.batch.size = min(<int64_t>CHUNK, self.batch.n - first)
+                    self._run_chunk()
+                    first += self.batch.size
+            except BaseException:
+                self._end(True, writes)
+                raise
+            self._end(False, writes)
+        finally:
+            owner.leave()
+        return 0
+
+    cdef int _begin(self, bint writes) except -1:
+        cdef Table *table = self.batch.table
+        cdef Core *core = table.core
+        cdef Journal *journal = table.journal
+        cdef int lane
+        cdef Log *log
+        if self.batch.n < SHORT_BATCH:
+            self.batch.n_lanes = 1
+        self._make_scratch()
+        for lane in range(self.batch.n_lanes):
+            self.runs[lane].lane.core = core
+            self.runs[lane].lane.is_worker = 1
+            self.runs[lane].used = &self.runs[lane].lane
+            self.runs[lane].failed_row = -1
+        self.runs[0].used = &table.lane
+        if writes:
+            for lane in range(self.batch.n_lanes):
+                self.runs[lane].used.keep_undo = 1
+            if core.journal_version:
+                if not segment_for_writing(core, journal, &log):
+                    self.table.owner.out_of_memory()
+                self.runs[0].journal_records = log.records
+        core.blobs.shared = self.batch.n_lanes > 1
+        return 0
+
+    cdef int _make_scratch(self) except -1:
+        cdef int64_t size = min(self.batch.n, <int64_t>CHUNK)
+        cdef uint32_t groups = self.batch.table.n_maps
+        cdef int64_t position = 0
+        cdef char *base
+        self.batch.sorted = self.batch.n >= SHORT_BATCH
+        needed = size * 16 + (groups + 1) * 4 * (self.batch.n_lanes + 1) + 64
+        scratch = self.table.owner.arena.scratch(needed)
+        self.keep.append(scratch)
+        base = <char *><uintptr_t>scratch.__array_interface__["data"][0]
+        self.batch.sorted_keys = <int64_t *>base
+        self.batch.sorted_rows = <uint32_t *>(base + size * 8)
+        self.batch.groups = <uint16_t *>(base + size * 12)
+        base += (size * 14 + 7) & ~7
+        self.batch.starts = <uint32_t *>base
+        self.batch.counts = <uint32_t *>(base + (groups + 1) * 4)
+        return 0
+
+    cdef int _run_chunk(self) except -1:
+        cdef int lane, lanes = self.batch.n_lanes
+        cdef int64_t share = (self.batch.size + lanes - 1) // lanes
+        for lane in range(lanes):
+            self.runs[lane].first_row = min(lane * share, self.batch.size)
+            self.runs[lane].last_row = min((lane + 1) * share, self.batch.size)
+        self._phase(0)
+        for lane in range(lanes):
+            if self.runs[lane].failed_row >= 0:
+                raise KeyGroupError("a key belongs to a key group that this backend does not own",
+                                    detail=f"position {self.runs[lane].failed_row}")
+        if self.batch.sorted:
+            self._assign_groups()
+            self._phase(1)
+        self._phase(2)
+        for lane in range(lanes):
+            if self.runs[lane].failure == FAILED_MEMORY:
+                self.table.owner.out_of_memory()
+            elif self.runs[lane].failure == FAILED_OVERFLOW:
+                raise OverflowError(f"a reduced value does not fit its type, at position {self.runs[lane].failed_row}")
+        return 0
+
+    cdef void _assign_groups(self) noexcept:
+        """Turn counts into positions; give each lane a range of groups with its share of the first chunk's rows.
+
+        A group keeps its lane for the whole call: the undo logs of lanes are in order only group by group.
+        """
+        cdef uint32_t group, groups = self.batch.table.n_maps, at = 0, amount, lane_rows = 0
+        cdef int lane, lanes = self.batch.n_lanes, filling = 0
+        cdef int64_t share = (self.batch.size + lanes - 1) // lanes
+        cdef bint divide = self.batch.first == 0
+        self.runs[0].first_group = 0
+        for group in range(groups):
+            self.batch.starts[group] = at
+            for lane in range(lanes):
+                amount = self.batch.counts[lane * groups + group]
+                self.batch.counts[lane * groups + group] = at
+                at += amount
+            if divide and filling + 1 < lanes and at >= (filling + 1) * share:
+                self.runs[filling].last_group = group + 1
+                filling += 1
+                self.runs[filling].first_group = group + 1
+        self.batch.starts[groups] = at
+        if not divide:
+            return
+        self.runs[filling].last_group = groups
+        for lane in range(filling + 1, lanes):
+            self.runs[lane].first_group = self.runs[lane].last_group = groups
+
+    def work(self, int phase, int lane):
+        """One lane of one phase; called on the threads of the pool."""
+        cdef LaneRun *run = &self.runs[lane]
+        with nogil:
+            self._work(phase, lane)
+
+    cdef void _work(self, int phase, int lane) noexcept nogil:
+        cdef LaneRun *run = &self.runs[lane]
+        cdef uint32_t *counts = self.batch.counts + lane * <int64_t>self.batch.table.n_maps
+        if phase == 0:
+            count_rows(&self.batch, run, counts)
+        elif phase == 1:
+            scatter_rows(&self.batch, run, counts)
+        else:
+            apply_rows(&self.batch, run)
+
+    cdef int _phase(self, int phase) except -1:
+        cdef int lane, lanes = self.batch.n_lanes
+        if lanes == 1:
+            with nogil:
+                self._work(phase, 0)
+            return 0
+        pool = _thread_pool()
+        futures = [pool.submit(self.work, phase, lane) for lane in range(1, lanes)]
+        with nogil:
+            self._work(phase, 0)
+        for future in futures:
+            future.result()
+        return 0
+
+    cdef int _end(self, bint failed, bint writes) except -1:
+        """Undo what a failed call did, or settle what a good one leaves: journals, retired entries, counts."""
+        cdef Table *table = self.batch.table
+        cdef Core *core = table.core
+        cdef Journal *journal = table.journal
+        cdef Lane *lane
+        cdef Log *log
+        cdef Log carried
+        cdef dict moved = {}
+        cdef int i
+        core.blobs.shared = 0
+        if not writes:
+            for i in range(1, self.batch.n_lanes):
+                self._settle_lane(i)
+            return 0
+        for i in range(self.batch.n_lanes):
+            self.runs[i].used.keep_undo = 0
+            if i:
+                self._settle_lane(i)
+        if failed:
+            memset(&carried, 0, sizeof(Log))
+            for i in range(self.batch.n_lanes):
+                lane = self.runs[i].used
+                if not undo_log(journal, &lane.undo, 0, &carried, moved):
+                    raise MemoryError("no memory to undo a failed call; the backend must be closed")
+            for i in range(1, self.batch.n_lanes):
+                if not undo_log(journal, &self.runs[i].lane.own_journal, 0, &carried, moved):
+                    raise MemoryError("no memory to undo a failed call; the backend must be closed")
+            if core.journal_version and segment_for_writing(core, journal, &log):
+                if not undo_log(journal, log, self.runs[0].journal_records, &carried, moved):
+                    raise MemoryError("no memory to undo a failed call; the backend must be closed")
+                log_append(core.arena, log, &carried)
+            else:
+                discard_log(core, journal, &carried)
+            return 0
+        for i in range(self.batch.n_lanes):
+            lane = self.runs[i].used
+            discard_log(core, journal, &lane.undo)
+            if i and lane.own_journal.records and segment_for_writing(core, journal, &log):
+                log_append(core.arena, log, &lane.own_journal)
+        return 0
+
+    cdef void _settle_lane(self, int i) noexcept:
+        """Join what a worker lane retired and counted with the table's."""
+        cdef Lane *lane = &self.runs[i].lane
+        cdef Table *table = self.batch.table
+        if table.core.newest != NULL:
+            log_append(table.core.arena, &table.core.newest.retired, &lane.retired)
+        else:
+            log_append(table.core.arena, &table.core.garbage, &lane.retired)
+            table.core.pending = 1
+        table.lane.entries += lane.entries
+        table.lane.copied_entries += lane.copied_entries
+        table.lane.copied_pages += lane.copied_pages
+        table.lane.moved_entries += lane.moved_entries
+
+
+_DTYPES = {CODE_INT64: "<i8", CODE_INT32: "<i4", CODE_INT16: "<i2", CODE_INT8: "i1", CODE_DOUBLE: "<f8",
+           CODE_FLOAT: "<f4", CODE_BOOL: "?"}
+
+
+def _checked_offsets(offsets, data):
+    """Offsets that may be trusted: rising, inside the data."""
+    if offsets.dtype != np.int64 or len(offsets) == 0:
+        raise UsageError("offsets are a non-empty array of int64")
+    if offsets[0] < 0 or offsets[len(offsets) - 1] > len(data) or (np.diff(offsets) < 0).any():
+        raise UsageError("offsets must rise and lie within the data")
+    return offsets
+
+
+def update_many(StateTable table not None, keys, values, *, uint32_t namespace=0, int64_t timestamp=0, int threads=1):
+    """Set the values of many keys, in order. Atomic.
+
+    >>> table = StateTable(StateCore(), value="long")
+    >>> update_many(table, np.array([1, 2, 1]), np.array([10, 20, 30]))
+    >>> table.get(1)
+    30
+    """
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    if table.value_code >= CODE_OBJECT:
+        raise UsageError("objects, lists and anchors are not updated in batches")
+    call.set_values(values, table.value_code, table.table.layout.value_width)
+    call.batch.timestamp = timestamp
+    call.run(OP_UPDATE)
+
+
+def get_many(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
+    """The values of many keys and which were found, by row; where nothing was found the value is zero.
+
+    Byte values come as (offsets, data).
+
+    >>> table = StateTable(StateCore(), value="long")
+    >>> table.put(1, 10)
+    >>> get_many(table, np.array([1, 2]))
+    (array([10,  0]), array([ True, False]))
+    """
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    cdef uint32_t width = table.table.layout.value_width
+    if table.value_code >= CODE_OBJECT:
+        raise UsageError("objects, lists and anchors are not read in batches")
+    found = np.zeros(call.batch.n, dtype=np.uint8)
+    call.batch.found = <uint8_t *>call.pointer(found, np.uint8)
+    if table.value_code == CODE_BLOB:
+        blobs = np.zeros(call.batch.n, dtype=np.uint64)
+        call.batch.blobs = <Blob **>call.pointer(blobs, np.uint64)
+        call.run(OP_GET)
+        return _copy_blobs(blobs), found.view(bool)
+    out = np.zeros((call.batch.n, width), dtype=np.uint8)
+    call.batch.out = <char *>call.pointer(out.reshape(-1), np.uint8)
+    call.run(OP_GET)
+    if table.value_code != CODE_RAW:
+        out = out.view(_DTYPES[table.value_code]).reshape(-1)
+    return out, found.view(bool)
+
+
+def _copy_blobs(blobs):
+    cdef uint64_t[::1] pointers = blobs
+    cdef int64_t n = len(blobs), i, total = 0
+    cdef Blob *blob
+    offsets = np.zeros(n + 1, dtype=np.int64)
+    cdef int64_t[::1] ends = offsets
+    for i in range(n):
+        blob = <Blob *><uintptr_t>pointers[i]
+        if blob != NULL:
+            total += blob.length
+        ends[i + 1] = total
+    data = np.empty(total, dtype=np.uint8)
+    cdef uint8_t[::1] target = data if total else np.empty(1, dtype=np.uint8)
+    with nogil:
+        for i in range(n):
+            blob = <Blob *><uintptr_t>pointers[i]
+            if blob != NULL:
+                memcpy(&target[0] + ends[i], blob_data(blob), blob.length)
+    return offsets, data
+
+
+def find_many(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
+    """The entry slots of many keys, by row; 0 where there is none."""
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    slots = np.zeros(call.batch.n, dtype=np.uint32)
+    call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
+    call.run(OP_FIND)
+    return slots
+
+
+def remove_many(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
+    """Remove many keys; says by row whether the key was there at its turn. Atomic."""
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    if table.anchors is not None or table.value_code == CODE_ANCHOR:
+        raise UsageError("map states are not removed from in this way")
+    found = np.zeros(call.batch.n, dtype=np.uint8)
+    call.batch.found = <uint8_t *>call.pointer(found, np.uint8)
+    if table.value_code == CODE_OBJECT:
+        raise UsageError("objects are not removed in batches")
+    call.run(OP_REMOVE)
+    return found.view(bool)
+
+
+def reduce_many(StateTable table not None, keys, values, reduction, *, uint32_t namespace=0, int64_t timestamp=0,
+                int threads=1, return_touched=False):
+    """Reduce each value into its key's, in order; `reduction` is one of REDUCTIONS. Atomic, overflow raises.
+
+    With `return_touched`, gives the first row of each distinct key, in order, and the reduced values there.
+
+    >>> table = StateTable(StateCore(), value="long")
+    >>> reduce_many(table, np.array([5, 6, 5]), np.array([1, 2, 3]), "sum", return_touched=True)
+    (array([0, 1]), array([4, 2]))
+    """
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    cdef int code = table.value_code
+    if reduction not in REDUCTIONS:
+        raise UsageError("unknown reduction", detail=repr(reduction), hint=f"one of {', '.join(REDUCTIONS)}")
+    if code == CODE_RAW or code >= CODE_BLOB:
+        raise UsageError("only numbers and booleans are reduced in batches")
+    if code == CODE_BOOL and REDUCTIONS[reduction] in (OP_SUM, OP_PRODUCT, OP_COUNT):
+        raise UsageError(f"booleans have no {reduction}", hint="use any, all, min, max, first or last")
+    if REDUCTIONS[reduction] == OP_COUNT:
+        if code in (CODE_DOUBLE, CODE_FLOAT):
+            raise UsageError("a count is an integer")
+        values = np.zeros(call.batch.n, dtype=_DTYPES[code])
+    call.set_values(values, code, table.table.layout.value_width)
+    call.batch.timestamp = timestamp
+    if return_touched:
+        slots = np.zeros(call.batch.n, dtype=np.uint32)
+        call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
+    call.run(REDUCTIONS[reduction])
+    if return_touched:
+        return touched_rows(table, slots, code)
+
+
+def touched_rows(StateTable table not None, slots, int code):
+    """Of slots by row: the first row of each distinct slot, in order, and the values there now."""
+    cdef uint32_t[::1] by_row = slots
+    cdef int64_t n = len(slots), i, distinct = 0
+    cdef uint64_t mask, at
+    cdef uint32_t slot
+    cdef uint32_t width = table.table.layout.value_width
+    rows = np.empty(n, dtype=np.int64)
+    if n == 0:
+        return rows, np.empty(0, dtype=_DTYPES[code])
+    cdef int64_t[::1] first = rows
+    size = 1 << int(2 * n - 1).bit_length()
+    seen_array = np.zeros(size, dtype=np.uint32)
+    cdef uint32_t[::1] seen = seen_array
+    mask = size - 1
+    with nogil:
+        for i in range(n):
+            slot = by_row[i]
+            at = (slot * <uint64_t>0x9E3779B97F4A7C15u >> 20) & mask
+            while seen[at] != 0 and seen[at] != slot:
+                at = (at + 1) & mask
+            if seen[at] == 0:
+                seen[at] = slot
+                first[distinct] = i
+                distinct += 1
+    rows = rows[:distinct].copy()
+    values = np.empty((distinct, width), dtype=np.uint8)
+    cdef uint8_t[:, ::1] out = values
+    first = rows
+    with nogil:
+        for i in range(distinct):
+            memcpy(&out[i, 0], value_of(table.table, entry_at(table.table.core, by_row[first[i]])), width)
+    return rows, values.view(_DTYPES[code]).reshape(-1)
+
+
+def append_many(StateTable table not None, keys, values, *, uint32_t namespace=0, int64_t timestamp=0, int threads=1):
+    """Append each value to its key's list, in order. Atomic."""
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    if table.value_code != CODE_LIST:
+        raise UsageError("this table does not hold lists")
+    if table.element_code == CODE_OBJECT:
+        raise UsageError("objects are not appended in batches")
+    call.set_values(values, table.element_code, table.table.element_value_width)
+    call.batch.timestamp = timestamp
+    call.run(OP_APPEND)

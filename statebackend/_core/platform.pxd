@@ -1,0 +1,77 @@
+"""What the compiled core asks of the C compiler: prefetch, atomics, a folded multiply."""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <string.h>
+
+    #define sb_likely(x) __builtin_expect(!!(x), 1)
+    #define sb_unlikely(x) __builtin_expect(!!(x), 0)
+    #define sb_prefetch(p) __builtin_prefetch((const void *)(p), 0, 3)
+    #define sb_prefetch_write(p) __builtin_prefetch((const void *)(p), 1, 3)
+    #define sb_ctz(x) __builtin_ctz(x)
+    #define sb_clz64(x) __builtin_clzll(x)
+    #define sb_load_u32(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
+    #define sb_store_u32(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
+    static inline void *sb_load_ptr(void *p) { return __atomic_load_n((void **)p, __ATOMIC_ACQUIRE); }
+    #define sb_add_i64(p, v) __atomic_add_fetch((p), (v), __ATOMIC_RELAXED)
+
+    static inline void sb_store_ptr(void *p, void *v) {
+        __atomic_store_n((void **)p, v, __ATOMIC_RELEASE);
+    }
+
+    /* A spin lock for sections of a few dozen instructions; never held across
+       a call that can block or that needs the GIL. */
+    static inline void sb_lock(uint32_t *l) {
+        while (__atomic_exchange_n(l, 1, __ATOMIC_ACQUIRE)) {
+            while (__atomic_load_n(l, __ATOMIC_RELAXED)) { }
+        }
+    }
+    static inline void sb_unlock(uint32_t *l) { __atomic_store_n(l, 0, __ATOMIC_RELEASE); }
+
+    static inline uint64_t sb_fold(uint64_t a, uint64_t b) {
+        __uint128_t m = (__uint128_t)a * b;
+        return (uint64_t)m ^ (uint64_t)(m >> 64);
+    }
+
+    /* Bucket hash of bytes: eight at a time, folded multiplies, length mixed in at the end. */
+    static inline uint32_t sb_hash_bytes(const unsigned char *p, uint64_t n, uint64_t seed) {
+        uint64_t h = seed, w = 0, left = n;
+        while (left >= 8) {
+            memcpy(&w, p, 8);
+            h = sb_fold(h ^ w, 0x9E3779B97F4A7C15ull);
+            p += 8;
+            left -= 8;
+        }
+        if (left) {
+            w = 0;
+            memcpy(&w, p, left);
+            h = sb_fold(h ^ w, 0xC2B2AE3D27D4EB4Full);
+        }
+        h = sb_fold(h ^ n, 0xD6E8FEB86659FD93ull);
+        return (uint32_t)(h ^ (h >> 32));
+    }
+
+    static inline uint32_t sb_hash_int(int64_t key, uint32_t ns, uint64_t seed) {
+        uint64_t h = sb_fold((uint64_t)key ^ seed, 0x9E3779B97F4A7C15ull + 2 * (uint64_t)ns);
+        return (uint32_t)(h ^ (h >> 32));
+    }
+    """
+    bint likely "sb_likely"(bint x) noexcept nogil
+    bint unlikely "sb_unlikely"(bint x) noexcept nogil
+    void prefetch "sb_prefetch"(const void *p) noexcept nogil
+    void prefetch_write "sb_prefetch_write"(const void *p) noexcept nogil
+    int ctz "sb_ctz"(uint32_t x) noexcept nogil
+    int clz64 "sb_clz64"(uint64_t x) noexcept nogil
+    uint32_t load_u32 "sb_load_u32"(uint32_t *p) noexcept nogil
+    void store_u32 "sb_store_u32"(uint32_t *p, uint32_t v) noexcept nogil
+    void *load_ptr "sb_load_ptr"(void *p) noexcept nogil
+    void store_ptr "sb_store_ptr"(void *p, void *v) noexcept nogil
+    int64_t add_i64 "sb_add_i64"(int64_t *p, int64_t v) noexcept nogil
+    void spin_lock "sb_lock"(uint32_t *l) noexcept nogil
+    void spin_unlock "sb_unlock"(uint32_t *l) noexcept nogil
+    uint64_t fold "sb_fold"(uint64_t a, uint64_t b) noexcept nogil
+    uint32_t hash_bytes "sb_hash_bytes"(const unsigned char *p, uint64_t n, uint64_t seed) noexcept nogil
+    uint32_t hash_int "sb_hash_int"(int64_t key, uint32_t ns, uint64_t seed) noexcept nogil

@@ -1,0 +1,207 @@
+"""The exceptions of the library: what went wrong, where, and what to do about it.
+
+Every error carries a stable ``code`` (``docs/`` lists them all), a ``detail`` that says where (state name,
+key group, checkpoint id, file, position) and a ``hint`` that says what to do. No message ever holds a user's
+value.
+
+>>> error = UsageError("no current key is set", detail="state 'sum'", hint="call set_current_key(key) first")
+>>> print(error)
+no current key is set (state 'sum'). Hint: call set_current_key(key) first [USAGE]
+>>> isinstance(error, StateBackendError)
+True
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "BackendUnavailableError",
+    "BatchGapError",
+    "ClosedError",
+    "CommitConflictError",
+    "CorruptCheckpointError",
+    "KeyGroupError",
+    "MemoryLimitError",
+    "MutationError",
+    "SerializationError",
+    "SerializationTypeError",
+    "StateBackendError",
+    "StateMigrationError",
+    "UsageError",
+]
+
+
+class StateBackendError(Exception):
+    """Base class of every error that the library raises on purpose.
+
+    >>> StateBackendError("it broke").code
+    'STATE_BACKEND'
+    """
+
+    default_code: ClassVar[str] = "STATE_BACKEND"
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        code: str | None = None,
+        detail: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = self.default_code if code is None else code
+        self.detail = detail
+        self.hint = hint
+
+    def __str__(self) -> str:
+        text = self.message
+        if self.detail:
+            text += f" ({self.detail})"
+        if self.hint:
+            text += f". Hint: {self.hint}"
+        return f"{text} [{self.code}]"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception.__reduce__ would call the class with the message alone; the rest travels as state.
+        return _rebuild, (type(self), self.message), dict(self.__dict__)
+
+    def at(self, where: str) -> StateBackendError:
+        """Put ``where`` in front of the detail and return the error, for re-raising from an outer layer.
+
+        >>> print(SerializationError("null key", detail="position 3").at("state 'sum'"))
+        null key (state 'sum', position 3) [SERIALIZATION]
+        """
+        self.detail = f"{where}, {self.detail}" if self.detail else where
+        return self
+
+
+def _rebuild(cls: type[StateBackendError], message: str) -> StateBackendError:
+    # Subclasses may ask for other arguments, so __init__ is not called; the state brings the attributes.
+    error = cls.__new__(cls, message)
+    error.args = (message,)
+    return error
+
+
+class UsageError(StateBackendError):
+    """The call is not allowed here: no current key, a released mark, an argument that makes no sense.
+
+    >>> UsageError("no current key is set").code
+    'USAGE'
+    """
+
+    default_code = "USAGE"
+
+
+class ClosedError(StateBackendError):
+    """The backend, store, handle or iterator has been closed.
+
+    >>> ClosedError("the backend is closed").code
+    'CLOSED'
+    """
+
+    default_code = "CLOSED"
+
+
+class KeyGroupError(StateBackendError):
+    """A key or a file belongs to a key group outside the range of this backend.
+
+    >>> KeyGroupError("key outside the range", detail="key group 7, range [0, 3]").detail
+    'key group 7, range [0, 3]'
+    """
+
+    default_code = "KEY_GROUP"
+
+
+class StateMigrationError(StateBackendError):
+    """Stored state does not fit what is declared: another kind, an incompatible type, another key type.
+
+    >>> StateMigrationError("state 'sum' is STRING, declared LONG").code
+    'STATE_MIGRATION'
+    """
+
+    default_code = "STATE_MIGRATION"
+
+
+class CorruptCheckpointError(StateBackendError):
+    """A file of a checkpoint is damaged, cut short, missing or of an unknown version.
+
+    >>> CorruptCheckpointError("checksum mismatch", detail="data/1/a.arrow at 4096").code
+    'CORRUPT_CHECKPOINT'
+    """
+
+    default_code = "CORRUPT_CHECKPOINT"
+
+
+class CommitConflictError(StateBackendError):
+    """Another writer has committed this checkpoint.
+
+    >>> CommitConflictError("checkpoint 7 is already committed").code
+    'COMMIT_CONFLICT'
+    """
+
+    default_code = "COMMIT_CONFLICT"
+
+
+class BatchGapError(StateBackendError):
+    """The stream and the stored state disagree about which batch comes next.
+
+    >>> BatchGapError("batch 9 follows checkpoint 6").code
+    'BATCH_GAP'
+    """
+
+    default_code = "BATCH_GAP"
+
+
+class MutationError(StateBackendError):
+    """An object that a handle returned was changed in place without an ``update``.
+
+    >>> MutationError("a value was changed in place").code
+    'MUTATION'
+    """
+
+    default_code = "MUTATION"
+
+
+class BackendUnavailableError(StateBackendError):
+    """The backend cannot be used here: unknown name, missing library, extension not built.
+
+    >>> BackendUnavailableError("the extension is not built", hint="run make").hint
+    'run make'
+    """
+
+    default_code = "BACKEND_UNAVAILABLE"
+
+
+class SerializationError(StateBackendError, ValueError):
+    """A value or key does not fit its declared type, or bytes cannot be read back; also a ``ValueError``.
+
+    >>> isinstance(SerializationError("lone surrogate"), ValueError)
+    True
+    """
+
+    default_code = "SERIALIZATION"
+
+
+class SerializationTypeError(SerializationError, TypeError):
+    """The Python type of a value or key is not one that its declared type takes; also a ``TypeError``.
+
+    >>> isinstance(SerializationTypeError("LONG does not take a bool"), TypeError)
+    True
+    """
+
+    default_code = "SERIALIZATION.TYPE"
+
+
+class MemoryLimitError(StateBackendError):
+    """A batch would pass the backend's ``max_bytes``.
+
+    >>> MemoryLimitError("state 'sum' grew past max_bytes").code
+    'MEMORY_LIMIT'
+    """
+
+    default_code = "MEMORY_LIMIT"

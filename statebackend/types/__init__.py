@@ -1,0 +1,71 @@
+"""Types of keys, values and fields: constants, constructors, and `of` for every other notation.
+
+>>> from statebackend import types
+>>> types.of(int) is types.LONG
+True
+>>> types.of("struct<sum:bigint,n:bigint>")
+ROW(sum=LONG, n=LONG)
+>>> types.LIST(types.STRING).ddl()
+'array<string>'
+"""
+
+from statebackend.types.constructors import DECIMAL, LIST, MAP, ROW, TUPLE, from_config
+from statebackend.types.ddl import parse_ddl
+from statebackend.types.model import (
+    BOOL,
+    BYTE,
+    BYTES,
+    DATE,
+    DOUBLE,
+    FLOAT,
+    INT,
+    LONG,
+    PICKLE,
+    SHORT,
+    STRING,
+    TIMESTAMP,
+    TIMESTAMP_NTZ,
+    CustomType,
+    DecimalType,
+    ListType,
+    MapType,
+    PrimitiveType,
+    RowType,
+    TupleType,
+    Type,
+)
+from statebackend.types.normalise import of
+from statebackend.types.records import row_class
+
+__all__ = [
+    "BOOL",
+    "BYTE",
+    "BYTES",
+    "DATE",
+    "DECIMAL",
+    "DOUBLE",
+    "FLOAT",
+    "INT",
+    "LIST",
+    "LONG",
+    "MAP",
+    "PICKLE",
+    "ROW",
+    "SHORT",
+    "STRING",
+    "TIMESTAMP",
+    "TIMESTAMP_NTZ",
+    "TUPLE",
+    "CustomType",
+    "DecimalType",
+    "ListType",
+    "MapType",
+    "PrimitiveType",
+    "RowType",
+    "TupleType",
+    "Type",
+    "from_config",
+    "of",
+    "parse_ddl",
+    "row_class",
+]

@@ -1,0 +1,396 @@
+"""The types themselves: immutable, hashable, comparable, picklable descriptions of what is stored.
+
+>>> RowType(("user", "tags"), (LONG, ListType(STRING)))
+ROW(user=LONG, tags=LIST(STRING))
+>>> ListType(STRING).ddl()
+'array<string>'
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from statebackend.errors import UsageError
+from statebackend.types.records import is_frozen_record, record_field_names
+from statebackend.types.serializer import Serializer
+
+__all__ = [
+    "BOOL",
+    "BYTE",
+    "BYTES",
+    "DATE",
+    "DOUBLE",
+    "FLOAT",
+    "INT",
+    "LONG",
+    "PICKLE",
+    "SHORT",
+    "STRING",
+    "TIMESTAMP",
+    "TIMESTAMP_NTZ",
+    "CustomType",
+    "DecimalType",
+    "ListType",
+    "MapType",
+    "PrimitiveType",
+    "RowType",
+    "TupleType",
+    "Type",
+]
+
+MAX_DECIMAL_PRECISION = 38
+
+
+class Type:
+    """What is stored; made by the constants and constructors of `statebackend.types`, or by `of`.
+
+    >>> LONG.name, LONG.is_key_type, LONG.fixed_width, str(LONG.arrow)
+    ('LONG', True, 8, 'int64')
+    """
+
+    __slots__ = ("_arrow", "_identity", "fixed_width", "is_immutable", "is_key_type", "name")
+
+    #: The constructor's name, such as ``"LONG"`` or ``"ROW"``.
+    name: str
+    #: Whether it can be a key, a map key or a part of one.
+    is_key_type: bool
+    #: Bytes of every serialised value, or None where they vary.
+    fixed_width: int | None
+    #: Whether Python values of it cannot be changed in place.
+    is_immutable: bool
+    _identity: tuple[Any, ...]
+    _arrow: pa.DataType
+
+    def _set(self, **attributes: Any) -> None:
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"types are immutable: cannot set {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"types are immutable: cannot delete {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Type):
+            return NotImplemented
+        return self is other or self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """The Arrow type that files and batches use for it.
+
+        >>> str(TIMESTAMP.arrow), str(TupleType((LONG, STRING)).arrow)
+        ('timestamp[us, tz=UTC]', 'struct<_1: int64, _2: string>')
+        """
+        return self._arrow
+
+    def ddl(self) -> str:
+        """The Spark DDL of it.
+
+        >>> MapType(STRING, DecimalType(10, 2)).ddl()
+        'map<string,decimal(10,2)>'
+        """
+        raise NotImplementedError
+
+    def config(self) -> dict[str, Any]:
+        """A JSON-able description that `from_config` reads back; stored in every checkpoint.
+
+        >>> ListType(LONG).config()
+        {'type': 'list', 'element': {'type': 'long'}}
+        """
+        raise NotImplementedError
+
+
+class PrimitiveType(Type):
+    """A type without parameters.
+
+    >>> type(LONG).__name__
+    'PrimitiveType'
+    """
+
+    __slots__ = ("_ddl",)
+    _ddl: str
+
+    def __init__(self, name: str, ddl: str, arrow: pa.DataType, fixed_width: int | None) -> None:
+        self._set(name=name, _ddl=ddl, _arrow=arrow, fixed_width=fixed_width, _identity=(name,))
+        self._set(is_key_type=name != "PICKLE", is_immutable=name != "PICKLE")
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> str:
+        return self.name  # the module's constant: there is one of each
+
+    def ddl(self) -> str:
+        return self._ddl
+
+    def config(self) -> dict[str, Any]:
+        return {"type": self.name.lower()}
+
+
+LONG = PrimitiveType("LONG", "bigint", pa.int64(), 8)
+INT = PrimitiveType("INT", "int", pa.int32(), 4)
+SHORT = PrimitiveType("SHORT", "smallint", pa.int16(), 2)
+BYTE = PrimitiveType("BYTE", "tinyint", pa.int8(), 1)
+DOUBLE = PrimitiveType("DOUBLE", "double", pa.float64(), 8)
+FLOAT = PrimitiveType("FLOAT", "float", pa.float32(), 4)
+BOOL = PrimitiveType("BOOL", "boolean", pa.bool_(), 1)
+STRING = PrimitiveType("STRING", "string", pa.string(), None)
+BYTES = PrimitiveType("BYTES", "binary", pa.binary(), None)
+DATE = PrimitiveType("DATE", "date", pa.date32(), 4)
+TIMESTAMP = PrimitiveType("TIMESTAMP", "timestamp", pa.timestamp("us", tz="UTC"), 8)
+TIMESTAMP_NTZ = PrimitiveType("TIMESTAMP_NTZ", "timestamp_ntz", pa.timestamp("us"), 8)
+PICKLE = PrimitiveType("PICKLE", "binary", pa.binary(), None)
+
+
+class DecimalType(Type):
+    """Exact decimal numbers of up to ``precision`` digits, ``scale`` of them after the point.
+
+    >>> DecimalType(10, 2).precision, DecimalType(10, 2).scale
+    (10, 2)
+    """
+
+    __slots__ = ("precision", "scale")
+    precision: int
+    scale: int
+
+    def __init__(self, precision: int, scale: int) -> None:
+        if type(precision) is not int or type(scale) is not int:
+            raise UsageError("the precision and scale of a DECIMAL are integers")
+        if not 1 <= precision <= MAX_DECIMAL_PRECISION or not 0 <= scale <= precision:
+            raise UsageError(
+                "the precision or scale of a DECIMAL is out of range",
+                detail=f"DECIMAL({precision}, {scale})",
+                hint=f"precision is 1 to {MAX_DECIMAL_PRECISION}, scale 0 to precision",
+            )
+        self._set(name="DECIMAL", precision=precision, scale=scale, _identity=("DECIMAL", precision, scale))
+        self._set(is_key_type=True, is_immutable=True, fixed_width=8 if precision <= 18 else 16)
+        self._set(_arrow=pa.decimal128(precision, scale))
+
+    def __repr__(self) -> str:
+        return f"DECIMAL({self.precision}, {self.scale})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DecimalType, (self.precision, self.scale)
+
+    def ddl(self) -> str:
+        return f"decimal({self.precision},{self.scale})"
+
+    def config(self) -> dict[str, Any]:
+        return {"type": "decimal", "precision": self.precision, "scale": self.scale}
+
+
+class ListType(Type):
+    """Lists of one element type; elements may be None.
+
+    >>> ListType(LONG).element
+    LONG
+    """
+
+    __slots__ = ("element",)
+    element: Type
+
+    def __init__(self, element: Type) -> None:
+        self._set(name="LIST", element=element, _identity=("LIST", element), _arrow=pa.list_(element.arrow))
+        self._set(is_key_type=False, is_immutable=False, fixed_width=None)
+
+    def __repr__(self) -> str:
+        return f"LIST({self.element!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ListType, (self.element,)
+
+    def ddl(self) -> str:
+        return f"array<{self.element.ddl()}>"
+
+    def config(self) -> dict[str, Any]:
+        return {"type": "list", "element": self.element.config()}
+
+
+class MapType(Type):
+    """Dicts from one key type to one value type; values may be None, keys not.
+
+    >>> MapType(STRING, LONG).key, MapType(STRING, LONG).value
+    (STRING, LONG)
+    """
+
+    __slots__ = ("key", "value")
+    key: Type
+    value: Type
+
+    def __init__(self, key: Type, value: Type) -> None:
+        if not key.is_key_type:
+            raise UsageError(
+                f"{key.name} cannot be the key type of a MAP",
+                hint="map keys are numbers, strings, bytes, dates, timestamps, and tuples and rows of these",
+            )
+        if not _is_hashable(key):
+            raise UsageError(
+                "the record class of a MAP key is not hashable",
+                hint="make it a frozen dataclass or a NamedTuple, so that it can be a key of a dict",
+            )
+        self._set(name="MAP", key=key, value=value, _identity=("MAP", key, value))
+        self._set(
+            is_key_type=False, is_immutable=False, fixed_width=None, _arrow=pa.map_(key.arrow, value.arrow)
+        )
+
+    def __repr__(self) -> str:
+        return f"MAP({self.key!r}, {self.value!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MapType, (self.key, self.value)
+
+    def ddl(self) -> str:
+        return f"map<{self.key.ddl()},{self.value.ddl()}>"
+
+    def config(self) -> dict[str, Any]:
+        return {"type": "map", "key": self.key.config(), "value": self.value.config()}
+
+
+def _is_hashable(key: Type) -> bool:
+    if isinstance(key, RowType) and getattr(key.record_class, "__hash__", True) is None:
+        return False
+    return all(map(_is_hashable, getattr(key, "types", ())))
+
+
+def _composite_width(types: tuple[Type, ...]) -> int | None:
+    widths = [field.fixed_width for field in types]
+    if any(width is None for width in widths):
+        return None
+    return (len(types) + 7) // 8 + sum(width for width in widths if width is not None)
+
+
+class TupleType(Type):
+    """Tuples with one type per position; any of them may be None.
+
+    >>> TupleType((LONG, STRING)).types
+    (LONG, STRING)
+    """
+
+    __slots__ = ("types",)
+    types: tuple[Type, ...]
+
+    def __init__(self, types: tuple[Type, ...]) -> None:
+        if not types:
+            raise UsageError("a TUPLE needs at least one field type", hint="for example TUPLE(LONG, STRING)")
+        self._set(name="TUPLE", types=types, _identity=("TUPLE", types), fixed_width=_composite_width(types))
+        self._set(is_key_type=all(field.is_key_type for field in types))
+        self._set(is_immutable=all(field.is_immutable for field in types))
+        self._set(_arrow=pa.struct([(f"_{i + 1}", field.arrow) for i, field in enumerate(types)]))
+
+    def __repr__(self) -> str:
+        return f"TUPLE({', '.join(map(repr, self.types))})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TupleType, (self.types,)
+
+    def ddl(self) -> str:
+        return f"struct<{','.join(f'_{i + 1}:{field.ddl()}' for i, field in enumerate(self.types))}>"
+
+    def config(self) -> dict[str, Any]:
+        return {"type": "tuple", "fields": [field.config() for field in self.types]}
+
+
+class RowType(Type):
+    """Named fields; any of them may be None. Values come back as `record_class`, or as light named tuples.
+
+    >>> RowType(("x", "y"), (LONG, LONG)).names
+    ('x', 'y')
+    """
+
+    __slots__ = ("names", "record_class", "types")
+    names: tuple[str, ...]
+    types: tuple[Type, ...]
+    record_class: type | None
+
+    def __init__(
+        self, names: tuple[str, ...], types: tuple[Type, ...], record_class: type | None = None
+    ) -> None:
+        if not names:
+            raise UsageError("a ROW needs at least one field", hint="for example ROW(sum=LONG, n=LONG)")
+        if len(set(names)) != len(names):
+            raise UsageError("a ROW has two fields of the same name", detail=f"fields {', '.join(names)}")
+        self._set(name="ROW", names=names, types=types, record_class=record_class)
+        self._set(_identity=("ROW", names, types, record_class), fixed_width=_composite_width(types))
+        self._set(is_key_type=all(field.is_key_type for field in types))
+        self._set(is_immutable=all(field.is_immutable for field in types) and is_frozen_record(record_class))
+        self._set(_arrow=pa.struct([(name, field.arrow) for name, field in zip(names, types, strict=True)]))
+
+    def returning(self, record_class: type | None) -> RowType:
+        """The same ROW, whose values come back as this dataclass or NamedTuple (None: as light named tuples).
+
+        The class has the same field names in the same order.
+
+        >>> from typing import NamedTuple
+        >>> class Point(NamedTuple):
+        ...     x: int
+        >>> RowType(("x",), (LONG,)).returning(Point)
+        ROW(x=LONG).returning(Point)
+        """
+        if record_class is not None and record_field_names(record_class) != self.names:
+            raise UsageError(
+                "the record class does not have the fields of the ROW",
+                detail=f"class {record_class.__qualname__}, fields {', '.join(self.names)}",
+                hint="give a dataclass or NamedTuple with these field names in this order",
+            )
+        return RowType(self.names, self.types, record_class)
+
+    def __repr__(self) -> str:
+        fields = list(zip(self.names, self.types, strict=True))
+        if all(name.isidentifier() for name in self.names):
+            text = ", ".join(f"{name}={field!r}" for name, field in fields)
+        else:
+            text = "**{" + ", ".join(f"{name!r}: {field!r}" for name, field in fields) + "}"
+        suffix = f".returning({self.record_class.__name__})" if self.record_class is not None else ""
+        return f"ROW({text}){suffix}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowType, (self.names, self.types, self.record_class)
+
+    def ddl(self) -> str:
+        fields = zip(self.names, self.types, strict=True)
+        return f"struct<{','.join(f'{_quoted(name)}:{field.ddl()}' for name, field in fields)}>"
+
+    def config(self) -> dict[str, Any]:
+        fields = zip(self.names, self.types, strict=True)
+        return {"type": "row", "fields": [[name, field.config()] for name, field in fields]}
+
+
+class CustomType(Type):
+    """Values that a `Serializer` of the user's own turns into bytes.
+
+    >>> CustomType.__name__
+    'CustomType'
+    """
+
+    __slots__ = ("serializer",)
+    serializer: Serializer
+
+    def __init__(self, serializer: Serializer) -> None:
+        self._set(name="CUSTOM", serializer=serializer, _arrow=pa.binary(), is_key_type=False)
+        self._set(is_immutable=serializer.is_immutable, fixed_width=serializer.fixed_width)
+        # Serializers need not define equality: two are the same if class and configuration are.
+        self._set(_identity=("CUSTOM", type(serializer), repr(serializer.config())))
+
+    def __repr__(self) -> str:
+        return f"of({self.serializer!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CustomType, (self.serializer,)
+
+    def ddl(self) -> str:
+        return "binary"
+
+    def config(self) -> dict[str, Any]:
+        return {"type": "custom", "serializer": self.serializer.config()}
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else "`" + name.replace("`", "``") + "`"

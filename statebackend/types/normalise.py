@@ -1,0 +1,243 @@
+"""`of`: every notation of a type to the type.
+
+>>> of(dict[str, list[int]])
+MAP(STRING, LIST(LONG))
+>>> import pyarrow as pa
+>>> of(pa.struct([("a", pa.int32())]))
+ROW(a=INT)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import types
+import typing
+from typing import Any
+
+import pyarrow as pa
+
+from statebackend.errors import UsageError
+from statebackend.types import model
+from statebackend.types.ddl import parse_ddl
+from statebackend.types.model import CustomType, DecimalType, ListType, MapType, RowType, TupleType, Type
+from statebackend.types.records import is_named_tuple_class
+from statebackend.types.serializer import Serializer
+
+__all__ = ["of"]
+
+_PYTHON: dict[Any, Type] = {
+    int: model.LONG,
+    float: model.DOUBLE,
+    bool: model.BOOL,
+    str: model.STRING,
+    bytes: model.BYTES,
+    datetime.datetime: model.TIMESTAMP,
+    datetime.date: model.DATE,
+    decimal.Decimal: DecimalType(38, 18),
+}
+
+_SPARK = {
+    "LongType": model.LONG,
+    "IntegerType": model.INT,
+    "ShortType": model.SHORT,
+    "ByteType": model.BYTE,
+    "DoubleType": model.DOUBLE,
+    "FloatType": model.FLOAT,
+    "BooleanType": model.BOOL,
+    "BinaryType": model.BYTES,
+    "DateType": model.DATE,
+    "TimestampType": model.TIMESTAMP,
+    "TimestampNTZType": model.TIMESTAMP_NTZ,
+    "CharType": model.STRING,
+    "VarcharType": model.STRING,
+}
+
+MAX_DEPTH = 64
+
+
+def of(spec: Any) -> Type:
+    """The type that ``spec`` means, in any of the notations that a type may be given in.
+
+    >>> of(int), of("bigint"), of(pa.int64())
+    (LONG, LONG, LONG)
+    >>> @dataclasses.dataclass
+    ... class Total:
+    ...     sum: int
+    ...     label: str | None = None
+    >>> of(Total)
+    ROW(sum=LONG, label=STRING).returning(Total)
+    """
+    return _of(spec, ())
+
+
+def _of(spec: Any, inside: tuple[Any, ...]) -> Type:
+    if isinstance(spec, Type):
+        return spec
+    if isinstance(spec, str):
+        return parse_ddl(spec)
+    if isinstance(spec, pa.DataType):
+        return _of_arrow(spec)
+    if len(inside) > MAX_DEPTH:
+        raise UsageError("a type is nested too deeply", detail=f"at most {MAX_DEPTH} levels")
+    module = getattr(spec if isinstance(spec, type) else type(spec), "__module__", "")
+    if module.startswith("pyspark.sql"):
+        return _of_spark(spec)
+    try:
+        found = _PYTHON.get(spec)
+    except TypeError:
+        found = None
+    if found is not None:
+        return found
+    if isinstance(spec, Serializer):
+        declared = getattr(spec, "declared_type", None)
+        return declared if isinstance(declared, Type) else CustomType(spec)
+    return _of_annotation(spec, inside)
+
+
+def _of_annotation(spec: Any, inside: tuple[Any, ...]) -> Type:
+    if isinstance(spec, typing.NewType):
+        return _of(spec.__supertype__, inside)
+    origin = typing.get_origin(spec)
+    arguments = typing.get_args(spec)
+    inner = (*inside, spec)
+    if origin is typing.Annotated:
+        declared = [extra for extra in arguments[1:] if isinstance(extra, (Type, pa.DataType, str))]
+        return _of(declared[0] if declared else arguments[0], inner)
+    if origin in (typing.Union, types.UnionType):
+        members = [argument for argument in arguments if argument is not type(None)]
+        if len(members) == 1:
+            return _of(members[0], inner)  # every field may be None: Optional says nothing new
+        raise _unknown(spec, "a union of several types has no single stored form; declare PICKLE for it")
+    if origin is list:
+        return ListType(_of(arguments[0], inner))
+    if origin is dict:
+        return MapType(_of(arguments[0], inner), _of(arguments[1], inner))
+    if origin is tuple:
+        if Ellipsis in arguments:
+            raise _unknown(spec, "tuples of any length are lists: use list[...]")
+        return TupleType(tuple(_of(argument, inner) for argument in arguments))
+    if isinstance(spec, type) and origin is None:
+        if spec in inside:
+            raise _unknown(spec, "a class that contains itself has no fixed form; declare PICKLE for it")
+        if is_named_tuple_class(spec):
+            return _of_record(spec, spec._fields, inner)  # type: ignore[attr-defined]
+        if dataclasses.is_dataclass(spec):
+            return _of_record(spec, tuple(field.name for field in dataclasses.fields(spec)), inner)
+        if spec in (list, dict, tuple):
+            raise _unknown(spec, f"name the element types, for example {_EXAMPLES[spec]}")
+    raise _unknown(
+        spec, "use a constant of statebackend.types, a Python type, Spark DDL, or PICKLE for any object"
+    )
+
+
+_EXAMPLES = {list: "list[int]", dict: "dict[str, int]", tuple: "tuple[int, str]"}
+
+
+def _of_record(cls: type, names: tuple[str, ...], inside: tuple[Any, ...]) -> RowType:
+    try:
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except NameError as error:
+        raise UsageError(
+            f"cannot resolve the field types of class {cls.__qualname__}",
+            code="USAGE.TYPE",
+            detail=f"name {error.name!r}",
+            hint="define the types of its fields at module level, or give a ROW(...)",
+        ) from error
+    missing = [name for name in names if name not in hints]
+    if missing:
+        raise UsageError(
+            f"class {cls.__qualname__} has fields without a type",
+            code="USAGE.TYPE",
+            detail=f"fields {', '.join(missing)}",
+            hint="use typing.NamedTuple or a dataclass, with a type on every field",
+        )
+    return RowType(names, tuple(_of(hints[name], inside) for name in names), cls)
+
+
+def _unknown(spec: Any, hint: str) -> UsageError:
+    if isinstance(spec, type):
+        what = f"class {spec.__qualname__}"
+    elif typing.get_origin(spec) is not None or getattr(spec, "__module__", None) == "typing":
+        what = str(spec)
+    else:
+        what = f"an object of class {type(spec).__qualname__}"
+    return UsageError(f"{what} is not a type that state can have", code="USAGE.TYPE", hint=hint)
+
+
+def _of_arrow(arrow: pa.DataType) -> Type:
+    """Exact or lossless equivalents only: unsigned integers and half floats are left to the user to widen."""
+    exact = _ARROW.get(arrow.id)
+    if exact is not None:
+        return exact
+    checks = pa.types
+    if checks.is_timestamp(arrow):
+        return model.TIMESTAMP_NTZ if arrow.tz is None else model.TIMESTAMP
+    if checks.is_decimal(arrow):
+        return DecimalType(arrow.precision, arrow.scale)
+    if checks.is_struct(arrow):
+        fields = [arrow.field(i) for i in range(arrow.num_fields)]
+        return RowType(
+            tuple(field.name for field in fields), tuple(_of_arrow(field.type) for field in fields)
+        )
+    if checks.is_map(arrow):
+        return MapType(_of_arrow(arrow.key_type), _of_arrow(arrow.item_type))
+    if checks.is_dictionary(arrow):
+        return _of_arrow(arrow.value_type)
+    if getattr(arrow, "value_type", None) is not None and "list" in str(arrow):
+        return ListType(_of_arrow(arrow.value_type))
+    hint = "use a type of statebackend.types"
+    if checks.is_unsigned_integer(arrow):
+        hint = "use the next wider signed type; for uint64, pa.decimal128(20, 0)"
+    raise UsageError(f"Arrow type {arrow} is not a type that state can have", code="USAGE.TYPE", hint=hint)
+
+
+_ARROW: dict[int, Type] = {
+    pa.int64().id: model.LONG,
+    pa.int32().id: model.INT,
+    pa.int16().id: model.SHORT,
+    pa.int8().id: model.BYTE,
+    pa.float64().id: model.DOUBLE,
+    pa.float32().id: model.FLOAT,
+    pa.bool_().id: model.BOOL,
+    pa.string().id: model.STRING,
+    pa.large_string().id: model.STRING,
+    pa.binary().id: model.BYTES,
+    pa.large_binary().id: model.BYTES,
+    pa.binary(1).id: model.BYTES,
+    pa.date32().id: model.DATE,
+    pa.date64().id: model.DATE,
+}
+for _view, _view_type in (("string_view", model.STRING), ("binary_view", model.BYTES)):
+    if hasattr(pa, _view):
+        _ARROW[getattr(pa, _view)().id] = _view_type
+
+
+def _of_spark(spec: Any) -> Type:
+    """Spark's `DataType` objects (or their classes), known by class name: pyspark is not imported."""
+    name = (spec if isinstance(spec, type) else type(spec)).__name__
+    if name in _SPARK:
+        return _SPARK[name]
+    if name == "StringType":
+        collation = "UTF8_BINARY" if isinstance(spec, type) else getattr(spec, "collation", "UTF8_BINARY")
+        if collation != "UTF8_BINARY":
+            raise UsageError(
+                f"collation {collation} is not supported",
+                code="USAGE.TYPE",
+                hint="only UTF8_BINARY strings have one canonical form",
+            )
+        return model.STRING
+    if name == "DecimalType":
+        return DecimalType(10, 0) if isinstance(spec, type) else DecimalType(spec.precision, spec.scale)
+    if not isinstance(spec, type):
+        if name == "ArrayType":
+            return ListType(_of_spark(spec.elementType))
+        if name == "MapType":
+            return MapType(_of_spark(spec.keyType), _of_spark(spec.valueType))
+        if name == "StructType":
+            fields = spec.fields
+            return RowType(
+                tuple(field.name for field in fields), tuple(_of_spark(field.dataType) for field in fields)
+            )
+    raise UsageError(f"Spark type {name} is not a type that state can have", code="USAGE.TYPE")

@@ -1,0 +1,149 @@
+"""How a ROW looks in Python: a light named tuple, or the user's dataclass or NamedTuple.
+
+>>> Point = row_class(("x", "y"))
+>>> Point(1, 2)
+Row(x=1, y=2)
+>>> Point(1, 2) == (1, 2)
+True
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+__all__ = [
+    "is_frozen_record",
+    "is_named_tuple_class",
+    "record_builder",
+    "record_field_names",
+    "record_reader",
+    "row_class",
+]
+
+
+@lru_cache(maxsize=4096)
+def row_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
+    """The named-tuple class for rows with these field names, one per tuple of names, whose rows pickle.
+
+    A name that cannot be an attribute (``"a b"``, ``"class"``) is reached by position; ``__fields__`` has all
+    names as declared.
+
+    >>> row_class(("a b", "n"))._fields
+    ('_0', 'n')
+    >>> row_class(("a b", "n"))(1, 2)._asdict()
+    {'a b': 1, 'n': 2}
+    """
+    base = collections.namedtuple("Row", names, rename=True)  # type: ignore[misc]
+
+    def as_dict(self: tuple[Any, ...]) -> dict[str, Any]:
+        return dict(zip(names, self, strict=True))
+
+    def reduce(self: tuple[Any, ...]) -> tuple[Any, ...]:
+        return _rebuild_row, (names, tuple(self))
+
+    body = {
+        "__slots__": (),
+        "__fields__": names,
+        "_asdict": as_dict,
+        "__reduce__": reduce,
+        "__module__": __name__,
+    }
+    return type("Row", (base,), body)
+
+
+def _rebuild_row(names: tuple[str, ...], values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple.__new__(row_class(names), values)
+
+
+def is_named_tuple_class(cls: object) -> bool:
+    """Whether ``cls`` is a class made by ``typing.NamedTuple`` or ``collections.namedtuple``.
+
+    >>> is_named_tuple_class(row_class(("a",))), is_named_tuple_class(tuple)
+    (True, False)
+    """
+    return (
+        isinstance(cls, type) and issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
+    )
+
+
+def record_field_names(cls: type) -> tuple[str, ...] | None:
+    """The field names of a dataclass or NamedTuple class, in order; None for other classes.
+
+    >>> record_field_names(row_class(("a", "b"))), record_field_names(int)
+    (('a', 'b'), None)
+    """
+    if is_named_tuple_class(cls):
+        return cls._fields  # type: ignore[attr-defined, no-any-return]
+    if dataclasses.is_dataclass(cls):
+        return tuple(field.name for field in dataclasses.fields(cls))
+    return None
+
+
+def is_frozen_record(cls: type | None) -> bool:
+    """Whether values of the record class cannot be changed in place (None: the light named tuple).
+
+    >>> is_frozen_record(None)
+    True
+    """
+    if cls is None or is_named_tuple_class(cls):
+        return True
+    return bool(cls.__dataclass_params__.frozen)  # type: ignore[attr-defined]
+
+
+def record_builder(names: tuple[str, ...], cls: type | None) -> Callable[[Sequence[Any]], Any]:
+    """A function from field values, in order, to the row object.
+
+    A dataclass is rebuilt as unpickling does: its fields are set, ``__init__`` and ``__post_init__`` do not
+    run.
+
+    >>> record_builder(("a", "b"), None)([1, 2])
+    Row(a=1, b=2)
+    """
+    if cls is None or is_named_tuple_class(cls):
+        target: Any = row_class(names) if cls is None else cls
+        return lambda values: tuple.__new__(target, values)
+
+    def build(values: Sequence[Any]) -> Any:
+        record: Any = object.__new__(cls)
+        for name, value in zip(names, values, strict=True):
+            object.__setattr__(record, name, value)
+        return record
+
+    return build
+
+
+def record_reader(names: tuple[str, ...]) -> Callable[[Any], Sequence[Any] | None]:
+    """A function from a row given by the user to its field values in order; ``None`` if it is not such a row.
+
+    It takes tuples by position, mappings by name, and dataclass instances by attribute.
+
+    >>> read = record_reader(("a", "b"))
+    >>> read((1, 2)), read({"b": 2, "a": 1}), read({"a": 1}), read(7)
+    ((1, 2), (1, 2), None, None)
+    """
+    count = len(names)
+    wanted = frozenset(names)
+    getter: Callable[[Any], Any] | None = None
+    if all(name.isidentifier() for name in names):
+        getter = attrgetter(*names)
+
+    def read(value: Any) -> Sequence[Any] | None:
+        if isinstance(value, tuple):
+            return value if len(value) == count else None
+        if isinstance(value, collections.abc.Mapping):
+            if len(value) != count or not wanted.issuperset(value):
+                return None
+            return tuple(value[name] for name in names)
+        if getter is not None and dataclasses.is_dataclass(value) and not isinstance(value, type):
+            if {field.name for field in dataclasses.fields(value)} != wanted:
+                return None
+            found = getter(value)
+            return found if count > 1 else (found,)
+        return None
+
+    return read

@@ -1,0 +1,153 @@
+"""What every test gets: profiles, seeds, and the check that nothing of the core stays alive.
+
+Options: ``--stress`` runs the tests marked ``stress`` too and draws a new seed; ``--seed N`` repeats a run.
+The environment variable ``STATEBACKEND_BUILD`` (``release`` or ``checked``, set by the Makefile) says which
+build must be found, so that a suite meant for one can never pass on the other.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import random
+import secrets
+from collections.abc import Callable, Generator, Iterator
+from types import ModuleType
+
+import hypothesis
+import numpy as np
+import pytest
+
+# ------------------------------------------------------------------------------------------- randomness
+
+hypothesis.settings.register_profile(
+    "ci", derandomize=True, deadline=None, print_blob=True, database=None, max_examples=100
+)
+hypothesis.settings.register_profile(
+    "stress",
+    deadline=None,
+    print_blob=True,
+    max_examples=int(os.environ.get("STATEBACKEND_STRESS_EXAMPLES", "2000")),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+
+DEFAULT_SEED = 20_240_101
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("statebackend")
+    group.addoption("--stress", action="store_true", help="run the tests marked 'stress' too, on a new seed")
+    group.addoption("--seed", type=int, default=None, help="seed of the fixtures rng and np_rng")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    stress = config.getoption("stress")
+    hypothesis.settings.load_profile("stress" if stress else "ci")
+    if config.option.seed is None:
+        config.option.seed = secrets.randbelow(2**31) if stress else DEFAULT_SEED
+    wanted, found = os.environ.get("STATEBACKEND_BUILD"), core_build()
+    if wanted and found not in (wanted, "not built"):
+        raise pytest.UsageError(f"this run is for the {wanted} build, but the {found} build is in place")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"statebackend: {core_build()} build, seed {config.option.seed}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("stress"):
+        skip = pytest.mark.skip(reason="a long run: only with --stress")
+        for item in items:
+            if "stress" in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """A generator seeded by ``--seed`` and the name of the test, so that it repeats in any selection."""
+    return random.Random(f"{request.config.option.seed}:{request.node.nodeid}")
+
+
+@pytest.fixture
+def np_rng(rng: random.Random) -> np.random.Generator:
+    """The same for numpy."""
+    return np.random.default_rng(rng.getrandbits(64))
+
+
+# ------------------------------------------------------------------------------------------- live objects
+
+_failed = pytest.StashKey[bool]()
+#: Tests that failed or leaked: pytest keeps their frames, and those keep objects of the core.
+_excused: list[str] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and report.when in ("setup", "call"):
+        item.stash[_failed] = True
+        if {"rng", "np_rng"} & set(getattr(item, "fixturenames", ())):
+            stress = " --stress" if item.config.getoption("stress") else ""
+            repeat = f"make test PYTEST_ARGS='{item.nodeid} --seed {item.config.option.seed}{stress}'"
+            report.sections.append(("how to repeat", repeat))
+    return report
+
+
+def _arena() -> ModuleType | None:
+    try:
+        return importlib.import_module("statebackend._core.arena")
+    except ImportError:
+        return None
+
+
+def core_build() -> str:
+    """Which build is in place: ``release``, ``checked`` or ``not built``."""
+    arena = _arena()
+    if arena is None:
+        return "not built"
+    return "checked" if arena.is_checked_build() else "release"
+
+
+def live_counters() -> Callable[[], dict[str, int]] | None:
+    """The core's counters of live objects; only the checked build counts."""
+    return _arena().live_counters if core_build() == "checked" else None
+
+
+def _alive(counters: Callable[[], dict[str, int]]) -> dict[str, int]:
+    gc.collect()
+    return {name: count for name, count in counters().items() if count}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_alive_at_the_end() -> Iterator[None]:
+    """On the checked build: when the last fixture is gone, so is every object of the core."""
+    counters = live_counters()
+    yield
+    if counters is not None and not _excused:
+        assert _alive(counters) == {}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_alive(request: pytest.FixtureRequest) -> Iterator[None]:
+    """On the checked build: after each test the counters are back where they were before it.
+
+    That is zero, unless a fixture of a wider scope holds something; those are seen to at the session's end.
+    """
+    counters = live_counters()
+    if counters is None:
+        yield
+        return
+    before = _alive(counters)
+    yield
+    if request.node.stash.get(_failed, False):
+        _excused.append(request.node.nodeid)
+        return
+    # pytest keeps the fixtures' values here until after the last teardown.
+    request.node.funcargs.clear()
+    left = {name: count for name, count in _alive(counters).items() if count > before.get(name, 0)}
+    if left:
+        _excused.append(request.node.nodeid)
+    assert left == {}, f"left alive by this test: {left} (before it: {before})"

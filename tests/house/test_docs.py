@@ -1,0 +1,95 @@
+"""Every example runs: the Python blocks of the README and of docs/, and the doctests of every module.
+
+The blocks of a page run in file order in one namespace and in an empty folder, like a reader who follows
+the page. A block that cannot run is fenced as ``python no-run`` and begins with a comment
+``# not run: <reason>``.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from house_tools import ROOT, compiled_modules, python_modules
+
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```[ \t]*$", re.M | re.S)
+
+
+class Block(NamedTuple):
+    line: int
+    options: tuple[str, ...]
+    code: str
+
+
+def python_blocks(text: str) -> list[Block]:
+    found = []
+    for match in FENCE.finditer(text):
+        language, *options = match["info"].split() or [""]
+        if language.lower() in ("python", "py", "python3"):
+            indent = len(match["indent"])
+            code = "".join(line[indent:] for line in match["body"].splitlines(keepends=True))
+            line = text.count("\n", 0, match.start("body")) + 1
+            found.append(Block(line, tuple(options), code))
+    return found
+
+
+def run_page(text: str, name: str) -> int:
+    """Runs the page's blocks and answers how many ran."""
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    ran = 0
+    for block in python_blocks(text):
+        if block.options == ("no-run",):
+            reason = re.match(r"# not run: \S.{9,}", block.code)
+            assert reason, f"{name}:{block.line}: a no-run block begins with '# not run: <reason>'"
+            continue
+        assert not block.options, f"{name}:{block.line}: unknown option {' '.join(block.options)!r}"
+        # Blank lines in front keep the line numbers of the page in tracebacks.
+        exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), namespace)
+        ran += 1
+    return ran
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page(page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    targets = [t for t in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:|#", t)]
+    assert [t for t in targets if not (page.parent / t.partition("#")[0]).exists()] == []
+
+
+@pytest.mark.parametrize("name", sorted({*python_modules(), *compiled_modules()}))
+def test_doctests(name: str) -> None:
+    if name.startswith("statebackend.spark"):
+        pytest.importorskip("pyspark")
+    module = importlib.import_module(name)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    seen: set[str | None] = set()
+    for test in doctest.DocTestFinder().find(module):
+        if test.docstring not in seen:  # Cython lists each docstring a second time, in __test__
+            runner.run(test)
+        seen.add(test.docstring)
+    assert runner.failures == 0
+
+
+def test_a_page_that_breaks_is_found() -> None:
+    good = "text\n\n```python\nx = 1\n```\n\n```console\n$ not python\n```\n\n```python\nassert x == 1\n```\n"
+    assert run_page(good, "page") == 2
+    with pytest.raises(NameError, match="y"):
+        run_page("```python\ny\n```\n", "page")
+    with pytest.raises(AssertionError, match="begins with"):
+        run_page("```python no-run\nx\n```\n", "page")
+    with pytest.raises(AssertionError, match="unknown option"):
+        run_page("```python skip\nx\n```\n", "page")
+    assert run_page("```python no-run\n# not run: needs a cluster of three\nx\n```\n", "page") == 0
+    with pytest.raises(ZeroDivisionError, match="division"):
+        run_page("1. item\n\n   ```python\n   1 / 0\n   ```\n", "page")

@@ -1,0 +1,68 @@
+"""What is shipped: the source distribution builds, and the wheel built from it works elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from house_tools import ROOT, compiled_modules
+
+SHIPPED = ("CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py")
+
+
+def run(*command: str, cwd: Path) -> str:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("STATEBACKEND_", "PYTHON"))}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def files(*suffixes: str) -> set[str]:
+    found = (path for suffix in suffixes for path in ROOT.glob(f"statebackend/**/*.{suffix}"))
+    return {path.relative_to(ROOT).as_posix() for path in found}
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("Cython", reason="builds with what the environment has, not in isolation")
+    folder = tmp_path_factory.mktemp("sdist")
+    run(sys.executable, "setup.py", "-q", "egg_info", "-e", str(folder), "sdist", "-d", str(folder), cwd=ROOT)
+    return next(folder.glob("*.tar.gz"))
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_sources_and_nothing_built(sdist: Path) -> None:
+    with tarfile.open(sdist) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    assert {*SHIPPED, *files("pyx", "pxd", "pyi", "py"), "statebackend/py.typed"} - names == set()
+    assert [name for name in names if name.endswith((".so", ".c", ".cpp", ".pyc"))] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.environ.get("STATEBACKEND_BUILD") == "checked", reason="compiles the release build; once is enough"
+)
+def test_the_wheel_from_the_sdist_works_elsewhere(sdist: Path, tmp_path: Path) -> None:
+    with tarfile.open(sdist) as tar:
+        tar.extractall(tmp_path)
+    source = next(p for p in tmp_path.iterdir() if p.is_dir())
+    options = ["--no-build-isolation", "--no-deps", "--disable-pip-version-check", "-q"]
+    run(sys.executable, "-m", "pip", "wheel", *options, "-w", str(tmp_path), str(source), cwd=tmp_path)
+    wheel = next(tmp_path.glob("*.whl"))
+
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert "statebackend/py.typed" in names
+    assert files("pyi", "pxd", "py") - names == set()
+    assert [n for n in names if n.endswith((".pyx", ".c", ".cpp"))] == []
+    assert [n for n in names if not n.startswith(("statebackend/", "statebackend-"))] == []
+
+    target = tmp_path / "installed"
+    run(sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(wheel), cwd=tmp_path)
+    imports = "; ".join(f"import {name}" for name in ("statebackend", *compiled_modules()))
+    code = f"import sys; sys.path.insert(0, {str(target)!r}); {imports}; print(statebackend.__file__)"
+    assert run(sys.executable, "-I", "-c", code, cwd=tmp_path).strip().startswith(str(target))

@@ -1,0 +1,3 @@
+from local_spark import spark
+
+__all__ = ["spark"]

@@ -1,0 +1,60 @@
+"""Canonical forms and key groups do not depend on the process: not on its hash seed, not on its time zone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+import datetime, hashlib
+from decimal import Decimal
+from statebackend import types as t
+from statebackend.key_encoding import TimeWindow, encode_namespace, key_encoder
+from statebackend.key_groups import flink_key_group
+from statebackend.serializers import serializer_for
+
+digest = hashlib.sha256()
+when = datetime.datetime(2024, 7, 1, 12, tzinfo=datetime.timezone.utc)
+for spec, keys in {
+    "bigint": range(1000),
+    "string": [f"user-{i}" for i in range(1000)],
+    "double": [i / 7 for i in range(100)],
+    "decimal(38,3)": [Decimal(i) / 8 for i in range(-100, 100)],
+    "timestamp": [when + datetime.timedelta(hours=i) for i in range(100)],
+    "timestamp_ntz": [when.replace(tzinfo=None)],
+    "struct<a:string,b:struct<c:bigint>>": [(str(i), (i,)) for i in range(100)],
+}.items():
+    encoder = key_encoder(spec)
+    for key in keys:
+        digest.update(repr((encoder.encode(key), encoder.key_group(key, 1000))).encode())
+    try:
+        from statebackend._core.key_groups import HashPlan
+    except ImportError:
+        continue
+    plan, batch = HashPlan(encoder.hash_plan), encoder.encode_many(list(keys))
+    groups = plan.key_groups_of_ints(batch, 1000) if plan.is_int else plan.key_groups_of_bytes(*batch, 1000)
+    assert groups.tolist() == [encoder.key_group(key, 1000) for key in keys]
+digest.update(repr([flink_key_group(f"user-{i}", 128) for i in range(100)]).encode())
+digest.update(encode_namespace(("a", TimeWindow(0, 1))))
+digest.update(serializer_for(dict[str, list[int]]).serialize({"b": [1], "a": [2]}))
+print(digest.hexdigest())
+"""
+
+
+def run(hash_seed: str, zone: str) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "TZ": zone}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_processes_agree() -> None:
+    assert run("1", "UTC") == run("2", "Asia/Tokyo") == run("random", "America/New_York")

@@ -1,0 +1,23 @@
+"""A real local Spark session for tests; one for the whole run, as Spark itself has it."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A session on two threads; skipped without pyspark or Java. Spark stops it when the process ends."""
+    sql = pytest.importorskip("pyspark.sql")
+    if shutil.which("java") is None:
+        pytest.skip("needs Java 17 or newer")
+    return (
+        sql.SparkSession.builder.master("local[2]")
+        .appName("statebackend tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )

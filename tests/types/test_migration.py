@@ -1,0 +1,140 @@
+"""What can be read as what, and that converted values are the old ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from statebackend import types as t
+from statebackend.errors import StateMigrationError
+from statebackend.serializers import Compatibility, arrow_migration, serializer_for
+
+AS_IS, AFTER, NEVER = Compatibility.AS_IS, Compatibility.AFTER_MIGRATION, Compatibility.INCOMPATIBLE
+
+CASES = [
+    ("int", "int", AS_IS),
+    ("tinyint", "smallint", AFTER),
+    ("tinyint", "bigint", AFTER),
+    ("int", "bigint", AFTER),
+    ("bigint", "int", NEVER),
+    ("float", "double", AFTER),
+    ("double", "float", NEVER),
+    ("int", "double", NEVER),
+    ("int", "string", NEVER),
+    ("string", "binary", NEVER),
+    ("timestamp", "timestamp_ntz", NEVER),
+    ("date", "timestamp", NEVER),
+    ("decimal(10,2)", "decimal(12,2)", AFTER),
+    ("decimal(10,2)", "decimal(30,2)", AFTER),
+    ("decimal(10,2)", "decimal(12,3)", NEVER),
+    ("decimal(12,2)", "decimal(10,2)", NEVER),
+    ("array<int>", "array<bigint>", AFTER),
+    ("array<int>", "array<string>", NEVER),
+    ("map<int,int>", "map<int,bigint>", AFTER),
+    ("map<int,int>", "map<bigint,int>", NEVER),
+    (tuple[int, str], tuple[int, str], AS_IS),
+    (t.TUPLE(t.INT, str), tuple[int, str], AFTER),
+    (tuple[int, str], tuple[int, str, int], NEVER),
+    (tuple[int, str], "struct<_1:bigint,_2:string>", NEVER),
+    ("struct<a:int,b:string>", "struct<a:int,b:string>", AS_IS),
+    ("struct<a:int,b:string>", "struct<b:string,a:int>", AFTER),
+    ("struct<a:int,b:string>", "struct<a:int>", AFTER),
+    ("struct<a:int,b:string>", "struct<a:int,b:string,c:date>", AFTER),
+    ("struct<a:int,b:string>", "struct<c:date,b:string,a:bigint>", AFTER),
+    ("struct<a:int,b:string>", "struct<a:string,b:string>", NEVER),
+    ("struct<a:int>", "struct<b:int>", NEVER),
+    ("struct<a:struct<b:int,c:int>>", "struct<a:struct<c:bigint>>", AFTER),
+    (t.PICKLE, t.PICKLE, AS_IS),
+    (t.PICKLE, "binary", NEVER),
+    ("bigint", t.PICKLE, NEVER),
+    (t.ROW(a=t.PICKLE), t.ROW(a=t.BYTES), NEVER),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "wanted"), CASES, ids=str)
+def test_compatibility(old: Any, new: Any, wanted: Compatibility) -> None:
+    old_type, reader = t.of(old), serializer_for(new)
+    assert reader.compatibility(old_type.config()) is wanted
+    if wanted is NEVER:
+        with pytest.raises(StateMigrationError, match="stored values cannot be read as"):
+            reader.migration(old_type.config())
+
+
+VALUES = [
+    ("tinyint", "bigint", [-128, 127]),
+    ("float", "double", [0.1, float("inf")]),
+    ("decimal(10,2)", "decimal(30,2)", ["12.34", "-0.01"]),
+    ("array<int>", "array<bigint>", [[1, None, 3], []]),
+    ("map<string,int>", "map<string,bigint>", [{"b": 1, "a": None}, {}]),
+    (t.TUPLE(t.INT, str), tuple[int, str], [(1, "a"), (None, None)]),
+    ("struct<a:int,b:string>", "struct<c:date,b:string,a:bigint>", [(1, "x"), (None, "y")]),
+    ("struct<a:int,b:string>", "struct<b:string>", [(1, "x")]),
+    (
+        "struct<k:string,a:array<struct<b:int,c:int>>>",
+        "struct<a:array<struct<c:bigint,d:string>>,k:string>",
+        [("x", [(1, 2), None, (None, 3)]), ("y", None)],
+    ),
+]
+
+EXPECTED: dict[int, list[Any]] = {
+    5: [(1, "a"), (None, None)],
+    6: [(None, "x", 1), (None, "y", None)],
+    7: [("x",)],
+    8: [([(2, None), None, (3, None)], "x"), (None, "y")],
+}
+
+
+@pytest.mark.parametrize("case", range(len(VALUES)))
+def test_old_bytes_become_new_bytes(case: int) -> None:
+    from decimal import Decimal
+
+    old, new, values = VALUES[case]
+    if old == "decimal(10,2)":
+        values = list(map(Decimal, values))
+    writer, reader = serializer_for(old), serializer_for(new)
+    migrate = reader.migration(writer.config())
+    expected = EXPECTED.get(case, [writer.deserialize(writer.serialize(value)) for value in values])
+    assert [reader.deserialize(migrate(writer.serialize(value))) for value in values] == expected
+
+
+@pytest.mark.parametrize("case", range(len(VALUES)))
+@pytest.mark.parametrize("cut", [0, 1])
+def test_old_columns_become_new_columns_as_the_values_do(case: int, cut: int) -> None:
+    from decimal import Decimal
+
+    old, new, values = VALUES[case]
+    if old == "decimal(10,2)":
+        values = list(map(Decimal, values))
+    old_type, new_type = t.of(old), t.of(new)
+    column = pa.array([None, *map(_plain(old_type), values), None], old_type.arrow).slice(cut)
+    migrated = arrow_migration(old_type, new_type)(column)
+    assert migrated.type == new_type.arrow
+    migrated.validate(full=True)
+    writer, reader = serializer_for(old), serializer_for(new)
+    migrate = reader.migration(writer.config())
+    one_by_one = [reader.deserialize(migrate(writer.serialize(value))) for value in values]
+    expected = [None, *map(_plain(new_type), one_by_one), None][cut:]
+    assert migrated.to_pylist() == pa.array(expected, new_type.arrow).to_pylist()
+
+
+def _plain(declared: t.Type) -> Any:
+    """From the library's values to what pyarrow takes."""
+
+    def convert(value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(declared, (t.RowType, t.TupleType)):
+            names = [field.name for field in declared.arrow]
+            return {
+                name: _plain(part)(item)
+                for name, part, item in zip(names, declared.types, value, strict=True)
+            }
+        if isinstance(declared, t.ListType):
+            return list(map(_plain(declared.element), value))
+        if isinstance(declared, t.MapType):
+            return list(value.items())
+        return value
+
+    return convert
