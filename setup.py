@@ -51,7 +51,12 @@ MODULES: dict[str, Module] = {
     "statebackend._core.arena": Module("extents cut into page runs; size-classed bytes; live counters"),
     "statebackend._core.journal": Module("undo segments of marks; the dirty set"),
     "statebackend._core.cow_map": Module("entries, copy-on-write map, snapshot view, visitor: one unit"),
-    "statebackend._core.state_table": Module("key groups -> maps of one state"),
+    "statebackend._core.state_core": Module("versions, marks and snapshots of all tables of a backend"),
+    "statebackend._core.lists": Module("list values: chunks that only grow"),
+    "statebackend._core.state_table": Module("key groups -> maps of one state, one operation at a time"),
+    "statebackend._core.entry_views": Module("entries seen from Python: slots, iteration, the visitor"),
+    "statebackend._core.snapshot_view": Module("the reader's side of a snapshot"),
+    "statebackend._core.map_table": Module("map states: entries threaded by key, in insertion order"),
     "statebackend._core.kernels": Module("batch operations without the GIL, over threads by key group"),
     "statebackend._core.handles": Module("the scalar handles of the heap backend"),
 }

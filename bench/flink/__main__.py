@@ -66,8 +66,8 @@ def _result(one: Measurement) -> str:
     result = f"{one['median_ms']:.3g} ms   {spread}"
     if one.get("median_slowdown") is not None:
         result += (
-            f"; {one['entries']} entries in {one['states']} states, written in {one['median_write_ms']:.0f} ms,"
-            f" batches {one['median_slowdown']:.2f} x slower meanwhile"
+            f"; {one['entries']} entries in {one['states']} states, written in"
+            f" {one['median_write_ms']:.0f} ms, batches {one['median_slowdown']:.2f} x slower meanwhile"
         )
     return result
 

@@ -61,8 +61,8 @@ _MAINS = {
     "snapshot": "statebackend.bench.SnapshotBench",
     "timers": "statebackend.bench.TimerBench",
 }
-# Neither is best throughout: G1's write barrier makes updates of old state slower, Parallel copies what is
-# young. Parallel leaves garbage at the bottom of the heap even in a full collection, unless told to compact
+# Neither is best for every operation; G1's write barrier makes updates of state in the old generation several
+# times slower. Parallel leaves garbage at the bottom of the heap even in a full collection, unless told to compact
 # all of it: used memory would mean nothing.
 _COLLECTORS = {
     "G1": ["-XX:+UseG1GC"],
@@ -390,7 +390,7 @@ def _output(command: list[str], timeout: float, suite: str) -> str:
 
 
 def _parse(output: str, suite: str) -> tuple[dict[str, Any], list[Measurement]]:
-    """Split the lines of a run into its header and its measurements; other lines are the JVM's own messages."""
+    """Split the lines of a run into its header and its measurements; other lines are messages of the JVM."""
     records = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     if not records or records[0].get("record") != "header" or len(records) < 2:
         raise PeerFailed(f"the {suite} suite of the Flink peer printed no measurement")

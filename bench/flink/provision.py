@@ -87,7 +87,7 @@ def _jars(cache: Path, download: bool) -> list[Path]:
     if not folder.is_dir():
         if not download:
             raise PeerUnavailable(
-                f"Flink {FLINK_VERSION} is not in the cache: run `python -m bench.flink prepare` to download it"
+                f"Flink {FLINK_VERSION} is not in the cache: `python -m bench.flink prepare` downloads it"
             )
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache, prefix="making-") as making:

@@ -228,6 +228,15 @@ cdef struct Table:
     Lane lane
     Table *next                          # of the backend
 
+cdef struct CoreKey:
+    # A key, split and hashed: what every operation on a table begins with.
+    int64_t number
+    const char *data
+    uint64_t length
+    uint32_t namespace
+    uint32_t hash
+    uint32_t group
+
 cdef struct ListHead:
     ListChunk *tail
     uint64_t length

@@ -27,7 +27,7 @@ from libc.string cimport memcpy, memset
 
 from statebackend._core.arena cimport Blob, address, blob_data, blob_drop, blob_new, raw_alloc, raw_free
 from statebackend._core.cow_map cimport (
-    Core, CowMap, Entry, Journal, Lane, Table, before_operation, bucket, active_table, drain, entry_at,
+    Core, CoreKey, CowMap, Entry, Journal, Lane, Table, before_operation, bucket, active_table, drain, entry_at,
     find_blob, find_int, hash_blob_key, hash_int_key, insert, map_new, payload_drop, payload_of, reclaim_log,
     remove, segment_for_writing, slot_for_write, undo_log, value_of)
 from statebackend._core.journal cimport Log, log_append, log_clear
@@ -36,8 +36,12 @@ from statebackend._core.key_groups cimport (
 from statebackend._core.platform cimport prefetch, prefetch_write, unlikely
 from statebackend._core.state_table cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT8, CODE_INT16, CODE_INT32, CODE_INT64,
-    CODE_LIST, CODE_OBJECT, CODE_RAW, CoreKey, StateCore, StateTable, discard_log, list_append)
-from statebackend.errors import KeyGroupError, SerializationError, UsageError
+    CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable)
+from statebackend._core.state_core cimport StateCore, discard_log
+from statebackend._core.lists cimport list_append
+
+from statebackend._core.state_table import DTYPES
+from statebackend.errors import KeyGroupError, UsageError
 
 cdef extern from *:
     """
@@ -544,8 +548,8 @@ cdef class BatchCall:
             flat = np.ascontiguousarray(values).reshape(-1)
         else:
             flat = values
-            if values.dtype != np.dtype(_DTYPES[code]):
-                raise UsageError(f"values of this table are an array of {np.dtype(_DTYPES[code]).name}",
+            if values.dtype != np.dtype(DTYPES[code]):
+                raise UsageError(f"values of this table are an array of {np.dtype(DTYPES[code]).name}",
                                  detail=f"got {values.dtype.name}")
         if len(values) != self.batch.n:
             raise UsageError("keys and values differ in length", detail=f"{self.batch.n} keys, {len(values)} values")
@@ -759,10 +763,6 @@ cdef class BatchCall:
         table.lane.moved_entries += lane.moved_entries
 
 
-_DTYPES = {CODE_INT64: "<i8", CODE_INT32: "<i4", CODE_INT16: "<i2", CODE_INT8: "i1", CODE_DOUBLE: "<f8",
-           CODE_FLOAT: "<f4", CODE_BOOL: "?"}
-
-
 def _checked_offsets(offsets, data):
     """Offsets that may be trusted: rising, inside the data."""
     if offsets.dtype != np.int64 or len(offsets) == 0:
@@ -775,6 +775,7 @@ def _checked_offsets(offsets, data):
 def update_many(StateTable table not None, keys, values, *, uint32_t namespace=0, int64_t timestamp=0, int threads=1):
     """Set the values of many keys, in order. Atomic.
 
+    >>> from statebackend._core.state_core import StateCore
     >>> table = StateTable(StateCore(), value="long")
     >>> update_many(table, np.array([1, 2, 1]), np.array([10, 20, 30]))
     >>> table.get(1)
@@ -793,6 +794,7 @@ def get_many(StateTable table not None, keys, *, uint32_t namespace=0, int threa
 
     Byte values come as (offsets, data).
 
+    >>> from statebackend._core.state_core import StateCore
     >>> table = StateTable(StateCore(), value="long")
     >>> table.put(1, 10)
     >>> get_many(table, np.array([1, 2]))
@@ -813,7 +815,7 @@ def get_many(StateTable table not None, keys, *, uint32_t namespace=0, int threa
     call.batch.out = <char *>call.pointer(out.reshape(-1), np.uint8)
     call.run(OP_GET)
     if table.value_code != CODE_RAW:
-        out = out.view(_DTYPES[table.value_code]).reshape(-1)
+        out = out.view(DTYPES[table.value_code]).reshape(-1)
     return out, found.view(bool)
 
 
@@ -866,6 +868,7 @@ def reduce_many(StateTable table not None, keys, values, reduction, *, uint32_t 
 
     With `return_touched`, gives the first row of each distinct key, in order, and the reduced values there.
 
+    >>> from statebackend._core.state_core import StateCore
     >>> table = StateTable(StateCore(), value="long")
     >>> reduce_many(table, np.array([5, 6, 5]), np.array([1, 2, 3]), "sum", return_touched=True)
     (array([0, 1]), array([4, 2]))
@@ -881,7 +884,7 @@ def reduce_many(StateTable table not None, keys, values, reduction, *, uint32_t 
     if REDUCTIONS[reduction] == OP_COUNT:
         if code in (CODE_DOUBLE, CODE_FLOAT):
             raise UsageError("a count is an integer")
-        values = np.zeros(call.batch.n, dtype=_DTYPES[code])
+        values = np.zeros(call.batch.n, dtype=DTYPES[code])
     call.set_values(values, code, table.table.layout.value_width)
     call.batch.timestamp = timestamp
     if return_touched:
@@ -901,7 +904,7 @@ def touched_rows(StateTable table not None, slots, int code):
     cdef uint32_t width = table.table.layout.value_width
     rows = np.empty(n, dtype=np.int64)
     if n == 0:
-        return rows, np.empty(0, dtype=_DTYPES[code])
+        return rows, np.empty(0, dtype=DTYPES[code])
     cdef int64_t[::1] first = rows
     size = 1 << int(2 * n - 1).bit_length()
     seen_array = np.zeros(size, dtype=np.uint32)
@@ -924,7 +927,7 @@ def touched_rows(StateTable table not None, slots, int code):
     with nogil:
         for i in range(distinct):
             memcpy(&out[i, 0], value_of(table.table, entry_at(table.table.core, by_row[first[i]])), width)
-    return rows, values.view(_DTYPES[code]).reshape(-1)
+    return rows, values.view(DTYPES[code]).reshape(-1)
 
 
 def append_many(StateTable table not None, keys, values, *, uint32_t namespace=0, int64_t timestamp=0, int threads=1):

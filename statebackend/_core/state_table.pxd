@@ -1,11 +1,10 @@
-"""State tables: key groups of one state, each a copy-on-write map, and what all tables of a backend share."""
+"""A state table: the key groups of one state, each a copy-on-write map."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from statebackend._core.arena cimport Arena
-from statebackend._core.cow_map cimport Core, CowMap, Directory, Entry, Journal, Lane, ListHead, Snapshot, Table
-from statebackend._core.journal cimport Log
+from statebackend._core.cow_map cimport CoreKey, CowMap, Entry, ListHead, Table
 from statebackend._core.key_groups cimport HashPlan
+from statebackend._core.state_core cimport StateCore
 
 cdef enum ValueCode:
     # How a value of a table looks from Python; the layout knows its ValueKind only.
@@ -21,40 +20,6 @@ cdef enum ValueCode:
     CODE_OBJECT = 9
     CODE_LIST = 10
     CODE_ANCHOR = 11
-
-cdef struct CoreKey:
-    # A key, split and hashed: what every operation on a table begins with.
-    int64_t number
-    const char *data
-    uint64_t length
-    uint32_t namespace
-    uint32_t hash
-    uint32_t group
-
-cdef class StateCore:
-    cdef Core core
-    cdef readonly Arena arena
-    cdef list open_marks                 # Mark, oldest first
-    cdef readonly bint closed
-    cdef uint32_t inside                 # checked build: whether a call is inside
-    cdef int enter(self) except -1
-    cdef void leave(self) noexcept
-    cdef int out_of_memory(self) except -1
-    cdef int undo_to(self, Journal *journal, uint32_t version) except -1
-    cdef bint keep_carried(self, Journal *journal) noexcept
-    cdef int bump_version(self) except -1
-    cdef int renumber(self) except -1
-
-cdef class Mark:
-    cdef readonly StateCore owner
-    cdef uint32_t version
-    cdef readonly bint is_open
-
-cdef class SnapshotView:
-    cdef StateCore owner
-    cdef Snapshot *snapshot              # NULL once released
-    cdef void _release(self) noexcept
-    cdef Directory *_directory(self, StateTable table, uint32_t group) except? NULL
 
 cdef class StateTable:
     cdef Table *table                    # owned by the core, which outlives the handle
@@ -81,7 +46,3 @@ cdef class StateTable:
     cdef uint32_t _unshare(self, CowMap *map, uint32_t slot, uint32_t hash) except 0
     cdef tuple _remove(self, key, uint32_t namespace, bint want_old)
     cdef list _list_elements(self, ListHead *head)
-
-cdef bint list_append(Lane *lane, Table *table, CowMap *map, uint32_t slot, CoreKey *k, char *value,
-                      int64_t timestamp) noexcept nogil
-cdef void discard_log(Core *core, Journal *journal, Log *log) noexcept nogil

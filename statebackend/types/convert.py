@@ -80,7 +80,7 @@ def integer_converter(type_name: str, bits: int) -> Callable[[Any], int]:
     def convert(value: Any) -> int:
         if type(value) is int:
             number = value
-        elif isinstance(value, bool):
+        elif isinstance(value, (bool, np.bool_)):
             refuse(type_name, value)
         else:
             try:
@@ -326,7 +326,7 @@ def unscaled_converter(precision: int, scale: int) -> Callable[[Any], int]:
             if shift > 0:
                 number *= 10**shift
             return -number if sign else number
-        if isinstance(value, bool):
+        if isinstance(value, (bool, np.bool_)):
             refuse(type_name, value)
         try:
             number = int(operator.index(value)) * 10**scale

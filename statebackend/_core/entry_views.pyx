@@ -1,0 +1,172 @@
+"""Entries of a table seen from Python: one slot, iteration over all, the incremental visitor."""
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+
+from statebackend._core.arena cimport Blob, blob_data
+from statebackend._core.cow_map cimport (
+    FREE_SLOT, BucketTable, CowMap, Entry, Table, blob_hash, bucket, entry_at, find_blob, find_int, hash_of,
+    key_object, namespace_of)
+from statebackend._core.state_table cimport StateTable
+
+from statebackend.errors import ClosedError, UsageError
+
+
+@cython.final
+cdef class StateEntry:
+    """One entry slot, seen from Python: for iteration, inspection and tests. Valid until the next change."""
+    cdef StateTable owner
+    cdef readonly uint32_t slot
+
+    def __init__(self):
+        raise UsageError("a StateEntry comes from a table", hint="use table.entry(key) or iterate over it")
+
+    @property
+    def key(self):
+        """The key, as int or bytes."""
+        return key_object(self.owner.table, entry_at(self.owner.table.core, self.slot))
+
+    @property
+    def namespace(self):
+        """The number of the namespace."""
+        return namespace_of(self.owner.table, entry_at(self.owner.table.core, self.slot))
+
+    @property
+    def value(self):
+        """The value as it is stored; an object is not copied."""
+        return self.owner._load(self.slot)
+
+    @property
+    def version(self):
+        """The version at which the entry was made or last written."""
+        return entry_at(self.owner.table.core, self.slot).version
+
+    def __repr__(self):
+        return f"StateEntry(slot={self.slot}, version={self.version})"
+
+
+cpdef StateEntry new_entry(StateTable owner, uint32_t slot):
+    """A StateEntry on a slot; the caller vouches for the slot."""
+    cdef StateEntry entry = StateEntry.__new__(StateEntry)
+    entry.owner = owner
+    entry.slot = slot
+    return entry
+
+
+@cython.final
+cdef class StateEntryIterator:
+    """Walks all maps bucket by bucket; a structural change of the map being walked ends it with an error."""
+    cdef StateTable owner
+    cdef uint32_t group
+    cdef uint32_t bucket
+    cdef uint32_t slot
+    cdef uint64_t modifications
+
+    def __init__(self, StateTable owner not None):
+        self.owner = owner
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef Table *table = self.owner.table
+        cdef CowMap *map
+        cdef uint32_t *head
+        cdef uint32_t slot, total, index
+        cdef BucketTable *buckets
+        if self.owner.owner.closed:
+            raise ClosedError("the backend is closed")
+        while True:
+            if self.group >= table.n_maps:
+                raise StopIteration
+            map = table.maps[self.group]
+            if map == NULL:
+                self.group += 1
+                continue
+            if self.bucket == 0 and self.slot == 0:
+                self.modifications = map.modifications
+            elif self.modifications != map.modifications:
+                raise RuntimeError("the state changed during iteration")
+            if self.slot:
+                slot = self.slot
+                self.slot = entry_at(table.core, slot).next
+                return new_entry(self.owner, slot)
+            total = map.primary.capacity + map.secondary.capacity
+            if self.bucket >= total:
+                self.group += 1
+                self.bucket = 0
+                continue
+            index = self.bucket
+            self.bucket += 1
+            if index < map.primary.capacity:
+                if index < map.rehash_index:
+                    continue
+                head = bucket(table.core, &map.primary, index)
+            else:
+                head = bucket(table.core, &map.secondary, index - map.primary.capacity)
+            self.slot = head[0] if head != NULL else 0
+
+
+@cython.final
+cdef class IncrementalVisitor:
+    """Walks entry slots run by run, a bounded number a step; see `StateTable.visitor`."""
+    cdef StateTable owner
+    cdef uint32_t slots_per_step
+    cdef uint32_t group
+    cdef uint32_t run
+    cdef uint32_t index
+
+    def __init__(self, StateTable owner not None, slots_per_step):
+        self.owner = owner
+        self.slots_per_step = slots_per_step
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        """The live entries among the next slots; StopIteration after the last run of the last map."""
+        cdef Table *table = self.owner.table
+        cdef CowMap *map
+        cdef uint32_t slot, units = table.layout.stride >> 3, end, looked = 0
+        cdef list out = []
+        if self.owner.owner.closed:
+            raise ClosedError("the backend is closed")
+        while looked < self.slots_per_step:
+            if self.group >= table.n_maps:
+                if looked == 0:
+                    raise StopIteration
+                break
+            map = table.maps[self.group]
+            if map == NULL or self.run >= map.n_runs:
+                self.group += 1
+                self.run = self.index = 0
+                looked += 1
+                continue
+            slot = <uint32_t>(map.runs[self.run] >> 8)
+            end = slot + <uint32_t>((<uint64_t>1 << (map.runs[self.run] & 0xFF)) // table.layout.stride) * units
+            if map.fresh_end == end:
+                end = map.fresh
+            slot += self.index * units
+            if slot >= end:
+                self.run += 1
+                self.index = 0
+                continue
+            self.index += 1
+            looked += 1
+            if is_live(table, map, slot):
+                out.append(new_entry(self.owner, slot))
+        return out
+
+
+cdef bint is_live(Table *table, CowMap *map, uint32_t slot) noexcept:
+    """Whether a slot is the one that a look-up of its key finds: not free, retired or held by a journal."""
+    cdef Entry *entry = entry_at(table.core, slot)
+    cdef Blob *blob
+    cdef uint32_t ns
+    if entry.version == FREE_SLOT:
+        return False
+    ns = namespace_of(table, entry)
+    if table.layout.key_is_blob:
+        blob = <Blob *>entry.key
+        return find_blob(table, map, blob_data(blob), blob.length, ns, blob_hash(entry)[0]) == slot
+    return find_int(table, map, entry.key, ns, hash_of(table, entry)) == slot

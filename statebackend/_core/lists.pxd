@@ -1,0 +1,20 @@
+"""Appending to lists and walking them; see `lists.pyx`."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from statebackend._core.arena cimport Budget
+from statebackend._core.cow_map cimport CoreKey, CowMap, Lane, ListChunk, ListHead, Table
+
+cdef struct ListCursor:
+    # Walks a list from its first element: the chain of chunks leads backwards, so it is noted down first.
+    ListChunk **chunks
+    uint32_t *used
+    uint64_t n
+    uint64_t at
+    uint32_t element
+
+cdef bint list_append(Lane *lane, Table *table, CowMap *map, uint32_t slot, CoreKey *k, char *value,
+                      int64_t timestamp) noexcept nogil
+cdef bint cursor_open(Budget *budget, ListHead *head, ListCursor *cursor) noexcept nogil
+cdef char *cursor_next(Table *table, ListCursor *cursor) noexcept nogil
+cdef void cursor_close(Budget *budget, ListCursor *cursor) noexcept nogil

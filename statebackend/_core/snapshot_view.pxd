@@ -1,0 +1,13 @@
+"""The reader's side of a snapshot."""
+
+from libc.stdint cimport uint32_t
+
+from statebackend._core.cow_map cimport Directory, Snapshot
+from statebackend._core.state_core cimport StateCore
+from statebackend._core.state_table cimport StateTable
+
+cdef class SnapshotView:
+    cdef StateCore owner
+    cdef Snapshot *snapshot              # NULL once released
+    cdef void _release(self) noexcept
+    cdef Directory *_directory(self, StateTable table, uint32_t group) except? NULL

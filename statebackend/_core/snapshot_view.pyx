@@ -1,0 +1,280 @@
+"""Snapshots from the reader's side: rows of a key group as columns, at the moment of the snapshot.
+
+A reader touches what the live map never changes while the snapshot lives: its own copy of the page directories,
+the pages named there, the entries in their chains, blobs and list elements. Not the versions, which a clone's
+retirement may overtake, and not the threads of map states, which describe the live map.
+"""
+
+import numpy as np
+
+cimport cython
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy
+
+from statebackend._core.arena cimport Blob, address, blob_data
+from statebackend._core.cow_map cimport (
+    PAGE_BUCKETS, PAGE_SHIFT, Core, CowMap, Directory, Entry, ListHead, Snapshot, Table, entry_at, key_object,
+    namespace_of, see_snapshots)
+from statebackend._core.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
+from statebackend._core.platform cimport (
+    load_ptr, load_u32, prefetch, spin_lock, spin_unlock, store_u32)
+from statebackend._core.state_core cimport StateCore
+from statebackend._core.state_table cimport CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable
+
+from statebackend._core.state_table import DTYPES
+from statebackend.errors import ClosedError, KeyGroupError, UsageError
+
+
+@cython.final
+@cython.no_gc_clear                      # its end is told to the owner
+cdef class SnapshotView:
+    """The tables as they were at one moment; read and released on any thread, once released it is gone.
+
+    Reading takes the page directories of maps that were not touched since, and copies rows out; it never
+    blocks the mutating thread for longer than a directory takes to copy.
+    """
+
+    def __cinit__(self, StateCore owner not None):
+        self.snapshot = owner.open_snapshot()
+        self.owner = owner
+
+    def __dealloc__(self):
+        self._release()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self._release()
+
+    @property
+    def version(self):
+        """The version of the snapshot, 0 once it is released."""
+        return self.snapshot.version if self.snapshot != NULL else 0
+
+    def release(self):
+        """Let go. Idempotent, on any thread; the mutating side reclaims step by step."""
+        self._release()
+
+    cdef void _release(self) noexcept:
+        if self.snapshot == NULL:
+            return
+        store_u32(&self.snapshot.released, 1)
+        store_u32(&self.owner.core.pending, 1)
+        self.snapshot = NULL
+
+    def group_size(self, StateTable table not None, uint32_t group):
+        """How many entries the table had in a key group at the time of the snapshot."""
+        cdef Directory *directory = self._directory(table, group)
+        return directory.size if directory != NULL else 0
+
+    cdef Directory *_directory(self, StateTable table, uint32_t group) except? NULL:
+        cdef CowMap *map
+        cdef Directory *directory
+        cdef uint32_t version
+        if self.snapshot == NULL:
+            raise ClosedError("the snapshot was released")
+        if table.owner is not self.owner:
+            raise UsageError("the table belongs to another backend")
+        if group - table.table.first_group >= table.table.n_maps:
+            raise KeyGroupError("the key group is not part of the table", detail=f"key group {group}")
+        map = <CowMap *>load_ptr(&table.table.maps[group - table.table.first_group])
+        if map == NULL:
+            return NULL
+        version = self.snapshot.version
+        if load_u32(&map.seen_version) < version and not see_snapshots(&self.owner.core, map):
+            self.owner.out_of_memory()
+        spin_lock(&self.owner.core.directory_lock)
+        directory = map.directories
+        while directory != NULL and not (directory.low <= version <= directory.high):
+            directory = directory.older
+        spin_unlock(&self.owner.core.directory_lock)
+        return directory
+
+    def read_group(self, StateTable table not None, uint32_t group):
+        """The rows of a key group as columns: a dict of numpy arrays (object arrays for objects).
+
+        `key` is int64, or (`key_offsets`, `key`) for byte keys; likewise `value`; `namespace`, `timestamp` and
+        `sequence` where the table has them. Lists give `list_offsets` and one row an element. Rows are in no order.
+        """
+        cdef Directory *directory = self._directory(table, group)
+        cdef uint64_t n = directory.size if directory != NULL else 0
+        cdef uint64_t[::1] rows
+        slots = np.empty(max(n, 1), dtype=np.uint64)
+        rows = slots
+        if n:
+            with nogil:
+                collect_entries(&self.owner.core, directory, &rows[0])
+        return read_columns(table, rows[:n])
+
+    def items(self, StateTable table not None):
+        """All rows as {(key, namespace): value}; lists as lists. For tests and small states."""
+        cdef Directory *directory
+        cdef uint64_t i
+        cdef uint64_t[::1] rows
+        cdef Entry *entry
+        out = {}
+        for group in range(table.table.first_group, table.table.first_group + table.table.n_maps):
+            directory = self._directory(table, group)
+            if directory == NULL:
+                continue
+            rows = np.empty(max(directory.size, 1), dtype=np.uint64)
+            collect_entries(&self.owner.core, directory, &rows[0])
+            for i in range(directory.size):
+                entry = <Entry *><uintptr_t>rows[i]
+                out[key_object(table.table, entry), namespace_of(table.table, entry)] = table._load_at(entry)
+        return out
+
+
+cdef void collect_entries(Core *core, Directory *directory, uint64_t *rows) noexcept nogil:
+    """Addresses of all entries that a directory's pages name. Touches nothing that the live map changes."""
+    cdef uint32_t *refs = <uint32_t *>(<char *>directory + sizeof(Directory))
+    cdef uint64_t n = 0
+    n = collect_pages(core, refs, directory.primary_capacity, directory.rehash_index, rows, n)
+    if directory.secondary_capacity:
+        collect_pages(core, refs + directory.primary_pages, directory.secondary_capacity, 0, rows, n)
+
+
+cdef uint64_t collect_pages(Core *core, uint32_t *refs, uint32_t capacity, uint32_t begin, uint64_t *rows,
+                            uint64_t n) noexcept nogil:
+    cdef uint32_t index = begin, slot, ahead
+    cdef uint32_t *page
+    cdef Entry *entry
+    while index < capacity:
+        if refs[index >> PAGE_SHIFT] == 0:
+            index = (index | (PAGE_BUCKETS - 1)) + 1
+            continue
+        page = <uint32_t *>address(core.arena, refs[index >> PAGE_SHIFT])
+        while True:
+            ahead = (index & (PAGE_BUCKETS - 1)) + 16
+            if ahead < PAGE_BUCKETS and index + 16 < capacity and page[ahead]:
+                prefetch(address(core.arena, page[ahead]))
+            slot = page[index & (PAGE_BUCKETS - 1)]
+            while slot:
+                entry = entry_at(core, slot)
+                rows[n] = <uint64_t><uintptr_t>entry
+                n += 1
+                slot = entry.next
+            index += 1
+            if index >= capacity or index & (PAGE_BUCKETS - 1) == 0:
+                break
+    return n
+
+
+cdef object read_columns(StateTable table, uint64_t[::1] rows):
+    """Gather the columns of entries by address."""
+    cdef Table *t = table.table
+    cdef uint64_t n = rows.shape[0], i
+    cdef uint32_t[::1] numbers
+    cdef int64_t[::1] longs
+    cdef char *value
+    columns = {}
+    cdef uint32_t skip = t.layout.off_value - t.layout.off_payload
+    if t.layout.key_is_blob:
+        columns["key_offsets"], columns["key"] = gather_blobs(rows, 8)
+    else:
+        columns["key"] = gather_fixed(rows, 8, 8).view(np.int64).ravel()
+    if t.layout.off_namespace:
+        columns["namespace"] = gather_fixed(rows, t.layout.off_namespace, 4).view(np.uint32).ravel()
+    if t.layout.off_thread:
+        columns["sequence"] = gather_fixed(rows, t.layout.off_thread, 8).view(np.uint64).ravel()
+    if t.layout.has_timestamp:
+        columns["timestamp"] = gather_fixed(rows, t.layout.off_payload, 8).view(np.int64).ravel()
+    if table.value_code == CODE_LIST:
+        gather_lists(table, rows, columns)
+    elif table.value_code == CODE_ANCHOR:
+        columns["value"] = gather_fixed(rows, t.layout.off_value, 4).view(np.uint32).ravel()
+    else:
+        gather_values(rows, t.layout.off_value, table.value_code, t.layout.value_width, columns)
+    return columns
+
+
+cdef object gather_values(uint64_t[::1] rows, uint32_t offset, int code, uint32_t width, dict columns):
+    if code == CODE_BLOB:
+        columns["value_offsets"], columns["value"] = gather_blobs(rows, offset)
+    elif code == CODE_OBJECT:
+        columns["value"] = gather_objects(rows, offset)
+    else:
+        raw = gather_fixed(rows, offset, width)
+        columns["value"] = raw if code == CODE_RAW else raw.view(DTYPES[code]).ravel()
+
+
+cdef object gather_fixed(uint64_t[::1] rows, uint32_t offset, uint32_t width):
+    cdef uint64_t n = rows.shape[0], i
+    out = np.empty((n, width), dtype=np.uint8)
+    if n == 0:
+        return out
+    cdef uint8_t[:, ::1] view = out
+    cdef char *target = <char *>&view[0, 0]
+    with nogil:
+        if width == 8:
+            for i in range(n):
+                (<uint64_t *>target)[i] = (<uint64_t *>(<uintptr_t>rows[i] + offset))[0]
+        else:
+            for i in range(n):
+                memcpy(target + i * width, <char *><uintptr_t>rows[i] + offset, width)
+    return out
+
+
+cdef tuple gather_blobs(uint64_t[::1] rows, uint32_t offset):
+    cdef uint64_t n = rows.shape[0], i, total = 0
+    cdef Blob *blob
+    offsets = np.empty(n + 1, dtype=np.int64)
+    cdef int64_t[::1] ends = offsets
+    ends[0] = 0
+    with nogil:
+        for i in range(n):
+            blob = (<Blob **>(<char *><uintptr_t>rows[i] + offset))[0]
+            total += blob.length if blob != NULL else 0
+            ends[i + 1] = total
+    data = np.empty(max(total, 1), dtype=np.uint8)
+    cdef uint8_t[::1] bytes_view = data
+    with nogil:
+        for i in range(n):
+            blob = (<Blob **>(<char *><uintptr_t>rows[i] + offset))[0]
+            if blob != NULL:
+                memcpy(&bytes_view[0] + ends[i], blob_data(blob), blob.length)
+    return offsets, data[:total]
+
+
+cdef object gather_objects(uint64_t[::1] rows, uint32_t offset):
+    cdef uint64_t n = rows.shape[0], i
+    out = np.empty(n, dtype=object)
+    for i in range(n):
+        out[i] = <object>(<PyObject **>(<char *><uintptr_t>rows[i] + offset))[0]
+    return out
+
+
+cdef object gather_lists(StateTable table, uint64_t[::1] rows, dict columns):
+    """Elements of all lists one after another, by the addresses of the elements."""
+    cdef Table *t = table.table
+    cdef uint64_t n = rows.shape[0], i, total = 0
+    cdef ListCursor cursor
+    cdef ListHead *head
+    cdef char *element
+    offsets = np.zeros(n + 1, dtype=np.int64)
+    cdef int64_t[::1] ends = offsets
+    for i in range(n):
+        head = <ListHead *>(<char *><uintptr_t>rows[i] + t.layout.off_value)
+        total += head.length
+        ends[i + 1] = total
+    addresses = np.empty(total, dtype=np.uint64)
+    cdef uint64_t[::1] elements = addresses
+    total = 0
+    for i in range(n):
+        head = <ListHead *>(<char *><uintptr_t>rows[i] + t.layout.off_value)
+        if not cursor_open(&table.owner.arena.budget, head, &cursor):
+            table.owner.out_of_memory()
+        while True:
+            element = cursor_next(t, &cursor)
+            if element == NULL:
+                break
+            elements[total] = <uint64_t><uintptr_t>element
+            total += 1
+        cursor_close(&table.owner.arena.budget, &cursor)
+    columns["list_offsets"] = offsets
+    if t.element_has_timestamp:
+        columns["timestamp"] = gather_fixed(elements, 0, 8).view(np.int64).ravel()
+    gather_values(elements, 8 if t.element_has_timestamp else 0, table.element_code, t.element_value_width,
+                  columns)

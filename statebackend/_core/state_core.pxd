@@ -1,0 +1,32 @@
+"""The part of a backend's compiled state that belongs to all of its tables."""
+
+from libc.stdint cimport uint32_t
+
+from statebackend._core.arena cimport Arena
+from statebackend._core.cow_map cimport Core, Journal, Snapshot
+from statebackend._core.journal cimport Log
+
+cdef class Mark
+
+cdef class StateCore:
+    cdef Core core
+    cdef readonly Arena arena
+    cdef list open_marks                 # Mark, oldest first
+    cdef readonly bint closed
+    cdef uint32_t inside                 # checked build: whether a call is inside
+    cdef int enter(self) except -1
+    cdef void leave(self) noexcept
+    cdef int out_of_memory(self) except -1
+    cdef int undo_to(self, Journal *journal, uint32_t version) except -1
+    cdef bint keep_carried(self, Journal *journal) noexcept
+    cdef Snapshot *open_snapshot(self) except NULL
+    cdef int require_open(self, Mark mark) except -1
+    cdef int bump_version(self) except -1
+    cdef int renumber(self) except -1
+
+cdef class Mark:
+    cdef readonly StateCore owner
+    cdef uint32_t version
+    cdef readonly bint is_open
+
+cdef void discard_log(Core *core, Journal *journal, Log *log) noexcept nogil

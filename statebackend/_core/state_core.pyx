@@ -1,0 +1,454 @@
+"""What the tables of one backend share: the arena, the version counter, open marks, live snapshots.
+
+Threads: one call at a time is inside a StateCore, on whichever thread. A SnapshotView may be read and released
+on any other thread meanwhile.
+"""
+
+import os
+
+import numpy as np
+
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from statebackend._core.arena cimport (
+    CHECKED, LIVE_ENTRIES, LIVE_SNAPSHOTS, blob_drop, Blob, count, raw_alloc, raw_free)
+from statebackend._core.cow_map cimport (
+    FREE_SLOT, LAST_VERSION, VALUE_FIXED, BucketTable, CowMap, Directory, Entry, Journal, Segment, Table,
+    absorb_moves, drain, entry_at, map_clear_storage, payload_drop, payload_of, segment_for_writing, undo_log)
+from statebackend._core.journal cimport Log, log_append, log_clear
+from statebackend._core.platform cimport spin_lock, spin_unlock, unlikely
+
+from statebackend.errors import ClosedError, MemoryLimitError, UsageError
+
+cdef enum:
+    RECLAIM_PER_OPERATION = 8            # so that no operation pays for a snapshot's or a list's end
+
+
+@cython.final
+cdef class Mark:
+    """A point to roll back to; made by `StateCore.mark`."""
+
+
+@cython.final
+@cython.no_gc_clear                      # the arena must outlive what is freed into it
+cdef class StateCore:
+    """The arena, versions, marks and snapshots that all tables of one backend share.
+
+    >>> from statebackend._core.state_table import StateTable
+    >>> core = StateCore()
+    >>> table = StateTable(core, key="int", value="long", max_parallelism=4)
+    >>> table.put(1, 10)
+    >>> mark = core.mark()
+    >>> table.put(1, 11); table.put(2, 20)
+    >>> core.rollback(mark)
+    >>> table.get(1), table.get(2)
+    (10, None)
+    """
+
+    def __cinit__(self, max_bytes=0, seed=None):
+        memset(&self.core, 0, sizeof(Core))
+        self.arena = Arena()
+        self.arena.set_limit(max_bytes)
+        self.core.arena = &self.arena.core
+        self.core.blobs = &self.arena.blobs
+        self.core.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
+        self.open_marks = []
+
+    def __dealloc__(self):
+        teardown(&self.core)
+
+    def close(self):
+        """Drop all state; every later call raises. Live snapshots stay readable until they are released."""
+        cdef Mark mark
+        if self.closed:
+            return
+        self.enter()
+        self.closed = True
+        for mark in self.open_marks:
+            mark.is_open = False
+        self.open_marks = []
+        self.core.journal_version = 0
+        if self.core.newest == NULL:
+            teardown(&self.core)
+        self.leave()
+
+    cdef int enter(self) except -1:
+        if unlikely(self.closed):
+            raise ClosedError("the backend is closed", hint="create a new backend and restore into it")
+        if CHECKED:
+            if self.inside:
+                raise UsageError("another call is inside this backend", code="OVERLAPPING_CALL",
+                                 hint="use a backend from one thread at a time")
+            self.inside = 1
+        if unlikely(self.core.pending):
+            drain(&self.core, RECLAIM_PER_OPERATION)
+        return 0
+
+    cdef void leave(self) noexcept:
+        self.inside = 0
+
+    cdef int out_of_memory(self) except -1:
+        """Raise what fits after an operation answered that there was no memory."""
+        if self.arena.budget.refused:
+            self.arena.budget.refused = 0
+            raise MemoryLimitError(
+                "the state would pass its memory limit", detail=f"max_bytes={self.arena.budget.limit}",
+                hint="raise max_bytes, expire or clear state, or use the rocksdb backend")
+        raise MemoryError("no memory for state; nothing has changed")
+
+    # --- marks ---
+
+    def mark(self):
+        """Open a mark. O(1)."""
+        cdef Mark mark
+        self.enter()
+        try:
+            self.bump_version()
+            self.core.journal_version = self.core.state_version
+            mark = Mark.__new__(Mark)
+            mark.owner = self
+            mark.version = self.core.state_version
+            mark.is_open = True
+            self.open_marks.append(mark)
+            return mark
+        finally:
+            self.leave()
+
+    def rollback(self, Mark mark not None):
+        """Return every table to its contents at `mark`; newer marks become invalid. O(changes since).
+
+        Should memory run out midway, which takes a snapshot in progress, the call can be repeated.
+        """
+        cdef Journal *journal
+        cdef Mark other
+        self.enter()
+        try:
+            self.require_open(mark)
+            while self.open_marks[len(self.open_marks) - 1] is not mark:
+                other = self.open_marks.pop()
+                other.is_open = False
+            journal = self.core.journals
+            while journal != NULL:
+                self.undo_to(journal, mark.version)
+                journal = journal.next
+            self.bump_version()
+            self.core.journal_version = self.core.state_version
+            journal = self.core.journals
+            while journal != NULL:
+                if not self.keep_carried(journal):
+                    self.out_of_memory()
+                journal = journal.next
+        finally:
+            self.leave()
+
+    cdef int undo_to(self, Journal *journal, uint32_t version) except -1:
+        cdef dict moved = {}
+        absorb_moves(&journal.carried, 0, moved)
+        while journal.n_segments and journal.segments[journal.n_segments - 1].version >= version:
+            if not undo_log(journal, &journal.segments[journal.n_segments - 1].log, 0, &journal.carried, moved):
+                self.out_of_memory()
+            journal.n_segments -= 1
+        return 0
+
+    cdef bint keep_carried(self, Journal *journal) noexcept:
+        cdef Log *log
+        if journal.carried.records == 0:
+            return True
+        if not segment_for_writing(&self.core, journal, &log):
+            return False
+        log_append(self.core.arena, log, &journal.carried)
+        return True
+
+    def release(self, Mark mark not None):
+        """Give up the possibility to roll back to `mark`. Idempotent. O(1), reclaiming goes on step by step."""
+        cdef Journal *journal
+        cdef uint32_t keep_from, i, dropped
+        if not mark.is_open or mark.owner is not self or self.closed:
+            return
+        self.enter()
+        try:
+            mark.is_open = False
+            self.open_marks.remove(mark)
+            if self.open_marks:
+                keep_from = (<Mark>self.open_marks[0]).version
+            else:
+                keep_from = FREE_SLOT
+                self.core.journal_version = 0
+            journal = self.core.journals
+            while journal != NULL:
+                dropped = 0
+                while dropped < journal.n_segments and journal.segments[dropped].version < keep_from:
+                    discard_log(&self.core, journal, &journal.segments[dropped].log)
+                    dropped += 1
+                for i in range(dropped, journal.n_segments):
+                    journal.segments[i - dropped] = journal.segments[i]
+                journal.n_segments -= dropped
+                journal = journal.next
+        finally:
+            self.leave()
+
+    cdef int require_open(self, Mark mark) except -1:
+        if mark.owner is not self:
+            raise UsageError("the mark belongs to another backend")
+        if not mark.is_open:
+            raise UsageError("the mark is no longer valid", code="STALE_MARK",
+                             hint="it was released, or an older mark was rolled back to")
+
+    # --- snapshots ---
+
+    def snapshot(self):
+        """A consistent view of all tables at this moment. O(1); maps are shared, not copied."""
+        from statebackend._core.snapshot_view import SnapshotView
+
+        return SnapshotView(self)
+
+    cdef Snapshot *open_snapshot(self) except NULL:
+        """Count the version up and make the maps keep what they hold now; what SnapshotView begins with."""
+        cdef Snapshot *snapshot
+        self.enter()
+        try:
+            snapshot = <Snapshot *>raw_alloc(&self.arena.budget, sizeof(Snapshot))
+            if snapshot == NULL:
+                self.out_of_memory()
+            memset(snapshot, 0, sizeof(Snapshot))
+            self.bump_version()
+            snapshot.version = self.core.state_version
+            spin_lock(&self.core.directory_lock)
+            snapshot.older = self.core.newest
+            if self.core.newest != NULL:
+                self.core.newest.newer = snapshot
+            else:
+                self.core.oldest = snapshot
+            self.core.newest = snapshot
+            self.core.highest_required_snapshot_version = snapshot.version
+            spin_unlock(&self.core.directory_lock)
+            if self.core.journal_version:
+                # A new segment, so that the journal's version stays above every snapshot's.
+                self.bump_version()
+                self.core.journal_version = self.core.state_version
+            count(self.arena.budget.probe, LIVE_SNAPSHOTS, 1)
+            return snapshot
+        finally:
+            self.leave()
+
+    def advance(self, budget=1000):
+        """Reclaim up to about `budget` entries, pages and records that nobody needs; says whether more are left."""
+        self.enter()
+        try:
+            drain(&self.core, budget)
+            return bool(self.core.pending)
+        finally:
+            self.leave()
+
+    # --- versions ---
+
+    cdef int bump_version(self) except -1:
+        if unlikely(self.core.state_version >= LAST_VERSION):
+            self.renumber()
+        self.core.state_version += 1
+        return 0
+
+    cdef int renumber(self) except -1:
+        """Begin counting versions anew, keeping every comparison that matters. O(entries), once in 2^32 marks."""
+        cdef Snapshot *snapshot = self.core.oldest
+        cdef Journal *journal = self.core.journals
+        cdef Table *table = self.core.tables
+        cdef Mark mark
+        cdef uint32_t i
+        cdef object thresholds = {self.core.journal_version} if self.core.journal_version else set()
+        while snapshot != NULL:
+            thresholds.add(snapshot.version)
+            snapshot = snapshot.newer
+        for mark in self.open_marks:
+            thresholds.add(mark.version)
+        while journal != NULL:
+            for i in range(journal.n_segments):
+                thresholds.add(journal.segments[i].version)
+            journal = journal.next
+        old = np.array(sorted(thresholds), dtype=np.uint32)
+        cdef uint32_t[::1] view = old if len(old) else np.zeros(1, np.uint32)
+        cdef uint32_t n = len(old)
+        spin_lock(&self.core.directory_lock)
+        while table != NULL:
+            renumber_table(table, &view[0], n)
+            table = table.next
+        snapshot = self.core.oldest
+        while snapshot != NULL:
+            snapshot.version = renumbered(snapshot.version, &view[0], n)
+            snapshot = snapshot.newer
+        if self.core.newest != NULL:
+            self.core.highest_required_snapshot_version = self.core.newest.version
+        spin_unlock(&self.core.directory_lock)
+        journal = self.core.journals
+        while journal != NULL:
+            for i in range(journal.n_segments):
+                journal.segments[i].version = renumbered(journal.segments[i].version, &view[0], n)
+            journal = journal.next
+        for mark in self.open_marks:
+            mark.version = renumbered(mark.version, &view[0], n)
+        if self.core.journal_version:
+            self.core.journal_version = renumbered(self.core.journal_version, &view[0], n)
+        self.core.state_version = n
+        return 0
+
+    # --- inspection ---
+
+    def metrics(self):
+        """Versions, marks, snapshots, memory and copies so far, as a dict."""
+        cdef Snapshot *snapshot = self.core.oldest
+        cdef Table *table = self.core.tables
+        cdef uint64_t entries = 0, pages = 0, moved = 0
+        live = []
+        while snapshot != NULL:
+            live.append(snapshot.version)
+            snapshot = snapshot.newer
+        while table != NULL:
+            entries += table.lane.copied_entries
+            pages += table.lane.copied_pages
+            moved += table.lane.moved_entries
+            table = table.next
+        return {
+            "state_version": self.core.state_version,
+            "highest_required_snapshot_version": self.core.highest_required_snapshot_version,
+            "journal_version": self.core.journal_version,
+            "snapshots": live,
+            "marks": len(self.open_marks),
+            "copied_entries": entries,
+            "copied_pages": pages,
+            "rehashed_entries": moved,
+            **self.arena.usage(),
+        }
+
+    def _set_state_version(self, version):
+        """Let the version counter stand at `version`; for tests of renumbering."""
+        if version < self.core.state_version:
+            raise UsageError("versions only grow")
+        self.core.state_version = version
+
+    def _check(self):
+        """Verify the arena; tables have `_check` of their own."""
+        self.arena._check()
+
+
+cdef inline uint32_t renumbered(uint32_t version, uint32_t *old, uint32_t n) noexcept nogil:
+    """How many of the sorted thresholds are at or below `version`."""
+    cdef uint32_t i = 0
+    while i < n and old[i] <= version:
+        i += 1
+    return i
+
+
+cdef void renumber_table(Table *table, uint32_t *old, uint32_t n) noexcept nogil:
+    cdef uint32_t g, i, units = table.layout.stride >> 3, slot, end
+    cdef uint64_t r
+    cdef CowMap *map
+    cdef Entry *entry
+    cdef BucketTable *buckets
+    cdef Directory *directory
+    cdef int t
+    for g in range(table.n_maps):
+        map = table.maps[g]
+        if map == NULL:
+            continue
+        for r in range(map.n_runs):
+            slot = <uint32_t>(map.runs[r] >> 8)
+            end = slot + <uint32_t>((<uint64_t>1 << (map.runs[r] & 0xFF)) // table.layout.stride) * units
+            if map.fresh_end == end:
+                end = map.fresh
+            while slot < end:
+                entry = entry_at(table.core, slot)
+                if entry.version != FREE_SLOT:
+                    entry.version = renumbered(entry.version, old, n)
+                slot += units
+        for t in range(2):
+            buckets = &map.primary if t == 0 else &map.secondary
+            for i in range(buckets.n_pages):
+                buckets.pages[i].version = renumbered(buckets.pages[i].version, old, n)
+        directory = map.directories
+        while directory != NULL:
+            # Covers the same snapshots: those above everything below `low`, up to `high`.
+            directory.low = renumbered(directory.low - 1, old, n) + 1
+            directory.high = renumbered(directory.high, old, n)
+            directory = directory.older
+        map.seen_version = renumbered(map.seen_version, old, n)
+
+
+cdef void discard_log(Core *core, Journal *journal, Log *log) noexcept nogil:
+    """Leave records that no rollback can reach to `drain`; those that hold nothing go at once."""
+    if log.held == 0:
+        log_clear(core.arena, log)
+    elif log.records:
+        log_append(core.arena, &journal.dead, log)
+        core.pending = 1
+
+
+cdef void teardown(Core *core) noexcept nogil:
+    """Free everything that the tables of a backend own. No snapshot is read any more."""
+    cdef Snapshot *snapshot = core.oldest
+    cdef Journal *journal = core.journals
+    cdef Journal *next_journal
+    cdef Table *table = core.tables
+    cdef Table *next_table
+    cdef int64_t all_of_it
+    cdef uint32_t i
+    while snapshot != NULL:
+        snapshot.released = 1
+        snapshot = snapshot.newer
+    while journal != NULL:
+        for i in range(journal.n_segments):
+            log_append(core.arena, &journal.dead, &journal.segments[i].log)
+        journal.n_segments = 0
+        log_append(core.arena, &journal.dead, &journal.carried)
+        journal = journal.next
+    core.pending = 1
+    while core.pending:
+        drain(core, 1 << 40)
+        if core.pending and core.garbage.records == 0 and core.dead_directories == NULL:
+            break
+    while table != NULL:
+        next_table = table.next
+        teardown_table(table)
+        while core.garbage.records:
+            drain(core, 1 << 40)
+        raw_free(core.arena.budget, table, sizeof(Table))
+        core.tables = table = next_table
+    journal = core.journals
+    while journal != NULL:
+        next_journal = journal.next
+        raw_free(core.arena.budget, journal.segments, journal.capacity * sizeof(Segment))
+        raw_free(core.arena.budget, journal, sizeof(Journal))
+        journal = next_journal
+    core.journals = NULL
+
+
+cdef void teardown_table(Table *table) noexcept nogil:
+    cdef uint32_t g, slot, end, units = table.layout.stride >> 3
+    cdef uint64_t r
+    cdef CowMap *map
+    cdef Entry *entry
+    # Entries that own nothing vanish with their runs; the checked build frees them one by one all the same.
+    cdef bint walk = CHECKED or table.layout.key_is_blob or table.layout.value_kind != VALUE_FIXED
+    for g in range(table.n_maps):
+        map = table.maps[g]
+        if map == NULL:
+            continue
+        if walk:
+            for r in range(map.n_runs):
+                slot = <uint32_t>(map.runs[r] >> 8)
+                end = slot + <uint32_t>((<uint64_t>1 << (map.runs[r] & 0xFF)) // table.layout.stride) * units
+                if map.fresh_end == end:
+                    end = map.fresh
+                while slot < end:
+                    entry = entry_at(table.core, slot)
+                    if entry.version != FREE_SLOT:
+                        payload_drop(table, payload_of(table, entry))
+                        if table.layout.key_is_blob:
+                            blob_drop(table.core.blobs, <Blob *>entry.key)
+                        count(table.core.arena.budget.probe, LIVE_ENTRIES, -1)
+                    slot += units
+        map.used = 0
+        map_clear_storage(table, map)
+        raw_free(table.core.arena.budget, map, sizeof(CowMap))
+    raw_free(table.core.arena.budget, table.maps, table.n_maps * sizeof(CowMap *))
