@@ -160,7 +160,6 @@ def key_group_of(key_hash: int, max_parallelism: int) -> int:
 
 
 # --- Spark's Murmur3
-# -------------------------------------------------------------------------------------------
 
 
 def _signed(x: int) -> int:
@@ -271,7 +270,6 @@ def _fold(data: memoryview, at: int, fields: tuple[Any, ...], key_hash: int) -> 
 
 
 # --- Flink's assignment
-# ----------------------------------------------------------------------------------------
 
 
 def flink_key_group(key: Any, max_parallelism: int, *, java_type: str | None = None) -> int:

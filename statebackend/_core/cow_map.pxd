@@ -328,6 +328,8 @@ cdef void rehash_step(Lane *lane, Table *table, CowMap *map) noexcept nogil
 cdef uint32_t insert(Lane *lane, Table *table, CowMap *map, int64_t key, const char *data, uint64_t length,
                      uint32_t ns, uint32_t hash) noexcept nogil
 cdef bint remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil
+cdef bint reserve_records(Lane *lane, Table *table) noexcept nogil
+cdef bint prepare_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil
 cdef uint32_t own_entry(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil
 cdef bint keep_payload(Lane *lane, Table *table, CowMap *map, uint32_t slot, RecordOp op,
                        bint *kept) noexcept nogil

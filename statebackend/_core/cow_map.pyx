@@ -631,6 +631,8 @@ cdef int move_bucket(Lane *lane, Table *table, CowMap *map, uint32_t index) noex
             entry = entry_at(core, clone)
             pending = entry.next
             if table.layout.off_thread:
+                # A neighbour may have been replaced since the clone was made.
+                thread_of(table, entry)[0] = thread_of(table, entry_at(core, slot))[0]
                 repoint_thread(table, clone)
             retire(lane, table, map, slot, clone, log)
             slot = clone
@@ -799,6 +801,21 @@ cdef inline void unlink_entry(Lane *lane, Table *table, CowMap *map, uint32_t *l
     active_table(map, hash).size -= 1
     map.modifications += 1
     lane.entries -= 1
+
+
+cdef bint reserve_records(Lane *lane, Table *table) noexcept nogil:
+    """Room for a few records of inserts and removals, wherever they go."""
+    cdef Log *log
+    if not record_log(lane, table, &log):
+        return False
+    if log != NULL:
+        return log_reserve(lane.core.arena, log, 64)
+    return lane.core.newest == NULL or log_reserve(lane.core.arena, retired_log(lane), 64)
+
+
+cdef bint prepare_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil:
+    """Do what of a removal needs memory, but for records: `reserve_records` after this, and `remove` succeeds."""
+    return link_before(lane, table, map, slot, hash) != NULL
 
 
 cdef bint remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil:

@@ -1,6 +1,6 @@
 """The part of a backend's compiled state that belongs to all of its tables."""
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from statebackend._core.arena cimport Arena
 from statebackend._core.cow_map cimport Core, Journal, Snapshot
@@ -13,6 +13,8 @@ cdef class StateCore:
     cdef readonly Arena arena
     cdef list open_marks                 # Mark, oldest first
     cdef readonly bint closed
+    cdef readonly uint64_t calls         # how many calls have entered
+    cdef readonly uint64_t rollbacks
     cdef uint32_t inside                 # checked build: whether a call is inside
     cdef int enter(self) except -1
     cdef void leave(self) noexcept

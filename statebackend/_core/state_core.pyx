@@ -82,6 +82,7 @@ cdef class StateCore:
                 raise UsageError("another call is inside this backend", code="OVERLAPPING_CALL",
                                  hint="use a backend from one thread at a time")
             self.inside = 1
+        self.calls += 1
         if unlikely(self.core.pending):
             drain(&self.core, RECLAIM_PER_OPERATION)
         return 0
@@ -126,6 +127,7 @@ cdef class StateCore:
         self.enter()
         try:
             self.require_open(mark)
+            self.rollbacks += 1
             while self.open_marks[len(self.open_marks) - 1] is not mark:
                 other = self.open_marks.pop()
                 other.is_open = False

@@ -31,6 +31,9 @@ cdef class StateTable:
     cdef object copy_value               # of CODE_OBJECT: callable, or None when values are immutable
     cdef readonly uint32_t max_parallelism
     cdef int split_key(self, object key, uint32_t ns, CoreKey *out) except -1
+    cdef int split_map_key(self, object map_key, uint32_t anchor, uint32_t group, CoreKey *out) except -1
+    cdef void rehash_map_key(self, CoreKey *key, uint32_t anchor) noexcept
+    cdef char *store_any(self, object value, char *stored) except NULL
     cdef CowMap *map_for(self, uint32_t group) except NULL
     cdef CowMap *map_or_null(self, uint32_t group) noexcept
     cdef uint32_t find(self, CowMap *map, CoreKey *key) noexcept

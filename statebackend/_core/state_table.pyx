@@ -17,8 +17,8 @@ from statebackend._core.cow_map cimport (
     MAXIMUM_CAPACITY, MINIMUM_CAPACITY, RECORD_COPIED, RECORD_MOVED, RECORD_WRITE, VALUE_ANCHOR, VALUE_BLOB,
     VALUE_FIXED, VALUE_LIST, VALUE_OBJECT, CowMap, Directory, Entry, Journal, ListHead, Table, Thread,
     before_operation, chain_head, check_map, entry_at, find_blob, find_int, hash_blob_key, hash_int_key, insert,
-    keep_payload, key_object, map_new, namespace_of, own_entry, payload_drop, payload_of, remove, slot_for_write,
-    value_of)
+    keep_payload, key_object, map_new, namespace_of, own_entry, payload_drop, payload_of, remove, see_snapshots,
+    slot_for_write, value_of)
 from statebackend._core.journal cimport LogChunk, chunk_data
 from statebackend._core.key_groups cimport HashPlan, hash_canonical_bytes, hash_canonical_int, pmod_group
 from statebackend._core.lists cimport ListCursor, cursor_close, cursor_next, cursor_open, list_append
@@ -202,6 +202,45 @@ cdef class StateTable:
                 detail=f"key group {out.group}, own {table.first_group}..{table.first_group + table.n_maps - 1}")
         return 0
 
+    cdef int split_map_key(self, object map_key, uint32_t anchor, uint32_t group, CoreKey *out) except -1:
+        """As `split_key`, for a key below an anchor: it lies in the anchor's key group."""
+        cdef Table *table = self.table
+        out.namespace = anchor
+        out.group = group
+        out.data = NULL
+        out.length = 0
+        out.number = 0
+        if table.layout.key_is_blob:
+            if not PyBytes_CheckExact(map_key):
+                raise SerializationTypeError("a map key of this table is bytes",
+                                             detail=f"got {type(map_key).__name__}")
+            out.data = PyBytes_AS_STRING(map_key)
+            out.length = PyBytes_GET_SIZE(map_key)
+        else:
+            if not PyLong_CheckExact(map_key):
+                raise SerializationTypeError("a map key of this table is an int",
+                                             detail=f"got {type(map_key).__name__}")
+            out.number = PyLong_AsLongLong(map_key)
+        self.rehash_map_key(out, anchor)
+        return 0
+
+    cdef void rehash_map_key(self, CoreKey *key, uint32_t anchor) noexcept:
+        key.namespace = anchor
+        if self.table.layout.key_is_blob:
+            key.hash = hash_blob_key(self.table, key.data, key.length, anchor)
+        else:
+            key.hash = hash_int_key(self.table, key.number, anchor)
+
+    cdef char *store_any(self, object value, char *stored) except NULL:
+        """The stored form of a value: in `stored`, or for raw bytes in the value itself."""
+        if self.value_code == CODE_RAW:
+            if not PyBytes_CheckExact(value) or PyBytes_GET_SIZE(value) != self.table.layout.value_width:
+                raise SerializationTypeError(f"a value of this table is {self.table.layout.value_width} bytes",
+                                             detail=f"got {type(value).__name__}")
+            return PyBytes_AS_STRING(value)
+        self.store_value(value, stored, self.value_code, self.table.layout.value_width)
+        return stored
+
     cdef CowMap *map_for(self, uint32_t group) except NULL:
         cdef CowMap *map = self.table.maps[group - self.table.first_group]
         if unlikely(map == NULL):
@@ -323,7 +362,6 @@ cdef class StateTable:
         cdef char *source = stored
         cdef Table *table
         cdef bint kept = False
-        cdef bytes raw = None
         cdef object old = None
         self.owner.enter()
         try:
@@ -331,14 +369,7 @@ cdef class StateTable:
             if self.value_code >= CODE_LIST:
                 raise UsageError("this table holds lists or anchors", hint="use append")
             self.split_key(key, namespace, &k)
-            if self.value_code == CODE_RAW:
-                raw = value if PyBytes_CheckExact(value) else None
-                if raw is None or len(raw) != table.layout.value_width:
-                    raise SerializationTypeError(f"a value of this table is {table.layout.value_width} bytes",
-                                                 detail=f"got {type(value).__name__}")
-                source = PyBytes_AS_STRING(raw)
-            else:
-                self.store_value(value, stored, self.value_code, table.layout.value_width)
+            source = self.store_any(value, stored)
             slot = 0
             try:
                 map = self.map_for(k.group)
@@ -423,7 +454,7 @@ cdef class StateTable:
         fresh = self.copy_value(<object>(<PyObject **>value_of(table, entry))[0])
         # The copy may have run any code; the entry is looked at anew, under its own slot.
         if entry.version < table.core.highest_required_snapshot_version:
-            slot = own_entry(&table.lane, table, map, slot, hash)
+            slot = own_entry(&table.lane, table, map, slot, hash) if see_snapshots(table.core, map) else 0
             if slot == 0:
                 self.owner.out_of_memory()
             entry = entry_at(table.core, slot)

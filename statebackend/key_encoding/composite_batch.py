@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend.errors import SerializationError
-from statebackend.key_encoding.batch import ByteRuns, Columnar, Int64s
+from statebackend.key_encoding.columns import ByteRuns, Columnar, Int64s
 from statebackend.types.model import RowType
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
-from statebackend.key_encoding import batch
+from statebackend.key_encoding import int_batch, run_batch
+from statebackend.key_encoding.columns import ByteRuns, as_columnar, encode_each
 from statebackend.key_groups import key_group_of, spark_hash
 from statebackend.types import convert
 from statebackend.types.model import DecimalType, RowType, TupleType, Type
@@ -164,15 +165,15 @@ class IntKeyEncoder(KeyEncoder):
         return self._from_int(canonical)
 
     def encode_many(self, keys: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-        columnar = batch.as_columnar(keys)
-        result = batch.ints_of(columnar, self.declared_type)
+        columnar = as_columnar(keys)
+        result = int_batch.ints_of(columnar, self.declared_type)
         if result is None:
-            encoded = batch.encode_each(columnar, self.encode)
+            encoded = encode_each(columnar, self.encode)
             result = np.fromiter(encoded, dtype=np.int64, count=len(encoded))
         return result
 
     def decode_many(self, canonical: Any) -> pa.Array:
-        return batch.arrow_of_ints(np.ascontiguousarray(canonical, dtype=np.int64), self.declared_type)
+        return int_batch.arrow_of_ints(np.ascontiguousarray(canonical, dtype=np.int64), self.declared_type)
 
 
 class BytesKeyEncoder(KeyEncoder):
@@ -200,13 +201,13 @@ class BytesKeyEncoder(KeyEncoder):
     def decode(self, canonical: bytes) -> Any:
         return self._from_bytes(canonical)
 
-    def encode_many(self, keys: Any) -> batch.ByteRuns:
-        columnar = batch.as_columnar(keys)
-        result = batch.byte_runs_of(columnar, self.declared_type)
-        return batch.runs_of_list(batch.encode_each(columnar, self.encode)) if result is None else result
+    def encode_many(self, keys: Any) -> ByteRuns:
+        columnar = as_columnar(keys)
+        result = run_batch.byte_runs_of(columnar, self.declared_type)
+        return run_batch.runs_of_list(encode_each(columnar, self.encode)) if result is None else result
 
-    def decode_many(self, canonical: batch.ByteRuns) -> pa.Array:
-        return batch.arrow_of_byte_runs(*batch.checked_runs(canonical), self.declared_type)
+    def decode_many(self, canonical: ByteRuns) -> pa.Array:
+        return run_batch.arrow_of_byte_runs(*run_batch.checked_runs(canonical), self.declared_type)
 
 
 class CompositeKeyEncoder(KeyEncoder):
@@ -307,23 +308,23 @@ class CompositeKeyEncoder(KeyEncoder):
                 at += length
         return self._build(fields), at
 
-    def encode_many(self, keys: Any) -> batch.ByteRuns:
+    def encode_many(self, keys: Any) -> ByteRuns:
         from statebackend.key_encoding import composite_batch
 
-        columnar = batch.as_columnar(keys)
+        columnar = as_columnar(keys)
         result = composite_batch.encode_structs(self, columnar)
         if result is not None:
             return result
         if isinstance(columnar, pa.Array):
-            return batch.runs_of_list(
-                batch.encode_each(columnar, lambda key: self.encode(composite_batch.plain_key(self, key)))
+            return run_batch.runs_of_list(
+                encode_each(columnar, lambda key: self.encode(composite_batch.plain_key(self, key)))
             )
-        return batch.runs_of_list(batch.encode_each(columnar, self.encode))
+        return run_batch.runs_of_list(encode_each(columnar, self.encode))
 
-    def decode_many(self, canonical: batch.ByteRuns) -> pa.Array:
+    def decode_many(self, canonical: ByteRuns) -> pa.Array:
         from statebackend.key_encoding import composite_batch
 
-        return composite_batch.decode_structs(self, *batch.checked_runs(canonical))
+        return composite_batch.decode_structs(self, *run_batch.checked_runs(canonical))
 
 
 def _float_bits(

@@ -72,7 +72,8 @@ def test_any_bytes_can_be_hashed_without_reading_beyond(junk: bytes, case: tuple
         assert plan.hash_bytes(junk) == plan.hash_bytes(bytearray(junk))
         whole = encoder.encode(case[1])
         for end in range(len(whole)):
-            plan.hash_bytes(whole[:end])
+            behind = [memoryview(whole[:end] + byte * 200)[:end] for byte in (b"\x00", b"\x01")]
+            assert plan.hash_bytes(behind[0]) == plan.hash_bytes(behind[1])
         if encoder.hash_plan != "bytes":
             assert plan.hash_bytes(whole + junk) == plan.hash_bytes(whole)
 

@@ -1,0 +1,335 @@
+"""Map states: one entry per map key, threaded by key in insertion order.
+
+    heads:    key -> Anchor            entries:  (anchor, map key) -> value
+                       |  first, last             ^     ^     ^
+                       +--------------------------+ <-> + <-> +      thread
+
+Both tables lie in the key group of the key, and share one journal, so that undo reverses their changes in the order in
+which they happened. So putting or removing one map key writes, copies and journals one entry, however large the
+map is. A key has a head exactly while its map has entries.
+"""
+
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from statebackend._core.arena cimport address, block_free
+from statebackend._core.cow_map cimport (
+    Anchor, CoreKey, CowMap, Table, anchor_new, append_thread, before_operation, entry_at, hash_of,
+    insert, key_object, payload_drop, payload_of, prepare_remove, remove, reserve_records, slot_for_write,
+    thread_of, value_of)
+from statebackend._core.state_core cimport Mark, StateCore
+from statebackend._core.state_table cimport CODE_LIST, CODE_OBJECT, StateTable
+
+from statebackend.errors import UsageError
+
+
+@cython.final
+cdef class MapTable:
+    """A map state: keys to insertion-ordered maps, of which each entry is an entry of the table.
+
+    >>> from statebackend._core.state_core import StateCore
+    >>> table = MapTable(StateCore(), key="int", map_key="bytes", value="long")
+    >>> table.put(1, b"a", 10); table.put(1, b"b", 20); table.put(1, b"a", 11)
+    >>> list(table.items(1)), table.get(2, b"a")
+    ([(b'a', 11), (b'b', 20)], None)
+    """
+
+    def __cinit__(self, StateCore owner not None, *, map_key="int", value="long", timestamps=False,
+                  namespaces=False, hash_mask=0xFFFFFFFF, copy_value=None, **key_options):
+        self.owner = owner
+        self.heads = StateTable(owner, namespaces=namespaces, is_anchor_table=True, hash_mask=hash_mask,
+                                **key_options)
+        key_options.pop("key", None)
+        key_options.pop("plan", None)
+        self.entries = StateTable(owner, key=map_key, value=value, timestamps=timestamps, anchors=self.heads,
+                                  hash_mask=hash_mask, copy_value=copy_value, **key_options)
+        if self.entries.value_code == CODE_LIST:
+            raise UsageError("a map state does not hold lists")
+
+    cdef Anchor *anchor_of(self, uint32_t head_slot) noexcept:
+        cdef Table *table = self.heads.table
+        return <Anchor *>address(table.core.arena,
+                                 (<uint32_t *>value_of(table, entry_at(table.core, head_slot)))[0])
+
+    cdef uint32_t locate(self, object key, uint32_t namespace, CoreKey *head, CowMap **map) except? 0:
+        """The head's slot, 0 if the key has no map."""
+        return self.heads._locate(key, namespace, head, map)
+
+    cdef uint32_t locate_entry(self, object key, object map_key, uint32_t namespace, CoreKey *head,
+                               uint32_t *head_slot, CoreKey *inner, CowMap **inner_map) except? 0:
+        """The slot of a map entry, 0 if it is absent; both keys are checked in any case."""
+        cdef CowMap *map = NULL
+        cdef uint32_t anchor = 0
+        head_slot[0] = self.locate(key, namespace, head, &map)
+        if head_slot[0]:
+            anchor = (<uint32_t *>value_of(self.heads.table, entry_at(self.heads.table.core, head_slot[0])))[0]
+        self.entries.split_map_key(map_key, anchor, head.group, inner)
+        inner_map[0] = self.entries.map_or_null(head.group)
+        if head_slot[0] == 0 or inner_map[0] == NULL:
+            return 0
+        if not before_operation(&self.entries.table.lane, self.entries.table, inner_map[0]):
+            self.owner.out_of_memory()
+        return self.entries.find(inner_map[0], inner)
+
+    def put(self, key, map_key, value, uint32_t namespace=0, int64_t timestamp=0):
+        """Set one entry of a key's map; a new one goes to the end. O(1) expected, whatever the map's size."""
+        self.owner.enter()
+        try:
+            self.put_entry(key, map_key, value, namespace, timestamp)
+        finally:
+            self.owner.leave()
+
+    cdef int put_entry(self, object key, object map_key, object value, uint32_t namespace,
+                       int64_t timestamp) except -1:
+        cdef CoreKey head
+        cdef CoreKey inner
+        cdef CowMap *map = NULL
+        cdef uint32_t head_slot = 0, slot
+        cdef char stored[16]
+        cdef char *source = stored
+        cdef bint kept = False
+        cdef Table *table = self.entries.table
+        source = self.entries.store_any(value, stored)
+        try:
+            slot = self.locate_entry(key, map_key, namespace, &head, &head_slot, &inner, &map)
+            if slot == 0:
+                self.fill_entry(&head, head_slot, &inner, source, timestamp)
+                return 0
+            slot = slot_for_write(&table.lane, table, map, slot, inner.hash, &kept)
+            if slot == 0:
+                self.owner.out_of_memory()
+        except BaseException:
+            self.entries.drop_stored(stored, self.entries.value_code)
+            raise
+        if not kept:
+            payload_drop(table, payload_of(table, entry_at(table.core, slot)))
+        self.entries._fill(slot, source, timestamp)
+        return 0
+
+    cdef int fill_entry(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, char *value,
+                        int64_t timestamp) except -1:
+        """Add an absent entry, and its key's head if that is absent too. All or nothing."""
+        cdef Table *table = self.entries.table
+        cdef Table *heads = self.heads.table
+        cdef CowMap *head_map = self.heads.map_for(head.group)
+        cdef CowMap *map = self.entries.map_for(head.group)
+        cdef uint32_t anchor = 0, slot
+        cdef bint made_head = head_slot == 0
+        if not before_operation(&table.lane, table, map):
+            self.owner.out_of_memory()
+        if made_head:
+            # Room for the record of taking the head back, should the entry find no memory.
+            if not reserve_records(&heads.lane, heads):
+                self.owner.out_of_memory()
+            if not before_operation(&heads.lane, heads, head_map):
+                self.owner.out_of_memory()
+            anchor = anchor_new(heads.core)
+            if anchor == 0:
+                self.owner.out_of_memory()
+            head_slot = insert(&heads.lane, heads, head_map, head.number, head.data, head.length,
+                               head.namespace, head.hash)
+            if head_slot == 0:
+                block_free(heads.core.blobs, address(heads.core.arena, anchor), sizeof(Anchor))
+                self.owner.out_of_memory()
+            (<uint32_t *>value_of(heads, entry_at(heads.core, head_slot)))[0] = anchor
+            self.entries.rehash_map_key(inner, anchor)
+        slot = insert(&table.lane, table, map, inner.number, inner.data, inner.length, inner.namespace, inner.hash)
+        if slot == 0:
+            if made_head:
+                remove(&heads.lane, heads, head_map, head_slot, head.hash)
+            self.owner.out_of_memory()
+        append_thread(table, slot)
+        self.entries._fill(slot, value, timestamp)
+        return 0
+
+    def get(self, key, map_key, uint32_t namespace=0):
+        """The value of one entry of a key's map, or None. O(1) expected."""
+        cdef CoreKey head
+        cdef CoreKey inner
+        cdef CowMap *map = NULL
+        cdef uint32_t head_slot = 0, slot
+        self.owner.enter()
+        try:
+            slot = self.locate_entry(key, map_key, namespace, &head, &head_slot, &inner, &map)
+            if slot == 0:
+                return None
+            if self.entries.value_code == CODE_OBJECT and self.entries.copy_value is not None:
+                slot = self.entries._unshare(map, slot, inner.hash)
+            return self.entries._load(slot)
+        finally:
+            self.owner.leave()
+
+    def contains(self, key, map_key, uint32_t namespace=0):
+        """Whether a key's map has an entry. O(1) expected."""
+        cdef CoreKey head
+        cdef CoreKey inner
+        cdef CowMap *map = NULL
+        cdef uint32_t head_slot = 0
+        self.owner.enter()
+        try:
+            return self.locate_entry(key, map_key, namespace, &head, &head_slot, &inner, &map) != 0
+        finally:
+            self.owner.leave()
+
+    def remove(self, key, map_key, uint32_t namespace=0):
+        """Remove one entry; the last one takes the key with it. Says whether it was there. O(1) expected."""
+        self.owner.enter()
+        try:
+            return self.remove_entry(key, map_key, namespace)
+        finally:
+            self.owner.leave()
+
+    cdef bint remove_entry(self, object key, object map_key, uint32_t namespace) except -1:
+        cdef CoreKey head
+        cdef CoreKey inner
+        cdef CowMap *map = NULL
+        cdef uint32_t head_slot = 0
+        cdef uint32_t slot = self.locate_entry(key, map_key, namespace, &head, &head_slot, &inner, &map)
+        if slot == 0:
+            return False
+        self.unlink(&head, head_slot, &inner, slot)
+        return True
+
+    cdef int unlink(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, uint32_t slot) except -1:
+        """Remove an entry, and the head with the last one. All or nothing: what can fail comes first."""
+        cdef Table *table = self.entries.table
+        cdef Table *heads = self.heads.table
+        cdef CowMap *map = self.entries.map_or_null(head.group)
+        cdef CowMap *head_map = self.heads.map_or_null(head.group)
+        cdef Anchor *anchor = self.anchor_of(head_slot)
+        cdef bint is_last = anchor.first == anchor.last
+        if not (prepare_remove(&table.lane, table, map, slot, inner.hash)
+                and (not is_last or prepare_remove(&heads.lane, heads, head_map, head_slot, head.hash))
+                and reserve_records(&table.lane, table)):
+            self.owner.out_of_memory()
+        remove(&table.lane, table, map, slot, inner.hash)
+        if is_last:
+            remove(&heads.lane, heads, head_map, head_slot, head.hash)
+        return 0
+
+    def clear(self, key, uint32_t namespace=0):
+        """Remove all entries of a key; says whether there were any. O(entries of the key)."""
+        cdef CoreKey head
+        cdef CoreKey inner
+        cdef CowMap *map = NULL
+        cdef uint32_t head_slot, slot
+        cdef Mark mark
+        cdef Table *table = self.entries.table
+        cdef bint more
+        if self.heads.entry(key, namespace) is None:
+            return False
+        mark = self.owner.mark()
+        try:
+            self.owner.enter()
+            try:
+                head_slot = self.locate(key, namespace, &head, &map)
+                while head_slot:
+                    slot = self.anchor_of(head_slot).first
+                    more = slot != self.anchor_of(head_slot).last
+                    inner.hash = hash_of(table, entry_at(table.core, slot))
+                    if not before_operation(&table.lane, table, self.entries.map_or_null(head.group)):
+                        self.owner.out_of_memory()
+                    slot = self.anchor_of(head_slot).first
+                    self.unlink(&head, head_slot, &inner, slot)
+                    head_slot = self.heads.find(self.heads.map_or_null(head.group), &head) if more else 0
+            finally:
+                self.owner.leave()
+        except BaseException:
+            self.owner.rollback(mark)
+            raise
+        finally:
+            self.owner.release(mark)
+        return True
+
+    def items(self, key, uint32_t namespace=0):
+        """The entries of a key's map in insertion order; fails at the next step when entries came or went."""
+        return MapItems(self, key, namespace)
+
+    def __len__(self):
+        return len(self.entries)
+
+    def _check(self):
+        """Verify both tables, and that heads and threads belong together. O(entries)."""
+        self.heads._check()
+        self.entries._check()
+        anchors = {entry.value: entry for entry in self.heads}
+        assert len(anchors) == len(self.heads), "two keys share an anchor"
+        threaded = {entry.namespace for entry in self.entries}
+        assert threaded == set(anchors), "heads without entries or entries without a head"
+
+
+@cython.final
+cdef class MapItems:
+    """Walks a key's thread, as (map key, value). Finds its place again when other calls came in between."""
+    cdef MapTable owner
+    cdef object key
+    cdef uint32_t namespace
+    cdef uint32_t group
+    cdef uint32_t anchor                 # of the map being walked, 0 before the first step
+    cdef uint32_t slot                   # returned last; valid while `calls` stands still
+    cdef uint32_t modifications
+    cdef uint64_t calls
+    cdef uint64_t rollbacks
+    cdef object map_key                  # returned last
+
+    def __init__(self, MapTable owner not None, key, uint32_t namespace):
+        self.owner = owner
+        self.key = key
+        self.namespace = namespace
+        self.rollbacks = owner.owner.rollbacks
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef StateTable entries = self.owner.entries
+        cdef Table *table = entries.table
+        cdef object value
+        if self.anchor == 0 or self.calls != self.owner.owner.calls:
+            self.find_place()
+        else:
+            self.slot = thread_of(table, entry_at(table.core, self.slot)).next
+        if self.slot == 0:
+            self.calls = 0               # a further step looks for its place, and ends again
+            raise StopIteration
+        if entries.value_code == CODE_OBJECT and entries.copy_value is not None:
+            self.slot = entries._unshare(entries.map_or_null(self.group), self.slot,
+                                         hash_of(table, entry_at(table.core, self.slot)))
+        self.map_key = key_object(table, entry_at(table.core, self.slot))
+        value = entries._load(self.slot)
+        return self.map_key, value
+
+    cdef int find_place(self) except -1:
+        """The slot to return next, found anew; RuntimeError when entries came or went since the last step."""
+        cdef CoreKey head
+        cdef CoreKey inner
+        cdef CowMap *map = NULL
+        cdef uint32_t head_slot = 0
+        cdef Anchor *anchor
+        cdef Table *table = self.owner.entries.table
+        cdef uint32_t found
+        self.owner.owner.enter()
+        try:
+            self.calls = self.owner.owner.calls
+            if self.rollbacks != self.owner.owner.rollbacks:
+                raise RuntimeError("the state was rolled back during iteration")
+            head_slot = self.owner.locate(self.key, self.namespace, &head, &map)
+            found = (<uint32_t *>value_of(self.owner.heads.table, entry_at(table.core, head_slot)))[0] \
+                if head_slot else 0
+            self.group = head.group
+            if self.anchor == 0:
+                self.slot = 0
+                if found:
+                    anchor = <Anchor *>address(table.core.arena, found)
+                    self.anchor = found
+                    self.modifications = anchor.modifications
+                    self.slot = anchor.first
+                return 0
+            if found != self.anchor or self.modifications != self.owner.anchor_of(head_slot).modifications:
+                raise RuntimeError("the map changed during iteration")
+            self.owner.entries.split_map_key(self.map_key, found, head.group, &inner)
+            self.slot = self.owner.entries.find(self.owner.entries.map_or_null(head.group), &inner)
+            self.slot = thread_of(table, entry_at(table.core, self.slot)).next
+            return 0
+        finally:
+            self.owner.owner.leave()

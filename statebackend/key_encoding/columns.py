@@ -1,0 +1,114 @@
+"""What a batch of keys may come as, and the way through it one key at a time.
+
+>>> as_columnar(range(2))
+[0, 1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from statebackend.errors import SerializationError, SerializationTypeError
+
+__all__ = ["ByteRuns", "Bytes", "Columnar", "Int64s", "as_columnar", "encode_each"]
+
+Int64s: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+#: Offsets (n + 1 of them) and data.
+ByteRuns: TypeAlias = tuple[Int64s, Bytes]
+Columnar: TypeAlias = "pa.Array | np.ndarray[Any, Any] | list[Any]"
+
+
+def as_columnar(keys: Any) -> Columnar:
+    """``keys`` as one Arrow array without dictionary, a one-dimensional numpy array, or a list.
+
+    >>> as_columnar(pa.chunked_array([[1], [2]])).type
+    DataType(int64)
+    """
+    if not isinstance(keys, (pa.Array, pa.ChunkedArray)):
+        if isinstance(keys, np.ndarray):
+            if keys.ndim != 1 or keys.dtype.fields is not None:
+                raise SerializationTypeError(
+                    "keys are not a one-dimensional array", detail=f"{keys.ndim} dimensions"
+                )
+            return list(keys) if keys.dtype == object else keys
+        if isinstance(keys, (str, bytes, bytearray)):
+            raise SerializationTypeError(
+                f"a single {type(keys).__name__} is not a batch of keys", hint="give a list"
+            )
+        if hasattr(keys, "__arrow_c_array__"):
+            keys = pa.array(keys)
+        elif hasattr(keys, "__arrow_c_stream__"):
+            keys = pa.chunked_array(keys)
+        else:
+            try:
+                return keys if isinstance(keys, list) else list(keys)
+            except TypeError:
+                raise SerializationTypeError(f"a {type(keys).__name__} is not a batch of keys") from None
+    if pa.types.is_dictionary(keys.type):
+        if isinstance(keys, pa.ChunkedArray):
+            keys = keys.unify_dictionaries().combine_chunks()
+        keys = keys.dictionary_decode() if isinstance(keys, pa.Array) else keys
+    if isinstance(keys, pa.ChunkedArray):
+        keys = _combined(keys)
+    return keys
+
+
+def _combined(chunked: pa.ChunkedArray) -> pa.Array:
+    if chunked.num_chunks == 1:
+        return chunked.chunk(0)
+    if pa.types.is_string(chunked.type) or pa.types.is_binary(chunked.type):
+        # 32-bit offsets may not reach across all chunks together.
+        chunked = chunked.cast(pa.large_string() if pa.types.is_string(chunked.type) else pa.large_binary())
+    combined = chunked.combine_chunks()
+    if isinstance(combined, pa.ChunkedArray):
+        combined = pa.concat_arrays(combined.chunks)
+    return combined
+
+
+def encode_each(keys: Columnar, encode: Callable[[Any], Any]) -> list[Any]:
+    """The canonical forms of keys one by one; an error names the position of its key.
+
+    >>> encode_each([1, 2], int)
+    [1, 2]
+    """
+    result = []
+    arrow = isinstance(keys, pa.Array)
+    for position in range(len(keys)):
+        try:
+            key = keys[position].as_py() if arrow else keys[position]
+            if isinstance(key, np.datetime64):
+                key = _datetime_of(key)
+            elif isinstance(key, np.bytes_):
+                key = bytes(key)
+            result.append(encode(key))
+        except SerializationError as error:
+            raise error.at(f"position {position}") from None
+        except OverflowError as error:
+            raise OverflowError(f"{error}, at position {position}") from None
+        except UnicodeDecodeError as error:
+            raise SerializationError(
+                "a string is not valid UTF-8",
+                code="SERIALIZATION.UTF8",
+                detail=f"position {position}, at byte {error.start}",
+            ) from None
+        except ValueError:
+            raise SerializationError(
+                "a key cannot be read from Arrow", detail=f"position {position}"
+            ) from None
+    return result
+
+
+def _datetime_of(value: np.datetime64) -> Any:
+    if np.isnat(value):
+        return None
+    if np.datetime_data(value.dtype)[0] in ("ns", "ps", "fs", "as"):
+        raise SerializationError(
+            "a datetime64 finer than microseconds is not a whole microsecond",
+            hint="cast it to datetime64[us]",
+        )
+    return value.astype(object)
