@@ -348,6 +348,23 @@ cdef void drain(Core *core, int64_t budget) noexcept nogil
 cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved) except -1
 cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) noexcept nogil
 
+cdef inline uint64_t trailer(int op, Table *table, uint32_t group, uint32_t slot) noexcept nogil:
+    return (<uint64_t>op << 56) | (<uint64_t>table.journal_index << 48) | (<uint64_t>group << 32) | slot
+
+cdef inline bint record_log(Lane *lane, Table *table, Log **log) noexcept nogil:
+    """Where records of inserts, removals and moves go; `log` is NULL when nobody wants them."""
+    log[0] = NULL
+    if lane.override != NULL:
+        log[0] = lane.override
+    elif lane.core.journal_version:
+        if lane.is_worker:
+            log[0] = &lane.own_journal
+        else:
+            return segment_for_writing(lane.core, table.journal, log)
+    elif lane.keep_undo:
+        log[0] = &lane.undo
+    return True
+
 cdef inline bint before_operation(Lane *lane, Table *table, CowMap *map) noexcept nogil:
     """What every operation on a map begins with: take its directory for new snapshots, move a few entries."""
     if unlikely(map.seen_version < lane.core.highest_required_snapshot_version):

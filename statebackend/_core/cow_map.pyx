@@ -21,10 +21,6 @@ from statebackend._core.platform cimport (
     clz64, load_u32, spin_lock, spin_unlock, store_ptr, store_u32, unlikely)
 
 
-cdef inline uint64_t trailer(int op, Table *table, uint32_t group, uint32_t slot) noexcept nogil:
-    return (<uint64_t>op << 56) | (<uint64_t>table.journal_index << 48) | (<uint64_t>group << 32) | slot
-
-
 cdef inline int order_for(uint64_t size) noexcept nogil:
     cdef int order = 64 - clz64(size - 1)
     return order if order > MIN_ORDER else MIN_ORDER
@@ -329,21 +325,6 @@ cdef bint segment_for_writing(Core *core, Journal *journal, Log **log) noexcept 
         journal.segments[journal.n_segments].version = core.journal_version
         journal.n_segments += 1
     log[0] = &journal.segments[journal.n_segments - 1].log
-    return True
-
-
-cdef inline bint record_log(Lane *lane, Table *table, Log **log) noexcept nogil:
-    """Where records of inserts, removals and moves go; `log` is NULL when nobody wants them."""
-    log[0] = NULL
-    if lane.override != NULL:
-        log[0] = lane.override
-    elif lane.core.journal_version:
-        if lane.is_worker:
-            log[0] = &lane.own_journal
-        else:
-            return segment_for_writing(lane.core, table.journal, log)
-    elif lane.keep_undo:
-        log[0] = &lane.undo
     return True
 
 

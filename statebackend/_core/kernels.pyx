@@ -25,12 +25,14 @@ from libc.math cimport isnan
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
-from statebackend._core.arena cimport Blob, address, blob_data, blob_drop, blob_new, raw_alloc, raw_free
+from statebackend._core.arena cimport (
+    EXTENT_UNITS_MASK, EXTENT_UNITS_SHIFT, UNIT_SHIFT, Blob, blob_data, blob_drop, blob_new)
 from statebackend._core.cow_map cimport (
-    Core, CoreKey, CowMap, Entry, Journal, Lane, Table, before_operation, bucket, active_table, drain, entry_at,
-    find_blob, find_int, hash_blob_key, hash_int_key, insert, map_new, payload_drop, payload_of, reclaim_log,
-    remove, segment_for_writing, slot_for_write, undo_log, value_of)
-from statebackend._core.journal cimport Log, log_append, log_clear
+    PAGE_BUCKETS, PAGE_SHIFT, RECORD_WRITE, VALUE_FIXED, Core, CoreKey, CowMap, Entry, Journal, Lane, PageRef,
+    Table, active_table, before_operation, bucket, drain, entry_at, find_blob, find_int, hash_blob_key,
+    hash_int_key, insert, map_new, payload_drop, payload_of, record_log, remove, segment_for_writing,
+    slot_for_write, trailer, undo_log, value_of)
+from statebackend._core.journal cimport Log, log_append, log_reserve, log_take
 from statebackend._core.key_groups cimport (
     HashProgram, hash_canonical_bytes, hash_canonical_int, pmod_group)
 from statebackend._core.platform cimport prefetch, prefetch_write, unlikely
@@ -73,6 +75,12 @@ cdef enum Operation:
     OP_ALL = 12
     OP_COUNT = 13
 
+cdef enum FastPath:
+    FAST_NONE = 0
+    FAST_GET = 1
+    FAST_UPDATE = 2
+    FAST_SUM = 3
+
 cdef enum Failure:
     FAILED_NOT = 0
     FAILED_MEMORY = 1
@@ -88,6 +96,7 @@ cdef struct Batch:
     const HashProgram *program
     int32_t max_parallelism
     Operation op
+    FastPath fast
     int code
     uint32_t width
     uint32_t ns
@@ -200,33 +209,66 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
             at += n
 
 
-cdef inline bint apply_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps,
-                             const int64_t *keys, const uint32_t *rows) noexcept nogil:
-    """Up to BLOCK rows: stage by stage, so that their cache misses overlap. False when the lane failed."""
-    cdef Table *table = batch.table
-    cdef Core *core = table.core
-    cdef Lane *lane = run.used
-    cdef uint32_t hashes[32]
-    cdef uint32_t *buckets[32]
-    cdef uint32_t i, slot
-    cdef int64_t row
-    cdef CowMap *map
-    cdef char *entry
-    for i in range(n):
-        row = batch.first + (rows[i] if rows != NULL else at + i)
-        map = maps[i]
-        if batch.keys != NULL:
-            hashes[i] = hash_int_key(table, keys[i], batch.ns)
-        else:
-            hashes[i] = hash_blob_key(table, batch.key_data + batch.key_offsets[row],
-                                      batch.key_offsets[row + 1] - batch.key_offsets[row], batch.ns)
-        buckets[i] = NULL
-        if map != NULL:
+cdef inline void find_buckets(Core *core, CowMap *map, const uint32_t *hashes, uint32_t **buckets,
+                              uint32_t n) noexcept nogil:
+    """Buckets of rows that all belong to one map, asked for from memory."""
+    cdef uint32_t i, index, mask, ref
+    cdef PageRef *pages
+    cdef char **extents = core.arena.extents
+    if map.secondary.capacity:
+        for i in range(n):
             buckets[i] = bucket(core, active_table(map, hashes[i]),
                                 hashes[i] & (active_table(map, hashes[i]).capacity - 1))
             prefetch(buckets[i])
-        if rows != NULL and batch.values != NULL and batch.value_offsets == NULL:
-            prefetch(batch.values + row * batch.width)
+        return
+    mask = map.primary.capacity - 1
+    pages = map.primary.pages
+    for i in range(n):
+        index = hashes[i] & mask
+        ref = pages[index >> PAGE_SHIFT].ref
+        buckets[i] = NULL
+        if ref:
+            buckets[i] = (<uint32_t *>(extents[ref >> EXTENT_UNITS_SHIFT]
+                                       + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT))
+                          + (index & (PAGE_BUCKETS - 1)))
+            prefetch(buckets[i])
+
+
+cdef bint apply_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps,
+                      const int64_t *keys, const uint32_t *rows) noexcept nogil:
+    """Up to BLOCK rows: stage by stage, so that their cache misses overlap. False when the lane failed.
+
+    With `rows` the chunk is sorted and all rows belong to one map.
+    """
+    cdef Table *table = batch.table
+    cdef Core *core = table.core
+    cdef uint32_t hashes[32]
+    cdef uint32_t *buckets[32]
+    cdef int64_t numbers[32]
+    cdef uint32_t i, slot
+    cdef int64_t row
+    cdef char *entry
+    cdef Entry *head
+    for i in range(n):
+        numbers[i] = batch.first + (rows[i] if rows != NULL else at + i)
+    if batch.keys != NULL:
+        for i in range(n):
+            hashes[i] = hash_int_key(table, keys[i], batch.ns)
+    else:
+        for i in range(n):
+            row = numbers[i]
+            hashes[i] = hash_blob_key(table, batch.key_data + batch.key_offsets[row],
+                                      batch.key_offsets[row + 1] - batch.key_offsets[row], batch.ns)
+    if rows != NULL and maps[0] != NULL:
+        find_buckets(core, maps[0], hashes, buckets, n)
+        if batch.values != NULL and batch.value_offsets == NULL:
+            for i in range(n):
+                prefetch(batch.values + numbers[i] * batch.width)
+    else:
+        for i in range(n):
+            buckets[i] = NULL
+            if maps[i] != NULL:
+                find_buckets(core, maps[i], &hashes[i], &buckets[i], 1)
     for i in range(n):
         if buckets[i] != NULL:
             slot = buckets[i][0]
@@ -234,11 +276,84 @@ cdef inline bint apply_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n,
                 entry = <char *>entry_at(core, slot)
                 prefetch(entry)
                 prefetch(entry + 23)
+    if batch.keys != NULL:
+        # One row in three finds another key at the head of its chain.
+        for i in range(n):
+            if buckets[i] != NULL and buckets[i][0]:
+                head = entry_at(core, buckets[i][0])
+                if head.key != keys[i] and head.next:
+                    entry = <char *>entry_at(core, head.next)
+                    prefetch(entry)
+                    prefetch(entry + 23)
+    if batch.fast == FAST_GET:
+        return fast_rows(batch, run, table, maps, n, keys, numbers, hashes, OP_GET)
+    if batch.fast == FAST_UPDATE:
+        return fast_rows(batch, run, table, maps, n, keys, numbers, hashes, OP_UPDATE)
+    if batch.fast == FAST_SUM:
+        return fast_rows(batch, run, table, maps, n, keys, numbers, hashes, OP_SUM)
     for i in range(n):
-        row = batch.first + (rows[i] if rows != NULL else at + i)
-        if not apply_row(batch, run, lane, table, maps, i, row, keys[i] if batch.keys != NULL else 0, hashes[i]):
-            run.failed_row = row
+        if not apply_row(batch, run, run.used, table, maps, i, numbers[i], keys[i] if batch.keys != NULL else 0,
+                         hashes[i]):
+            run.failed_row = numbers[i]
             return False
+    return True
+
+
+cdef inline bint fast_rows(Batch *batch, LaneRun *run, Table *table, CowMap **maps, uint32_t n, const int64_t *keys,
+                           const int64_t *numbers, const uint32_t *hashes, Operation op) noexcept nogil:
+    """The last stage for integer keys and eight-byte numbers: whatever is not plain goes to `apply_row`."""
+    cdef Core *core = table.core
+    cdef Lane *lane = run.used
+    cdef uint32_t required = core.highest_required_snapshot_version
+    cdef uint32_t journal_version = core.journal_version, state_version = core.state_version
+    cdef uint32_t i, slot, off_value = table.layout.off_value, ns = batch.ns
+    cdef const int64_t *values = <const int64_t *>batch.values
+    cdef int64_t *out = <int64_t *>batch.out
+    cdef uint8_t *found = batch.found
+    cdef uint32_t *slots = batch.slots
+    cdef Entry *entry
+    cdef CowMap *map
+    cdef Log *log
+    cdef char *room
+    cdef int64_t *value
+    cdef int64_t number = 0
+    for i in range(n):
+        map = maps[i]
+        if unlikely(map == NULL or map.secondary.capacity != 0 or map.seen_version < required):
+            if not apply_row(batch, run, lane, table, maps, i, numbers[i], keys[i], hashes[i]):
+                run.failed_row = numbers[i]
+                return False
+            continue
+        slot = find_int(table, map, keys[i], ns, hashes[i])
+        if op == OP_GET:
+            if slot:
+                out[numbers[i]] = (<int64_t *>(<char *>entry_at(core, slot) + off_value))[0]
+                found[numbers[i]] = 1
+            continue
+        if slot:
+            entry = entry_at(core, slot)
+            log = &lane.undo
+            if entry.version < journal_version:
+                record_log(lane, table, &log)
+        if unlikely(slot == 0 or entry.version < required or log == NULL
+                    or not log_reserve(core.arena, log, 16)):
+            if not apply_row(batch, run, lane, table, maps, i, numbers[i], keys[i], hashes[i]):
+                run.failed_row = numbers[i]
+                return False
+            continue
+        value = <int64_t *>(<char *>entry + off_value)
+        number = values[numbers[i]]
+        if op == OP_SUM and unlikely(add_overflow(value[0], number, &number)):
+            run.failure = FAILED_OVERFLOW
+            run.failed_row = numbers[i]
+            return False
+        room = log_take(log, 16)
+        (<int64_t *>room)[0] = value[0]
+        (<uint64_t *>(room + 8))[0] = trailer(RECORD_WRITE, table, map.group, slot)
+        entry.version = state_version
+        value[0] = number
+        if slots != NULL:
+            slots[numbers[i]] = slot
     return True
 
 
@@ -593,6 +708,7 @@ cdef class BatchCall:
         if self.batch.n < SHORT_BATCH:
             self.batch.n_lanes = 1
         self._make_scratch()
+        self.batch.fast = self._fast_path()
         for lane in range(self.batch.n_lanes):
             self.runs[lane].lane.core = core
             self.runs[lane].lane.is_worker = 1
@@ -608,6 +724,19 @@ cdef class BatchCall:
                 self.runs[0].journal_records = log.records
         core.blobs.shared = self.batch.n_lanes > 1
         return 0
+
+    cdef FastPath _fast_path(self) noexcept:
+        cdef Table *table = self.batch.table
+        if (self.batch.keys == NULL or table.layout.value_kind != VALUE_FIXED or table.layout.payload_width != 8
+                or table.anchors != NULL):
+            return FAST_NONE
+        if self.batch.op == OP_GET:
+            return FAST_GET
+        if self.batch.op == OP_UPDATE:
+            return FAST_UPDATE
+        if self.batch.op == OP_SUM and self.batch.code == CODE_INT64:
+            return FAST_SUM
+        return FAST_NONE
 
     cdef int _make_scratch(self) except -1:
         cdef int64_t size = min(self.batch.n, <int64_t>CHUNK)
