@@ -1,4 +1,4 @@
-"""Flink's heap keyed-state backend as a peer to measure against: its real classes in a JVM, without a cluster.
+"""Flink's heap keyed-state backend as a peer: its real classes in a JVM, without a cluster.
 
 ``FlinkPeer`` runs them and returns one dict per measurement; ``round_order`` gives our side the same keys in
 the same random orders. On the command line: ``python -m bench.flink``.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,13 +61,17 @@ _MAINS = {
     "snapshot": "statebackend.bench.SnapshotBench",
     "timers": "statebackend.bench.TimerBench",
 }
-# Neither is best for every operation; G1's write barrier makes updates of state in the old generation several
-# times slower. Parallel leaves garbage at the bottom of the heap even in a full collection, unless told to compact
-# all of it: used memory would mean nothing.
 _COLLECTORS = {
-    "G1": ["-XX:+UseG1GC"],
-    "Parallel": ["-XX:+UseParallelGC", "-XX:HeapMaximumCompactionInterval=0"],
+    "G1": "-XX:+UseG1GC",
+    "Parallel": "-XX:+UseParallelGC",
+    "Serial": "-XX:+UseSerialGC",
 }
+# Neither is best for every operation: G1's write barrier makes updates of state in the old generation several
+# times slower, but it is what the JVM takes by default.
+_CANDIDATES = ("G1", "Parallel")
+# Only the serial collector leaves nothing dead behind, so only there memory in use means memory needed.
+_COLLECTOR_OF_MEMORY = "Serial"
+_MEMORY_OP = "bytes_per_entry"
 # Enough rows for the last tier of the compiler, and at least two rounds whatever the size.
 _WARMUP_ROWS = 4_000_000
 
@@ -115,7 +119,7 @@ class FlinkPeer:
     Each measurement has ``name``, ``n``, ``key_groups``, ``gc``, ``huge_pages``, ``settled`` and ``jvm``
     (versions, flags, collectors, load of the machine). Timed ones have ``operations`` per sample,
     ``samples_ns_per_op``, ``median_ns_per_op``, ``median_mops``, ``samples_ms`` and ``median_ms`` of whole
-    samples, and, except for snapshots of a backend, ``gc_ms_in_samples``; all of them ``warmup_rounds``.
+    samples, ``gc_ms_in_samples`` (collections within the timed parts, all together) and ``warmup_rounds``.
     """
 
     def __init__(
@@ -167,7 +171,8 @@ class FlinkPeer:
         The key group of every row is computed inside the timed part, as Flink does for every record.
         ``worst_put_wall`` and ``worst_put_cpu`` have ``quantiles_ns`` (``p50`` to ``p99_9999`` and ``max``,
         medians over the rounds), ``max_ns_per_round`` and ``clock_cost_ns`` (contained in each figure);
-        ``bytes_per_entry`` has ``bytes_per_entry`` and ``bytes_total``, key and value objects included.
+        ``bytes_per_entry`` has ``bytes_per_entry`` and ``bytes_total``, key and value objects included; it comes
+        last and always from a JVM of its own with the serial collector.
         """
         return self._run_map(
             ops, keys, "long", _Settings(key_groups, samples, heap, gc, warmup, huge_pages, settled, fork)
@@ -284,7 +289,7 @@ class FlinkPeer:
         self.prepare()
         assert self._installation is not None
         _require([gc], _COLLECTORS)
-        command = [str(self._installation.java), f"-Xms{heap}", f"-Xmx{heap}", *_COLLECTORS[gc]]
+        command = [str(self._installation.java), f"-Xms{heap}", f"-Xmx{heap}", _COLLECTORS[gc]]
         command += ["-XX:+AlwaysPreTouch", f"-XX:{'+' if huge_pages else '-'}UseTransparentHugePages"]
         command += ["-cp", self._installation.classpath, _MAINS[suite]]
         given = {
@@ -327,7 +332,7 @@ class FlinkPeer:
                 **extra,
             }
             measurements = []
-            for group in [[op] for op in ops] if settings.fork else [list(ops)]:
+            for group, collectors in _plan(ops, settings):
                 by_collector = [
                     self.launch(
                         suite,
@@ -338,10 +343,21 @@ class FlinkPeer:
                         huge_pages=settings.huge_pages,
                         settled=settings.settled,
                     )
-                    for collector in (_COLLECTORS if settings.gc == "best" else [settings.gc])
+                    for collector in collectors
                 ]
                 measurements += [_better(same_op) for same_op in zip(*by_collector, strict=True)]
             return measurements
+
+
+def _plan(ops: Sequence[str], settings: _Settings) -> Iterator[tuple[list[str], Sequence[str]]]:
+    """Yield which operations share a JVM, and the collectors to measure them with."""
+    timed = [op for op in ops if op != _MEMORY_OP]
+    collectors = _CANDIDATES if settings.gc == "best" else (settings.gc,)
+    for group in [[op] for op in timed] if settings.fork else [timed]:
+        if group:
+            yield group, collectors
+    if _MEMORY_OP in ops:
+        yield [_MEMORY_OP], (_COLLECTOR_OF_MEMORY,)
 
 
 def _better(same_op: Sequence[Measurement]) -> Measurement:
@@ -358,7 +374,7 @@ def _cost(measurement: Measurement) -> float:
 
 def _figure(measurement: Measurement) -> dict[str, Any]:
     """Return the field a measurement is made for; less is better in all of them."""
-    for field in ("quantiles_ns", "bytes_per_entry", "median_ns_per_op"):
+    for field in ("quantiles_ns", "median_ns_per_op"):
         if field in measurement:
             return {field: measurement[field]}
     raise PeerFailed(f"the measurement {measurement['name']} has no figure")

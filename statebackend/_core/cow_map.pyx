@@ -18,7 +18,11 @@ from statebackend._core.arena cimport (
 from statebackend._core.journal cimport (
     Log, LogChunk, chunk_data, log_append, log_empty, log_forget_chunk, log_last_trailer, log_pop, log_reserve, log_take)
 from statebackend._core.platform cimport (
-    clz64, load_u32, spin_lock, spin_unlock, store_ptr, store_u32, unlikely)
+    clz64, load_u32, prefetch, spin_lock, spin_unlock, store_ptr, store_u32, unlikely)
+
+
+cdef enum:
+    PREFETCH_BUCKETS = 12                # how far a rehash asks for entries ahead
 
 
 cdef inline int order_for(uint64_t size) noexcept nogil:
@@ -563,7 +567,12 @@ cdef int move_bucket(Lane *lane, Table *table, CowMap *map, uint32_t index) noex
     cdef Log *log = NULL
     cdef Entry *entry
     cdef int moved = 0
-    if source == NULL or source[0] == 0:
+    if source == NULL:
+        return 0
+    if index + PREFETCH_BUCKETS < map.primary.capacity and (
+            (index & (PAGE_BUCKETS - 1)) + PREFETCH_BUCKETS < PAGE_BUCKETS) and source[PREFETCH_BUCKETS]:
+        prefetch(entry_at(core, source[PREFETCH_BUCKETS]))
+    if source[0] == 0:
         return 0
     # What may fail: target pages, room for the records, the clones.
     slot = source[0]

@@ -29,13 +29,13 @@ from statebackend._core.arena cimport (
     EXTENT_UNITS_MASK, EXTENT_UNITS_SHIFT, UNIT_SHIFT, Blob, blob_data, blob_drop, blob_new)
 from statebackend._core.cow_map cimport (
     PAGE_BUCKETS, PAGE_SHIFT, RECORD_WRITE, VALUE_FIXED, Core, CoreKey, CowMap, Entry, Journal, Lane, PageRef,
-    Table, active_table, before_operation, bucket, drain, entry_at, find_blob, find_int, hash_blob_key,
+    Table, active_table, before_operation, bucket, drain, entry_at, find_blob, find_int, blob_hash, hash_blob_key,
     hash_int_key, insert, map_new, payload_drop, payload_of, record_log, remove, segment_for_writing,
-    slot_for_write, trailer, undo_log, value_of)
+    slot_for_write, undo_log, value_of)
 from statebackend._core.journal cimport Log, log_append, log_reserve, log_take
 from statebackend._core.key_groups cimport (
-    HashProgram, hash_canonical_bytes, hash_canonical_int, pmod_group)
-from statebackend._core.platform cimport prefetch, prefetch_write, unlikely
+    HashProgram, key_groups_of_byte_runs, key_groups_of_ints)
+from statebackend._core.platform cimport hash_int, likely, prefetch, unlikely
 from statebackend._core.state_table cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT8, CODE_INT16, CODE_INT32, CODE_INT64,
     CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable)
@@ -85,6 +85,8 @@ cdef enum Failure:
     FAILED_NOT = 0
     FAILED_MEMORY = 1
     FAILED_OVERFLOW = 2
+
+cdef uint32_t nowhere = 0                # an empty bucket, for pages that do not exist
 
 REDUCTIONS = {
     "sum": OP_SUM, "min": OP_MIN, "max": OP_MAX, "first": OP_FIRST, "last": OP_LAST, "product": OP_PRODUCT,
@@ -140,135 +142,109 @@ cdef struct LaneRun:
 # --- phases --------------------------------------------------------------------------------------------
 
 cdef void count_rows(Batch *batch, LaneRun *run, uint32_t *counts) noexcept nogil:
-    cdef int64_t i, row
-    cdef uint32_t group, first = batch.table.first_group
-    memset(counts, 0, batch.table.n_maps * sizeof(uint32_t))
+    cdef int64_t i, n = run.last_row - run.first_row, row = batch.first + run.first_row
+    cdef uint16_t *groups = batch.groups + run.first_row
+    cdef uint32_t first = batch.table.first_group, n_maps = batch.table.n_maps
+    cdef uint16_t group
+    memset(counts, 0, n_maps * sizeof(uint32_t))
+    if n <= 0:
+        return
     if batch.keys != NULL:
-        for i in range(run.first_row, run.last_row):
-            group = pmod_group(hash_canonical_int(batch.program, batch.keys[batch.first + i]),
-                               batch.max_parallelism) - first
-            if unlikely(group >= batch.table.n_maps):
-                run.failed_row = batch.first + i
-                return
-            batch.groups[i] = <uint16_t>group
-            counts[group] += 1
+        key_groups_of_ints(batch.program, batch.keys + row, n, batch.max_parallelism, groups)
     else:
-        for i in range(run.first_row, run.last_row):
-            row = batch.first + i
-            group = pmod_group(
-                hash_canonical_bytes(batch.program, <const uint8_t *>batch.key_data + batch.key_offsets[row],
-                                     batch.key_offsets[row + 1] - batch.key_offsets[row]),
-                batch.max_parallelism) - first
-            if unlikely(group >= batch.table.n_maps):
-                run.failed_row = row
-                return
-            batch.groups[i] = <uint16_t>group
-            counts[group] += 1
+        key_groups_of_byte_runs(batch.program, batch.key_offsets + row, <const uint8_t *>batch.key_data, n,
+                                batch.max_parallelism, groups)
+    if n_maps == <uint32_t>batch.max_parallelism:
+        for i in range(n):
+            counts[groups[i]] += 1
+        return
+    for i in range(n):
+        group = <uint16_t>(groups[i] - first)
+        if unlikely(group >= n_maps):
+            run.failed_row = row + i
+            return
+        groups[i] = group
+        counts[group] += 1
 
 
 cdef void scatter_rows(Batch *batch, LaneRun *run, uint32_t *positions) noexcept nogil:
     cdef int64_t i
     cdef uint32_t at
-    cdef uint16_t group
+    cdef const uint16_t *groups = batch.groups
+    cdef const int64_t *keys = batch.keys + batch.first
+    cdef int64_t *sorted_keys = batch.sorted_keys
+    cdef uint32_t *sorted_rows = batch.sorted_rows
+    if batch.keys == NULL:
+        for i in range(run.first_row, run.last_row):
+            at = positions[groups[i]]
+            positions[groups[i]] = at + 1
+            sorted_rows[at] = <uint32_t>i
+        return
     for i in range(run.first_row, run.last_row):
-        group = batch.groups[i]
-        at = positions[group]
-        positions[group] = at + 1
-        batch.sorted_rows[at] = <uint32_t>i
-        if batch.keys != NULL:
-            batch.sorted_keys[at] = batch.keys[batch.first + i]
+        at = positions[groups[i]]
+        positions[groups[i]] = at + 1
+        sorted_rows[at] = <uint32_t>i
+        sorted_keys[at] = keys[i]
 
 
 cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
     """Operate on the groups of a lane, or on all rows of an unsorted chunk."""
     cdef CowMap *maps[32]
-    cdef int64_t at, end, i
-    cdef uint32_t group, n
-    if not batch.sorted:
-        at = 0
-        while at < batch.size:
-            n = <uint32_t>min(<int64_t>BLOCK, batch.size - at)
+    cdef int64_t at = 0, end = batch.size, i
+    cdef uint32_t group = run.first_group, n
+    cdef bint one_map = False
+    if batch.sorted:
+        at = batch.starts[run.first_group]
+        end = batch.starts[run.last_group]
+    while at < end:
+        n = <uint32_t>min(<int64_t>BLOCK, end - at)
+        if batch.sorted:
+            while batch.starts[group + 1] <= at:
+                group += 1
+            one_map = at + n <= batch.starts[group + 1]
+            if one_map and batch.fast and batch.table.maps[group] != NULL:
+                if not fast_block(batch, run, batch.table.maps[group], group, at, n):
+                    return
+                at += n
+                continue
             for i in range(n):
-                maps[i] = batch.table.maps[batch.groups[at + i]]
-            if not apply_block(batch, run, at, n, maps, NULL if batch.keys == NULL else batch.keys + batch.first + at,
-                               NULL):
-                return
-            at += n
-        return
-    for group in range(run.first_group, run.last_group):
-        at = batch.starts[group]
-        end = batch.starts[group + 1]
-        if at == end:
-            continue
-        for i in range(BLOCK):
-            maps[i] = batch.table.maps[group]
-        while at < end:
-            n = <uint32_t>min(<int64_t>BLOCK, end - at)
+                while batch.starts[group + 1] <= at + i:
+                    group += 1
+                maps[i] = batch.table.maps[group]
             if not apply_block(batch, run, at, n, maps, batch.sorted_keys + at, batch.sorted_rows + at):
                 return
-            at += n
-
-
-cdef inline void find_buckets(Core *core, CowMap *map, const uint32_t *hashes, uint32_t **buckets,
-                              uint32_t n) noexcept nogil:
-    """Buckets of rows that all belong to one map, asked for from memory."""
-    cdef uint32_t i, index, mask, ref
-    cdef PageRef *pages
-    cdef char **extents = core.arena.extents
-    if map.secondary.capacity:
-        for i in range(n):
-            buckets[i] = bucket(core, active_table(map, hashes[i]),
-                                hashes[i] & (active_table(map, hashes[i]).capacity - 1))
-            prefetch(buckets[i])
-        return
-    mask = map.primary.capacity - 1
-    pages = map.primary.pages
-    for i in range(n):
-        index = hashes[i] & mask
-        ref = pages[index >> PAGE_SHIFT].ref
-        buckets[i] = NULL
-        if ref:
-            buckets[i] = (<uint32_t *>(extents[ref >> EXTENT_UNITS_SHIFT]
-                                       + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT))
-                          + (index & (PAGE_BUCKETS - 1)))
-            prefetch(buckets[i])
+        else:
+            for i in range(n):
+                maps[i] = batch.table.maps[batch.groups[at + i]]
+            if not apply_block(batch, run, at, n, maps, batch.keys + batch.first + at, NULL):
+                return
+        at += n
 
 
 cdef bint apply_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps,
                       const int64_t *keys, const uint32_t *rows) noexcept nogil:
-    """Up to BLOCK rows: stage by stage, so that their cache misses overlap. False when the lane failed.
-
-    With `rows` the chunk is sorted and all rows belong to one map.
-    """
+    """Up to BLOCK rows: stage by stage, so that their cache misses overlap. False when the lane failed."""
     cdef Table *table = batch.table
     cdef Core *core = table.core
     cdef uint32_t hashes[32]
     cdef uint32_t *buckets[32]
-    cdef int64_t numbers[32]
     cdef uint32_t i, slot
     cdef int64_t row
+    cdef CowMap *map
     cdef char *entry
-    cdef Entry *head
     for i in range(n):
-        numbers[i] = batch.first + (rows[i] if rows != NULL else at + i)
-    if batch.keys != NULL:
-        for i in range(n):
+        row = batch.first + (rows[i] if rows != NULL else at + i)
+        if batch.keys != NULL:
             hashes[i] = hash_int_key(table, keys[i], batch.ns)
-    else:
-        for i in range(n):
-            row = numbers[i]
+        else:
             hashes[i] = hash_blob_key(table, batch.key_data + batch.key_offsets[row],
                                       batch.key_offsets[row + 1] - batch.key_offsets[row], batch.ns)
-    if rows != NULL and maps[0] != NULL:
-        find_buckets(core, maps[0], hashes, buckets, n)
-        if batch.values != NULL and batch.value_offsets == NULL:
-            for i in range(n):
-                prefetch(batch.values + numbers[i] * batch.width)
-    else:
-        for i in range(n):
-            buckets[i] = NULL
-            if maps[i] != NULL:
-                find_buckets(core, maps[i], &hashes[i], &buckets[i], 1)
+        map = maps[i]
+        buckets[i] = NULL
+        if map != NULL:
+            buckets[i] = bucket(core, active_table(map, hashes[i]),
+                                hashes[i] & (active_table(map, hashes[i]).capacity - 1))
+            prefetch(buckets[i])
     for i in range(n):
         if buckets[i] != NULL:
             slot = buckets[i][0]
@@ -276,84 +252,153 @@ cdef bint apply_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap
                 entry = <char *>entry_at(core, slot)
                 prefetch(entry)
                 prefetch(entry + 23)
-    if batch.keys != NULL:
-        # One row in three finds another key at the head of its chain.
+    if batch.keys == NULL:
+        # The key of the first entry of each chain, which is the right one two times in three.
         for i in range(n):
             if buckets[i] != NULL and buckets[i][0]:
-                head = entry_at(core, buckets[i][0])
-                if head.key != keys[i] and head.next:
-                    entry = <char *>entry_at(core, head.next)
-                    prefetch(entry)
-                    prefetch(entry + 23)
-    if batch.fast == FAST_GET:
-        return fast_rows(batch, run, table, maps, n, keys, numbers, hashes, OP_GET)
-    if batch.fast == FAST_UPDATE:
-        return fast_rows(batch, run, table, maps, n, keys, numbers, hashes, OP_UPDATE)
-    if batch.fast == FAST_SUM:
-        return fast_rows(batch, run, table, maps, n, keys, numbers, hashes, OP_SUM)
+                entry = <char *>entry_at(core, buckets[i][0])
+                if blob_hash(<Entry *>entry)[0] == hashes[i]:
+                    prefetch(<char *>(<Entry *>entry).key)
+                elif (<Entry *>entry).next:
+                    prefetch(entry_at(core, (<Entry *>entry).next))
     for i in range(n):
-        if not apply_row(batch, run, run.used, table, maps, i, numbers[i], keys[i] if batch.keys != NULL else 0,
-                         hashes[i]):
-            run.failed_row = numbers[i]
+        row = batch.first + (rows[i] if rows != NULL else at + i)
+        if not apply_row(batch, run, run.used, table, maps, i, row, keys[i] if batch.keys != NULL else 0, hashes[i]):
+            run.failed_row = row
             return False
     return True
 
 
-cdef inline bint fast_rows(Batch *batch, LaneRun *run, Table *table, CowMap **maps, uint32_t n, const int64_t *keys,
-                           const int64_t *numbers, const uint32_t *hashes, Operation op) noexcept nogil:
-    """The last stage for integer keys and eight-byte numbers: whatever is not plain goes to `apply_row`."""
+# --- integer keys, eight-byte numbers --------------------------------------------------------------------
+
+cdef bint fast_block(Batch *batch, LaneRun *run, CowMap *map, uint32_t group, int64_t at, uint32_t n) noexcept nogil:
+    """Rows of one map. What is not a plain look-up or overwrite goes to `apply_row`, one by one."""
+    if batch.fast == FAST_GET:
+        return fast_rows(batch, run, map, at, n, OP_GET)
+    if batch.fast == FAST_UPDATE:
+        return fast_rows(batch, run, map, at, n, OP_UPDATE)
+    return fast_rows(batch, run, map, at, n, OP_SUM)
+
+
+cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n,
+                           Operation op) noexcept nogil:
+    """`fast_block` for one operation, which the compiler knows.
+
+    An entry found in an early stage may have been cloned by a row in between: then its version says that it
+    belongs to a snapshot. One that was not found may have been inserted: `apply_row` looks again.
+    """
+    cdef Table *table = batch.table
     cdef Core *core = table.core
     cdef Lane *lane = run.used
+    cdef char **extents = core.arena.extents
+    cdef const int64_t *keys = batch.sorted_keys + at
+    cdef const uint32_t *rows = batch.sorted_rows + at
+    cdef const int64_t *values = <const int64_t *>batch.values
+    cdef int64_t *out = <int64_t *>batch.out + batch.first
+    cdef uint8_t *found = batch.found + batch.first
+    cdef uint32_t *slots = batch.slots
     cdef uint32_t required = core.highest_required_snapshot_version
     cdef uint32_t journal_version = core.journal_version, state_version = core.state_version
-    cdef uint32_t i, slot, off_value = table.layout.off_value, ns = batch.ns
-    cdef const int64_t *values = <const int64_t *>batch.values
-    cdef int64_t *out = <int64_t *>batch.out
-    cdef uint8_t *found = batch.found
-    cdef uint32_t *slots = batch.slots
+    cdef uint32_t hash_mask = table.hash_mask, ns = batch.ns, off_ns = table.layout.off_namespace
+    cdef uint32_t off_value = table.layout.off_value, mask = map.primary.capacity - 1
+    cdef uint64_t seed = table.seed, group_bits = <uint64_t>map.group << 32
+    cdef PageRef *pages = map.primary.pages
+    cdef uint32_t hashes[32]
+    cdef uint32_t *buckets[32]
+    cdef Entry *entries[32]
+    cdef uint32_t refs[32]
+    cdef CowMap *same[1]
+    cdef uint32_t i, index, ref
     cdef Entry *entry
-    cdef CowMap *map
     cdef Log *log
     cdef char *room
     cdef int64_t *value
     cdef int64_t number = 0
-    for i in range(n):
-        map = maps[i]
-        if unlikely(map == NULL or map.secondary.capacity != 0 or map.seen_version < required):
-            if not apply_row(batch, run, lane, table, maps, i, numbers[i], keys[i], hashes[i]):
-                run.failed_row = numbers[i]
+    same[0] = map
+    if unlikely(map.secondary.capacity != 0):
+        # While the map grows every operation moves entries: what the stages find may be gone.
+        for i in range(n):
+            hashes[i] = hash_int(keys[i], ns, seed) & hash_mask
+            buckets[i] = bucket(core, active_table(map, hashes[i]),
+                                hashes[i] & (active_table(map, hashes[i]).capacity - 1))
+            prefetch(buckets[i])
+            if op != OP_GET:
+                prefetch(&values[batch.first + rows[i]])
+        for i in range(n):
+            if buckets[i] != NULL and buckets[i][0]:
+                prefetch(entry_at(core, buckets[i][0]))
+        for i in range(n):
+            if not apply_row(batch, run, lane, table, same, 0, batch.first + rows[i], keys[i], hashes[i]):
+                run.failed_row = batch.first + rows[i]
                 return False
-            continue
-        slot = find_int(table, map, keys[i], ns, hashes[i])
+        return True
+    for i in range(n):
+        hashes[i] = hash_int(keys[i], ns, seed) & hash_mask
+        index = hashes[i] & mask
+        ref = pages[index >> PAGE_SHIFT].ref
+        buckets[i] = &nowhere
+        if likely(ref != 0):
+            buckets[i] = (<uint32_t *>(extents[ref >> EXTENT_UNITS_SHIFT]
+                                       + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT))
+                          + (index & (PAGE_BUCKETS - 1)))
+        prefetch(buckets[i])
+        if op != OP_GET:
+            prefetch(&values[batch.first + rows[i]])
+    for i in range(n):
+        ref = refs[i] = buckets[i][0]
+        entries[i] = NULL
+        if ref:
+            entries[i] = <Entry *>(extents[ref >> EXTENT_UNITS_SHIFT]
+                                   + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT))
+            prefetch(entries[i])
+            prefetch(<char *>entries[i] + 23)
+    for i in range(n):
+        # One row in three finds another key at the head of its chain: ask for the next entry.
+        entry = entries[i]
+        if entry != NULL and entry.key != keys[i]:
+            ref = refs[i] = entry.next
+            entries[i] = NULL
+            if ref:
+                entries[i] = <Entry *>(extents[ref >> EXTENT_UNITS_SHIFT]
+                                       + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT))
+                prefetch(entries[i])
+                prefetch(<char *>entries[i] + 23)
+    for i in range(n):
+        entry = entries[i]
+        while entry != NULL and (entry.key != keys[i] or (
+                off_ns != 0 and (<uint32_t *>(<char *>entry + off_ns))[0] != ns)):
+            ref = refs[i] = entry.next
+            entry = <Entry *>(extents[ref >> EXTENT_UNITS_SHIFT]
+                              + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT)) if ref else NULL
         if op == OP_GET:
-            if slot:
-                out[numbers[i]] = (<int64_t *>(<char *>entry_at(core, slot) + off_value))[0]
-                found[numbers[i]] = 1
+            if likely(entry != NULL):
+                out[rows[i]] = (<int64_t *>(<char *>entry + off_value))[0]
+                found[rows[i]] = 1
             continue
-        if slot:
-            entry = entry_at(core, slot)
-            log = &lane.undo
-            if entry.version < journal_version:
-                record_log(lane, table, &log)
-        if unlikely(slot == 0 or entry.version < required or log == NULL
+        log = &lane.undo
+        if entry != NULL and entry.version < journal_version:
+            record_log(lane, table, &log)
+        if unlikely(entry == NULL or entry.version < required or log == NULL
+                    or map.seen_version < required
                     or not log_reserve(core.arena, log, 16)):
-            if not apply_row(batch, run, lane, table, maps, i, numbers[i], keys[i], hashes[i]):
-                run.failed_row = numbers[i]
+            if not apply_row(batch, run, lane, table, same, 0, batch.first + rows[i], keys[i], hashes[i]):
+                run.failed_row = batch.first + rows[i]
                 return False
             continue
         value = <int64_t *>(<char *>entry + off_value)
-        number = values[numbers[i]]
+        number = values[batch.first + rows[i]]
         if op == OP_SUM and unlikely(add_overflow(value[0], number, &number)):
             run.failure = FAILED_OVERFLOW
-            run.failed_row = numbers[i]
+            run.failed_row = batch.first + rows[i]
             return False
         room = log_take(log, 16)
         (<int64_t *>room)[0] = value[0]
-        (<uint64_t *>(room + 8))[0] = trailer(RECORD_WRITE, table, map.group, slot)
+        # The table's index in the journal is 0: tables below an anchor do not come here.
+        (<uint64_t *>(room + 8))[0] = (<uint64_t>RECORD_WRITE << 56) | group_bits | refs[i]
         entry.version = state_version
         value[0] = number
         if slots != NULL:
-            slots[numbers[i]] = slot
+            slots[batch.first + rows[i]] = refs[i]
     return True
 
 

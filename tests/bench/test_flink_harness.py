@@ -156,13 +156,10 @@ class TestRuns:
 
     def test_the_better_of_both_collectors_is_reported_with_the_other(self, peer):
         settings = {**SMALL, "gc": "best"}
-        ops = ["get", "bytes_per_entry", "worst_put_cpu"]
-        get, memory, worst_put = peer.run_map(ops, random_keys(N), **settings)
-        for one in (get, memory, worst_put):
+        get, worst_put = peer.run_map(["get", "worst_put_cpu"], random_keys(N), **settings)
+        for one in (get, worst_put):
             assert {one["gc"], one["other_gc"]["gc"]} == {"G1", "Parallel"}
         assert get["median_ns_per_op"] <= get["other_gc"]["median_ns_per_op"]
-        # The same objects, whoever collects.
-        assert memory["bytes_per_entry"] == pytest.approx(memory["other_gc"]["bytes_per_entry"], rel=0.1)
 
 
 class TestFaults:

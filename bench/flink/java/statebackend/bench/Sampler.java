@@ -80,7 +80,8 @@ public final class Sampler {
         return sorted.length % 2 == 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
     }
 
-    private static long collectionMillis() {
+    /** Time spent in collections so far. */
+    static long collectionMillis() {
         long millis = 0;
         for (GarbageCollectorMXBean collector : ManagementFactory.getGarbageCollectorMXBeans()) {
             millis += Math.max(0, collector.getCollectionTime());

@@ -52,29 +52,30 @@ public final class SnapshotBench {
         KeyFile keys = KeyFile.read(args);
         Header.print("snapshot", keys);
         new SnapshotBench(keys, args.integer("key-groups"), args.integer("states"))
-                .measure(args.integer("warmup"), args.integer("samples"), args.integer("settled") != 0);
+                .measure(args.integer("warmup"), args.integer("samples"));
     }
 
-    private void measure(int warmup, int samples, boolean settled) throws Exception {
+    private void measure(int warmup, int samples) throws Exception {
         double[] pauses = new double[samples];
         double[] writes = new double[samples];
         double[] before = new double[samples];
         double[] during = new double[samples];
         double[] slowdowns = new double[samples];
         double[] batchesDuring = new double[samples];
-        System.gc(); // what filling left behind
+        long collecting = 0;
         for (int round = 0; round < warmup + samples; round++) {
             probe = KeyMaker.LONGS.make(keys.order(round));
             position = 0;
-            if (settled) {
-                System.gc();
-            }
+            // The arrays of a snapshot are large: without this, what is timed is often a collection.
+            System.gc();
             double normal = batchesBefore();
 
+            long collectedBefore = Sampler.collectionMillis();
             long start = System.nanoTime();
             RunnableFuture<SnapshotResult<KeyedStateHandle>> future = backend.snapshot(
                     round + 1, round + 1, streams, CheckpointOptions.forCheckpointWithDefaultLocation());
             long pause = System.nanoTime() - start;
+            long collected = Sampler.collectionMillis() - collectedBefore;
 
             Thread writer = new Thread(future, "snapshot writer");
             long writeStart = System.nanoTime();
@@ -90,6 +91,7 @@ public final class SnapshotBench {
             if (round >= warmup) {
                 int sample = round - warmup;
                 pauses[sample] = pause;
+                collecting += collected;
                 writes[sample] = write / 1e6;
                 before[sample] = normal;
                 during[sample] = median(slow);
@@ -100,6 +102,7 @@ public final class SnapshotBench {
         Sampler.record("snapshot_pause_backend", keys.size(), keyGroups, 1, pauses)
                 .put("states", states.size())
                 .put("entries", (long) keys.size() * states.size())
+                .put("gc_ms_in_samples", collecting)
                 .put("warmup_rounds", warmup)
                 .put("bytes_written", streams.written())
                 .put("samples_write_ms", writes)

@@ -1,0 +1,234 @@
+"""Our side of the comparisons: one state table of LONG (or STRING) keys to LONG values.
+
+All input is built before the clock starts, keys come in a fresh random order each round, results are checked.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.flink.keys import round_order
+from statebackend._core import kernels
+from statebackend._core.snapshot_view import SnapshotView
+from statebackend._core.state_core import StateCore
+from statebackend._core.state_table import StateTable
+
+Int64Array = npt.NDArray[np.int64]
+
+WARMUP_ROUNDS = 2
+
+
+def string_keys(keys: Int64Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """The keys ``user-<number>`` as the buffers of an Arrow string column."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = pc.binary_join_element_wise("user-", pa.array(keys).cast(pa.string()), "").cast(pa.large_string())
+    _, offsets, data = column.buffers()
+    return np.frombuffer(offsets, dtype=np.int64), np.frombuffer(data, dtype=np.uint8)
+
+
+class Rounds:
+    """Times an operation round by round; each round has its own order of the keys, made outside the clock."""
+
+    def __init__(self, keys: Int64Array, samples: int, seed: int = 1, strings: bool = False) -> None:
+        self.keys, self.samples, self.seed, self.strings = keys, samples, seed, strings
+
+    def batch(self, round_number: int) -> Any:
+        ordered = round_order(self.keys, self.seed, round_number)
+        return string_keys(ordered) if self.strings else ordered
+
+    def time(self, operation: Callable[[Any], object], warmup: int = WARMUP_ROUNDS) -> float:
+        """Median seconds of a round."""
+        seconds = []
+        for number in range(warmup + self.samples):
+            batch = self.batch(number)
+            begin = time.perf_counter()
+            operation(batch)
+            seconds.append(time.perf_counter() - begin)
+        return statistics.median(seconds[warmup:])
+
+
+def filled(
+    keys: Int64Array, *, key_groups: int = 128, strings: bool = False, threads: int = 1
+) -> tuple[StateCore, StateTable, Int64Array]:
+    """A table in which key i has value i."""
+    core = StateCore()
+    table = StateTable(core, key="bytes" if strings else "int", value="long", max_parallelism=key_groups)
+    values = np.arange(len(keys), dtype=np.int64)
+    kernels.update_many(table, string_keys(keys) if strings else keys, values, threads=threads)
+    return core, table, values
+
+
+def map_operations(
+    keys: Int64Array, *, threads: int, samples: int, key_groups: int = 128, strings: bool = False
+) -> dict[str, float]:
+    """Million rows per second of add, update, get, reduce and update under a snapshot."""
+    n = len(keys)
+    rounds = Rounds(keys, samples, strings=strings)
+    values = np.arange(n, dtype=np.int64)
+    result = {}
+
+    def add(batch: Any) -> None:
+        core = StateCore()
+        table = StateTable(core, key="bytes" if strings else "int", value="long", max_parallelism=key_groups)
+        begin = time.perf_counter()
+        kernels.update_many(table, batch, values, threads=threads)
+        seconds.append(time.perf_counter() - begin)
+        assert len(table) == n
+
+    # Of the fill, only the call is timed: making and dropping a table is not part of adding.
+    seconds: list[float] = []
+    rounds.time(add)
+    result["add"] = n / statistics.median(seconds[WARMUP_ROUNDS:]) / 1e6
+
+    core, table, values = filled(keys, key_groups=key_groups, strings=strings, threads=threads)
+    result["update"] = n / rounds.time(lambda b: kernels.update_many(table, b, values, threads=threads)) / 1e6
+    result["get"] = n / rounds.time(lambda b: kernels.get_many(table, b, threads=threads)) / 1e6
+    got, found = kernels.get_many(table, rounds.batch(WARMUP_ROUNDS + samples - 1), threads=threads)
+    assert found.all() and (got == values).all()
+    result["transform"] = n / rounds.time(
+        lambda b: kernels.reduce_many(table, b, values, "sum", threads=threads)) / 1e6
+    result["update_under_snapshot"] = n / _under_snapshot(core, table, rounds, values, threads) / 1e6
+    return result
+
+
+def _under_snapshot(core: StateCore, table: StateTable, rounds: Rounds, values: Int64Array, threads: int) -> float:
+    """Median seconds to update each entry once while a snapshot is held; the snapshot is checked afterwards."""
+    seconds = []
+    for number in range(WARMUP_ROUNDS + rounds.samples):
+        batch = rounds.batch(number)
+        copied = table.metrics()["copied_entries"]
+        view = core.snapshot()
+        begin = time.perf_counter()
+        kernels.update_many(table, batch, values, threads=threads)
+        seconds.append(time.perf_counter() - begin)
+        assert table.metrics()["copied_entries"] - copied >= len(values)
+        view.release()
+        while core.advance(1 << 30):
+            pass
+    return statistics.median(seconds[WARMUP_ROUNDS:])
+
+
+def bytes_per_entry(keys: Int64Array, key_groups: int = 128) -> dict[str, float]:
+    """Resident bytes per entry, after filling and at the worst point: when the maps have just doubled."""
+    worst = 0.0
+    core = StateCore()
+    table = StateTable(core, value="long", max_parallelism=key_groups)
+    base = core.arena.usage()["used_bytes"]
+    step = max(1, len(keys) // 400)
+    for at in range(0, len(keys), step):
+        part = keys[at:at + step]
+        kernels.update_many(table, part, part)
+        core.advance(1 << 30)
+        core.arena.trim()
+        usage = core.arena.usage()
+        if len(table) >= len(keys) // 4:
+            worst = max(worst, (usage["used_bytes"] - base) / len(table))
+    return {"at_end": (core.arena.usage()["used_bytes"] - base) / len(table), "worst_while_growing": worst}
+
+
+def growth(n: int, key_groups: int = 128) -> dict[str, float]:
+    """Thread CPU time of single puts while a table grows to `n` entries, in nanoseconds; the clock included."""
+    keys = np.random.default_rng(1).permutation(n).tolist()
+    core = StateCore()
+    table = StateTable(core, value="long", max_parallelism=key_groups)
+    times = np.empty(n, dtype=np.int64)
+    view = memoryview(times)
+    put, clock = table.put, time.thread_time_ns
+    for i, key in enumerate(keys):
+        begin = clock()
+        put(key, i)
+        view[i] = clock() - begin
+    return quantiles(times)
+
+
+def quantiles(times: Int64Array) -> dict[str, float]:
+    times = np.sort(times)
+    picks = {"p50": 0.5, "p99": 0.99, "p99_99": 0.9999, "p99_9999": 0.999999}
+    result = {name: float(times[min(len(times) - 1, int(q * len(times)))]) for name, q in picks.items()}
+    result["max"] = float(times[-1])
+    return result
+
+
+def snapshot_pause(n: int, states: int, key_groups: int, samples: int) -> dict[str, float]:
+    """The pause of `snapshot()` with `states` tables of `n` entries in all, and what batches cost until release."""
+    core = StateCore()
+    tables = [StateTable(core, value="long", max_parallelism=key_groups) for _ in range(states)]
+    per_table = n // states
+    keys = np.random.default_rng(1).permutation(per_table).astype(np.int64)
+    for table in tables:
+        kernels.update_many(table, keys, keys)
+    rng = np.random.default_rng(2)
+    batches = [keys[rng.integers(0, per_table, 100_000)] for _ in range(50)]
+    values = np.arange(100_000, dtype=np.int64)
+
+    def run(count: int) -> float:
+        begin = time.perf_counter()
+        for i in range(count):
+            kernels.update_many(tables[i % states], batches[i % len(batches)], values)
+        return (time.perf_counter() - begin) / count
+
+    run(50)
+    plain, held, pauses = [], [], []
+    for _ in range(samples):
+        plain.append(run(100))
+        begin = time.perf_counter()
+        view = core.snapshot()
+        pauses.append(time.perf_counter() - begin)
+        held.append(_while_read(view, tables, key_groups, run))
+        while core.advance(1 << 30):
+            pass
+    return {
+        "pause_ms": statistics.median(pauses) * 1e3,
+        "slow_down": statistics.median(held) / statistics.median(plain),
+        "batch_ms": statistics.median(plain) * 1e3,
+    }
+
+
+def _while_read(view: SnapshotView, tables: list[StateTable], key_groups: int, run: Callable[[int], float]) -> float:
+    """Mean seconds of a batch from the snapshot until a second thread has read all of it and released it."""
+    import threading
+
+    def read() -> None:
+        for table in tables:
+            for group in range(key_groups):
+                view.read_group(table, group)
+        view.release()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    batches = []
+    while reader.is_alive():
+        batches.append(run(1))
+    reader.join()
+    return statistics.mean(batches) if batches else float("nan")
+
+
+def mark_cost(n: int, rows: int, samples: int) -> dict[str, float]:
+    """Seconds of random batch updates with and without an open mark, as medians over many batches each."""
+    keys = np.random.default_rng(1).permutation(n).astype(np.int64)
+    core, table, _ = filled(keys)
+    rng = np.random.default_rng(2)
+    values = np.arange(rows, dtype=np.int64)
+    plain, marked = [], []
+    for _ in range(samples):
+        batch = keys[rng.integers(0, n, rows)]
+        begin = time.perf_counter()
+        kernels.update_many(table, batch, values)
+        plain.append(time.perf_counter() - begin)
+        batch = keys[rng.integers(0, n, rows)]
+        mark = core.mark()
+        begin = time.perf_counter()
+        kernels.update_many(table, batch, values)
+        marked.append(time.perf_counter() - begin)
+        core.release(mark)
+    return {"plain_ns_per_row": statistics.median(plain) / rows * 1e9,
+            "marked_ns_per_row": statistics.median(marked) / rows * 1e9,
+            "ratio": statistics.median(marked) / statistics.median(plain)}
