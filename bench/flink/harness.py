@@ -64,13 +64,13 @@ _MAINS = {
 _COLLECTORS = {
     "G1": "-XX:+UseG1GC",
     "Parallel": "-XX:+UseParallelGC",
-    "Serial": "-XX:+UseSerialGC",
 }
 # Neither is best for every operation: G1's write barrier makes updates of state in the old generation several
 # times slower, but it is what the JVM takes by default.
 _CANDIDATES = ("G1", "Parallel")
-# Only the serial collector leaves nothing dead behind, so only there memory in use means memory needed.
-_COLLECTOR_OF_MEMORY = "Serial"
+# A full collection of the parallel (and serial) collector may leave dead objects at the bottom of the heap;
+# one of G1 does not, so only there memory in use is memory needed.
+_COLLECTOR_OF_MEMORY = "G1"
 _MEMORY_OP = "bytes_per_entry"
 # Enough rows for the last tier of the compiler, and at least two rounds whatever the size.
 _WARMUP_ROWS = 4_000_000
@@ -171,8 +171,8 @@ class FlinkPeer:
         The key group of every row is computed inside the timed part, as Flink does for every record.
         ``worst_put_wall`` and ``worst_put_cpu`` have ``quantiles_ns`` (``p50`` to ``p99_9999`` and ``max``,
         medians over the rounds), ``max_ns_per_round`` and ``clock_cost_ns`` (contained in each figure);
-        ``bytes_per_entry`` has ``bytes_per_entry`` and ``bytes_total``, key and value objects included; it comes
-        last and always from a JVM of its own with the serial collector.
+        ``bytes_per_entry`` has ``bytes_per_entry`` and ``bytes_total``, key and value objects included; it
+        comes last and always from a JVM of its own with G1.
         """
         return self._run_map(
             ops, keys, "long", _Settings(key_groups, samples, heap, gc, warmup, huge_pages, settled, fork)
@@ -374,7 +374,7 @@ def _cost(measurement: Measurement) -> float:
 
 def _figure(measurement: Measurement) -> dict[str, Any]:
     """Return the field a measurement is made for; less is better in all of them."""
-    for field in ("quantiles_ns", "median_ns_per_op"):
+    for field in ("quantiles_ns", "bytes_per_entry", "median_ns_per_op"):
         if field in measurement:
             return {field: measurement[field]}
     raise PeerFailed(f"the measurement {measurement['name']} has no figure")

@@ -132,6 +132,10 @@ cdef inline void blob_drop(BlobHeap *heap, Blob *blob) noexcept nogil:
         blob_free(heap, blob)
 
 cdef class Arena:
+    cdef object __weakref__
+    cdef list spares                     # extents made ahead
+    cdef uint32_t spares_wanted
+    cdef bint spares_requested
     cdef ArenaCore core
     cdef BlobHeap blobs
     cdef Budget budget

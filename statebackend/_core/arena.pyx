@@ -1,6 +1,10 @@
 """The memory of a heap backend: extents, runs and blobs. The layout is described in `arena.pxd`."""
 
 import mmap
+import os
+import queue
+import threading
+import weakref
 
 import numpy as np
 
@@ -18,6 +22,8 @@ cdef extern from "Python.h":
 
 cdef enum:
     FREE_MARK = 0x80
+    EXTENTS_PER_SPARE = 8
+    MAX_SPARES = 16
     TRACE_DOMAIN = 0x53420001
 
 cdef Probe the_probe
@@ -329,6 +335,7 @@ cdef class Arena:
         self.core.budget = &self.budget
         self.blobs.arena = &self.core
         self.extents = [None]
+        self.spares = []
 
     def __dealloc__(self):
         cdef uint32_t i
@@ -350,7 +357,7 @@ cdef class Arena:
             number = self.core.top
         if number >= MAX_EXTENTS:
             raise MemoryError("an arena holds at most 32 GB")
-        memory = _map_extent()
+        memory = self.spares.pop() if self.spares else _map_extent()
         base = <char *><uintptr_t>memory.__array_interface__["data"][0]
         orders = <uint8_t *>calloc(EXTENT_BYTES >> MIN_ORDER, 1)
         if orders == NULL:
@@ -371,7 +378,21 @@ cdef class Arena:
         push_free(&self.core, number << EXTENT_UNITS_SHIFT, MAX_ORDER)
         spin_unlock(&self.core.lock)
         add_i64(&self.budget.used, EXTENT_BYTES)
+        # A part of what there is, because maps of the same size grow at the same time.
+        self.spares_wanted = min(self.core.live // EXTENTS_PER_SPARE, MAX_SPARES)
+        if 2 * len(self.spares) < self.spares_wanted and not self.spares_requested:
+            self.spares_requested = True
+            _request_spares(self)
         return 0
+
+    def spares_to_make(self):
+        """How many extents the thread that touches them shall make."""
+        return self.spares_wanted - len(self.spares)
+
+    def take_spares(self, extents):
+        """Keep extents, made and touched elsewhere, for when they are needed."""
+        self.spares += extents
+        self.spares_requested = False
 
     cdef void _forget(self, uint32_t number) noexcept:
         PyTraceMalloc_Untrack(TRACE_DOMAIN, <uintptr_t>self.core.extents[number])
@@ -408,6 +429,7 @@ cdef class Arena:
     def trim(self):
         """Give working memory back to the system."""
         self.scratch_memory = None
+        self.spares = []
 
     def set_limit(self, limit):
         """Refuse to grow beyond `limit` bytes; 0 takes the limit away."""
@@ -448,6 +470,62 @@ cdef class Arena:
                             (at & EXTENT_UNITS_MASK) >> (MIN_ORDER - UNIT_SHIFT), order))
                 at = (<uint32_t *>address(&self.core, at))[0]
         assert listed == free_blocks, "free lists and block maps differ"
+
+
+# --- extents touched ahead -------------------------------------------------------------------------------
+#
+# The first touch of an extent costs 0.1 ms, and milliseconds when the memory is new to the machine: too much for
+# the operation that happens to need it. So once a state grows, a thread makes the next extents ahead of time.
+
+_requests = None
+
+
+def _request_spares(arena):
+    global _requests
+    if _requests is None:
+        _requests = queue.SimpleQueue()
+        threading.Thread(target=_make_spares, args=(_requests,), name="statebackend-memory", daemon=True).start()
+    _requests.put(weakref.ref(arena))
+
+
+def _make_spares(requests):
+    while True:
+        wanted = requests.get()
+        arena = wanted()
+        if arena is None:
+            continue
+        count = arena.spares_to_make()
+        del arena                        # it may go while its extents are made
+        extents = []
+        try:
+            for _ in range(count):
+                extents.append(_map_extent())
+        except (MemoryError, OSError):
+            pass                         # the arena tries for itself when it comes to that
+        for extent in extents:
+            _touch(extent)
+        arena = wanted()
+        if arena is not None:
+            arena.take_spares(extents)
+        del arena, extents
+
+
+def _touch(unsigned char[::1] memory):
+    cdef char *base = <char *>&memory[0]
+    cdef uint64_t at = 0, size = memory.shape[0]
+    with nogil:
+        while at < size:
+            base[at] = 0
+            at += 4096
+
+
+def _forget_requests():
+    global _requests
+    _requests = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_requests)
 
 
 def _map_extent():

@@ -146,8 +146,9 @@ cdef void append_thread(Table *table, uint32_t slot) noexcept nogil:
 # --- slots -------------------------------------------------------------------------------------------
 
 cdef bint add_run(Table *table, CowMap *map) noexcept nogil:
-    """One more stretch of entries, about an eighth of what the map has, so that little stays unused."""
-    cdef uint64_t want = map.run_bytes >> 3, smallest = 4 * <uint64_t>table.layout.stride
+    """One more stretch of entries, a small part of what the map has: little stays unused, and maps of the
+    same size, which need one at about the same time, do not ask for much at once."""
+    cdef uint64_t want = map.run_bytes >> 5, smallest = 4 * <uint64_t>table.layout.stride
     cdef uint64_t *runs
     cdef uint32_t ref, capacity
     cdef int order

@@ -1,0 +1,98 @@
+"""Marks: points to roll back to, newest last.
+
+>>> stack = MarkStack("this backend")
+>>> older, newer = stack.open("a"), stack.open("b")
+>>> stack.back_to(older)
+'a'
+>>> older.is_open, newer.is_open
+(True, False)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from statebackend.errors import UsageError
+
+__all__ = ["Mark", "MarkStack"]
+
+
+class Mark:
+    """A point to roll back to; made by ``mark()``, of use to the backend that made it only.
+
+    >>> MarkStack("a backend").open(None)
+    <open mark of a backend>
+    """
+
+    __slots__ = ("__weakref__", "_owner", "is_open", "point")
+
+    def __init__(self, owner: MarkStack, point: Any) -> None:
+        self._owner = owner
+        #: What the backend needs to find back.
+        self.point = point
+        #: Whether it can be rolled back to: it was neither released nor is it newer than a rollback.
+        self.is_open = True
+
+    def __repr__(self) -> str:
+        return f"<{'open' if self.is_open else 'closed'} mark of {self._owner.name}>"
+
+
+class MarkStack:
+    """The open marks of one backend.
+
+    >>> stack = MarkStack("this backend")
+    >>> mark = stack.open(3)
+    >>> stack.release(mark), stack.release(mark), len(stack)
+    (True, False, 0)
+    """
+
+    __slots__ = ("_marks", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._marks: list[Mark] = []
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def open(self, point: Any) -> Mark:
+        """A new mark, the newest. O(1)."""
+        mark = Mark(self, point)
+        self._marks.append(mark)
+        return mark
+
+    def back_to(self, mark: Mark) -> Any:
+        """The point of an open mark, which stays; newer marks are closed. O(newer marks)."""
+        self._check_own(mark)
+        if not mark.is_open:
+            raise UsageError(
+                "the mark is no longer valid",
+                code="USAGE.STALE_MARK",
+                hint="it was released, or an older mark was rolled back to",
+            )
+        while self._marks[-1] is not mark:
+            self._marks.pop().is_open = False
+        return mark.point
+
+    def release(self, mark: Mark) -> bool:
+        """Close a mark; whether it was open. O(newer marks)."""
+        self._check_own(mark)
+        if not mark.is_open:
+            return False
+        mark.is_open = False
+        self._marks.remove(mark)
+        return True
+
+    def close(self) -> None:
+        """Close all marks."""
+        for mark in self._marks:
+            mark.is_open = False
+        self._marks.clear()
+
+    def _check_own(self, mark: Any) -> None:
+        if not isinstance(mark, Mark) or mark._owner is not self:
+            raise UsageError(
+                "this is not a mark of this backend",
+                code="USAGE.FOREIGN_MARK",
+                hint="use what mark() of the same backend returned",
+            )

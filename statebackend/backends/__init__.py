@@ -1,0 +1,1 @@
+"""The implementations of backends; made by name, see `statebackend.registry`."""

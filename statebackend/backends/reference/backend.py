@@ -1,0 +1,184 @@
+"""The factory of the reference backend and its keyed backend.
+
+>>> ReferenceBackend().create_keyed_backend("bigint", max_parallelism=2)
+<ReferenceKeyedBackend of LONG, KeyGroupRange(0, 1), 0 states>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from statebackend.backend import BaseKeyedStateBackend, StateBackend
+from statebackend.backends.reference.base import ReferenceState
+from statebackend.backends.reference.lists import ReferenceListState
+from statebackend.backends.reference.maps import ReferenceMapState
+from statebackend.backends.reference.single import (
+    ReferenceAggregatingState,
+    ReferenceFoldingState,
+    ReferenceReducingState,
+    ReferenceValueState,
+)
+from statebackend.backends.reference.table import Journal, Place
+from statebackend.descriptors import StateDescriptor
+from statebackend.errors import UsageError
+from statebackend.key_groups import KeyGroupRange
+from statebackend.operator_state import OperatorStateBackend
+
+__all__ = ["ReferenceBackend", "ReferenceKeyedBackend"]
+
+_HANDLES: dict[str, type[ReferenceState[Any]]] = {
+    "value": ReferenceValueState,
+    "list": ReferenceListState,
+    "map": ReferenceMapState,
+    "reducing": ReferenceReducingState,
+    "aggregating": ReferenceAggregatingState,
+    "folding": ReferenceFoldingState,
+}
+
+
+class ReferenceBackend(StateBackend):
+    """Makes reference backends; it has no options.
+
+    >>> import pickle
+    >>> pickle.loads(pickle.dumps(ReferenceBackend()))
+    ReferenceBackend()
+    """
+
+    name = "reference"
+
+    def create_keyed_backend(
+        self,
+        key_type: Any,
+        *,
+        max_parallelism: int = 128,
+        key_group_range: KeyGroupRange | None = None,
+        clock: Any = None,
+        restore: Any = (),
+    ) -> ReferenceKeyedBackend:
+        if restore:
+            raise UsageError("the reference backend restores nothing yet", code="USAGE.NOT_AVAILABLE")
+        return ReferenceKeyedBackend(
+            key_type, max_parallelism=max_parallelism, key_group_range=key_group_range, clock=clock
+        )
+
+    def create_operator_backend(
+        self, *, subtask_index: int = 0, parallelism: int = 1, restore: Any = ()
+    ) -> OperatorStateBackend:
+        return OperatorStateBackend(subtask_index=subtask_index, parallelism=parallelism, restore=restore)
+
+    def __repr__(self) -> str:
+        return "ReferenceBackend()"
+
+
+class ReferenceKeyedBackend(BaseKeyedStateBackend):
+    """Keyed state in nested dicts, with a journal for marks.
+
+    >>> ReferenceKeyedBackend(int).advance()
+    0
+    """
+
+    _states: dict[str, ReferenceState[Any]]  # type: ignore[assignment]
+
+    def __init__(self, key_type: Any, **options: Any) -> None:
+        super().__init__(key_type, **options)
+        self.journal = Journal()
+
+    # --- for the handles ---
+
+    @property
+    def now(self) -> int:
+        """The time that the current key was set, or that of the running vectorised call."""
+        return self._now
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._closed
+
+    def place(self) -> Place:
+        """Where the current key's entries are; raises if there is no current key."""
+        return Place(self._key_group, self._namespace, self._require_key())
+
+    # --- states ---
+
+    def _create_state(self, descriptor: StateDescriptor) -> ReferenceState[Any]:
+        return _HANDLES[descriptor.kind](self, descriptor)
+
+    def _redeclare_state(self, state: Any, descriptor: StateDescriptor) -> None:
+        state.redeclare(descriptor)
+
+    def _canonical_keys(self, state: Any, namespace: bytes | None) -> Iterable[Any]:
+        return [key for key, found in self._canonical_entries(state) if namespace in (None, found)]
+
+    def _canonical_entries(self, state: Any) -> list[tuple[Any, bytes]]:
+        return [(at.key, at.namespace) for at, stored in state.table if state.is_alive(stored)]
+
+    def _entry_count(self, state: Any) -> int:
+        return len(state.table)
+
+    def _clear_key_of(self, state: Any) -> None:
+        for at in state.table.places_of_key(self._key_group, self._key):
+            state.drop(at)
+
+    def _merge(self, state: Any, target: bytes, sources: list[bytes]) -> None:
+        merged = None
+        for namespace in sources:
+            at = Place(self._key_group, namespace, self._key)
+            stored = state.table.get(at)
+            if stored is not None:
+                state.drop(at)
+                merged = stored if merged is None else state.merged(merged, stored)
+        if merged is None:
+            return
+        at = Place(self._key_group, target, self._key)
+        old = state.table.get(at)
+        if old is not None:
+            merged = state.merged(old, merged)
+        if merged is None:
+            state.table.remove(at)
+        else:
+            state.table.put(at, merged)
+        state.changed(at)
+
+    # --- time ---
+
+    def advance(self, budget: int = 1000) -> int:
+        """Remove what has expired from states with ``cleanup_idle``: up to ``budget`` entries are changed."""
+        self._check_open()
+        done = 0
+        saved = self._save_key()
+        self._now = self._time()
+        for state in self._states.values():
+            config = state.descriptor.ttl_config
+            if config is None or not config.cleanup_idle:
+                continue
+            for at, stored in list(state.table):
+                left = state.without_expired(stored)
+                if done < budget and left != stored:
+                    done += 1
+                    if left is None:
+                        state.table.remove(at)
+                    else:
+                        state.table.put(at, left)
+        self._restore_key(saved)
+        return done
+
+    # --- marks ---
+
+    def _mark_point(self) -> int:
+        return self.journal.open()
+
+    def _return_to(self, point: int) -> None:
+        self.journal.undo_to(point)
+        for state in self._states.values():
+            state.changed(None)
+
+    def _forget_point(self, point: int) -> None:
+        if not len(self._marks):
+            self.journal.forget()
+
+    def _drop_all(self) -> None:
+        self.journal.forget()
+        for state in self._states.values():
+            state.table = type(state.table)(self.journal)

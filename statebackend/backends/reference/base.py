@@ -1,0 +1,161 @@
+"""What the handles of the reference backend share.
+
+What a table stores, with timestamps in milliseconds (0 without TTL):
+
+* value, reducing, aggregating, folding: `Stamped`, the serialised value and its timestamp;
+* list: a tuple of `Stamped`, one per element, never empty;
+* map: a dict of `Stamped` by canonical map key, in insertion order, never empty; ``data`` is None for None.
+
+>>> Stamped(b"x", 0)
+Stamped(data=b'x', timestamp=0)
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from statebackend.backends.reference.table import NestedTable, Place
+from statebackend.descriptors import StateDescriptor
+from statebackend.errors import ClosedError, SerializationError, SerializationTypeError
+from statebackend.serializers import TypeSerializer
+from statebackend.state import KeyedState
+from statebackend.ttl import StateTtlConfig, expired
+
+if TYPE_CHECKING:
+    from statebackend.backends.reference.backend import ReferenceKeyedBackend
+
+__all__ = ["ReferenceState", "Stamped"]
+
+S = TypeVar("S")
+_UpdateType = StateTtlConfig.UpdateType
+_Visibility = StateTtlConfig.StateVisibility
+
+
+class Stamped(NamedTuple):
+    """A serialised value and when it was last written, or read where reads count."""
+
+    data: bytes | None
+    timestamp: int
+
+
+class ReferenceState(KeyedState, Generic[S]):
+    """What the handles share; ``S`` is what the table stores for a key."""
+
+    def __init__(self, backend: ReferenceKeyedBackend, descriptor: Any) -> None:
+        self._backend = backend
+        self._descriptor = descriptor
+        self.table = NestedTable(backend.journal)
+        self._iterations: weakref.WeakSet[_Iteration] = weakref.WeakSet()
+        config = descriptor.ttl_config
+        self._ttl: int | None = None if config is None else config.ttl
+        self._refreshes = config is not None and config.update_type is _UpdateType.OnReadAndWrite
+        self._shows_expired = (
+            config is not None and config.state_visibility is _Visibility.ReturnExpiredIfNotCleanedUp
+        )
+
+    @property
+    def descriptor(self) -> Any:
+        return self._descriptor
+
+    @property
+    def backend(self) -> ReferenceKeyedBackend:
+        return self._backend
+
+    def redeclare(self, descriptor: StateDescriptor) -> None:
+        """Let a newer descriptor of the same state take effect."""
+        self._descriptor = descriptor
+
+    # --- places and time ---
+
+    def _here(self) -> Place:
+        return self._backend.place()
+
+    def _expired(self, stamped: Stamped) -> bool:
+        return self._ttl is not None and expired(stamped.timestamp, self._ttl, self._backend.now)
+
+    def _visible(self, stamped: Stamped) -> bool:
+        return self._shows_expired or not self._expired(stamped)
+
+    def _stamp(self, data: bytes | None) -> Stamped:
+        return Stamped(data, 0 if self._ttl is None else self._backend.now)
+
+    def _serialize(self, serializer: TypeSerializer, value: Any) -> bytes:
+        if value is None:
+            raise SerializationTypeError(
+                "None cannot be stored here", code="SERIALIZATION.NULL", detail=self._where()
+            )
+        try:
+            return serializer.serialize(value)
+        except SerializationError as error:
+            raise error.at(self._where()) from None
+
+    def _where(self) -> str:
+        return f"state {self._descriptor.name!r}"
+
+    # --- what each kind says about what it stores ---
+
+    @abstractmethod
+    def _any(self, stored: S, wanted: Callable[[Stamped], bool]) -> bool:
+        """Whether one of the values, elements or entries is wanted."""
+
+    @abstractmethod
+    def without_expired(self, stored: S) -> S | None:
+        """What is left of it without what has expired; None for nothing."""
+
+    def merged(self, a: S, b: S) -> S | None:
+        """What the stored of two namespaces come to, those of ``a`` first."""
+        raise NotImplementedError
+
+    # --- shared operations ---
+
+    def exists(self) -> bool:
+        stored = self.table.get(self._here())
+        return stored is not None and self._any(stored, self._visible)
+
+    def is_alive(self, stored: S) -> bool:
+        """Whether anything of it has not expired."""
+        return self._any(stored, lambda stamped: not self._expired(stamped))
+
+    def clear(self) -> None:
+        self.drop(self._here())
+
+    def drop(self, at: Place) -> None:
+        """Remove what is there, by the user's will: open iterators end with an error."""
+        if self.table.get(at) is not None:
+            self.table.remove(at)
+            self.changed(at)
+
+    def changed(self, at: Place | None) -> None:
+        """The collection there (None: every one) has other elements or keys now."""
+        for iteration in self._iterations:
+            if at is None or iteration.at == at:
+                iteration.is_stale = True
+
+    def watched(self, at: Place, steps: Iterator[Any]) -> Iterator[Any]:
+        """``steps``, broken off if the collection is changed in between."""
+        iteration = _Iteration(self._backend, at, steps)
+        self._iterations.add(iteration)
+        return iteration
+
+
+class _Iteration:
+    """An open iterator over a collection."""
+
+    def __init__(self, backend: ReferenceKeyedBackend, at: Place, steps: Iterator[Any]) -> None:
+        self._backend = backend
+        self._steps = steps
+        self.at = at
+        self.is_stale = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._backend.closed:
+            raise ClosedError("the backend of this iterator is closed")
+        if self.is_stale:
+            raise RuntimeError("the state was changed while it was iterated")
+        return next(self._steps)

@@ -1,0 +1,165 @@
+"""Handles that store one serialised value per key: value, reducing, aggregating and folding states.
+
+>>> from statebackend.backends.reference import ReferenceBackend
+>>> from statebackend.descriptors import ReducingStateDescriptor
+>>> keyed = ReferenceBackend().create_keyed_backend(int)
+>>> total = keyed.get_reducing_state(ReducingStateDescriptor("total", "sum", int))
+>>> keyed.set_current_key(1)
+>>> total.add(2); total.add(3)
+>>> total.get()
+5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from statebackend.backends.reference.base import ReferenceState, Stamped
+from statebackend.backends.reference.table import Place
+from statebackend.serializers import TypeSerializer, serializer_for
+from statebackend.state import AggregatingState, FoldingState, ReducingState, ValueState
+
+if TYPE_CHECKING:
+    from statebackend.backends.reference.backend import ReferenceKeyedBackend
+
+__all__ = [
+    "ReferenceAggregatingState",
+    "ReferenceFoldingState",
+    "ReferenceReducingState",
+    "ReferenceValueState",
+]
+
+
+class _SingleState(ReferenceState[Stamped]):
+    """One serialised value per key."""
+
+    _serializer: TypeSerializer
+
+    def _any(self, stored: Stamped, wanted: Callable[[Stamped], bool]) -> bool:
+        return wanted(stored)
+
+    def without_expired(self, stored: Stamped) -> Stamped | None:
+        return None if self._expired(stored) else stored
+
+    def _store(self, at: Place, value: Any) -> None:
+        self.table.put(at, self._stamp(self._serialize(self._serializer, value)))
+
+    def _read(self) -> Any:
+        """The value, or None: expired ones are removed, and returned this once if they may be seen."""
+        at = self._here()
+        stored = self.table.get(at)
+        if stored is None:
+            return None
+        value = self._serializer.deserialize(stored.data)
+        if self._expired(stored):
+            self.table.remove(at)
+            return value if self._shows_expired else None
+        if self._refreshes:
+            self.table.put(at, self._stamp(stored.data))
+        return value
+
+    def _unexpired(self, at: Place) -> Any:
+        """The value that is written on top of: an expired one is never merged into new input."""
+        stored = self.table.get(at)
+        if stored is None or self._expired(stored):
+            return None
+        return self._serializer.deserialize(stored.data)
+
+    def _merged_by(self, merge: Callable[[Any, Any], Any], a: Stamped, b: Stamped) -> Stamped | None:
+        if self._expired(a) or self._expired(b):
+            left = a if self._expired(b) else b
+            return None if self._expired(left) else self._stamp(left.data)
+        first, second = (self._serializer.deserialize(each.data) for each in (a, b))  # type: ignore[arg-type]
+        return self._stamp(self._serialize(self._serializer, merge(first, second)))
+
+
+class ReferenceValueState(_SingleState, ValueState):
+    """A value."""
+
+    def __init__(self, backend: ReferenceKeyedBackend, descriptor: Any) -> None:
+        super().__init__(backend, descriptor)
+        self._serializer = serializer_for(descriptor.type)
+
+    def value(self) -> Any:
+        value = self._read()
+        return self._descriptor.default_copy() if value is None else value
+
+    def update(self, value: Any) -> None:
+        at = self._here()
+        if value is None:
+            self.drop(at)
+        else:
+            self._store(at, value)
+
+
+class ReferenceReducingState(_SingleState, ReducingState):
+    """A reduced value."""
+
+    def __init__(self, backend: ReferenceKeyedBackend, descriptor: Any) -> None:
+        super().__init__(backend, descriptor)
+        self._serializer = serializer_for(descriptor.type)
+
+    def get(self) -> Any:
+        return self._read()
+
+    def add(self, value: Any) -> None:
+        at = self._here()
+        if value is None:
+            self.drop(at)
+            return
+        value = self._serializer.deserialize(self._serialize(self._serializer, value))
+        old = self._unexpired(at)
+        self._store(at, value if old is None else self._descriptor.reduce(old, value))
+
+    def merged(self, a: Stamped, b: Stamped) -> Stamped | None:
+        return self._merged_by(self._descriptor.reduce, a, b)
+
+
+class ReferenceAggregatingState(_SingleState, AggregatingState):
+    """An accumulator of an aggregate."""
+
+    def __init__(self, backend: ReferenceKeyedBackend, descriptor: Any) -> None:
+        super().__init__(backend, descriptor)
+        self._serializer = serializer_for(descriptor.accumulator_type)
+
+    def get(self) -> Any:
+        accumulator = self._read()
+        return None if accumulator is None else self._descriptor.aggregate.get_result(accumulator)
+
+    def add(self, value: Any) -> None:
+        at = self._here()
+        if value is None:
+            self.drop(at)
+            return
+        if self._descriptor.type is not None:
+            serializer = serializer_for(self._descriptor.type)
+            value = serializer.deserialize(self._serialize(serializer, value))
+        accumulator = self._unexpired(at)
+        if accumulator is None:
+            accumulator = self._descriptor.aggregate.create_accumulator()
+        self._store(at, self._descriptor.aggregate.add(value, accumulator))
+
+    def merged(self, a: Stamped, b: Stamped) -> Stamped | None:
+        return self._merged_by(self._descriptor.aggregate.merge, a, b)
+
+
+class ReferenceFoldingState(_SingleState, FoldingState):
+    """An accumulator of a fold."""
+
+    def __init__(self, backend: ReferenceKeyedBackend, descriptor: Any) -> None:
+        super().__init__(backend, descriptor)
+        self._serializer = serializer_for(descriptor.type)
+
+    def get(self) -> Any:
+        return self._read()
+
+    def add(self, value: Any) -> None:
+        at = self._here()
+        if value is None:
+            self.drop(at)
+            return
+        accumulator = self._unexpired(at)
+        if accumulator is None:
+            accumulator = self._descriptor.initial_copy()
+        self._store(at, self._descriptor.fold(accumulator, value))

@@ -1,0 +1,118 @@
+"""Where the reference backend keeps state: nested dicts of values that are replaced, never changed.
+
+>>> journal = Journal()
+>>> table = NestedTable(journal)
+>>> at = Place(3, b"", 7)
+>>> table.put(at, "old")
+>>> point = journal.open()
+>>> table.put(at, "new")
+>>> journal.undo_to(point)
+>>> table.get(at), len(table)
+('old', 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+__all__ = ["Journal", "NestedTable", "Place"]
+
+
+class Place(NamedTuple):
+    """Where an entry is: its key group, encoded namespace, and key in canonical form.
+
+    >>> Place(0, b"", 1).key
+    1
+    """
+
+    group: int
+    namespace: bytes
+    key: Any
+
+
+class Journal:
+    """What was where before each write, while marks are open.
+
+    >>> journal = Journal()
+    >>> journal.open(), journal.forget(), len(journal.old)
+    (0, None, 0)
+    """
+
+    def __init__(self) -> None:
+        self.old: list[tuple[NestedTable, Place, Any]] = []
+        self.is_open = False
+
+    def open(self) -> int:
+        """Begin to write, if not begun; the point to undo to."""
+        self.is_open = True
+        return len(self.old)
+
+    def undo_to(self, point: int) -> None:
+        """Put back what was there, newest first."""
+        self.is_open = False
+        while len(self.old) > point:
+            table, at, stored = self.old.pop()
+            if stored is None:
+                table.remove(at)
+            else:
+                table.put(at, stored)
+        self.is_open = True
+
+    def forget(self) -> None:
+        """No mark is open any more."""
+        self.is_open = False
+        self.old.clear()
+
+
+class NestedTable:
+    """The entries of one state: key group → namespace → key → what is stored, which is never None.
+
+    >>> table = NestedTable(Journal())
+    >>> table.put(Place(0, b"", 1), "a")
+    >>> list(table)
+    [(Place(group=0, namespace=b'', key=1), 'a')]
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._groups: dict[int, dict[bytes, dict[Any, Any]]] = {}
+        self._journal = journal
+
+    def get(self, at: Place) -> Any:
+        """What is stored there; None if nothing is."""
+        return self._groups.get(at.group, {}).get(at.namespace, {}).get(at.key)
+
+    def put(self, at: Place, stored: Any) -> None:
+        """Store something in place of what is there."""
+        if self._journal.is_open:
+            self._journal.old.append((self, at, self.get(at)))
+        self._groups.setdefault(at.group, {}).setdefault(at.namespace, {})[at.key] = stored
+
+    def remove(self, at: Place) -> None:
+        """Remove what is there, and dicts that it leaves empty."""
+        stored = self.get(at)
+        if stored is None:
+            return
+        if self._journal.is_open:
+            self._journal.old.append((self, at, stored))
+        namespaces = self._groups[at.group]
+        keys = namespaces[at.namespace]
+        del keys[at.key]
+        if not keys:
+            del namespaces[at.namespace]
+        if not namespaces:
+            del self._groups[at.group]
+
+    def places_of_key(self, group: int, key: Any) -> list[Place]:
+        """Where a key has entries, in all namespaces."""
+        found = self._groups.get(group, {}).items()
+        return [Place(group, namespace, key) for namespace, keys in found if key in keys]
+
+    def __iter__(self) -> Iterator[tuple[Place, Any]]:
+        for group, namespaces in self._groups.items():
+            for namespace, keys in namespaces.items():
+                for key, stored in keys.items():
+                    yield Place(group, namespace, key), stored
+
+    def __len__(self) -> int:
+        return sum(len(keys) for namespaces in self._groups.values() for keys in namespaces.values())

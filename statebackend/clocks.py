@@ -1,0 +1,100 @@
+"""Clocks: where a backend reads the time that TTL and timers go by.
+
+A clock is any object with ``now() -> int``, milliseconds. `statebackend.testing.ManualClock` is one that
+stands still until it is told.
+
+>>> class Stopped:
+...     def now(self):
+...         return 5
+>>> read(Stopped())
+5
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from typing import Any, Protocol, runtime_checkable
+
+from statebackend.errors import UsageError
+
+__all__ = ["Clock", "SystemClock", "checked_clock", "read"]
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """Anything that tells the time in milliseconds.
+
+    >>> isinstance(SystemClock(), Clock), isinstance(object(), Clock)
+    (True, False)
+    """
+
+    def now(self) -> int:
+        """The time, in milliseconds.
+
+        >>> SystemClock().now() > 1_700_000_000_000
+        True
+        """
+
+
+class SystemClock:
+    """Processing time: the machine's clock, in milliseconds since 1970-01-01 UTC.
+
+    >>> SystemClock()
+    SystemClock()
+    """
+
+    __slots__ = ()
+
+    def now(self) -> int:
+        """The machine's time, in milliseconds since 1970-01-01 UTC.
+
+        >>> SystemClock().now() > 1_700_000_000_000
+        True
+        """
+        return time.time_ns() // 1_000_000
+
+    def __repr__(self) -> str:
+        return "SystemClock()"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SystemClock)
+
+    def __hash__(self) -> int:
+        return hash(SystemClock)
+
+
+def checked_clock(clock: Any) -> Clock:
+    """The clock itself, the machine's for None; anything without ``now()`` is refused.
+
+    >>> checked_clock(None)
+    SystemClock()
+    """
+    if clock is None:
+        return SystemClock()
+    if isinstance(clock, type) or not callable(getattr(clock, "now", None)):
+        raise UsageError(
+            f"a {type(clock).__name__} is not a clock",
+            hint="give an object with a method now() that answers milliseconds as an int",
+        )
+    checked: Clock = clock
+    return checked
+
+
+def read(clock: Clock) -> int:
+    """The time that ``clock`` tells, checked to be a whole number of milliseconds.
+
+    >>> read(SystemClock()) > 0
+    True
+    """
+    now = clock.now()
+    if type(now) is int:
+        return now
+    try:
+        return operator.index(now)
+    except TypeError:
+        raise UsageError(
+            f"the clock's now() answered a {type(now).__name__}",
+            detail=f"class {type(clock).__qualname__}",
+            hint="it answers milliseconds as an int, for example time.time_ns() // 1_000_000",
+        ) from None

@@ -1,0 +1,265 @@
+"""The operator state of one instance.
+
+>>> from statebackend.descriptors import ListStateDescriptor
+>>> backend = OperatorStateBackend()
+>>> state = backend.get_list_state(ListStateDescriptor("offsets", int))
+>>> mark = backend.mark()
+>>> state.add(1)
+>>> backend.rollback(mark)
+>>> state.get(), backend.registered_state_names()
+([], ['offsets'])
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from statebackend.backend import Mark, MarkStack
+from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
+from statebackend.errors import ClosedError, StateMigrationError, UsageError
+from statebackend.operator_state.broadcast import BroadcastState
+from statebackend.operator_state.lists import OperatorListState
+from statebackend.operator_state.redistribution import (
+    BROADCAST,
+    SPLIT,
+    UNION,
+    OperatorContents,
+    redistribute,
+)
+from statebackend.serializers import Compatibility, serializer_for
+from statebackend.types.model import Type
+
+__all__ = ["OperatorStateBackend"]
+
+
+class OperatorStateBackend:
+    """List and broadcast states of instance ``subtask_index`` of ``parallelism``.
+
+    ``restore`` is a list of what `contents` gave for each instance of an earlier run, in order; there may
+    have been another number of them. What is restored but not asked for is kept, and is part of `contents`
+    again.
+
+    >>> first = OperatorStateBackend()
+    >>> first.get_list_state(ListStateDescriptor("buffer", str)).add("a")
+    >>> again = OperatorStateBackend(restore=[first.contents()])
+    >>> again.is_restored, again.get_list_state(ListStateDescriptor("buffer", str)).get()
+    (True, ['a'])
+    """
+
+    def __init__(
+        self,
+        *,
+        subtask_index: int = 0,
+        parallelism: int = 1,
+        restore: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        if type(parallelism) is not int or parallelism < 1:
+            raise UsageError("parallelism is a positive int")
+        if type(subtask_index) is not int or not 0 <= subtask_index < parallelism:
+            raise UsageError(
+                "no instance has this index", detail=f"index {subtask_index}, parallelism {parallelism}"
+            )
+        if isinstance(restore, (Mapping, str, bytes)):
+            raise UsageError(
+                "restore is a list with the contents of each old instance", hint="write restore=[contents]"
+            )
+        self.subtask_index = subtask_index
+        self.parallelism = parallelism
+        #: Whether it began with what an earlier run left.
+        self.is_restored = bool(restore)
+        self._states: dict[str, OperatorListState | BroadcastState] = {}
+        self._undeclared: OperatorContents = {}
+        if restore:
+            self._undeclared = redistribute(restore, parallelism)[subtask_index]
+        self._marks = MarkStack("OperatorStateBackend")
+        self._closed = False
+
+    def check_open(self) -> None:
+        """Raise `ClosedError` if the backend is closed.
+
+        >>> OperatorStateBackend().check_open()
+        """
+        if self._closed:
+            raise ClosedError("the operator state backend is closed", hint="create another one")
+
+    # --- states ---
+
+    def get_list_state(self, descriptor: ListStateDescriptor) -> OperatorListState:
+        """A list whose elements are split evenly over the instances when their number changes.
+
+        >>> OperatorStateBackend().get_list_state(ListStateDescriptor("offsets", int)).get()
+        []
+        """
+        state: OperatorListState = self._state(descriptor, ListStateDescriptor, SPLIT)
+        return state
+
+    def get_union_list_state(self, descriptor: ListStateDescriptor) -> OperatorListState:
+        """A list of which every instance gets all elements of all instances at a restore.
+
+        Clear and rewrite it after a restore, or it grows with every one.
+
+        >>> OperatorStateBackend().get_union_list_state(ListStateDescriptor("parts", int)).mode
+        'union'
+        """
+        state: OperatorListState = self._state(descriptor, ListStateDescriptor, UNION)
+        return state
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState:
+        """A map that is the same in every instance; `BroadcastState.read_only` for the side that reads.
+
+        >>> OperatorStateBackend().get_broadcast_state(MapStateDescriptor("rules", str, str)).is_empty()
+        True
+        """
+        state: BroadcastState = self._state(descriptor, MapStateDescriptor, BROADCAST)
+        return state
+
+    def registered_state_names(self) -> list[str]:
+        """The names of all states asked for, sorted.
+
+        >>> OperatorStateBackend().registered_state_names()
+        []
+        """
+        self.check_open()
+        return sorted(self._states)
+
+    def _state(self, descriptor: Any, wanted: type[StateDescriptor], mode: str) -> Any:
+        self.check_open()
+        if not isinstance(descriptor, wanted):
+            raise UsageError(
+                f"a {mode} state takes a {wanted.__name__}, not a {type(descriptor).__name__}",
+                detail="operator state",
+            )
+        if descriptor.ttl_config is not None:
+            raise UsageError(
+                "operator state has no time to live", detail=f"operator state {descriptor.name!r}"
+            )
+        state = self._states.get(descriptor.name)
+        if state is not None:
+            if state.mode != mode:
+                raise _other_mode(descriptor.name, state.mode, mode)
+            state.descriptor.check_same_state(descriptor)
+            return state
+        restored = self._undeclared.get(descriptor.name)
+        state = self._create(copy.copy(descriptor), mode, restored)
+        self._undeclared.pop(descriptor.name, None)
+        self._states[descriptor.name] = state
+        return state
+
+    def _create(
+        self, descriptor: Any, mode: str, restored: dict[str, Any] | None
+    ) -> OperatorListState | BroadcastState:
+        if restored is not None and restored["mode"] != mode:
+            raise _other_mode(descriptor.name, restored["mode"], mode)
+        types = {} if restored is None else restored["config"]["types"]
+        if mode != BROADCAST:
+            elements = [] if restored is None else restored["elements"]
+            elements = _migrated(elements, types.get("element"), descriptor.element_type, descriptor.name)
+            return OperatorListState(self, descriptor, mode, elements)
+        entries = [] if restored is None else restored["entries"]
+        keys = [key for key, _ in entries]
+        keys = _migrated(keys, types.get("key"), descriptor.key_type, descriptor.name, as_is_only=True)
+        values = [value for _, value in entries]
+        values = _migrated(values, types.get("value"), descriptor.value_type, descriptor.name)
+        return BroadcastState(self, descriptor, list(zip(keys, values, strict=True)))
+
+    def contents(self) -> OperatorContents:
+        """Everything in it as plain data, for ``restore=`` and `redistribute`. O(elements).
+
+        >>> OperatorStateBackend().contents()
+        {}
+        """
+        self.check_open()
+        declared = {name: state.contents() for name, state in self._states.items()}
+        return {**copy.deepcopy(self._undeclared), **declared}
+
+    # --- marks ---
+
+    def mark(self) -> Mark:
+        """Open a point to roll back to. O(number of states).
+
+        >>> OperatorStateBackend().mark()
+        <open mark of OperatorStateBackend>
+        """
+        self.check_open()
+        return self._marks.open({name: state.keep() for name, state in self._states.items()})
+
+    def rollback(self, mark: Mark) -> None:
+        """Return all states to where they were at ``mark``; rules as for keyed backends. O(number of states).
+
+        A state that was first asked for since has what was restored for it, or nothing.
+
+        >>> backend = OperatorStateBackend()
+        >>> backend.rollback(backend.mark())
+        """
+        self.check_open()
+        kept = self._marks.back_to(mark)
+        for name, state in self._states.items():
+            state.put_back(kept.get(name))
+
+    def release(self, mark: Mark) -> None:
+        """Give up the possibility to roll back to ``mark``. Idempotent.
+
+        >>> backend = OperatorStateBackend()
+        >>> backend.release(backend.mark())
+        """
+        if not self._closed:
+            self._marks.release(mark)
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Drop everything; every later call, but another `close`, raises `ClosedError`.
+
+        >>> OperatorStateBackend().close()
+        """
+        self._closed = True
+        self._marks.close()
+        self._states = {}
+        self._undeclared = {}
+
+    def __enter__(self) -> OperatorStateBackend:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<OperatorStateBackend {self.subtask_index} of {self.parallelism}, {len(self._states)} states>"
+        )
+
+
+def _other_mode(name: str, has: str, wanted: str) -> StateMigrationError:
+    return StateMigrationError(
+        f"operator state {name!r} is a {has} state, and is asked for as a {wanted} state",
+        code="STATE_MIGRATION.REDECLARED",
+        hint="use another name for the other state",
+    )
+
+
+def _migrated(
+    data: list[Any], old_config: Any, declared: Type, name: str, as_is_only: bool = False
+) -> list[Any]:
+    """Serialised values, written under ``old_config``, as bytes of the declared type."""
+    if old_config is None:
+        return list(data)
+    serializer = serializer_for(declared)
+    answer = serializer.compatibility(old_config)
+    if answer is Compatibility.AS_IS:
+        return list(data)
+    if as_is_only:
+        raise StateMigrationError(
+            "the key type of a broadcast state cannot change",
+            code="STATE_MIGRATION.KEY_TYPE",
+            detail=f"operator state {name!r}",
+        )
+    try:
+        migrate = serializer.migration(old_config)
+    except StateMigrationError as error:
+        raise error.at(f"operator state {name!r}") from None
+    return [None if each is None else migrate(each) for each in data]

@@ -1,0 +1,247 @@
+"""Broadcast state: a map that is the same in every instance, written on one side and read on the other.
+
+>>> from statebackend.descriptors import MapStateDescriptor
+>>> from statebackend.operator_state import OperatorStateBackend
+>>> rules = OperatorStateBackend().get_broadcast_state(MapStateDescriptor("rules", str, int))
+>>> rules.put("limit", 5)
+>>> rules.read_only().get("limit")
+5
+>>> hasattr(rules.read_only(), "put")
+False
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from statebackend.descriptors import MapStateDescriptor
+from statebackend.errors import SerializationError, SerializationTypeError
+from statebackend.key_encoding import key_encoder
+from statebackend.serializers import serializer_for
+
+if TYPE_CHECKING:
+    from statebackend.operator_state.backend import OperatorStateBackend
+
+__all__ = ["BroadcastState", "ReadOnlyBroadcastState"]
+
+
+class _Entries:
+    """The map itself; a broadcast state and its read-only sides share one."""
+
+    def __init__(self, backend: OperatorStateBackend, descriptor: MapStateDescriptor) -> None:
+        self.backend = backend
+        self.descriptor = descriptor
+        self.encoder = key_encoder(descriptor.key_type)
+        self.key_serializer = serializer_for(descriptor.key_type)
+        self.serializer = serializer_for(descriptor.value_type)
+        self.by_key: dict[Any, bytes | None] = {}
+        #: Whether the dict is kept elsewhere too, so that it must be copied before the next change.
+        self.is_kept = True
+        #: How often keys were added or removed.
+        self.changes = 0
+
+    def where(self) -> str:
+        return f"broadcast state {self.descriptor.name!r}"
+
+    def encode(self, key: Any) -> Any:
+        self.backend.check_open()
+        try:
+            return self.encoder.encode(key)
+        except SerializationError as error:
+            raise error.at(f"map key of {self.where()}") from None
+
+    def data_of(self, value: Any) -> bytes | None:
+        try:
+            return None if value is None else self.serializer.serialize(value)
+        except SerializationError as error:
+            raise error.at(self.where()) from None
+
+    def value_of(self, data: bytes | None) -> Any:
+        return None if data is None else self.serializer.deserialize(data)
+
+    def changing(self) -> dict[Any, bytes | None]:
+        if self.is_kept:
+            self.by_key = dict(self.by_key)
+            self.is_kept = False
+        return self.by_key
+
+    def put(self, data: Mapping[Any, bytes | None]) -> None:
+        if not data:
+            return
+        by_key = self.changing()
+        before = len(by_key)
+        by_key.update(data)
+        self.changes += len(by_key) != before
+
+    def remove(self, key: Any) -> bool:
+        if key not in self.by_key:
+            return False
+        del self.changing()[key]
+        self.changes += 1
+        return True
+
+    def each(self, show: Callable[[Any, bytes | None], Any]) -> Iterator[Any]:
+        self.backend.check_open()
+        return self._steps(show, self.changes)
+
+    def _steps(self, show: Callable[[Any, bytes | None], Any], changes: int) -> Iterator[Any]:
+        keys = iter(list(self.by_key))
+        while True:
+            self.backend.check_open()
+            if self.changes != changes:
+                raise RuntimeError("the state was changed while it was iterated")
+            for key in keys:
+                yield show(key, self.by_key[key])
+                break
+            else:
+                return
+
+
+class ReadOnlyBroadcastState:
+    """The side of a broadcast state that the other stream sees: it reads and cannot write.
+
+    >>> from statebackend.operator_state import OperatorStateBackend
+    >>> state = OperatorStateBackend().get_broadcast_state(MapStateDescriptor("rules", str, int))
+    >>> state.put_all({"a": 1, "b": None})
+    >>> view = state.read_only()
+    >>> view.contains("b"), view["a"], list(view)
+    (True, 1, ['a', 'b'])
+    """
+
+    def __init__(self, entries: _Entries) -> None:
+        self._entries = entries
+
+    @property
+    def descriptor(self) -> MapStateDescriptor:
+        """What the state was declared as."""
+        return self._entries.descriptor
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value of a key, ``default`` where it is absent. O(1) and the copy."""
+        entries = self._entries
+        canonical = entries.encode(key)
+        return entries.value_of(entries.by_key[canonical]) if canonical in entries.by_key else default
+
+    def contains(self, key: Any) -> bool:
+        """Whether the key is there, even with None for a value. O(1)."""
+        return self._entries.encode(key) in self._entries.by_key
+
+    def keys(self) -> Iterator[Any]:
+        """The keys, in insertion order."""
+        entries = self._entries
+        return entries.each(lambda key, data: entries.encoder.decode(key))
+
+    def values(self) -> Iterator[Any]:
+        """The values, in insertion order of their keys."""
+        entries = self._entries
+        return entries.each(lambda key, data: entries.value_of(data))
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """Pairs of key and value, in insertion order."""
+        entries = self._entries
+        return entries.each(lambda key, data: (entries.encoder.decode(key), entries.value_of(data)))
+
+    def is_empty(self) -> bool:
+        """Whether there is no entry."""
+        self._entries.backend.check_open()
+        return not self._entries.by_key
+
+    def __getitem__(self, key: Any) -> Any:
+        if not self.contains(key):
+            raise KeyError(f"the key is not in {self._entries.where()}")
+        return self.get(key)
+
+    def __contains__(self, key: Any) -> bool:
+        return self.contains(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.keys()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.descriptor.name!r}>"
+
+
+class BroadcastState(ReadOnlyBroadcastState):
+    """The side of a broadcast state that is written; every instance must write the same.
+
+    >>> from statebackend.operator_state import OperatorStateBackend
+    >>> state = OperatorStateBackend().get_broadcast_state(MapStateDescriptor("rules", str, int))
+    >>> state["a"] = 1
+    >>> state.remove("a")
+    >>> state.is_empty()
+    True
+    """
+
+    mode = "broadcast"
+
+    def __init__(
+        self,
+        backend: OperatorStateBackend,
+        descriptor: MapStateDescriptor,
+        entries: list[tuple[bytes, bytes | None]],
+    ) -> None:
+        super().__init__(_Entries(backend, descriptor))
+        read_key, encode = self._entries.key_serializer.deserialize, self._entries.encoder.encode
+        self._restored = {encode(read_key(key)): data for key, data in entries}
+        self._entries.by_key = self._restored
+
+    def read_only(self) -> ReadOnlyBroadcastState:
+        """A view of the state that cannot write; it sees later changes. O(1)."""
+        return ReadOnlyBroadcastState(self._entries)
+
+    def put(self, key: Any, value: Any) -> None:
+        """Set the value of a key; the value may be None, the key may not. O(1)."""
+        self._entries.put({self._entries.encode(key): self._entries.data_of(value)})
+
+    def put_all(self, entries: Mapping[Any, Any]) -> None:
+        """Put all entries, or, if one of them is refused, none; None raises. O(entries)."""
+        own = self._entries
+        own.backend.check_open()
+        if not isinstance(entries, Mapping):
+            raise SerializationTypeError(
+                f"put_all does not take a {type(entries).__name__}",
+                code="SERIALIZATION.NULL" if entries is None else None,
+                detail=own.where(),
+                hint="give a dict",
+            )
+        own.put({own.encode(key): own.data_of(value) for key, value in entries.items()})
+
+    def remove(self, key: Any) -> None:
+        """Remove a key; nothing happens if it is absent. O(1)."""
+        self._entries.remove(self._entries.encode(key))
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        self._entries.backend.check_open()
+        if self._entries.by_key:
+            self._entries.by_key, self._entries.is_kept = {}, False
+            self._entries.changes += 1
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        if not self._entries.remove(self._entries.encode(key)):
+            raise KeyError(f"the key is not in {self._entries.where()}")
+
+    # --- for the backend ---
+
+    def contents(self) -> dict[str, Any]:
+        """Types and serialised entries, as plain data."""
+        own = self._entries
+        entries = [
+            (own.key_serializer.serialize(own.encoder.decode(key)), data) for key, data in own.by_key.items()
+        ]
+        return {"mode": self.mode, "config": self.descriptor.config(), "entries": entries}
+
+    def keep(self) -> dict[Any, bytes | None]:
+        """The entries as they are now; the dict is not changed any more. O(1)."""
+        self._entries.is_kept = True
+        return self._entries.by_key
+
+    def put_back(self, by_key: dict[Any, bytes | None] | None) -> None:
+        """Return to what `keep` gave; None for what the state began with."""
+        self._entries.by_key = self._restored if by_key is None else by_key
+        self._entries.is_kept = True
+        self._entries.changes += 1

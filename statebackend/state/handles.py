@@ -1,0 +1,394 @@
+"""The interfaces of state handles, with the vectorised methods ready to inherit.
+
+A backend derives its handles from these classes. What must be written is abstract; the vectorised methods
+have an implementation in terms of the scalar ones, which a backend may override. None of the classes has
+instance attributes (``__slots__`` is empty), so that a handle can derive from an extension type too:
+``class HeapValueState(ValueHandle, ValueState)``.
+
+Rules that hold for all of them: the current key must be set (`UsageError` otherwise); a value of the wrong
+type raises `SerializationError` or `OverflowError` and changes nothing; after the backend's `close` every
+call raises `ClosedError`. A returned object is the caller's to read, not to change: change it and `update`.
+
+>>> from statebackend.registry import create_backend
+>>> from statebackend.descriptors import MapStateDescriptor
+>>> keyed = create_backend("reference").create_keyed_backend(str)
+>>> keyed.set_current_key("ann")
+>>> visits = keyed.get_map_state(MapStateDescriptor("visits", str, int))
+>>> visits["/home"] = 1
+>>> visits["/home"], "/cart" in visits, list(visits.items())
+(1, False, [('/home', 1)])
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from statebackend.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from statebackend.state import vectorised
+from statebackend.types.model import BOOL
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from statebackend.backend import KeyedStateBackend
+
+__all__ = [
+    "AggregatingState",
+    "FoldingState",
+    "KeyedListState",
+    "KeyedState",
+    "ListState",
+    "MapState",
+    "ReducingState",
+    "State",
+    "ValueState",
+]
+
+
+class State(ABC):
+    """What all states have."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Remove what is stored; nothing happens if nothing is. O(1) amortised."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether something is stored that a read would return; never changes anything. O(1), no copy.
+
+        With TTL, expired state does not exist under ``NeverReturnExpired``.
+        """
+
+
+class KeyedState(State):
+    """State of the backend's current key and namespace."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def descriptor(self) -> StateDescriptor:
+        """What the state was declared as."""
+
+    @property
+    @abstractmethod
+    def backend(self) -> KeyedStateBackend:
+        """The backend that the state belongs to."""
+
+    def clear_many(self, keys: Any) -> None:
+        """`clear` for each key. Atomic. O(n)."""
+        vectorised.each_key(self, keys, self.clear)
+
+    def exists_many(self, keys: Any) -> pa.BooleanArray:
+        """`exists` for each key. O(n)."""
+        return vectorised.read_many(self, keys, self.exists, BOOL)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.descriptor.name!r}>"
+
+
+class ValueState(KeyedState):
+    """One value.
+
+    >>> from statebackend.registry import create_backend
+    >>> keyed = create_backend("reference").create_keyed_backend(int)
+    >>> last = keyed.get_value_state(ValueStateDescriptor("last", str, default="none"))
+    >>> keyed.set_current_key(1)
+    >>> last.value()
+    'none'
+    >>> last.update("x")
+    >>> last.get_many([1, 2]).to_pylist()
+    ['x', 'none']
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def descriptor(self) -> ValueStateDescriptor: ...
+
+    @abstractmethod
+    def value(self) -> Any:
+        """The value; a copy of the default, which may be None, where there is none. O(1) and the copy."""
+
+    @abstractmethod
+    def update(self, value: Any) -> None:
+        """Set the value; ``update(None)`` clears. O(1), ``value`` is copied."""
+
+    def get_many(self, keys: Any) -> pa.Array:
+        """`value` for each key; null where there is neither a value nor a default. O(n)."""
+        return vectorised.read_many(self, keys, self.value, self.descriptor.type)
+
+    def update_many(self, keys: Any, values: Any) -> None:
+        """`update` for each row, in order; a null clears. Atomic. O(n)."""
+        vectorised.each_key(self, keys, self.update, (values, self.descriptor.type, True))
+
+
+class ListState(State):
+    """A list of elements. It never holds None, and an empty list is the same as none.
+
+    >>> from statebackend.registry import create_backend
+    >>> keyed = create_backend("reference").create_keyed_backend(int)
+    >>> clicks = keyed.get_list_state(ListStateDescriptor("clicks", str))
+    >>> keyed.set_current_key(1)
+    >>> clicks.add("a"); clicks.add_all(["b", "c"])
+    >>> clicks.get(), clicks.exists()
+    (['a', 'b', 'c'], True)
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def get(self) -> list[Any]:
+        """The elements, in order, as a new list; empty where there are none. O(length)."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Any]:
+        """The elements, in order. If the list is changed meanwhile, the next step raises `RuntimeError`."""
+
+    @abstractmethod
+    def add(self, value: Any) -> None:
+        """Append an element; None raises. O(1) amortised, ``value`` is copied."""
+
+    @abstractmethod
+    def add_all(self, values: Iterable[Any]) -> None:
+        """Append elements; a None among them, or ``add_all(None)``, raises and appends nothing. O(added)."""
+
+    @abstractmethod
+    def update(self, values: Iterable[Any]) -> None:
+        """Replace the list; an empty one clears; None, or a None among them, raises. O(elements)."""
+
+
+class KeyedListState(ListState, KeyedState):
+    """A `ListState` of the current key, with the vectorised form.
+
+    >>> from statebackend.registry import create_backend
+    >>> keyed = create_backend("reference").create_keyed_backend(int)
+    >>> clicks = keyed.get_list_state(ListStateDescriptor("clicks", str))
+    >>> clicks.add_many([1, 2, 1], ["a", "b", "c"])
+    >>> clicks.get_many([1, 2, 3]).to_pylist()
+    [['a', 'c'], ['b'], []]
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def descriptor(self) -> ListStateDescriptor: ...
+
+    def add_many(self, keys: Any, values: Any) -> None:
+        """`add` for each row, in order; a null raises. Atomic. O(n)."""
+        vectorised.each_key(self, keys, self.add, (values, self.descriptor.element_type, False))
+
+    def get_many(self, keys: Any) -> pa.ListArray:
+        """`get` for each key; an empty list where there are no elements. O(n and all elements)."""
+        return vectorised.list_many(self, keys)
+
+
+class MapState(KeyedState):
+    """A map in insertion order. Values may be None, keys may not, and an empty map is the same as none.
+
+    Replacing the value of a key that is there keeps its place, and is allowed while iterating; adding or
+    removing a key meanwhile makes the next step raise `RuntimeError`.
+
+    >>> from statebackend.registry import create_backend
+    >>> keyed = create_backend("reference").create_keyed_backend(int)
+    >>> seen = keyed.get_map_state(MapStateDescriptor("seen", str, int))
+    >>> keyed.set_current_key(1)
+    >>> seen.put("a", None)
+    >>> seen.get("a", 7), seen.get("b", 7), seen.contains("a")
+    (None, 7, True)
+    >>> seen.remove("a")
+    >>> seen.exists()
+    False
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def descriptor(self) -> MapStateDescriptor: ...
+
+    @abstractmethod
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value of a key, ``default`` where the key is absent. O(1) and the copy."""
+
+    @abstractmethod
+    def put(self, key: Any, value: Any) -> None:
+        """Set the value of a key; the value may be None. O(1), both are copied."""
+
+    @abstractmethod
+    def put_all(self, entries: Mapping[Any, Any]) -> None:
+        """Put all entries, or, if one of them is refused, none; None raises. O(entries)."""
+
+    @abstractmethod
+    def remove(self, key: Any) -> None:
+        """Remove a key; nothing happens if it is absent. The last one takes the map with it. O(1)."""
+
+    @abstractmethod
+    def contains(self, key: Any) -> bool:
+        """Whether the key is there, even with None for a value. O(1)."""
+
+    @abstractmethod
+    def keys(self) -> Iterator[Any]:
+        """The keys, in insertion order."""
+
+    @abstractmethod
+    def values(self) -> Iterator[Any]:
+        """The values, in insertion order of their keys."""
+
+    @abstractmethod
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """Pairs of key and value, in insertion order."""
+
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Whether there is no entry that a read would return; never changes anything."""
+
+    @abstractmethod
+    def __getitem__(self, key: Any) -> Any:
+        """The value of a key; `KeyError` where it is absent."""
+
+    @abstractmethod
+    def __delitem__(self, key: Any) -> None:
+        """Remove a key; `KeyError` where it is absent."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.put(key, value)
+
+    def __contains__(self, key: Any) -> bool:
+        return self.contains(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.keys()
+
+    def exists(self) -> bool:
+        return not self.is_empty()
+
+    def get_many(self, keys: Any, map_keys: Any) -> pa.Array:
+        """`get` of each row's map key; null where it is absent. O(n)."""
+        return vectorised.map_get_many(self, keys, map_keys)
+
+    def put_many(self, keys: Any, map_keys: Any, values: Any) -> None:
+        """`put` for each row, in order; a null value is stored as None. Atomic. O(n)."""
+        vectorised.map_each(self, keys, map_keys, self.put, (values, self.descriptor.value_type, True))
+
+    def remove_many(self, keys: Any, map_keys: Any) -> None:
+        """`remove` for each row, in order. Atomic. O(n)."""
+        vectorised.map_each(self, keys, map_keys, self.remove)
+
+
+class _AddingState(KeyedState):
+    """What reducing, aggregating and folding states share."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def get(self) -> Any:
+        """What the added values came to; None where none was added. O(1), and the copy or the function."""
+
+    @abstractmethod
+    def add(self, value: Any) -> None:
+        """Add a value; ``add(None)`` clears. If the function raises, nothing has changed. O(1)."""
+
+
+class ReducingState(_AddingState):
+    """One value, into which every added value is reduced.
+
+    >>> from statebackend.registry import create_backend
+    >>> keyed = create_backend("reference").create_keyed_backend(str)
+    >>> most = keyed.get_reducing_state(ReducingStateDescriptor("most", "max", int))
+    >>> most.add_many(["a", "b", "a"], [3, 1, 2])
+    >>> most.get_many(["a", "b", "c"]).to_pylist()
+    [3, 1, None]
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def descriptor(self) -> ReducingStateDescriptor: ...
+
+    def get_many(self, keys: Any) -> pa.Array:
+        """`get` for each key; null where nothing was added. O(n)."""
+        return vectorised.read_many(self, keys, self.get, self.descriptor.type)
+
+    def add_many(
+        self, keys: Any, values: Any, return_changed: bool = False
+    ) -> tuple[pa.Array, pa.Array] | None:
+        """`add` for each row, in order; a null clears. Atomic. O(n).
+
+        With ``return_changed``: the distinct keys, in the order of their first rows, and what they have then.
+        """
+        value_type = self.descriptor.type
+        return vectorised.add_many(self, keys, values, value_type, return_changed, value_type)
+
+
+class AggregatingState(_AddingState):
+    """One accumulator, into which every added value goes; `get` makes the result of it.
+
+    >>> from statebackend.registry import create_backend
+    >>> keyed = create_backend("reference").create_keyed_backend(str)
+    >>> mean = keyed.get_aggregating_state(AggregatingStateDescriptor("mean", "avg", int))
+    >>> keys, means = mean.add_many(["a", "b", "a"], [3, 1, 4], return_changed=True)
+    >>> dict(zip(keys.to_pylist(), means.to_pylist()))
+    {'a': 3.5, 'b': 1.0}
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def descriptor(self) -> AggregatingStateDescriptor: ...
+
+    def get_many(self, keys: Any) -> pa.Array:
+        """`get` for each key; null where nothing was added. O(n)."""
+        return vectorised.read_many(self, keys, self.get, self.descriptor.result_type)
+
+    def add_many(
+        self, keys: Any, values: Any, return_changed: bool = False
+    ) -> tuple[pa.Array, pa.Array] | None:
+        """As `ReducingState.add_many`."""
+        of = self.descriptor
+        return vectorised.add_many(self, keys, values, of.type, return_changed, of.result_type)
+
+
+class FoldingState(_AddingState):
+    """One accumulator, moved on by every added value.
+
+    >>> from statebackend.registry import create_backend
+    >>> keyed = create_backend("reference").create_keyed_backend(str)
+    >>> path = keyed.get_folding_state(FoldingStateDescriptor("path", "", lambda a, v: f"{a}/{v}", str))
+    >>> keyed.set_current_key("a")
+    >>> path.add(1); path.add(2)
+    >>> path.get()
+    '/1/2'
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def descriptor(self) -> FoldingStateDescriptor: ...
+
+    def get_many(self, keys: Any) -> pa.Array:
+        """`get` for each key; null where nothing was added. O(n)."""
+        return vectorised.read_many(self, keys, self.get, self.descriptor.type)
+
+    def add_many(
+        self, keys: Any, values: Any, return_changed: bool = False
+    ) -> tuple[pa.Array, pa.Array] | None:
+        """As `ReducingState.add_many`; the values are of any type."""
+        return vectorised.add_many(self, keys, values, None, return_changed, self.descriptor.type)

@@ -1,0 +1,431 @@
+"""Time to live: when state expires, who still sees it then, and how it is cleaned up.
+
+>>> from datetime import timedelta
+>>> config = StateTtlConfig.new_builder(timedelta(hours=1)).update_ttl_on_read_and_write().build()
+>>> config == StateTtlConfig(3_600_000, update_type=StateTtlConfig.UpdateType.OnReadAndWrite)
+True
+>>> expired(timestamp=0, ttl=10, now=9), expired(timestamp=0, ttl=10, now=10)
+(False, True)
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import operator
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+
+from statebackend.errors import UsageError
+
+__all__ = ["IncrementalCleanup", "RocksDBCleanup", "StateTtlConfig", "expiration_timestamp", "expired"]
+
+MAX_TIMESTAMP = 2**63 - 1
+_MIN_TIMESTAMP = -(2**63)
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+
+E = TypeVar("E", bound=enum.Enum)
+
+
+def expiration_timestamp(timestamp: int, ttl: int) -> int:
+    """When something stamped ``timestamp`` expires, never beyond the largest 64-bit time; O(1).
+
+    >>> expiration_timestamp(5, 10), expiration_timestamp(5, MAX_TIMESTAMP) == MAX_TIMESTAMP
+    (15, True)
+    """
+    return timestamp + (min(ttl, MAX_TIMESTAMP - timestamp) if timestamp > 0 else ttl)
+
+
+def expired(timestamp: int, ttl: int, now: int) -> bool:
+    """Whether something stamped ``timestamp`` has expired at ``now``: from ``timestamp + ttl`` on; O(1).
+
+    >>> expired(5, 10, 14), expired(5, 10, 15)
+    (False, True)
+    """
+    return expiration_timestamp(timestamp, ttl) <= now
+
+
+class IncrementalCleanup(NamedTuple):
+    """Look at ``cleanup_size`` entries on every access of the state, and on every record if asked.
+
+    >>> StateTtlConfig(1000).incremental_cleanup
+    IncrementalCleanup(cleanup_size=5, run_cleanup_for_every_record=False)
+    """
+
+    cleanup_size: int
+    run_cleanup_for_every_record: bool
+
+
+class RocksDBCleanup(NamedTuple):
+    """Drop what has expired when RocksDB compacts; at least every ``periodic_compaction_time`` milliseconds.
+
+    >>> StateTtlConfig(1000).rocksdb_cleanup.query_time_after_num_entries
+    1000
+    """
+
+    query_time_after_num_entries: int
+    periodic_compaction_time: int
+
+
+DEFAULT_INCREMENTAL_CLEANUP = IncrementalCleanup(5, False)
+DEFAULT_ROCKSDB_CLEANUP = RocksDBCleanup(1000, 30 * 24 * 3_600_000)
+
+
+class _UpdateType(enum.Enum):
+    """When the timestamp of state is renewed."""
+
+    Disabled = 0
+    OnCreateAndWrite = 1
+    OnReadAndWrite = 2
+
+
+class _StateVisibility(enum.Enum):
+    """Whether a read may return what has expired but is still there."""
+
+    ReturnExpiredIfNotCleanedUp = 0
+    NeverReturnExpired = 1
+
+
+class _TtlTimeCharacteristic(enum.Enum):
+    """Which time TTL goes by."""
+
+    ProcessingTime = 0
+    EventTime = 1
+
+
+for _enum in (_UpdateType, _StateVisibility, _TtlTimeCharacteristic):
+    # Pickled and shown under the names that users write: StateTtlConfig.UpdateType.
+    _enum.__name__ = _enum.__name__[1:]
+    _enum.__qualname__ = f"StateTtlConfig.{_enum.__name__}"
+
+
+class StateTtlConfig:
+    """How long state lives; immutable, with equality, picklable. Everything is checked when it is built.
+
+    ``ttl`` is a `datetime.timedelta` or an int of milliseconds. The keywords say what the methods of
+    `Builder` do: ``cleanup_incrementally=(5, True)``, ``cleanup_in_rocksdb_compact_filter=(1000,)`` or
+    ``=(1000, timedelta(days=1))``, and ``cleanup_in_background=False`` for
+    `Builder.disable_cleanup_in_background`.
+
+    Two options go beyond Flink. ``cleanup_idle=True``: what expires leaves memory in `advance` without being
+    touched. ``legacy_timestamp`` (milliseconds or an aware datetime; default: the time of the restart): the
+    timestamp that entries written without TTL get when it is turned on.
+
+    >>> config = StateTtlConfig(1000, cleanup_full_snapshot=True)
+    >>> config.ttl, config.state_visibility.name, config.cleanup_full_snapshot
+    (1000, 'NeverReturnExpired', True)
+    >>> StateTtlConfig(0)
+    Traceback (most recent call last):
+    statebackend.errors.UsageError: the time to live must be positive (ttl). Hint: ...
+    """
+
+    UpdateType = _UpdateType
+    StateVisibility = _StateVisibility
+    TtlTimeCharacteristic = _TtlTimeCharacteristic
+    #: No expiry at all: what a descriptor has before `enable_time_to_live`.
+    DISABLED: ClassVar[StateTtlConfig]
+
+    __slots__ = (
+        "cleanup_full_snapshot",
+        "cleanup_idle",
+        "cleanup_in_background",
+        "cleanup_in_rocksdb_compact_filter",
+        "cleanup_incrementally",
+        "legacy_timestamp",
+        "state_visibility",
+        "ttl",
+        "ttl_time_characteristic",
+        "update_type",
+    )
+    #: Milliseconds.
+    ttl: int
+    update_type: _UpdateType
+    state_visibility: _StateVisibility
+    ttl_time_characteristic: _TtlTimeCharacteristic
+    cleanup_full_snapshot: bool
+    #: As configured, or None; `incremental_cleanup` is what is in force.
+    cleanup_incrementally: IncrementalCleanup | None
+    #: As configured, or None; `rocksdb_cleanup` is what is in force.
+    cleanup_in_rocksdb_compact_filter: RocksDBCleanup | None
+    cleanup_in_background: bool
+    cleanup_idle: bool
+    legacy_timestamp: int | None
+
+    def __init__(
+        self,
+        ttl: datetime.timedelta | int,
+        *,
+        update_type: _UpdateType = _UpdateType.OnCreateAndWrite,
+        state_visibility: _StateVisibility = _StateVisibility.NeverReturnExpired,
+        ttl_time_characteristic: _TtlTimeCharacteristic = _TtlTimeCharacteristic.ProcessingTime,
+        cleanup_full_snapshot: bool = False,
+        cleanup_incrementally: tuple[int, bool] | None = None,
+        cleanup_in_rocksdb_compact_filter: tuple[Any, ...] | None = None,
+        cleanup_in_background: bool = True,
+        cleanup_idle: bool = False,
+        legacy_timestamp: datetime.datetime | int | None = None,
+    ) -> None:
+        checked = {
+            "ttl": _duration("ttl", ttl, "the time to live"),
+            "update_type": _member("update_type", update_type, _UpdateType),
+            "state_visibility": _member("state_visibility", state_visibility, _StateVisibility),
+            "ttl_time_characteristic": _member(
+                "ttl_time_characteristic", ttl_time_characteristic, _TtlTimeCharacteristic
+            ),
+            "cleanup_full_snapshot": _flag("cleanup_full_snapshot", cleanup_full_snapshot),
+            "cleanup_incrementally": _incremental(cleanup_incrementally),
+            "cleanup_in_rocksdb_compact_filter": _compact_filter(cleanup_in_rocksdb_compact_filter),
+            "cleanup_in_background": _flag("cleanup_in_background", cleanup_in_background),
+            "cleanup_idle": _flag("cleanup_idle", cleanup_idle),
+            "legacy_timestamp": _timestamp("legacy_timestamp", legacy_timestamp),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a StateTtlConfig is immutable; build another one")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("a StateTtlConfig is immutable; build another one")
+
+    @staticmethod
+    def new_builder(ttl: datetime.timedelta | int) -> Builder:
+        """A builder with Flink's method names; each returns the builder, so that they chain.
+
+        >>> StateTtlConfig.new_builder(1000).cleanup_full_snapshot().build().cleanup_full_snapshot
+        True
+        """
+        return Builder(ttl)
+
+    Builder: ClassVar[type[Builder]]
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether state expires at all.
+
+        >>> StateTtlConfig(1).is_enabled, StateTtlConfig.DISABLED.is_enabled
+        (True, False)
+        """
+        return self.update_type is not _UpdateType.Disabled
+
+    @property
+    def incremental_cleanup(self) -> IncrementalCleanup | None:
+        """The incremental cleanup in force: the configured one, else the default while cleanup is on.
+
+        >>> StateTtlConfig(1, cleanup_in_background=False).incremental_cleanup is None
+        True
+        """
+        default = DEFAULT_INCREMENTAL_CLEANUP if self.cleanup_in_background else None
+        return self.cleanup_incrementally or default
+
+    @property
+    def rocksdb_cleanup(self) -> RocksDBCleanup | None:
+        """The compaction filter in force: the configured one, else the default while cleanup is on.
+
+        >>> StateTtlConfig(1, cleanup_in_rocksdb_compact_filter=(10,)).rocksdb_cleanup[0]
+        10
+        """
+        default = DEFAULT_ROCKSDB_CLEANUP if self.cleanup_in_background else None
+        return self.cleanup_in_rocksdb_compact_filter or default
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StateTtlConfig) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, ({name: getattr(self, name) for name in self.__slots__},)
+
+    def __repr__(self) -> str:
+        shown = [f"{self.ttl}"]
+        for name in ("update_type", "state_visibility", "ttl_time_characteristic"):
+            shown.append(f"{name}={getattr(self, name).name}")
+        return f"StateTtlConfig({', '.join(shown)})"
+
+
+def _rebuild(values: dict[str, Any]) -> StateTtlConfig:
+    return StateTtlConfig(values.pop("ttl"), **values)
+
+
+class Builder:
+    """Collects the options of a `StateTtlConfig`, under Flink's names; get one from `new_builder`.
+
+    >>> StateTtlConfig.new_builder(5).never_return_expired().build().ttl
+    5
+    """
+
+    __slots__ = ("_options", "_ttl")
+
+    def __init__(self, ttl: datetime.timedelta | int) -> None:
+        self._ttl: Any = ttl
+        self._options: dict[str, Any] = {}
+
+    def _with(self, **options: Any) -> Builder:
+        self._options.update(options)
+        return self
+
+    def set_ttl(self, ttl: datetime.timedelta | int) -> Builder:
+        """How long state lives: a timedelta, or milliseconds."""
+        self._ttl = ttl
+        return self
+
+    def set_update_type(self, update_type: _UpdateType) -> Builder:
+        """When the timestamp is renewed: a member of `StateTtlConfig.UpdateType`."""
+        return self._with(update_type=update_type)
+
+    def update_ttl_on_create_and_write(self) -> Builder:
+        """Renew on every write (the default)."""
+        return self.set_update_type(_UpdateType.OnCreateAndWrite)
+
+    def update_ttl_on_read_and_write(self) -> Builder:
+        """Renew on every write and on every read."""
+        return self.set_update_type(_UpdateType.OnReadAndWrite)
+
+    def set_state_visibility(self, state_visibility: _StateVisibility) -> Builder:
+        """What a read of expired state gives: a member of `StateTtlConfig.StateVisibility`."""
+        return self._with(state_visibility=state_visibility)
+
+    def never_return_expired(self) -> Builder:
+        """Expired state is as if it were not there (the default)."""
+        return self.set_state_visibility(_StateVisibility.NeverReturnExpired)
+
+    def return_expired_if_not_cleaned_up(self) -> Builder:
+        """Expired state is returned as long as it is still there."""
+        return self.set_state_visibility(_StateVisibility.ReturnExpiredIfNotCleanedUp)
+
+    def set_ttl_time_characteristic(self, characteristic: _TtlTimeCharacteristic) -> Builder:
+        """Which time counts: a member of `StateTtlConfig.TtlTimeCharacteristic`."""
+        return self._with(ttl_time_characteristic=characteristic)
+
+    def use_processing_time(self) -> Builder:
+        """Processing time counts (the default)."""
+        return self.set_ttl_time_characteristic(_TtlTimeCharacteristic.ProcessingTime)
+
+    def cleanup_full_snapshot(self) -> Builder:
+        """Leave expired state out of full snapshots and savepoints."""
+        return self._with(cleanup_full_snapshot=True)
+
+    def cleanup_incrementally(self, cleanup_size: int, run_cleanup_for_every_record: bool) -> Builder:
+        """Look at this many entries on every access of the state, and on every record if asked."""
+        return self._with(cleanup_incrementally=(cleanup_size, run_cleanup_for_every_record))
+
+    def cleanup_in_rocksdb_compact_filter(
+        self,
+        query_time_after_num_entries: int,
+        periodic_compaction_time: datetime.timedelta | int = DEFAULT_ROCKSDB_CLEANUP[1],
+    ) -> Builder:
+        """Drop expired state when RocksDB compacts, reading the time once per so many entries."""
+        options = (query_time_after_num_entries, periodic_compaction_time)
+        return self._with(cleanup_in_rocksdb_compact_filter=options)
+
+    def disable_cleanup_in_background(self) -> Builder:
+        """No default cleanup: expired state goes when it is read, or by what is configured explicitly."""
+        return self._with(cleanup_in_background=False)
+
+    def build(self) -> StateTtlConfig:
+        """The configuration, checked."""
+        return StateTtlConfig(self._ttl, **self._options)
+
+
+# --- checks ---
+
+
+def _integer(option: str, value: Any, hint: str) -> int:
+    if isinstance(value, (bool, np.bool_)):
+        raise UsageError(f"{option} is not a bool", detail=option, hint=hint)
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(
+            f"{option} does not take a {type(value).__name__}", detail=option, hint=hint
+        ) from None
+
+
+def _duration(option: str, value: Any, what: str, may_be_zero: bool = False) -> int:
+    """A duration in milliseconds."""
+    hint = "write a datetime.timedelta(seconds=1), or milliseconds as an int"
+    if isinstance(value, datetime.timedelta):
+        if value % _MILLISECOND:
+            raise UsageError(f"{what} is not a whole number of milliseconds", detail=option, hint=hint)
+        milliseconds = value // _MILLISECOND
+    else:
+        milliseconds = _integer(option, value, hint)
+    if milliseconds < 0 or (milliseconds == 0 and not may_be_zero):
+        raise UsageError(
+            f"{what} must {'not be negative' if may_be_zero else 'be positive'}", detail=option, hint=hint
+        )
+    if milliseconds > MAX_TIMESTAMP:
+        raise UsageError(f"{what} is longer than 64 bits of milliseconds", detail=option, hint=hint)
+    return milliseconds
+
+
+def _member(option: str, value: Any, of: type[E]) -> E:
+    if isinstance(value, of):
+        return value
+    known = ", ".join(f"{of.__qualname__}.{member.name}" for member in of)
+    raise UsageError(
+        f"{option} does not take a {type(value).__name__}", detail=option, hint=f"write one of {known}"
+    )
+
+
+def _flag(option: str, value: Any) -> bool:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise UsageError(
+        f"{option} does not take a {type(value).__name__}", detail=option, hint="write True or False"
+    )
+
+
+def _parts(option: str, value: Any, lengths: tuple[int, ...], hint: str) -> tuple[Any, ...]:
+    if not isinstance(value, (tuple, list)) or len(value) not in lengths:
+        raise UsageError(f"{option} does not take this", detail=f"a {type(value).__name__}", hint=hint)
+    return tuple(value)
+
+
+def _incremental(value: Any) -> IncrementalCleanup | None:
+    if value is None:
+        return None
+    hint = "write (cleanup_size, run_cleanup_for_every_record), for example (5, False)"
+    size, every_record = _parts("cleanup_incrementally", value, (2,), hint)
+    size = _integer("cleanup_size", size, hint)
+    if not 0 < size < 2**31:
+        raise UsageError("cleanup_size must be positive, and less than 2**31", hint=hint)
+    return IncrementalCleanup(size, _flag("run_cleanup_for_every_record", every_record))
+
+
+def _compact_filter(value: Any) -> RocksDBCleanup | None:
+    if value is None:
+        return None
+    option = "query_time_after_num_entries"
+    hint = "write (query_time_after_num_entries,) or (query_time_after_num_entries, timedelta(days=30))"
+    parts = _parts("cleanup_in_rocksdb_compact_filter", value, (1, 2), hint)
+    entries = _integer(option, parts[0], hint)
+    if not 0 < entries <= MAX_TIMESTAMP:
+        raise UsageError(f"{option} must be positive", hint=hint)
+    period = parts[1] if len(parts) == 2 else DEFAULT_ROCKSDB_CLEANUP.periodic_compaction_time
+    what = "the time between compactions"
+    return RocksDBCleanup(entries, _duration("periodic_compaction_time", period, what, may_be_zero=True))
+
+
+def _timestamp(option: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    hint = "write milliseconds since 1970-01-01 UTC as an int, or a datetime with a time zone"
+    if isinstance(value, datetime.datetime):
+        if value.utcoffset() is None:
+            raise UsageError(f"{option} has no time zone", detail=option, hint=hint)
+        return (value - _EPOCH) // _MILLISECOND
+    number = _integer(option, value, hint)
+    if not _MIN_TIMESTAMP <= number <= MAX_TIMESTAMP:
+        raise UsageError(f"{option} does not fit in 64 bits", detail=option, hint=hint)
+    return number
+
+
+StateTtlConfig.Builder = Builder
+StateTtlConfig.DISABLED = StateTtlConfig(MAX_TIMESTAMP, update_type=_UpdateType.Disabled)
