@@ -52,6 +52,7 @@ MODULES: dict[str, Module] = {
     "statebackend._core.journal": Module("undo segments of marks; the dirty set"),
     "statebackend._core.cow_map": Module("entries, copy-on-write map, snapshot view, visitor: one unit"),
     "statebackend._core.state_core": Module("versions, marks and snapshots of all tables of a backend"),
+    "statebackend._core.namespaces": Module("namespaces by number"),
     "statebackend._core.lists": Module("list values: chunks that only grow"),
     "statebackend._core.state_table": Module("key groups -> maps of one state, one operation at a time"),
     "statebackend._core.entry_views": Module("entries seen from Python: slots, iteration, the visitor"),

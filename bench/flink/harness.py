@@ -293,7 +293,7 @@ class FlinkPeer:
         command += ["-XX:+AlwaysPreTouch", f"-XX:{'+' if huge_pages else '-'}UseTransparentHugePages"]
         command += ["-cp", self._installation.classpath, _MAINS[suite]]
         given = {
-            "keys": key_file.path,
+            "keys": key_file.path.resolve(),
             "n": key_file.n,
             "checksum": key_file.checksum,
             "seed": key_file.seed,
@@ -302,7 +302,7 @@ class FlinkPeer:
         }
         for name, value in given.items():
             command += [f"--{name}", str(value)]
-        header, measurements = _parse(_output(command, self.timeout, suite), suite)
+        header, measurements = _parse(_output(command, self.timeout, suite, key_file.path.parent), suite)
         if header["order_checksum"] != key_file.order_checksum:
             raise PeerFailed(
                 "the JVM does not visit the keys in the order of round_order: a fault of the harness"
@@ -389,9 +389,12 @@ def _require(names: Iterable[str], known: Iterable[str]) -> None:
         raise ValueError(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
 
 
-def _output(command: list[str], timeout: float, suite: str) -> str:
+def _output(command: list[str], timeout: float, suite: str, folder: Path) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        # A JVM that dies leaves a report where it was started: not in the folder of the caller.
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, check=False, cwd=folder
+        )
     except subprocess.TimeoutExpired:
         raise PeerFailed(f"the {suite} suite of the Flink peer ran longer than {timeout:.0f} s") from None
     if done.returncode != 0:

@@ -57,6 +57,8 @@ def install(cache: Path, download: bool) -> Installation:
     take milliseconds.
     """
     java, javac = _find_tool("java"), _find_tool("javac")
+    # The JVM is started in another folder than this process.
+    cache = cache.resolve()
     try:
         jars = _jars(cache, download)
         classes = _classes(cache, javac, jars)
@@ -79,7 +81,7 @@ def _find_tool(name: str) -> Path:
         raise PeerUnavailable(f"{name} does not run: {advice}")
     if int(version.group(1)) < _MINIMUM_JAVA:
         raise PeerUnavailable(f"{name} is version {version.group(1)}: {advice}")
-    return Path(found)
+    return Path(found).resolve()
 
 
 def _jars(cache: Path, download: bool) -> list[Path]:

@@ -45,7 +45,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from statebackend._core.arena cimport Arena, ArenaCore, Blob, BlobHeap, address, blob_data
 from statebackend._core.journal cimport Log
-from statebackend._core.platform cimport hash_bytes, hash_int, likely, load_u32, unlikely
+from statebackend._core.platform cimport add_i64, hash_bytes, hash_int, likely, load_u32, unlikely
 
 cdef enum:
     DEFAULT_CAPACITY = 128
@@ -193,6 +193,8 @@ cdef struct Core:
     uint32_t pending                     # `drain` has something to do; set by any thread
     uint64_t seed
     Table *tables                        # all of the backend
+    int64_t *namespace_refs              # by number: entries that carry it, and pins
+    uint32_t namespace_capacity
 
 cdef struct Lane:
     # What one thread of a batch kernel appends to; calls outside kernels use lane 0 of the table.
@@ -262,6 +264,11 @@ cdef inline uint32_t namespace_of(Table *table, Entry *entry) noexcept nogil:
     if table.layout.off_namespace == 0:
         return 0
     return (<uint32_t *>(<char *>entry + table.layout.off_namespace))[0]
+
+cdef inline void count_namespace(Table *table, uint32_t ns, int64_t change) noexcept nogil:
+    # Below an anchor the field holds the anchor's number, which is no namespace.
+    if table.layout.off_namespace != 0 and table.anchors == NULL and ns < table.core.namespace_capacity:
+        add_i64(&table.core.namespace_refs[ns], change)
 
 cdef inline Thread *thread_of(Table *table, Entry *entry) noexcept nogil:
     return <Thread *>(<char *>entry + table.layout.off_thread)

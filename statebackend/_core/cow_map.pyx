@@ -208,6 +208,8 @@ cdef void slot_free(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
     payload_drop(table, payload_of(table, entry))
     if table.layout.key_is_blob:
         blob_drop(table.core.blobs, <Blob *>entry.key)
+    if table.layout.off_namespace:
+        count_namespace(table, namespace_of(table, entry), -1)
     slot_return(table, map, slot)
     if map.used == 0:
         map_clear_storage(table, map)
@@ -399,6 +401,8 @@ cdef inline uint32_t clone_entry(Lane *lane, Table *table, CowMap *map, uint32_t
     entry.version = unwritten_version(lane.core)
     if table.layout.key_is_blob:
         (<Blob *>entry.key).refs += 1
+    if table.layout.off_namespace:
+        count_namespace(table, namespace_of(table, entry), 1)
     if table.layout.value_kind != VALUE_FIXED:
         payload_ref(table, payload_of(table, entry))
     lane.copied_entries += 1
@@ -752,6 +756,7 @@ cdef uint32_t insert(Lane *lane, Table *table, CowMap *map, int64_t key, const c
         entry.key = key
     if table.layout.off_namespace:
         (<uint32_t *>(<char *>entry + table.layout.off_namespace))[0] = ns
+        count_namespace(table, ns, 1)
     memset(payload_of(table, entry), 0, table.layout.payload_width)
     entry.next = link[0]
     link[0] = slot

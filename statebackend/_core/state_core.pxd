@@ -5,12 +5,14 @@ from libc.stdint cimport uint32_t, uint64_t
 from statebackend._core.arena cimport Arena
 from statebackend._core.cow_map cimport Core, Journal, Snapshot
 from statebackend._core.journal cimport Log
+from statebackend._core.namespaces cimport NamespaceTable
 
 cdef class Mark
 
 cdef class StateCore:
     cdef Core core
     cdef readonly Arena arena
+    cdef readonly NamespaceTable namespaces
     cdef list open_marks                 # Mark, oldest first
     cdef readonly bint closed
     cdef readonly uint64_t calls         # how many calls have entered

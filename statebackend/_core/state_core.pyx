@@ -18,9 +18,12 @@ from statebackend._core.cow_map cimport (
     FREE_SLOT, LAST_VERSION, VALUE_FIXED, BucketTable, CowMap, Directory, Entry, Journal, Segment, Table,
     absorb_moves, drain, entry_at, map_clear_storage, payload_drop, payload_of, segment_for_writing, undo_log)
 from statebackend._core.journal cimport Log, log_append, log_clear
+from statebackend._core.namespaces cimport new_namespaces
 from statebackend._core.platform cimport spin_lock, spin_unlock, unlikely
 
 from statebackend.errors import ClosedError, MemoryLimitError, UsageError
+
+snapshot_view = None                     # the module, which imports this one
 
 cdef enum:
     RECLAIM_PER_OPERATION = 8            # so that no operation pays for a snapshot's or a list's end
@@ -48,16 +51,21 @@ cdef class StateCore:
     """
 
     def __cinit__(self, max_bytes=0, seed=None):
+        global snapshot_view
+        if snapshot_view is None:        # here, not at the first snapshot, which shall take microseconds
+            import statebackend._core.snapshot_view as snapshot_view
         memset(&self.core, 0, sizeof(Core))
         self.arena = Arena()
         self.arena.set_limit(max_bytes)
         self.core.arena = &self.arena.core
         self.core.blobs = &self.arena.blobs
+        self.namespaces = new_namespaces(&self.core)
         self.core.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         self.open_marks = []
 
     def __dealloc__(self):
         teardown(&self.core)
+        raw_free(&self.arena.budget, self.core.namespace_refs, self.core.namespace_capacity * sizeof(int64_t))
 
     def close(self):
         """Drop all state; every later call raises. Live snapshots stay readable until they are released."""
@@ -202,9 +210,7 @@ cdef class StateCore:
 
     def snapshot(self):
         """A consistent view of all tables at this moment. O(1); maps are shared, not copied."""
-        from statebackend._core.snapshot_view import SnapshotView
-
-        return SnapshotView(self)
+        return snapshot_view.SnapshotView(self)
 
     cdef Snapshot *open_snapshot(self) except NULL:
         """Count the version up and make the maps keep what they hold now; what SnapshotView begins with."""

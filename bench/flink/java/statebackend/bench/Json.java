@@ -1,7 +1,6 @@
 package statebackend.bench;
 
 import java.util.List;
-import java.util.Locale;
 
 /** One JSON object on one line of standard output. */
 public final class Json {
@@ -57,7 +56,7 @@ public final class Json {
 
     private static String number(double value) {
         // JSON has no NaN and no infinity.
-        return Double.isFinite(value) ? String.format(Locale.ROOT, "%.4f", value) : "null";
+        return Double.isFinite(value) ? Double.toString(value) : "null";
     }
 
     private static String quote(String text) {

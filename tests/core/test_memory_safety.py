@@ -1,0 +1,83 @@
+"""What must not crash. A crash would end the whole run, so each case runs in an interpreter of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def run_apart(program):
+    """Run a program that may crash in an interpreter of its own; how it ended, and what it printed."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout.split()
+
+
+class TestMemorySafety:
+    """Of the compiled map only. A crash would end the whole run, so these run apart."""
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            "len(table)",
+            "table.metrics()",
+            "table.map_info(0)",
+            "table.entry(1)",
+            "table.chain(1)",
+            "table.group_of(1)",
+            "table._check()",
+            "entry.value",
+            "entry.key",
+            "entry.version",
+        ],
+    )
+    def test_a_handle_says_that_its_core_is_closed(self, use):
+        program = f"""
+from statebackend._core.state_core import StateCore
+from statebackend._core.state_table import StateTable
+from statebackend.errors import ClosedError
+core = StateCore()
+table = StateTable(core, value="bytes", max_parallelism=1)
+table.put(1, b"x")
+entry = table.entry(1)
+core.close()
+try:
+    {use}
+except ClosedError:
+    print("refused")
+"""
+        assert run_apart(program) == (0, ["refused"])
+
+    def test_an_object_that_reads_its_key_while_it_dies_does_not_find_itself(self):
+        program = """
+from statebackend._core.state_core import StateCore
+from statebackend._core.state_table import StateTable
+from statebackend.errors import UsageError
+table = StateTable(StateCore(), value="object", max_parallelism=1)
+class Last:
+    def __del__(self):
+        try:
+            print(table.get(1) == "new")
+        except UsageError:
+            print(True)
+table.put(1, Last())
+table.put(1, "new")
+"""
+        assert run_apart(program) == (0, ["True"])
+
+    @pytest.mark.parametrize("capacity", [8192, 1 << 16])
+    def test_a_table_may_begin_with_several_pages(self, capacity):
+        program = f"""
+from statebackend._core.state_core import StateCore
+from statebackend._core.state_table import StateTable
+table = StateTable(StateCore(), max_parallelism=1, initial_capacity={capacity})
+for key in range(5000):
+    table.put(key, key)
+table._check()
+for key in range(5000):
+    table.remove(key)
+table._check()
+print(len(table))
+"""
+        assert run_apart(program) == (0, ["0"])
