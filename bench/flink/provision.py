@@ -81,7 +81,7 @@ def _find_tool(name: str) -> Path:
         raise PeerUnavailable(f"{name} does not run: {advice}")
     if int(version.group(1)) < _MINIMUM_JAVA:
         raise PeerUnavailable(f"{name} is version {version.group(1)}: {advice}")
-    return Path(found).resolve()
+    return Path(found).absolute()
 
 
 def _jars(cache: Path, download: bool) -> list[Path]:

@@ -23,7 +23,7 @@ import numpy as np
 cimport cython
 from libc.math cimport isnan
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from statebackend._core.arena cimport (
     EXTENT_UNITS_MASK, EXTENT_UNITS_SHIFT, UNIT_SHIFT, Blob, blob_data, blob_drop, blob_new)
@@ -120,8 +120,11 @@ cdef struct Batch:
     int64_t size
     bint sorted
     uint16_t *groups                     # by row of the chunk
-    int64_t *sorted_keys
+    uint32_t *hashes                     # by row of the chunk: bucket hashes of byte keys
+    int64_t *sorted_keys                 # integer keys, or where the bytes of a key begin
     uint32_t *sorted_rows
+    uint32_t *sorted_hashes              # of byte keys
+    uint32_t *sorted_lengths
     uint32_t *starts                     # first sorted position of each group, and the end
     uint32_t *counts                     # lane by lane: rows of each group, then next position
     int n_lanes
@@ -152,8 +155,13 @@ cdef void count_rows(Batch *batch, LaneRun *run, uint32_t *counts) noexcept nogi
     if batch.keys != NULL:
         key_groups_of_ints(batch.program, batch.keys + row, n, batch.max_parallelism, groups)
     else:
+        # The bytes of the keys are read here, one after the other, and not again before they are compared.
         key_groups_of_byte_runs(batch.program, batch.key_offsets + row, <const uint8_t *>batch.key_data, n,
                                 batch.max_parallelism, groups)
+        for i in range(n):
+            batch.hashes[run.first_row + i] = hash_blob_key(
+                batch.table, batch.key_data + batch.key_offsets[row + i],
+                batch.key_offsets[row + i + 1] - batch.key_offsets[row + i], batch.ns)
     if n_maps == <uint32_t>batch.max_parallelism:
         for i in range(n):
             counts[groups[i]] += 1
@@ -172,19 +180,54 @@ cdef void scatter_rows(Batch *batch, LaneRun *run, uint32_t *positions) noexcept
     cdef uint32_t at
     cdef const uint16_t *groups = batch.groups
     cdef const int64_t *keys = batch.keys + batch.first
+    cdef const int64_t *offsets = batch.key_offsets + batch.first
     cdef int64_t *sorted_keys = batch.sorted_keys
     cdef uint32_t *sorted_rows = batch.sorted_rows
-    if batch.keys == NULL:
+    if batch.keys != NULL:
         for i in range(run.first_row, run.last_row):
             at = positions[groups[i]]
             positions[groups[i]] = at + 1
             sorted_rows[at] = <uint32_t>i
+            sorted_keys[at] = keys[i]
         return
     for i in range(run.first_row, run.last_row):
         at = positions[groups[i]]
         positions[groups[i]] = at + 1
         sorted_rows[at] = <uint32_t>i
-        sorted_keys[at] = keys[i]
+        sorted_keys[at] = offsets[i]
+        batch.sorted_hashes[at] = batch.hashes[i]
+        batch.sorted_lengths[at] = <uint32_t>(offsets[i + 1] - offsets[i])
+
+
+cdef struct RowKey:
+    # One row of a block, wherever its key came from.
+    int64_t row
+    int64_t number
+    const char *data
+    uint64_t length
+    uint32_t hash
+
+
+cdef inline void load_key(Batch *batch, int64_t at, RowKey *key) noexcept nogil:
+    """The row at a position of the chunk, sorted or not."""
+    if batch.sorted:
+        key.row = batch.first + batch.sorted_rows[at]
+        if batch.keys != NULL:
+            key.number = batch.sorted_keys[at]
+            key.hash = hash_int_key(batch.table, key.number, batch.ns)
+        else:
+            key.data = batch.key_data + batch.sorted_keys[at]
+            key.length = batch.sorted_lengths[at]
+            key.hash = batch.sorted_hashes[at]
+    else:
+        key.row = batch.first + at
+        if batch.keys != NULL:
+            key.number = batch.keys[key.row]
+            key.hash = hash_int_key(batch.table, key.number, batch.ns)
+        else:
+            key.data = batch.key_data + batch.key_offsets[key.row]
+            key.length = batch.key_offsets[key.row + 1] - batch.key_offsets[key.row]
+            key.hash = batch.hashes[at]
 
 
 cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
@@ -192,7 +235,6 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
     cdef CowMap *maps[32]
     cdef int64_t at = 0, end = batch.size, i
     cdef uint32_t group = run.first_group, n
-    cdef bint one_map = False
     if batch.sorted:
         at = batch.starts[run.first_group]
         end = batch.starts[run.last_group]
@@ -201,9 +243,8 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
         if batch.sorted:
             while batch.starts[group + 1] <= at:
                 group += 1
-            one_map = at + n <= batch.starts[group + 1]
-            if one_map and batch.fast and batch.table.maps[group] != NULL:
-                if not fast_block(batch, run, batch.table.maps[group], group, at, n):
+            if batch.fast and at + n <= batch.starts[group + 1] and batch.table.maps[group] != NULL:
+                if not fast_block(batch, run, batch.table.maps[group], at, n):
                     return
                 at += n
                 continue
@@ -211,78 +252,97 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
                 while batch.starts[group + 1] <= at + i:
                     group += 1
                 maps[i] = batch.table.maps[group]
-            if not apply_block(batch, run, at, n, maps, batch.sorted_keys + at, batch.sorted_rows + at):
-                return
         else:
             for i in range(n):
                 maps[i] = batch.table.maps[batch.groups[at + i]]
-            if not apply_block(batch, run, at, n, maps, batch.keys + batch.first + at, NULL):
-                return
+        if not apply_block(batch, run, at, n, maps):
+            return
         at += n
 
 
-cdef bint apply_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps,
-                      const int64_t *keys, const uint32_t *rows) noexcept nogil:
+cdef bint apply_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps) noexcept nogil:
     """Up to BLOCK rows: stage by stage, so that their cache misses overlap. False when the lane failed."""
     cdef Table *table = batch.table
     cdef Core *core = table.core
-    cdef uint32_t hashes[32]
+    cdef RowKey keys[32]
     cdef uint32_t *buckets[32]
     cdef uint32_t i, slot
-    cdef int64_t row
     cdef CowMap *map
-    cdef char *entry
+    cdef Entry *entry
+    memset(keys, 0, sizeof(keys))
     for i in range(n):
-        row = batch.first + (rows[i] if rows != NULL else at + i)
-        if batch.keys != NULL:
-            hashes[i] = hash_int_key(table, keys[i], batch.ns)
-        else:
-            hashes[i] = hash_blob_key(table, batch.key_data + batch.key_offsets[row],
-                                      batch.key_offsets[row + 1] - batch.key_offsets[row], batch.ns)
+        load_key(batch, at + i, &keys[i])
         map = maps[i]
-        buckets[i] = NULL
+        buckets[i] = &nowhere
         if map != NULL:
-            buckets[i] = bucket(core, active_table(map, hashes[i]),
-                                hashes[i] & (active_table(map, hashes[i]).capacity - 1))
+            buckets[i] = bucket(core, active_table(map, keys[i].hash),
+                                keys[i].hash & (active_table(map, keys[i].hash).capacity - 1))
+            if buckets[i] == NULL:
+                buckets[i] = &nowhere
             prefetch(buckets[i])
+        prefetch(keys[i].data)
     for i in range(n):
-        if buckets[i] != NULL:
-            slot = buckets[i][0]
-            if slot:
-                entry = <char *>entry_at(core, slot)
-                prefetch(entry)
-                prefetch(entry + 23)
+        slot = buckets[i][0]
+        if slot:
+            prefetch(entry_at(core, slot))
+            prefetch(<char *>entry_at(core, slot) + 31)
     if batch.keys == NULL:
-        # The key of the first entry of each chain, which is the right one two times in three.
         for i in range(n):
-            if buckets[i] != NULL and buckets[i][0]:
-                entry = <char *>entry_at(core, buckets[i][0])
-                if blob_hash(<Entry *>entry)[0] == hashes[i]:
-                    prefetch(<char *>(<Entry *>entry).key)
-                elif (<Entry *>entry).next:
-                    prefetch(entry_at(core, (<Entry *>entry).next))
+            if buckets[i][0]:
+                entry = entry_at(core, buckets[i][0])
+                prefetch(<char *>entry.key if blob_hash(entry)[0] == keys[i].hash else <char *>entry)
     for i in range(n):
-        row = batch.first + (rows[i] if rows != NULL else at + i)
-        if not apply_row(batch, run, run.used, table, maps, i, row, keys[i] if batch.keys != NULL else 0, hashes[i]):
-            run.failed_row = row
+        if not apply_row(batch, run, table, &maps[i], &keys[i]):
+            run.failed_row = keys[i].row
             return False
     return True
 
 
-# --- integer keys, eight-byte numbers --------------------------------------------------------------------
+# --- eight-byte values ---------------------------------------------------------------------------------
 
-cdef bint fast_block(Batch *batch, LaneRun *run, CowMap *map, uint32_t group, int64_t at, uint32_t n) noexcept nogil:
+cdef bint fast_block(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n) noexcept nogil:
     """Rows of one map. What is not a plain look-up or overwrite goes to `apply_row`, one by one."""
+    if batch.keys == NULL:
+        if batch.fast == FAST_GET:
+            return fast_rows(batch, run, map, at, n, OP_GET, True)
+        if batch.fast == FAST_UPDATE:
+            return fast_rows(batch, run, map, at, n, OP_UPDATE, True)
+        return fast_rows(batch, run, map, at, n, OP_SUM, True)
     if batch.fast == FAST_GET:
-        return fast_rows(batch, run, map, at, n, OP_GET)
+        return fast_rows(batch, run, map, at, n, OP_GET, False)
     if batch.fast == FAST_UPDATE:
-        return fast_rows(batch, run, map, at, n, OP_UPDATE)
-    return fast_rows(batch, run, map, at, n, OP_SUM)
+        return fast_rows(batch, run, map, at, n, OP_UPDATE, False)
+    return fast_rows(batch, run, map, at, n, OP_SUM, False)
+
+
+cdef inline bint is_key(Entry *entry, int64_t number, const char *data, uint32_t length, uint32_t hash,
+                        uint32_t off_ns, uint32_t ns, bint is_blob) noexcept nogil:
+    cdef Blob *blob
+    if is_blob:
+        if blob_hash(entry)[0] != hash:
+            return False
+        blob = <Blob *>entry.key
+        if blob.length != length or memcmp(blob_data(blob), data, length) != 0:
+            return False
+    elif entry.key != number:
+        return False
+    return off_ns == 0 or (<uint32_t *>(<char *>entry + off_ns))[0] == ns
+
+
+cdef bint slow_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n) noexcept nogil:
+    """A block of one map by `apply_row` alone, its buckets and first entries asked for ahead."""
+    cdef CowMap *maps[32]
+    cdef uint32_t i
+    for i in range(n):
+        maps[i] = map
+        if batch.values != NULL:
+            prefetch(batch.values + 8 * (batch.first + batch.sorted_rows[at + i]))
+    return apply_block(batch, run, at, n, maps)
 
 
 cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n,
-                           Operation op) noexcept nogil:
-    """`fast_block` for one operation, which the compiler knows.
+                           Operation op, bint is_blob) noexcept nogil:
+    """`fast_block` for one operation and one kind of key, which the compiler knows.
 
     An entry found in an early stage may have been cloned by a row in between: then its version says that it
     belongs to a snapshot. One that was not found may have been inserted: `apply_row` looks again.
@@ -293,6 +353,7 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     cdef char **extents = core.arena.extents
     cdef const int64_t *keys = batch.sorted_keys + at
     cdef const uint32_t *rows = batch.sorted_rows + at
+    cdef const uint32_t *lengths = batch.sorted_lengths + at
     cdef const int64_t *values = <const int64_t *>batch.values
     cdef int64_t *out = <int64_t *>batch.out + batch.first
     cdef uint8_t *found = batch.found + batch.first
@@ -301,39 +362,32 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     cdef uint32_t journal_version = core.journal_version, state_version = core.state_version
     cdef uint32_t hash_mask = table.hash_mask, ns = batch.ns, off_ns = table.layout.off_namespace
     cdef uint32_t off_value = table.layout.off_value, mask = map.primary.capacity - 1
+    cdef uint32_t last_byte = off_value + 7
     cdef uint64_t seed = table.seed, group_bits = <uint64_t>map.group << 32
     cdef PageRef *pages = map.primary.pages
     cdef uint32_t hashes[32]
     cdef uint32_t *buckets[32]
     cdef Entry *entries[32]
     cdef uint32_t refs[32]
-    cdef CowMap *same[1]
+    cdef RowKey key
     cdef uint32_t i, index, ref
     cdef Entry *entry
     cdef Log *log
     cdef char *room
+    cdef const char *data = NULL
+    cdef uint32_t length = 0
     cdef int64_t *value
     cdef int64_t number = 0
-    same[0] = map
     if unlikely(map.secondary.capacity != 0):
         # While the map grows every operation moves entries: what the stages find may be gone.
-        for i in range(n):
-            hashes[i] = hash_int(keys[i], ns, seed) & hash_mask
-            buckets[i] = bucket(core, active_table(map, hashes[i]),
-                                hashes[i] & (active_table(map, hashes[i]).capacity - 1))
-            prefetch(buckets[i])
-            if op != OP_GET:
-                prefetch(&values[batch.first + rows[i]])
-        for i in range(n):
-            if buckets[i] != NULL and buckets[i][0]:
-                prefetch(entry_at(core, buckets[i][0]))
-        for i in range(n):
-            if not apply_row(batch, run, lane, table, same, 0, batch.first + rows[i], keys[i], hashes[i]):
-                run.failed_row = batch.first + rows[i]
-                return False
-        return True
+        return slow_rows(batch, run, map, at, n)
+    memset(&key, 0, sizeof(RowKey))
     for i in range(n):
-        hashes[i] = hash_int(keys[i], ns, seed) & hash_mask
+        if is_blob:
+            hashes[i] = batch.sorted_hashes[at + i]
+            prefetch(batch.key_data + keys[i])
+        else:
+            hashes[i] = hash_int(keys[i], ns, seed) & hash_mask
         index = hashes[i] & mask
         ref = pages[index >> PAGE_SHIFT].ref
         buckets[i] = &nowhere
@@ -351,22 +405,30 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
             entries[i] = <Entry *>(extents[ref >> EXTENT_UNITS_SHIFT]
                                    + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT))
             prefetch(entries[i])
-            prefetch(<char *>entries[i] + 23)
+            prefetch(<char *>entries[i] + last_byte)
     for i in range(n):
         # One row in three finds another key at the head of its chain: ask for the next entry.
         entry = entries[i]
-        if entry != NULL and entry.key != keys[i]:
+        if entry != NULL and ((blob_hash(entry)[0] != hashes[i]) if is_blob else (entry.key != keys[i])):
             ref = refs[i] = entry.next
             entries[i] = NULL
             if ref:
                 entries[i] = <Entry *>(extents[ref >> EXTENT_UNITS_SHIFT]
                                        + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT))
                 prefetch(entries[i])
-                prefetch(<char *>entries[i] + 23)
+                prefetch(<char *>entries[i] + last_byte)
+        elif is_blob and entry != NULL:
+            prefetch(<char *>entry.key)
+    if is_blob:
+        for i in range(n):
+            if entries[i] != NULL and blob_hash(entries[i])[0] == hashes[i]:
+                prefetch(<char *>entries[i].key)
     for i in range(n):
         entry = entries[i]
-        while entry != NULL and (entry.key != keys[i] or (
-                off_ns != 0 and (<uint32_t *>(<char *>entry + off_ns))[0] != ns)):
+        if is_blob:
+            data = batch.key_data + keys[i]
+            length = lengths[i]
+        while entry != NULL and not is_key(entry, keys[i], data, length, hashes[i], off_ns, ns, is_blob):
             ref = refs[i] = entry.next
             entry = <Entry *>(extents[ref >> EXTENT_UNITS_SHIFT]
                               + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT)) if ref else NULL
@@ -381,8 +443,13 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
         if unlikely(entry == NULL or entry.version < required or log == NULL
                     or map.seen_version < required
                     or not log_reserve(core.arena, log, 16)):
-            if not apply_row(batch, run, lane, table, same, 0, batch.first + rows[i], keys[i], hashes[i]):
-                run.failed_row = batch.first + rows[i]
+            key.row = batch.first + rows[i]
+            key.number = keys[i]
+            key.data = data
+            key.length = length
+            key.hash = hashes[i]
+            if not apply_row(batch, run, table, &map, &key):
+                run.failed_row = key.row
                 return False
             continue
         value = <int64_t *>(<char *>entry + off_value)
@@ -402,70 +469,64 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     return True
 
 
-cdef inline bint apply_row(Batch *batch, LaneRun *run, Lane *lane, Table *table, CowMap **maps, uint32_t i,
-                           int64_t row, int64_t key, uint32_t hash) noexcept nogil:
-    cdef CowMap *map = maps[i]
-    cdef const char *data = NULL
-    cdef uint64_t length = 0
-    cdef uint32_t slot
+# --- any operation on any layout --------------------------------------------------------------------------
+
+cdef bint apply_row(Batch *batch, LaneRun *run, Table *table, CowMap **where, RowKey *key) noexcept nogil:
+    """One row; `where` is the map of its group, made here if need be. False with `run.failure` set."""
+    cdef Lane *lane = run.used
+    cdef CowMap *map = where[0]
+    cdef uint32_t slot, group
     cdef char *value
     cdef CoreKey k
-    cdef bint kept = False
-    cdef uint32_t group
-    if batch.keys == NULL:
-        data = batch.key_data + batch.key_offsets[row]
-        length = batch.key_offsets[row + 1] - batch.key_offsets[row]
     if unlikely(map == NULL):
         if batch.op == OP_GET or batch.op == OP_REMOVE or batch.op == OP_FIND:
             return True                  # results were prepared as "absent"
-        group = batch.groups[row - batch.first]
+        group = batch.groups[key.row - batch.first]
         map = table.maps[group]
         if map == NULL:
             map = map_new(table, group + table.first_group)
             if map == NULL:
                 run.failure = FAILED_MEMORY
                 return False
-        maps[i] = map
+        where[0] = map
     if unlikely(not before_operation(lane, table, map)):
         run.failure = FAILED_MEMORY
         return False
     if batch.keys != NULL:
-        slot = find_int(table, map, key, batch.ns, hash)
+        slot = find_int(table, map, key.number, batch.ns, key.hash)
     else:
-        slot = find_blob(table, map, data, length, batch.ns, hash)
+        slot = find_blob(table, map, key.data, key.length, batch.ns, key.hash)
 
     if batch.op == OP_GET:
         if slot:
             value = value_of(table, entry_at(lane.core, slot))
-            batch.found[row] = 1
+            batch.found[key.row] = 1
             if batch.blobs != NULL:
-                batch.blobs[row] = (<Blob **>value)[0]
-            elif batch.width == 8:
-                (<uint64_t *>(batch.out + 8 * row))[0] = (<uint64_t *>value)[0]
+                batch.blobs[key.row] = (<Blob **>value)[0]
             else:
-                memcpy(batch.out + batch.width * row, value, batch.width)
+                memcpy(batch.out + batch.width * key.row, value, batch.width)
         return True
     if batch.op == OP_FIND:
-        batch.slots[row] = slot
+        batch.slots[key.row] = slot
         return True
     if batch.op == OP_REMOVE:
         if slot:
-            batch.found[row] = 1
-            if not remove(lane, table, map, slot, hash):
+            batch.found[key.row] = 1
+            if not remove(lane, table, map, slot, key.hash):
                 run.failure = FAILED_MEMORY
                 return False
         return True
     if batch.op == OP_APPEND:
-        k.number = key
-        k.data = data
-        k.length = length
+        k.number = key.number
+        k.data = key.data
+        k.length = key.length
         k.namespace = batch.ns
-        k.hash = hash
-        if not append_row(batch, lane, table, map, slot, &k, row):
+        k.hash = key.hash
+        if not append_row(batch, lane, table, map, slot, &k, key.row):
             run.failure = FAILED_MEMORY
             return False
         return True
-    run.failure = write_row(batch, lane, table, map, slot, key, data, length, hash, row)
+    run.failure = write_row(batch, lane, table, map, slot, key.number, key.data, key.length, key.hash, key.row)
     return run.failure == FAILED_NOT
 
 
@@ -772,8 +833,7 @@ cdef class BatchCall:
 
     cdef FastPath _fast_path(self) noexcept:
         cdef Table *table = self.batch.table
-        if (self.batch.keys == NULL or table.layout.value_kind != VALUE_FIXED or table.layout.payload_width != 8
-                or table.anchors != NULL):
+        if table.layout.value_kind != VALUE_FIXED or table.layout.payload_width != 8 or table.anchors != NULL:
             return FAST_NONE
         if self.batch.op == OP_GET:
             return FAST_GET
@@ -789,14 +849,20 @@ cdef class BatchCall:
         cdef int64_t position = 0
         cdef char *base
         self.batch.sorted = self.batch.n >= SHORT_BATCH
-        needed = size * 16 + (groups + 1) * 4 * (self.batch.n_lanes + 1) + 64
+        needed = size * (26 if self.batch.keys == NULL else 14) + (groups + 1) * 4 * (self.batch.n_lanes + 1) + 64
         scratch = self.table.owner.arena.scratch(needed)
         self.keep.append(scratch)
         base = <char *><uintptr_t>scratch.__array_interface__["data"][0]
         self.batch.sorted_keys = <int64_t *>base
         self.batch.sorted_rows = <uint32_t *>(base + size * 8)
-        self.batch.groups = <uint16_t *>(base + size * 12)
-        base += (size * 14 + 7) & ~7
+        base += size * 12
+        if self.batch.keys == NULL:
+            self.batch.hashes = <uint32_t *>base
+            self.batch.sorted_hashes = <uint32_t *>(base + size * 4)
+            self.batch.sorted_lengths = <uint32_t *>(base + size * 8)
+            base += size * 12
+        self.batch.groups = <uint16_t *>base
+        base += (size * 2 + 7) & ~7
         self.batch.starts = <uint32_t *>base
         self.batch.counts = <uint32_t *>(base + (groups + 1) * 4)
         return 0
@@ -912,6 +978,9 @@ cdef class BatchCall:
                 if not undo_log(journal, log, self.runs[0].journal_records, &carried, moved):
                     raise MemoryError("no memory to undo a failed call; the backend must be closed")
                 log_append(core.arena, log, &carried)
+                # What the call had journalled is no longer so: a new segment takes it when it is written again.
+                self.table.owner.bump_version()
+                core.journal_version = core.state_version
             else:
                 discard_log(core, journal, &carried)
             return 0
