@@ -350,18 +350,20 @@ cdef class Arena:
         cdef uint8_t *orders
         cdef char *base
         cdef object memory
+        memory = self.spares.pop() if self.spares else _map_extent()
+        base = <char *><uintptr_t>memory.__array_interface__["data"][0]
+        orders = <uint8_t *>calloc(EXTENT_BYTES >> MIN_ORDER, 1)
+        if orders == NULL:
+            raise MemoryError("no memory for the block map of an extent")
+        # From here on no Python code runs: two lanes of a kernel may want an extent at the same time.
         for number in range(1, self.core.top):
             if self.core.extents[number] == NULL:
                 break
         else:
             number = self.core.top
         if number >= MAX_EXTENTS:
+            free(orders)
             raise MemoryError("an arena holds at most 32 GB")
-        memory = self.spares.pop() if self.spares else _map_extent()
-        base = <char *><uintptr_t>memory.__array_interface__["data"][0]
-        orders = <uint8_t *>calloc(EXTENT_BYTES >> MIN_ORDER, 1)
-        if orders == NULL:
-            raise MemoryError("no memory for the block map of an extent")
         if number == self.core.top:
             self.extents.append(memory)
         else:

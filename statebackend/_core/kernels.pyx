@@ -729,20 +729,17 @@ cdef class BatchCall:
         if ns and not table.table.layout.off_namespace:
             raise UsageError("this table has no namespaces")
         if table.table.layout.key_is_blob:
-            if not isinstance(keys, tuple):
-                raise UsageError("keys of this table are (offsets, data)", detail=f"got {type(keys).__name__}")
-            offsets, data = keys
+            offsets, data = _pair(keys, "keys")
             self.batch.n = len(offsets) - 1
             self.batch.key_offsets = <const int64_t *>self.pointer(_checked_offsets(offsets, data), np.int64)
             self.batch.key_data = <const char *>self.pointer(data, np.uint8)
         else:
-            self.batch.n = len(keys)
             self.batch.keys = <const int64_t *>self.pointer(keys, np.int64)
+            self.batch.n = len(keys)
 
     cdef void *pointer(self, array, dtype) except NULL:
-        array = np.ascontiguousarray(array, dtype=dtype) if array.dtype == dtype else None
-        if array is None:
-            raise UsageError(f"an array of {np.dtype(dtype).name} is needed")
+        _require_array(array, dtype, 1)
+        array = np.ascontiguousarray(array)
         if len(array) == 0:
             array = np.zeros(1, dtype=dtype)
         self.keep.append(array)
@@ -753,9 +750,7 @@ cdef class BatchCall:
         self.batch.code = code
         self.batch.width = width
         if code == CODE_BLOB:
-            if not isinstance(values, tuple):
-                raise UsageError("values of this table are (offsets, data)")
-            offsets, data = values
+            offsets, data = _pair(values, "values")
             if len(offsets) - 1 != self.batch.n:
                 raise UsageError("keys and values differ in length",
                                  detail=f"{self.batch.n} keys, {len(offsets) - 1} values")
@@ -764,14 +759,13 @@ cdef class BatchCall:
             self.batch.width = 8
             return 0
         if code == CODE_RAW:
-            if values.dtype != np.uint8 or values.ndim != 2 or values.shape[1] != width:
+            _require_array(values, np.uint8, 2)
+            if values.shape[1] != width:
                 raise UsageError(f"values of this table are an array of uint8 with {width} columns")
             flat = np.ascontiguousarray(values).reshape(-1)
         else:
+            _require_array(values, DTYPES[code], 1)
             flat = values
-            if values.dtype != np.dtype(DTYPES[code]):
-                raise UsageError(f"values of this table are an array of {np.dtype(DTYPES[code]).name}",
-                                 detail=f"got {values.dtype.name}")
         if len(values) != self.batch.n:
             raise UsageError("keys and values differ in length", detail=f"{self.batch.n} keys, {len(values)} values")
         self.batch.values = <const char *>self.pointer(flat, flat.dtype)
@@ -824,10 +818,11 @@ cdef class BatchCall:
         if writes:
             for lane in range(self.batch.n_lanes):
                 self.runs[lane].used.keep_undo = 1
-            if core.journal_version:
-                if not segment_for_writing(core, journal, &log):
-                    self.table.owner.out_of_memory()
-                self.runs[0].journal_records = log.records
+        if core.journal_version:
+            # Reads too can move entries, and a lane's journal needs a place to go afterwards.
+            if not segment_for_writing(core, journal, &log):
+                self.table.owner.out_of_memory()
+            self.runs[0].journal_records = log.records
         core.blobs.shared = self.batch.n_lanes > 1
         return 0
 
@@ -957,15 +952,11 @@ cdef class BatchCall:
         cdef dict moved = {}
         cdef int i
         core.blobs.shared = 0
-        if not writes:
-            for i in range(1, self.batch.n_lanes):
-                self._settle_lane(i)
-            return 0
         for i in range(self.batch.n_lanes):
             self.runs[i].used.keep_undo = 0
             if i:
                 self._settle_lane(i)
-        if failed:
+        if failed and writes:
             memset(&carried, 0, sizeof(Log))
             for i in range(self.batch.n_lanes):
                 lane = self.runs[i].used
@@ -1006,10 +997,25 @@ cdef class BatchCall:
         table.lane.moved_entries += lane.moved_entries
 
 
+def _require_array(array, dtype, dimensions):
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != dimensions:
+        found = f"{array.dtype.name}, {array.ndim} dimensions" if isinstance(array, np.ndarray) else type(array).__name__
+        raise UsageError(f"an array of {np.dtype(dtype).name} with {dimensions} dimension(s) is needed",
+                         detail=f"got {found}")
+
+
+def _pair(columns, what):
+    if not isinstance(columns, tuple) or len(columns) != 2:
+        raise UsageError(f"{what} of this table are (offsets, data)", detail=f"got {type(columns).__name__}")
+    return columns
+
+
 def _checked_offsets(offsets, data):
     """Offsets that may be trusted: rising, inside the data."""
-    if offsets.dtype != np.int64 or len(offsets) == 0:
-        raise UsageError("offsets are a non-empty array of int64")
+    _require_array(offsets, np.int64, 1)
+    _require_array(data, np.uint8, 1)
+    if len(offsets) == 0:
+        raise UsageError("offsets have one element more than there are rows")
     if offsets[0] < 0 or offsets[len(offsets) - 1] > len(data) or (np.diff(offsets) < 0).any():
         raise UsageError("offsets must rise and lie within the data")
     return offsets
