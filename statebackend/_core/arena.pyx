@@ -22,7 +22,8 @@ cdef extern from "Python.h":
 
 cdef enum:
     FREE_MARK = 0x80
-    EXTENTS_PER_SPARE = 8
+    EXTENTS_PER_SPARE = 32
+    EXTENTS_BEFORE_SPARE = 8
     MAX_SPARES = 16
     TRACE_DOMAIN = 0x53420001
 
@@ -381,8 +382,9 @@ cdef class Arena:
         spin_unlock(&self.core.lock)
         add_i64(&self.budget.used, EXTENT_BYTES)
         # A part of what there is, because maps of the same size grow at the same time.
-        self.spares_wanted = min(self.core.live // EXTENTS_PER_SPARE, MAX_SPARES)
-        if 2 * len(self.spares) < self.spares_wanted and not self.spares_requested:
+        self.spares_wanted = min(1 + self.core.live // EXTENTS_PER_SPARE, MAX_SPARES)
+        if (self.core.live >= EXTENTS_BEFORE_SPARE and 2 * len(self.spares) < self.spares_wanted
+                and not self.spares_requested):
             self.spares_requested = True
             _request_spares(self)
         return 0
@@ -414,12 +416,14 @@ cdef class Arena:
         return [extent for extent in self.extents if extent is not None]
 
     def usage(self):
-        """Bytes taken from the system, in runs and in blobs."""
+        """Bytes: of extents, in runs, in blobs; used in all; of extents made ahead; of working memory."""
         return {
             "extent_bytes": <int64_t>self.core.live * EXTENT_BYTES,
             "run_bytes": self.core.run_bytes,
             "blob_bytes": self.blobs.bytes,
             "used_bytes": self.budget.used,
+            "spare_bytes": <int64_t>len(self.spares) * EXTENT_BYTES,
+            "scratch_bytes": len(self.scratch_memory) if self.scratch_memory is not None else 0,
         }
 
     def scratch(self, size):
@@ -429,9 +433,8 @@ cdef class Arena:
         return self.scratch_memory
 
     def trim(self):
-        """Give working memory back to the system."""
+        """Give the working memory of batches back to the system."""
         self.scratch_memory = None
-        self.spares = []
 
     def set_limit(self, limit):
         """Refuse to grow beyond `limit` bytes; 0 takes the limit away."""

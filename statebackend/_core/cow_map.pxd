@@ -28,6 +28,10 @@ last written; a bucket page carries the version at which it was made. While a sn
 when marks are open. So a clone that is made without being written gets version `journal_version - 1`: new enough
 for every snapshot, old enough for its payload to be journalled when it is written.
 
+Objects that their reader may change have a second version, Flink's stateVersion: when the object became the live
+map's own. A clone takes it over, because it shares the object; a read copies the object when it is older than the
+newest needed snapshot or mark.
+
 Invariants, all verified by `check_map`:
 
  1. An entry is in the chain of the bucket that its hash selects, in the active table of that bucket.
@@ -81,6 +85,7 @@ cdef struct Layout:
     uint32_t stride                      # bytes from entry to entry, a multiple of 8
     uint32_t off_namespace               # 0: no namespace number in the entry
     uint32_t off_thread                  # 0: no thread
+    uint32_t off_value_version           # 0: values are never shared with whoever reads them
     uint32_t off_payload                 # timestamp, where there is one, then value
     uint32_t payload_width
     uint32_t off_value
@@ -273,6 +278,10 @@ cdef inline void count_namespace(Table *table, uint32_t ns, int64_t change) noex
 cdef inline Thread *thread_of(Table *table, Entry *entry) noexcept nogil:
     return <Thread *>(<char *>entry + table.layout.off_thread)
 
+cdef inline void set_value_version(Table *table, Entry *entry, uint32_t version) noexcept nogil:
+    if table.layout.off_value_version:
+        (<uint32_t *>(<char *>entry + table.layout.off_value_version))[0] = version
+
 cdef inline char *payload_of(Table *table, Entry *entry) noexcept nogil:
     return <char *>entry + table.layout.off_payload
 
@@ -352,7 +361,8 @@ cdef object check_map(Table *table, CowMap *map)
 cdef object key_object(Table *table, Entry *entry)
 cdef void absorb_moves(Log *carried, uint64_t known, dict moved)
 cdef void drain(Core *core, int64_t budget) noexcept nogil
-cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved) except -1
+cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved, list dropped) except -1
+cdef bint complete_rehash(Lane *lane, Table *table, CowMap *map) noexcept nogil
 cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) noexcept nogil
 
 cdef inline uint64_t trailer(int op, Table *table, uint32_t group, uint32_t slot) noexcept nogil:
@@ -401,4 +411,5 @@ cdef inline uint32_t slot_for_write(Lane *lane, Table *table, CowMap *map, uint3
         if unlikely(not keep_payload(lane, table, map, slot, RECORD_WRITE, kept)):
             return 0
     entry.version = core.state_version
+    set_value_version(table, entry, core.state_version)
     return slot

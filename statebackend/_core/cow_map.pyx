@@ -682,6 +682,17 @@ cdef void rehash_step(Lane *lane, Table *table, CowMap *map) noexcept nogil:
         lane.moved_entries += moved
 
 
+cdef bint complete_rehash(Lane *lane, Table *table, CowMap *map) noexcept nogil:
+    """Move all that is left of a rehash; False when memory stops it. O(entries of the map)."""
+    cdef uint32_t before
+    while map.secondary.capacity:
+        before = map.rehash_index
+        rehash_step(lane, table, map)
+        if map.secondary.capacity and map.rehash_index == before:
+            return False
+    return True
+
+
 # --- the operations ------------------------------------------------------------------------------------------
 
 cdef CowMap *map_new(Table *table, uint32_t group) noexcept nogil:
@@ -749,6 +760,7 @@ cdef uint32_t insert(Lane *lane, Table *table, CowMap *map, int64_t key, const c
         return 0
     entry = entry_at(core, slot)
     entry.version = core.state_version
+    set_value_version(table, entry, core.state_version)
     if blob != NULL:
         entry.key = <int64_t>blob
         blob_hash(entry)[0] = hash
@@ -852,20 +864,29 @@ cdef uint32_t current_slot(uint32_t slot, dict moved):
     return slot
 
 
-cdef bint undo_write(Lane *lane, Table *table, CowMap *map, uint32_t slot, char *payload):
+cdef void keep_object(Table *table, char *payload, list dropped):
+    """Put off the end of an object, whose finaliser may call anything, until the undo is over."""
+    cdef char *value = payload + (table.layout.off_value - table.layout.off_payload)
+    if table.layout.value_kind == VALUE_OBJECT and (<PyObject **>value)[0] != NULL:
+        dropped.append(<object>(<PyObject **>value)[0])
+
+
+cdef bint undo_write(Lane *lane, Table *table, CowMap *map, uint32_t slot, char *payload, list dropped):
     cdef Entry *entry = entry_at(lane.core, slot)
     if entry.version < lane.core.highest_required_snapshot_version:
         slot = own_entry(lane, table, map, slot, hash_of(table, entry))
         if slot == 0:
             return False
         entry = entry_at(lane.core, slot)
+    keep_object(table, payload_of(table, entry), dropped)
     payload_drop(table, payload_of(table, entry))
     memcpy(payload_of(table, entry), payload, table.layout.payload_width)
     entry.version = lane.core.state_version
+    set_value_version(table, entry, 0)   # a snapshot may share what came back
     return True
 
 
-cdef bint undo_insert(Lane *lane, Table *table, CowMap *map, uint32_t slot):
+cdef bint undo_insert(Lane *lane, Table *table, CowMap *map, uint32_t slot, list dropped):
     cdef Core *core = lane.core
     cdef uint32_t hash = hash_of(table, entry_at(core, slot))
     cdef bint shared = entry_at(core, slot).version < core.highest_required_snapshot_version
@@ -876,6 +897,7 @@ cdef bint undo_insert(Lane *lane, Table *table, CowMap *map, uint32_t slot):
     if shared:
         push_retired(retired_log(lane), table, map.group, slot)
     else:
+        keep_object(table, payload_of(table, entry_at(core, slot)), dropped)
         slot_free(table, map, slot)
     return True
 
@@ -934,7 +956,7 @@ cdef void absorb_moves(Log *carried, uint64_t known, dict moved):
         chunk = chunk.prev
 
 
-cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved) except -1:
+cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved, list dropped) except -1:
     """Reverse the newest records of `log` until `down_to` are left; 0 when memory ran out midway.
 
     Whatever was reversed is off the log, so that the call can be repeated.
@@ -971,10 +993,10 @@ cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, di
         elif op == RECORD_REMOVE:
             done = undo_remove(&table.lane, table, map, slot, carried, moved)
         elif op == RECORD_INSERT:
-            done = undo_insert(&table.lane, table, map, current_slot(slot, moved))
+            done = undo_insert(&table.lane, table, map, current_slot(slot, moved), dropped)
         else:
             width += (table.layout.payload_width + 7) & ~7u
-            done = undo_write(&table.lane, table, map, current_slot(slot, moved), end - width)
+            done = undo_write(&table.lane, table, map, current_slot(slot, moved), end - width, dropped)
         absorb_moves(carried, known, moved)
         if done:
             log_pop(core.arena, log, width)
@@ -986,15 +1008,16 @@ cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, di
 
 # --- reclaiming ------------------------------------------------------------------------------------------------
 
-cdef bint let_go(Core *core, Table *table, CowMap *map, uint32_t slot) noexcept nogil:
+cdef inline bint reserve_let_go(Core *core) noexcept nogil:
+    return core.newest == NULL or log_reserve(core.arena, &core.newest.retired, 16)
+
+
+cdef void let_go(Core *core, Table *table, CowMap *map, uint32_t slot) noexcept nogil:
     """Free a slot that no journal names any more, or leave it to the snapshots that may see it."""
     if entry_at(core, slot).version < core.highest_required_snapshot_version:
-        if not log_reserve(core.arena, &core.newest.retired, 16):
-            return False
         push_retired(&core.newest.retired, table, map.group, slot)
     else:
         slot_free(table, map, slot)
-    return True
 
 
 cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) noexcept nogil:
@@ -1004,6 +1027,7 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
     cdef uint32_t width
     cdef Table *table
     cdef CowMap *map
+    cdef char payload[64]                # as large as any payload that refers to something
     while budget[0] > 0 and not log_empty(core.arena, log):
         if log.held == 0:
             budget[0] -= 16
@@ -1016,13 +1040,21 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
         width = 8
         if op == RECORD_WRITE or op == RECORD_COPIED:
             width += (table.layout.payload_width + 7) & ~7u
-            payload_drop(table, chunk_data(log.last) + log.last.used - width)
+            # Off the log first: an object's finaliser may call anything.
+            memcpy(payload, chunk_data(log.last) + log.last.used - width, table.layout.payload_width
+                   if table.layout.value_kind != VALUE_FIXED else 0)
+            log_pop(core.arena, log, width)
+            payload_drop(table, payload)
+            continue
         elif op == RECORD_REMOVE or op == RECORD_MOVED:
             if op == RECORD_MOVED:
                 width = 16
             map = table.maps[((last >> 32) & 0xFFFF) - table.first_group]
-            if not let_go(core, table, map, <uint32_t>last):
+            if not reserve_let_go(core):
                 return
+            log_pop(core.arena, log, width)
+            let_go(core, table, map, <uint32_t>last)
+            continue
         log_pop(core.arena, log, width)
 
 

@@ -5,11 +5,11 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from statebackend._core.arena cimport Blob, blob_data
 from statebackend._core.cow_map cimport (
-    FREE_SLOT, BucketTable, CowMap, Entry, Table, blob_hash, bucket, entry_at, find_blob, find_int, hash_of,
-    key_object, namespace_of)
+    FREE_SLOT, CowMap, Entry, Table, blob_hash, bucket, complete_rehash, entry_at, find_blob, find_int, hash_of,
+    key_object, namespace_of, see_snapshots)
 from statebackend._core.state_table cimport StateTable
 
-from statebackend.errors import ClosedError, UsageError
+from statebackend.errors import UsageError
 
 
 @cython.final
@@ -24,25 +24,29 @@ cdef class StateEntry:
     @property
     def key(self):
         """The key, as int or bytes."""
+        self.owner.usable()
         return key_object(self.owner.table, entry_at(self.owner.table.core, self.slot))
 
     @property
     def namespace(self):
         """The number of the namespace."""
+        self.owner.usable()
         return namespace_of(self.owner.table, entry_at(self.owner.table.core, self.slot))
 
     @property
     def value(self):
         """The value as it is stored; an object is not copied."""
+        self.owner.usable()
         return self.owner._load(self.slot)
 
     @property
     def version(self):
         """The version at which the entry was made or last written."""
+        self.owner.usable()
         return entry_at(self.owner.table.core, self.slot).version
 
     def __repr__(self):
-        return f"StateEntry(slot={self.slot}, version={self.version})"
+        return f"StateEntry(slot={self.slot})"
 
 
 cpdef StateEntry new_entry(StateTable owner, uint32_t slot):
@@ -55,12 +59,18 @@ cpdef StateEntry new_entry(StateTable owner, uint32_t slot):
 
 @cython.final
 cdef class StateEntryIterator:
-    """Walks all maps bucket by bucket; a structural change of the map being walked ends it with an error."""
+    """Walks all maps bucket by bucket; a structural change of the map being walked ends it with an error.
+
+    A rehash in progress is completed when the walk comes to a map, because reads would go on with it. Calls in
+    between may move entries into clones: then the place is found again by the key returned last.
+    """
     cdef StateTable owner
     cdef uint32_t group
     cdef uint32_t bucket
-    cdef uint32_t slot
+    cdef uint32_t slot                   # to return next
     cdef uint64_t modifications
+    cdef uint64_t calls
+    cdef object last                     # the key and namespace returned last, of this map
 
     def __init__(self, StateTable owner not None):
         self.owner = owner
@@ -72,10 +82,9 @@ cdef class StateEntryIterator:
         cdef Table *table = self.owner.table
         cdef CowMap *map
         cdef uint32_t *head
-        cdef uint32_t slot, total, index
-        cdef BucketTable *buckets
-        if self.owner.owner.closed:
-            raise ClosedError("the backend is closed")
+        cdef uint32_t slot
+        cdef Entry *entry
+        self.owner.usable()
         while True:
             if self.group >= table.n_maps:
                 raise StopIteration
@@ -83,28 +92,52 @@ cdef class StateEntryIterator:
             if map == NULL:
                 self.group += 1
                 continue
-            if self.bucket == 0 and self.slot == 0:
-                self.modifications = map.modifications
+            if self.bucket == 0:
+                self.begin(table, map)
             elif self.modifications != map.modifications:
                 raise RuntimeError("the state changed during iteration")
+            elif self.calls != self.owner.owner.calls:
+                self.find_place(table, map)
             if self.slot:
                 slot = self.slot
-                self.slot = entry_at(table.core, slot).next
+                entry = entry_at(table.core, slot)
+                self.slot = entry.next
+                self.last = key_object(table, entry), namespace_of(table, entry)
                 return new_entry(self.owner, slot)
-            total = map.primary.capacity + map.secondary.capacity
-            if self.bucket >= total:
+            if self.bucket >= map.primary.capacity:
                 self.group += 1
                 self.bucket = 0
                 continue
-            index = self.bucket
+            head = bucket(table.core, &map.primary, self.bucket)
             self.bucket += 1
-            if index < map.primary.capacity:
-                if index < map.rehash_index:
-                    continue
-                head = bucket(table.core, &map.primary, index)
-            else:
-                head = bucket(table.core, &map.secondary, index - map.primary.capacity)
             self.slot = head[0] if head != NULL else 0
+            self.last = None
+
+    cdef int begin(self, Table *table, CowMap *map) except -1:
+        if map.secondary.capacity:
+            self.owner.owner.calls += 1  # entries move: other iterators find their place again
+            if not (see_snapshots(table.core, map) and complete_rehash(&table.lane, table, map)):
+                self.owner.owner.out_of_memory()
+        self.modifications = map.modifications
+        self.calls = self.owner.owner.calls
+        self.slot = 0
+        self.last = None
+
+    cdef int find_place(self, Table *table, CowMap *map) except -1:
+        cdef uint32_t *head
+        cdef uint32_t slot
+        self.calls = self.owner.owner.calls
+        head = bucket(table.core, &map.primary, self.bucket - 1)
+        self.slot = slot = head[0] if head != NULL else 0
+        while self.last is not None:
+            # Chains keep their order when entries are replaced.
+            if slot == 0:
+                raise RuntimeError("the state changed during iteration")
+            self.slot = entry_at(table.core, slot).next
+            if (key_object(table, entry_at(table.core, slot)),
+                    namespace_of(table, entry_at(table.core, slot))) == self.last:
+                break
+            slot = self.slot
 
 
 @cython.final
@@ -129,8 +162,7 @@ cdef class IncrementalVisitor:
         cdef CowMap *map
         cdef uint32_t slot, units = table.layout.stride >> 3, end, looked = 0
         cdef list out = []
-        if self.owner.owner.closed:
-            raise ClosedError("the backend is closed")
+        self.owner.usable()
         while looked < self.slots_per_step:
             if self.group >= table.n_maps:
                 if looked == 0:

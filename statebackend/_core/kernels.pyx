@@ -950,6 +950,7 @@ cdef class BatchCall:
         cdef Log *log
         cdef Log carried
         cdef dict moved = {}
+        cdef list dropped = []
         cdef int i
         core.blobs.shared = 0
         for i in range(self.batch.n_lanes):
@@ -960,13 +961,13 @@ cdef class BatchCall:
             memset(&carried, 0, sizeof(Log))
             for i in range(self.batch.n_lanes):
                 lane = self.runs[i].used
-                if not undo_log(journal, &lane.undo, 0, &carried, moved):
+                if not undo_log(journal, &lane.undo, 0, &carried, moved, dropped):
                     raise MemoryError("no memory to undo a failed call; the backend must be closed")
             for i in range(1, self.batch.n_lanes):
-                if not undo_log(journal, &self.runs[i].lane.own_journal, 0, &carried, moved):
+                if not undo_log(journal, &self.runs[i].lane.own_journal, 0, &carried, moved, dropped):
                     raise MemoryError("no memory to undo a failed call; the backend must be closed")
             if core.journal_version and segment_for_writing(core, journal, &log):
-                if not undo_log(journal, log, self.runs[0].journal_records, &carried, moved):
+                if not undo_log(journal, log, self.runs[0].journal_records, &carried, moved, dropped):
                     raise MemoryError("no memory to undo a failed call; the backend must be closed")
                 log_append(core.arena, log, &carried)
                 # What the call had journalled is no longer so: a new segment takes it when it is written again.

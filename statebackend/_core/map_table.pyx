@@ -15,10 +15,10 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from statebackend._core.arena cimport address, block_free
 from statebackend._core.cow_map cimport (
     Anchor, CoreKey, CowMap, Table, anchor_new, append_thread, before_operation, entry_at, hash_of,
-    insert, key_object, payload_drop, payload_of, prepare_remove, remove, reserve_records, slot_for_write,
+    insert, key_object, prepare_remove, remove, reserve_records, slot_for_write,
     thread_of, value_of)
 from statebackend._core.state_core cimport Mark, StateCore
-from statebackend._core.state_table cimport CODE_LIST, CODE_OBJECT, StateTable
+from statebackend._core.state_table cimport CODE_LIST, StateTable
 
 from statebackend.errors import UsageError
 
@@ -88,6 +88,7 @@ cdef class MapTable:
         cdef char stored[16]
         cdef char *source = stored
         cdef bint kept = False
+        cdef object dropped              # ends with this call, when the table is whole again
         cdef Table *table = self.entries.table
         source = self.entries.store_any(value, stored)
         try:
@@ -102,7 +103,7 @@ cdef class MapTable:
             self.entries.drop_stored(stored, self.entries.value_code)
             raise
         if not kept:
-            payload_drop(table, payload_of(table, entry_at(table.core, slot)))
+            dropped = self.entries._let_go(slot)
         self.entries._fill(slot, source, timestamp)
         return 0
 
@@ -153,9 +154,7 @@ cdef class MapTable:
             slot = self.locate_entry(key, map_key, namespace, &head, &head_slot, &inner, &map)
             if slot == 0:
                 return None
-            if self.entries.value_code == CODE_OBJECT and self.entries.copy_value is not None:
-                slot = self.entries._unshare(map, slot, inner.hash)
-            return self.entries._load(slot)
+            return self.entries._load(self.entries._unshare(map, slot, &inner))
         finally:
             self.owner.leave()
 
@@ -284,7 +283,9 @@ cdef class MapItems:
     def __next__(self):
         cdef StateTable entries = self.owner.entries
         cdef Table *table = entries.table
+        cdef CoreKey inner
         cdef object value
+        entries.usable()
         if self.anchor == 0 or self.calls != self.owner.owner.calls:
             self.find_place()
         else:
@@ -292,10 +293,10 @@ cdef class MapItems:
         if self.slot == 0:
             self.calls = 0               # a further step looks for its place, and ends again
             raise StopIteration
-        if entries.value_code == CODE_OBJECT and entries.copy_value is not None:
-            self.slot = entries._unshare(entries.map_or_null(self.group), self.slot,
-                                         hash_of(table, entry_at(table.core, self.slot)))
         self.map_key = key_object(table, entry_at(table.core, self.slot))
+        if table.layout.off_value_version:
+            entries.split_map_key(self.map_key, self.anchor, self.group, &inner)
+            self.slot = entries._unshare(entries.map_or_null(self.group), self.slot, &inner)
         value = entries._load(self.slot)
         return self.map_key, value
 

@@ -155,9 +155,11 @@ cdef class StateCore:
 
     cdef int undo_to(self, Journal *journal, uint32_t version) except -1:
         cdef dict moved = {}
+        cdef list dropped = []
         absorb_moves(&journal.carried, 0, moved)
         while journal.n_segments and journal.segments[journal.n_segments - 1].version >= version:
-            if not undo_log(journal, &journal.segments[journal.n_segments - 1].log, 0, &journal.carried, moved):
+            if not undo_log(journal, &journal.segments[journal.n_segments - 1].log, 0, &journal.carried, moved,
+                            dropped):
                 self.out_of_memory()
             journal.n_segments -= 1
         return 0
@@ -350,6 +352,7 @@ cdef inline uint32_t renumbered(uint32_t version, uint32_t *old, uint32_t n) noe
 
 cdef void renumber_table(Table *table, uint32_t *old, uint32_t n) noexcept nogil:
     cdef uint32_t g, i, units = table.layout.stride >> 3, slot, end
+    cdef uint32_t *version
     cdef uint64_t r
     cdef CowMap *map
     cdef Entry *entry
@@ -369,6 +372,9 @@ cdef void renumber_table(Table *table, uint32_t *old, uint32_t n) noexcept nogil
                 entry = entry_at(table.core, slot)
                 if entry.version != FREE_SLOT:
                     entry.version = renumbered(entry.version, old, n)
+                    if table.layout.off_value_version:
+                        version = <uint32_t *>(<char *>entry + table.layout.off_value_version)
+                        version[0] = renumbered(version[0], old, n)
                 slot += units
         for t in range(2):
             buckets = &map.primary if t == 0 else &map.secondary

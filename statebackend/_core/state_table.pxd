@@ -46,6 +46,8 @@ cdef class StateTable:
     cdef uint32_t _locate(self, key, uint32_t namespace, CoreKey *k, CowMap **map) except? 0
     cdef object _load(self, uint32_t slot)
     cdef object _load_at(self, Entry *entry)
-    cdef uint32_t _unshare(self, CowMap *map, uint32_t slot, uint32_t hash) except 0
+    cdef uint32_t _unshare(self, CowMap *map, uint32_t slot, CoreKey *k) except 0
+    cdef object _let_go(self, uint32_t slot)
+    cdef int usable(self) except -1
     cdef tuple _remove(self, key, uint32_t namespace, bint want_old)
     cdef list _list_elements(self, ListHead *head)

@@ -14,10 +14,10 @@ from libc.string cimport memcpy, memset
 
 from statebackend._core.arena cimport Blob, blob_data, blob_drop, blob_new, raw_alloc, raw_free
 from statebackend._core.cow_map cimport (
-    MAXIMUM_CAPACITY, MINIMUM_CAPACITY, RECORD_COPIED, RECORD_MOVED, RECORD_WRITE, VALUE_ANCHOR, VALUE_BLOB,
-    VALUE_FIXED, VALUE_LIST, VALUE_OBJECT, CowMap, Directory, Entry, Journal, ListHead, Table, Thread,
+    MINIMUM_CAPACITY, PAGE_BUCKETS, RECORD_COPIED, RECORD_MOVED, RECORD_WRITE, VALUE_ANCHOR, VALUE_BLOB,
+    VALUE_FIXED, VALUE_LIST, VALUE_OBJECT, Core, CowMap, Directory, Entry, Journal, ListHead, Table, Thread,
     before_operation, chain_head, check_map, entry_at, find_blob, find_int, hash_blob_key, hash_int_key, insert,
-    keep_payload, key_object, map_new, namespace_of, own_entry, payload_drop, payload_of, remove, see_snapshots,
+    keep_payload, key_object, map_new, namespace_of, own_entry, payload_drop, payload_of, remove, set_value_version, see_snapshots,
     slot_for_write, value_of)
 from statebackend._core.journal cimport LogChunk, chunk_data
 from statebackend._core.key_groups cimport HashPlan, hash_canonical_bytes, hash_canonical_int, pmod_group
@@ -83,8 +83,9 @@ cdef class StateTable:
         if key not in ("int", "bytes"):
             raise UsageError("unknown key layout", detail=repr(key), hint="use 'int' or 'bytes'")
         if (initial_capacity & (initial_capacity - 1)
-                or not MINIMUM_CAPACITY <= initial_capacity <= MAXIMUM_CAPACITY):
-            raise UsageError("initial_capacity must be a power of two", detail=f"{initial_capacity}")
+                or not MINIMUM_CAPACITY <= initial_capacity <= PAGE_BUCKETS):
+            raise UsageError(f"initial_capacity must be a power of two from {MINIMUM_CAPACITY} to {PAGE_BUCKETS}",
+                             detail=f"{initial_capacity}")
         if owner.closed:
             raise ClosedError("the backend is closed")
         self.owner = owner
@@ -156,6 +157,9 @@ cdef class StateTable:
             at += 4
         if namespaces:
             table.layout.off_namespace = at
+            at += 4
+        if self.copy_value is not None:
+            table.layout.off_value_version = at
             at += 4
         if self.anchors is not None:
             at = (at + 7) & ~7u
@@ -363,6 +367,7 @@ cdef class StateTable:
         cdef Table *table
         cdef bint kept = False
         cdef object old = None
+        cdef object dropped = None       # ends with this call, when the table is whole again
         self.owner.enter()
         try:
             table = self.table
@@ -377,11 +382,12 @@ cdef class StateTable:
                     slot = self.find(map, &k)
                     if slot:
                         if want_old:
+                            slot = self._unshare(map, slot, &k)
                             old = self.load_value(value_of(table, entry_at(table.core, slot)), self.value_code,
                                                   table.layout.value_width)
                         slot = slot_for_write(&table.lane, table, map, slot, k.hash, &kept)
                         if slot and not kept:
-                            payload_drop(table, payload_of(table, entry_at(table.core, slot)))
+                            dropped = self._let_go(slot)
                     else:
                         slot = insert(&table.lane, table, map, k.number, k.data, k.length, k.namespace, k.hash)
                 if slot == 0:
@@ -393,6 +399,16 @@ cdef class StateTable:
             return old
         finally:
             self.owner.leave()
+
+    cdef object _let_go(self, uint32_t slot):
+        """Drop what the payload of an entry refers to; an object is handed to the caller instead."""
+        cdef Table *table = self.table
+        cdef Entry *entry = entry_at(table.core, slot)
+        cdef object last = None
+        if self.value_code == CODE_OBJECT:
+            last = <object>(<PyObject **>value_of(table, entry))[0]
+        payload_drop(table, payload_of(table, entry))
+        return last
 
     cdef void _fill(self, uint32_t slot, char *value, int64_t timestamp) noexcept:
         cdef char *payload = payload_of(self.table, entry_at(self.table.core, slot))
@@ -415,9 +431,7 @@ cdef class StateTable:
             slot = self._locate(key, namespace, &k, &map)
             if slot == 0:
                 return None
-            if self.value_code == CODE_OBJECT and self.copy_value is not None:
-                slot = self._unshare(map, slot, k.hash)
-            return self._load(slot)
+            return self._load(self._unshare(map, slot, &k))
         finally:
             self.owner.leave()
 
@@ -442,30 +456,43 @@ cdef class StateTable:
             return (<uint32_t *>value)[0]
         return self.load_value(value, self.value_code, self.table.layout.value_width)
 
-    cdef uint32_t _unshare(self, CowMap *map, uint32_t slot, uint32_t hash) except 0:
+    cdef uint32_t _unshare(self, CowMap *map, uint32_t slot, CoreKey *k) except 0:
         """Give the live map its own copy of an object that a snapshot or a mark still needs as it is."""
         cdef Table *table = self.table
-        cdef Entry *entry = entry_at(table.core, slot)
+        cdef Core *core = table.core
+        cdef Entry *entry
+        cdef uint32_t version
         cdef bint kept = False
-        cdef object fresh
-        if (entry.version >= table.core.highest_required_snapshot_version
-                and entry.version >= table.core.journal_version):
+        cdef object shared, fresh
+        if table.layout.off_value_version == 0:
             return slot
-        fresh = self.copy_value(<object>(<PyObject **>value_of(table, entry))[0])
-        # The copy may have run any code; the entry is looked at anew, under its own slot.
-        if entry.version < table.core.highest_required_snapshot_version:
-            slot = own_entry(&table.lane, table, map, slot, hash) if see_snapshots(table.core, map) else 0
+        entry = entry_at(core, slot)
+        version = (<uint32_t *>(<char *>entry + table.layout.off_value_version))[0]
+        if version >= core.highest_required_snapshot_version and version >= core.journal_version:
+            return slot
+        shared = <object>(<PyObject **>value_of(table, entry))[0]
+        fresh = self.copy_value(shared)
+        # Copying may have run anything: look again.
+        if self.owner.closed:
+            raise ClosedError("the backend was closed while an object of it was copied")
+        slot = self.find(map, k)
+        if slot == 0 or <object>(<PyObject **>value_of(table, entry_at(core, slot)))[0] is not shared:
+            raise RuntimeError("the state changed while an object of it was copied")
+        if not see_snapshots(core, map):
+            self.owner.out_of_memory()
+        if entry_at(core, slot).version < core.highest_required_snapshot_version:
+            slot = own_entry(&table.lane, table, map, slot, k.hash)
             if slot == 0:
                 self.owner.out_of_memory()
-            entry = entry_at(table.core, slot)
-        if entry.version < table.core.journal_version:
+        entry = entry_at(core, slot)
+        if version < core.journal_version:
             if not keep_payload(&table.lane, table, map, slot, RECORD_COPIED, &kept):
                 self.owner.out_of_memory()
         if not kept:
-            payload_drop(table, payload_of(table, entry))
+            payload_drop(table, payload_of(table, entry))      # not the last reference: `shared` is one
         Py_INCREF(<PyObject *>fresh)
         (<PyObject **>value_of(table, entry))[0] = <PyObject *>fresh
-        entry.version = table.core.state_version
+        set_value_version(table, entry, core.state_version)
         return slot
 
     def contains(self, key, uint32_t namespace=0):
@@ -511,8 +538,7 @@ cdef class StateTable:
             if slot == 0:
                 return False, None
             if want_old:
-                if self.value_code == CODE_OBJECT and self.copy_value is not None:
-                    slot = self._unshare(map, slot, k.hash)
+                slot = self._unshare(map, slot, &k)
                 old = self._load(slot)
             if not remove(&self.table.lane, self.table, map, slot, k.hash):
                 self.owner.out_of_memory()
@@ -596,7 +622,13 @@ cdef class StateTable:
 
     # --- iteration and inspection ---
 
+    cdef int usable(self) except -1:
+        if self.owner.closed:
+            raise ClosedError("the backend is closed")
+        return 0
+
     def __len__(self):
+        self.usable()
         return self.table.lane.entries
 
     def __iter__(self):
@@ -618,6 +650,7 @@ cdef class StateTable:
     def group_of(self, key):
         """The key group of a key."""
         cdef CoreKey k
+        self.usable()
         self.split_key(key, 0, &k)
         return k.group
 
@@ -626,6 +659,7 @@ cdef class StateTable:
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
+        self.usable()
         self.split_key(key, namespace, &k)
         map = self.map_or_null(k.group)
         slot = self.find(map, &k) if map != NULL else 0
@@ -640,6 +674,7 @@ cdef class StateTable:
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
+        self.usable()
         self.split_key(key, namespace, &k)
         map = self.map_or_null(k.group)
         from statebackend._core.entry_views import new_entry
@@ -653,9 +688,13 @@ cdef class StateTable:
 
     def map_info(self, uint32_t group):
         """Sizes, capacities and rehash progress of the map of a key group; None if it was never used."""
-        cdef CowMap *map = self.map_or_null(group)
+        cdef CowMap *map
         cdef Directory *directory
         cdef uint32_t directories = 0
+        self.usable()
+        if not 0 <= <int64_t>group - self.table.first_group < self.table.n_maps:
+            raise KeyGroupError("the key group is not part of the table", detail=f"key group {group}")
+        map = self.map_or_null(group)
         if map == NULL:
             return None
         directory = map.directories
@@ -676,6 +715,7 @@ cdef class StateTable:
         cdef uint32_t g
         cdef uint64_t rehashing = 0, maps = 0, used = 0, run_bytes = 0, buckets = 0
         cdef CowMap *map
+        self.usable()
         for g in range(self.table.n_maps):
             map = self.table.maps[g]
             if map != NULL:
@@ -695,6 +735,7 @@ cdef class StateTable:
         """Verify every invariant of every map; AssertionError names what is broken. O(entries)."""
         cdef uint32_t g
         cdef CowMap *map
+        self.usable()
         total = 0
         for g in range(self.table.n_maps):
             map = self.table.maps[g]

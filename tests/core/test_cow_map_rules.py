@@ -7,7 +7,17 @@ from __future__ import annotations
 
 import pytest
 from twin.cow_map import CowMap
-from twin.implementations import TWIN, MapRules, contents, copies, reclaim, slots, versions, view_contents
+from twin.implementations import (
+    TWIN,
+    MapRules,
+    contents,
+    copies,
+    reclaim,
+    slots,
+    versions,
+    view_contents,
+    visited,
+)
 
 WRITES = {
     "put": lambda table, key: table.put(key, -1),
@@ -88,6 +98,16 @@ class TestCopyOnWrite(MapRules):
             assert view.version == core.metrics()["highest_required_snapshot_version"]
             assert versions(table, 1)[1] == 0
             assert min(versions(table, 1)[key] for key in (2, 3)) >= view.version
+
+    def test_a_clone_made_unwritten_under_a_mark_is_not_cloned_again(self):
+        core, table = self.chained(1, 2)
+        core.mark()
+        with core.snapshot():
+            table.put(1, -1)
+            before = slots(table, 1)
+            table.put(2, -2)
+            assert slots(table, 1) == before
+            assert copies(table) == (2, 1)
 
     def test_an_entry_made_after_the_snapshot_is_not_cloned(self):
         core, table = self.chained(1, 2)
@@ -263,8 +283,7 @@ class TestGrowth(MapRules):
         core, table, state = self.rehashing(64)
         table.get(0)
         before = table.map_info(0)
-        assert (len(table), contents(table)) == (50, state)
-        assert {e.key for found in table.visitor(7) for e in found} == set(state)
+        assert (len(table), visited(table)) == (50, state)
         for key in state:
             assert table.entry(key).value == key
             assert key in [entry.key for entry in table.chain(key)]
@@ -296,9 +315,14 @@ class TestGrowth(MapRules):
             for key in state:
                 assert table.entry(key).value == state[key]
             assert table.entry(-5) is None
-            assert contents(table) == state
+            assert visited(table) == state
             table.contains(0)
         assert len(points) > 5
+
+    def test_iteration_completes_a_rehash(self):
+        _, table, state = self.rehashing(64)
+        assert contents(table) == state
+        assert table.map_info(0)["secondary_capacity"] == 0
 
     def test_capacity_doubles_and_doubling_never_starts_during_a_rehash(self):
         _, table = self.make(initial_capacity=4)

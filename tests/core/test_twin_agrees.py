@@ -120,7 +120,7 @@ class Pair:
     # --- comparisons ---
 
     def compare(self, deep):
-        own = ("extent_bytes", "run_bytes", "blob_bytes", "used_bytes")
+        own = ("extent_bytes", "run_bytes", "blob_bytes", "used_bytes", "spare_bytes", "scratch_bytes")
         self.both(lambda core, table: {k: v for k, v in core.metrics().items() if k not in own})
         self.both(lambda core, table: [self.info(table, group) for group in range(table.max_parallelism)])
         key = self.random.choice(self.key)

@@ -141,7 +141,7 @@ def hash_bytes(data, seed):
 
 
 def add_run(table, map):
-    order = max((max(map.run_bytes >> 3, 4 * table.stride) - 1).bit_length(), MIN_ORDER)
+    order = max((max(map.run_bytes >> 5, 4 * table.stride) - 1).bit_length(), MIN_ORDER)
     order = min(order, MAX_ORDER - 1)
     map.runs.append([None] * ((1 << order) // table.stride))
     map.run_bytes += 1 << order
@@ -392,10 +392,15 @@ def rehash_step(table, map):
             return
         moved = move_bucket(table, map, index)
         map.rehash_index = index + 1
-        map.modifications += 1  # an iterator would skip entries or see them twice
         transferred += moved
         scanned += 1
         table.moved_entries += moved
+
+
+def complete_rehash(table, map):
+    """Move all that is left of a rehash."""
+    while map.secondary.capacity:
+        rehash_step(table, map)
 
 
 # --- the operations --------------------------------------------------------------------------------

@@ -8,15 +8,16 @@ from __future__ import annotations
 from statebackend._core.key_groups import HashPlan
 from statebackend.errors import ClosedError, SerializationTypeError, UsageError
 from twin.cow_map import (
+    CowMap,
     FREE_SLOT,
+    Journal,
     RECORD_COPIED,
     RECORD_MOVED,
-    CowMap,
-    Journal,
     before_operation,
     bucket,
     chain_head,
     check_map,
+    complete_rehash,
     find,
     hash_bytes,
     hash_int,
@@ -177,9 +178,15 @@ class StateTable:
         return self.entries
 
     def __iter__(self):
-        """All live entries, in no order; fails at the next step after a structural change."""
+        """All live entries, in no order; fails at the next step after a structural change.
+
+        A rehash in progress is completed when the walk comes to a map, because reads would go on with it.
+        """
         for group in sorted(self.maps):
             map = self.maps[group]
+            if map.secondary.capacity:
+                see_snapshots(self.core, map)
+                complete_rehash(self, map)
             modifications = map.modifications
             for slot in self.live_slots(map):
                 yield StateEntry(slot)
