@@ -116,14 +116,14 @@ def _targets() -> dict[str, str]:
 
 
 def _load(name: str) -> type[StateBackend]:
-    targets = _targets()
-    if name not in targets:
+    # Entry points last: finding them reads the metadata of every installed package.
+    target = _BUILT_IN.get(name) or _registered.get(name) or _targets().get(name)
+    if target is None:
         raise BackendUnavailableError(
             f"there is no backend {name!r}",
             code="BACKEND_UNAVAILABLE.UNKNOWN",
-            hint=f"known are {', '.join(map(repr, sorted(targets)))}; register_backend adds one",
+            hint=f"known are {', '.join(map(repr, sorted(_targets())))}; register_backend adds one",
         )
-    target = targets[name]
     module, _, path = target.partition(":")
     try:
         found: Any = importlib.import_module(module)

@@ -778,6 +778,7 @@ cdef class BatchCall:
         cdef int64_t first = 0
         cdef int lane
         cdef bint writes = op != OP_GET and op != OP_FIND
+        cdef int64_t limit = owner.arena.budget.limit
         self.batch.op = op
         owner.enter()
         try:
@@ -792,7 +793,10 @@ cdef class BatchCall:
                     self._run_chunk()
                     first += self.batch.size
             except BaseException:
-                self._end(True, writes)
+                try:
+                    self._end(True, writes)
+                finally:
+                    owner.arena.budget.limit = limit
                 raise
             self._end(False, writes)
         finally:
@@ -958,6 +962,7 @@ cdef class BatchCall:
             if i:
                 self._settle_lane(i)
         if failed and writes:
+            self.table.owner.arena.budget.limit = 0        # undoing may need a little; restored by `run`
             memset(&carried, 0, sizeof(Log))
             for i in range(self.batch.n_lanes):
                 lane = self.runs[i].used

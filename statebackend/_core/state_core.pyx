@@ -128,12 +128,15 @@ cdef class StateCore:
     def rollback(self, Mark mark not None):
         """Return every table to its contents at `mark`; newer marks become invalid. O(changes since).
 
-        Should memory run out midway, which takes a snapshot in progress, the call can be repeated.
+        What it takes, which is little and only while a snapshot is live, may pass `max_bytes`. Should the system's
+        memory run out midway, the call can be repeated.
         """
         cdef Journal *journal
         cdef Mark other
+        cdef int64_t limit = self.arena.budget.limit
         self.enter()
         try:
+            self.arena.budget.limit = 0
             self.require_open(mark)
             self.rollbacks += 1
             while self.open_marks[len(self.open_marks) - 1] is not mark:
@@ -151,6 +154,7 @@ cdef class StateCore:
                     self.out_of_memory()
                 journal = journal.next
         finally:
+            self.arena.budget.limit = limit
             self.leave()
 
     cdef int undo_to(self, Journal *journal, uint32_t version) except -1:

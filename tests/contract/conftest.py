@@ -1,0 +1,73 @@
+"""The contract suite runs over every backend that can be used here.
+
+A test takes ``backend`` (the factory), ``make_keyed`` (keyed backends of it, closed afterwards) or ``keyed``
+(one with LONG keys), and ``clock``. ``STATEBACKEND_CONTRACT_BACKENDS``, names with commas between, runs the
+suite on other backends instead: those of another package, say.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from statebackend.backend import KeyedStateBackend, StateBackend
+from statebackend.registry import available_backends, create_backend
+from statebackend.testing import ManualClock
+
+MakeKeyed = Callable[..., KeyedStateBackend]
+
+
+def backend_params() -> list[Any]:
+    chosen = os.environ.get("STATEBACKEND_CONTRACT_BACKENDS")
+    available = available_backends()
+    if chosen:
+        return chosen.split(",")
+    names = ["reference"]
+    if importlib.util.find_spec("statebackend.backends.heap") is not None:
+        names.append("heap")
+    return [
+        name
+        if available[name].is_available
+        else pytest.param(name, marks=pytest.mark.skip(reason=str(available[name].reason)))
+        for name in names
+    ]
+
+
+@pytest.fixture(params=backend_params())
+def backend(request: pytest.FixtureRequest) -> StateBackend:
+    """The factory of the backend under test."""
+    return create_backend(request.param)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The clock of `make_keyed` and `keyed`."""
+    return ManualClock(1_000)
+
+
+@pytest.fixture
+def make_keyed(backend: StateBackend, clock: ManualClock) -> Iterator[MakeKeyed]:
+    """Makes keyed backends, which are closed when the test ends."""
+    made = []
+
+    def make(key_type: Any = "bigint", **options: Any) -> KeyedStateBackend:
+        options.setdefault("clock", clock)
+        made.append(backend.create_keyed_backend(key_type, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+    made.clear()
+
+
+@pytest.fixture
+def keyed(make_keyed: MakeKeyed) -> KeyedStateBackend:
+    """A keyed backend with LONG keys, of which 1 is the current one."""
+    made = make_keyed()
+    made.set_current_key(1)
+    return made

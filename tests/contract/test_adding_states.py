@@ -1,0 +1,297 @@
+"""The rules of reducing, aggregating and folding states, and the results of what has a name."""
+
+from __future__ import annotations
+
+import decimal
+import math
+import statistics
+from typing import Any
+
+import pytest
+from contract.samples import Longest, join
+from type_strategies import same
+
+from statebackend.backend import KeyedStateBackend
+from statebackend.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ReducingStateDescriptor,
+)
+from statebackend.errors import SerializationTypeError
+
+NAN, INF = float("nan"), float("inf")
+
+DESCRIPTORS = [
+    ReducingStateDescriptor("s", "sum", int),
+    ReducingStateDescriptor("s", lambda old, new: old + new, int),
+    AggregatingStateDescriptor("s", "sum", int),
+    FoldingStateDescriptor("s", 0, lambda old, new: old + new, int),
+]
+adding = pytest.mark.parametrize("descriptor", DESCRIPTORS, ids=lambda d: f"{d.kind}-{d._function_name()}")
+
+
+@adding
+def test_adding(keyed: KeyedStateBackend, descriptor: Any) -> None:
+    state = keyed.get_state(descriptor)
+    assert state.get() is None
+    assert not state.exists()
+    state.add(2)
+    state.add(3)
+    assert state.get() == 5
+    keyed.set_current_key(2)
+    assert state.get() is None
+    state.add(0)
+    assert state.get() == 0
+    assert state.exists()
+
+
+@adding
+def test_adding_none_clears(keyed: KeyedStateBackend, descriptor: Any) -> None:
+    state = keyed.get_state(descriptor)
+    state.add(None)
+    assert keyed.num_entries() == 0
+    state.add(2)
+    state.add(None)
+    assert state.get() is None
+    assert keyed.num_entries() == 0
+    state.add(3)
+    assert state.get() == 3
+
+
+@adding
+def test_clear(keyed: KeyedStateBackend, descriptor: Any) -> None:
+    state = keyed.get_state(descriptor)
+    state.clear()
+    state.add(2)
+    state.clear()
+    assert state.get() is None
+    assert keyed.num_entries() == 0
+
+
+@adding
+@pytest.mark.parametrize("present", [False, True])
+def test_overflow_changes_nothing(keyed: KeyedStateBackend, descriptor: Any, present: bool) -> None:
+    state = keyed.get_state(descriptor)
+    if present:
+        state.add(1)
+        with pytest.raises(OverflowError):
+            state.add(2**63 - 1)
+    else:
+        with pytest.raises(OverflowError):
+            state.add(2**63)
+    assert state.get() == (1 if present else None)
+
+
+def failing(*_: Any) -> Any:
+    raise ZeroDivisionError
+
+
+def nothing(*_: Any) -> Any:
+    return None
+
+
+def text(*_: Any) -> Any:
+    return "text"
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [(failing, ZeroDivisionError), (nothing, SerializationTypeError), (text, SerializationTypeError)],
+)
+def test_a_function_that_fails_changes_nothing(
+    keyed: KeyedStateBackend, function: Any, error: type[Exception]
+) -> None:
+    class Failing(Longest):
+        add = staticmethod(function)  # type: ignore[assignment]
+
+    reducing = keyed.get_reducing_state(ReducingStateDescriptor("r", function, int))
+    folding = keyed.get_folding_state(FoldingStateDescriptor("f", 0, function, int))
+    aggregating = keyed.get_aggregating_state(AggregatingStateDescriptor("a", Failing(), str, int))
+    reducing.add(1)
+    with pytest.raises(error):
+        reducing.add(2)
+    with pytest.raises(error):
+        folding.add(2)
+    with pytest.raises(error):
+        aggregating.add("a")
+    assert reducing.get() == 1
+    assert folding.get() is None
+    assert aggregating.get() is None
+
+
+def test_a_reduce_function_gets_the_state_first(keyed: KeyedStateBackend) -> None:
+    state = keyed.get_reducing_state(ReducingStateDescriptor("s", join, str))
+    for letter in "abc":
+        state.add(letter)
+    assert state.get() == "abc"
+
+
+def test_the_newest_function_counts(keyed: KeyedStateBackend) -> None:
+    state = keyed.get_reducing_state(ReducingStateDescriptor("s", failing, int))
+    state.add(1)
+    keyed.get_reducing_state(ReducingStateDescriptor("s", lambda old, new: old * 10 + new, int))
+    state.add(2)
+    assert state.get() == 12
+
+
+def test_an_aggregate_function(keyed: KeyedStateBackend) -> None:
+    state = keyed.get_aggregating_state(AggregatingStateDescriptor("s", Longest(), str, str))
+    assert state.get() is None
+    for word in ("bb", "a", "ccc"):
+        state.add(word)
+    assert state.get() == (3, "ccc")
+    with pytest.raises(SerializationTypeError):
+        state.add(1)
+
+
+def test_values_of_no_declared_type_reach_the_function(keyed: KeyedStateBackend) -> None:
+    class Parts(Longest):
+        def add(self, value: Any, accumulator: Any) -> Any:
+            return accumulator + type(value).__name__
+
+    state = keyed.get_aggregating_state(AggregatingStateDescriptor("s", Parts(), None, str))
+    state.add(1)
+    state.add({})
+    assert state.get() == (7, "intdict")
+
+
+def test_an_accumulator_may_be_changed_in_place(keyed: KeyedStateBackend) -> None:
+    def append(old: Any, new: Any) -> Any:
+        old.append(new)
+        return old
+
+    state = keyed.get_folding_state(FoldingStateDescriptor("s", [], append, list[int]))
+    for key in (1, 2):
+        keyed.set_current_key(key)
+        state.add(key)
+        state.add(7)
+    assert state.get() == [2, 7]
+    keyed.set_current_key(1)
+    assert state.get() == [1, 7]
+
+
+REDUCED = [
+    ("sum", "bigint", [2**62, 2**62 - 1, -5], 2**63 - 6),
+    ("sum", "tinyint", [100, 27], 127),
+    ("sum", "double", [0.1, 0.2], 0.1 + 0.2),
+    ("sum", "double", [INF, -INF], NAN),
+    ("sum", "float", [0.1, 0.2], 0.30000001192092896),
+    ("sum", "float", [3e38, 3e38], INF),
+    ("sum", "decimal(38,2)", ["1" * 36, "0.01"], decimal.Decimal("1" * 36 + ".01")),
+    ("product", "int", [6, 7, -1], -42),
+    ("product", "double", [1e308, 10.0], INF),
+    ("min", "bigint", [3, -2, 5], -2),
+    ("min", "double", [NAN, 2.0, INF], 2.0),
+    ("max", "double", [1.0, NAN, INF], NAN),
+    ("max", "string", ["b", "é", "z"], "é"),
+    ("min", "binary", [b"\xff", b"\x01"], b"\x01"),
+    ("max", "boolean", [False, True, False], True),
+    ("min", "decimal(10,2)", ["2", "-1.5"], decimal.Decimal("-1.50")),
+    ("min", "struct<a:double,b:string>", [(1.0, "b"), (1.0, None), (NAN, "a")], (1.0, None)),
+    ("max", "struct<a:double,b:string>", [(1.0, "b"), (NAN, None), (INF, "a")], (NAN, None)),
+    ("first", "string", ["b", "a"], "b"),
+    ("last", "string", ["b", "a"], "a"),
+    ("any", "boolean", [False, True, False], True),
+    ("any", "boolean", [False, False], False),
+    ("all", "boolean", [True, True], True),
+    ("all", "boolean", [True, False, True], False),
+]
+
+
+def _given(values: list[Any], declared: str) -> list[Any]:
+    return [decimal.Decimal(value) for value in values] if declared.startswith("decimal") else values
+
+
+@pytest.mark.parametrize(("name", "declared", "values", "expected"), REDUCED, ids=repr)
+def test_named_reductions(
+    keyed: KeyedStateBackend, name: str, declared: str, values: list[Any], expected: Any
+) -> None:
+    values = _given(values, declared)
+    state = keyed.get_reducing_state(ReducingStateDescriptor("s", name, declared))
+    for value in values:
+        state.add(value)
+    assert same(state.get(), expected)
+    keyed.set_current_key(2)
+    state.add_many([2] * len(values), values)
+    assert same(state.get(), expected)
+    if name in ("sum", "min", "max"):
+        aggregated = keyed.get_aggregating_state(AggregatingStateDescriptor("a", name, declared))
+        aggregated.add_many([2] * len(values), values)
+        assert same(aggregated.get(), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "declared", "values"),
+    [
+        ("sum", "bigint", [2**63 - 1, 1]),
+        ("sum", "bigint", [-(2**63), -1]),
+        ("sum", "tinyint", [100, 28]),
+        ("sum", "decimal(4,1)", ["999", "1"]),
+        ("product", "smallint", [256, 128]),
+        ("product", "bigint", [2**32, 2**31]),
+    ],
+)
+def test_overflow_raises_and_changes_nothing(
+    keyed: KeyedStateBackend, name: str, declared: str, values: list[Any]
+) -> None:
+    values = _given(values, declared)
+    state = keyed.get_reducing_state(ReducingStateDescriptor("s", name, declared))
+    state.add(values[0])
+    with pytest.raises(OverflowError):
+        state.add(values[1])
+    with pytest.raises(OverflowError):
+        state.add_many([5, 1], [values[0], values[1]])
+    assert state.get() == values[0]
+    assert list(keyed.keys("s")) == [1]
+
+
+NUMBERS = [2, 4, 4, 4, 5, 5, 7, 9]
+
+
+@pytest.mark.parametrize(
+    "declared", ["bigint", "int", "smallint", "tinyint", "double", "float", "decimal(8,2)"]
+)
+def test_named_aggregates(keyed: KeyedStateBackend, declared: str) -> None:
+    expected = {
+        "count": 8,
+        "sum": 40,
+        "avg": 5.0,
+        "min": 2,
+        "max": 9,
+        "variance": statistics.variance(NUMBERS),
+        "stddev": statistics.stdev(NUMBERS),
+    }
+    for name, result in expected.items():
+        state = keyed.get_aggregating_state(AggregatingStateDescriptor(name, name, declared))
+        for value in NUMBERS:
+            state.add(float(value) if declared in ("double", "float") else value)
+        assert state.get() == pytest.approx(result)
+        wanted = {"count": int, "avg": float, "variance": float, "stddev": float}
+        assert name not in wanted or type(state.get()) is wanted[name]
+
+
+@pytest.mark.parametrize("name", ["variance", "stddev"])
+def test_spread_needs_two_values(keyed: KeyedStateBackend, name: str) -> None:
+    state = keyed.get_aggregating_state(AggregatingStateDescriptor("s", name, "double"))
+    assert state.get() is None
+    state.add(5.0)
+    assert state.get() is None
+    assert state.exists()
+    state.add(5.0)
+    assert state.get() == 0.0
+    state.add(NAN)
+    assert math.isnan(state.get())
+
+
+def test_variance_does_not_cancel(keyed: KeyedStateBackend) -> None:
+    state = keyed.get_aggregating_state(AggregatingStateDescriptor("s", "variance", "double"))
+    for value in (1e9 + 4, 1e9 + 7, 1e9 + 13, 1e9 + 16):
+        state.add(value)
+    assert state.get() == 30.0
+
+
+def test_count_takes_any_type(keyed: KeyedStateBackend) -> None:
+    state = keyed.get_aggregating_state(AggregatingStateDescriptor("s", "count", "array<string>"))
+    state.add(["a"])
+    state.add([])
+    assert state.get() == 2

@@ -1,0 +1,161 @@
+"""The rules of map states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from statebackend.backend import KeyedStateBackend
+from statebackend.descriptors import MapStateDescriptor
+from statebackend.errors import SerializationTypeError
+from statebackend.state import MapState
+
+
+@pytest.fixture
+def state(keyed: KeyedStateBackend) -> MapState:
+    return keyed.get_map_state(MapStateDescriptor("s", str, int))
+
+
+def test_methods_and_operators_agree(state: MapState) -> None:
+    state.put("a", 1)
+    state["b"] = 2
+    assert (state.get("a"), state["b"], state.get("c"), state.get("c", 7)) == (1, 2, None, 7)
+    assert state.contains("a")
+    assert "b" in state
+    assert "c" not in state
+    assert list(state) == list(state.keys()) == ["a", "b"]
+    assert list(state.values()) == [1, 2]
+    assert list(state.items()) == [("a", 1), ("b", 2)]
+    state.remove("a")
+    del state["b"]
+    assert state.is_empty()
+
+
+def test_an_absent_key_is_a_key_error_for_operators_only(state: MapState) -> None:
+    state["a"] = 1
+    with pytest.raises(KeyError) as raised:
+        state["secret"]
+    assert "secret" not in str(raised.value)
+    with pytest.raises(KeyError):
+        del state["secret"]
+    state.remove("secret")
+    assert list(state.items()) == [("a", 1)]
+
+
+def test_insertion_order_is_kept(state: MapState) -> None:
+    state.put_all({"c": 1, "a": 2, "b": 3})
+    state["a"] = 9
+    assert list(state.items()) == [("c", 1), ("a", 9), ("b", 3)]
+    state.remove("c")
+    state["c"] = 0
+    assert list(state) == ["a", "b", "c"]
+    state.put_all({"d": 1, "a": 1})
+    assert list(state) == ["a", "b", "c", "d"]
+
+
+def test_values_may_be_none(keyed: KeyedStateBackend, state: MapState) -> None:
+    state["a"] = None
+    assert state.contains("a")
+    assert state["a"] is None
+    assert state.get("a", 7) is None
+    assert state.exists()
+    assert list(state.items()) == [("a", None)]
+    state["a"] = 1
+    state.put_all({"a": None})
+    assert state["a"] is None
+    assert keyed.num_entries() == 1
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        lambda s: (s.remove("a"), s.remove("b")),
+        lambda s: (s.__delitem__("b"), s.__delitem__("a")),
+        lambda s: s.clear(),
+        lambda s: s.remove_many([1, 1], ["a", "b"]),
+        lambda s: s.clear_many([1]),
+        lambda s: s.backend.clear_key(),
+        lambda s: [s.remove(key) for key in list(s)],
+    ],
+)
+def test_an_emptied_map_leaves_nothing_behind(keyed: KeyedStateBackend, state: MapState, empty: Any) -> None:
+    state.put_all({"a": 1, "b": 2})
+    empty(state)
+    assert state.is_empty()
+    assert not state.exists()
+    assert list(state.items()) == []
+    assert keyed.num_entries() == 0
+    assert list(keyed.keys("s")) == []
+
+
+def test_put_all_of_nothing_does_nothing(keyed: KeyedStateBackend, state: MapState) -> None:
+    state.put_all({})
+    assert keyed.num_entries() == 0
+
+
+@pytest.mark.parametrize("present", [False, True])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s: s.put(None, 1),
+        lambda s: s.put_all(None),
+        lambda s: s.put_all({"a": 1, None: 2}),
+        lambda s: s.put_all({"a": 1, "b": "x"}),
+        lambda s: s.put_all({"a": 1, 2: 2}),
+        lambda s: s.put_all([("a", 1)]),
+        lambda s: s.put("a", "x"),
+        lambda s: s.get(None),
+        lambda s: s.contains(None),
+        lambda s: s.remove(None),
+        lambda s: s[None],
+    ],
+)
+def test_what_is_refused_changes_nothing(
+    keyed: KeyedStateBackend, state: MapState, present: bool, call: Any
+) -> None:
+    if present:
+        state["p"] = 7
+    with pytest.raises(SerializationTypeError):
+        call(state)
+    assert list(state.items()) == [("p", 7)] * present
+    assert keyed.num_entries() == present
+
+
+@pytest.mark.parametrize("view", ["keys", "values", "items", "__iter__"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.put("z", 9),
+        lambda s: s.put_all({"a": 5, "z": 9}),
+        lambda s: s.remove("a"),
+        lambda s: s.remove("c"),
+        lambda s: s.clear(),
+        lambda s: s.backend.clear_key(),
+        lambda s: s.put_many([1], ["z"], [1]),
+    ],
+)
+def test_keys_changed_while_iterating_raise_at_the_next_step(state: MapState, view: str, change: Any) -> None:
+    state.put_all({"a": 1, "b": 2, "c": 3})
+    steps = getattr(state, view)()
+    next(steps)
+    change(state)
+    with pytest.raises(RuntimeError):
+        next(steps)
+
+
+def test_values_may_be_replaced_while_iterating(state: MapState) -> None:
+    state.put_all({"a": 1, "b": 2, "c": 3})
+    for key, value in state.items():
+        state[key] = value * 10
+    assert list(state.values()) == [10, 20, 30]
+
+
+def test_other_keys_may_change_while_iterating(keyed: KeyedStateBackend, state: MapState) -> None:
+    state.put_all({"a": 1, "b": 2})
+    steps = state.items()
+    keyed.set_current_key(2)
+    state["z"] = 1
+    keyed.set_current_namespace("n")
+    state["z"] = 2
+    assert list(steps) == [("a", 1), ("b", 2)]

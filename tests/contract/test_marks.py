@@ -1,0 +1,238 @@
+"""Marks: rolling back and releasing, over all kinds of state."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from contract.conftest import MakeKeyed
+from contract.samples import KINDS, Kind, dump
+
+from statebackend import types as t
+from statebackend.backend import KeyedStateBackend
+from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from statebackend.errors import ClosedError, UsageError
+from statebackend.key_encoding import VOID
+
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+
+
+@every_kind
+def test_rollback_returns_to_the_mark(keyed: KeyedStateBackend, kind: Kind) -> None:
+    descriptor = kind.descriptor("s", t.LONG)
+    state = keyed.get_state(descriptor)
+    kind.write(state, 1)
+    before = dump(keyed, descriptor)
+    mark = keyed.mark()
+    for _ in range(2):
+        kind.write(state, 2)
+        keyed.set_current_key(2)
+        kind.write(state, 3)
+        keyed.set_current_namespace("n")
+        kind.write(state, 4)
+        state.clear()
+        keyed.set_current_namespace(VOID)
+        keyed.set_current_key(1)
+        state.clear()
+        kind.write(state, 5)
+        keyed.rollback(mark)
+        assert dump(keyed, descriptor) == before
+    keyed.release(mark)
+    kind.write(state, 6)
+    assert kind.read(state) == 6
+
+
+@every_kind
+def test_marks_nest(keyed: KeyedStateBackend, kind: Kind) -> None:
+    descriptor = kind.descriptor("s", t.LONG)
+    state = keyed.get_state(descriptor)
+    marks, dumps = [], []
+    for number in range(4):
+        dumps.append(dump(keyed, descriptor))
+        marks.append(keyed.mark())
+        kind.write(state, number)
+        keyed.set_current_key(number + 10)
+        kind.write(state, number)
+    keyed.rollback(marks[2])
+    assert dump(keyed, descriptor) == dumps[2]
+    with pytest.raises(UsageError):
+        keyed.rollback(marks[3])
+    kind.write(state, 7)
+    keyed.release(marks[1])
+    kind.write(state, 8)
+    keyed.rollback(marks[2])
+    assert dump(keyed, descriptor) == dumps[2]
+    keyed.rollback(marks[0])
+    assert dump(keyed, descriptor) == dumps[0]
+    with pytest.raises(UsageError):
+        keyed.rollback(marks[2])
+
+
+def test_a_released_mark_is_gone(keyed: KeyedStateBackend) -> None:
+    state = keyed.get_value_state(ValueStateDescriptor("s", int))
+    older, newer = keyed.mark(), keyed.mark()
+    state.update(1)
+    keyed.release(newer)
+    keyed.release(newer)
+    with pytest.raises(UsageError):
+        keyed.rollback(newer)
+    assert state.value() == 1
+    keyed.rollback(older)
+    assert state.value() is None
+    keyed.release(older)
+    with pytest.raises(UsageError):
+        keyed.rollback(older)
+
+
+def test_a_mark_of_another_backend_is_refused(make_keyed: MakeKeyed) -> None:
+    one, two = make_keyed(), make_keyed()
+    mark = one.mark()
+    two.mark()
+    for wrong in (mark, None, 1):
+        with pytest.raises((UsageError, TypeError)):
+            two.rollback(wrong)
+
+
+def test_rollback_leaves_key_namespace_and_handles(keyed: KeyedStateBackend) -> None:
+    state = keyed.get_value_state(ValueStateDescriptor("s", int))
+    mark = keyed.mark()
+    keyed.set_current_key(2)
+    keyed.set_current_namespace("n")
+    state.update(1)
+    keyed.rollback(mark)
+    assert keyed.current_key == 2
+    assert keyed.current_namespace == "n"
+    assert state.value() is None
+    state.update(3)
+    assert state.value() == 3
+    assert keyed.get_value_state(ValueStateDescriptor("s", int)) is state
+
+
+@every_kind
+def test_a_state_registered_since_is_empty(keyed: KeyedStateBackend, kind: Kind) -> None:
+    mark = keyed.mark()
+    state = keyed.get_state(kind.descriptor("s", t.LONG))
+    kind.write(state, 1)
+    keyed.rollback(mark)
+    assert not state.exists()
+    assert keyed.num_entries("s") == 0
+    kind.write(state, 2)
+    assert kind.read(state) == 2
+
+
+def test_open_iterators_are_invalid_after_a_rollback(keyed: KeyedStateBackend) -> None:
+    words = keyed.get_list_state(ListStateDescriptor("l", int))
+    counts = keyed.get_map_state(MapStateDescriptor("m", int, int))
+    words.update([1, 2])
+    counts.put_all({1: 1, 2: 2})
+    mark = keyed.mark()
+    words.add(3)
+    counts[3] = 3
+    for begin in (words.__iter__, counts.keys, counts.values, counts.items):
+        steps = begin()
+        next(steps)
+        keyed.rollback(mark)
+        with pytest.raises(RuntimeError):
+            next(steps)
+        words.add(3)
+        counts[3] = 3
+
+
+def test_map_order_comes_back(keyed: KeyedStateBackend) -> None:
+    state = keyed.get_map_state(MapStateDescriptor("m", str, int))
+    state.put_all({"a": 1, "b": 2, "c": 3})
+    mark = keyed.mark()
+    for key in "ab":
+        state.remove(key)
+        state[key] = 0
+    assert list(state) == ["c", "a", "b"]
+    keyed.rollback(mark)
+    assert list(state.items()) == [("a", 1), ("b", 2), ("c", 3)]
+    state.clear()
+    state["z"] = 1
+    keyed.rollback(mark)
+    assert list(state.items()) == [("a", 1), ("b", 2), ("c", 3)]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda k, d: k.clear_key(), lambda k, d: k.merge_namespaces(d, "x", [VOID])]
+)
+def test_whole_key_operations_are_undone(keyed: KeyedStateBackend, change: Any) -> None:
+    descriptor = ListStateDescriptor("s", int)
+    state = keyed.get_list_state(descriptor)
+    for namespace in ("n", VOID):
+        keyed.set_current_namespace(namespace)
+        state.update([1, 2])
+    before = dump(keyed, descriptor)
+    mark = keyed.mark()
+    change(keyed, descriptor)
+    assert dump(keyed, descriptor) != before
+    keyed.rollback(mark)
+    assert dump(keyed, descriptor) == before
+
+
+def test_vectorised_calls_are_undone(keyed: KeyedStateBackend) -> None:
+    descriptor = ValueStateDescriptor("s", int)
+    state = keyed.get_value_state(descriptor)
+    state.update_many(range(10), range(10))
+    before = dump(keyed, descriptor)
+    mark = keyed.mark()
+    state.update_many([1, 2, 1, 20], [5, None, 6, 7])
+    state.clear_many([3, 30])
+    keyed.rollback(mark)
+    assert dump(keyed, descriptor) == before
+
+
+def test_a_failed_vectorised_call_keeps_older_marks(keyed: KeyedStateBackend) -> None:
+    state = keyed.get_value_state(ValueStateDescriptor("s", "tinyint"))
+    mark = keyed.mark()
+    state.update(1)
+    with pytest.raises(OverflowError):
+        state.update_many([1, 2], [2, 1000])
+    assert state.value() == 1
+    keyed.rollback(mark)
+    assert state.value() is None
+
+
+def test_marks_end_with_the_backend(make_keyed: MakeKeyed) -> None:
+    keyed = make_keyed()
+    mark = keyed.mark()
+    keyed.close()
+    for call in (keyed.mark, lambda: keyed.rollback(mark)):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_many_changes_in_random_order(keyed: KeyedStateBackend, rng: random.Random) -> None:
+    descriptors = [kind.descriptor(kind.name, t.LONG) for kind in KINDS]
+    states = [keyed.get_state(descriptor) for descriptor in descriptors]
+
+    def everything() -> list[Any]:
+        return [dump(keyed, descriptor) for descriptor in descriptors]
+
+    def change() -> None:
+        keyed.set_current_key(rng.randrange(8))
+        keyed.set_current_namespace(rng.choice([VOID, 1]))
+        which = rng.randrange(len(KINDS))
+        if rng.random() < 0.3:
+            states[which].clear()
+        else:
+            KINDS[which].write(states[which], rng.randrange(100))
+
+    open_marks: list[tuple[Any, Any]] = []
+    for _ in range(60):
+        for _ in range(rng.randrange(15)):
+            change()
+        action = rng.random()
+        if action < 0.4 or not open_marks:
+            open_marks.append((keyed.mark(), everything()))
+        elif action < 0.8:
+            at = rng.randrange(len(open_marks))
+            mark, expected = open_marks[at]
+            keyed.rollback(mark)
+            del open_marks[at + 1 :]
+            assert everything() == expected
+        else:
+            mark, _ = open_marks.pop(rng.randrange(len(open_marks)))
+            keyed.release(mark)

@@ -1,0 +1,339 @@
+"""Operator state: lists and broadcast maps, marks, contents and restore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from statebackend import types as t
+from statebackend.backend import StateBackend
+from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from statebackend.errors import (
+    ClosedError,
+    SerializationTypeError,
+    StateMigrationError,
+    UsageError,
+)
+from statebackend.operator_state import (
+    FunctionInitializationContext,
+    OperatorStateBackend,
+    ReadOnlyBroadcastState,
+)
+from statebackend.state import ListState
+from statebackend.ttl import StateTtlConfig
+
+
+@pytest.fixture
+def operator(backend: StateBackend) -> Iterator[OperatorStateBackend]:
+    with backend.create_operator_backend() as made:
+        yield made
+
+
+def numbers(name: str = "s") -> ListStateDescriptor:
+    return ListStateDescriptor(name, int)
+
+
+def rules(name: str = "r") -> MapStateDescriptor:
+    return MapStateDescriptor(name, str, int)
+
+
+@pytest.mark.parametrize("mode", ["split", "union"])
+def test_lists(operator: OperatorStateBackend, mode: str) -> None:
+    getter = operator.get_list_state if mode == "split" else operator.get_union_list_state
+    state = getter(numbers())
+    assert isinstance(state, ListState)
+    assert state.mode == mode
+    assert state.get() == list(state) == []
+    assert not state.exists()
+    state.add(1)
+    state.add_all(range(2, 4))
+    state.add_all([])
+    assert state.get() == list(state) == [1, 2, 3]
+    for method, argument in (
+        ("add", None),
+        ("add_all", None),
+        ("update", None),
+        ("add_all", [4, None]),
+        ("update", [4, None]),
+        ("add", "text"),
+        ("add_all", "text"),
+    ):
+        with pytest.raises(SerializationTypeError):
+            getattr(state, method)(argument)
+    assert state.get() == [1, 2, 3]
+    state.update([9])
+    assert state.get() == [9]
+    state.update([])
+    assert not state.exists()
+    assert getter(numbers()) is state
+
+
+def test_what_is_returned_is_a_copy(operator: OperatorStateBackend) -> None:
+    state = operator.get_list_state(ListStateDescriptor("s", list[int]))
+    given = [1]
+    state.add(given)
+    given.append(2)
+    state.get()[0].append(3)
+    state.get().append([4])
+    assert state.get() == [[1]]
+
+
+def test_broadcast(operator: OperatorStateBackend) -> None:
+    state = operator.get_broadcast_state(rules())
+    view = state.read_only()
+    assert state.is_empty()
+    state.put("b", 1)
+    state.put_all({"a": None, "b": 2})
+    for side in (state, view):
+        assert list(side.items()) == [("b", 2), ("a", None)]
+        assert list(side.keys()) == list(side) == ["b", "a"]
+        assert list(side.values()) == [2, None]
+        assert side.contains("a")
+        assert "x" not in side
+        assert side.get("a", 7) is None
+        assert side.get("x", 7) == 7
+        assert side["b"] == 2
+        assert not side.is_empty()
+        with pytest.raises(KeyError):
+            side["x"]
+    state.remove("a")
+    state.remove("a")
+    del state["b"]
+    with pytest.raises(KeyError):
+        del state["b"]
+    assert view.is_empty()
+    state["z"] = 1
+    state.clear()
+    assert state.is_empty()
+    for call in (
+        lambda: state.put(None, 1),
+        lambda: state.put_all(None),
+        lambda: state.put_all({"a": 1, "b": "x"}),
+        lambda: state.put_all({"a": 1, None: 2}),
+    ):
+        with pytest.raises(SerializationTypeError):
+            call()
+    assert state.is_empty()
+
+
+def test_the_read_only_side_cannot_write(operator: OperatorStateBackend) -> None:
+    view = operator.get_broadcast_state(rules()).read_only()
+    assert type(view) is ReadOnlyBroadcastState
+    for name in ("put", "put_all", "remove", "clear", "__setitem__", "__delitem__"):
+        assert not hasattr(view, name)
+
+
+def test_changes_while_iterating(operator: OperatorStateBackend) -> None:
+    words = operator.get_list_state(numbers())
+    state = operator.get_broadcast_state(rules())
+    words.update([1, 2])
+    state.put_all({"a": 1, "b": 2})
+    for begin, change in (
+        (words.__iter__, lambda: words.add(3)),
+        (words.__iter__, lambda: words.clear()),
+        (state.items, lambda: state.put("c", 3)),
+        (state.keys, lambda: state.remove("c")),
+        (state.values, lambda: state.clear()),
+    ):
+        words.update([1, 2])
+        state.put_all({"a": 1, "b": 2})
+        steps = begin()
+        next(steps)
+        change()
+        with pytest.raises(RuntimeError):
+            next(steps)
+
+
+def test_names(operator: OperatorStateBackend) -> None:
+    assert operator.registered_state_names() == []
+    operator.get_union_list_state(numbers("u"))
+    operator.get_list_state(numbers("s"))
+    operator.get_broadcast_state(rules("b"))
+    assert operator.registered_state_names() == ["b", "s", "u"]
+    for wrong, first, second in (
+        (lambda: operator.get_list_state(numbers("u")), "union", "split"),
+        (lambda: operator.get_union_list_state(numbers("s")), "split", "union"),
+        (lambda: operator.get_broadcast_state(rules("s")), "split", "broadcast"),
+        (lambda: operator.get_list_state(ListStateDescriptor("s", str)), "LONG", "STRING"),
+    ):
+        with pytest.raises(StateMigrationError, match=f"{first}.*{second}"):
+            wrong()
+    for wrong in (
+        lambda: operator.get_list_state(rules("x")),
+        lambda: operator.get_broadcast_state(numbers("x")),
+        lambda: operator.get_list_state(ValueStateDescriptor("x", int)),
+        lambda: operator.get_list_state(numbers("x").enable_time_to_live(StateTtlConfig(1))),
+    ):
+        with pytest.raises(UsageError):
+            wrong()
+    assert operator.registered_state_names() == ["b", "s", "u"]
+
+
+def everything(operator: OperatorStateBackend) -> Any:
+    return (
+        operator.get_list_state(numbers("s")).get(),
+        operator.get_union_list_state(numbers("u")).get(),
+        list(operator.get_broadcast_state(rules("b")).items()),
+    )
+
+
+def change(operator: OperatorStateBackend, number: int) -> None:
+    operator.get_list_state(numbers("s")).add(number)
+    operator.get_union_list_state(numbers("u")).update([number])
+    state = operator.get_broadcast_state(rules("b"))
+    state.put_all({f"k{number}": number, "k": number})
+    state.remove(f"k{number - 1}")
+
+
+def test_marks(operator: OperatorStateBackend) -> None:
+    change(operator, 1)
+    first, before_first = operator.mark(), everything(operator)
+    change(operator, 2)
+    second, before_second = operator.mark(), everything(operator)
+    change(operator, 3)
+    operator.get_list_state(numbers("s")).clear()
+    steps = iter(operator.get_union_list_state(numbers("u")))
+    operator.rollback(second)
+    assert everything(operator) == before_second
+    with pytest.raises(RuntimeError):
+        next(steps)
+    change(operator, 4)
+    operator.rollback(second)
+    assert everything(operator) == before_second
+    third = operator.mark()
+    change(operator, 5)
+    operator.rollback(first)
+    assert everything(operator) == before_first
+    for stale in (second, third):
+        with pytest.raises(UsageError):
+            operator.rollback(stale)
+    operator.release(first)
+    operator.release(first)
+    with pytest.raises(UsageError):
+        operator.rollback(first)
+    change(operator, 6)
+    assert everything(operator)[1] == [6]
+
+
+def test_a_state_asked_for_since_is_as_it_began(
+    backend: StateBackend, operator: OperatorStateBackend
+) -> None:
+    mark = operator.mark()
+    change(operator, 1)
+    operator.rollback(mark)
+    assert everything(operator) == ([], [], [])
+    change(operator, 1)
+    again = backend.create_operator_backend(restore=[operator.contents()])
+    mark = again.mark()
+    change(again, 2)
+    assert everything(again) != everything(operator)
+    again.rollback(mark)
+    assert everything(again) == everything(operator)
+
+
+def test_restoring_at_another_parallelism(backend: StateBackend) -> None:
+    old = [backend.create_operator_backend(subtask_index=i, parallelism=2) for i in range(2)]
+    for i, each in enumerate(old):
+        each.get_list_state(numbers("s")).update([i * 10, i * 10 + 1])
+        each.get_union_list_state(numbers("u")).add(i)
+        each.get_broadcast_state(rules("b")).put("who", i)
+        assert not each.is_restored
+    contents = [each.contents() for each in old]
+    new = [
+        backend.create_operator_backend(subtask_index=i, parallelism=3, restore=contents) for i in range(3)
+    ]
+    assert [each.get_list_state(numbers("s")).get() for each in new] == [[0, 1], [10], [11]]
+    assert [each.get_union_list_state(numbers("u")).get() for each in new] == [[0, 1]] * 3
+    assert [each.get_broadcast_state(rules("b"))["who"] for each in new] == [0, 1, 0]
+    assert all(each.is_restored for each in new)
+
+
+def test_what_is_restored_and_not_asked_for_is_kept(
+    backend: StateBackend, operator: OperatorStateBackend
+) -> None:
+    change(operator, 1)
+    again = backend.create_operator_backend(restore=[operator.contents()])
+    assert again.registered_state_names() == []
+    again.get_list_state(numbers("s")).add(2)
+    last = backend.create_operator_backend(restore=[again.contents()])
+    assert everything(last) == ([1, 2], [1], [("k1", 1), ("k", 1)])
+
+
+def test_restored_types_may_widen(backend: StateBackend) -> None:
+    first = backend.create_operator_backend()
+    first.get_list_state(ListStateDescriptor("s", "int")).add(7)
+    first.get_broadcast_state(MapStateDescriptor("b", "int", "float")).put_all({1: 0.5, 2: None})
+    contents = [first.contents()]
+    again = backend.create_operator_backend(restore=contents)
+    assert again.get_list_state(ListStateDescriptor("s", "bigint")).get() == [7]
+    widened = again.get_broadcast_state(MapStateDescriptor("b", "int", "double"))
+    assert list(widened.items()) == [(1, 0.5), (2, None)]
+    for wrong in (
+        lambda b: b.get_list_state(ListStateDescriptor("s", str)),
+        lambda b: b.get_list_state(ListStateDescriptor("s", t.PICKLE)),
+        lambda b: b.get_union_list_state(ListStateDescriptor("s", "int")),
+        lambda b: b.get_broadcast_state(MapStateDescriptor("b", "bigint", "float")),
+    ):
+        other = backend.create_operator_backend(restore=contents)
+        with pytest.raises(StateMigrationError, match="'[sb]'"):
+            wrong(other)
+        assert other.get_list_state(ListStateDescriptor("s", "int")).get() == [7]
+
+
+def test_everything_raises_after_close(backend: StateBackend) -> None:
+    operator = backend.create_operator_backend()
+    words, state = operator.get_list_state(numbers()), operator.get_broadcast_state(rules())
+    words.add(1)
+    steps = iter(words)
+    mark = operator.mark()
+    operator.close()
+    operator.close()
+    for call in (
+        lambda: operator.get_list_state(numbers()),
+        operator.registered_state_names,
+        operator.contents,
+        operator.mark,
+        lambda: operator.rollback(mark),
+        words.get,
+        words.exists,
+        words.clear,
+        lambda: words.add(1),
+        lambda: words.update([1]),
+        lambda: iter(words),
+        lambda: next(steps),
+        lambda: state.get("a"),
+        lambda: state.put("a", 1),
+        lambda: state.put_all({}),
+        state.clear,
+        state.keys,
+        state.is_empty,
+        lambda: state.read_only().get("a"),
+    ):
+        with pytest.raises(ClosedError):
+            call()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"parallelism": 0},
+        {"subtask_index": 1},
+        {"subtask_index": -1, "parallelism": 2},
+        {"restore": {"s": {}}},
+    ],
+    ids=repr,
+)
+def test_bad_options_are_refused(backend: StateBackend, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        backend.create_operator_backend(**options)
+
+
+def test_contexts(operator: OperatorStateBackend) -> None:
+    ctx = FunctionInitializationContext(operator)
+    assert ctx.operator_state_store is operator
+    assert (ctx.is_restored, ctx.restored_checkpoint_id) == (False, None)
+    with pytest.raises(UsageError, match="no keys"):
+        _ = ctx.keyed_state_store
+    assert FunctionInitializationContext(operator, restored_checkpoint_id=3).is_restored

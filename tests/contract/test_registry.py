@@ -1,0 +1,86 @@
+"""Backends by name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from statebackend import registry
+from statebackend.backend import StateBackend
+from statebackend.errors import BackendUnavailableError, UsageError
+from statebackend.registry import available_backends, create_backend, register_backend
+
+REFERENCE = "statebackend.backends.reference:ReferenceBackend"
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(registry, "_registered", {})
+
+
+def test_the_reference_backend_is_always_there() -> None:
+    assert available_backends()["reference"] == ("reference", True, None)
+    assert isinstance(create_backend("reference"), StateBackend)
+
+
+def test_an_unknown_name_says_which_are_known() -> None:
+    with pytest.raises(BackendUnavailableError, match=r"'heapp'.*'heap'.*'reference'"):
+        create_backend("heapp")
+
+
+def test_an_unknown_option_says_which_there_are() -> None:
+    with pytest.raises(UsageError, match=r"'reference' has no option 'max_bytes'"):
+        create_backend("reference", max_bytes=1)
+
+
+def test_registering() -> None:
+    register_backend("mine", REFERENCE)
+    register_backend("mine", REFERENCE)
+    assert type(create_backend("mine")) is type(create_backend("reference"))
+    assert available_backends()["mine"].is_available
+    with pytest.raises(UsageError, match="'mine' is taken"):
+        register_backend("mine", "other:Backend")
+    with pytest.raises(UsageError, match="'heap' is taken"):
+        register_backend("heap", REFERENCE)
+
+
+@pytest.mark.parametrize("target", ["module", "module:", ":Class", "a b:C", 5, None])
+def test_a_bad_target_is_refused(target: str) -> None:
+    with pytest.raises(UsageError, match="my_package.backend:MyBackend"):
+        register_backend("mine", target)
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("no_such_module_here:Backend", "no_such_module_here"),
+        ("statebackend.backends.reference:NoSuchClass", "NoSuchClass"),
+        ("statebackend.clocks:SystemClock", "not a StateBackend"),
+    ],
+)
+def test_what_cannot_be_loaded_says_why(target: str, reason: str) -> None:
+    register_backend("broken", target)
+    found = available_backends()["broken"]
+    assert not found.is_available
+    assert reason in str(found.reason)
+    with pytest.raises(BackendUnavailableError, match=reason):
+        create_backend("broken")
+
+
+def test_a_backend_may_say_why_it_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needy_backend.py").write_text(
+        "from statebackend.backends.reference import ReferenceBackend\n"
+        "class NeedyBackend(ReferenceBackend):\n"
+        "    @classmethod\n"
+        "    def unavailable_reason(cls):\n"
+        "        return 'it needs a library'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    register_backend("needy", "needy_backend:NeedyBackend")
+    assert "needy_backend" not in sys.modules
+    assert available_backends()["needy"] == ("needy", False, "it needs a library")
+    with pytest.raises(BackendUnavailableError, match="it needs a library"):
+        create_backend("needy")

@@ -1,0 +1,99 @@
+"""A backend of another package, found through its entry point, passes the contract suite."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from house_tools import ROOT
+
+PACKAGE = '''
+"""A backend of a package of its own: it counts what it makes, and leaves the rest to the reference."""
+
+from statebackend.backend import StateBackend
+from statebackend.backends.reference import ReferenceKeyedBackend
+from statebackend.operator_state import OperatorStateBackend
+
+
+class ThrowAwayKeyedBackend(ReferenceKeyedBackend):
+    pass
+
+
+class ThrowAwayBackend(StateBackend):
+    name = "throw-away"
+    made = 0
+
+    def __init__(self, *, label="none"):
+        self.label = label
+
+    def create_keyed_backend(self, key_type, *, restore=(), **options):
+        ThrowAwayBackend.made += 1
+        options = {name: value for name, value in options.items() if value is not None}
+        return ThrowAwayKeyedBackend(key_type, **options)
+
+    def create_operator_backend(self, **options):
+        return OperatorStateBackend(**options)
+'''
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A folder with the installed package, as pip would leave it."""
+    (tmp_path / "throw_away.py").write_text(PACKAGE)
+    info = tmp_path / "throw_away-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: throw-away\nVersion: 1.0\n")
+    (info / "RECORD").write_text("")
+    (info / "entry_points.txt").write_text(
+        "[statebackend.backends]\nthrow-away = throw_away:ThrowAwayBackend\n"
+        "reference = throw_away:ThrowAwayBackend\n"
+    )
+    return tmp_path
+
+
+def run(package: Path, *command: str) -> str:
+    path = os.pathsep.join([str(package), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": path, "STATEBACKEND_CONTRACT_BACKENDS": "throw-away"}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_it_is_found_by_its_entry_point(package: Path) -> None:
+    code = (
+        "from statebackend.registry import available_backends, create_backend\n"
+        "print(available_backends()['throw-away'])\n"
+        "print(create_backend('throw-away', label='x').label)\n"
+        "print(create_backend('reference'))\n"
+    )
+    available, label, reference = run(package, "-c", code).splitlines()
+    assert "is_available=True" in available
+    assert label == "x"
+    assert reference == "ReferenceBackend()"  # what is built in is not replaced
+
+
+@pytest.mark.slow
+def test_it_passes_the_contract_suite(package: Path) -> None:
+    suite = [
+        f"tests/contract/test_{name}.py"
+        for name in (
+            "value_state",
+            "list_state",
+            "map_state",
+            "adding_states",
+            "namespaces",
+            "enumeration",
+            "marks",
+            "backend_rules",
+            "flink_programs",
+            "operator_state",
+        )
+    ]
+    out = run(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", *suite)
+    assert " passed" in out
+    assert "failed" not in out

@@ -1,0 +1,365 @@
+"""Vectorised operations give what the one-by-one calls give, and are atomic."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from contract.conftest import MakeKeyed
+from contract.samples import KEYS, VALUES, Longest, dump, join
+from type_strategies import same
+
+from statebackend import types as t
+from statebackend.backend import KeyedStateBackend
+from statebackend.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from statebackend.errors import KeyGroupError, SerializationError, SerializationTypeError, UsageError
+from statebackend.key_encoding import VOID, key_encoder
+from statebackend.key_groups import KeyGroupRange
+from statebackend.state.columns import to_arrow, to_values
+
+Rows = list[tuple[Any, ...]]
+
+
+class Twin:
+    """Two backends with the same state: one is called row by row, the other with whole columns."""
+
+    def __init__(self, make_keyed: MakeKeyed, key_type: t.Type, descriptor: StateDescriptor) -> None:
+        self.descriptor = descriptor
+        self.one, self.many = make_keyed(key_type), make_keyed(key_type)
+        self.one_state = self.one.get_state(descriptor)
+        self.many_state: Any = self.many.get_state(descriptor)
+
+    def each(self, method: str, rows: Rows) -> list[Any]:
+        results = []
+        for key, *arguments in rows:
+            self.one.set_current_key(key)
+            results.append(getattr(self.one_state, method)(*arguments))
+        return results
+
+    def check_equal(self) -> None:
+        assert dump(self.one, self.descriptor) == dump(self.many, self.descriptor)
+
+
+def columns(rows: Rows, types: list[t.Type], form: str) -> list[Any]:
+    """The rows as columns: lists, Arrow arrays (sliced, in chunks), or numpy arrays where there are some."""
+    found: list[Any] = []
+    for number, declared in enumerate(types):
+        values = [row[number] for row in rows]
+        if form == "list":
+            found.append(values)
+        elif form == "numpy":
+            found.append(np.array(values, dtype=declared.arrow.to_pandas_dtype()))
+        elif form == "arrow":
+            found.append(to_arrow([values[0], *values] if values else [], declared)[1:])
+        else:
+            array = to_arrow(values, declared)
+            found.append(pa.chunked_array([array[:1], array[1:]]))
+    return found
+
+
+@pytest.mark.parametrize("form", ["list", "arrow", "chunked"])
+@pytest.mark.parametrize("key_type", KEYS, ids=repr)
+def test_values_of_every_key_type(make_keyed: MakeKeyed, key_type: t.Type, form: str) -> None:
+    twin = Twin(make_keyed, key_type, ValueStateDescriptor("s", int))
+    keys = KEYS[key_type]
+    rows: Rows = [(key, number) for number, key in enumerate([*keys, *keys[::-1], keys[0]])]
+    rows.append((keys[-1], None))
+    twin.each("update", rows)
+    twin.many_state.update_many(*columns(rows, [key_type, t.LONG], form))
+    twin.check_equal()
+    key_rows: Rows = [(row[0],) for row in rows]
+    asked = columns(key_rows, [key_type], form)[0]
+    got = twin.many_state.get_many(asked)
+    assert got.type == pa.int64()
+    assert got.to_pylist() == twin.each("value", key_rows)
+    assert twin.many_state.exists_many(asked).to_pylist() == twin.each("exists", key_rows)
+    twin.each("clear", key_rows[:1])
+    twin.many_state.clear_many(asked[:1])
+    twin.check_equal()
+
+
+@pytest.mark.parametrize("form", ["list", "arrow", "chunked"])
+@pytest.mark.parametrize("declared", [d for d in VALUES if d != t.PICKLE], ids=repr)
+def test_values_of_every_type(make_keyed: MakeKeyed, declared: t.Type, form: str) -> None:
+    values = VALUES[declared]
+    rows: Rows = [(number, value) for number, value in enumerate([*values, None, *values])]
+    value = Twin(make_keyed, t.LONG, ValueStateDescriptor("s", declared))
+    value.each("update", rows)
+    value.many_state.update_many(*columns(rows, [t.LONG, declared], form))
+    value.check_equal()
+    got = value.many_state.get_many([row[0] for row in rows])
+    assert got.type == declared.arrow
+    assert all(same(a, b[1]) for a, b in zip(to_python(got, declared), rows, strict=True))
+
+    present = [row for row in rows if row[1] is not None]
+    listed = Twin(make_keyed, t.LONG, ListStateDescriptor("s", declared))
+    listed.each("add", present)
+    listed.many_state.add_many(*columns(present, [t.LONG, declared], form))
+    listed.check_equal()
+    assert listed.many_state.get_many([0, 99]).type == pa.list_(declared.arrow)
+    assert len(listed.many_state.get_many([0, 99])[0]) == 1
+    assert listed.many_state.get_many([0, 99])[1].as_py() == []
+
+    mapped = Twin(make_keyed, t.LONG, MapStateDescriptor("s", t.LONG, declared))
+    map_rows: Rows = [(key % 2, key, each) for key, each in rows]
+    mapped.each("put", map_rows)
+    mapped.many_state.put_many(*columns(map_rows, [t.LONG, t.LONG, declared], form))
+    mapped.check_equal()
+    got = mapped.many_state.get_many([row[0] for row in map_rows], [row[1] for row in map_rows])
+    assert got.type == declared.arrow
+    assert all(same(a, b[2]) for a, b in zip(to_python(got, declared), map_rows, strict=True))
+
+    reduced = Twin(make_keyed, t.LONG, ReducingStateDescriptor("s", "last", declared))
+    reduced.each("add", rows)
+    reduced.many_state.add_many(*columns(rows, [t.LONG, declared], form))
+    reduced.check_equal()
+
+
+def to_python(array: pa.Array, declared: t.Type) -> list[Any]:
+    """Arrow back to what a handle gives; rows come from Arrow as dicts."""
+    from statebackend.serializers import serializer_for
+
+    serializer = serializer_for(declared)
+    values = to_values(array, declared)
+    return [None if v is None else serializer.deserialize(serializer.serialize(v)) for v in values]
+
+
+@pytest.mark.parametrize("key_type", KEYS, ids=repr)
+@pytest.mark.parametrize("form", ["list", "arrow"])
+def test_map_keys_of_every_type(make_keyed: MakeKeyed, key_type: t.Type, form: str) -> None:
+    twin = Twin(make_keyed, t.STRING, MapStateDescriptor("s", key_type, int))
+    keys = KEYS[key_type]
+    rows: Rows = [("ab"[n % 2], key, n) for n, key in enumerate([*keys, *keys, keys[0]])]
+    types = [t.STRING, key_type, t.LONG]
+    twin.each("put", rows)
+    twin.many_state.put_many(*columns(rows, types, form))
+    twin.check_equal()
+    at: Rows = [row[:2] for row in rows]
+    asked = columns(at, types[:2], form)
+    assert twin.many_state.get_many(*asked).to_pylist() == twin.each("get", at)
+    twin.each("remove", at[:3])
+    twin.many_state.remove_many(*[column[:3] for column in asked])
+    twin.check_equal()
+
+
+NUMPY_TYPES = [t.LONG, t.INT, t.SHORT, t.BYTE, t.DOUBLE, t.FLOAT]
+
+
+@pytest.mark.parametrize("key_type", NUMPY_TYPES, ids=repr)
+@pytest.mark.parametrize("value_type", NUMPY_TYPES, ids=repr)
+def test_numpy_columns(make_keyed: MakeKeyed, key_type: t.Type, value_type: t.Type) -> None:
+    twin = Twin(make_keyed, key_type, ReducingStateDescriptor("s", "max", value_type))
+    keys, values = KEYS[key_type], KEYS[value_type]
+    rows: Rows = [(keys[n % len(keys)], values[n % len(values)]) for n in range(7)]
+    twin.each("add", rows)
+    twin.many_state.add_many(*columns(rows, [key_type, value_type], "numpy"))
+    twin.check_equal()
+
+
+@pytest.mark.parametrize(
+    "descriptor",
+    [
+        ReducingStateDescriptor("s", "sum", int),
+        ReducingStateDescriptor("s", "min", int),
+        ReducingStateDescriptor("s", lambda old, new: old - new, int),
+        AggregatingStateDescriptor("s", "avg", int),
+        AggregatingStateDescriptor("s", "stddev", int),
+        AggregatingStateDescriptor("s", "count", int),
+        FoldingStateDescriptor("s", 1, lambda old, new: old - (new or 0), int),
+    ],
+    ids=lambda d: f"{d.kind}-{d._function_name()}",
+)
+def test_adding_with_duplicates_and_nulls(
+    make_keyed: MakeKeyed, descriptor: StateDescriptor, rng: random.Random
+) -> None:
+    twin = Twin(make_keyed, t.LONG, descriptor)
+    for _ in range(3):
+        rows: Rows = [
+            (rng.randrange(12), None if rng.random() < 0.1 else rng.randrange(-50, 50)) for _ in range(80)
+        ]
+        twin.each("add", rows)
+        given = columns(rows, [t.LONG, t.LONG], rng.choice(["list", "arrow"]))
+        keys, results = twin.many_state.add_many(*given, return_changed=True)
+        twin.check_equal()
+        distinct = list(dict.fromkeys(row[0] for row in rows))
+        assert keys.type == pa.int64()
+        assert keys.to_pylist() == distinct
+        assert results.to_pylist() == twin.each("get", [(key,) for key in distinct])
+        asked = list(range(15))
+        assert twin.many_state.get_many(asked).to_pylist() == twin.each("get", [(key,) for key in asked])
+    assert twin.many_state.add_many([1], [1]) is None
+
+
+def test_lists_in_order_of_rows(make_keyed: MakeKeyed, rng: random.Random) -> None:
+    twin = Twin(make_keyed, t.STRING, ListStateDescriptor("s", str))
+    rows: Rows = [(rng.choice("abc"), f"{number}") for number in range(60)]
+    twin.each("add", rows)
+    twin.many_state.add_many(*columns(rows, [t.STRING, t.STRING], "arrow"))
+    twin.check_equal()
+    got = twin.many_state.get_many(["c", "x", "a", "c"])
+    assert got.to_pylist() == twin.each("get", [("c",), ("x",), ("a",), ("c",)])
+
+
+def test_results_of_a_users_aggregate(keyed: KeyedStateBackend) -> None:
+    state = keyed.get_aggregating_state(AggregatingStateDescriptor("s", Longest(), str, str))
+    keys, results = state.add_many([1, 2, 1], ["a", "b", "cc"], return_changed=True)
+    assert keys.to_pylist() == [1, 2]
+    assert results.to_pylist() == [{"length": 2, "text": "cc"}, {"length": 1, "text": "b"}]
+    assert state.get_many([3, 1]).to_pylist() == [None, {"length": 2, "text": "cc"}]
+
+
+def test_results_that_arrow_has_no_type_for(keyed: KeyedStateBackend) -> None:
+    class Odd(Longest):
+        result_type = None
+
+        def get_result(self, accumulator: Any) -> Any:
+            return [1, "a"]
+
+    state = keyed.get_aggregating_state(AggregatingStateDescriptor("s", Odd(), str, str))
+    state.add("a")
+    with pytest.raises(UsageError, match="result_type"):
+        state.get_many([1])
+    with pytest.raises(UsageError, match="result_type"):
+        state.add_many([1, 2], ["bb", "b"], return_changed=True)
+    assert list(keyed.keys("s")) == [1]
+
+
+def test_the_default_is_read_too(keyed: KeyedStateBackend) -> None:
+    state = keyed.get_value_state(ValueStateDescriptor("s", "struct<a:bigint>", default=(7,)))
+    state.update_many([1], [(1,)])
+    assert state.get_many([1, 2]).to_pylist() == [{"a": 1}, {"a": 7}]
+
+
+def test_objects_are_read_as_bytes(keyed: KeyedStateBackend) -> None:
+    state = keyed.get_value_state(ValueStateDescriptor("s", t.PICKLE))
+    state.update_many([1, 2, 3], [{"a": 1}, None, (1, 2)])
+    keyed.set_current_key(3)
+    assert state.value() == (1, 2)
+    assert state.get_many([1, 2]).type == pa.binary()
+    assert state.get_many([1, 2]).null_count == 1
+
+
+def test_a_call_needs_no_current_key_and_leaves_it(make_keyed: MakeKeyed) -> None:
+    keyed = make_keyed()
+    state = keyed.get_value_state(ValueStateDescriptor("s", int))
+    state.update_many([1, 2], [1, 2])
+    with pytest.raises(UsageError):
+        _ = keyed.current_key
+    keyed.set_current_key(7)
+    keyed.set_current_namespace("n")
+    state.update_many([1, 2], [3, 4])
+    assert state.get_many([1, 2, 3]).to_pylist() == [3, 4, None]
+    assert keyed.current_key == 7
+    keyed.set_current_namespace(VOID)
+    assert state.get_many([1, 2, 3]).to_pylist() == [1, 2, None]
+
+
+def test_empty_columns(keyed: KeyedStateBackend) -> None:
+    value = keyed.get_value_state(ValueStateDescriptor("v", str))
+    total = keyed.get_reducing_state(ReducingStateDescriptor("r", "sum", int))
+    counts = keyed.get_map_state(MapStateDescriptor("m", str, int))
+    words = keyed.get_list_state(ListStateDescriptor("l", str))
+    for nothing in ([], np.array([], dtype=np.int64), pa.array([], pa.int64())):
+        value.update_many(nothing, [])
+        words.add_many(nothing, [])
+        counts.put_many(nothing, [], [])
+        keys, results = total.add_many(nothing, [], return_changed=True)
+        assert (keys.type, results.type, len(keys), len(results)) == (pa.int64(), pa.int64(), 0, 0)
+        assert value.get_many(nothing).type == pa.string()
+        assert words.get_many(nothing).type == pa.list_(pa.string())
+        assert len(counts.get_many(nothing, [])) == 0
+    assert keyed.num_entries() == 0
+
+
+# --- atomicity: a call that fails has changed nothing ---
+
+
+def failing(old: Any, new: Any) -> Any:
+    if new == "bad":
+        raise ZeroDivisionError
+    return join(old, new)
+
+
+STATES: dict[str, StateDescriptor] = {
+    "value": ValueStateDescriptor("value", str),
+    "list": ListStateDescriptor("list", str),
+    "map": MapStateDescriptor("map", str, str),
+    "sum": ReducingStateDescriptor("sum", "sum", "tinyint"),
+    "reduce": ReducingStateDescriptor("reduce", failing, str),
+    "avg": AggregatingStateDescriptor("avg", "avg", int),
+    "fold": FoldingStateDescriptor("fold", "", failing, str),
+}
+FAILING = [
+    ("value", lambda s: s.update_many([1, 2], ["a", 3]), SerializationTypeError),
+    ("value", lambda s: s.update_many([1, 2], ["a"]), UsageError),
+    ("value", lambda s: s.update_many([1, None], ["a", "b"]), SerializationTypeError),
+    ("value", lambda s: s.update_many([1, "x"], ["a", "b"]), SerializationTypeError),
+    ("value", lambda s: s.update_many([1, 2**63], ["a", "b"]), OverflowError),
+    ("value", lambda s: s.update_many([1, 2], ["a", "\ud800"]), SerializationError),
+    ("value", lambda s: s.update_many([1, 2], pa.array([1, 2])), SerializationTypeError),
+    ("value", lambda s: s.update_many("12", ["a", "b"]), SerializationTypeError),
+    ("value", lambda s: s.update_many(pa.array([1, None]), ["a", "b"]), SerializationTypeError),
+    ("value", lambda s: s.clear_many([1, None]), SerializationTypeError),
+    ("list", lambda s: s.add_many([1, 2], ["a", None]), SerializationTypeError),
+    ("list", lambda s: s.add_many([1, 2], pa.array(["a", None])), SerializationTypeError),
+    ("map", lambda s: s.put_many([1, 2], ["a", None], ["x", "y"]), SerializationTypeError),
+    ("map", lambda s: s.put_many([1, 2], ["a", "b"], ["x", 1]), SerializationTypeError),
+    ("map", lambda s: s.put_many([1, 2], ["a"], ["x", "y"]), UsageError),
+    ("map", lambda s: s.remove_many([1, 1], ["k", 1]), SerializationTypeError),
+    ("sum", lambda s: s.add_many([1, 2, 1], [1, 1, 127]), OverflowError),
+    ("sum", lambda s: s.add_many([2, 3], [1, 128]), OverflowError),
+    ("sum", lambda s: s.add_many([2, 3], [None, 1.5], return_changed=True), SerializationTypeError),
+    ("reduce", lambda s: s.add_many([2, 1, 1], ["a", "b", "bad"]), ZeroDivisionError),
+    ("reduce", lambda s: s.add_many([2, 1], [None, 1]), SerializationTypeError),
+    ("avg", lambda s: s.add_many([2, 1], [None, "a"]), SerializationTypeError),
+    ("fold", lambda s: s.add_many([2, 1], ["a", "bad"]), ZeroDivisionError),
+]
+
+
+@pytest.mark.parametrize(("name", "call", "error"), FAILING)
+def test_a_failed_call_changes_nothing(
+    keyed: KeyedStateBackend, name: str, call: Any, error: type[Exception]
+) -> None:
+    descriptor = STATES[name]
+    state = keyed.get_state(descriptor)
+    filled = {"map": lambda: state.put("k", "v"), "value": lambda: state.update("v")}
+    add_one = filled.get(name) or (lambda: state.add(1 if name in ("sum", "avg") else "v"))
+    add_one()
+    before = dump(keyed, descriptor)
+    with pytest.raises(error) as raised:
+        call(state)
+    assert dump(keyed, descriptor) == before
+    assert keyed.current_key == 1
+    if isinstance(raised.value, SerializationError) and "batch" not in str(raised.value):
+        assert "position" in str(raised.value)
+    add_one()
+
+
+def test_key_groups_are_checked_before_anything_else(make_keyed: MakeKeyed) -> None:
+    groups = {key: key_encoder(int).key_group(key, 8) for key in range(50)}
+    own = [key for key, group in groups.items() if group <= 3]
+    foreign = [key for key, group in groups.items() if group > 3]
+    keyed = make_keyed(int, max_parallelism=8, key_group_range=KeyGroupRange(0, 3))
+    called = []
+    state = keyed.get_reducing_state(
+        ReducingStateDescriptor("s", lambda old, new: called.append(new) or new, int)
+    )
+    with pytest.raises(KeyGroupError):
+        state.add_many([own[0], own[0], own[1], foreign[0]], [1, 2, 3, 4])
+    with pytest.raises(KeyGroupError):
+        state.get_many([foreign[0]])
+    assert called == []
+    assert keyed.num_entries() == 0
+    state.add_many([own[0], own[0], own[1]], [1, 2, 3])
+    assert called == [2]

@@ -1,0 +1,687 @@
+"""Wrong arguments, wrong moments: the right error, and nothing has changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from statebackend._core import kernels
+from statebackend._core.arena import is_checked_build
+from statebackend._core.entry_views import StateEntry
+from statebackend._core.map_table import MapTable
+from statebackend._core.state_core import Mark, StateCore
+from statebackend._core.state_table import StateTable
+from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
+
+checked_build = pytest.mark.skipif(not is_checked_build(), reason="only the checked build detects an overlap")
+
+
+def contents(table: StateTable) -> dict[Any, Any]:
+    return {(e.key, e.namespace): e.value for e in table}
+
+
+def call_everything(table: StateTable, key: Any, value: Any) -> Iterator[Callable[[], Any]]:
+    if table.value_code == StateTable(StateCore(), value=("list", "long")).value_code:
+        yield lambda: table.append(key, value)
+        yield lambda: table.length(key)
+    else:
+        yield lambda: table.put(key, value)
+        yield lambda: table.put_and_get_old(key, value)
+        yield lambda: table.transform(key, value, lambda old, new: new)
+    for method in (
+        table.get,
+        table.contains,
+        table.timestamp,
+        table.remove,
+        table.remove_and_get_old,
+        table.group_of,
+        table.entry,
+        table.chain,
+    ):
+        yield lambda method=method: method(key)
+
+
+class Sly(int):
+    """An int that is more than an int."""
+
+
+# --- keys and values
+# -------------------------------------------------------------------------------------------
+
+NOT_INTS = [None, True, 1.0, "1", b"1", (1,), [1], np.int64(1), Sly(1), object()]
+NOT_BYTES = [None, 1, "a", bytearray(b"a"), memoryview(b"a"), ["a"], np.bytes_(b"a"), object()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"), [*(("int", k) for k in NOT_INTS), *(("bytes", k) for k in NOT_BYTES)], ids=repr
+)
+@pytest.mark.parametrize("value", ["long", ("list", "long")])
+def test_a_key_of_the_wrong_type(kind: str, key: Any, value: Any) -> None:
+    table = StateTable(StateCore(), key=kind, value=value)
+    for call in call_everything(table, key, 1):
+        with pytest.raises(SerializationTypeError):
+            call()
+    assert (len(table), contents(table)) == (0, {})
+    assert table.metrics()["maps"] == 0
+    table._check()
+
+
+@pytest.mark.parametrize("key", [2**63, -(2**63) - 1, 2**64, 10**40])
+def test_a_key_out_of_range(key: int) -> None:
+    table = StateTable(StateCore())
+    for call in call_everything(table, key, 1):
+        with pytest.raises(OverflowError):
+            call()
+    table.put(2**63 - 1, 1)
+    table.put(-(2**63), 2)
+    assert contents(table) == {(2**63 - 1, 0): 1, (-(2**63), 0): 2}
+
+
+WRONG_VALUES = {
+    "long": NOT_INTS,
+    "int": NOT_INTS,
+    "short": NOT_INTS,
+    "byte": NOT_INTS,
+    "double": [None, 1, True, "1", b"1", np.float64(1)],
+    "float": [None, 1, "1", np.float32(1)],
+    "bool": [None, 0, 1, "", b"", np.bool_(True)],
+    "bytes": NOT_BYTES,
+    5: [None, 1, "abcde", b"abcd", b"abcdef", b"", bytearray(5)],
+}
+OUT_OF_RANGE = {"long": 2**63, "int": 2**31, "short": 2**15, "byte": 2**7}
+GOOD_VALUES = {
+    "long": 1,
+    "int": 1,
+    "short": 1,
+    "byte": 1,
+    "double": 1.0,
+    "float": 1.0,
+    "bool": True,
+    "bytes": b"a",
+    5: b"abcde",
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_VALUES)
+def test_a_value_of_the_wrong_type_or_out_of_range(kind: Any) -> None:
+    core = StateCore()
+    table, lists = StateTable(core, value=kind), StateTable(core, value=("list", kind))
+    good = GOOD_VALUES[kind]
+    table.put(1, good)
+    lists.append(1, good)
+    mark = core.mark()
+    wrong = [(value, SerializationTypeError) for value in WRONG_VALUES[kind]]
+    if kind in OUT_OF_RANGE:
+        limit = OUT_OF_RANGE[kind]
+        wrong += [(value, OverflowError) for value in (limit, -limit - 1, 10**30)]  # type: ignore[misc]
+        for value in (limit - 1, -limit):
+            table.put(9, value)
+            assert table.get(9) == value
+        core.rollback(mark)
+    for value, error in wrong:
+        for key in (1, 2):
+            for call in (table.put, table.put_and_get_old, lists.append):
+                with pytest.raises(error):
+                    call(key, value)
+            with pytest.raises(error):
+                table.transform(key, value, lambda old, new: new)
+    assert contents(table) == {(1, 0): good}
+    assert contents(lists) == {(1, 0): [good]}
+    assert table.dirty(mark) == lists.dirty(mark) == set()
+    table._check()
+    lists._check()
+
+
+def test_a_function_that_raises_changes_nothing() -> None:
+    table = StateTable(StateCore())
+    table.put(1, 10)
+    with pytest.raises(ZeroDivisionError):
+        table.transform(1, 0, lambda old, new: old // new)
+    with pytest.raises(SerializationTypeError):
+        table.transform(1, 0, lambda old, new: None)
+    assert contents(table) == {(1, 0): 10}
+
+
+def test_a_copy_that_raises_changes_nothing() -> None:
+    def refuse(value: Any) -> Any:
+        raise ZeroDivisionError
+
+    core = StateCore()
+    table = StateTable(core, value="object", copy_value=refuse)
+    original = [1]
+    table.put(1, original)
+    assert table.get(1) is original
+    mark = core.mark()
+    view = core.snapshot()
+    for call in (table.get, table.remove_and_get_old):
+        with pytest.raises(ZeroDivisionError):
+            call(1)
+    assert contents(table) == {(1, 0): [1]}
+    assert table.dirty(mark) == set()
+    assert view.items(table) == {(1, 0): [1]}
+    table._check()
+    assert table.remove(1)
+    core.rollback(mark)
+    assert contents(table) == {(1, 0): [1]}
+    view.release()
+
+
+@pytest.mark.parametrize("namespace", [-1, 2**32, "a", None])
+def test_a_namespace_that_is_no_number_of_32_bits(namespace: Any) -> None:
+    table = StateTable(StateCore(), namespaces=True)
+    for call in (
+        lambda: table.put(1, 1, namespace),
+        lambda: table.get(1, namespace),
+        lambda: kernels.update_many(table, np.arange(2), np.arange(2), namespace=namespace),
+    ):
+        with pytest.raises((OverflowError, TypeError)):
+            call()
+    assert len(table) == 0
+    table.put(1, 1, 2**32 - 1)
+    assert contents(table) == {(1, 2**32 - 1): 1}
+
+
+def test_a_namespace_for_a_table_without_them() -> None:
+    table = StateTable(StateCore())
+    table.put(1, 1)
+    for call in (lambda: table.put(1, 2, 5), lambda: table.get(1, 5), lambda: table.remove(1, 5)):
+        with pytest.raises(UsageError):
+            call()
+    table._check()
+    assert contents(table) == {(1, 0): 1}
+
+
+@pytest.mark.parametrize("timestamp", [2**63, -(2**63) - 1, "a", None])
+def test_a_timestamp_that_is_no_number_of_64_bits(timestamp: Any) -> None:
+    table = StateTable(StateCore(), timestamps=True)
+    with pytest.raises((OverflowError, TypeError)):
+        table.put(1, 1, 0, timestamp)
+    assert len(table) == 0
+
+
+def test_keys_of_foreign_key_groups() -> None:
+    table = StateTable(StateCore(), max_parallelism=10, key_group_range=(3, 5))
+    everywhere = StateTable(StateCore(), max_parallelism=10)
+    foreign = next(key for key in range(1000) if not 3 <= everywhere.group_of(key) <= 5)
+    for call in call_everything(table, foreign, 1):
+        with pytest.raises(KeyGroupError, match="own 3..5"):
+            call()
+    assert table.metrics()["maps"] == 0
+
+
+def test_operations_of_another_kind_of_table() -> None:
+    core = StateCore()
+    longs, lists = StateTable(core), StateTable(core, value=("list", "long"))
+    with pytest.raises(UsageError):
+        longs.append(1, 1)
+    for call in (lists.put, lists.put_and_get_old):
+        with pytest.raises(UsageError):
+            call(1, [1])
+    longs.put(1, 5)
+    lists.append(1, 5)
+    with pytest.raises(UsageError):
+        lists.transform(1, 1, lambda old, new: [new])
+    with pytest.raises(UsageError):
+        longs.length(1)
+    assert contents(longs) == {(1, 0): 5}
+    assert contents(lists) == {(1, 0): [5]}
+
+
+# --- layouts
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"value": "string"},
+        {"value": None},
+        {"value": 0},
+        {"value": -1},
+        {"value": 65_537},
+        {"value": 1.5},
+        {"value": ("list",)},
+        {"value": ("map", "long")},
+        {"value": ("list", "nothing")},
+        {"value": ()},
+        {"value": ("list", ("list", "long"))},
+        {"key": "long"},
+        {"key": None},
+        {"key": 5},
+        {"max_parallelism": 0},
+        {"max_parallelism": -1},
+        {"max_parallelism": 32_769},
+        {"initial_capacity": 0},
+        {"initial_capacity": 2},
+        {"initial_capacity": 65},
+        {"initial_capacity": 2**31},
+        {"initial_capacity": -64},
+    ],
+    ids=repr,
+)
+def test_an_unknown_layout(options: dict[str, Any]) -> None:
+    core = StateCore()
+    with pytest.raises(UsageError):
+        StateTable(core, **options)
+    usable(core)
+
+
+@pytest.mark.parametrize("key_group_range", [(-1, 3), (0, 10), (5, 4), (10, 10)])
+def test_a_key_group_range_that_is_none(key_group_range: tuple[int, int]) -> None:
+    core = StateCore()
+    with pytest.raises(KeyGroupError):
+        StateTable(core, max_parallelism=10, key_group_range=key_group_range)
+    usable(core)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hash_mask": 2**32},
+        {"hash_mask": -1},
+        {"key_group_range": 5},
+        {"max_parallelism": "8"},
+        {"initial_capacity": "64"},
+        {"plan": 5},
+    ],
+    ids=repr,
+)
+def test_options_of_the_wrong_type(options: dict[str, Any]) -> None:
+    core = StateCore()
+    with pytest.raises((TypeError, OverflowError, UsageError)):
+        StateTable(core, **options)
+    usable(core)
+
+
+def usable(core: StateCore) -> None:
+    table = StateTable(core)
+    table.put(1, 1)
+    mark = core.mark()
+    table.put(1, 2)
+    core.rollback(mark)
+    assert contents(table) == {(1, 0): 1}
+
+
+def test_a_map_state_does_not_hold_lists() -> None:
+    core = StateCore()
+    with pytest.raises(UsageError):
+        MapTable(core, value=("list", "long"))
+    usable(core)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "core", object()], ids=repr)
+def test_a_table_or_view_needs_a_core(wrong: Any) -> None:
+    from statebackend._core.snapshot_view import SnapshotView
+
+    for make in (StateTable, SnapshotView, MapTable):
+        with pytest.raises(TypeError):
+            make(wrong)
+    for call in (StateCore().rollback, StateCore().release, StateTable(StateCore()).dirty):
+        with pytest.raises(TypeError):
+            call(wrong)
+
+
+def test_entries_are_not_made_by_hand() -> None:
+    with pytest.raises(UsageError):
+        StateEntry()
+
+
+# --- marks
+# --------------------------------------------------------------------------------------------------------
+
+
+def test_stale_marks() -> None:
+    core = StateCore()
+    table = StateTable(core)
+    old, newer, newest = core.mark(), core.mark(), core.mark()
+    table.put(1, 1)
+    core.rollback(newer)
+    assert (old.is_open, newer.is_open, newest.is_open) == (True, True, False)
+    table.put(2, 2)
+    for call in (core.rollback, table.dirty):
+        with pytest.raises(UsageError) as error:
+            call(newest)
+        assert error.value.code == "STALE_MARK"
+    core.release(newest)
+    core.release(newer)
+    core.release(newer)
+    with pytest.raises(UsageError):
+        core.rollback(newer)
+    assert contents(table) == {(2, 0): 2}
+    assert table.dirty(old) == {(2, 0)}
+    core.rollback(old)
+    core.rollback(old)
+    assert contents(table) == {}
+    core.release(old)
+    assert core.metrics()["marks"] == 0
+
+
+def test_foreign_marks() -> None:
+    core, other = StateCore(), StateCore()
+    table, foreign_table = StateTable(core), StateTable(other)
+    foreign_table.put(1, 1)
+    foreign = other.mark()
+    foreign_table.put(1, 2)
+    own = core.mark()
+    table.put(1, 5)
+    for call in (core.rollback, table.dirty):
+        with pytest.raises(UsageError):
+            call(foreign)
+        with pytest.raises(UsageError):
+            call(Mark())
+    core.release(foreign)
+    assert foreign.is_open
+    assert contents(table) == {(1, 0): 5}
+    assert table.dirty(own) == {(1, 0)}
+    other.rollback(foreign)
+    assert contents(foreign_table) == {(1, 0): 1}
+
+
+# --- snapshots
+# ------------------------------------------------------------------------------------------------------
+
+
+def test_snapshots_that_cannot_be_read() -> None:
+    core, other = StateCore(), StateCore()
+    table, foreign = StateTable(core, max_parallelism=10, key_group_range=(2, 5)), StateTable(other)
+    view = core.snapshot()
+    for call in (view.read_group, view.group_size):
+        with pytest.raises(UsageError):
+            call(foreign, 2)
+        for group in (0, 1, 6, 10, 2**31):
+            with pytest.raises(KeyGroupError):
+                call(table, group)
+        with pytest.raises(OverflowError):
+            call(table, -1)
+        with pytest.raises(TypeError):
+            call(None, 2)
+    with pytest.raises(UsageError):
+        view.items(foreign)
+    assert view.items(table) == {}
+    view.release()
+    view.release()
+    assert view.version == 0
+    for call in (view.read_group, view.group_size):
+        with pytest.raises(ClosedError):
+            call(table, 2)
+    with pytest.raises(ClosedError):
+        view.items(table)
+
+
+def test_a_table_made_after_a_snapshot_is_empty_in_it() -> None:
+    core = StateCore()
+    with core.snapshot() as view:
+        table = StateTable(core)
+        table.put(1, 1)
+        assert view.items(table) == {}
+        assert view.read_group(table, table.group_of(1))["key"].tolist() == []
+
+
+# --- after close
+# ------------------------------------------------------------------------------------------------------
+
+AFTER_CLOSE = [
+    "table.get(1)",
+    "table.put(1, 1)",
+    "table.put_and_get_old(1, 1)",
+    "table.remove(1)",
+    "table.contains(1)",
+    "table.timestamp(1)",
+    "table.remove_and_get_old(1)",
+    "table.transform(1, 1, max)",
+    "table.length(1)",
+    "table.append(1, 1)",
+    "list(table)",
+    "list(table.visitor())",
+    "next(iterator)",
+    "next(visitor)",
+    "len(table)",
+    "table.entry(1)",
+    "table.chain(1)",
+    "table.map_info(table.group_of(1))",
+    "table.metrics()",
+    "table._check()",
+    "entry.key",
+    "entry.value",
+    "entry.version",
+    "entry.namespace",
+    "kernels.get_many(table, keys)",
+    "kernels.update_many(table, keys, keys)",
+    "kernels.remove_many(table, keys)",
+    "kernels.find_many(table, keys)",
+    "kernels.reduce_many(table, keys, keys, 'sum')",
+    "core.mark()",
+    "core.rollback(mark)",
+    "core.snapshot()",
+    "core.advance()",
+    "StateTable(core)",
+    "maps.get(1, 1)",
+    "maps.put(1, 1, 1)",
+    "maps.remove(1, 1)",
+    "maps.clear(1)",
+    "maps.contains(1, 1)",
+    "len(maps)",
+    "list(maps.items(1))",
+    "next(items)",
+    "maps._check()",
+]
+SETUP = """
+import numpy as np
+from statebackend._core import kernels
+from statebackend._core.map_table import MapTable
+from statebackend._core.state_core import StateCore
+from statebackend._core.state_table import StateTable
+from statebackend.errors import ClosedError
+
+core = StateCore()
+table = StateTable(core)
+maps = MapTable(core)
+keys = np.arange(5)
+for key in range(5):
+    table.put(key, key)
+    maps.put(1, key, key)
+mark = core.mark()
+entry, iterator, visitor, items = table.entry(1), iter(table), table.visitor(1), maps.items(1)
+next(iterator), next(visitor), next(items)
+core.close()
+"""
+
+
+@pytest.mark.parametrize("call", AFTER_CLOSE)
+def test_after_close_everything_raises(call: str) -> None:
+    """In a process of its own, because it has ended in freed memory."""
+    code = f"{SETUP}\ntry:\n    {call}\nexcept ClosedError:\n    print('closed')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr[-500:]
+
+
+def test_after_close_what_ends_things_is_silent() -> None:
+    core = StateCore()
+    table = StateTable(core)
+    mark = core.mark()
+    table.put(1, 1)
+    core.close()
+    core.close()
+    core.release(mark)
+    assert core.closed
+    assert not mark.is_open
+    assert core.arena.usage()["run_bytes"] == 0
+    core._check()
+
+
+def test_a_live_snapshot_outlives_close() -> None:
+    core = StateCore()
+    table = StateTable(core, key="bytes", value="bytes")
+    table.put(b"a", b"1")
+    view = core.snapshot()
+    table.put(b"a", b"2")
+    core.close()
+    with pytest.raises(ClosedError):
+        table.get(b"a")
+    assert view.items(table) == {(b"a", 0): b"1"}
+    view.release()
+    with pytest.raises(ClosedError):
+        view.items(table)
+
+
+# --- iteration
+# -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["put", "remove", "batch", "rollback"])
+def test_a_structural_change_ends_iteration(change: str) -> None:
+    core = StateCore()
+    table = StateTable(core, max_parallelism=1)
+    for key in range(20):
+        table.put(key, key)
+    mark = core.mark()
+    table.put(100, 100)
+    iterator = iter(table)
+    next(iterator)
+    if change == "put":
+        table.put(200, 200)
+    elif change == "remove":
+        table.remove(3)
+    elif change == "batch":
+        kernels.update_many(table, np.arange(300, 310), np.arange(10))
+    else:
+        core.rollback(mark)
+    with pytest.raises(RuntimeError):
+        list(iterator)
+
+
+def mid_rehash_table() -> tuple[StateCore, StateTable, int]:
+    core = StateCore()
+    table = StateTable(core, max_parallelism=1)
+    n = 0
+    while n < 1_000 or not table.metrics()["rehashing_maps"]:
+        table.put(n, n)
+        n += 1
+    return core, table, n
+
+
+@pytest.mark.parametrize("call", ["get", "contains", "put"])
+def test_iteration_with_reads_and_overwrites_sees_each_entry_once(call: str) -> None:
+    """Neither is a structural change, but both move entries of a rehash along."""
+    _, table, n = mid_rehash_table()
+    seen = []
+    try:
+        for entry in table:
+            seen.append(entry.key)
+            key = entry.key
+            table.put(key, -key) if call == "put" else getattr(table, call)(key)
+    except RuntimeError:
+        return  # also an answer
+    assert sorted(seen) == list(range(n))
+
+
+def test_iteration_with_overwrites_under_a_snapshot_gives_current_values() -> None:
+    core = StateCore()
+    table = StateTable(core, max_parallelism=1, hash_mask=0)
+    for key in range(10):
+        table.put(key, 0)
+    iterator = iter(table)
+    next(iterator)
+    view = core.snapshot()
+    for key in range(10):
+        table.put(key, 1)  # every entry is replaced by a clone
+    view.release()
+    core.advance(1_000)  # and what it replaced is free
+    try:
+        values = [entry.value for entry in iterator]
+    except RuntimeError:
+        return
+    assert values == [1] * 9
+
+
+def test_the_visitor_tolerates_changes() -> None:
+    core, table, n = mid_rehash_table()
+    seen = set()
+    for step, entries in enumerate(table.visitor(50)):
+        seen.update(entry.key for entry in entries)
+        table.put(10_000 + step, 0)
+        table.remove(10_000 + step)
+        table.get(0)
+        core.advance()
+    assert seen >= set(range(n))
+
+
+# --- overlapping calls
+# ------------------------------------------------------------------------------------------------------
+
+
+@checked_build
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda core, table: table.get(1),
+        lambda core, table: table.put(2, [2]),
+        lambda core, table: core.mark(),
+        lambda core, table: core.snapshot(),
+        lambda core, table: core.advance(),
+        lambda core, table: core.close(),
+        lambda core, table: kernels.find_many(table, np.arange(3)),
+    ],
+)
+def test_a_call_inside_a_call(call: Callable[[StateCore, StateTable], Any]) -> None:
+    """A copy function may not use the backend that calls it."""
+    errors = []
+
+    def copy(value: list[int]) -> list[int]:
+        try:
+            call(core, table)
+        except UsageError as error:
+            errors.append(error.code)
+        return list(value)
+
+    core = StateCore()
+    table = StateTable(core, value="object", copy_value=copy)
+    table.put(1, [1])
+    mark = core.mark()
+    assert table.get(1) == [1]
+    assert errors == ["OVERLAPPING_CALL"]
+    assert contents(table) == {(1, 0): [1]}
+    assert table.dirty(mark) == set()
+    table._check()
+    assert not core.closed
+
+
+@checked_build
+def test_a_call_on_another_thread_during_a_batch() -> None:
+    core = StateCore()
+    table = StateTable(core, value="long")
+    keys = np.arange(1_000_000)
+    stop = threading.Event()
+    batches = 0
+
+    def work() -> None:
+        nonlocal batches
+        while not stop.is_set():
+            try:
+                kernels.update_many(table, keys, keys)
+                batches += 1
+            except UsageError:
+                pass  # the other thread was inside first
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    codes: list[str] = []
+    for attempt in range(1_000_000):
+        try:
+            table.get(attempt)
+        except UsageError as error:
+            codes.append(error.code)
+            if len(codes) == 3:
+                break
+    stop.set()
+    thread.join()
+    assert codes == ["OVERLAPPING_CALL"] * 3
+    assert batches
+    assert len(table) == len(keys)
+    table._check()

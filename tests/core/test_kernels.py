@@ -1,0 +1,686 @@
+"""Every batch kernel does what the one-by-one calls do in the same order, or nothing at all."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from map_model import INTEGER_BITS, Layout, array_of, list_of, packed, reduced, value_maker
+
+from statebackend._core import kernels
+from statebackend._core.key_groups import HashPlan
+from statebackend._core.state_core import StateCore
+from statebackend._core.state_table import StateTable
+from statebackend.errors import KeyGroupError, UsageError
+
+SHORT, LONG = 300, 6_000  # below and above the size from which batches are sorted by key group
+CHUNK = 1 << 21
+THREADS = (1, 2, 3, 8)
+NUMBERS = ["long", "int", "short", "byte", "double", "float", "bool"]
+LAYOUTS = [
+    *(Layout(value) for value in [*NUMBERS, "bytes", 1, 5, 8, 200]),
+    *(Layout(value, "bytes") for value in ["long", "byte", "bytes", 24]),
+    *(Layout(value, "int", True, True) for value in ["long", "double", "bytes", 3]),
+    *(Layout(value, "bytes", True, True) for value in ["int", "bytes"]),
+]
+LISTS = [
+    *(Layout(("list", element)) for element in [*NUMBERS, "bytes", 1, 24]),
+    Layout(("list", "long"), "bytes", True, True),
+    Layout(("list", "bytes"), "bytes", True, True),
+]
+CONDITIONS = ["plain", "mark", "snapshot", "snapshot in mark", "mark in snapshot", "two marks"]
+
+
+def key_of(layout: Layout, number: int) -> Any:
+    if layout.key == "int":
+        return number * 7919 - 50_000
+    return b"%d" % number if number % 5 else b"a-long-key-%0*d" % (number % 40, number)
+
+
+def key_array(layout: Layout, numbers: Any) -> Any:
+    keys = [key_of(layout, int(n)) for n in numbers]
+    return packed(keys) if layout.key == "bytes" else np.array(keys, dtype=np.int64)
+
+
+def contents(table: StateTable) -> dict[Any, Any]:
+    return {(e.key, e.namespace): (e.value, table.timestamp(e.key, e.namespace)) for e in list(table)}
+
+
+class Pair:
+    """A table for the kernel and one for the scalar calls, filled alike and mid-rehash, under a condition."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        rng: random.Random,
+        condition: str = "plain",
+        n: int = 800,
+        own: list[int] | None = None,
+        **options: Any,
+    ) -> None:
+        self.layout, self.rng = layout, rng
+        self.is_list = isinstance(layout.value, tuple)
+        self.kind = layout.value[1] if self.is_list else layout.value
+        self.make = value_maker(self.kind)
+        self.n, self.own = n, own
+        options = {"initial_capacity": 4, "max_parallelism": 3, **options}
+        self.cores = [StateCore(seed=7), StateCore(seed=7)]
+        self.kernel, self.scalar = (layout.table(core, **options) for core in self.cores)
+        self.fill(range(n))
+        self.marks: list[Any] = []
+        self.views: list[Any] = []
+        for step in {
+            "plain": (),
+            "mark": "m",
+            "snapshot": "s",
+            "snapshot in mark": "mws",
+            "mark in snapshot": "swm",
+            "two marks": "mwmw",
+        }[condition]:
+            if step == "m":
+                self.marks.append(([core.mark() for core in self.cores], contents(self.kernel)))
+            elif step == "s":
+                self.views.append(([core.snapshot() for core in self.cores], contents(self.kernel)))
+            else:
+                self.fill(range(0, n, 7))
+
+    def value(self) -> Any:
+        return self.make(self.rng)
+
+    def fill(self, numbers: range) -> None:
+        for number in [self.own[n] for n in numbers] if self.own else numbers:
+            value = self.value()
+            for table in (self.kernel, self.scalar):
+                if self.is_list:
+                    table.append(key_of(self.layout, number), value)
+                else:
+                    table.put(key_of(self.layout, number), value, 0, number if self.layout.timestamps else 0)
+
+    def numbers(self, rows: int) -> list[int]:
+        """Keys that are there, keys that are not, and many of them twice."""
+        return [self.rng.randrange(2 * self.n) for _ in range(rows)]
+
+    def compare(self) -> None:
+        """Equal now, equally dirty, equal in the snapshots and after every rollback."""
+        assert contents(self.kernel) == contents(self.scalar)
+        assert len(self.kernel) == len(self.scalar)
+        self.check()
+        for views, then in self.views:
+            assert views[0].items(self.kernel) == {where: value for where, (value, _) in then.items()}
+        for marks, then in reversed(self.marks):
+            assert self.kernel.dirty(marks[0]) == self.scalar.dirty(marks[1])
+            for core, mark in zip(self.cores, marks, strict=True):
+                core.rollback(mark)
+            assert contents(self.kernel) == then
+            self.check()
+
+    def check(self) -> None:
+        self.kernel._check()
+        self.cores[0]._check()
+
+
+@contextmanager
+def nothing_changes(pair: Pair) -> Iterator[None]:
+    """What a call that fails must leave alone; and that the table goes on working."""
+    table = pair.kernel
+    before = contents(table)
+    dirty = [table.dirty(marks[0]) for marks, _ in pair.marks]
+    used = table.metrics()["used_slots"]
+    yield
+    assert contents(table) == before
+    assert len(table) == len(before)
+    assert [table.dirty(marks[0]) for marks, _ in pair.marks] == dirty
+    pair.check()
+    if not pair.views and not pair.marks:
+        while pair.cores[0].advance(1 << 20):
+            pass
+        assert table.metrics()["used_slots"] == used
+    # Written again, one by one: under a mark these writes are as new to the journal as the first ones.
+    pair.fill(range(0, pair.n, 3))
+    pair.compare()
+
+
+# --- equal to one by one -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [0, 1, SHORT, LONG])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_update_get_and_remove(layout: Layout, rows: int, rng: random.Random) -> None:
+    for condition in rng.sample(CONDITIONS, 3):
+        pair = Pair(layout, rng, condition)
+        options = {
+            "namespace": rng.choice((0, 2)) if layout.namespaces else 0,
+            "threads": rng.choice(THREADS),
+        }
+        ns, timestamp = options["namespace"], 99 if layout.timestamps else 0
+
+        numbers, values = pair.numbers(rows), [pair.value() for _ in range(rows)]
+        kernels.update_many(
+            pair.kernel,
+            key_array(layout, numbers),
+            array_of(values, pair.kind) if rows else empty_values(pair.kind),
+            timestamp=timestamp,
+            **options,
+        )
+        for number, value in zip(numbers, values, strict=True):
+            pair.scalar.put(key_of(layout, number), value, ns, timestamp)
+
+        numbers = pair.numbers(rows)
+        found_values, found = kernels.get_many(pair.kernel, key_array(layout, numbers), **options)
+        slots = kernels.find_many(pair.kernel, key_array(layout, numbers), **options)
+        expected = [pair.scalar.get(key_of(layout, number), ns) for number in numbers]
+        got = list_of(found_values, pair.kind)
+        assert found.tolist() == [value is not None for value in expected]
+        assert (slots != 0).tolist() == found.tolist()
+        assert [a for a, there in zip(got, found, strict=True) if there] == [
+            b for b in expected if b is not None
+        ]
+
+        numbers = pair.numbers(rows)
+        removed = kernels.remove_many(pair.kernel, key_array(layout, numbers), **options)
+        assert removed.tolist() == [pair.scalar.remove(key_of(layout, number), ns) for number in numbers]
+        pair.compare()
+
+
+def empty_values(kind: Any) -> Any:
+    if kind == "bytes":
+        return packed([])
+    return np.empty((0, kind), np.uint8) if isinstance(kind, int) else array_of([], kind)
+
+
+@pytest.mark.parametrize("rows", [1, SHORT, LONG])
+@pytest.mark.parametrize("layout", LISTS, ids=str)
+def test_append(layout: Layout, rows: int, rng: random.Random) -> None:
+    for condition in rng.sample(CONDITIONS, 3):
+        pair = Pair(layout, rng, condition, n=200)
+        options = {
+            "namespace": rng.choice((0, 2)) if layout.namespaces else 0,
+            "threads": rng.choice(THREADS),
+        }
+        numbers, values = pair.numbers(rows), [pair.value() for _ in range(rows)]
+        kernels.append_many(
+            pair.kernel, key_array(layout, numbers), array_of(values, pair.kind), timestamp=5, **options
+        )
+        for number, value in zip(numbers, values, strict=True):
+            pair.scalar.append(key_of(layout, number), value, options["namespace"], 5)
+        numbers = pair.numbers(rows // 2)
+        removed = kernels.remove_many(pair.kernel, key_array(layout, numbers), **options)
+        assert removed.tolist() == [
+            pair.scalar.remove(key_of(layout, number), options["namespace"]) for number in numbers
+        ]
+        pair.compare()
+
+
+def is_defined(kind: str, reduction: str) -> bool:
+    if kind == "bool":
+        return reduction not in ("sum", "product", "count")
+    return reduction != "count" or kind in INTEGER_BITS
+
+
+@pytest.mark.parametrize(
+    ("kind", "reduction"), [(k, r) for k in NUMBERS for r in kernels.REDUCTIONS if is_defined(k, r)]
+)
+@pytest.mark.parametrize("key", ["int", "bytes"])
+def test_reductions(key: str, kind: str, reduction: str, rng: random.Random) -> None:
+    layout = Layout(kind, key, timestamps=rng.random() < 0.3)
+    for rows in (SHORT, LONG):
+        pair = Pair(layout, rng, rng.choice(CONDITIONS))
+        # Numbers that stay in range: ones for the product, small ones for the sum.
+        make = {"product": lambda: rng.choice((1, 1, -1, 0)), "sum": lambda: rng.randrange(-1, 2)}.get(
+            reduction, lambda: rng.randrange(-9, 10)
+        )
+        if kind != "bool":
+            for number in range(pair.n):
+                for table in (pair.kernel, pair.scalar):
+                    table.put(key_of(layout, number), (int if kind in INTEGER_BITS else float)(number % 30))
+        values: list[Any] = [make() for _ in range(rows)]
+        if kind == "bool":
+            values = [value > 0 for value in values]
+        elif kind not in INTEGER_BITS:
+            values = [float(value) for value in values]
+        numbers = pair.numbers(rows)
+        timestamp = 3 if layout.timestamps else 0
+        first_rows, touched = kernels.reduce_many(
+            pair.kernel,
+            key_array(layout, numbers),
+            array_of(values, kind),
+            reduction,
+            timestamp=timestamp,
+            threads=rng.choice(THREADS),
+            return_touched=True,
+        )
+        for number, value in zip(numbers, values, strict=True):
+            old = pair.scalar.get(key_of(layout, number))
+            pair.scalar.put(key_of(layout, number), reduced(reduction, kind, old, value), 0, timestamp)
+        distinct = list(dict.fromkeys(numbers))
+        assert [numbers[row] for row in first_rows] == distinct
+        assert touched.tolist() == [pair.scalar.get(key_of(layout, number)) for number in distinct]
+        pair.compare()
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("groups", [1, 3, 128, 1024])
+def test_key_groups_and_threads(groups: int, threads: int, rng: random.Random) -> None:
+    for layout in (Layout("long"), Layout("bytes", "bytes")):
+        pair = Pair(layout, rng, "mark in snapshot", max_parallelism=groups)
+        for rows in (4_095, 4_096, 10_000):
+            numbers, values = pair.numbers(rows), [pair.value() for _ in range(rows)]
+            kernels.update_many(
+                pair.kernel, key_array(layout, numbers), array_of(values, pair.kind), threads=threads
+            )
+            for number, value in zip(numbers, values, strict=True):
+                pair.scalar.put(key_of(layout, number), value)
+        pair.compare()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("condition", ["plain", "snapshot in mark"])
+def test_a_batch_that_starts_and_ends_mid_rehash(condition: str, threads: int, rng: random.Random) -> None:
+    """Batches of every size: somewhere among them every map doubles, moves and finishes."""
+    pair = Pair(Layout("long"), rng, condition, n=20, max_parallelism=2)
+    n = 20
+    rehashing = set()
+    for rows in (10, 30, 100, 300, 1_000, 5_000, 20_000):
+        numbers = [rng.randrange(n + rows) for _ in range(rows)]
+        values = list(range(rows))
+        kernels.update_many(pair.kernel, key_array(pair.layout, numbers), np.array(values), threads=threads)
+        for number, value in zip(numbers, values, strict=True):
+            pair.scalar.put(key_of(pair.layout, number), value)
+        rehashing.add(pair.kernel.metrics()["rehashing_maps"] > 0)
+        pair.check()
+        n += rows
+    assert rehashing == {True, False}
+    pair.compare()
+
+
+def test_more_rows_than_a_chunk(np_rng: np.random.Generator) -> None:
+    core = StateCore()
+    table = StateTable(core, value="long", max_parallelism=16)
+    n = CHUNK + 10_000
+    keys = np_rng.integers(0, 300_000, n)
+    values = np_rng.integers(-1000, 1000, n)
+    sums = np.zeros(300_000, dtype=np.int64)
+    np.add.at(sums, keys, values)
+    distinct, first = np.unique(keys, return_index=True)
+
+    rows, touched = kernels.reduce_many(table, keys, values, "sum", threads=2, return_touched=True)
+    assert (rows == np.sort(first)).all()
+    assert (touched == sums[keys[rows]]).all()
+    found_values, found = kernels.get_many(table, keys, threads=2)
+    assert found.all()
+    assert (found_values == sums[keys]).all()
+
+    # An overflow in the second chunk takes the first one back.
+    mark = core.mark()
+    values[-1] = 2**63 - 1
+    sums_before = kernels.get_many(table, distinct)[0]
+    table.put(int(keys[-1]), 2**62)
+    with pytest.raises(OverflowError, match=f"position {n - 1}"):
+        kernels.reduce_many(table, keys, np.where(np.arange(n) == n - 1, 2**62, 0), "sum", threads=2)
+    assert table.dirty(mark) == {(int(keys[-1]), 0)}
+    core.rollback(mark)
+    assert (kernels.get_many(table, distinct)[0] == sums_before).all()
+    table._check()
+
+    # Rows of one key in both chunks are applied in order.
+    kernels.update_many(table, keys, np.arange(n), threads=2)
+    last = np.zeros(300_000, dtype=np.int64)
+    last[keys] = np.arange(n)
+    assert (kernels.get_many(table, distinct)[0] == last[distinct]).all()
+    core.release(mark)
+    removed = kernels.remove_many(table, keys, threads=2)
+    assert removed.sum() == len(distinct)
+    assert len(table) == 0
+
+
+# --- nothing or all --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("kind", INTEGER_BITS)
+@pytest.mark.parametrize("reduction", ["sum", "product", "count"])
+def test_an_overflow_undoes_the_whole_call(
+    reduction: str, kind: str, condition: str, rng: random.Random
+) -> None:
+    top = 2 ** (INTEGER_BITS[kind] - 1) - 1
+    for layout in (Layout(kind), Layout(kind, "bytes", timestamps=True)):
+        for rows in (SHORT, LONG):
+            at = rng.choice((0, rows // 2, rows - 1))
+            pair = Pair(layout, rng, condition, n=400)
+            full = pair.n - 1
+            numbers = [rng.choice((rng.randrange(full), pair.n + rng.randrange(full))) for _ in range(rows)]
+            numbers[at] = full
+            for number in range(pair.n):
+                for table in (pair.kernel, pair.scalar):
+                    table.put(key_of(layout, number), top if number == full else 0)
+            values = np.ones(rows, dtype=f"i{INTEGER_BITS[kind] // 8}")
+            values[at] = 2
+            if reduction == "product":
+                numbers = [number if number < pair.n else number % full for number in numbers]
+            with nothing_changes(pair), pytest.raises(OverflowError, match=f"position {at}$"):
+                kernels.reduce_many(
+                    pair.kernel,
+                    key_array(layout, numbers),
+                    values,
+                    reduction,
+                    timestamp=7,
+                    threads=rng.choice(THREADS),
+                )
+
+
+@pytest.mark.parametrize("kind", INTEGER_BITS)
+def test_overflow_downwards_and_at_the_edge(kind: str) -> None:
+    bits = INTEGER_BITS[kind]
+    dtype = f"i{bits // 8}"
+    table = StateTable(StateCore(), value=kind)
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    for start, step, reduction, result in [
+        (low, -1, "sum", None),
+        (low + 1, -1, "sum", low),
+        (high - 1, 1, "sum", high),
+        (high, 1, "sum", None),
+        (low, -1, "product", None),
+        (high, -1, "product", -high),
+        (low, 0, "product", 0),
+    ]:
+        table.put(1, start)
+        if result is None:
+            with pytest.raises(OverflowError):
+                kernels.reduce_many(table, np.array([1]), np.array([step], dtype), reduction)
+        else:
+            kernels.reduce_many(table, np.array([1]), np.array([step], dtype), reduction)
+        assert table.get(1) == (start if result is None else result)
+
+
+def test_writes_after_a_failed_call_are_journalled() -> None:
+    core = StateCore()
+    table = StateTable(core, value="byte")
+    table.put(1, 10)
+    mark = core.mark()
+    with pytest.raises(OverflowError):
+        kernels.reduce_many(table, np.array([1, 1]), np.array([1, 127], np.int8), "sum")
+    table.put(1, 50)
+    assert table.dirty(mark) == {(1, 0)}
+    core.rollback(mark)
+    assert table.get(1) == 10
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize(
+    "layout", [Layout("long"), Layout("bytes", "bytes"), Layout(("list", "bytes"))], ids=str
+)
+def test_a_key_outside_the_range_is_named_and_changes_nothing(
+    layout: Layout, condition: str, rng: random.Random
+) -> None:
+    plan = HashPlan("int64" if layout.key == "int" else "bytes")
+    group_of = plan.key_group_of_int if layout.key == "int" else plan.key_group_of_bytes
+    inside = [5 <= group_of(key_of(layout, number), 20) <= 14 for number in range(3_000)]
+    own = [number for number in range(3_000) if inside[number]]
+    for rows in (SHORT, LONG):
+        for at in (0, rows // 2, rows - 1):
+            pair = Pair(layout, rng, condition, n=300, own=own, max_parallelism=20, key_group_range=(5, 14))
+            numbers = rng.choices(own, k=rows)
+            numbers[at] = inside.index(False)
+            values = array_of([pair.value() for _ in range(rows)], pair.kind)
+            with nothing_changes(pair):
+                for call in batch_calls(pair, key_array(layout, numbers), values):
+                    with pytest.raises(KeyGroupError, match=f"position {at}\\)"):
+                        call()
+
+
+def batch_calls(pair: Pair, keys: Any, values: Any) -> list[Callable[[], Any]]:
+    calls = [
+        lambda: kernels.remove_many(pair.kernel, keys, threads=2),
+        lambda: kernels.find_many(pair.kernel, keys, threads=2),
+    ]
+    if pair.is_list:
+        return [*calls, lambda: kernels.append_many(pair.kernel, keys, values, threads=2)]
+    return [
+        *calls,
+        lambda: kernels.update_many(pair.kernel, keys, values, threads=2),
+        lambda: kernels.get_many(pair.kernel, keys, threads=2),
+    ]
+
+
+def test_a_foreign_key_in_the_second_chunk_takes_the_first_back(np_rng: np.random.Generator) -> None:
+    group_of = HashPlan("int64").key_group_of_int
+    own = np.array([n for n in range(1000) if group_of(n, 4) < 2])
+    foreign = next(n for n in range(1000) if group_of(n, 4) >= 2)
+    table = StateTable(StateCore(), value="long", max_parallelism=4, key_group_range=(0, 1))
+    table.put(int(own[0]), 5)
+    keys = np.append(np_rng.choice(own, CHUNK + 5), foreign)
+    with pytest.raises(KeyGroupError, match=f"position {CHUNK + 5}"):
+        kernels.update_many(table, keys, keys, threads=2)
+    assert contents(table) == {(int(own[0]), 0): (5, None)}
+    table._check()
+
+
+# --- floating point ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("double", np.float64), ("float", np.float32)])
+def test_nan_is_greatest_and_zeros_are_equal(kind: str, dtype: type) -> None:
+    nan = math.nan
+    for reduction, values, result in [
+        ("min", [nan, 1.0], 1.0),
+        ("min", [1.0, nan], 1.0),
+        ("min", [nan, nan], nan),
+        ("min", [math.inf, nan], math.inf),
+        ("max", [nan, 1.0], nan),
+        ("max", [1.0, nan], nan),
+        ("max", [nan, math.inf], nan),
+        ("max", [-1.0, 3.0], 3.0),
+        ("sum", [1.0, nan], nan),
+        ("sum", [math.inf, -math.inf], nan),
+        ("product", [0.0, math.inf], nan),
+        ("first", [nan, 1.0], nan),
+        ("last", [1.0, nan], nan),
+        ("any", [0.0, nan], 1.0),
+        ("all", [nan, 0.0], 0.0),
+        ("any", [-0.0, 0.0], 0.0),
+    ]:
+        table = StateTable(StateCore(), value=kind)
+        kernels.reduce_many(table, np.zeros(len(values), np.int64), np.array(values, dtype), reduction)
+        found = table.get(0)
+        assert found == result or (math.isnan(found) and math.isnan(result)), (reduction, values, found)
+    for values in ([0.0, -0.0], [-0.0, 0.0]):
+        for reduction in ("min", "max"):
+            table = StateTable(StateCore(), value=kind)
+            kernels.reduce_many(table, np.zeros(2, np.int64), np.array(values, dtype), reduction)
+            assert math.copysign(1, table.get(0)) == math.copysign(1, values[0]), "equal: the first stays"
+
+
+def test_nan_and_negative_zero_are_stored_bit_for_bit() -> None:
+    table = StateTable(StateCore(), value="double")
+    bits = np.array([0x7FF8000000000001, 0xFFF8000000000000, 0x8000000000000000, 1], dtype=np.uint64)
+    kernels.update_many(table, np.arange(4), bits.view(np.float64))
+    assert kernels.get_many(table, np.arange(4))[0].view(np.uint64).tolist() == bits.tolist()
+
+
+# --- several threads
+# -----------------------------------------------------------------------------------------
+
+
+def in_a_process_of_its_own(code: str) -> None:
+    """For what has brought the interpreter down."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
+def test_a_threaded_read_that_moves_entries_leaves_the_journal_whole() -> None:
+    """Under a mark and a snapshot the rehash clones entries; the lanes of a read record those moves too."""
+    in_a_process_of_its_own("""
+        import numpy as np
+        from statebackend._core import kernels
+        from statebackend._core.state_core import StateCore
+        from statebackend._core.state_table import StateTable
+
+        core = StateCore(seed=1)
+        table = StateTable(core, max_parallelism=8, initial_capacity=1024)
+        n = 0
+        while table.metrics()["rehashing_maps"] < 6:
+            table.put(n, n)
+            n += 1
+        mark = core.mark()
+        for key in range(0, n, 40):
+            table.put(key, -key)
+        view = core.snapshot()
+        moved = core.metrics()["rehashed_entries"]
+        kernels.get_many(table, np.arange(n), threads=4)
+        assert core.metrics()["rehashed_entries"] > moved
+        core.rollback(mark)
+        table._check()
+        assert [table.get(key) for key in range(n)] == list(range(n))
+        assert view.items(table) == {(k, 0): -k if k % 40 == 0 else k for k in range(n)}
+        view.release()
+        core.release(mark)
+        while core.advance(1 << 20):
+            pass
+        assert table.metrics()["used_slots"] == n
+    """)
+
+
+def test_two_threads_that_need_an_extent_at_the_same_time_get_two() -> None:
+    """Making an extent runs Python, in which the interpreter may let the other thread in."""
+    in_a_process_of_its_own("""
+        import time
+        import numpy as np
+        from statebackend._core import arena, kernels
+        from statebackend._core.state_core import StateCore
+        from statebackend._core.state_table import StateTable
+
+        map_extent = arena._map_extent
+
+        def slowly():
+            extent = map_extent()
+            time.sleep(0.001)
+            return extent
+
+        arena._map_extent = slowly
+        core = StateCore()
+        table = StateTable(core, value=200)
+        keys = np.arange(100_000)
+        values = np.zeros((len(keys), 200), np.uint8)
+        values[:, :8] = keys.view(np.uint8).reshape(-1, 8)
+        kernels.update_many(table, keys, values, threads=4)
+        core._check()
+        assert sum(map(len, core.arena.memory())) == core.arena.usage()["extent_bytes"]
+        out, found = kernels.get_many(table, keys, threads=4)
+        assert found.all() and (out == values).all()
+    """)
+
+
+def test_results_do_not_depend_on_threads(np_rng: np.random.Generator) -> None:
+    keys, values = np_rng.integers(0, 20_000, 50_000), np_rng.random(50_000)
+    results = []
+    for threads in (1, 2, 3, 8, 16, 99, 0, -1):
+        table = StateTable(StateCore(), value="double")
+        rows, sums = kernels.reduce_many(table, keys, values, "sum", threads=threads, return_touched=True)
+        results.append(
+            (rows.tobytes(), sums.tobytes(), kernels.get_many(table, keys, threads=threads)[0].tobytes())
+        )
+    assert set(results) == {results[0]}
+
+
+# --- what is no batch
+# ------------------------------------------------------------------------------------------
+
+
+def test_batches_that_a_table_does_not_take() -> None:
+    core = StateCore()
+    longs, strings = StateTable(core, value="long"), StateTable(core, key="bytes", value="bytes")
+    objects, lists = StateTable(core, value="object"), StateTable(core, value=("list", "long"))
+    raw, flags, floats = (
+        StateTable(core, value=5),
+        StateTable(core, value="bool"),
+        StateTable(core, value="double"),
+    )
+    of_objects = StateTable(core, value=("list", "object"))
+    k, kb = np.arange(3), packed([b"a", b"b", b"c"])
+    wrong: list[Callable[[], Any]] = [
+        lambda: kernels.update_many(longs, k, np.arange(2)),
+        lambda: kernels.update_many(longs, k, np.arange(3, dtype=np.int32)),
+        lambda: kernels.update_many(longs, k, np.arange(3.0)),
+        lambda: kernels.update_many(longs, k.astype(np.int32), k),
+        lambda: kernels.update_many(longs, k.astype(np.uint64), k),
+        lambda: kernels.update_many(longs, kb, k),
+        lambda: kernels.update_many(longs, k, kb),
+        lambda: kernels.update_many(longs, k, k, namespace=1),
+        lambda: kernels.update_many(strings, k, kb),
+        lambda: kernels.update_many(strings, kb, k),
+        lambda: kernels.update_many(strings, kb, packed([b"a", b"b"])),
+        lambda: kernels.update_many(strings, (np.array([0, 2, 1, 3]), kb[1]), kb),
+        lambda: kernels.update_many(strings, (np.array([0, 1, 2, 4]), kb[1]), kb),
+        lambda: kernels.update_many(strings, (np.array([-1, 1, 2, 3]), kb[1]), kb),
+        lambda: kernels.update_many(strings, (np.array([0, 1, 2, 3], np.int32), kb[1]), kb),
+        lambda: kernels.update_many(strings, kb, (np.array([0, 1, 2, 2**62]), kb[1])),
+        lambda: kernels.update_many(strings, (np.array([], np.int64), kb[1]), kb),
+        lambda: kernels.update_many(raw, k, np.zeros((3, 4), np.uint8)),
+        lambda: kernels.update_many(raw, k, np.zeros(15, np.uint8)),
+        lambda: kernels.update_many(objects, k, k),
+        lambda: kernels.update_many(lists, k, k),
+        lambda: kernels.get_many(objects, k),
+        lambda: kernels.get_many(lists, k),
+        lambda: kernels.remove_many(objects, k),
+        lambda: kernels.append_many(longs, k, k),
+        lambda: kernels.append_many(of_objects, k, k),
+        lambda: kernels.append_many(lists, k, np.arange(3.0)),
+        lambda: kernels.reduce_many(longs, k, k, "median"),
+        lambda: kernels.reduce_many(longs, k, np.arange(2), "sum"),
+        lambda: kernels.reduce_many(strings, kb, kb, "first"),
+        lambda: kernels.reduce_many(raw, k, np.zeros((3, 5), np.uint8), "first"),
+        lambda: kernels.reduce_many(flags, k, np.ones(3, bool), "sum"),
+        lambda: kernels.reduce_many(floats, k, np.arange(3.0), "count"),
+    ]
+    for i, call in enumerate(wrong):
+        try:
+            call()
+        except UsageError:
+            continue
+        pytest.fail(f"wrong[{i}] was taken")
+    for table in (longs, strings, objects, lists, raw, flags, floats, of_objects):
+        assert len(table) == 0
+        table._check()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [[1, 2], None, 5, "ab", np.arange(6).reshape(3, 2), np.array(1)],
+    ids=["list", "none", "int", "str", "two dimensions", "no dimension"],
+)
+def test_keys_that_are_no_array_of_one_dimension(keys: Any) -> None:
+    table = StateTable(StateCore(), value="long")
+    with pytest.raises((UsageError, TypeError)):
+        kernels.get_many(table, keys)
+    with pytest.raises((UsageError, TypeError)):
+        kernels.update_many(table, keys, np.arange(3))
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize(
+    "values", [[1, 2, 3], None, np.arange(6).reshape(3, 2)], ids=["list", "none", "two dimensions"]
+)
+def test_values_that_are_no_array_of_one_dimension(values: Any) -> None:
+    table = StateTable(StateCore(), value="long")
+    with pytest.raises((UsageError, TypeError)):
+        kernels.update_many(table, np.arange(3), values)
+    assert len(table) == 0
+
+
+def test_strided_arrays_are_taken_as_they_read() -> None:
+    table = StateTable(StateCore(), value="long")
+    kernels.update_many(table, np.arange(20)[::2], np.arange(10)[::-1])
+    assert [table.get(2 * i) for i in range(10)] == list(range(9, -1, -1))
+    raw = StateTable(StateCore(), value=3)
+    kernels.update_many(raw, np.arange(2), np.asfortranarray(np.arange(6, dtype=np.uint8).reshape(2, 3)))
+    assert raw.get(1) == bytes([3, 4, 5])

@@ -1,0 +1,296 @@
+"""What state costs in memory, from the core's own accounts and tracemalloc; nothing here asks the system."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from statebackend._core import kernels
+from statebackend._core.state_core import StateCore
+from statebackend._core.state_table import StateTable
+
+EXTENT = 2 << 20
+
+
+@pytest.fixture
+def traced() -> Iterator[Callable[[], int]]:
+    """Bytes traced since the start of the test."""
+    gc.collect()
+    tracemalloc.start()
+    start = tracemalloc.get_traced_memory()[0]
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[0] - start
+    finally:
+        tracemalloc.stop()
+
+
+def drain(core: StateCore) -> None:
+    while core.advance(1 << 20):
+        pass
+
+
+def fill(table: StateTable, first: int, last: int) -> None:
+    # Keys in no order: neighbours in the batch are not neighbours in the map.
+    keys = np.arange(first, last) * -7046029254386353131
+    kernels.update_many(table, keys, keys, threads=2)
+
+
+# --- P6: at most 40 bytes for an entry LONG -> LONG ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", [1, 128, 1024])
+def test_bytes_per_entry_at_two_million(groups: int, traced: Callable[[], int]) -> None:
+    core = StateCore()
+    table = StateTable(core, value="long", max_parallelism=groups)
+    n = 2_000_000
+    for first in range(0, n, 100_000):
+        fill(table, first, first + 100_000)
+    drain(core)
+    core.arena.trim()
+    assert len(table) == n
+    assert table.metrics()["stride"] <= 28
+    metrics = table.metrics()
+    assert (metrics["buckets"] * 4 + metrics["entry_bytes"]) / n <= 40
+    usage = core.arena.usage()
+    assert usage["run_bytes"] / n <= 40
+    assert usage["extent_bytes"] / n <= 40
+    assert usage["used_bytes"] / n <= 40
+    if groups <= 128:
+        assert traced() / n <= 40
+
+
+@pytest.mark.parametrize("groups", [1, 128])
+def test_bytes_per_entry_at_every_moment_of_a_doubling(groups: int) -> None:
+    """From a third before to well after: two bucket tables stand side by side for a while.
+
+    Counted are the runs in use and the extents that they lie in, but for the one that is being filled: of
+    the second table only the pages that entries have reached exist, and of the first only those that they
+    have not left.
+    """
+    core = StateCore()
+    table = StateTable(core, value="long", max_parallelism=groups)
+    worst: tuple[float, int] = (0.0, 0)
+    rehashing = 0
+    for first in range(0, 2_200_000, 20_000):
+        fill(table, first, first + 20_000)
+        n = first + 20_000
+        if n < 1_100_000:
+            continue
+        rehashing += table.metrics()["rehashing_maps"] > 0
+        held = core.arena.usage()
+        worst = max(worst, (held["run_bytes"] / n, n))
+        assert (held["extent_bytes"] - EXTENT) / n <= 40, n
+    assert rehashing
+    assert worst[0] <= 40, worst
+
+
+def test_scalar_puts_cost_no_more_than_batches() -> None:
+    core = StateCore()
+    table = StateTable(core, value="long")
+    for key in range(200_000):
+        table.put(key, key)
+    assert core.arena.usage()["run_bytes"] / 200_000 <= 40
+
+
+# --- states without entries
+# -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "key"), [("long", "int"), ("bytes", "bytes"), ("object", "int"), (("list", "long"), "int")]
+)
+def test_a_state_without_entries_is_small(value: Any, key: str, traced: Callable[[], int]) -> None:
+    core = StateCore()
+    before = traced()
+    tables = [StateTable(core, key=key, value=value, max_parallelism=128) for _ in range(10)]
+    assert (traced() - before) / 10 < 100_000
+    assert core.arena.usage()["extent_bytes"] == 0
+    for table in tables:
+        table.get(1 if key == "int" else b"a")
+        table.contains(2 if key == "int" else b"b")
+    kernels.find_many(tables[0], np.arange(5) if key == "int" else (np.array([0, 1]), np.zeros(1, np.uint8)))
+    core.arena.trim()
+    assert core.arena.usage()["run_bytes"] == 0
+    assert (traced() - before) / 10 < 100_000
+
+
+def test_a_state_that_was_emptied_is_small(traced: Callable[[], int]) -> None:
+    core = StateCore()
+    table = StateTable(core, value="long", max_parallelism=128)
+    fill(table, 0, 100_000)
+    kernels.remove_many(table, np.arange(100_000) * -7046029254386353131)
+    drain(core)
+    core.arena.trim()
+    assert core.arena.usage()["run_bytes"] == 0
+    assert traced() - core.arena.usage()["extent_bytes"] < 100_000
+
+
+def test_thirty_two_thousand_key_groups_are_cheap(traced: Callable[[], int]) -> None:
+    core = StateCore()
+    before = traced()
+    table = StateTable(core, value="long", max_parallelism=32_768)
+    assert traced() - before < 300_000, "a pointer a group"
+    keys = np.arange(10)
+    kernels.update_many(table, keys, keys)
+    drain(core)
+    core.arena.trim()
+    assert traced() - before - core.arena.usage()["extent_bytes"] < 320_000
+    assert core.arena.usage()["run_bytes"] < 10 * 1024
+    # What belongs to a batch touches the groups of the batch.
+    view = core.snapshot()
+    mark = core.mark()
+    kernels.update_many(table, keys, -keys)
+    assert table.metrics()["copied_entries"] <= 10
+    core.rollback(mark)
+    core.release(mark)
+    assert view.items(table) == {(key, 0): key for key in range(10)}
+    view.release()
+    drain(core)
+    assert [table.get(key) for key in range(10)] == list(range(10))
+
+
+# --- the garbage collector
+# -----------------------------------------------------------------------------------
+
+
+def collections(n: int = 7) -> float:
+    times = []
+    for _ in range(n):
+        start = time.perf_counter()
+        gc.collect()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+@pytest.mark.parametrize("value", ["long", "bytes", ("list", "long"), ("list", "bytes"), 16])
+def test_a_million_entries_are_nothing_to_the_garbage_collector(value: Any) -> None:
+    core = StateCore()
+    table = StateTable(core, value=value)
+    n = 1_000_000
+    keys = np.arange(n)
+    values: Any = np.zeros((n, 16), np.uint8) if value == 16 else keys
+    if value == "bytes" or value == ("list", "bytes"):
+        values = (np.arange(n + 1) * 4, np.zeros(4 * n, np.uint8))
+    gc.collect()
+    before, time_before = len(gc.get_objects()), collections()
+    (kernels.append_many if isinstance(value, tuple) else kernels.update_many)(table, keys, values)
+    assert len(table) == n
+    gc.collect()
+    after, time_after = len(gc.get_objects()), collections()
+    # Extents are a handful of arrays and mappings; entries are nothing.
+    assert after - before < 1_000
+    # A loose bound: a million tracked objects would take a hundred times as long.
+    assert time_after < 3 * time_before + 0.02
+    assert not gc.is_tracked(core.arena)
+
+
+# --- giving back
+# ------------------------------------------------------------------------------------------------
+
+
+def full_table(value: Any) -> tuple[StateCore, StateTable, Any]:
+    core = StateCore()
+    table = StateTable(core, value=value, max_parallelism=16)
+    n = 300_000
+    keys = np.arange(n)
+    if value == "bytes":
+        kernels.update_many(table, keys, (np.arange(n + 1) * 40, np.zeros(40 * n, np.uint8)))
+    elif isinstance(value, tuple):
+        for _ in range(3):
+            kernels.append_many(table, keys, keys)
+    else:
+        kernels.update_many(table, keys, keys)
+    assert core.arena.usage()["extent_bytes"] > 4 * EXTENT
+    return core, table, keys
+
+
+@pytest.mark.parametrize("how", ["batch", "scalar", "rollback", "close", "drop"])
+@pytest.mark.parametrize("value", ["long", "bytes", ("list", "long")])
+def test_emptied_tables_give_memory_back(value: Any, how: str, traced: Callable[[], int]) -> None:
+    core, table, keys = full_table(value)
+    assert traced() > 4 * EXTENT
+    if how == "batch":
+        kernels.remove_many(table, keys, threads=2)
+    elif how == "scalar":
+        for key in keys.tolist():
+            table.remove(key)
+    elif how == "rollback":
+        kernels.remove_many(table, keys)
+        drain(core)
+        mark = core.mark()
+        if isinstance(value, tuple):
+            kernels.append_many(table, keys, keys)
+        else:
+            for key in keys.tolist():
+                table.put(key, b"" if value == "bytes" else key)
+        core.rollback(mark)
+        core.release(mark)
+    elif how == "close":
+        core.close()
+    if how == "drop":
+        core = table = None  # type: ignore[assignment]
+        gc.collect()
+        assert traced() < 1_000_000 + keys.nbytes
+        return
+    if how != "close":
+        drain(core)
+        table._check()
+    core._check()
+    usage = core.arena.usage()
+    assert usage["run_bytes"] == usage["blob_bytes"] == 0
+    assert usage["extent_bytes"] <= EXTENT, "one is kept in hand"
+    core.arena.trim()
+    assert traced() < EXTENT + 1_000_000 + keys.nbytes
+
+
+def test_a_released_snapshot_gives_its_copies_back() -> None:
+    core, table, keys = full_table("long")
+    before = core.arena.usage()["run_bytes"]
+    view = core.snapshot()
+    kernels.update_many(table, keys, -keys)
+    assert core.arena.usage()["run_bytes"] > before + 300_000 * 24
+    view.release()
+    drain(core)
+    metrics = table.metrics()
+    # The slots of the copies stay with their maps for the next snapshot; pages and directories go.
+    assert metrics["used_slots"] == 300_000
+    assert core.arena.usage()["run_bytes"] == bytes_held(table)
+    kernels.remove_many(table, keys)
+    drain(core)
+    assert core.arena.usage()["run_bytes"] == 0
+
+
+def bytes_held(table: StateTable) -> int:
+    metrics = table.metrics()
+    return metrics["entry_bytes"] + metrics["buckets"] * 4
+
+
+def test_an_open_mark_costs_what_was_changed_under_it_and_gives_it_back() -> None:
+    core, table, keys = full_table("long")
+    before = core.arena.usage()["run_bytes"]
+    mark = core.mark()
+    assert core.arena.usage()["run_bytes"] == before
+    kernels.update_many(table, keys, -keys)
+    taken = core.arena.usage()["run_bytes"] - before
+    assert 300_000 * 16 <= taken <= 300_000 * 20
+    kernels.update_many(table, keys, keys)  # not again
+    assert core.arena.usage()["run_bytes"] - before == taken
+    core.release(mark)
+    drain(core)
+    assert core.arena.usage()["run_bytes"] == before
+
+
+def test_scratch_of_large_batches_is_given_back_on_demand(traced: Callable[[], int]) -> None:
+    core = StateCore()
+    table = StateTable(core, value="long")
+    kernels.find_many(table, np.arange(2_000_000))
+    core.arena.trim()
+    gc.collect()
+    assert traced() < 1_000_000
