@@ -1,7 +1,7 @@
 """Entries of a table seen from Python: one slot, iteration over all, the incremental visitor."""
 
 cimport cython
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.arena cimport Blob, blob_data
 from statebackend._core.cow_map cimport (
@@ -114,9 +114,14 @@ cdef class StateEntryIterator:
             self.last = None
 
     cdef int begin(self, Table *table, CowMap *map) except -1:
+        cdef int64_t limit = table.core.arena.budget.limit
+        cdef bint done
         if map.secondary.capacity:
             self.owner.owner.calls += 1  # entries move: other iterators find their place again
-            if not (see_snapshots(table.core, map) and complete_rehash(&table.lane, table, map)):
+            table.core.arena.budget.limit = 0    # who reads is not refused for max_bytes
+            done = see_snapshots(table.core, map) and complete_rehash(&table.lane, table, map)
+            table.core.arena.budget.limit = limit
+            if not done:
                 self.owner.owner.out_of_memory()
         self.modifications = map.modifications
         self.calls = self.owner.owner.calls

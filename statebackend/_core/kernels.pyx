@@ -630,7 +630,9 @@ cdef inline bint reduce_into(int op, int code, const char *old, const char *valu
         return not add_overflow(a, 1, &b) and store_integer(code, b, out)
     if code == CODE_DOUBLE or code == CODE_FLOAT:
         y = (<const double *>value)[0] if code == CODE_DOUBLE else (<const float *>value)[0]
-        if old != NULL:
+        if old == NULL:
+            y = (y != 0) if op == OP_ANY or op == OP_ALL else y
+        else:
             x = (<const double *>old)[0] if code == CODE_DOUBLE else (<const float *>old)[0]
             y = reduce_double(op, x, y)
         if code == CODE_DOUBLE:
@@ -640,7 +642,7 @@ cdef inline bint reduce_into(int op, int code, const char *old, const char *valu
         return True
     b = load_integer(code, value)
     if old == NULL:
-        return store_integer(code, b, out)
+        return store_integer(code, b != 0 if op == OP_ANY or op == OP_ALL else b, out)
     a = load_integer(code, old)
     if op == OP_SUM:
         if unlikely(add_overflow(a, b, &a)):
@@ -819,14 +821,14 @@ cdef class BatchCall:
             self.runs[lane].used = &self.runs[lane].lane
             self.runs[lane].failed_row = -1
         self.runs[0].used = &table.lane
-        if writes:
-            for lane in range(self.batch.n_lanes):
-                self.runs[lane].used.keep_undo = 1
         if core.journal_version:
             # Reads too can move entries, and a lane's journal needs a place to go afterwards.
             if not segment_for_writing(core, journal, &log):
                 self.table.owner.out_of_memory()
             self.runs[0].journal_records = log.records
+        if writes:
+            for lane in range(self.batch.n_lanes):
+                self.runs[lane].used.keep_undo = 1
         core.blobs.shared = self.batch.n_lanes > 1
         return 0
 
@@ -874,6 +876,7 @@ cdef class BatchCall:
             self.runs[lane].last_row = min((lane + 1) * share, self.batch.size)
         self._phase(0)
         for lane in range(lanes):
+            # Lanes have rising rows here: the first failure is the lowest.
             if self.runs[lane].failed_row >= 0:
                 raise KeyGroupError("a key belongs to a key group that this backend does not own",
                                     detail=f"position {self.runs[lane].failed_row}")
@@ -884,8 +887,9 @@ cdef class BatchCall:
         for lane in range(lanes):
             if self.runs[lane].failure == FAILED_MEMORY:
                 self.table.owner.out_of_memory()
-            elif self.runs[lane].failure == FAILED_OVERFLOW:
-                raise OverflowError(f"a reduced value does not fit its type, at position {self.runs[lane].failed_row}")
+        overflows = [self.runs[lane].failed_row for lane in range(lanes) if self.runs[lane].failure]
+        if overflows:
+            raise OverflowError(f"a reduced value does not fit its type, at position {min(overflows)}")
         return 0
 
     cdef void _assign_groups(self) noexcept:
@@ -1022,15 +1026,20 @@ def _checked_offsets(offsets, data):
     _require_array(data, np.uint8, 1)
     if len(offsets) == 0:
         raise UsageError("offsets have one element more than there are rows")
-    if offsets[0] < 0 or offsets[len(offsets) - 1] > len(data) or (np.diff(offsets) < 0).any():
+    lengths = np.diff(offsets)
+    if offsets[0] < 0 or offsets[len(offsets) - 1] > len(data) or (lengths < 0).any():
         raise UsageError("offsets must rise and lie within the data")
+    if (lengths > 0x7FFFFFFF).any():
+        raise OverflowError("a key or value is larger than 2 GB")
     return offsets
 
 
 def update_many(StateTable table not None, keys, values, *, uint32_t namespace=0, int64_t timestamp=0, int threads=1):
     """Set the values of many keys, in order. Atomic.
 
+    >>> import numpy as np
     >>> from statebackend._core.state_core import StateCore
+    >>> from statebackend._core.state_table import StateTable
     >>> table = StateTable(StateCore(), value="long")
     >>> update_many(table, np.array([1, 2, 1]), np.array([10, 20, 30]))
     >>> table.get(1)
@@ -1049,7 +1058,9 @@ def get_many(StateTable table not None, keys, *, uint32_t namespace=0, int threa
 
     Byte values come as (offsets, data).
 
+    >>> import numpy as np
     >>> from statebackend._core.state_core import StateCore
+    >>> from statebackend._core.state_table import StateTable
     >>> table = StateTable(StateCore(), value="long")
     >>> table.put(1, 10)
     >>> get_many(table, np.array([1, 2]))
@@ -1123,7 +1134,9 @@ def reduce_many(StateTable table not None, keys, values, reduction, *, uint32_t 
 
     With `return_touched`, gives the first row of each distinct key, in order, and the reduced values there.
 
+    >>> import numpy as np
     >>> from statebackend._core.state_core import StateCore
+    >>> from statebackend._core.state_table import StateTable
     >>> table = StateTable(StateCore(), value="long")
     >>> reduce_many(table, np.array([5, 6, 5]), np.array([1, 2, 3]), "sum", return_touched=True)
     (array([0, 1]), array([4, 2]))

@@ -17,6 +17,7 @@ from statebackend._core.cow_map cimport (
     Anchor, CoreKey, CowMap, Table, anchor_new, append_thread, before_operation, entry_at, hash_of,
     insert, key_object, prepare_remove, remove, reserve_records, slot_for_write,
     thread_of, value_of)
+from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.state_core cimport Mark, StateCore
 from statebackend._core.state_table cimport CODE_LIST, StateTable
 
@@ -35,14 +36,14 @@ cdef class MapTable:
     """
 
     def __cinit__(self, StateCore owner not None, *, map_key="int", value="long", timestamps=False,
-                  namespaces=False, hash_mask=0xFFFFFFFF, copy_value=None, **key_options):
+                  namespaces=False, hash_mask=0xFFFFFFFF, copy_value=None, key="int", max_parallelism=128,
+                  key_group_range=None, HashPlan plan=None, initial_capacity=64):
+        shape = {"max_parallelism": max_parallelism, "key_group_range": key_group_range,
+                 "initial_capacity": initial_capacity, "hash_mask": hash_mask}
         self.owner = owner
-        self.heads = StateTable(owner, namespaces=namespaces, is_anchor_table=True, hash_mask=hash_mask,
-                                **key_options)
-        key_options.pop("key", None)
-        key_options.pop("plan", None)
+        self.heads = StateTable(owner, key=key, plan=plan, namespaces=namespaces, is_anchor_table=True, **shape)
         self.entries = StateTable(owner, key=map_key, value=value, timestamps=timestamps, anchors=self.heads,
-                                  hash_mask=hash_mask, copy_value=copy_value, **key_options)
+                                  copy_value=copy_value, **shape)
         if self.entries.value_code == CODE_LIST:
             raise UsageError("a map state does not hold lists")
 

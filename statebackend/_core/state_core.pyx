@@ -23,7 +23,7 @@ from statebackend._core.platform cimport spin_lock, spin_unlock, unlikely
 
 from statebackend.errors import ClosedError, MemoryLimitError, UsageError
 
-snapshot_view = None                     # the module, which imports this one
+_snapshot_view = None                    # the module, which imports this one
 
 cdef enum:
     RECLAIM_PER_OPERATION = 8            # so that no operation pays for a snapshot's or a list's end
@@ -51,9 +51,9 @@ cdef class StateCore:
     """
 
     def __cinit__(self, max_bytes=0, seed=None):
-        global snapshot_view
-        if snapshot_view is None:        # here, not at the first snapshot, which shall take microseconds
-            import statebackend._core.snapshot_view as snapshot_view
+        global _snapshot_view
+        if _snapshot_view is None:        # here, not at the first snapshot, which shall take microseconds
+            import statebackend._core.snapshot_view as _snapshot_view
         memset(&self.core, 0, sizeof(Core))
         self.arena = Arena()
         self.arena.set_limit(max_bytes)
@@ -216,7 +216,7 @@ cdef class StateCore:
 
     def snapshot(self):
         """A consistent view of all tables at this moment. O(1); maps are shared, not copied."""
-        return snapshot_view.SnapshotView(self)
+        return _snapshot_view.SnapshotView(self)
 
     cdef Snapshot *open_snapshot(self) except NULL:
         """Count the version up and make the maps keep what they hold now; what SnapshotView begins with."""

@@ -33,6 +33,9 @@ cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
     bint PyBytes_CheckExact(object o)
 
+cdef enum:
+    MAX_BYTES = 0x7FFFFFFF               # of one key or value
+
 FIXED_CODES = {
     "long": (CODE_INT64, 8), "int": (CODE_INT32, 4), "short": (CODE_INT16, 2), "byte": (CODE_INT8, 1),
     "double": (CODE_DOUBLE, 8), "float": (CODE_FLOAT, 4), "bool": (CODE_BOOL, 1)}
@@ -49,7 +52,7 @@ def _code_and_width(value):
         return CODE_BLOB, VALUE_BLOB, 8
     if value == "object":
         return CODE_OBJECT, VALUE_OBJECT, 8
-    if isinstance(value, int) and 0 < value <= 65536:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 65536:
         return CODE_RAW, VALUE_FIXED, value
     raise UsageError("unknown value layout", detail=repr(value),
                      hint="use one of 'long int short byte double float bool bytes object' or a number of bytes")
@@ -182,6 +185,8 @@ cdef class StateTable:
         """Convert and hash a key. Raises before anything changes."""
         cdef Table *table = self.table
         cdef int32_t spark
+        if unlikely(ns != 0 and table.layout.off_namespace == 0):
+            raise UsageError("this table has no namespaces", hint="make it with namespaces=True")
         out.namespace = ns
         out.data = NULL
         out.length = 0
@@ -191,6 +196,8 @@ cdef class StateTable:
                 raise SerializationTypeError("a key of this table is bytes", detail=f"got {type(key).__name__}")
             out.data = PyBytes_AS_STRING(key)
             out.length = PyBytes_GET_SIZE(key)
+            if unlikely(out.length > MAX_BYTES):
+                raise OverflowError("a key is larger than 2 GB")
             out.hash = hash_blob_key(table, out.data, out.length, ns)
             spark = hash_canonical_bytes(&self.plan.program, <const uint8_t *>out.data, out.length)
         else:
@@ -220,6 +227,8 @@ cdef class StateTable:
                                              detail=f"got {type(map_key).__name__}")
             out.data = PyBytes_AS_STRING(map_key)
             out.length = PyBytes_GET_SIZE(map_key)
+            if unlikely(out.length > MAX_BYTES):
+                raise OverflowError("a map key is larger than 2 GB")
         else:
             if not PyLong_CheckExact(map_key):
                 raise SerializationTypeError("a map key of this table is an int",
@@ -301,7 +310,7 @@ cdef class StateTable:
             if not PyBytes_CheckExact(value):
                 raise SerializationTypeError("a value of this table is bytes",
                                              detail=f"got {type(value).__name__}")
-            if PyBytes_GET_SIZE(value) > 0x7FFFFFFF:
+            if <uint64_t>PyBytes_GET_SIZE(value) > MAX_BYTES:
                 raise OverflowError("a value is larger than 2 GB")
             blob = blob_new(&self.owner.arena.blobs, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
             if blob == NULL:
@@ -595,6 +604,9 @@ cdef class StateTable:
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
+        self.usable()
+        if self.value_code != CODE_LIST:
+            raise UsageError("this table does not hold lists")
         self.owner.enter()
         try:
             slot = self._locate(key, namespace, &k, &map)

@@ -285,9 +285,9 @@ def test_changing_a_descriptor_later_changes_nothing(keyed: KeyedStateBackend) -
         keyed.get_value_state(descriptor)
 
 
-def test_what_is_not_there_yet_says_so(keyed: KeyedStateBackend) -> None:
-    assert keyed.advance() == 0
-    assert keyed.advance(budget=5) == 0
+def test_advance_does_at_most_what_it_may(keyed: KeyedStateBackend) -> None:
+    assert 0 <= keyed.advance() <= 1000
+    assert 0 <= keyed.advance(budget=5) <= 5
 
 
 class Broken:

@@ -82,6 +82,7 @@ def test_it_passes_the_contract_suite(package: Path) -> None:
     suite = [
         f"tests/contract/test_{name}.py"
         for name in (
+            "types",
             "value_state",
             "list_state",
             "map_state",
@@ -89,6 +90,8 @@ def test_it_passes_the_contract_suite(package: Path) -> None:
             "namespaces",
             "enumeration",
             "marks",
+            "vectorised",
+            "state_machine",
             "backend_rules",
             "flink_programs",
             "operator_state",

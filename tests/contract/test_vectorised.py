@@ -59,7 +59,7 @@ def columns(rows: Rows, types: list[t.Type], form: str) -> list[Any]:
         if form == "list":
             found.append(values)
         elif form == "numpy":
-            found.append(np.array(values, dtype=declared.arrow.to_pandas_dtype()))
+            found.append(np.array(values, dtype=pa.array([], declared.arrow).to_numpy().dtype))
         elif form == "arrow":
             found.append(to_arrow([values[0], *values] if values else [], declared)[1:])
         else:
