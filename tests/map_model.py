@@ -97,6 +97,8 @@ def reduced(reduction, kind, old, value):
     """One step of a reduction as the kernels define it: `old` None means that there was nothing."""
     if reduction == "count":
         result = (old or 0) + 1
+    elif old is None and reduction in ("any", "all"):
+        return value if kind == "bool" else type(value)(value != 0)
     elif old is None:
         result = value
     elif reduction in ("sum", "product"):
