@@ -51,6 +51,7 @@ MODULES: dict[str, Module] = {
     "statebackend._core.arena": Module("extents cut into page runs; size-classed bytes; live counters"),
     "statebackend._core.journal": Module("undo segments of marks; the dirty set"),
     "statebackend._core.cow_map": Module("entries, copy-on-write map, snapshot view, visitor: one unit"),
+    "statebackend._core.invariants": Module("verification of maps"),
     "statebackend._core.state_core": Module("versions, marks and snapshots of all tables of a backend"),
     "statebackend._core.namespaces": Module("namespaces by number"),
     "statebackend._core.lists": Module("list values: chunks that only grow"),
@@ -79,9 +80,7 @@ DIRECTIVES: dict[str, object] = {
 }
 
 #: STATEBACKEND_DEBUG is defined in the checked build only, so that both #if and #ifdef mean the same.
-DEFINE_MACROS: list[tuple[str, str | None]] = (
-    [("STATEBACKEND_DEBUG", "1")] if CHECKED else [("NDEBUG", None)]
-)
+DEFINE_MACROS: list[tuple[str, str | None]] = [("STATEBACKEND_DEBUG", "1")] if CHECKED else [("NDEBUG", None)]
 
 COMPILE_ARGS: list[str] = [
     # Pages are read through pointers of the type that is stored in them, not the one they were made as.

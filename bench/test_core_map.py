@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+
 from statebackend._core import kernels
 from statebackend._core.state_core import StateCore
 from statebackend._core.state_table import StateTable

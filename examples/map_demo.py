@@ -34,7 +34,7 @@ def main() -> None:
     kernels.update_many(table, keys, keys)
     say("insert all keys", time.perf_counter() - begin, KEYS)
 
-    oracle = np.arange(KEYS, dtype=np.int64)             # by key, what the state must hold
+    oracle = np.arange(KEYS, dtype=np.int64)  # by key, what the state must hold
     batch = keys[rng.permutation(KEYS)]
     amounts = rng.integers(0, 1000, KEYS)
     begin = time.perf_counter()
@@ -68,8 +68,10 @@ def main() -> None:
     seen = sum(len(key) for key, _ in rows.values())
     exact = all((frozen[key] == value).all() for key, value in rows.values())
     copied = table.metrics()["copied_entries"]
-    print(f"  snapshot: taken in {pause * 1e6:.0f} us, {seen:,} rows, exactly as of its moment: {exact}; "
-          f"{copied:,} entries cloned")
+    print(
+        f"  snapshot: taken in {pause * 1e6:.0f} us, {seen:,} rows, exactly as of its moment: {exact}; "
+        f"{copied:,} entries cloned"
+    )
 
     mark = core.mark()
     kernels.update_many(table, keys[:500_000], np.zeros(500_000, dtype=np.int64))

@@ -11,6 +11,16 @@ from types import ModuleType
 
 from statebackend import errors, key_groups, serializers, types
 from statebackend._version import __version__
+from statebackend.backend import KeyedStateBackend, StateBackend
+from statebackend.descriptors import (
+    AggregateFunction,
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
 from statebackend.errors import (
     BackendUnavailableError,
     BatchGapError,
@@ -28,9 +38,51 @@ from statebackend.errors import (
 )
 from statebackend.key_encoding import ALL_NAMESPACES, VOID, TimeWindow
 from statebackend.key_groups import KeyGroupRange
+from statebackend.operator_state import (
+    BroadcastState,
+    CheckpointedFunction,
+    OperatorStateBackend,
+    ReadOnlyBroadcastState,
+)
+from statebackend.registry import available_backends, create_backend, register_backend
+from statebackend.state import (
+    AggregatingState,
+    FoldingState,
+    ListState,
+    MapState,
+    ReducingState,
+    ValueState,
+)
+from statebackend.ttl import StateTtlConfig
 
 __all__ = [
     "__version__",
+    # backends
+    "available_backends",
+    "create_backend",
+    "register_backend",
+    "StateBackend",
+    "KeyedStateBackend",
+    # keyed state
+    "ValueStateDescriptor",
+    "ListStateDescriptor",
+    "MapStateDescriptor",
+    "ReducingStateDescriptor",
+    "AggregatingStateDescriptor",
+    "FoldingStateDescriptor",
+    "AggregateFunction",
+    "StateTtlConfig",
+    "ValueState",
+    "ListState",
+    "MapState",
+    "ReducingState",
+    "AggregatingState",
+    "FoldingState",
+    # operator state
+    "OperatorStateBackend",
+    "CheckpointedFunction",
+    "BroadcastState",
+    "ReadOnlyBroadcastState",
     # types and keys
     "types",
     "serializers",

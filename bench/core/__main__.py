@@ -28,26 +28,41 @@ class Report:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
-    def row(self, figure: str, what: str, ours: float, unit: str, peer: float | None = None,
-            bigger_is_better: bool = True) -> None:
+    def row(
+        self,
+        figure: str,
+        what: str,
+        ours: float,
+        unit: str,
+        peer: float | None = None,
+        bigger_is_better: bool = True,
+    ) -> None:
         ratio = None if not peer else (ours / peer if bigger_is_better else peer / ours)
         self.rows.append(
-            {"figure": figure, "what": what, "ours": ours, "unit": unit, "peer": peer, "ratio": ratio})
+            {"figure": figure, "what": what, "ours": ours, "unit": unit, "peer": peer, "ratio": ratio}
+        )
         text = f"{figure:4} {what:56} {ours:10.3f} {unit:10}"
         if peer:
             text += f" Flink {peer:10.3f}   {ratio:6.2f} x"
         print(text, flush=True)
 
 
-def flink_mops(flink: FlinkPeer | None, keys: Any, operations: Any, strings: bool, samples: int) -> dict[str, float]:
+def flink_mops(
+    flink: FlinkPeer | None, keys: Any, operations: Any, strings: bool, samples: int
+) -> dict[str, float]:
     if flink is None:
         return {}
     run = flink.run_strings if strings else flink.run_map
-    return {m["name"]: m["median_mops"] for m in run(operations, keys, samples=samples, heap="10g")
-            if "median_mops" in m}
+    return {
+        m["name"]: m["median_mops"]
+        for m in run(operations, keys, samples=samples, heap="10g")
+        if "median_mops" in m
+    }
 
 
-def compare_operations(report: Report, flink: FlinkPeer | None, args: argparse.Namespace, strings: bool) -> None:
+def compare_operations(
+    report: Report, flink: FlinkPeer | None, args: argparse.Namespace, strings: bool
+) -> None:
     for n in args.n:
         keys = random_keys(n)
         peer = flink_mops(flink, keys, OPERATIONS, strings, args.samples)
@@ -55,8 +70,9 @@ def compare_operations(report: Report, flink: FlinkPeer | None, args: argparse.N
             mine = ours.map_operations(keys, threads=threads, samples=args.samples, strings=strings)
             for name in OPERATIONS:
                 figure = "P9" if strings else "P4" if name == "update_under_snapshot" else "P3"
-                report.row(figure, f"{name}, {n:,} keys, {threads} thread(s)", mine[name], "M rows/s",
-                           peer.get(name))
+                report.row(
+                    figure, f"{name}, {n:,} keys, {threads} thread(s)", mine[name], "M rows/s", peer.get(name)
+                )
 
 
 def memory(report: Report, flink: FlinkPeer | None, args: argparse.Namespace) -> None:
@@ -70,20 +86,28 @@ def memory(report: Report, flink: FlinkPeer | None, args: argparse.Namespace) ->
 
 
 def growth(report: Report, flink: FlinkPeer | None, args: argparse.Namespace) -> None:
-    ours.growth(10_000_000)                      # the system's memory is warm afterwards
+    ours.growth(10_000_000)  # the system's memory is warm afterwards
     peer = {}
     if flink is not None:
         peer = flink.run_map(["worst_put_cpu"], random_keys(10_000_000), samples=1)[0]["quantiles_ns"]
     mine = ours.growth(10_000_000)
     for name in ("p50", "p99", "p99_99", "p99_9999", "max", "clock"):
-        report.row("P7", f"thread CPU time of a put, growing to 10,000,000, {name}", mine[name] / 1e6, "ms",
-                   peer.get(name, 0) / 1e6, False)
+        report.row(
+            "P7",
+            f"thread CPU time of a put, growing to 10,000,000, {name}",
+            mine[name] / 1e6,
+            "ms",
+            peer.get(name, 0) / 1e6,
+            False,
+        )
 
 
 def hundred_million(report: Report, flink: FlinkPeer | None, args: argparse.Namespace) -> None:
     mine = ours.growth(100_000_000)
     for name in ("p50", "p99", "p99_99", "p99_9999", "max", "clock"):
-        report.row("100M", f"thread CPU time of a put, growing to 100,000,000, {name}", mine[name] / 1e6, "ms")
+        report.row(
+            "100M", f"thread CPU time of a put, growing to 100,000,000, {name}", mine[name] / 1e6, "ms"
+        )
     report.row("100M", "bytes per entry at the end", mine["bytes_per_entry"], "bytes")
 
 
@@ -92,17 +116,29 @@ def pause(report: Report, flink: FlinkPeer | None, args: argparse.Namespace) -> 
         peer = None
         if flink is not None:
             peer = flink.run_snapshot_pause(
-                random_keys(1_000_000), 10, key_groups=key_groups, samples=args.samples)[0]["median_ms"]
+                random_keys(1_000_000), 10, key_groups=key_groups, samples=args.samples
+            )[0]["median_ms"]
         mine = ours.snapshot_pause(10_000_000, 10, key_groups, args.samples)
-        report.row("P5", f"pause of snapshot(), 10 states, 10,000,000, {key_groups} groups", mine["pause_ms"], "ms",
-                   peer, False)
+        report.row(
+            "P5",
+            f"pause of snapshot(), 10 states, 10,000,000, {key_groups} groups",
+            mine["pause_ms"],
+            "ms",
+            peer,
+            False,
+        )
         report.row("P5", "slow-down of batches until release", mine["slow_down"], "x")
 
 
 def marks(report: Report, flink: FlinkPeer | None, args: argparse.Namespace) -> None:
     for rows in (10_000, 100_000):
         mine = ours.mark_cost(10_000_000, rows, 101)
-        report.row("P17", f"random updates of 10,000,000 entries, {rows:,} rows, no mark", mine["plain_ns_per_row"], "ns/row")
+        report.row(
+            "P17",
+            f"random updates of 10,000,000 entries, {rows:,} rows, no mark",
+            mine["plain_ns_per_row"],
+            "ns/row",
+        )
         report.row("P17", "the same under an open mark", mine["marked_ns_per_row"], "ns/row")
         report.row("P17", "ratio", mine["ratio"], "x")
 
@@ -129,15 +165,31 @@ def main() -> None:
     if "P9" in wanted:
         compare_operations(report, flink, args, strings=True)
     for name, run in (
-            ("P5", pause), ("P6", memory), ("P7", growth), ("P17", marks), ("100M", hundred_million)):
+        ("P5", pause),
+        ("P6", memory),
+        ("P7", growth),
+        ("P17", marks),
+        ("100M", hundred_million),
+    ):
         if name in wanted:
             run(report, flink, args)
     out = Path("build/bench/core.json")
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(),
-                    "python": platform.python_version(), "numpy": np.__version__},
-        "arguments": vars(args), "rows": report.rows}, indent=1))
+    out.write_text(
+        json.dumps(
+            {
+                "machine": {
+                    "processor": platform.processor() or platform.machine(),
+                    "cores": os.cpu_count(),
+                    "python": platform.python_version(),
+                    "numpy": np.__version__,
+                },
+                "arguments": vars(args),
+                "rows": report.rows,
+            },
+            indent=1,
+        )
+    )
     print(f"written to {out}")
 
 

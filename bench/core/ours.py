@@ -29,7 +29,9 @@ def string_keys(keys: Int64Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    column = pc.binary_join_element_wise("user-", pa.array(keys).cast(pa.string()), "").cast(pa.large_string())
+    column = pc.binary_join_element_wise("user-", pa.array(keys).cast(pa.string()), "").cast(
+        pa.large_string()
+    )
     _, offsets, data = column.buffers()
     return np.frombuffer(offsets, dtype=np.int64), np.frombuffer(data, dtype=np.uint8)
 
@@ -92,14 +94,18 @@ def map_operations(
     result["update"] = n / rounds.time(lambda b: kernels.update_many(table, b, values, threads=threads)) / 1e6
     result["get"] = n / rounds.time(lambda b: kernels.get_many(table, b, threads=threads)) / 1e6
     got, found = kernels.get_many(table, rounds.batch(WARMUP_ROUNDS + samples - 1), threads=threads)
-    assert found.all() and (got == values).all()
-    result["transform"] = n / rounds.time(
-        lambda b: kernels.reduce_many(table, b, values, "sum", threads=threads)) / 1e6
+    assert found.all()
+    assert (got == values).all()
+    result["transform"] = (
+        n / rounds.time(lambda b: kernels.reduce_many(table, b, values, "sum", threads=threads)) / 1e6
+    )
     result["update_under_snapshot"] = n / _under_snapshot(core, table, rounds, values, threads) / 1e6
     return result
 
 
-def _under_snapshot(core: StateCore, table: StateTable, rounds: Rounds, values: Int64Array, threads: int) -> float:
+def _under_snapshot(
+    core: StateCore, table: StateTable, rounds: Rounds, values: Int64Array, threads: int
+) -> float:
     """Median seconds to update each entry once while a snapshot is held; the snapshot is checked afterwards."""
     seconds = []
     for number in range(WARMUP_ROUNDS + rounds.samples):
@@ -127,7 +133,7 @@ def bytes_per_entry(keys: Int64Array, key_groups: int = 128) -> dict[str, float]
     base = core.arena.usage()["used_bytes"]
     step = max(1, len(keys) // 400)
     for at in range(0, len(keys), step):
-        part = keys[at:at + step]
+        part = keys[at : at + step]
         kernels.update_many(table, part, part)
         core.advance(1 << 30)
         usage = core.arena.usage()
@@ -147,7 +153,7 @@ def growth(n: int, key_groups: int = 128) -> dict[str, float]:
     for at in range(0, n, chunk):
         # A permutation of 0..n-1 without holding n Python integers: multiply by an odd number modulo 2^k.
         keys = scattered(np.arange(at, min(at + chunk, n), dtype=np.int64)).tolist()
-        view = memoryview(times[at:at + chunk])
+        view = memoryview(times[at : at + chunk])
         for i, key in enumerate(keys):
             begin = clock()
             put(key, i)
@@ -214,7 +220,9 @@ def snapshot_pause(n: int, states: int, key_groups: int, samples: int) -> dict[s
     }
 
 
-def _while_read(view: SnapshotView, tables: list[StateTable], key_groups: int, run: Callable[[int], float]) -> float:
+def _while_read(
+    view: SnapshotView, tables: list[StateTable], key_groups: int, run: Callable[[int], float]
+) -> float:
     """Mean seconds of a batch from the snapshot until a second thread has read all of it and released it."""
     import threading
 
@@ -251,6 +259,8 @@ def mark_cost(n: int, rows: int, samples: int) -> dict[str, float]:
         kernels.update_many(table, batch, values)
         marked.append(time.perf_counter() - begin)
         core.release(mark)
-    return {"plain_ns_per_row": statistics.median(plain) / rows * 1e9,
-            "marked_ns_per_row": statistics.median(marked) / rows * 1e9,
-            "ratio": statistics.median(marked) / statistics.median(plain)}
+    return {
+        "plain_ns_per_row": statistics.median(plain) / rows * 1e9,
+        "marked_ns_per_row": statistics.median(marked) / rows * 1e9,
+        "ratio": statistics.median(marked) / statistics.median(plain),
+    }

@@ -357,7 +357,6 @@ cdef void append_thread(Table *table, uint32_t slot) noexcept nogil
 cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil
 cdef void drop_chunks(Table *table, ListChunk *chunk, bint may_defer) noexcept nogil
 cdef bint segment_for_writing(Core *core, Journal *journal, Log **log) noexcept nogil
-cdef object check_map(Table *table, CowMap *map)
 cdef object key_object(Table *table, Entry *entry)
 cdef void absorb_moves(Log *carried, uint64_t known, dict moved)
 cdef void drain(Core *core, int64_t budget) noexcept nogil

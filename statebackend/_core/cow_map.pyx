@@ -5,7 +5,7 @@ leaving a valid map (clones, page copies, room in logs), then the change itself,
 """
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 cdef extern from "Python.h":
@@ -16,7 +16,8 @@ from statebackend._core.arena cimport (
     LIVE_DIRECTORIES, LIVE_ENTRIES, LIVE_SNAPSHOTS, MAX_ORDER, MIN_ORDER, UNIT_SHIFT, Blob, address, blob_data,
     blob_drop, blob_new, block_alloc, block_free, block_ref, count, raw_alloc, raw_free, run_alloc, run_free)
 from statebackend._core.journal cimport (
-    Log, LogChunk, chunk_data, log_append, log_empty, log_forget_chunk, log_last_trailer, log_pop, log_reserve, log_take)
+    Log, LogChunk, chunk_data, log_append, log_empty, log_forget_chunk, log_last_trailer, log_pop, log_reserve,
+    log_take)
 from statebackend._core.platform cimport (
     clz64, load_u32, prefetch, spin_lock, spin_unlock, store_ptr, store_u32, unlikely)
 
@@ -905,7 +906,7 @@ cdef bint undo_insert(Lane *lane, Table *table, CowMap *map, uint32_t slot, list
 cdef bint undo_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, Log *carried, dict moved):
     cdef Core *core = lane.core
     cdef Entry *entry = entry_at(core, slot)
-    cdef uint32_t hash = hash_of(table, entry), back = slot, neighbour
+    cdef uint32_t hash = hash_of(table, entry), back = slot
     cdef BucketTable *buckets = active_table(map, hash)
     cdef uint32_t *link = bucket_for_write(lane, buckets, hash & (buckets.capacity - 1))
     cdef char *room
@@ -1086,7 +1087,6 @@ cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil:
     """Unlink a released snapshot; what it alone kept becomes garbage, the rest passes to the next older."""
     cdef Snapshot *older = snapshot.older
     cdef Directory **first
-    cdef Directory **last
     spin_lock(&core.directory_lock)
     if snapshot.newer != NULL:
         snapshot.newer.older = older
@@ -1146,87 +1146,6 @@ cdef void drain(Core *core, int64_t budget) noexcept nogil:
         journal = journal.next
     if budget <= 0 or core.dead_directories != NULL or core.garbage.records:
         store_u32(&core.pending, 1)
-
-
-# --- the definition of the invariants ------------------------------------------------------------------------------
-
-cdef object check_map(Table *table, CowMap *map):
-    """Verify all invariants of `cow_map.pxd`; AssertionError names the one that is broken. O(entries)."""
-    cdef Core *core = table.core
-    cdef BucketTable *buckets
-    cdef uint32_t index, slot, hash, size, where = map.group, free_slots = 0, total_slots = 0
-    cdef uint32_t *head
-    cdef Entry *entry
-    cdef uint64_t i
-    cdef int t
-    seen = set()
-    keys = set()
-    anchors = {}
-    assert map.rehash_index <= map.primary.capacity, f"map {where}: rehash index out of range"
-    assert map.secondary.capacity in (0, 2 * map.primary.capacity), f"map {where}: secondary capacity"
-    assert map.secondary.capacity or map.rehash_index == 0, f"map {where}: rehash index without a rehash"
-    for t in range(2):
-        buckets = &map.primary if t == 0 else &map.secondary
-        size = 0
-        for index in range(buckets.capacity):
-            head = bucket(core, buckets, index)
-            slot = head[0] if head != NULL else 0
-            if t == 0 and index < map.rehash_index:
-                continue                 # stale: the bucket has moved
-            if t == 1 and (index & (map.primary.capacity - 1)) >= map.rehash_index:
-                assert slot == 0, f"map {where}: bucket {index} of the secondary table is ahead of the rehash"
-            while slot:
-                entry = entry_at(core, slot)
-                hash = hash_of(table, entry)
-                assert slot not in seen, f"map {where}: slot {slot} is in two chains"
-                seen.add(slot)
-                assert entry.version != FREE_SLOT, f"map {where}: slot {slot} is free and in a chain"
-                assert entry.version <= core.state_version, f"map {where}: slot {slot} comes from the future"
-                assert active_table(map, hash) == buckets, f"map {where}: slot {slot} in the wrong table"
-                assert hash & (buckets.capacity - 1) == index, f"map {where}: slot {slot} in the wrong bucket"
-                key = (key_object(table, entry), namespace_of(table, entry))
-                assert key not in keys, f"map {where}: a key is there twice"
-                keys.add(key)
-                if table.layout.off_thread:
-                    anchors.setdefault(namespace_of(table, entry), set()).add(slot)
-                size += 1
-                slot = entry.next
-        assert size == buckets.size, f"map {where}: table {t} has {size} entries and says {buckets.size}"
-    slot = map.free_slot
-    while slot:
-        assert entry_at(core, slot).version == FREE_SLOT, f"map {where}: slot {slot} in the free list is not free"
-        assert slot not in seen, f"map {where}: slot {slot} is free and in a chain"
-        seen.add(slot)
-        free_slots += 1
-        slot = entry_at(core, slot).next
-    for i in range(map.n_runs):
-        total_slots += <uint32_t>((<uint64_t>1 << (map.runs[i] & 0xFF)) // table.layout.stride)
-    total_slots -= (map.fresh_end - map.fresh) // (table.layout.stride >> UNIT_SHIFT)
-    assert map.used + free_slots == total_slots, (
-        f"map {where}: {map.used} used and {free_slots} free of {total_slots} slots")
-    assert map.used >= len(keys), f"map {where}: fewer slots in use than entries"
-    for anchor_ref, slots in anchors.items():
-        check_thread(table, anchor_ref, slots)
-    return len(keys)
-
-
-cdef object check_thread(Table *table, uint32_t anchor_ref, set slots):
-    cdef Core *core = table.core
-    cdef Anchor *anchor = <Anchor *>address(core.arena, anchor_ref)
-    cdef uint32_t slot = anchor.first, previous = 0
-    cdef uint64_t sequence = 0
-    cdef Thread *thread
-    walked = set()
-    while slot:
-        thread = thread_of(table, entry_at(core, slot))
-        assert thread.prev == previous, f"anchor {anchor_ref}: prev of slot {slot}"
-        assert previous == 0 or thread.sequence > sequence, f"anchor {anchor_ref}: order at slot {slot}"
-        sequence = thread.sequence
-        walked.add(slot)
-        previous = slot
-        slot = thread.next
-    assert anchor.last == previous, f"anchor {anchor_ref}: last"
-    assert walked == slots, f"anchor {anchor_ref}: its thread and the chains hold different entries"
 
 
 cdef object key_object(Table *table, Entry *entry):

@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 cimport cython
-from libc.math cimport isnan
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset
 
@@ -39,41 +38,20 @@ from statebackend._core.platform cimport hash_int, likely, prefetch, unlikely
 from statebackend._core.state_table cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT8, CODE_INT16, CODE_INT32, CODE_INT64,
     CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable)
+from statebackend._core.reductions cimport (
+    OP_ALL, OP_ANY, OP_APPEND, OP_COUNT, OP_FIND, OP_FIRST, OP_GET, OP_LAST, OP_MAX, OP_MIN, OP_PRODUCT, OP_REMOVE,
+    OP_SUM, OP_UPDATE, Operation, add_overflow, reduce_into)
 from statebackend._core.state_core cimport StateCore, discard_log
 from statebackend._core.lists cimport list_append
 
 from statebackend._core.state_table import DTYPES
 from statebackend.errors import KeyGroupError, UsageError
 
-cdef extern from *:
-    """
-    #define sb_add_overflow(a, b, r) __builtin_add_overflow((int64_t)(a), (int64_t)(b), (r))
-    #define sb_mul_overflow(a, b, r) __builtin_mul_overflow((int64_t)(a), (int64_t)(b), (r))
-    """
-    bint add_overflow "sb_add_overflow"(int64_t a, int64_t b, int64_t *r) noexcept nogil
-    bint mul_overflow "sb_mul_overflow"(int64_t a, int64_t b, int64_t *r) noexcept nogil
-
 cdef enum:
     BLOCK = 32                           # rows whose cache misses overlap
     SHORT_BATCH = 4096                   # rows below which sorting by key group does not pay
     CHUNK = 1 << 21                      # rows that go through the phases together
     MAX_LANES = 16
-
-cdef enum Operation:
-    OP_GET = 0
-    OP_UPDATE = 1
-    OP_REMOVE = 2
-    OP_APPEND = 3
-    OP_FIND = 4
-    OP_SUM = 5
-    OP_MIN = 6
-    OP_MAX = 7
-    OP_FIRST = 8
-    OP_LAST = 9
-    OP_PRODUCT = 10
-    OP_ANY = 11
-    OP_ALL = 12
-    OP_COUNT = 13
 
 cdef enum FastPath:
     FAST_NONE = 0
@@ -591,97 +569,6 @@ cdef inline int write_row(Batch *batch, Lane *lane, Table *table, CowMap *map, u
     return FAILED_NOT
 
 
-# --- reductions ----------------------------------------------------------------------------------------
-
-cdef inline int64_t load_integer(int code, const char *value) noexcept nogil:
-    if code == CODE_INT64:
-        return (<const int64_t *>value)[0]
-    if code == CODE_INT32:
-        return (<const int32_t *>value)[0]
-    if code == CODE_INT16:
-        return (<const int16_t *>value)[0]
-    if code == CODE_INT8:
-        return (<const int8_t *>value)[0]
-    return value[0] != 0
-
-
-cdef inline bint store_integer(int code, int64_t number, char *out) noexcept nogil:
-    """False when the number does not fit the type."""
-    if code == CODE_INT64:
-        (<int64_t *>out)[0] = number
-        return True
-    if code == CODE_INT32:
-        (<int32_t *>out)[0] = <int32_t>number
-        return number == <int32_t>number
-    if code == CODE_INT16:
-        (<int16_t *>out)[0] = <int16_t>number
-        return number == <int16_t>number
-    out[0] = <char>number
-    return code == CODE_BOOL or number == <int8_t>number
-
-
-cdef inline bint reduce_into(int op, int code, const char *old, const char *value, char *out) noexcept nogil:
-    """`out` becomes old reduced with value; `old` NULL means there was nothing. False on overflow."""
-    cdef int64_t a, b
-    cdef double x, y
-    if op == OP_COUNT:
-        # Counts rows: the value of the row does not matter.
-        a = 0 if old == NULL else load_integer(code, old)
-        return not add_overflow(a, 1, &b) and store_integer(code, b, out)
-    if code == CODE_DOUBLE or code == CODE_FLOAT:
-        y = (<const double *>value)[0] if code == CODE_DOUBLE else (<const float *>value)[0]
-        if old == NULL:
-            y = (y != 0) if op == OP_ANY or op == OP_ALL else y
-        else:
-            x = (<const double *>old)[0] if code == CODE_DOUBLE else (<const float *>old)[0]
-            y = reduce_double(op, x, y)
-        if code == CODE_DOUBLE:
-            (<double *>out)[0] = y
-        else:
-            (<float *>out)[0] = <float>y
-        return True
-    b = load_integer(code, value)
-    if old == NULL:
-        return store_integer(code, b != 0 if op == OP_ANY or op == OP_ALL else b, out)
-    a = load_integer(code, old)
-    if op == OP_SUM:
-        if unlikely(add_overflow(a, b, &a)):
-            return False
-    elif op == OP_PRODUCT:
-        if unlikely(mul_overflow(a, b, &a)):
-            return False
-    elif op == OP_MIN:
-        a = b if b < a else a
-    elif op == OP_MAX:
-        a = b if b > a else a
-    elif op == OP_LAST:
-        a = b
-    elif op == OP_ANY:
-        a = a != 0 or b != 0
-    elif op == OP_ALL:
-        a = a != 0 and b != 0
-    return store_integer(code, a, out)
-
-
-cdef inline double reduce_double(int op, double x, double y) noexcept nogil:
-    """As Spark: NaN is greater than every other number."""
-    if op == OP_SUM:
-        return x + y
-    if op == OP_PRODUCT:
-        return x * y
-    if op == OP_MIN:
-        return y if isnan(x) or y < x else x
-    if op == OP_MAX:
-        return x if isnan(x) else y if isnan(y) or y > x else x
-    if op == OP_LAST:
-        return y
-    if op == OP_ANY:
-        return x != 0 or y != 0
-    if op == OP_ALL:
-        return x != 0 and y != 0
-    return x
-
-
 # --- calls ---------------------------------------------------------------------------------------------
 
 _pool = None
@@ -778,7 +665,6 @@ cdef class BatchCall:
         cdef StateCore owner = self.table.owner
         cdef Core *core = &owner.core
         cdef int64_t first = 0
-        cdef int lane
         cdef bint writes = op != OP_GET and op != OP_FIND
         cdef int64_t limit = owner.arena.budget.limit
         self.batch.op = op
@@ -847,7 +733,6 @@ cdef class BatchCall:
     cdef int _make_scratch(self) except -1:
         cdef int64_t size = min(self.batch.n, <int64_t>CHUNK)
         cdef uint32_t groups = self.batch.table.n_maps
-        cdef int64_t position = 0
         cdef char *base
         self.batch.sorted = self.batch.n >= SHORT_BATCH
         needed = size * (26 if self.batch.keys == NULL else 14) + (groups + 1) * 4 * (self.batch.n_lanes + 1) + 64
@@ -897,7 +782,7 @@ cdef class BatchCall:
 
         A group keeps its lane for the whole call: the undo logs of lanes are in order only group by group.
         """
-        cdef uint32_t group, groups = self.batch.table.n_maps, at = 0, amount, lane_rows = 0
+        cdef uint32_t group, groups = self.batch.table.n_maps, at = 0, amount
         cdef int lane, lanes = self.batch.n_lanes, filling = 0
         cdef int64_t share = (self.batch.size + lanes - 1) // lanes
         cdef bint divide = self.batch.first == 0
@@ -921,7 +806,6 @@ cdef class BatchCall:
 
     def work(self, int phase, int lane):
         """One lane of one phase; called on the threads of the pool."""
-        cdef LaneRun *run = &self.runs[lane]
         with nogil:
             self._work(phase, lane)
 
@@ -1009,7 +893,9 @@ cdef class BatchCall:
 
 def _require_array(array, dtype, dimensions):
     if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != dimensions:
-        found = f"{array.dtype.name}, {array.ndim} dimensions" if isinstance(array, np.ndarray) else type(array).__name__
+        found = type(array).__name__
+        if isinstance(array, np.ndarray):
+            found = f"{array.dtype.name}, {array.ndim} dimensions"
         raise UsageError(f"an array of {np.dtype(dtype).name} with {dimensions} dimension(s) is needed",
                          detail=f"got {found}")
 

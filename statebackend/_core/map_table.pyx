@@ -89,7 +89,7 @@ cdef class MapTable:
         cdef char stored[16]
         cdef char *source = stored
         cdef bint kept = False
-        cdef object dropped              # ends with this call, when the table is whole again
+        cdef object _dropped             # ends with this call, when the table is whole again
         cdef Table *table = self.entries.table
         source = self.entries.store_any(value, stored)
         try:
@@ -104,7 +104,7 @@ cdef class MapTable:
             self.entries.drop_stored(stored, self.entries.value_code)
             raise
         if not kept:
-            dropped = self.entries._let_go(slot)
+            _dropped = self.entries._let_go(slot)
         self.entries._fill(slot, source, timestamp)
         return 0
 

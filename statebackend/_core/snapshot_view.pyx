@@ -14,7 +14,7 @@ from libc.string cimport memcpy
 
 from statebackend._core.arena cimport Blob, address, blob_data
 from statebackend._core.cow_map cimport (
-    PAGE_BUCKETS, PAGE_SHIFT, Core, CowMap, Directory, Entry, ListHead, Snapshot, Table, entry_at, key_object,
+    PAGE_BUCKETS, PAGE_SHIFT, Core, CowMap, Directory, Entry, ListHead, Table, entry_at, key_object,
     namespace_of, see_snapshots)
 from statebackend._core.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
 from statebackend._core.platform cimport (
@@ -165,12 +165,7 @@ cdef uint64_t collect_pages(Core *core, uint32_t *refs, uint32_t capacity, uint3
 cdef object read_columns(StateTable table, uint64_t[::1] rows):
     """Gather the columns of entries by address."""
     cdef Table *t = table.table
-    cdef uint64_t n = rows.shape[0], i
-    cdef uint32_t[::1] numbers
-    cdef int64_t[::1] longs
-    cdef char *value
     columns = {}
-    cdef uint32_t skip = t.layout.off_value - t.layout.off_payload
     if t.layout.key_is_blob:
         columns["key_offsets"], columns["key"] = gather_blobs(rows, 8)
     else:

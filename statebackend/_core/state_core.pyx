@@ -409,7 +409,6 @@ cdef void teardown(Core *core) noexcept nogil:
     cdef Journal *next_journal
     cdef Table *table = core.tables
     cdef Table *next_table
-    cdef int64_t all_of_it
     cdef uint32_t i
     while snapshot != NULL:
         snapshot.released = 1

@@ -16,9 +16,10 @@ from statebackend._core.arena cimport Blob, blob_data, blob_drop, blob_new, raw_
 from statebackend._core.cow_map cimport (
     MINIMUM_CAPACITY, PAGE_BUCKETS, RECORD_COPIED, RECORD_MOVED, RECORD_WRITE, VALUE_ANCHOR, VALUE_BLOB,
     VALUE_FIXED, VALUE_LIST, VALUE_OBJECT, Core, CowMap, Directory, Entry, Journal, ListHead, Table, Thread,
-    before_operation, chain_head, check_map, entry_at, find_blob, find_int, hash_blob_key, hash_int_key, insert,
-    keep_payload, key_object, map_new, namespace_of, own_entry, payload_drop, payload_of, remove, set_value_version, see_snapshots,
-    slot_for_write, value_of)
+    before_operation, chain_head, entry_at, find_blob, find_int, hash_blob_key, hash_int_key, insert,
+    keep_payload, key_object, map_new, namespace_of, own_entry, payload_drop, payload_of, remove, see_snapshots,
+    set_value_version, slot_for_write, value_of)
+from statebackend._core.invariants cimport check_map
 from statebackend._core.journal cimport LogChunk, chunk_data
 from statebackend._core.key_groups cimport HashPlan, hash_canonical_bytes, hash_canonical_int, pmod_group
 from statebackend._core.lists cimport ListCursor, cursor_close, cursor_next, cursor_open, list_append
@@ -39,8 +40,9 @@ cdef enum:
 FIXED_CODES = {
     "long": (CODE_INT64, 8), "int": (CODE_INT32, 4), "short": (CODE_INT16, 2), "byte": (CODE_INT8, 1),
     "double": (CODE_DOUBLE, 8), "float": (CODE_FLOAT, 4), "bool": (CODE_BOOL, 1)}
-DTYPES = {CODE_INT64: "<i8", CODE_INT32: "<i4", CODE_INT16: "<i2", CODE_INT8: "i1", CODE_DOUBLE: "<f8",
-           CODE_FLOAT: "<f4", CODE_BOOL: "?"}
+DTYPES = {
+    CODE_INT64: "<i8", CODE_INT32: "<i4", CODE_INT16: "<i2", CODE_INT8: "i1", CODE_DOUBLE: "<f8",
+    CODE_FLOAT: "<f4", CODE_BOOL: "?"}
 
 
 def _code_and_width(value):
@@ -376,7 +378,7 @@ cdef class StateTable:
         cdef Table *table
         cdef bint kept = False
         cdef object old = None
-        cdef object dropped = None       # ends with this call, when the table is whole again
+        cdef object _dropped = None      # ends with this call, when the table is whole again
         self.owner.enter()
         try:
             table = self.table
@@ -396,7 +398,7 @@ cdef class StateTable:
                                                   table.layout.value_width)
                         slot = slot_for_write(&table.lane, table, map, slot, k.hash, &kept)
                         if slot and not kept:
-                            dropped = self._let_go(slot)
+                            _dropped = self._let_go(slot)
                     else:
                         slot = insert(&table.lane, table, map, k.number, k.data, k.length, k.namespace, k.hash)
                 if slot == 0:
@@ -569,7 +571,6 @@ cdef class StateTable:
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
-        cdef char[:] raw
         cdef char stored[16]
         cdef char *source = stored
         cdef Table *table

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+
 from statebackend._core import arena
 from statebackend._core.map_table import MapTable
 from statebackend._core.state_core import StateCore
@@ -22,16 +23,26 @@ class MapStateModel:
         self.random = random.Random(seed)
         self.core = StateCore(seed=seed)
         self.table = MapTable(
-            self.core, key=key, map_key=map_key, value=value, max_parallelism=2, hash_mask=hash_mask,
-            initial_capacity=4, namespaces=namespaces, copy_value=list if value == "object" else None)
+            self.core,
+            key=key,
+            map_key=map_key,
+            value=value,
+            max_parallelism=2,
+            hash_mask=hash_mask,
+            initial_capacity=4,
+            namespaces=namespaces,
+            copy_value=list if value == "object" else None,
+        )
         self.key_kinds, self.value_kind = (key, map_key), value
         self.sizes = keys, map_keys
         self.namespaces = (0, 1) if namespaces else (0,)
         self.state, self.marks, self.snapshots = {}, [], []
 
     def where(self):
-        key, map_key = (MAKE_KEY[kind](self.random.randrange(size))
-                        for kind, size in zip(self.key_kinds, self.sizes, strict=True))
+        key, map_key = (
+            MAKE_KEY[kind](self.random.randrange(size))
+            for kind, size in zip(self.key_kinds, self.sizes, strict=True)
+        )
         return key, map_key, self.random.choice(self.namespaces)
 
     def copy(self):
@@ -91,7 +102,7 @@ class MapStateModel:
     def rollback(self):
         if self.marks:
             at = self.random.randrange(len(self.marks))
-            del self.marks[at + 1:]
+            del self.marks[at + 1 :]
             self.core.rollback(self.marks[at][0])
             self.state = {key: dict(entries) for key, entries in self.marks[at][1].items()}
 
@@ -109,7 +120,19 @@ class MapStateModel:
             assert list(self.table.items(key, ns)) == list(entries.items())
 
     def run(self, steps, check_every=250):
-        names = ("put get remove clear items snapshot release_snapshot mark rollback release_mark advance").split()
+        names = [
+            "put",
+            "get",
+            "remove",
+            "clear",
+            "items",
+            "snapshot",
+            "release_snapshot",
+            "mark",
+            "rollback",
+            "release_mark",
+            "advance",
+        ]
         weights = (40, 15, 25, 1, 5, 0.6, 0.6, 0.6, 0.5, 0.4, 0.5)
         for step, name in enumerate(self.random.choices(names, weights, k=steps)):
             getattr(self, name)()
@@ -188,7 +211,7 @@ def test_iteration_goes_on_over_changed_values_other_keys_and_moved_entries(tabl
     for map_key in range(100):
         table.put(0, map_key, map_key)
     seen = []
-    view = table.owner.snapshot()                # from here on a write clones and moves entries
+    view = table.owner.snapshot()  # from here on a write clones and moves entries
     for map_key, value in table.items(0):
         seen.append(value)
         if map_key + 1 < 100:
@@ -225,7 +248,10 @@ def test_one_entry_of_a_large_map_costs_one_entry(table, held):
     assert after["copied_entries"] - before["copied_entries"] <= (40 if held else 0)
     assert after["used_slots"] - before["used_slots"] <= (41 if held else 1)
     if held:
-        assert table.entries.dirty(mark) == {(25_000, table.heads.entry(0).value), (50_000, table.heads.entry(0).value)}
+        assert table.entries.dirty(mark) == {
+            (25_000, table.heads.entry(0).value),
+            (50_000, table.heads.entry(0).value),
+        }
         view.release()
         table.owner.release(mark)
 
@@ -245,7 +271,9 @@ def test_running_out_of_memory_anywhere_changes_nothing(action, marked, snapshot
     failures = 0
     for n in range(1, 60):
         core = StateCore(seed=1)
-        table = MapTable(core, key="bytes", map_key="bytes", value="bytes", max_parallelism=1, initial_capacity=4)
+        table = MapTable(
+            core, key="bytes", map_key="bytes", value="bytes", max_parallelism=1, initial_capacity=4
+        )
         for i in range(7):
             table.put(b"many", b"%d" % i, b"value")
         table.put(b"one", b"1", b"value")

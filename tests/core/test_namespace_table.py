@@ -1,6 +1,7 @@
 """Namespaces by number: stable while something carries them, gone afterwards."""
 
 import pytest
+
 from statebackend._core.state_core import StateCore
 from statebackend._core.state_table import StateTable
 
@@ -27,7 +28,8 @@ def test_passed_windows_leave_nothing_behind(core):
             assert table.remove(1, core.namespaces.find(b"window-%d" % (i - 10)))
     assert len(core.namespaces) < 2000
     assert {core.namespaces.name(entry.namespace): entry.value for entry in table} == {
-        b"window-%d" % i: i for i in range(19_990, 20_000)}
+        b"window-%d" % i: i for i in range(19_990, 20_000)
+    }
 
 
 @pytest.mark.parametrize("holder", ["mark", "snapshot", "pin"])
@@ -35,7 +37,9 @@ def test_a_number_lives_while_a_mark_a_snapshot_or_a_pin_needs_it(core, holder):
     table = StateTable(core, value="long", namespaces=True)
     number = core.namespaces.number(b"kept")
     table.put(1, 10, number)
-    held = {"mark": core.mark, "snapshot": core.snapshot, "pin": lambda: core.namespaces.pin(number, 1)}[holder]()
+    held = {"mark": core.mark, "snapshot": core.snapshot, "pin": lambda: core.namespaces.pin(number, 1)}[
+        holder
+    ]()
     table.remove(1, number)
     for i in range(5000):
         core.namespaces.number(b"other-%d" % i)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from statebackend._core.key_groups import HashPlan
 from statebackend.errors import ClosedError, SerializationTypeError, UsageError
 from twin.cow_map import (
-    CowMap,
     FREE_SLOT,
-    Journal,
     RECORD_COPIED,
     RECORD_MOVED,
+    CowMap,
+    Journal,
     before_operation,
     bucket,
     chain_head,
