@@ -17,7 +17,6 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from statebackend._core.platform cimport add_i64
 
 cdef enum:
-    EXTENT_SHIFT = 21
     EXTENT_BYTES = 1 << 21
     UNIT_SHIFT = 3                       # refs count units of 8 bytes
     EXTENT_UNITS_SHIFT = 18
@@ -27,7 +26,6 @@ cdef enum:
     MAX_ORDER = 21
     SLAB_ORDER = 15
     SLAB_BYTES = 1 << 15
-    N_CLASSES = 32
     LARGEST_CLASS = 4096
 
 cdef enum Counter:
@@ -39,7 +37,6 @@ cdef enum Counter:
     LIVE_SNAPSHOTS = 4
     LIVE_DIRECTORIES = 5
     LIVE_BLOCKS = 6
-    N_COUNTERS = 7
 
 cdef struct Probe:
     # One per process. `fail_in` > 0 counts allocations down and fails the one that reaches zero.

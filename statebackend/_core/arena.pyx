@@ -362,7 +362,7 @@ cdef class Arena:
                 break
         else:
             number = self.core.top
-        if number >= MAX_EXTENTS:
+        if number >= MAX_EXTENTS - 1:        # so that no ref behind the last unit wraps around
             free(orders)
             raise MemoryError("an arena holds at most 32 GB")
         if number == self.core.top:
@@ -488,8 +488,13 @@ _requests = None
 def _request_spares(arena):
     global _requests
     if _requests is None:
-        _requests = queue.SimpleQueue()
-        threading.Thread(target=_make_spares, args=(_requests,), name="statebackend-memory", daemon=True).start()
+        requests = queue.SimpleQueue()
+        try:
+            threading.Thread(target=_make_spares, args=(requests,), name="statebackend-memory", daemon=True).start()
+        except RuntimeError:             # no thread to be had, now or at the interpreter's end: do without
+            arena.take_spares([])
+            return
+        _requests = requests
     _requests.put(weakref.ref(arena))
 
 

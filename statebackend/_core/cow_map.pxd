@@ -52,7 +52,6 @@ from statebackend._core.journal cimport Log
 from statebackend._core.platform cimport add_i64, hash_bytes, hash_int, likely, load_u32, unlikely
 
 cdef enum:
-    DEFAULT_CAPACITY = 128
     MINIMUM_CAPACITY = 4
     MAXIMUM_CAPACITY = 1 << 30
     MIN_TRANSFERRED_PER_INCREMENTAL_REHASH = 4
@@ -61,7 +60,6 @@ cdef enum:
     PAGE_BUCKETS = 1 << 12
     FREE_SLOT = 0xFFFFFFFF
     LAST_VERSION = 0xFFFFFF00
-    MAX_SEGMENT_TABLES = 2
 
 cdef enum ValueKind:
     VALUE_FIXED = 0                      # `value_width` bytes in the entry
@@ -244,6 +242,13 @@ cdef struct CoreKey:
     uint32_t hash
     uint32_t group
 
+cdef struct Insertion:
+    # An entry that is about to be linked in: everything that could have failed is there.
+    uint32_t slot
+    uint32_t *link
+    Blob *blob
+    Log *log
+
 cdef struct ListHead:
     ListChunk *tail
     uint64_t length
@@ -344,6 +349,11 @@ cdef void rehash_step(Lane *lane, Table *table, CowMap *map) noexcept nogil
 cdef uint32_t insert(Lane *lane, Table *table, CowMap *map, int64_t key, const char *data, uint64_t length,
                      uint32_t ns, uint32_t hash) noexcept nogil
 cdef bint remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil
+cdef bint prepare_insert(Lane *lane, Table *table, CowMap *map, const char *data, uint64_t length,
+                         uint32_t hash, Insertion *ready) noexcept nogil
+cdef void abandon_insert(Table *table, CowMap *map, Insertion *ready) noexcept nogil
+cdef uint32_t finish_insert(Lane *lane, Table *table, CowMap *map, int64_t key, uint32_t ns, uint32_t hash,
+                            Insertion *ready) noexcept nogil
 cdef bint reserve_records(Lane *lane, Table *table) noexcept nogil
 cdef bint prepare_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil
 cdef uint32_t own_entry(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil
@@ -358,7 +368,7 @@ cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil
 cdef void drop_chunks(Table *table, ListChunk *chunk, bint may_defer) noexcept nogil
 cdef bint segment_for_writing(Core *core, Journal *journal, Log **log) noexcept nogil
 cdef object key_object(Table *table, Entry *entry)
-cdef void absorb_moves(Log *carried, uint64_t known, dict moved)
+cdef int absorb_moves(Log *carried, uint64_t known, dict moved) except -1
 cdef void drain(Core *core, int64_t budget) noexcept nogil
 cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved, list dropped) except -1
 cdef bint complete_rehash(Lane *lane, Table *table, CowMap *map) noexcept nogil

@@ -488,7 +488,7 @@ cdef bint see_snapshots(Core *core, CowMap *map) noexcept nogil:
         n = map.primary.n_pages + map.secondary.n_pages
         size = sizeof(Directory) + <uint64_t>n * 4
         if map.primary.size + map.secondary.size == 0:
-            map.seen_version = core.highest_required_snapshot_version
+            store_u32(&map.seen_version, core.highest_required_snapshot_version)
             break
         if got == size:
             directory.map = map
@@ -548,6 +548,7 @@ cdef void double_capacity(Core *core, CowMap *map) noexcept nogil:
     start_table(&map.secondary, capacity, pages)
     map.rehash_index = 0
     map.threshold = capacity // 4 * 3
+    map.modifications += 1               # from here on reads move entries
 
 
 cdef void finish_rehash(Core *core, CowMap *map) noexcept nogil:
@@ -727,43 +728,52 @@ cdef uint32_t find_blob(Table *table, CowMap *map, const char *data, uint64_t le
     return 0
 
 
-cdef uint32_t insert(Lane *lane, Table *table, CowMap *map, int64_t key, const char *data, uint64_t length,
-                     uint32_t ns, uint32_t hash) noexcept nogil:
-    """Add an entry for a key that is absent; its payload is all zero. 0 without memory.
+cdef bint prepare_insert(Lane *lane, Table *table, CowMap *map, const char *data, uint64_t length,
+                         uint32_t hash, Insertion *ready) noexcept nogil:
+    """Do what of an insert can fail; `finish_insert` or `abandon_insert` follows, with no other operation between.
 
     As in Flink, the insert that makes the map double still goes into the old table.
     """
     cdef Core *core = lane.core
     cdef BucketTable *buckets
-    cdef uint32_t *link
-    cdef uint32_t slot
-    cdef Blob *blob = NULL
-    cdef Entry *entry
-    cdef Log *log
+    ready.blob = NULL
     if unlikely(map.secondary.capacity == 0 and map.primary.size > map.threshold):
         double_capacity(core, map)
-    if not record_log(lane, table, &log):
-        return 0
-    if log != NULL and not log_reserve(core.arena, log, 8):
-        return 0
+    if not record_log(lane, table, &ready.log):
+        return False
+    if ready.log != NULL and not log_reserve(core.arena, ready.log, 32):
+        return False
     buckets = active_table(map, hash)
-    link = bucket_for_write(lane, buckets, hash & (buckets.capacity - 1))
-    if unlikely(link == NULL):
-        return 0
+    ready.link = bucket_for_write(lane, buckets, hash & (buckets.capacity - 1))
+    if unlikely(ready.link == NULL):
+        return False
     if table.layout.key_is_blob:
-        blob = blob_new(core.blobs, data, length)
-        if unlikely(blob == NULL):
-            return 0
-    slot = slot_alloc(table, map)
-    if unlikely(slot == 0):
-        if blob != NULL:
-            blob_drop(core.blobs, blob)
-        return 0
-    entry = entry_at(core, slot)
-    entry.version = core.state_version
-    set_value_version(table, entry, core.state_version)
-    if blob != NULL:
-        entry.key = <int64_t>blob
+        ready.blob = blob_new(core.blobs, data, length)
+        if unlikely(ready.blob == NULL):
+            return False
+    ready.slot = slot_alloc(table, map)
+    if unlikely(ready.slot == 0):
+        if ready.blob != NULL:
+            blob_drop(core.blobs, ready.blob)
+        return False
+    return True
+
+
+cdef void abandon_insert(Table *table, CowMap *map, Insertion *ready) noexcept nogil:
+    if ready.blob != NULL:
+        blob_drop(table.core.blobs, ready.blob)
+    slot_return(table, map, ready.slot)
+
+
+cdef uint32_t finish_insert(Lane *lane, Table *table, CowMap *map, int64_t key, uint32_t ns, uint32_t hash,
+                            Insertion *ready) noexcept nogil:
+    """Link the prepared entry in; its payload is all zero. Cannot fail."""
+    cdef uint32_t slot = ready.slot
+    cdef Entry *entry = entry_at(lane.core, slot)
+    entry.version = lane.core.state_version
+    set_value_version(table, entry, lane.core.state_version)
+    if ready.blob != NULL:
+        entry.key = <int64_t>ready.blob
         blob_hash(entry)[0] = hash
     else:
         entry.key = key
@@ -771,14 +781,23 @@ cdef uint32_t insert(Lane *lane, Table *table, CowMap *map, int64_t key, const c
         (<uint32_t *>(<char *>entry + table.layout.off_namespace))[0] = ns
         count_namespace(table, ns, 1)
     memset(payload_of(table, entry), 0, table.layout.payload_width)
-    entry.next = link[0]
-    link[0] = slot
-    buckets.size += 1
+    entry.next = ready.link[0]
+    ready.link[0] = slot
+    active_table(map, hash).size += 1
     map.modifications += 1
     lane.entries += 1
-    if log != NULL:
-        (<uint64_t *>log_take(log, 8))[0] = trailer(RECORD_INSERT, table, map.group, slot)
+    if ready.log != NULL:
+        (<uint64_t *>log_take(ready.log, 8))[0] = trailer(RECORD_INSERT, table, map.group, slot)
     return slot
+
+
+cdef uint32_t insert(Lane *lane, Table *table, CowMap *map, int64_t key, const char *data, uint64_t length,
+                     uint32_t ns, uint32_t hash) noexcept nogil:
+    """Add an entry for a key that is absent; its payload is all zero. 0 without memory."""
+    cdef Insertion ready
+    if unlikely(not prepare_insert(lane, table, map, data, length, hash, &ready)):
+        return 0
+    return finish_insert(lane, table, map, key, ns, hash, &ready)
 
 
 cdef uint32_t *link_before(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil:
@@ -859,20 +878,21 @@ cdef bint remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t 
 # replaced by a clone meanwhile: `moved` maps it to its successor. MOVED records outlive the undo, in
 # `carried`, because records of older segments can name the same slots.
 
-cdef uint32_t current_slot(uint32_t slot, dict moved):
+cdef uint32_t current_slot(uint32_t slot, dict moved) except? 0:
     while slot in moved:
         slot = moved[slot]
     return slot
 
 
-cdef void keep_object(Table *table, char *payload, list dropped):
+cdef int keep_object(Table *table, char *payload, list dropped) except -1:
     """Put off the end of an object, whose finaliser may call anything, until the undo is over."""
     cdef char *value = payload + (table.layout.off_value - table.layout.off_payload)
     if table.layout.value_kind == VALUE_OBJECT and (<PyObject **>value)[0] != NULL:
         dropped.append(<object>(<PyObject **>value)[0])
+    return 0
 
 
-cdef bint undo_write(Lane *lane, Table *table, CowMap *map, uint32_t slot, char *payload, list dropped):
+cdef bint undo_write(Lane *lane, Table *table, CowMap *map, uint32_t slot, char *payload, list dropped) except -1:
     cdef Entry *entry = entry_at(lane.core, slot)
     if entry.version < lane.core.highest_required_snapshot_version:
         slot = own_entry(lane, table, map, slot, hash_of(table, entry))
@@ -887,7 +907,7 @@ cdef bint undo_write(Lane *lane, Table *table, CowMap *map, uint32_t slot, char 
     return True
 
 
-cdef bint undo_insert(Lane *lane, Table *table, CowMap *map, uint32_t slot, list dropped):
+cdef bint undo_insert(Lane *lane, Table *table, CowMap *map, uint32_t slot, list dropped) except -1:
     cdef Core *core = lane.core
     cdef uint32_t hash = hash_of(table, entry_at(core, slot))
     cdef bint shared = entry_at(core, slot).version < core.highest_required_snapshot_version
@@ -903,7 +923,7 @@ cdef bint undo_insert(Lane *lane, Table *table, CowMap *map, uint32_t slot, list
     return True
 
 
-cdef bint undo_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, Log *carried, dict moved):
+cdef bint undo_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, Log *carried, dict moved) except -1:
     cdef Core *core = lane.core
     cdef Entry *entry = entry_at(core, slot)
     cdef uint32_t hash = hash_of(table, entry), back = slot
@@ -942,7 +962,7 @@ cdef bint undo_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, Log 
     return True
 
 
-cdef void absorb_moves(Log *carried, uint64_t known, dict moved):
+cdef int absorb_moves(Log *carried, uint64_t known, dict moved) except -1:
     """Enter the moves appended to `carried` since it had `known` records."""
     cdef uint64_t left = carried.records - known
     cdef LogChunk *chunk = carried.last
@@ -955,6 +975,7 @@ cdef void absorb_moves(Log *carried, uint64_t known, dict moved):
                 <uint32_t *>(chunk_data(chunk) + at))[0]
             left -= 1
         chunk = chunk.prev
+    return 0
 
 
 cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved, list dropped) except -1:
@@ -973,37 +994,39 @@ cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, di
     for i in range(2):
         if journal.tables[i] != NULL:
             journal.tables[i].lane.override = carried
-    while done and not log_empty(core.arena, log) and log.records > down_to:
-        last = log_last_trailer(log)
-        op = <int>(last >> 56)
-        table = journal.tables[(last >> 48) & 0xFF]
-        map = table.maps[((last >> 32) & 0xFFFF) - table.first_group]
-        slot = <uint32_t>last
-        end = chunk_data(log.last) + log.last.used
-        known = carried.records
-        width = 8
-        done = see_snapshots(core, map)
-        if not done:
-            break
-        if op == RECORD_MOVED:
-            width = 16
-            done = log_reserve(core.arena, carried, 16)
+    try:
+        while done and not log_empty(core.arena, log) and log.records > down_to:
+            last = log_last_trailer(log)
+            op = <int>(last >> 56)
+            table = journal.tables[(last >> 48) & 0xFF]
+            map = table.maps[((last >> 32) & 0xFFFF) - table.first_group]
+            slot = <uint32_t>last
+            end = chunk_data(log.last) + log.last.used
+            known = carried.records
+            width = 8
+            done = see_snapshots(core, map)
+            if not done:
+                break
+            if op == RECORD_MOVED:
+                width = 16
+                done = log_reserve(core.arena, carried, 16)
+                if done:
+                    memcpy(log_take(carried, 16), end - 16, 16)
+                    carried.held += 1
+            elif op == RECORD_REMOVE:
+                done = undo_remove(&table.lane, table, map, slot, carried, moved)
+            elif op == RECORD_INSERT:
+                done = undo_insert(&table.lane, table, map, current_slot(slot, moved), dropped)
+            else:
+                width += (table.layout.payload_width + 7) & ~7u
+                done = undo_write(&table.lane, table, map, current_slot(slot, moved), end - width, dropped)
+            absorb_moves(carried, known, moved)
             if done:
-                memcpy(log_take(carried, 16), end - 16, 16)
-                carried.held += 1
-        elif op == RECORD_REMOVE:
-            done = undo_remove(&table.lane, table, map, slot, carried, moved)
-        elif op == RECORD_INSERT:
-            done = undo_insert(&table.lane, table, map, current_slot(slot, moved), dropped)
-        else:
-            width += (table.layout.payload_width + 7) & ~7u
-            done = undo_write(&table.lane, table, map, current_slot(slot, moved), end - width, dropped)
-        absorb_moves(carried, known, moved)
-        if done:
-            log_pop(core.arena, log, width)
-    for i in range(2):
-        if journal.tables[i] != NULL:
-            journal.tables[i].lane.override = NULL
+                log_pop(core.arena, log, width)
+    finally:
+        for i in range(2):
+            if journal.tables[i] != NULL:
+                journal.tables[i].lane.override = NULL
     return done
 
 

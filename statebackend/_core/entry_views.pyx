@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.arena cimport Blob, blob_data
 from statebackend._core.cow_map cimport (
-    FREE_SLOT, CowMap, Entry, Table, blob_hash, bucket, complete_rehash, entry_at, find_blob, find_int, hash_of,
+    FREE_SLOT, CoreKey, CowMap, Entry, Table, blob_hash, bucket, complete_rehash, entry_at, find_blob, find_int, hash_of,
     key_object, namespace_of, see_snapshots)
 from statebackend._core.state_table cimport StateTable
 
@@ -14,46 +14,60 @@ from statebackend.errors import UsageError
 
 @cython.final
 cdef class StateEntry:
-    """One entry slot, seen from Python: for iteration, inspection and tests. Valid until the next change."""
+    """One entry slot, seen from Python: for iteration, inspection and tests.
+
+    Its value and version can be read for as long as the slot is the live entry of its key.
+    """
     cdef StateTable owner
     cdef readonly uint32_t slot
+    cdef readonly object key
+    cdef readonly uint32_t namespace
+    cdef uint32_t group
+    cdef uint64_t calls
 
     def __init__(self):
         raise UsageError("a StateEntry comes from a table", hint="use table.entry(key) or iterate over it")
 
-    @property
-    def key(self):
-        """The key, as int or bytes."""
+    cdef Entry *entry(self) except NULL:
+        """The entry, once it is certain that the slot still is it."""
+        cdef CoreKey k
+        cdef CowMap *map
         self.owner.usable()
-        return key_object(self.owner.table, entry_at(self.owner.table.core, self.slot))
-
-    @property
-    def namespace(self):
-        """The number of the namespace."""
-        self.owner.usable()
-        return namespace_of(self.owner.table, entry_at(self.owner.table.core, self.slot))
+        if self.calls != self.owner.owner.calls:
+            map = self.owner.map_or_null(self.group)
+            if self.owner.anchors is not None:
+                self.owner.split_map_key(self.key, self.namespace, self.group, &k)
+            else:
+                self.owner.split_key(self.key, self.namespace, &k)
+            if map == NULL or self.owner.find(map, &k) != self.slot:
+                raise RuntimeError("the entry was removed or replaced since it was looked up")
+            self.calls = self.owner.owner.calls
+        return entry_at(self.owner.table.core, self.slot)
 
     @property
     def value(self):
         """The value as it is stored; an object is not copied."""
-        self.owner.usable()
-        return self.owner._load(self.slot)
+        return self.owner._load_at(self.entry())
 
     @property
     def version(self):
         """The version at which the entry was made or last written."""
-        self.owner.usable()
-        return entry_at(self.owner.table.core, self.slot).version
+        return self.entry().version
 
     def __repr__(self):
         return f"StateEntry(slot={self.slot})"
 
 
-cpdef StateEntry new_entry(StateTable owner, uint32_t slot):
-    """A StateEntry on a slot; the caller vouches for the slot."""
+cpdef StateEntry new_entry(StateTable owner, uint32_t slot, uint32_t group):
+    """A StateEntry on a live slot of a key group; the caller vouches for both."""
     cdef StateEntry entry = StateEntry.__new__(StateEntry)
+    cdef Entry *where = entry_at(owner.table.core, slot)
     entry.owner = owner
     entry.slot = slot
+    entry.key = key_object(owner.table, where)
+    entry.namespace = namespace_of(owner.table, where)
+    entry.group = group
+    entry.calls = owner.owner.calls
     return entry
 
 
@@ -70,10 +84,12 @@ cdef class StateEntryIterator:
     cdef uint32_t slot                   # to return next
     cdef uint64_t modifications
     cdef uint64_t calls
+    cdef uint64_t rollbacks
     cdef object last                     # the key and namespace returned last, of this map
 
     def __init__(self, StateTable owner not None):
         self.owner = owner
+        self.rollbacks = owner.owner.rollbacks
 
     def __iter__(self):
         return self
@@ -85,6 +101,8 @@ cdef class StateEntryIterator:
         cdef uint32_t slot
         cdef Entry *entry
         self.owner.usable()
+        if self.rollbacks != self.owner.owner.rollbacks:
+            raise RuntimeError("the state changed during iteration: it was rolled back")
         while True:
             if self.group >= table.n_maps:
                 raise StopIteration
@@ -103,7 +121,7 @@ cdef class StateEntryIterator:
                 entry = entry_at(table.core, slot)
                 self.slot = entry.next
                 self.last = key_object(table, entry), namespace_of(table, entry)
-                return new_entry(self.owner, slot)
+                return new_entry(self.owner, slot, map.group)
             if self.bucket >= map.primary.capacity:
                 self.group += 1
                 self.bucket = 0
@@ -155,6 +173,8 @@ cdef class IncrementalVisitor:
     cdef uint32_t index
 
     def __init__(self, StateTable owner not None, slots_per_step):
+        if slots_per_step < 1:
+            raise UsageError("a visitor looks at one slot a step or more", detail=f"{slots_per_step}")
         self.owner = owner
         self.slots_per_step = slots_per_step
 
@@ -165,9 +185,10 @@ cdef class IncrementalVisitor:
         """The live entries among the next slots; StopIteration after the last run of the last map."""
         cdef Table *table = self.owner.table
         cdef CowMap *map
-        cdef uint32_t slot, units = table.layout.stride >> 3, end, looked = 0
+        cdef uint32_t slot, units, end, looked = 0
         cdef list out = []
         self.owner.usable()
+        units = table.layout.stride >> 3
         while looked < self.slots_per_step:
             if self.group >= table.n_maps:
                 if looked == 0:
@@ -191,7 +212,7 @@ cdef class IncrementalVisitor:
             self.index += 1
             looked += 1
             if is_live(table, map, slot):
-                out.append(new_entry(self.owner, slot))
+                out.append(new_entry(self.owner, slot, map.group))
         return out
 
 

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 cimport cython
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset
 
 from statebackend._core.arena cimport (
@@ -34,9 +34,9 @@ from statebackend._core.cow_map cimport (
 from statebackend._core.journal cimport Log, log_append, log_reserve, log_take
 from statebackend._core.key_groups cimport (
     HashProgram, key_groups_of_byte_runs, key_groups_of_ints)
-from statebackend._core.platform cimport hash_int, likely, prefetch, unlikely
+from statebackend._core.platform cimport claim, hash_int, likely, load_u32, prefetch, store_u32, unlikely
 from statebackend._core.state_table cimport (
-    CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT8, CODE_INT16, CODE_INT32, CODE_INT64,
+    CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT64,
     CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable)
 from statebackend._core.reductions cimport (
     OP_ALL, OP_ANY, OP_APPEND, OP_COUNT, OP_FIND, OP_FIRST, OP_GET, OP_LAST, OP_MAX, OP_MIN, OP_PRODUCT, OP_REMOVE,
@@ -46,6 +46,9 @@ from statebackend._core.lists cimport list_append
 
 from statebackend._core.state_table import DTYPES
 from statebackend.errors import KeyGroupError, UsageError
+
+cdef extern from "unistd.h":
+    int usleep(unsigned int microseconds) noexcept nogil
 
 cdef enum:
     BLOCK = 32                           # rows whose cache misses overlap
@@ -600,10 +603,15 @@ cdef class BatchCall:
     cdef StateTable table
     cdef Batch batch
     cdef LaneRun runs[16]
+    cdef uint32_t turn                   # counts phases
+    cdef uint32_t claimed[16]            # by lane: the newest turn that somebody works on
+    cdef uint32_t done[16]               # by lane: the newest turn that is done
     cdef object keep                     # arrays that the pointers point into
-    cdef object scratch
 
     def __cinit__(self, StateTable table not None, keys, uint32_t ns, int threads):
+        table.usable()
+        if table.anchors is not None:
+            raise UsageError("the entries of a map state are reached through their MapTable only")
         memset(&self.batch, 0, sizeof(Batch))
         memset(self.runs, 0, sizeof(self.runs))
         self.table = table
@@ -697,8 +705,11 @@ cdef class BatchCall:
         cdef Journal *journal = table.journal
         cdef int lane
         cdef Log *log
-        if self.batch.n < SHORT_BATCH:
+        # Sorting costs time for each key group, a lane for each group and for its thread.
+        self.batch.sorted = self.batch.n >= SHORT_BATCH and self.batch.n >= 4 * <int64_t>table.n_maps
+        if not self.batch.sorted:
             self.batch.n_lanes = 1
+        self.batch.n_lanes = <int>min(<int64_t>self.batch.n_lanes, 1 + self.batch.n // SHORT_BATCH)
         self._make_scratch()
         self.batch.fast = self._fast_path()
         for lane in range(self.batch.n_lanes):
@@ -734,7 +745,6 @@ cdef class BatchCall:
         cdef int64_t size = min(self.batch.n, <int64_t>CHUNK)
         cdef uint32_t groups = self.batch.table.n_maps
         cdef char *base
-        self.batch.sorted = self.batch.n >= SHORT_BATCH
         needed = size * (26 if self.batch.keys == NULL else 14) + (groups + 1) * 4 * (self.batch.n_lanes + 1) + 64
         scratch = self.table.owner.arena.scratch(needed)
         self.keep.append(scratch)
@@ -804,10 +814,12 @@ cdef class BatchCall:
         for lane in range(filling + 1, lanes):
             self.runs[lane].first_group = self.runs[lane].last_group = groups
 
-    def work(self, int phase, int lane):
-        """One lane of one phase; called on the threads of the pool."""
-        with nogil:
-            self._work(phase, lane)
+    def work(self, int phase, int lane, uint32_t turn):
+        """One lane of one phase, unless the caller's thread has taken it over; on the threads of the pool."""
+        if claim(&self.claimed[lane], turn):
+            with nogil:
+                self._work(phase, lane)
+                store_u32(&self.done[lane], turn)
 
     cdef void _work(self, int phase, int lane) noexcept nogil:
         cdef LaneRun *run = &self.runs[lane]
@@ -820,17 +832,30 @@ cdef class BatchCall:
             apply_rows(&self.batch, run)
 
     cdef int _phase(self, int phase) except -1:
+        """All lanes of one phase. Whatever happens, no lane is at work any more when this returns or raises."""
         cdef int lane, lanes = self.batch.n_lanes
-        if lanes == 1:
-            with nogil:
-                self._work(phase, 0)
-            return 0
-        pool = _thread_pool()
-        futures = [pool.submit(self.work, phase, lane) for lane in range(1, lanes)]
+        cdef uint32_t turn
+        cdef object failure = None
+        self.turn += 1
+        turn = self.turn
+        if lanes > 1:
+            try:
+                pool = _thread_pool()
+                for lane in range(1, lanes):
+                    pool.submit(self.work, phase, lane, turn)
+            except BaseException as error:       # an interrupt, or no thread to be had: see below
+                failure = None if isinstance(error, RuntimeError) else error
         with nogil:
             self._work(phase, 0)
-        for future in futures:
-            future.result()
+            for lane in range(1, lanes):
+                if claim(&self.claimed[lane], turn):
+                    self._work(phase, lane)      # nobody has begun with it
+                    store_u32(&self.done[lane], turn)
+            for lane in range(1, lanes):
+                while load_u32(&self.done[lane]) != turn:
+                    usleep(5)
+        if failure is not None:
+            raise failure
         return 0
 
     cdef int _end(self, bint failed, bint writes) except -1:
@@ -913,7 +938,7 @@ def _checked_offsets(offsets, data):
     if len(offsets) == 0:
         raise UsageError("offsets have one element more than there are rows")
     lengths = np.diff(offsets)
-    if offsets[0] < 0 or offsets[len(offsets) - 1] > len(data) or (lengths < 0).any():
+    if offsets[0] < 0 or offsets[len(offsets) - 1] > len(data) or (offsets[1:] < offsets[:len(offsets) - 1]).any():
         raise UsageError("offsets must rise and lie within the data")
     if (lengths > 0x7FFFFFFF).any():
         raise OverflowError("a key or value is larger than 2 GB")

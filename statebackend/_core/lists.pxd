@@ -17,4 +17,4 @@ cdef bint list_append(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
                       int64_t timestamp) noexcept nogil
 cdef bint cursor_open(Budget *budget, ListHead *head, ListCursor *cursor) noexcept nogil
 cdef char *cursor_next(Table *table, ListCursor *cursor) noexcept nogil
-cdef void cursor_close(Budget *budget, ListCursor *cursor) noexcept nogil
+cdef void cursor_close(ListCursor *cursor) noexcept nogil

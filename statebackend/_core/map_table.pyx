@@ -14,8 +14,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.arena cimport address, block_free
 from statebackend._core.cow_map cimport (
-    Anchor, CoreKey, CowMap, Table, anchor_new, append_thread, before_operation, entry_at, hash_of,
-    insert, key_object, prepare_remove, remove, reserve_records, slot_for_write,
+    Anchor, CoreKey, CowMap, Insertion, Table, abandon_insert, anchor_new, append_thread, before_operation, entry_at,
+    finish_insert, hash_of, key_object, prepare_insert, prepare_remove, remove, reserve_records, slot_for_write,
     thread_of, value_of)
 from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.state_core cimport Mark, StateCore
@@ -110,36 +110,35 @@ cdef class MapTable:
 
     cdef int fill_entry(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, char *value,
                         int64_t timestamp) except -1:
-        """Add an absent entry, and its key's head if that is absent too. All or nothing."""
+        """Add an absent entry, and its key's head if that is absent too. All or nothing: what can fail comes first."""
         cdef Table *table = self.entries.table
         cdef Table *heads = self.heads.table
         cdef CowMap *head_map = self.heads.map_for(head.group)
         cdef CowMap *map = self.entries.map_for(head.group)
-        cdef uint32_t anchor = 0, slot
-        cdef bint made_head = head_slot == 0
-        if not before_operation(&table.lane, table, map):
+        cdef Insertion new_head
+        cdef Insertion new_entry
+        cdef uint32_t anchor, slot
+        if not (before_operation(&table.lane, table, map) and before_operation(&heads.lane, heads, head_map)):
             self.owner.out_of_memory()
-        if made_head:
-            # Room for the record of taking the head back, should the entry find no memory.
-            if not reserve_records(&heads.lane, heads):
-                self.owner.out_of_memory()
-            if not before_operation(&heads.lane, heads, head_map):
-                self.owner.out_of_memory()
+        if head_slot == 0:
             anchor = anchor_new(heads.core)
             if anchor == 0:
                 self.owner.out_of_memory()
-            head_slot = insert(&heads.lane, heads, head_map, head.number, head.data, head.length,
-                               head.namespace, head.hash)
-            if head_slot == 0:
+            if not prepare_insert(&heads.lane, heads, head_map, head.data, head.length, head.hash, &new_head):
                 block_free(heads.core.blobs, address(heads.core.arena, anchor), sizeof(Anchor))
                 self.owner.out_of_memory()
-            (<uint32_t *>value_of(heads, entry_at(heads.core, head_slot)))[0] = anchor
             self.entries.rehash_map_key(inner, anchor)
-        slot = insert(&table.lane, table, map, inner.number, inner.data, inner.length, inner.namespace, inner.hash)
-        if slot == 0:
-            if made_head:
-                remove(&heads.lane, heads, head_map, head_slot, head.hash)
+        if not prepare_insert(&table.lane, table, map, inner.data, inner.length, inner.hash, &new_entry):
+            if head_slot == 0:
+                abandon_insert(heads, head_map, &new_head)
+                block_free(heads.core.blobs, address(heads.core.arena, anchor), sizeof(Anchor))
             self.owner.out_of_memory()
+        # Both journal the same log, which the second has made room in for the first as well.
+        if head_slot == 0:
+            new_head.log = new_entry.log
+            head_slot = finish_insert(&heads.lane, heads, head_map, head.number, head.namespace, head.hash, &new_head)
+            (<uint32_t *>value_of(heads, entry_at(heads.core, head_slot)))[0] = anchor
+        slot = finish_insert(&table.lane, table, map, inner.number, inner.namespace, inner.hash, &new_entry)
         append_thread(table, slot)
         self.entries._fill(slot, value, timestamp)
         return 0

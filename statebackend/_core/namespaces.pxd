@@ -1,12 +1,11 @@
 """Namespaces by number."""
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport uint32_t
 
-from statebackend._core.arena cimport Budget
 from statebackend._core.cow_map cimport Core
 
 cdef class NamespaceTable:
-    cdef Core *core                      # whose entries count references; outlives this
+    cdef Core *core                      # whose entries count references; NULL once that is gone
     cdef dict numbers                    # encoded namespace -> number
     cdef list names                      # number -> encoded namespace, None where the number is free
     cdef list free_numbers
@@ -14,4 +13,5 @@ cdef class NamespaceTable:
     cdef int grow(self, uint32_t capacity) except -1
     cdef uint32_t intern(self, bytes name) except? 0xFFFFFFFF
     cdef int sweep(self) except -1
+    cdef int usable(self) except -1
 cdef NamespaceTable new_namespaces(Core *core)

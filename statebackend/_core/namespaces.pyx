@@ -10,7 +10,7 @@ from libc.string cimport memcpy, memset
 
 from statebackend._core.arena cimport raw_alloc, raw_free
 
-from statebackend.errors import UsageError
+from statebackend.errors import ClosedError, UsageError
 
 cdef enum:
     FIRST_CAPACITY = 64
@@ -22,7 +22,8 @@ cdef class NamespaceTable:
     """Numbers for the namespaces of one backend; made by StateCore.
 
     >>> from statebackend._core.state_core import StateCore
-    >>> namespaces = StateCore().namespaces
+    >>> core = StateCore()
+    >>> namespaces = core.namespaces
     >>> namespaces.number(b""), namespaces.number(b"window"), namespaces.name(1)
     (0, 1, b'window')
     """
@@ -31,7 +32,10 @@ cdef class NamespaceTable:
         raise UsageError("a NamespaceTable comes with a StateCore")
 
     def number(self, bytes name not None):
-        """The number of an encoded namespace, given now if it is new. O(1) amortised."""
+        """The number of an encoded namespace, given now if it is new. O(1) amortised.
+
+        It is safe until the next call of `number`, and for as long as entries carry it or `pin` holds it.
+        """
         return self.intern(name)
 
     def find(self, bytes name not None):
@@ -46,14 +50,21 @@ cdef class NamespaceTable:
 
     def pin(self, uint32_t number, int change):
         """Hold a number (+1), or let it go (-1), beside what entries do: for the current namespace."""
+        self.usable()
         self.name(number)
         self.core.namespace_refs[number] += change
 
     def __len__(self):
         return len(self.numbers)
 
+    cdef int usable(self) except -1:
+        if self.core == NULL:
+            raise ClosedError("the backend of these namespaces is gone")
+        return 0
+
     cdef uint32_t intern(self, bytes name) except? 0xFFFFFFFF:
         cdef uint32_t number
+        self.usable()
         found = self.numbers.get(name)
         if found is not None:
             return found

@@ -31,6 +31,12 @@ cdef extern from *:
     }
     static inline void sb_unlock(uint32_t *l) { __atomic_store_n(l, 0, __ATOMIC_RELEASE); }
 
+    /* Whether this caller is the one to do round `n`: a word goes through each round once. */
+    static inline int sb_claim(uint32_t *word, uint32_t n) {
+        uint32_t seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+        return seen < n && __atomic_compare_exchange_n(word, &seen, n, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    }
+
     static inline uint64_t sb_fold(uint64_t a, uint64_t b) {
         __uint128_t m = (__uint128_t)a * b;
         return (uint64_t)m ^ (uint64_t)(m >> 64);
@@ -72,6 +78,7 @@ cdef extern from *:
     int64_t add_i64 "sb_add_i64"(int64_t *p, int64_t v) noexcept nogil
     void spin_lock "sb_lock"(uint32_t *l) noexcept nogil
     void spin_unlock "sb_unlock"(uint32_t *l) noexcept nogil
+    bint claim "sb_claim"(uint32_t *word, uint32_t n) noexcept nogil
     uint64_t fold "sb_fold"(uint64_t a, uint64_t b) noexcept nogil
     uint32_t hash_bytes "sb_hash_bytes"(const unsigned char *p, uint64_t n, uint64_t seed) noexcept nogil
     uint32_t hash_int "sb_hash_int"(int64_t key, uint32_t ns, uint64_t seed) noexcept nogil

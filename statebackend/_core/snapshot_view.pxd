@@ -9,5 +9,9 @@ from statebackend._core.state_table cimport StateTable
 cdef class SnapshotView:
     cdef StateCore owner
     cdef Snapshot *snapshot              # NULL once released
+    cdef uint32_t readers                # calls that read at this time
+    cdef bint released
     cdef void _release(self) noexcept
+    cdef int begin_reading(self) except -1
+    cdef void end_reading(self) noexcept
     cdef Directory *_directory(self, StateTable table, uint32_t group) except? NULL

@@ -46,7 +46,7 @@ cdef class SnapshotView:
         return self
 
     def __exit__(self, *exc):
-        self._release()
+        self.release()
 
     @property
     def version(self):
@@ -54,8 +54,13 @@ cdef class SnapshotView:
         return self.snapshot.version if self.snapshot != NULL else 0
 
     def release(self):
-        """Let go. Idempotent, on any thread; the mutating side reclaims step by step."""
-        self._release()
+        """Let go. Idempotent, on any thread; the mutating side reclaims step by step.
+
+        While another thread reads, it is that thread's call that lets go, at its end.
+        """
+        self.released = True
+        if self.readers == 0:
+            self._release()
 
     cdef void _release(self) noexcept:
         if self.snapshot == NULL:
@@ -63,18 +68,35 @@ cdef class SnapshotView:
         store_u32(&self.snapshot.released, 1)
         store_u32(&self.owner.core.pending, 1)
         self.snapshot = NULL
+        if self.owner.closed:
+            self.owner.after_close()
+
+    cdef int begin_reading(self) except -1:
+        # Both flags change with the GIL held only.
+        if self.released or self.snapshot == NULL:
+            raise ClosedError("the snapshot was released")
+        self.readers += 1
+        return 0
+
+    cdef void end_reading(self) noexcept:
+        self.readers -= 1
+        if self.released and self.readers == 0:
+            self._release()
 
     def group_size(self, StateTable table not None, uint32_t group):
         """How many entries the table had in a key group at the time of the snapshot."""
-        cdef Directory *directory = self._directory(table, group)
-        return directory.size if directory != NULL else 0
+        cdef Directory *directory
+        self.begin_reading()
+        try:
+            directory = self._directory(table, group)
+            return directory.size if directory != NULL else 0
+        finally:
+            self.end_reading()
 
     cdef Directory *_directory(self, StateTable table, uint32_t group) except? NULL:
         cdef CowMap *map
         cdef Directory *directory
         cdef uint32_t version
-        if self.snapshot == NULL:
-            raise ClosedError("the snapshot was released")
         if table.owner is not self.owner:
             raise UsageError("the table belongs to another backend")
         if group - table.table.first_group >= table.table.n_maps:
@@ -98,15 +120,20 @@ cdef class SnapshotView:
         `key` is int64, or (`key_offsets`, `key`) for byte keys; likewise `value`; `namespace`, `timestamp` and
         `sequence` where the table has them. Lists give `list_offsets` and one row an element. Rows are in no order.
         """
-        cdef Directory *directory = self._directory(table, group)
-        cdef uint64_t n = directory.size if directory != NULL else 0
+        cdef Directory *directory
+        cdef uint64_t n
         cdef uint64_t[::1] rows
-        slots = np.empty(max(n, 1), dtype=np.uint64)
-        rows = slots
-        if n:
-            with nogil:
-                collect_entries(&self.owner.core, directory, &rows[0])
-        return read_columns(table, rows[:n])
+        self.begin_reading()
+        try:
+            directory = self._directory(table, group)
+            n = directory.size if directory != NULL else 0
+            rows = np.empty(max(n, 1), dtype=np.uint64)
+            if n:
+                with nogil:
+                    collect_entries(&self.owner.core, directory, &rows[0])
+            return read_columns(table, rows[:n])
+        finally:
+            self.end_reading()
 
     def items(self, StateTable table not None):
         """All rows as {(key, namespace): value}; lists as lists. For tests and small states."""
@@ -115,16 +142,20 @@ cdef class SnapshotView:
         cdef uint64_t[::1] rows
         cdef Entry *entry
         out = {}
-        for group in range(table.table.first_group, table.table.first_group + table.table.n_maps):
-            directory = self._directory(table, group)
-            if directory == NULL:
-                continue
-            rows = np.empty(max(directory.size, 1), dtype=np.uint64)
-            collect_entries(&self.owner.core, directory, &rows[0])
-            for i in range(directory.size):
-                entry = <Entry *><uintptr_t>rows[i]
-                out[key_object(table.table, entry), namespace_of(table.table, entry)] = table._load_at(entry)
-        return out
+        self.begin_reading()
+        try:
+            for group in range(table.table.first_group, table.table.first_group + table.table.n_maps):
+                directory = self._directory(table, group)
+                if directory == NULL:
+                    continue
+                rows = np.empty(max(directory.size, 1), dtype=np.uint64)
+                collect_entries(&self.owner.core, directory, &rows[0])
+                for i in range(directory.size):
+                    entry = <Entry *><uintptr_t>rows[i]
+                    out[key_object(table.table, entry), namespace_of(table.table, entry)] = table._load_at(entry)
+            return out
+        finally:
+            self.end_reading()
 
 
 cdef void collect_entries(Core *core, Directory *directory, uint64_t *rows) noexcept nogil:
@@ -267,7 +298,7 @@ cdef object gather_lists(StateTable table, uint64_t[::1] rows, dict columns):
                 break
             elements[total] = <uint64_t><uintptr_t>element
             total += 1
-        cursor_close(&table.owner.arena.budget, &cursor)
+        cursor_close(&cursor)
     columns["list_offsets"] = offsets
     if t.element_has_timestamp:
         columns["timestamp"] = gather_fixed(elements, 0, 8).view(np.int64).ravel()

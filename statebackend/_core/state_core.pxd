@@ -17,9 +17,10 @@ cdef class StateCore:
     cdef readonly bint closed
     cdef readonly uint64_t calls         # how many calls have entered
     cdef readonly uint64_t rollbacks
-    cdef uint32_t inside                 # checked build: whether a call is inside
+    cdef uint32_t inside                 # calls in progress: more than one only from finalisers of objects
     cdef int enter(self) except -1
     cdef void leave(self) noexcept
+    cdef void after_close(self) noexcept
     cdef int out_of_memory(self) except -1
     cdef int undo_to(self, Journal *journal, uint32_t version) except -1
     cdef bint keep_carried(self, Journal *journal) noexcept

@@ -26,6 +26,7 @@ from statebackend.errors import ClosedError, MemoryLimitError, UsageError
 _snapshot_view = None                    # the module, which imports this one
 
 cdef enum:
+    RECLAIM_AT_CLOSE = 1 << 30
     RECLAIM_PER_OPERATION = 8            # so that no operation pays for a snapshot's or a list's end
 
 
@@ -64,6 +65,8 @@ cdef class StateCore:
         self.open_marks = []
 
     def __dealloc__(self):
+        if self.namespaces is not None:
+            self.namespaces.core = NULL
         teardown(&self.core)
         raw_free(&self.arena.budget, self.core.namespace_refs, self.core.namespace_capacity * sizeof(int64_t))
 
@@ -72,31 +75,40 @@ cdef class StateCore:
         cdef Mark mark
         if self.closed:
             return
-        self.enter()
+        if CHECKED:
+            self.enter()
+            self.leave()
         self.closed = True
         for mark in self.open_marks:
             mark.is_open = False
         self.open_marks = []
         self.core.journal_version = 0
+        self.after_close()
+
+    cdef void after_close(self) noexcept:
+        """Free the state of a closed backend once no call is inside and no snapshot is left."""
+        if self.inside:
+            return                       # a finaliser closed it: the outermost call comes back here
+        drain(&self.core, RECLAIM_AT_CLOSE)
         if self.core.newest == NULL:
             teardown(&self.core)
-        self.leave()
 
     cdef int enter(self) except -1:
         if unlikely(self.closed):
             raise ClosedError("the backend is closed", hint="create a new backend and restore into it")
-        if CHECKED:
-            if self.inside:
-                raise UsageError("another call is inside this backend", code="OVERLAPPING_CALL",
-                                 hint="use a backend from one thread at a time")
-            self.inside = 1
+        if CHECKED and self.inside:
+            raise UsageError("another call is inside this backend", code="OVERLAPPING_CALL",
+                             hint="use a backend from one thread at a time")
+        self.inside += 1
         self.calls += 1
         if unlikely(self.core.pending):
             drain(&self.core, RECLAIM_PER_OPERATION)
         return 0
 
     cdef void leave(self) noexcept:
-        self.inside = 0
+        self.inside -= 1
+        if unlikely(self.closed):
+            self.after_close()
 
     cdef int out_of_memory(self) except -1:
         """Raise what fits after an operation answered that there was no memory."""
@@ -143,11 +155,14 @@ cdef class StateCore:
                 other = self.open_marks.pop()
                 other.is_open = False
             journal = self.core.journals
-            while journal != NULL:
-                self.undo_to(journal, mark.version)
-                journal = journal.next
-            self.bump_version()
-            self.core.journal_version = self.core.state_version
+            try:
+                while journal != NULL:
+                    self.undo_to(journal, mark.version)
+                    journal = journal.next
+            finally:
+                # What was undone is journalled no longer: a new segment takes it when it is written again.
+                self.bump_version()
+                self.core.journal_version = self.core.state_version
             journal = self.core.journals
             while journal != NULL:
                 if not self.keep_carried(journal):
@@ -164,7 +179,7 @@ cdef class StateCore:
         while journal.n_segments and journal.segments[journal.n_segments - 1].version >= version:
             if not undo_log(journal, &journal.segments[journal.n_segments - 1].log, 0, &journal.carried, moved,
                             dropped):
-                self.out_of_memory()
+                raise MemoryError("no memory to finish a rollback; make room and call it again")
             journal.n_segments -= 1
         return 0
 
@@ -178,7 +193,7 @@ cdef class StateCore:
         return True
 
     def release(self, Mark mark not None):
-        """Give up the possibility to roll back to `mark`. Idempotent. O(1), reclaiming goes on step by step."""
+        """Give up the possibility to roll back to `mark`. Idempotent. Reclaiming goes on step by step."""
         cdef Journal *journal
         cdef uint32_t keep_from, i, dropped
         if not mark.is_open or mark.owner is not self or self.closed:

@@ -163,6 +163,8 @@ cdef class StateTable:
         if namespaces:
             table.layout.off_namespace = at
             at += 4
+        if self.copy_value is not None and kind != VALUE_OBJECT:
+            raise UsageError("only objects are copied", detail=f"value={value!r}", hint="leave copy_value out")
         if self.copy_value is not None:
             table.layout.off_value_version = at
             at += 4
@@ -187,6 +189,8 @@ cdef class StateTable:
         """Convert and hash a key. Raises before anything changes."""
         cdef Table *table = self.table
         cdef int32_t spark
+        if unlikely(table.anchors != NULL):
+            raise UsageError("the entries of a map state are reached through their MapTable only")
         if unlikely(ns != 0 and table.layout.off_namespace == 0):
             raise UsageError("this table has no namespaces", hint="make it with namespaces=True")
         out.namespace = ns
@@ -545,6 +549,8 @@ cdef class StateTable:
         cdef object old = None
         self.owner.enter()
         try:
+            if self.value_code == CODE_ANCHOR:
+                raise UsageError("the keys of a map state are removed through their MapTable only")
             slot = self._locate(key, namespace, &k, &map)
             if slot == 0:
                 return False, None
@@ -631,7 +637,7 @@ cdef class StateTable:
                     return out
                 out.append(self.load_value(element + skip, self.element_code, self.table.element_value_width))
         finally:
-            cursor_close(&self.owner.arena.budget, &cursor)
+            cursor_close(&cursor)
 
     # --- iteration and inspection ---
 
@@ -680,7 +686,7 @@ cdef class StateTable:
             return None
         from statebackend._core.entry_views import new_entry
 
-        return new_entry(self, slot)
+        return new_entry(self, slot, k.group)
 
     def chain(self, key, uint32_t namespace=0):
         """The live entries in the bucket of a key, head first. For tests."""
@@ -695,7 +701,7 @@ cdef class StateTable:
         out = []
         slot = chain_head(self.table.core, map, k.hash) if map != NULL else 0
         while slot:
-            out.append(new_entry(self, slot))
+            out.append(new_entry(self, slot, k.group))
             slot = entry_at(self.table.core, slot).next
         return out
 

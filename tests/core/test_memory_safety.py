@@ -28,7 +28,6 @@ class TestMemorySafety:
             "table.group_of(1)",
             "table._check()",
             "entry.value",
-            "entry.key",
             "entry.version",
         ],
     )
