@@ -5,8 +5,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.arena cimport Blob, blob_data
 from statebackend._core.cow_map cimport (
-    FREE_SLOT, CoreKey, CowMap, Entry, Table, blob_hash, bucket, complete_rehash, entry_at, find_blob, find_int, hash_of,
-    key_object, namespace_of, see_snapshots)
+    FREE_SLOT, CoreKey, CowMap, Entry, Table, blob_hash, bucket, complete_rehash, entry_at, find_blob,
+    find_int, hash_of, key_object, namespace_of, see_snapshots)
 from statebackend._core.state_table cimport StateTable
 
 from statebackend.errors import UsageError
