@@ -32,7 +32,7 @@ Objects that their reader may change have a second version, Flink's stateVersion
 map's own. A clone takes it over, because it shares the object; a read copies the object when it is older than the
 newest needed snapshot or mark.
 
-Invariants, all verified by `check_map`:
+Invariants, verified by `check_map` (of 5, that slots add up and cover the entries):
 
  1. An entry is in the chain of the bucket that its hash selects, in the active table of that bucket.
  2. No two live entries have the same key and namespace.
@@ -47,7 +47,7 @@ Invariants, all verified by `check_map`:
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from statebackend._core.arena cimport Arena, ArenaCore, Blob, BlobHeap, address, blob_data
+from statebackend._core.arena cimport LIVE_ENTRIES, UNIT_SHIFT, ArenaCore, Blob, BlobHeap, address, count
 from statebackend._core.journal cimport Log
 from statebackend._core.platform cimport add_i64, hash_bytes, hash_int, likely, load_u32, unlikely
 
@@ -390,6 +390,25 @@ cdef inline bint record_log(Lane *lane, Table *table, Log **log) noexcept nogil:
     elif lane.keep_undo:
         log[0] = &lane.undo
     return True
+
+cdef inline uint32_t unwritten_version(Core *core) noexcept nogil:
+    return core.journal_version - 1 if core.journal_version else core.state_version
+
+cdef bint add_run(Table *table, CowMap *map) noexcept nogil
+
+cdef inline uint32_t slot_alloc(Table *table, CowMap *map) noexcept nogil:
+    cdef uint32_t slot = map.free_slot
+    if slot:
+        map.free_slot = entry_at(table.core, slot).next
+    else:
+        if unlikely(map.fresh == map.fresh_end):
+            if not add_run(table, map):
+                return 0
+        slot = map.fresh
+        map.fresh += table.layout.stride >> UNIT_SHIFT
+    map.used += 1
+    count(table.core.arena.budget.probe, LIVE_ENTRIES, 1)
+    return slot
 
 cdef inline bint before_operation(Lane *lane, Table *table, CowMap *map) noexcept nogil:
     """What every operation on a map begins with: take its directory for new snapshots, move a few entries."""

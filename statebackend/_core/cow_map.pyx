@@ -179,21 +179,6 @@ cdef bint add_run(Table *table, CowMap *map) noexcept nogil:
     return True
 
 
-cdef inline uint32_t slot_alloc(Table *table, CowMap *map) noexcept nogil:
-    cdef uint32_t slot = map.free_slot
-    if slot:
-        map.free_slot = entry_at(table.core, slot).next
-    else:
-        if unlikely(map.fresh == map.fresh_end):
-            if not add_run(table, map):
-                return 0
-        slot = map.fresh
-        map.fresh += table.layout.stride >> UNIT_SHIFT
-    map.used += 1
-    count(table.core.arena.budget.probe, LIVE_ENTRIES, 1)
-    return slot
-
-
 cdef inline void slot_return(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
     cdef Entry *entry = entry_at(table.core, slot)
     entry.next = map.free_slot
@@ -386,10 +371,6 @@ cdef inline void retire(Lane *lane, Table *table, CowMap *map, uint32_t slot, ui
 
 
 # --- copy on write -----------------------------------------------------------------------------------------
-
-cdef inline uint32_t unwritten_version(Core *core) noexcept nogil:
-    return core.journal_version - 1 if core.journal_version else core.state_version
-
 
 cdef inline uint32_t clone_entry(Lane *lane, Table *table, CowMap *map, uint32_t slot) noexcept nogil:
     """A copy that the live map owns alone, not linked anywhere yet; 0 without memory."""

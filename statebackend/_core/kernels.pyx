@@ -25,12 +25,13 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 from statebackend._core.arena cimport (
-    EXTENT_UNITS_MASK, EXTENT_UNITS_SHIFT, UNIT_SHIFT, Blob, blob_data, blob_drop, blob_new)
+    EXTENT_UNITS_MASK, EXTENT_UNITS_SHIFT, UNIT_SHIFT, Blob, address, blob_data, blob_drop, blob_new)
 from statebackend._core.cow_map cimport (
-    PAGE_BUCKETS, PAGE_SHIFT, RECORD_WRITE, VALUE_FIXED, Core, CoreKey, CowMap, Entry, Journal, Lane, PageRef,
-    Table, active_table, before_operation, bucket, drain, entry_at, find_blob, find_int, blob_hash, hash_blob_key,
-    hash_int_key, insert, map_new, payload_drop, payload_of, record_log, remove, segment_for_writing,
-    slot_for_write, undo_log, value_of)
+    PAGE_BUCKETS, PAGE_SHIFT, RECORD_INSERT, RECORD_MOVED, RECORD_WRITE, VALUE_FIXED, Core, CoreKey, CowMap,
+    Entry, Journal, Lane, PageRef, Table, active_table, before_operation, blob_hash, bucket,
+    count_namespace, drain, entry_at, find_blob, find_int, hash_blob_key, hash_int_key, insert, map_new,
+    namespace_of, payload_drop, payload_of, record_log, remove, segment_for_writing, slot_alloc,
+    slot_for_write, undo_log, unwritten_version, value_of)
 from statebackend._core.journal cimport Log, log_append, log_reserve, log_take
 from statebackend._core.key_groups cimport (
     HashProgram, key_groups_of_byte_runs, key_groups_of_ints)
@@ -321,6 +322,61 @@ cdef bint slow_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_
     return apply_block(batch, run, at, n, maps)
 
 
+cdef inline bint may_write_bucket(Core *core, CowMap *map, PageRef *page, uint32_t *bucket, uint32_t index) noexcept nogil:
+    """Whether a bucket found earlier still is the live one, in a page of the live map's own, and no rehash is due."""
+    return (page.version >= core.highest_required_snapshot_version
+            and map.secondary.capacity == 0
+            and map.seen_version >= core.highest_required_snapshot_version
+            and page.ref != 0
+            and bucket == <uint32_t *>address(core.arena, page.ref) + (index & (PAGE_BUCKETS - 1)))
+
+
+cdef inline uint32_t insert_at_head(Lane *lane, Table *table, CowMap *map, uint32_t *bucket, int64_t key, uint32_t ns,
+                                    Log *log) noexcept nogil:
+    """`insert` where nothing stands in the way: room in the log, a bucket to write. 0 without memory."""
+    cdef uint32_t slot = slot_alloc(table, map)
+    cdef Entry *entry
+    if unlikely(slot == 0):
+        return 0
+    entry = entry_at(lane.core, slot)
+    entry.next = bucket[0]
+    entry.version = lane.core.state_version
+    entry.key = key
+    if table.layout.off_namespace:
+        (<uint32_t *>(<char *>entry + table.layout.off_namespace))[0] = ns
+        count_namespace(table, ns, 1)
+    bucket[0] = slot
+    map.primary.size += 1
+    map.modifications += 1
+    lane.entries += 1
+    (<uint64_t *>log_take(log, 8))[0] = (<uint64_t>RECORD_INSERT << 56) | (<uint64_t>map.group << 32) | slot
+    return slot
+
+
+cdef inline uint32_t clone_head(Lane *lane, Table *table, CowMap *map, uint32_t *bucket, bint is_blob,
+                                Log *log) noexcept nogil:
+    """`own_entry` for the first entry of a chain, where nothing stands in the way. 0 without memory."""
+    cdef uint32_t slot = slot_alloc(table, map), old = bucket[0]
+    cdef Entry *entry
+    cdef char *room
+    if unlikely(slot == 0):
+        return 0
+    entry = entry_at(lane.core, slot)
+    memcpy(entry, entry_at(lane.core, old), table.layout.stride)
+    entry.version = unwritten_version(lane.core)
+    if is_blob:
+        (<Blob *>entry.key).refs += 1
+    if table.layout.off_namespace:
+        count_namespace(table, namespace_of(table, entry), 1)
+    bucket[0] = slot
+    room = log_take(log, 16)
+    log.held += 1
+    (<uint64_t *>room)[0] = slot
+    (<uint64_t *>(room + 8))[0] = (<uint64_t>RECORD_MOVED << 56) | (<uint64_t>map.group << 32) | old
+    lane.copied_entries += 1
+    return slot
+
+
 cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n,
                            Operation op, bint is_blob) noexcept nogil:
     """`fast_block` for one operation and one kind of key, which the compiler knows.
@@ -350,6 +406,8 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     cdef uint32_t *buckets[32]
     cdef Entry *entries[32]
     cdef uint32_t refs[32]
+    cdef uint32_t heads[32]
+    cdef PageRef *page
     cdef RowKey key
     cdef uint32_t i, index, ref
     cdef Entry *entry
@@ -380,7 +438,7 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
         if op != OP_GET:
             prefetch(&values[batch.first + rows[i]])
     for i in range(n):
-        ref = refs[i] = buckets[i][0]
+        ref = refs[i] = heads[i] = buckets[i][0]
         entries[i] = NULL
         if ref:
             entries[i] = <Entry *>(extents[ref >> EXTENT_UNITS_SHIFT]
@@ -419,22 +477,43 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
                 found[rows[i]] = 1
             continue
         log = &lane.undo
-        if entry != NULL and entry.version < journal_version:
-            record_log(lane, table, &log)
-        if unlikely(entry == NULL or entry.version < required or log == NULL
-                    or map.seen_version < required
-                    or not log_reserve(core.arena, log, 16)):
-            key.row = batch.first + rows[i]
-            key.number = keys[i]
-            key.data = data
-            key.length = length
-            key.hash = hashes[i]
-            if not apply_row(batch, run, table, &map, &key):
-                run.failed_row = key.row
-                return False
-            continue
-        value = <int64_t *>(<char *>entry + off_value)
         number = values[batch.first + rows[i]]
+        index = hashes[i] & mask
+        page = &pages[index >> PAGE_SHIFT]
+        if entry == NULL or entry.version < required:
+            # A new key at the head of an unchanged bucket, or the first entry of a chain, which a snapshot has.
+            ref = 0
+            if (buckets[i][0] == (heads[i] if entry == NULL else refs[i])
+                    and may_write_bucket(core, map, page, buckets[i], index)
+                    and record_log(lane, table, &log) and log_reserve(core.arena, log, 32)):
+                if entry != NULL:
+                    ref = clone_head(lane, table, map, buckets[i], is_blob, log)
+                elif not is_blob and map.primary.size <= map.threshold:
+                    ref = insert_at_head(lane, table, map, buckets[i], keys[i], ns, log)
+            if unlikely(ref == 0):
+                key.row = batch.first + rows[i]
+                key.number = keys[i]
+                key.data = data
+                key.length = length
+                key.hash = hashes[i]
+                if not apply_row(batch, run, table, &map, &key):
+                    run.failed_row = key.row
+                    return False
+                continue
+            refs[i] = ref
+            if entry == NULL:
+                (<int64_t *>(<char *>entry_at(core, ref) + off_value))[0] = number
+                if slots != NULL:
+                    slots[batch.first + rows[i]] = ref
+                continue
+            entry = entry_at(core, ref)
+        elif entry.version < journal_version:
+            record_log(lane, table, &log)
+        if unlikely(log == NULL or not log_reserve(core.arena, log, 16)):
+            run.failure = FAILED_MEMORY
+            run.failed_row = batch.first + rows[i]
+            return False
+        value = <int64_t *>(<char *>entry + off_value)
         if op == OP_SUM and unlikely(add_overflow(value[0], number, &number)):
             run.failure = FAILED_OVERFLOW
             run.failed_row = batch.first + rows[i]
