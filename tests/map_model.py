@@ -549,4 +549,6 @@ class MapModel:
         pages = 256 * self.table.metrics()["maps"] if self.starving else 0
         assert usage["run_bytes"] <= pages, usage
         assert usage["blob_bytes"] == 0, usage
+        self.core.arena.trim()
+        usage = self.core.arena.usage()
         assert usage["extent_bytes"] <= 1 << 21, usage

@@ -23,6 +23,7 @@ cdef extern from "Python.h":
 cdef enum:
     FREE_MARK = 0x80
     EXTENTS_PER_SPARE = 32
+    IDLE_EXTENTS = 16                    # 32 MB: the undo log of a batch of two million rows
     EXTENTS_BEFORE_SPARE = 8
     MAX_SPARES = 16
     TRACE_DOMAIN = 0x53420001
@@ -148,7 +149,7 @@ cdef uint32_t run_alloc(ArenaCore *arena, int order) noexcept nogil:
 
 
 cdef void run_free(ArenaCore *arena, uint32_t ref, int order) noexcept nogil:
-    """Give a run back; an extent that becomes whole goes back to the system, but for one kept in hand."""
+    """Give a run back. Extents that become whole go back to the system, but for some that the next batch can use."""
     cdef uint32_t buddy, extent = 0
     if order < MIN_ORDER:
         order = MIN_ORDER
@@ -165,7 +166,7 @@ cdef void run_free(ArenaCore *arena, uint32_t ref, int order) noexcept nogil:
     push_free(arena, ref, order)
     if order == MAX_ORDER:
         arena.idle += 1
-        if arena.idle > 1:
+        if arena.idle > IDLE_EXTENTS + arena.live // 8:
             unlink_free(arena, ref, MAX_ORDER)
             arena.idle -= 1
             extent = ref >> EXTENT_UNITS_SHIFT
@@ -433,8 +434,17 @@ cdef class Arena:
         return self.scratch_memory
 
     def trim(self):
-        """Give the working memory of batches back to the system."""
+        """Give the working memory of batches, and extents in which nothing lies, back to the system."""
+        cdef uint32_t ref
         self.scratch_memory = None
+        self.spares = []
+        while self.core.idle:
+            spin_lock(&self.core.lock)
+            ref = self.core.free_head[MAX_ORDER]
+            unlink_free(&self.core, ref, MAX_ORDER)
+            self.core.idle -= 1
+            spin_unlock(&self.core.lock)
+            self._drop_extent(ref >> EXTENT_UNITS_SHIFT)
 
     def set_limit(self, limit):
         """Refuse to grow beyond `limit` bytes; 0 takes the limit away."""

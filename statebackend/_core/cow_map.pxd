@@ -49,7 +49,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from statebackend._core.arena cimport LIVE_ENTRIES, UNIT_SHIFT, ArenaCore, Blob, BlobHeap, address, count
 from statebackend._core.journal cimport Log
-from statebackend._core.platform cimport add_i64, hash_bytes, hash_int, likely, load_u32, unlikely
+from statebackend._core.platform cimport add_i64, hash_bytes, hash_int, likely, prefetch, unlikely
 
 cdef enum:
     MINIMUM_CAPACITY = 4
@@ -400,6 +400,8 @@ cdef inline uint32_t slot_alloc(Table *table, CowMap *map) noexcept nogil:
     cdef uint32_t slot = map.free_slot
     if slot:
         map.free_slot = entry_at(table.core, slot).next
+        if map.free_slot:
+            prefetch(entry_at(table.core, map.free_slot))    # freed slots lie anywhere
     else:
         if unlikely(map.fresh == map.fresh_end):
             if not add_run(table, map):

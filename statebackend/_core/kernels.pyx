@@ -322,10 +322,17 @@ cdef bint slow_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_
     return apply_block(batch, run, at, n, maps)
 
 
-cdef inline bint may_write_bucket(Core *core, CowMap *map, PageRef *page, uint32_t *bucket, uint32_t index) noexcept nogil:
-    """Whether a bucket found earlier still is the live one, in a page of the live map's own, and no rehash is due."""
+cdef inline bint may_write_bucket(Core *core, CowMap *map, uint32_t mask, uint32_t *bucket,
+                                  uint32_t index) noexcept nogil:
+    """Whether a bucket found earlier still is the live one, in a page of the live map's own, and no rehash is due.
+
+    Rows in between may have made the map double, more than once, and pages come back at addresses of old ones.
+    """
+    cdef PageRef *page
+    if map.primary.capacity - 1 != mask or map.secondary.capacity != 0:
+        return False
+    page = &map.primary.pages[index >> PAGE_SHIFT]
     return (page.version >= core.highest_required_snapshot_version
-            and map.secondary.capacity == 0
             and map.seen_version >= core.highest_required_snapshot_version
             and page.ref != 0
             and bucket == <uint32_t *>address(core.arena, page.ref) + (index & (PAGE_BUCKETS - 1)))
@@ -407,7 +414,6 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     cdef Entry *entries[32]
     cdef uint32_t refs[32]
     cdef uint32_t heads[32]
-    cdef PageRef *page
     cdef RowKey key
     cdef uint32_t i, index, ref
     cdef Entry *entry
@@ -479,12 +485,11 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
         log = &lane.undo
         number = values[batch.first + rows[i]]
         index = hashes[i] & mask
-        page = &pages[index >> PAGE_SHIFT]
         if entry == NULL or entry.version < required:
             # A new key at the head of an unchanged bucket, or the first entry of a chain, which a snapshot has.
             ref = 0
             if (buckets[i][0] == (heads[i] if entry == NULL else refs[i])
-                    and may_write_bucket(core, map, page, buckets[i], index)
+                    and may_write_bucket(core, map, mask, buckets[i], index)
                     and record_log(lane, table, &log) and log_reserve(core.arena, log, 32)):
                 if entry != NULL:
                     ref = clone_head(lane, table, map, buckets[i], is_blob, log)
