@@ -322,7 +322,7 @@ cdef bint slow_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_
     return apply_block(batch, run, at, n, maps)
 
 
-cdef inline bint may_write_bucket(Core *core, CowMap *map, uint32_t mask, uint32_t *bucket,
+cdef inline bint may_write_bucket(Core *core, CowMap *map, uint32_t mask, uint32_t *head,
                                   uint32_t index) noexcept nogil:
     """Whether a bucket found earlier still is the live one, in a page of the live map's own, and no rehash is due.
 
@@ -335,10 +335,10 @@ cdef inline bint may_write_bucket(Core *core, CowMap *map, uint32_t mask, uint32
     return (page.version >= core.highest_required_snapshot_version
             and map.seen_version >= core.highest_required_snapshot_version
             and page.ref != 0
-            and bucket == <uint32_t *>address(core.arena, page.ref) + (index & (PAGE_BUCKETS - 1)))
+            and head == <uint32_t *>address(core.arena, page.ref) + (index & (PAGE_BUCKETS - 1)))
 
 
-cdef inline uint32_t insert_at_head(Lane *lane, Table *table, CowMap *map, uint32_t *bucket, int64_t key, uint32_t ns,
+cdef inline uint32_t insert_at_head(Lane *lane, Table *table, CowMap *map, uint32_t *head, int64_t key, uint32_t ns,
                                     Log *log) noexcept nogil:
     """`insert` where nothing stands in the way: room in the log, a bucket to write. 0 without memory."""
     cdef uint32_t slot = slot_alloc(table, map)
@@ -346,13 +346,13 @@ cdef inline uint32_t insert_at_head(Lane *lane, Table *table, CowMap *map, uint3
     if unlikely(slot == 0):
         return 0
     entry = entry_at(lane.core, slot)
-    entry.next = bucket[0]
+    entry.next = head[0]
     entry.version = lane.core.state_version
     entry.key = key
     if table.layout.off_namespace:
         (<uint32_t *>(<char *>entry + table.layout.off_namespace))[0] = ns
         count_namespace(table, ns, 1)
-    bucket[0] = slot
+    head[0] = slot
     map.primary.size += 1
     map.modifications += 1
     lane.entries += 1
@@ -360,10 +360,10 @@ cdef inline uint32_t insert_at_head(Lane *lane, Table *table, CowMap *map, uint3
     return slot
 
 
-cdef inline uint32_t clone_head(Lane *lane, Table *table, CowMap *map, uint32_t *bucket, bint is_blob,
+cdef inline uint32_t clone_head(Lane *lane, Table *table, CowMap *map, uint32_t *head, bint is_blob,
                                 Log *log) noexcept nogil:
     """`own_entry` for the first entry of a chain, where nothing stands in the way. 0 without memory."""
-    cdef uint32_t slot = slot_alloc(table, map), old = bucket[0]
+    cdef uint32_t slot = slot_alloc(table, map), old = head[0]
     cdef Entry *entry
     cdef char *room
     if unlikely(slot == 0):
@@ -375,7 +375,7 @@ cdef inline uint32_t clone_head(Lane *lane, Table *table, CowMap *map, uint32_t 
         (<Blob *>entry.key).refs += 1
     if table.layout.off_namespace:
         count_namespace(table, namespace_of(table, entry), 1)
-    bucket[0] = slot
+    head[0] = slot
     room = log_take(log, 16)
     log.held += 1
     (<uint64_t *>room)[0] = slot
