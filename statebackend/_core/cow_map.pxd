@@ -344,6 +344,7 @@ cdef uint32_t find_blob(Table *table, CowMap *map, const char *data, uint64_t le
 
 cdef CowMap *map_new(Table *table, uint32_t group) noexcept nogil
 cdef void map_clear_storage(Table *table, CowMap *map) noexcept nogil
+cdef void presize(Table *table, CowMap *map, uint64_t entries) noexcept nogil
 cdef bint see_snapshots(Core *core, CowMap *map) noexcept nogil
 cdef void rehash_step(Lane *lane, Table *table, CowMap *map) noexcept nogil
 cdef uint32_t insert(Lane *lane, Table *table, CowMap *map, int64_t key, const char *data, uint64_t length,

@@ -19,10 +19,11 @@ from statebackend._core.journal cimport (
     Log, LogChunk, chunk_data, log_append, log_empty, log_forget_chunk, log_last_trailer, log_pop, log_reserve,
     log_take)
 from statebackend._core.platform cimport (
-    clz64, load_u32, prefetch, spin_lock, spin_unlock, store_ptr, store_u32, unlikely)
+    clz64, likely, load_u32, prefetch, spin_lock, spin_unlock, store_ptr, store_u32, unlikely)
 
 
 cdef enum:
+    PRESIZE_LIMIT = 1 << 24
     PREFETCH_BUCKETS = 12                # how far a rehash asks for entries ahead
 
 
@@ -298,6 +299,14 @@ cdef uint32_t *bucket_for_write(Lane *lane, BucketTable *buckets, uint32_t index
     return (<uint32_t *>address(core.arena, page.ref)) + (index & (PAGE_BUCKETS - 1))
 
 
+cdef inline uint32_t *own_bucket(Lane *lane, BucketTable *buckets, uint32_t index) noexcept nogil:
+    """`bucket_for_write`, at once where the page is there and the live map's own."""
+    cdef PageRef *page = &buckets.pages[index >> PAGE_SHIFT]
+    if likely(page.ref != 0 and page.version >= lane.core.highest_required_snapshot_version):
+        return (<uint32_t *>address(lane.core.arena, page.ref)) + (index & (PAGE_BUCKETS - 1))
+    return bucket_for_write(lane, buckets, index)
+
+
 # --- logs that operations append to ----------------------------------------------------------------------
 
 cdef bint segment_for_writing(Core *core, Journal *journal, Log **log) noexcept nogil:
@@ -532,6 +541,28 @@ cdef void double_capacity(Core *core, CowMap *map) noexcept nogil:
     map.modifications += 1               # from here on reads move entries
 
 
+cdef void presize(Table *table, CowMap *map, uint64_t entries) noexcept nogil:
+    """Let a map that never held anything begin with buckets for that many entries.
+
+    Bucket pages come into being when they are needed, so that too high a guess costs a directory only.
+    """
+    cdef uint32_t capacity = map.primary.capacity, n
+    cdef PageRef *pages
+    if map.used or map.secondary.capacity or map.primary.n_pages > 1 or map.primary.pages[0].ref:
+        return
+    while capacity < PRESIZE_LIMIT and capacity // 4 * 3 < entries:
+        capacity *= 2
+    n = capacity >> PAGE_SHIFT if capacity > PAGE_BUCKETS else 1
+    pages = &map.primary.single
+    if n > 1:
+        pages = <PageRef *>raw_alloc(table.core.arena.budget, n * sizeof(PageRef))
+        if pages == NULL:
+            return
+    memset(pages, 0, n * sizeof(PageRef))
+    start_table(&map.primary, capacity, pages)
+    map.threshold = capacity // 4 * 3
+
+
 cdef void finish_rehash(Core *core, CowMap *map) noexcept nogil:
     if map.primary.n_pages > 1:
         raw_free(core.arena.budget, map.primary.pages, map.primary.n_pages * sizeof(PageRef))
@@ -553,6 +584,7 @@ cdef int move_bucket(Lane *lane, Table *table, CowMap *map, uint32_t index) noex
     cdef uint32_t *high = NULL
     cdef uint32_t *target
     cdef Log *log = NULL
+    cdef uint32_t positions[8]
     cdef Entry *entry
     cdef int moved = 0
     if source == NULL:
@@ -562,22 +594,26 @@ cdef int move_bucket(Lane *lane, Table *table, CowMap *map, uint32_t index) noex
         prefetch(entry_at(core, source[PREFETCH_BUCKETS]))
     if source[0] == 0:
         return 0
-    # What may fail: target pages, room for the records, the clones.
+    # What may fail: target pages, room for the records, the clones. A bucket splits into two at most.
     slot = source[0]
     while slot:
         entry = entry_at(core, slot)
         position = hash_of(table, entry) & mask
+        if moved < 8:
+            positions[moved] = position
+        moved += 1
         if position == index:
             if low == NULL:
-                low = bucket_for_write(lane, &map.secondary, position)
+                low = own_bucket(lane, &map.secondary, position)
                 if low == NULL:
                     return -1
         elif high == NULL:
-            high = bucket_for_write(lane, &map.secondary, position)
+            high = own_bucket(lane, &map.secondary, position)
             if high == NULL:
                 return -1
         old += entry.version < required
         slot = entry.next
+    moved = 0
     if unlikely(old):
         if not reserve_retirement(lane, table, old, &log):
             return -1
@@ -603,7 +639,8 @@ cdef int move_bucket(Lane *lane, Table *table, CowMap *map, uint32_t index) noex
     while slot:
         entry = entry_at(core, slot)
         following = entry.next
-        target = low if (hash_of(table, entry) & mask) == index else high
+        position = positions[moved] if moved < 8 else hash_of(table, entry) & mask
+        target = low if position == index else high
         if entry.version < required:
             clone = pending
             entry = entry_at(core, clone)

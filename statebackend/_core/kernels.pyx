@@ -30,7 +30,7 @@ from statebackend._core.cow_map cimport (
     PAGE_BUCKETS, PAGE_SHIFT, RECORD_INSERT, RECORD_MOVED, RECORD_WRITE, VALUE_FIXED, Core, CoreKey, CowMap,
     Entry, Journal, Lane, PageRef, Table, active_table, before_operation, blob_hash, bucket,
     count_namespace, drain, entry_at, find_blob, find_int, hash_blob_key, hash_int_key, insert, map_new,
-    namespace_of, payload_drop, payload_of, record_log, remove, segment_for_writing, slot_alloc,
+    namespace_of, payload_drop, payload_of, presize, record_log, remove, segment_for_writing, slot_alloc,
     slot_for_write, undo_log, unwritten_version, value_of)
 from statebackend._core.journal cimport Log, log_append, log_reserve, log_take
 from statebackend._core.key_groups cimport (
@@ -212,11 +212,21 @@ cdef inline void load_key(Batch *batch, int64_t at, RowKey *key) noexcept nogil:
             key.hash = batch.hashes[at]
 
 
+cdef inline void prepare_group(Batch *batch, uint32_t group) noexcept nogil:
+    """Give a map that the batch begins with buckets for its rows; without memory it grows as it goes."""
+    cdef CowMap *map = batch.table.maps[group]
+    if map == NULL:
+        map = map_new(batch.table, group + batch.table.first_group)
+    if map != NULL and map.used == 0:
+        presize(batch.table, map, batch.starts[group + 1] - batch.starts[group])
+
+
 cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
     """Operate on the groups of a lane, or on all rows of an unsorted chunk."""
     cdef CowMap *maps[32]
     cdef int64_t at = 0, end = batch.size, i
     cdef uint32_t group = run.first_group, n
+    cdef bint inserts = batch.op != OP_GET and batch.op != OP_FIND and batch.op != OP_REMOVE
     if batch.sorted:
         at = batch.starts[run.first_group]
         end = batch.starts[run.last_group]
@@ -225,6 +235,11 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
         if batch.sorted:
             while batch.starts[group + 1] <= at:
                 group += 1
+            if batch.starts[group + 1] - batch.starts[group] >= BLOCK:
+                # A block of its own for the end of a large group, so that the next begins with its map.
+                n = <uint32_t>min(<int64_t>n, batch.starts[group + 1] - at)
+                if inserts and at == batch.starts[group]:
+                    prepare_group(batch, group)
             if batch.fast and at + n <= batch.starts[group + 1] and batch.table.maps[group] != NULL:
                 if not fast_block(batch, run, batch.table.maps[group], at, n):
                     return
@@ -369,7 +384,10 @@ cdef inline uint32_t clone_head(Lane *lane, Table *table, CowMap *map, uint32_t 
     if unlikely(slot == 0):
         return 0
     entry = entry_at(lane.core, slot)
-    memcpy(entry, entry_at(lane.core, old), table.layout.stride)
+    if table.layout.stride == 24:
+        memcpy(entry, entry_at(lane.core, old), 24)
+    else:
+        memcpy(entry, entry_at(lane.core, old), table.layout.stride)
     entry.version = unwritten_version(lane.core)
     if is_blob:
         (<Blob *>entry.key).refs += 1
