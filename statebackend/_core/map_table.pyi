@@ -1,12 +1,13 @@
 """Map states: one entry per map key, threaded by key in insertion order."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, final
 
 from statebackend._core.key_groups import HashPlan
 from statebackend._core.state_core import StateCore
 from statebackend._core.state_table import StateTable
 
+@final
 class MapTable:
     def __init__(
         self,
@@ -41,6 +42,7 @@ class MapTable:
     def __len__(self) -> int: ...
     def _check(self) -> None: ...
 
+@final
 class MapItems:
     def __init__(self, owner: MapTable, key: int | bytes, namespace: int) -> None: ...
     def __iter__(self) -> MapItems: ...

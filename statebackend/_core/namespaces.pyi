@@ -1,5 +1,8 @@
 """Namespaces by number."""
 
+from typing import final
+
+@final
 class NamespaceTable:
     def __init__(self) -> None: ...
     def number(self, name: bytes) -> int: ...
