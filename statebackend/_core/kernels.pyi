@@ -13,9 +13,12 @@ _Values: TypeAlias = NDArray[Any] | _Offsets
 REDUCTIONS: dict[str, int]
 
 @final
+class LaneWork:
+    def __call__(self) -> None: ...
+
+@final
 class BatchCall:
     def __init__(self, table: StateTable, keys: _Keys, ns: int, threads: int) -> None: ...
-    def work(self, phase: int, lane: int, turn: int) -> None: ...
 
 def update_many(
     table: StateTable,

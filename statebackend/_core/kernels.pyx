@@ -699,6 +699,39 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pool)
 
 
+cdef void work_on(Batch *batch, LaneRun *run, int phase, int lane) noexcept nogil:
+    cdef uint32_t *counts = batch.counts + lane * <int64_t>batch.table.n_maps
+    if phase == 0:
+        count_rows(batch, run, counts)
+    elif phase == 1:
+        scatter_rows(batch, run, counts)
+    else:
+        apply_rows(batch, run)
+
+
+@cython.final
+cdef class LaneWork:
+    """One lane of one phase, for a thread of the pool.
+
+    The thread may come to it when the call is long over. So it holds no reference to the call, which would keep a
+    closed backend's memory; pointers into a call that waits for whoever claimed the lane do.
+    """
+    cdef Batch *batch                    # NULL once the phase is over
+    cdef LaneRun *run
+    cdef uint32_t *claimed
+    cdef uint32_t *done
+    cdef int phase
+    cdef int lane
+    cdef uint32_t turn
+
+    def __call__(self):
+        if self.batch == NULL or not claim(self.claimed, self.turn):
+            return
+        with nogil:
+            work_on(self.batch, self.run, self.phase, self.lane)
+            store_u32(self.done, self.turn)
+
+
 @cython.final
 cdef class BatchCall:
     """One vectorised call on a table; made and run by the functions below."""
@@ -916,46 +949,40 @@ cdef class BatchCall:
         for lane in range(filling + 1, lanes):
             self.runs[lane].first_group = self.runs[lane].last_group = groups
 
-    def work(self, int phase, int lane, uint32_t turn):
-        """One lane of one phase, unless the caller's thread has taken it over; on the threads of the pool."""
-        if claim(&self.claimed[lane], turn):
-            with nogil:
-                self._work(phase, lane)
-                store_u32(&self.done[lane], turn)
-
-    cdef void _work(self, int phase, int lane) noexcept nogil:
-        cdef LaneRun *run = &self.runs[lane]
-        cdef uint32_t *counts = self.batch.counts + lane * <int64_t>self.batch.table.n_maps
-        if phase == 0:
-            count_rows(&self.batch, run, counts)
-        elif phase == 1:
-            scatter_rows(&self.batch, run, counts)
-        else:
-            apply_rows(&self.batch, run)
-
     cdef int _phase(self, int phase) except -1:
         """All lanes of one phase. Whatever happens, no lane is at work any more when this returns or raises."""
         cdef int lane, lanes = self.batch.n_lanes
         cdef uint32_t turn
         cdef object failure = None
+        cdef LaneWork work
+        cdef list submitted = []
         self.turn += 1
         turn = self.turn
         if lanes > 1:
             try:
                 pool = _thread_pool()
                 for lane in range(1, lanes):
-                    pool.submit(self.work, phase, lane, turn)
+                    work = LaneWork.__new__(LaneWork)
+                    work.batch = &self.batch
+                    work.run = &self.runs[lane]
+                    work.claimed = &self.claimed[lane]
+                    work.done = &self.done[lane]
+                    work.phase, work.lane, work.turn = phase, lane, turn
+                    submitted.append(work)
+                    pool.submit(work)
             except BaseException as error:       # an interrupt, or no thread to be had: see below
                 failure = None if isinstance(error, RuntimeError) else error
         with nogil:
-            self._work(phase, 0)
+            work_on(&self.batch, &self.runs[0], phase, 0)
             for lane in range(1, lanes):
                 if claim(&self.claimed[lane], turn):
-                    self._work(phase, lane)      # nobody has begun with it
+                    work_on(&self.batch, &self.runs[lane], phase, lane)      # nobody has begun with it
                     store_u32(&self.done[lane], turn)
             for lane in range(1, lanes):
                 while load_u32(&self.done[lane]) != turn:
                     usleep(5)
+        for work in submitted:
+            work.batch = NULL
         if failure is not None:
             raise failure
         return 0

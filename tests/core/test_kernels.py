@@ -580,6 +580,26 @@ def test_two_threads_that_need_an_extent_at_the_same_time_get_two() -> None:
     """)
 
 
+def test_a_thread_that_comes_too_late_holds_nothing_and_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[Callable[[], None]] = []
+
+    class BusyPool:
+        submit = staticmethod(late.append)
+
+    monkeypatch.setattr(kernels, "_thread_pool", BusyPool)
+    core = StateCore()
+    table = StateTable(core)
+    references = sys.getrefcount(table), sys.getrefcount(core)
+    keys = np.arange(20_000)
+    kernels.update_many(table, keys, keys, threads=3)
+    assert (sys.getrefcount(table), sys.getrefcount(core)) == references
+    assert len(late) == 6  # two other lanes, three phases
+    assert [table.get(key) for key in (0, 19_999)] == [0, 19_999]
+    del table, core
+    for work in late:
+        work()
+
+
 def test_results_do_not_depend_on_threads(np_rng: np.random.Generator) -> None:
     keys, values = np_rng.integers(0, 20_000, 50_000), np_rng.random(50_000)
     results = []
