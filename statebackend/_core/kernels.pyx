@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset
 
 from statebackend._core.arena cimport (
@@ -29,19 +29,18 @@ from statebackend._core.arena cimport (
 from statebackend._core.cow_map cimport (
     PAGE_BUCKETS, PAGE_SHIFT, RECORD_INSERT, RECORD_MOVED, RECORD_WRITE, VALUE_FIXED, Core, CoreKey, CowMap,
     Entry, Journal, Lane, PageRef, Table, active_table, before_operation, blob_hash, bucket,
-    count_namespace, drain, entry_at, find_blob, find_int, hash_blob_key, hash_int_key, insert, map_new,
+    count_namespace, drain, entry_at, find_blob, find_int, hash_blob_key, insert, map_new,
     namespace_of, payload_drop, payload_of, presize, record_log, remove, segment_for_writing, slot_alloc,
     slot_for_write, undo_log, unwritten_version, value_of)
 from statebackend._core.journal cimport Log, log_append, log_reserve, log_take
-from statebackend._core.key_groups cimport (
-    HashProgram, key_groups_of_byte_runs, key_groups_of_ints)
+from statebackend._core.key_groups cimport key_groups_of_byte_runs, key_groups_of_ints
 from statebackend._core.platform cimport claim, hash_int, likely, load_u32, prefetch, store_u32, unlikely
 from statebackend._core.state_table cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT64,
     CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable)
 from statebackend._core.reductions cimport (
     OP_ALL, OP_ANY, OP_APPEND, OP_COUNT, OP_FIND, OP_FIRST, OP_GET, OP_LAST, OP_MAX, OP_MIN, OP_PRODUCT, OP_REMOVE,
-    OP_SUM, OP_UPDATE, Operation, add_overflow, reduce_into)
+    OP_SUM, OP_UPDATE, Operation, add_overflow, is_write, reduce_into)
 from statebackend._core.state_core cimport StateCore, discard_log
 from statebackend._core.lists cimport list_append
 
@@ -57,71 +56,11 @@ cdef enum:
     CHUNK = 1 << 21                      # rows that go through the phases together
     MAX_LANES = 16
 
-cdef enum FastPath:
-    FAST_NONE = 0
-    FAST_GET = 1
-    FAST_UPDATE = 2
-    FAST_SUM = 3
-
-cdef enum Failure:
-    FAILED_NOT = 0
-    FAILED_MEMORY = 1
-    FAILED_OVERFLOW = 2
-
 cdef uint32_t nowhere = 0                # an empty bucket, for pages that do not exist
 
 REDUCTIONS = {
     "sum": OP_SUM, "min": OP_MIN, "max": OP_MAX, "first": OP_FIRST, "last": OP_LAST, "product": OP_PRODUCT,
     "any": OP_ANY, "all": OP_ALL, "count": OP_COUNT}
-
-
-cdef struct Batch:
-    Table *table
-    const HashProgram *program
-    int32_t max_parallelism
-    Operation op
-    FastPath fast
-    int code
-    uint32_t width
-    uint32_t ns
-    int64_t timestamp
-    # The batch, by row. Byte keys and values have offsets.
-    int64_t n
-    const int64_t *keys
-    const int64_t *key_offsets
-    const char *key_data
-    const char *values
-    const int64_t *value_offsets
-    # Results, by row; NULL where not wanted.
-    char *out
-    uint8_t *found
-    uint32_t *slots
-    Blob **blobs
-    # The chunk in work: rows first..first+size, sorted by key group.
-    int64_t first
-    int64_t size
-    bint sorted
-    uint16_t *groups                     # by row of the chunk
-    uint32_t *hashes                     # by row of the chunk: bucket hashes of byte keys
-    int64_t *sorted_keys                 # integer keys, or where the bytes of a key begin
-    uint32_t *sorted_rows
-    uint32_t *sorted_hashes              # of byte keys
-    uint32_t *sorted_lengths
-    uint32_t *starts                     # first sorted position of each group, and the end
-    uint32_t *counts                     # lane by lane: rows of each group, then next position
-    int n_lanes
-
-
-cdef struct LaneRun:
-    Lane lane
-    Lane *used                           # &lane, or the table's own for lane 0
-    int failure
-    int64_t failed_row
-    int64_t first_row
-    int64_t last_row
-    uint32_t first_group
-    uint32_t last_group
-    uint64_t journal_records             # of lane 0's segment when the call began
 
 
 # --- phases --------------------------------------------------------------------------------------------
@@ -181,37 +120,6 @@ cdef void scatter_rows(Batch *batch, LaneRun *run, uint32_t *positions) noexcept
         batch.sorted_lengths[at] = <uint32_t>(offsets[i + 1] - offsets[i])
 
 
-cdef struct RowKey:
-    # One row of a block, wherever its key came from.
-    int64_t row
-    int64_t number
-    const char *data
-    uint64_t length
-    uint32_t hash
-
-
-cdef inline void load_key(Batch *batch, int64_t at, RowKey *key) noexcept nogil:
-    """The row at a position of the chunk, sorted or not."""
-    if batch.sorted:
-        key.row = batch.first + batch.sorted_rows[at]
-        if batch.keys != NULL:
-            key.number = batch.sorted_keys[at]
-            key.hash = hash_int_key(batch.table, key.number, batch.ns)
-        else:
-            key.data = batch.key_data + batch.sorted_keys[at]
-            key.length = batch.sorted_lengths[at]
-            key.hash = batch.sorted_hashes[at]
-    else:
-        key.row = batch.first + at
-        if batch.keys != NULL:
-            key.number = batch.keys[key.row]
-            key.hash = hash_int_key(batch.table, key.number, batch.ns)
-        else:
-            key.data = batch.key_data + batch.key_offsets[key.row]
-            key.length = batch.key_offsets[key.row + 1] - batch.key_offsets[key.row]
-            key.hash = batch.hashes[at]
-
-
 cdef inline void prepare_group(Batch *batch, uint32_t group) noexcept nogil:
     """Give a map that the batch begins with buckets for its rows; without memory it grows as it goes."""
     cdef CowMap *map = batch.table.maps[group]
@@ -226,7 +134,7 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
     cdef CowMap *maps[32]
     cdef int64_t at = 0, end = batch.size, i
     cdef uint32_t group = run.first_group, n
-    cdef bint inserts = batch.op != OP_GET and batch.op != OP_FIND and batch.op != OP_REMOVE
+    cdef bint inserts = batch.values != NULL and is_write(batch.op)
     if batch.sorted:
         at = batch.starts[run.first_group]
         end = batch.starts[run.last_group]
@@ -258,15 +166,28 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
 
 
 cdef bint apply_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps) noexcept nogil:
-    """Up to BLOCK rows: stage by stage, so that their cache misses overlap. False when the lane failed."""
+    """Up to BLOCK rows of any operation. False when the lane failed."""
+    cdef RowKey keys[32]
+    cdef uint32_t i
+    if batch.block != NULL:
+        return batch.block(batch, run, at, n, maps)
+    stage_block(batch, at, n, maps, keys)
+    for i in range(n):
+        if not apply_row(batch, run, batch.table, &maps[i], &keys[i]):
+            run.failed_row = keys[i].row
+            return False
+    return True
+
+
+cdef void stage_block(Batch *batch, int64_t at, uint32_t n, CowMap **maps, RowKey *keys) noexcept nogil:
+    """Load and hash the keys of a block, stage by stage, so that the cache misses of its rows overlap."""
     cdef Table *table = batch.table
     cdef Core *core = table.core
-    cdef RowKey keys[32]
     cdef uint32_t *buckets[32]
     cdef uint32_t i, slot
     cdef CowMap *map
     cdef Entry *entry
-    memset(keys, 0, sizeof(keys))
+    memset(keys, 0, n * sizeof(RowKey))
     for i in range(n):
         load_key(batch, at + i, &keys[i])
         map = maps[i]
@@ -288,11 +209,18 @@ cdef bint apply_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap
             if buckets[i][0]:
                 entry = entry_at(core, buckets[i][0])
                 prefetch(<char *>entry.key if blob_hash(entry)[0] == keys[i].hash else <char *>entry)
-    for i in range(n):
-        if not apply_row(batch, run, table, &maps[i], &keys[i]):
-            run.failed_row = keys[i].row
-            return False
-    return True
+
+
+cdef CowMap *map_of_row(Batch *batch, CowMap **where, int64_t row) noexcept nogil:
+    """The map of a row's group, made here if need be; NULL without memory."""
+    cdef uint32_t group
+    if likely(where[0] != NULL):
+        return where[0]
+    group = batch.groups[row - batch.first]
+    where[0] = batch.table.maps[group]
+    if where[0] == NULL:
+        where[0] = map_new(batch.table, group + batch.table.first_group)
+    return where[0]
 
 
 # --- eight-byte values ---------------------------------------------------------------------------------
@@ -558,20 +486,16 @@ cdef bint apply_row(Batch *batch, LaneRun *run, Table *table, CowMap **where, Ro
     """One row; `where` is the map of its group, made here if need be. False with `run.failure` set."""
     cdef Lane *lane = run.used
     cdef CowMap *map = where[0]
-    cdef uint32_t slot, group
+    cdef uint32_t slot
     cdef char *value
     cdef CoreKey k
     if unlikely(map == NULL):
         if batch.op == OP_GET or batch.op == OP_REMOVE or batch.op == OP_FIND:
             return True                  # results were prepared as "absent"
-        group = batch.groups[key.row - batch.first]
-        map = table.maps[group]
+        map = map_of_row(batch, where, key.row)
         if map == NULL:
-            map = map_new(table, group + table.first_group)
-            if map == NULL:
-                run.failure = FAILED_MEMORY
-                return False
-        where[0] = map
+            run.failure = FAILED_MEMORY
+            return False
     if unlikely(not before_operation(lane, table, map)):
         run.failure = FAILED_MEMORY
         return False
@@ -735,13 +659,6 @@ cdef class LaneWork:
 @cython.final
 cdef class BatchCall:
     """One vectorised call on a table; made and run by the functions below."""
-    cdef StateTable table
-    cdef Batch batch
-    cdef LaneRun runs[16]
-    cdef uint32_t turn                   # counts phases
-    cdef uint32_t claimed[16]            # by lane: the newest turn that somebody works on
-    cdef uint32_t done[16]               # by lane: the newest turn that is done
-    cdef object keep                     # arrays that the pointers point into
 
     def __cinit__(self, StateTable table not None, keys, uint32_t ns, int threads):
         table.usable()
@@ -803,12 +720,21 @@ cdef class BatchCall:
         self.batch.values = <const char *>self.pointer(flat, flat.dtype)
         return 0
 
+    cdef int set_nulls(self, nulls) except -1:
+        """Which values are null, by row; None where none is."""
+        if nulls is None:
+            return 0
+        if len(nulls) != self.batch.n:
+            raise UsageError("keys and nulls differ in length", detail=f"{self.batch.n} keys, {len(nulls)} nulls")
+        self.batch.nulls = <const uint8_t *>self.pointer(nulls, np.bool_)
+        return 0
+
     cdef int run(self, Operation op) except -1:
         """All chunks of the batch, or none of them."""
         cdef StateCore owner = self.table.owner
         cdef Core *core = &owner.core
         cdef int64_t first = 0
-        cdef bint writes = op != OP_GET and op != OP_FIND
+        cdef bint writes = is_write(op)
         cdef int64_t limit = owner.arena.budget.limit
         self.batch.op = op
         owner.enter()
@@ -866,7 +792,8 @@ cdef class BatchCall:
 
     cdef FastPath _fast_path(self) noexcept:
         cdef Table *table = self.batch.table
-        if table.layout.value_kind != VALUE_FIXED or table.layout.payload_width != 8 or table.anchors != NULL:
+        if (table.layout.value_kind != VALUE_FIXED or table.layout.payload_width != 8 or table.anchors != NULL
+                or self.batch.block != NULL):
             return FAST_NONE
         if self.batch.op == OP_GET:
             return FAST_GET
@@ -1000,6 +927,8 @@ cdef class BatchCall:
         cdef int i
         core.blobs.shared = 0
         for i in range(self.batch.n_lanes):
+            if self.batch.inner != NULL:
+                self.batch.inner.lane.entries += self.runs[i].inner_entries
             self.runs[i].used.keep_undo = 0
             if i:
                 self._settle_lane(i)

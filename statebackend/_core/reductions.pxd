@@ -30,6 +30,11 @@ cdef enum Operation:
     OP_ANY = 11
     OP_ALL = 12
     OP_COUNT = 13
+    OP_BLOCK_READ = 14                   # what a block function of another module does
+    OP_BLOCK_WRITE = 15
+
+cdef inline bint is_write(Operation op) noexcept nogil:
+    return op != OP_GET and op != OP_FIND and op != OP_BLOCK_READ
 
 cdef inline int64_t load_integer(int code, const char *value) noexcept nogil:
     if code == CODE_INT64:
@@ -105,7 +110,7 @@ cdef inline double reduce_double(int op, double x, double y) noexcept nogil:
     if op == OP_PRODUCT:
         return x * y
     if op == OP_MIN:
-        return y if isnan(x) or y < x else x
+        return y if y < x or (isnan(x) and not isnan(y)) else x
     if op == OP_MAX:
         return x if isnan(x) else y if isnan(y) or y > x else x
     if op == OP_LAST:
