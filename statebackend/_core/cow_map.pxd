@@ -39,8 +39,9 @@ Invariants, verified by `check_map` (of 5, that slots add up and cover the entri
  3. size = primary_size + secondary_size = number of entries in chains.
  4. Buckets below `rehash_index` are read from the secondary table only; buckets of the secondary table whose
     source has not moved yet are empty.
- 5. used = slots in chains + slots held by journals and snapshots; the rest of the map's runs is in the
-    free list (marked by version FREE_SLOT) or beyond `fresh`.
+ 5. used = slots in chains + slots held by journals and snapshots; the rest of the map's runs is free
+    (marked by version FREE_SLOT) or beyond `fresh`. Free slots are kept in blocks: the first slot of a block names
+    the next block and FREE_BLOCK slots more, in the first block `free_in_block`. So several can be asked for ahead.
  6. Threads of map states: prev and next agree, sequence numbers rise, anchor ends agree.
 """
 
@@ -49,7 +50,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from statebackend._core.arena cimport LIVE_ENTRIES, UNIT_SHIFT, ArenaCore, Blob, BlobHeap, address, count
 from statebackend._core.journal cimport Log
-from statebackend._core.platform cimport add_i64, hash_bytes, hash_int, likely, prefetch, unlikely
+from statebackend._core.platform cimport add_i64, hash_bytes, hash_int, likely, prefetch, prefetch_write, unlikely
 
 cdef enum:
     MINIMUM_CAPACITY = 4
@@ -59,6 +60,7 @@ cdef enum:
     PAGE_SHIFT = 12                      # 4096 buckets, 16 KB
     PAGE_BUCKETS = 1 << 12
     FREE_SLOT = 0xFFFFFFFF
+    FREE_BLOCK = 4                       # free slots that the first one of a block names
     LAST_VERSION = 0xFFFFFF00
 
 cdef enum ValueKind:
@@ -78,6 +80,7 @@ cdef enum RecordOp:
     RETIRED_SLOT = 6                     # in lists of what awaits reclaiming: table pointer, then trailer
     RETIRED_RUN = 7                      # a bucket page or a stretch of entries: its order in place of the group
     RETIRED_CHUNK = 8                    # table pointer, chunk pointer: the older chunks of a dropped list
+    RECORD_REPLACED = 9                  # as MOVED, and the clone was written: the payload is in the replaced slot
 
 cdef struct Layout:
     uint32_t stride                      # bytes from entry to entry, a multiple of 8
@@ -146,7 +149,8 @@ cdef struct CowMap:
     uint32_t threshold
     uint32_t seen_version                # newest snapshot whose directory was taken
     uint32_t group
-    uint32_t free_slot                   # freed slots, linked by `next`
+    uint32_t free_slot                   # first slot of the first block of freed slots
+    uint32_t free_in_block               # slots that it names
     uint32_t fresh                       # next slot of the newest run that was never used
     uint32_t fresh_end
     uint32_t used
@@ -169,6 +173,7 @@ cdef struct Journal:
     Table *tables[2]
     Log carried                          # MOVED records that an unfinished undo has set aside
     Log dead                             # records no rollback can reach, to be reclaimed
+    Log waiting                          # as `dead`, of slots that a snapshot needs: not looked at before one ends
     Journal *next                        # of the backend
 
 cdef struct Snapshot:
@@ -397,12 +402,29 @@ cdef inline uint32_t unwritten_version(Core *core) noexcept nogil:
 
 cdef bint add_run(Table *table, CowMap *map) noexcept nogil
 
+cdef inline uint32_t *free_refs(Entry *entry) noexcept nogil:
+    return <uint32_t *>&entry.key
+
+cdef inline void open_free_block(Core *core, CowMap *map) noexcept nogil:
+    """Begin with the next block of free slots, which lie anywhere: ask for them, and for the block after it."""
+    cdef Entry *block = entry_at(core, map.free_slot)
+    cdef int i
+    map.free_in_block = FREE_BLOCK
+    for i in range(FREE_BLOCK):
+        prefetch_write(entry_at(core, free_refs(block)[i]))
+    if block.next:
+        prefetch(entry_at(core, block.next))
+
 cdef inline uint32_t slot_alloc(Table *table, CowMap *map) noexcept nogil:
     cdef uint32_t slot = map.free_slot
     if slot:
-        map.free_slot = entry_at(table.core, slot).next
-        if map.free_slot:
-            prefetch(entry_at(table.core, map.free_slot))    # freed slots lie anywhere
+        if map.free_in_block:
+            map.free_in_block -= 1
+            slot = free_refs(entry_at(table.core, slot))[map.free_in_block]
+        else:
+            map.free_slot = entry_at(table.core, slot).next
+            if map.free_slot:
+                open_free_block(table.core, map)
     else:
         if unlikely(map.fresh == map.fresh_end):
             if not add_run(table, map):

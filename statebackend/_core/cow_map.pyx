@@ -13,18 +13,20 @@ cdef extern from "Python.h":
     void Py_XDECREF(PyObject *object)
 
 from statebackend._core.arena cimport (
-    LIVE_DIRECTORIES, LIVE_ENTRIES, LIVE_SNAPSHOTS, MAX_ORDER, MIN_ORDER, UNIT_SHIFT, Blob, address, blob_data,
-    blob_drop, blob_new, block_alloc, block_free, block_ref, count, raw_alloc, raw_free, run_alloc, run_free)
+    EXTENT_UNITS_SHIFT, LIVE_DIRECTORIES, LIVE_ENTRIES, LIVE_SNAPSHOTS, MAX_ORDER, MIN_ORDER, UNIT_SHIFT, Blob,
+    address, blob_data, blob_drop, blob_new, block_alloc, block_free, block_ref, count, raw_alloc, raw_free,
+    run_alloc, run_free)
 from statebackend._core.journal cimport (
     Log, LogChunk, chunk_data, log_append, log_empty, log_forget_chunk, log_last_trailer, log_pop, log_reserve,
     log_take)
 from statebackend._core.platform cimport (
-    clz64, likely, load_u32, prefetch, spin_lock, spin_unlock, store_ptr, store_u32, unlikely)
+    clz64, likely, load_u32, prefetch, prefetch_write, spin_lock, spin_unlock, store_ptr, store_u32, unlikely)
 
 
 cdef enum:
     PRESIZE_LIMIT = 1 << 24
     PREFETCH_BUCKETS = 12                # how far a rehash asks for entries ahead
+    RECLAIM_AHEAD = 16                   # how far reclaiming does
 
 
 cdef inline int order_for(uint64_t size) noexcept nogil:
@@ -182,9 +184,14 @@ cdef bint add_run(Table *table, CowMap *map) noexcept nogil:
 
 cdef inline void slot_return(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
     cdef Entry *entry = entry_at(table.core, slot)
-    entry.next = map.free_slot
     entry.version = FREE_SLOT
-    map.free_slot = slot
+    if map.free_slot and map.free_in_block < FREE_BLOCK:
+        free_refs(entry_at(table.core, map.free_slot))[map.free_in_block] = slot
+        map.free_in_block += 1
+    else:
+        entry.next = map.free_slot
+        map.free_slot = slot
+        map.free_in_block = 0
     map.used -= 1
     count(table.core.arena.budget.probe, LIVE_ENTRIES, -1)
 
@@ -227,7 +234,7 @@ cdef void map_clear_storage(Table *table, CowMap *map) noexcept nogil:
     map.runs = NULL
     map.n_runs = map.runs_capacity = 0
     map.run_bytes = 0
-    map.free_slot = map.fresh = map.fresh_end = 0
+    map.free_slot = map.free_in_block = map.fresh = map.fresh_end = 0
     for t in range(2):
         buckets = &map.primary if t == 0 else &map.secondary
         for i in range(buckets.n_pages):
@@ -941,13 +948,19 @@ cdef bint undo_insert(Lane *lane, Table *table, CowMap *map, uint32_t slot, list
     return True
 
 
+cdef inline void carry_move(Log *carried, Table *table, CowMap *map, uint32_t slot, uint32_t clone) noexcept nogil:
+    cdef char *room = log_take(carried, 16)
+    carried.held += 1
+    (<uint64_t *>room)[0] = clone
+    (<uint64_t *>(room + 8))[0] = trailer(RECORD_MOVED, table, map.group, slot)
+
+
 cdef bint undo_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, Log *carried, dict moved) except -1:
     cdef Core *core = lane.core
     cdef Entry *entry = entry_at(core, slot)
     cdef uint32_t hash = hash_of(table, entry), back = slot
     cdef BucketTable *buckets = active_table(map, hash)
     cdef uint32_t *link = bucket_for_write(lane, buckets, hash & (buckets.capacity - 1))
-    cdef char *room
     cdef Thread *thread
     cdef Anchor *anchor
     if link == NULL:
@@ -958,10 +971,7 @@ cdef bint undo_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, Log 
         back = clone_entry(lane, table, map, slot)
         if back == 0:
             return False
-        room = log_take(carried, 16)
-        carried.held += 1
-        (<uint64_t *>room)[0] = back
-        (<uint64_t *>(room + 8))[0] = trailer(RECORD_MOVED, table, map.group, slot)
+        carry_move(carried, table, map, slot, back)
         moved[slot] = back
         entry = entry_at(core, back)
     entry.next = link[0]
@@ -1003,7 +1013,7 @@ cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, di
     """
     cdef Core *core = journal.tables[0].core
     cdef uint64_t last, known
-    cdef uint32_t slot, width
+    cdef uint32_t slot, clone, width
     cdef int op, i
     cdef Table *table
     cdef CowMap *map
@@ -1025,12 +1035,15 @@ cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, di
             done = see_snapshots(core, map)
             if not done:
                 break
-            if op == RECORD_MOVED:
+            if op == RECORD_MOVED or op == RECORD_REPLACED:
                 width = 16
-                done = log_reserve(core.arena, carried, 16)
+                clone = <uint32_t>(<uint64_t *>(end - 16))[0]
+                if op == RECORD_REPLACED:
+                    done = undo_write(&table.lane, table, map, current_slot(clone, moved),
+                                      payload_of(table, entry_at(core, slot)), dropped)
+                done = done and log_reserve(core.arena, carried, 16)
                 if done:
-                    memcpy(log_take(carried, 16), end - 16, 16)
-                    carried.held += 1
+                    carry_move(carried, table, map, slot, clone)
             elif op == RECORD_REMOVE:
                 done = undo_remove(&table.lane, table, map, slot, carried, moved)
             elif op == RECORD_INSERT:
@@ -1062,6 +1075,19 @@ cdef void let_go(Core *core, Table *table, CowMap *map, uint32_t slot) noexcept 
         slot_free(table, map, slot)
 
 
+cdef inline uint64_t trailer_to_reclaim(Core *core, Log *log) noexcept nogil:
+    """The newest record's trailer. Asks for the entry that a record a little older names: they lie anywhere.
+
+    Most records that name one are 16 bytes. Where one is not, this may read no trailer: asking does no harm.
+    """
+    cdef uint32_t slot
+    if log.last.used >= 16 * (RECLAIM_AHEAD + 1):
+        slot = (<uint32_t *>(chunk_data(log.last) + log.last.used - 16 * RECLAIM_AHEAD - 8))[0]
+        if (slot >> EXTENT_UNITS_SHIFT) < core.arena.top:
+            prefetch_write(entry_at(core, slot))
+    return log_last_trailer(log)
+
+
 cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) noexcept nogil:
     """Take up to `budget` records of a journal that no rollback can reach, newest first."""
     cdef uint64_t last
@@ -1076,7 +1102,7 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
             log_forget_chunk(core.arena, log)
             continue
         budget[0] -= 1
-        last = log_last_trailer(log)
+        last = trailer_to_reclaim(core, log)
         op = <int>(last >> 56)
         table = journal.tables[(last >> 48) & 0xFF]
         width = 8
@@ -1088,8 +1114,8 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
             log_pop(core.arena, log, width)
             payload_drop(table, payload)
             continue
-        elif op == RECORD_REMOVE or op == RECORD_MOVED:
-            if op == RECORD_MOVED:
+        elif op == RECORD_REMOVE or op == RECORD_MOVED or op == RECORD_REPLACED:
+            if op != RECORD_REMOVE:
                 width = 16
             map = table.maps[((last >> 32) & 0xFFFF) - table.first_group]
             if not reserve_let_go(core):
@@ -1107,7 +1133,7 @@ cdef void reclaim_garbage(Core *core, int64_t *budget) noexcept nogil:
     cdef ListChunk *chunk
     while budget[0] > 0 and not log_empty(core.arena, &core.garbage):
         budget[0] -= 1
-        last = log_last_trailer(&core.garbage)
+        last = trailer_to_reclaim(core, &core.garbage)
         op = <int>(last >> 56)
         if op == RETIRED_CHUNK:
             table = (<Table **>(chunk_data(core.garbage.last) + core.garbage.last.used - 24))[0]
@@ -1128,6 +1154,7 @@ cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil:
     """Unlink a released snapshot; what it alone kept becomes garbage, the rest passes to the next older."""
     cdef Snapshot *older = snapshot.older
     cdef Directory **first
+    cdef Journal *journal = core.journals
     spin_lock(&core.directory_lock)
     if snapshot.newer != NULL:
         snapshot.newer.older = older
@@ -1146,6 +1173,9 @@ cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil:
     core.highest_required_snapshot_version = core.newest.version if core.newest != NULL else 0
     spin_unlock(&core.directory_lock)
     log_append(core.arena, &older.retired if older != NULL else &core.garbage, &snapshot.retired)
+    while journal != NULL:
+        log_append(core.arena, &journal.dead, &journal.waiting)
+        journal = journal.next
     raw_free(core.arena.budget, snapshot, sizeof(Snapshot))
     count(core.arena.budget.probe, LIVE_SNAPSHOTS, -1)
 

@@ -4,8 +4,8 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from statebackend._core.arena cimport UNIT_SHIFT, address
 from statebackend._core.cow_map cimport (
-    FREE_SLOT, Anchor, BucketTable, Core, CowMap, Entry, Table, Thread, active_table, bucket, entry_at, hash_of,
-    key_object, namespace_of, thread_of)
+    FREE_BLOCK, FREE_SLOT, Anchor, BucketTable, Core, CowMap, Entry, Table, Thread, active_table, bucket, entry_at,
+    free_refs, hash_of, key_object, namespace_of, thread_of)
 
 
 cdef object check_map(Table *table, CowMap *map):
@@ -51,12 +51,16 @@ cdef object check_map(Table *table, CowMap *map):
                 slot = entry.next
         assert size == buckets.size, f"map {where}: table {t} has {size} entries and says {buckets.size}"
     slot = map.free_slot
+    assert map.free_in_block <= FREE_BLOCK, f"map {where}: {map.free_in_block} slots in the first free block"
     while slot:
-        assert entry_at(core, slot).version == FREE_SLOT, f"map {where}: slot {slot} in the free list is not free"
-        assert slot not in seen, f"map {where}: slot {slot} is free and in a chain"
-        seen.add(slot)
-        free_slots += 1
-        slot = entry_at(core, slot).next
+        entry = entry_at(core, slot)
+        named = map.free_in_block if slot == map.free_slot else FREE_BLOCK
+        for free in [slot, *[free_refs(entry)[i] for i in range(named)]]:
+            assert entry_at(core, free).version == FREE_SLOT, f"map {where}: slot {free} in the free list is not free"
+            assert free not in seen, f"map {where}: slot {free} is free and in a chain"
+            seen.add(free)
+            free_slots += 1
+        slot = entry.next
     for i in range(map.n_runs):
         total_slots += <uint32_t>((<uint64_t>1 << (map.runs[i] & 0xFF)) // table.layout.stride)
     total_slots -= (map.fresh_end - map.fresh) // (table.layout.stride >> UNIT_SHIFT)

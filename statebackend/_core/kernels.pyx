@@ -27,11 +27,11 @@ from libc.string cimport memcmp, memcpy, memset
 from statebackend._core.arena cimport (
     EXTENT_UNITS_MASK, EXTENT_UNITS_SHIFT, UNIT_SHIFT, Blob, address, blob_data, blob_drop, blob_new)
 from statebackend._core.cow_map cimport (
-    PAGE_BUCKETS, PAGE_SHIFT, RECORD_INSERT, RECORD_MOVED, RECORD_WRITE, VALUE_FIXED, Core, CoreKey, CowMap,
+    PAGE_BUCKETS, PAGE_SHIFT, RECORD_INSERT, RECORD_REPLACED, RECORD_WRITE, VALUE_FIXED, Core, CoreKey, CowMap,
     Entry, Journal, Lane, PageRef, Table, active_table, before_operation, blob_hash, bucket,
     count_namespace, drain, entry_at, find_blob, find_int, hash_blob_key, insert, map_new,
-    namespace_of, payload_drop, payload_of, presize, record_log, remove, segment_for_writing, slot_alloc,
-    slot_for_write, undo_log, unwritten_version, value_of)
+    namespace_of, own_entry, payload_drop, payload_of, presize, record_log, remove, segment_for_writing, slot_alloc,
+    slot_for_write, undo_log, value_of)
 from statebackend._core.journal cimport Log, log_append, log_reserve, log_take
 from statebackend._core.key_groups cimport key_groups_of_byte_runs, key_groups_of_ints
 from statebackend._core.platform cimport claim, hash_int, likely, load_u32, prefetch, store_u32, unlikely
@@ -281,6 +281,12 @@ cdef inline bint may_write_bucket(Core *core, CowMap *map, uint32_t mask, uint32
             and head == <uint32_t *>address(core.arena, page.ref) + (index & (PAGE_BUCKETS - 1)))
 
 
+cdef inline bint is_in_chain(Core *core, uint32_t slot, uint32_t wanted) noexcept nogil:
+    while slot and slot != wanted:
+        slot = entry_at(core, slot).next
+    return slot != 0
+
+
 cdef inline uint32_t insert_at_head(Lane *lane, Table *table, CowMap *map, uint32_t *head, int64_t key, uint32_t ns,
                                     Log *log) noexcept nogil:
     """`insert` where nothing stands in the way: room in the log, a bucket to write. 0 without memory."""
@@ -305,7 +311,7 @@ cdef inline uint32_t insert_at_head(Lane *lane, Table *table, CowMap *map, uint3
 
 cdef inline uint32_t clone_head(Lane *lane, Table *table, CowMap *map, uint32_t *head, bint is_blob,
                                 Log *log) noexcept nogil:
-    """`own_entry` for the first entry of a chain, where nothing stands in the way. 0 without memory."""
+    """`slot_for_write` for the old first entry of a chain, where nothing stands in the way. 0 without memory."""
     cdef uint32_t slot = slot_alloc(table, map), old = head[0]
     cdef Entry *entry
     cdef char *room
@@ -316,7 +322,7 @@ cdef inline uint32_t clone_head(Lane *lane, Table *table, CowMap *map, uint32_t 
         memcpy(entry, entry_at(lane.core, old), 24)
     else:
         memcpy(entry, entry_at(lane.core, old), table.layout.stride)
-    entry.version = unwritten_version(lane.core)
+    entry.version = lane.core.state_version
     if is_blob:
         (<Blob *>entry.key).refs += 1
     if table.layout.off_namespace:
@@ -325,7 +331,7 @@ cdef inline uint32_t clone_head(Lane *lane, Table *table, CowMap *map, uint32_t 
     room = log_take(log, 16)
     log.held += 1
     (<uint64_t *>room)[0] = slot
-    (<uint64_t *>(room + 8))[0] = (<uint64_t>RECORD_MOVED << 56) | (<uint64_t>map.group << 32) | old
+    (<uint64_t *>(room + 8))[0] = (<uint64_t>RECORD_REPLACED << 56) | (<uint64_t>map.group << 32) | old
     lane.copied_entries += 1
     return slot
 
@@ -369,6 +375,7 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     cdef uint32_t length = 0
     cdef int64_t *value
     cdef int64_t number = 0
+    cdef bint is_logged
     if unlikely(map.secondary.capacity != 0):
         # While the map grows every operation moves entries: what the stages find may be gone.
         return slow_rows(batch, run, map, at, n)
@@ -429,18 +436,22 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
                 found[rows[i]] = 1
             continue
         log = &lane.undo
+        is_logged = False
         number = values[batch.first + rows[i]]
         index = hashes[i] & mask
         if entry == NULL or entry.version < required:
-            # A new key at the head of an unchanged bucket, or the first entry of a chain, which a snapshot has.
+            # A new key, or an entry that a snapshot has.
             ref = 0
-            if (buckets[i][0] == (heads[i] if entry == NULL else refs[i])
-                    and may_write_bucket(core, map, mask, buckets[i], index)
-                    and record_log(lane, table, &log) and log_reserve(core.arena, log, 32)):
-                if entry != NULL:
+            if (may_write_bucket(core, map, mask, buckets[i], index)
+                    and record_log(lane, table, &log) and log_reserve(core.arena, log, 16)):
+                if entry == NULL:
+                    if not is_blob and buckets[i][0] == heads[i] and map.primary.size <= map.threshold:
+                        ref = insert_at_head(lane, table, map, buckets[i], keys[i], ns, log)
+                elif buckets[i][0] == refs[i]:
                     ref = clone_head(lane, table, map, buckets[i], is_blob, log)
-                elif not is_blob and map.primary.size <= map.threshold:
-                    ref = insert_at_head(lane, table, map, buckets[i], keys[i], ns, log)
+                    is_logged = True
+                elif is_in_chain(core, buckets[i][0], refs[i]):
+                    ref = own_entry(lane, table, map, refs[i], hashes[i])
             if unlikely(ref == 0):
                 key.row = batch.first + rows[i]
                 key.number = keys[i]
@@ -469,10 +480,11 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
             run.failure = FAILED_OVERFLOW
             run.failed_row = batch.first + rows[i]
             return False
-        room = log_take(log, 16)
-        (<int64_t *>room)[0] = value[0]
-        # The table's index in the journal is 0: tables below an anchor do not come here.
-        (<uint64_t *>(room + 8))[0] = (<uint64_t>RECORD_WRITE << 56) | group_bits | refs[i]
+        if not is_logged:
+            room = log_take(log, 16)
+            (<int64_t *>room)[0] = value[0]
+            # The table's index in the journal is 0: tables below an anchor do not come here.
+            (<uint64_t *>(room + 8))[0] = (<uint64_t>RECORD_WRITE << 56) | group_bits | refs[i]
         entry.version = state_version
         value[0] = number
         if slots != NULL:
@@ -954,7 +966,12 @@ cdef class BatchCall:
             return 0
         for i in range(self.batch.n_lanes):
             lane = self.runs[i].used
-            discard_log(core, journal, &lane.undo)
+            if (core.newest != NULL and self.batch.op != OP_REMOVE and table.layout.value_kind == VALUE_FIXED
+                    and lane.undo.held * 2 >= lane.undo.records):
+                # Mostly slots that clones have replaced, for the sake of a snapshot that is still there.
+                log_append(core.arena, &journal.waiting, &lane.undo)
+            else:
+                discard_log(core, journal, &lane.undo)
             if i and lane.own_journal.records and segment_for_writing(core, journal, &log):
                 log_append(core.arena, log, &lane.own_journal)
         return 0

@@ -433,6 +433,7 @@ cdef void teardown(Core *core) noexcept nogil:
             log_append(core.arena, &journal.dead, &journal.segments[i].log)
         journal.n_segments = 0
         log_append(core.arena, &journal.dead, &journal.carried)
+        log_append(core.arena, &journal.dead, &journal.waiting)
         journal = journal.next
     core.pending = 1
     while core.pending:

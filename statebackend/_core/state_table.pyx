@@ -14,8 +14,8 @@ from libc.string cimport memcpy, memset
 
 from statebackend._core.arena cimport Blob, blob_data, blob_drop, blob_new, raw_alloc, raw_free
 from statebackend._core.cow_map cimport (
-    MINIMUM_CAPACITY, PAGE_BUCKETS, RECORD_COPIED, RECORD_MOVED, RECORD_WRITE, VALUE_ANCHOR, VALUE_BLOB,
-    VALUE_FIXED, VALUE_LIST, VALUE_OBJECT, Core, CowMap, Directory, Entry, Journal, ListHead, Table, Thread,
+    MINIMUM_CAPACITY, PAGE_BUCKETS, RECORD_COPIED, RECORD_MOVED, RECORD_REPLACED, RECORD_WRITE, VALUE_ANCHOR,
+    VALUE_BLOB, VALUE_FIXED, VALUE_LIST, VALUE_OBJECT, Core, CowMap, Directory, Entry, Journal, ListHead, Table, Thread,
     before_operation, chain_head, entry_at, find_blob, find_int, hash_blob_key, hash_int_key, insert,
     keep_payload, key_object, map_new, namespace_of, own_entry, payload_drop, payload_of, remove, see_snapshots,
     set_value_version, slot_for_write, value_of)
@@ -795,7 +795,7 @@ cdef int collect_dirty(Table *table, uint32_t version, set found) except -1:
                 width = 8
                 if op == RECORD_WRITE or op == RECORD_COPIED:
                     width += (owner.layout.payload_width + 7) & ~7u
-                elif op == RECORD_MOVED:
+                elif op == RECORD_MOVED or op == RECORD_REPLACED:
                     width = 16
                 if owner == table and op != RECORD_MOVED and op != RECORD_COPIED:
                     # Also a slot that a clone replaced or that was removed still holds its key.

@@ -17,6 +17,7 @@ MIN_TRANSFERRED_PER_INCREMENTAL_REHASH = 4
 MAX_BUCKETS_PER_INCREMENTAL_REHASH = 32
 MIN_ORDER, MAX_ORDER = 8, 21  # of the arena: runs are from 256 bytes to 2 MB
 FREE_SLOT = 0xFFFFFFFF
+FREE_BLOCK = 4
 LAST_VERSION = 0xFFFFFF00
 RECORD_WRITE, RECORD_INSERT, RECORD_REMOVE, RECORD_MOVED, RECORD_COPIED = 1, 2, 3, 4, 5
 RETIRED_SLOT, RETIRED_RUN = 6, 7
@@ -26,7 +27,7 @@ UINT64 = (1 << 64) - 1
 class Entry:
     """A slot. `value_version` is when the value was last written or copied: Flink's second version."""
 
-    __slots__ = ("hash", "key", "namespace", "next", "payload", "slot", "value_version", "version")
+    __slots__ = ("free_refs", "hash", "key", "namespace", "next", "payload", "slot", "value_version", "version")
 
 
 class PageRef:
@@ -52,11 +53,12 @@ class CowMap:
     def __init__(self, table, group):
         self.table, self.group = table, group
         self.seen_version = table.core.highest_required_snapshot_version
-        self.free_slot, self.used, self.modifications, self.directories = None, 0, 0, []
+        self.used, self.modifications, self.directories = 0, 0, []
         self.restart(table)
 
     def restart(self, table):
-        self.runs, self.run_bytes, self.free_slot, self.fresh, self.fresh_end = [], 0, None, 0, 0
+        self.runs, self.run_bytes, self.fresh, self.fresh_end = [], 0, 0, 0
+        self.free_slot, self.free_in_block = None, 0
         self.primary, self.secondary, self.rehash_index = (
             BucketTable(table.initial_capacity),
             BucketTable(),
@@ -151,7 +153,13 @@ def add_run(table, map):
 def slot_alloc(table, map):
     slot = map.free_slot
     if slot is not None:
-        map.free_slot = slot.next
+        if map.free_in_block:
+            map.free_in_block -= 1
+            slot = slot.free_refs.pop()
+        else:
+            map.free_slot = slot.next
+            if map.free_slot is not None:
+                map.free_in_block = FREE_BLOCK
     else:
         if map.fresh == map.fresh_end:
             add_run(table, map)
@@ -165,7 +173,13 @@ def slot_alloc(table, map):
 def slot_free(table, map, slot):
     """Forget a slot that no chain, journal or snapshot names; the last one gives the map's memory back."""
     slot.payload, slot.key = None, None
-    slot.next, slot.version, map.free_slot = map.free_slot, FREE_SLOT, slot
+    slot.version = FREE_SLOT
+    if map.free_slot is not None and map.free_in_block < FREE_BLOCK:
+        map.free_slot.free_refs.append(slot)
+        map.free_in_block += 1
+    else:
+        slot.next, slot.free_refs = map.free_slot, []
+        map.free_slot, map.free_in_block = slot, 0
     map.used -= 1
     if map.used == 0:
         map_clear_storage(table, map)
@@ -660,9 +674,13 @@ def check_map(table, map):
         assert size == buckets.size
     free, slot = 0, map.free_slot
     while slot is not None:
-        assert slot.version == FREE_SLOT
-        assert slot not in seen, "a slot is free and in a chain"
-        free, slot = free + 1, slot.next
+        assert len(slot.free_refs) == (map.free_in_block if slot is map.free_slot else FREE_BLOCK)
+        for each in (slot, *slot.free_refs):
+            assert each.version == FREE_SLOT
+            assert each not in seen, "a slot is free and in a chain"
+            seen.add(each)
+            free += 1
+        slot = slot.next
     slots = sum(len(run) for run in map.runs) - (map.fresh_end - map.fresh)
     assert map.used + free == slots
     assert map.used >= len(keys)
