@@ -127,7 +127,9 @@ def pause(report: Report, flink: FlinkPeer | None, args: argparse.Namespace) -> 
             peer,
             False,
         )
-        report.row("P5", "slow-down of batches until release", mine["slow_down"], "x")
+        for name in ("written", "read"):
+            what = f"slow-down of batches while it is {name}, {mine[f'{name}_seconds']:.2f} s"
+            report.row("P5", what, mine[f"{name}_slow_down"], "x")
 
 
 def marks(report: Report, flink: FlinkPeer | None, args: argparse.Namespace) -> None:

@@ -6,7 +6,10 @@ All input is built before the clock starts, keys come in a fresh random order ea
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -187,7 +190,11 @@ def quantiles(times: npt.NDArray[Any]) -> dict[str, float]:
 
 
 def snapshot_pause(n: int, states: int, key_groups: int, samples: int) -> dict[str, float]:
-    """The pause of `snapshot()` with `states` tables of `n` entries in all, and what batches cost until release."""
+    """The pause of `snapshot()` with `states` tables of `n` entries in all, and what batches cost until release.
+
+    ``written``: until the snapshot is on disk, as zstd-compressed Arrow IPC, synced; this is what a checkpoint does.
+    ``read``: a reader that does nothing with what it reads, so that all entries are cloned within its short time.
+    """
     core = StateCore()
     tables = [StateTable(core, value="long", max_parallelism=key_groups) for _ in range(states)]
     per_table = n // states
@@ -196,7 +203,7 @@ def snapshot_pause(n: int, states: int, key_groups: int, samples: int) -> dict[s
         kernels.update_many(table, keys, keys)
     rng = np.random.default_rng(2)
     batches = [keys[rng.integers(0, per_table, 100_000)] for _ in range(50)]
-    values = np.arange(100_000, dtype=np.int64)
+    values = rng.integers(-(1 << 62), 1 << 62, 100_000)
 
     numbers = itertools.count()
 
@@ -208,41 +215,55 @@ def snapshot_pause(n: int, states: int, key_groups: int, samples: int) -> dict[s
         return (time.perf_counter() - begin) / count
 
     run(50)
-    plain, held, pauses = [], [], []
-    for _ in range(samples):
-        plain.append(run(100))
-        begin = time.perf_counter()
-        view = core.snapshot()
-        pauses.append(time.perf_counter() - begin)
-        held.append(_while_read(view, tables, key_groups, run))
-        while core.advance(1 << 30):
-            pass
-    return {
-        "pause_ms": statistics.median(pauses) * 1e3,
-        "slow_down": statistics.median(held) / statistics.median(plain),
-        "batch_ms": statistics.median(plain) * 1e3,
-    }
+    plain: list[float] = []
+    pauses: list[float] = []
+    result = {}
+    for name, read in (("read", _read_snapshot), ("written", _write_snapshot)):
+        held, until_release = [], []
+        for _ in range(samples):
+            plain.append(run(100))
+            begin = time.perf_counter()
+            view = core.snapshot()
+            pauses.append(time.perf_counter() - begin)
+            reader = threading.Thread(target=read, args=(view, tables, key_groups))
+            reader.start()
+            batch_seconds = []
+            while reader.is_alive():
+                batch_seconds.append(run(1))
+            reader.join()
+            held.append(statistics.mean(batch_seconds))
+            until_release.append(time.perf_counter() - begin)
+            while core.advance(1 << 30):
+                pass
+        result[f"{name}_held_ms"] = statistics.median(held) * 1e3
+        result[f"{name}_seconds"] = statistics.median(until_release)
+    result["pause_ms"] = statistics.median(pauses) * 1e3
+    result["batch_ms"] = statistics.median(plain) * 1e3
+    for name in ("read", "written"):
+        result[f"{name}_slow_down"] = result[f"{name}_held_ms"] / result["batch_ms"]
+    return result
 
 
-def _while_read(
-    view: SnapshotView, tables: list[StateTable], key_groups: int, run: Callable[[int], float]
-) -> float:
-    """Mean seconds of a batch from the snapshot until a second thread has read all of it and released it."""
-    import threading
-
-    def read() -> None:
+def _read_snapshot(view: SnapshotView, tables: list[StateTable], key_groups: int) -> None:
+    with view:
         for table in tables:
             for group in range(key_groups):
                 view.read_group(table, group)
-        view.release()
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    batches = []
-    while reader.is_alive():
-        batches.append(run(1))
-    reader.join()
-    return statistics.mean(batches) if batches else float("nan")
+
+def _write_snapshot(view: SnapshotView, tables: list[StateTable], key_groups: int) -> None:
+    import pyarrow as pa
+
+    schema = pa.schema([("key", pa.int64()), ("value", pa.int64())])
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with view, tempfile.TemporaryFile() as file:
+        with pa.ipc.new_file(file, schema, options=options) as writer:
+            for table in tables:
+                for group in range(key_groups):
+                    columns = view.read_group(table, group)
+                    writer.write(pa.record_batch([columns["key"], columns["value"]], schema=schema))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def mark_cost(n: int, rows: int, samples: int) -> dict[str, float]:
