@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from statebackend._core.arena cimport Blob, blob_data
 from statebackend._core.cow_map cimport (
     FREE_SLOT, CoreKey, CowMap, Entry, Table, blob_hash, bucket, complete_rehash, entry_at, find_blob,
-    find_int, hash_of, key_object, namespace_of, see_snapshots)
+    find_int, first_of_run, hash_of, key_object, namespace_of, see_snapshots)
 from statebackend._core.state_table cimport StateTable
 
 from statebackend.errors import UsageError
@@ -200,10 +200,7 @@ cdef class IncrementalVisitor:
                 self.run = self.index = 0
                 looked += 1
                 continue
-            slot = <uint32_t>(map.runs[self.run] >> 8)
-            end = slot + <uint32_t>((<uint64_t>1 << (map.runs[self.run] & 0xFF)) // table.layout.stride) * units
-            if map.fresh_end == end:
-                end = map.fresh
+            slot = first_of_run(table, map, self.run, &end)
             slot += self.index * units
             if slot >= end:
                 self.run += 1

@@ -16,7 +16,8 @@ from statebackend._core.arena cimport (
     CHECKED, LIVE_ENTRIES, LIVE_SNAPSHOTS, blob_drop, Blob, count, raw_alloc, raw_free)
 from statebackend._core.cow_map cimport (
     FREE_SLOT, LAST_VERSION, VALUE_FIXED, BucketTable, CowMap, Directory, Entry, Journal, Segment, Table,
-    absorb_moves, drain, entry_at, map_clear_storage, payload_drop, payload_of, segment_for_writing, undo_log)
+    absorb_moves, drain, entry_at, first_of_run, map_clear_storage, payload_drop, payload_of, segment_for_writing,
+    undo_log)
 from statebackend._core.journal cimport Log, log_append, log_clear
 from statebackend._core.namespaces cimport new_namespaces
 from statebackend._core.platform cimport spin_lock, spin_unlock, unlikely
@@ -383,10 +384,7 @@ cdef void renumber_table(Table *table, uint32_t *old, uint32_t n) noexcept nogil
         if map == NULL:
             continue
         for r in range(map.n_runs):
-            slot = <uint32_t>(map.runs[r] >> 8)
-            end = slot + <uint32_t>((<uint64_t>1 << (map.runs[r] & 0xFF)) // table.layout.stride) * units
-            if map.fresh_end == end:
-                end = map.fresh
+            slot = first_of_run(table, map, r, &end)
             while slot < end:
                 entry = entry_at(table.core, slot)
                 if entry.version != FREE_SLOT:
@@ -469,10 +467,7 @@ cdef void teardown_table(Table *table) noexcept nogil:
             continue
         if walk:
             for r in range(map.n_runs):
-                slot = <uint32_t>(map.runs[r] >> 8)
-                end = slot + <uint32_t>((<uint64_t>1 << (map.runs[r] & 0xFF)) // table.layout.stride) * units
-                if map.fresh_end == end:
-                    end = map.fresh
+                slot = first_of_run(table, map, r, &end)
                 while slot < end:
                     entry = entry_at(table.core, slot)
                     if entry.version != FREE_SLOT:
