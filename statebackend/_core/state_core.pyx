@@ -98,7 +98,7 @@ cdef class StateCore:
         if unlikely(self.closed):
             raise ClosedError("the backend is closed", hint="create a new backend and restore into it")
         if CHECKED and self.inside:
-            raise UsageError("another call is inside this backend", code="OVERLAPPING_CALL",
+            raise UsageError("another call is inside this backend", code="USAGE.OVERLAPPING_CALL",
                              hint="use a backend from one thread at a time")
         self.inside += 1
         self.calls += 1
@@ -223,9 +223,9 @@ cdef class StateCore:
 
     cdef int require_open(self, Mark mark) except -1:
         if mark.owner is not self:
-            raise UsageError("the mark belongs to another backend")
+            raise UsageError("the mark belongs to another backend", code="USAGE.FOREIGN_MARK")
         if not mark.is_open:
-            raise UsageError("the mark is no longer valid", code="STALE_MARK",
+            raise UsageError("the mark is no longer valid", code="USAGE.STALE_MARK",
                              hint="it was released, or an older mark was rolled back to")
 
     # --- snapshots ---

@@ -1,13 +1,13 @@
-"""The three programs of Flink's "Working with State", over the handles themselves."""
+"""The three programs of Flink's "Working with State", which are the examples, on every backend."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import pytest
+from buffering_sink import BufferingSink
+from count_window_average import ROWS, CountWindowAverage
+from counter_source import CounterSource
 
-from statebackend.backend import KeyedStateBackend, StateBackend
-from statebackend.descriptors import ListStateDescriptor, ValueStateDescriptor
+from statebackend.backend import StateBackend
 from statebackend.operator_state import (
     CheckpointedFunction,
     FunctionInitializationContext,
@@ -16,31 +16,10 @@ from statebackend.operator_state import (
 )
 
 
-class CountWindowAverage:
-    """The average of every two values of a key."""
-
-    def __init__(self, keyed: KeyedStateBackend) -> None:
-        self._keyed = keyed
-        self._sum = keyed.get_value_state(ValueStateDescriptor("average", tuple[int, int]))
-
-    def flat_map(self, row: tuple[int, int]) -> Iterator[tuple[int, int]]:
-        key, value = row
-        self._keyed.set_current_key(key)
-        count, total = self._sum.value() or (0, 0)
-        count, total = count + 1, total + value
-        self._sum.update((count, total))
-        if count >= 2:
-            yield key, total // count
-            self._sum.clear()
-
-    def run(self, rows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        return [out for row in rows for out in self.flat_map(row)]
-
-
 def test_count_window_average(backend: StateBackend) -> None:
     with backend.create_keyed_backend("bigint") as keyed:
         average = CountWindowAverage(keyed)
-        assert average.run([(1, 3), (1, 5), (1, 7), (1, 4), (1, 2)]) == [(1, 4), (1, 5)]
+        assert average.run(ROWS) == [(1, 4), (1, 5)]
         assert list(keyed.keys("average")) == [1]
         assert average.run([(2, 10), (1, 4), (2, 20)]) == [(1, 3), (2, 15)]
         assert keyed.num_entries() == 0
@@ -54,52 +33,6 @@ def test_count_window_average_over_a_failed_batch(backend: StateBackend) -> None
         assert average.run([(1, 5), (1, 7)]) == [(1, 4)]
         keyed.rollback(mark)
         assert average.run([(1, 5), (1, 7), (1, 4)]) == [(1, 4), (1, 5)]
-
-
-class BufferingSink(CheckpointedFunction):
-    """Sends elements on in groups of ``threshold``; what is not sent yet is state."""
-
-    def __init__(self, threshold: int) -> None:
-        self._threshold = threshold
-        self._buffered: list[tuple[str, int]] = []
-        self.sent: list[list[tuple[str, int]]] = []
-
-    def invoke(self, value: tuple[str, int]) -> None:
-        self._buffered.append(value)
-        if len(self._buffered) == self._threshold:
-            self.sent.append(self._buffered)
-            self._buffered = []
-
-    def snapshot_state(self, ctx: FunctionSnapshotContext) -> None:
-        self._checkpointed.clear()
-        for element in self._buffered:
-            self._checkpointed.add(element)
-
-    def initialize_state(self, ctx: FunctionInitializationContext) -> None:
-        descriptor = ListStateDescriptor("buffered-elements", tuple[str, int])
-        self._checkpointed = ctx.operator_state_store.get_list_state(descriptor)
-        if ctx.is_restored:
-            self._buffered.extend(self._checkpointed.get())
-
-
-class CounterSource(CheckpointedFunction):
-    """Counts; the offset is state."""
-
-    offset = 0
-
-    def run(self, count: int) -> list[int]:
-        collected = list(range(self.offset, self.offset + count))
-        self.offset += count
-        return collected
-
-    def initialize_state(self, ctx: FunctionInitializationContext) -> None:
-        self._state = ctx.operator_state_store.get_list_state(ListStateDescriptor("state", int))
-        for offset in self._state.get():
-            self.offset = offset
-
-    def snapshot_state(self, ctx: FunctionSnapshotContext) -> None:
-        self._state.clear()
-        self._state.add(self.offset)
 
 
 def started(function: CheckpointedFunction, store: OperatorStateBackend) -> CheckpointedFunction:
@@ -142,7 +75,7 @@ def test_buffering_sink_at_another_parallelism(backend: StateBackend, parallelis
         sink = BufferingSink(threshold=100)
         store = backend.create_operator_backend(subtask_index=i, parallelism=parallelism, restore=contents)
         started(sink, store)
-        found.append(sink._buffered)
+        found.append(sink.buffered)
     assert [element for each in found for element in each] == [
         ("0", 0),
         ("0", 1),

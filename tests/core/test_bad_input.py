@@ -347,7 +347,7 @@ def test_stale_marks() -> None:
     for call in (core.rollback, table.dirty):
         with pytest.raises(UsageError) as error:
             call(newest)
-        assert error.value.code == "STALE_MARK"
+        assert error.value.code == "USAGE.STALE_MARK"
     core.release(newest)
     core.release(newer)
     core.release(newer)
@@ -643,7 +643,7 @@ def test_a_call_inside_a_call(call: Callable[[StateCore, StateTable], Any]) -> N
     table.put(1, [1])
     mark = core.mark()
     assert table.get(1) == [1]
-    assert errors == ["OVERLAPPING_CALL"]
+    assert errors == ["USAGE.OVERLAPPING_CALL"]
     assert contents(table) == {(1, 0): [1]}
     assert table.dirty(mark) == set()
     table._check()
@@ -679,7 +679,7 @@ def test_a_call_on_another_thread_during_a_batch() -> None:
                 break
     stop.set()
     thread.join()
-    assert codes == ["OVERLAPPING_CALL"] * 3
+    assert codes == ["USAGE.OVERLAPPING_CALL"] * 3
     assert batches
     assert len(table) == len(keys)
     table._check()

@@ -52,7 +52,7 @@ class TestMarks(MapRules):
         for use in (core.rollback, table.dirty):
             with pytest.raises(UsageError, match="no longer valid") as error:
                 use(marks[3])
-            assert error.value.code == "STALE_MARK"
+            assert error.value.code == "USAGE.STALE_MARK"
         core.rollback(marks[0])
         assert contents(table) == states[0]
         with pytest.raises(UsageError, match="no longer valid"):

@@ -1,8 +1,8 @@
 """Every example runs: the Python blocks of the README and of docs/, and the doctests of every module.
 
 The blocks of a page run in file order in one namespace and in an empty folder, like a reader who follows
-the page. A block that cannot run is fenced as ``python no-run`` and begins with a comment
-``# not run: <reason>``.
+the page. A ``pycon`` block is a session: what it prints must be what the page shows. A block that cannot run
+is fenced as ``python no-run`` and begins with a comment ``# not run: <reason>``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from typing import NamedTuple
 import pytest
 from house_tools import ROOT, compiled_modules, python_modules
 
+from statebackend import registry
+
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```[ \t]*$", re.M | re.S)
 
 
 class Block(NamedTuple):
     line: int
+    is_session: bool
     options: tuple[str, ...]
     code: str
 
@@ -30,11 +33,11 @@ def python_blocks(text: str) -> list[Block]:
     found = []
     for match in FENCE.finditer(text):
         language, *options = match["info"].split() or [""]
-        if language.lower() in ("python", "py", "python3"):
+        if language.lower() in ("python", "py", "python3", "pycon"):
             indent = len(match["indent"])
             code = "".join(line[indent:] for line in match["body"].splitlines(keepends=True))
             line = text.count("\n", 0, match.start("body")) + 1
-            found.append(Block(line, tuple(options), code))
+            found.append(Block(line, language.lower() == "pycon", tuple(options), code))
     return found
 
 
@@ -48,23 +51,48 @@ def run_page(text: str, name: str) -> int:
             assert reason, f"{name}:{block.line}: a no-run block begins with '# not run: <reason>'"
             continue
         assert not block.options, f"{name}:{block.line}: unknown option {' '.join(block.options)!r}"
-        # Blank lines in front keep the line numbers of the page in tracebacks.
-        exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), namespace)
+        if block.is_session:
+            run_session(block, name, namespace)
+        else:
+            # Blank lines in front keep the line numbers of the page in tracebacks.
+            exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), namespace)
         ran += 1
     return ran
+
+
+def run_session(block: Block, name: str, namespace: dict[str, object]) -> None:
+    session = doctest.DocTestParser().get_doctest(block.code, {}, name, name, block.line - 1)
+    assert session.examples, f"{name}:{block.line}: a pycon block without a prompt"
+    session.globs = namespace
+    report: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False)
+    runner.run(session, out=report.append, clear_globs=False)
+    assert runner.failures == 0, "".join(report)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "_registered", {})  # what a page registers is gone after it
     run_page(page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    targets = [t for t in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:|#", t)]
+    targets = [t for t in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:", t)]
     assert [t for t in targets if not (page.parent / t.partition("#")[0]).exists()] == []
+    anchors = [(t, *t.partition("#")[::2]) for t in targets if "#" in t]
+    assert [
+        t for t, path, anchor in anchors if anchor not in headings(page.parent / path if path else page)
+    ] == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as mkdocs makes them."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    plain = [re.sub(r"[^\w\s-]", "", title).strip().lower() for title in re.findall(r"^#+ (.*)$", text, re.M)]
+    return {re.sub(r"[-\s]+", "-", title) for title in plain}
 
 
 @pytest.mark.parametrize("name", sorted({*python_modules(), *compiled_modules()}))
@@ -90,6 +118,11 @@ def test_a_page_that_breaks_is_found() -> None:
         run_page("```python no-run\nx\n```\n", "page")
     with pytest.raises(AssertionError, match="unknown option"):
         run_page("```python skip\nx\n```\n", "page")
+    with pytest.raises(AssertionError, match="Expected"):
+        run_page("```python\nx = 1\n```\n\n```pycon\n>>> x\n2\n```\n", "page")
+    with pytest.raises(AssertionError, match="without a prompt"):
+        run_page("```pycon\nx\n```\n", "page")
+    assert run_page("```pycon\n>>> x = 1\n```\n\n```pycon\n>>> x\n1\n```\n", "page") == 2
     assert run_page("```python no-run\n# not run: needs a cluster of three\nx\n```\n", "page") == 0
     with pytest.raises(ZeroDivisionError, match="division"):
         run_page("1. item\n\n   ```python\n   1 / 0\n   ```\n", "page")

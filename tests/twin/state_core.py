@@ -92,9 +92,9 @@ class StateCore:
 
     def require_open(self, mark):
         if mark.owner is not self:
-            raise UsageError("the mark belongs to another backend")
+            raise UsageError("the mark belongs to another backend", code="USAGE.FOREIGN_MARK")
         if not mark.is_open:
-            raise UsageError("the mark is no longer valid", code="STALE_MARK")
+            raise UsageError("the mark is no longer valid", code="USAGE.STALE_MARK")
 
     # --- snapshots ---
 

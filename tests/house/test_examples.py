@@ -1,0 +1,77 @@
+"""Every example runs as a newcomer would run it, and prints what it promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from house_tools import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+#: What an example prints, in this order, among other things.
+PRINTS = {
+    "buffering_sink.py": [
+        "buffered:  [('d', 3), ('e', 4)]",
+        "instance 0 buffered:  [('d', 3)]",
+        "instance 1 buffered:  [('e', 4)]",
+        "sent:      [[('d', 3), ('e', 4), ('f', 5)]]",
+    ],
+    "count_window_average.py": ["(1, 4)\n", "(1, 5)\n", "keys with state are [1]"],
+    "counter_source.py": ["[0, 1, 2]", "[3, 4]", "[3, 4, 5, 6]"],
+    "map_demo.py": ["state equals a recomputation: True"],
+}
+AUDITED = ROOT / "examples/audited_backend"
+
+
+def run(*command: str, path: Path | None = None, cwd: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, [path, ROOT])))}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    out = run(str(example), cwd=tmp_path)
+    at = 0
+    for expected in PRINTS[example.name]:
+        at = out.find(expected, at) + 1
+        assert at, f"{expected!r} is not printed in its turn:\n{out}"
+
+
+def test_the_page_shows_the_package_as_it_is() -> None:
+    page = (ROOT / "docs/backends.md").read_text(encoding="utf-8")
+    for path in sorted(AUDITED.iterdir()):
+        if path.is_file():
+            assert path.read_text(encoding="utf-8") in page, path.name
+
+
+@pytest.mark.slow
+def test_the_package_is_found_once_it_is_installed(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77", reason="builds with what is there, not in isolation")
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in AUDITED.iterdir():
+        if path.is_file():
+            (source / path.name).write_bytes(path.read_bytes())
+    target = tmp_path / "installed"
+    options = ["--no-build-isolation", "--no-deps", "--disable-pip-version-check", "-q"]
+    command = ["-m", "pip", "install", *options, "--target", str(target), str(source)]
+    run(*command, cwd=tmp_path)
+    code = (
+        "import logging, statebackend as sb\n"
+        "logging.basicConfig(format='%(message)s', level=logging.INFO, stream=__import__('sys').stdout)\n"
+        "backend = sb.create_backend('audited', label='users')\n"
+        "print(backend)\n"
+        "with backend.create_keyed_backend(int) as keyed:\n"
+        "    keyed.set_current_key(1)\n"
+        "    keyed.clear_key()\n"
+    )
+    out = run("-c", code, path=target, cwd=tmp_path)
+    assert out.splitlines() == ["AuditedBackend(label='users')", "users: a key was erased"]

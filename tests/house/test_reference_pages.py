@@ -1,0 +1,226 @@
+"""What the pages say about names, signatures and error codes is what the package has.
+
+A table whose first header cell is a name in backticks (``sb``, ``sb.MapState``) lists members of it: the
+first cell of each row is a call, ``get(key, default=None)``, an attribute, or for an operator its use,
+``state[key]``. Parameters must be those of the member; a class listed in this way must be listed whole.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from house_tools import ROOT, python_modules
+
+import statebackend as sb
+from statebackend.errors import StateBackendError
+
+PAGES = sorted(ROOT.glob("docs/**/*.md"))
+OPERATORS = {
+    "state[key]": "__getitem__",
+    "state[key] = value": "__setitem__",
+    "del state[key]": "__delitem__",
+    "key in state": "__contains__",
+    "for element in state": "__iter__",
+    "for key in state": "__iter__",
+}
+#: Classes that need no table of members: they are listed as constructors, or have a page in prose.
+WITHOUT_TABLE = {
+    *(name for name in sb.__all__ if name.endswith(("Descriptor", "Error"))),
+    "StateTtlConfig",
+    "TimeWindow",
+    "KeyGroupRange",
+}
+#: Public to the backend alone.
+NOT_FOR_USERS = {
+    "sb.OperatorStateBackend": {"check_open"},
+    "sb.BroadcastState": {"contents", "keep", "put_back", "mode"},
+}
+
+
+class Row(NamedTuple):
+    page: str
+    owner: str
+    cell: str
+
+
+def tables(text: str) -> Iterator[list[list[str]]]:
+    """The cells of each table, header first, the line of dashes left out."""
+    text = re.sub(r"```.*?```", "", text, flags=re.S)
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.M):
+        lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in block.splitlines()]
+        yield [lines[0], *lines[2:]]
+
+
+def member_rows() -> list[Row]:
+    rows = []
+    for page in PAGES:
+        for header, *lines in tables(page.read_text(encoding="utf-8")):
+            owner = re.fullmatch(r"`(sb(?:\.\w+)*|statebackend(?:\.\w+)+)`", header[0])
+            if owner:
+                name = page.relative_to(ROOT).as_posix()
+                for line in lines:
+                    rows += [Row(name, owner[1], cell) for cell in re.findall(r"`([^`]+)`", line[0])]
+    return rows
+
+
+def found(dotted: str) -> Any:
+    first, *rest = dotted.split(".")
+    thing: Any = sb if first == "sb" else importlib.import_module(first)
+    for part in rest:
+        thing = getattr(thing, part) if hasattr(thing, part) else importlib.import_module(dotted)
+    return thing
+
+
+def member_name(cell: str) -> str:
+    return OPERATORS.get(cell) or re.match(r"\w+", cell)[0]  # type: ignore[index]
+
+
+def said(call: str) -> list[tuple[str, str]]:
+    """Names and defaults of the parameters in ``name(a, *, b=1)``, with the marks that are parameters too."""
+    arguments = ast.parse(f"def {call}: ...").body[0].args  # type: ignore[attr-defined]
+    return described(arguments)
+
+
+def described(a: ast.arguments) -> list[tuple[str, str]]:
+    plain = [*a.posonlyargs, *a.args]
+    defaults = [None] * (len(plain) - len(a.defaults)) + list(a.defaults)
+    listed = [(p.arg, "" if d is None else ast.unparse(d)) for p, d in zip(plain, defaults, strict=True)]
+    if a.vararg:
+        listed.append((f"*{a.vararg.arg}", ""))
+    for p, d in zip(a.kwonlyargs, a.kw_defaults, strict=True):
+        listed.append((f"{p.arg} by name", "" if d is None else ast.unparse(d)))
+    if a.kwarg:
+        listed.append((f"**{a.kwarg.arg}", ""))
+    return listed
+
+
+def real(member: Any, is_method: bool) -> list[tuple[str, str]]:
+    listed = []
+    for p in list(inspect.signature(member).parameters.values())[is_method:]:
+        default = "" if p.default is p.empty else repr(p.default)
+        if p.default is sb.VOID:
+            default = "sb.VOID"
+        name = {p.VAR_POSITIONAL: f"*{p.name}", p.VAR_KEYWORD: f"**{p.name}"}.get(p.kind, p.name)
+        listed.append((f"{name} by name" if p.kind is p.KEYWORD_ONLY else name, default))
+    return listed
+
+
+@pytest.mark.parametrize("row", member_rows(), ids=lambda row: f"{row.owner}.{row.cell}")
+def test_what_a_table_lists_is_there_with_these_parameters(row: Row) -> None:
+    owner = found(row.owner)
+    name = member_name(row.cell)
+    if row.cell in OPERATORS:
+        assert hasattr(owner, name)
+        return
+    if isinstance(owner, type) and not hasattr(owner, name):
+        assert re.search(rf"self\.{name}\b[^=\n]* = |^    {name}: ", inspect.getsource(owner), re.M), row.page
+        return
+    static = inspect.getattr_static(owner, name)
+    is_method = isinstance(owner, type) and not isinstance(static, (staticmethod, classmethod))
+    if "(" not in row.cell:
+        assert not callable(static), f"{row.page}: {row.cell} is a method: show its parameters"
+        return
+    member = getattr(owner, name)
+    assert said(row.cell) == real(member, is_method), row.page
+
+
+def public_members(owner: type) -> set[str]:
+    names = {name for name in dir(owner) if not name.startswith("_")}
+    return names | {name for name in OPERATORS.values() if hasattr(owner, name)}
+
+
+def classes_with_members() -> list[str]:
+    named = {row.owner for row in member_rows()}
+    wanted = {f"sb.{name}" for name in sb.__all__ if isinstance(getattr(sb, name), type)}
+    wanted -= {f"sb.{name}" for name in WITHOUT_TABLE}
+    return sorted(wanted | {name for name in named if isinstance(found(name), type)})
+
+
+@pytest.mark.parametrize("owner", classes_with_members())
+def test_every_public_member_of_a_class_is_listed(owner: str) -> None:
+    listed = {member_name(row.cell) for row in member_rows() if row.owner == owner}
+    assert public_members(found(owner)) - listed - NOT_FOR_USERS.get(owner, set()) == set()
+
+
+@pytest.mark.parametrize("name", sb.__all__)
+def test_every_public_name_is_in_the_pages(name: str) -> None:
+    mention = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
+    assert any(mention.search(page.read_text(encoding="utf-8")) for page in PAGES)
+
+
+@pytest.mark.parametrize("name", [n for n in sb.__all__ if inspect.isclass(getattr(sb, n))])
+def test_every_public_class_has_a_docstring_with_an_example(name: str) -> None:
+    cls = getattr(sb, name)
+    texts = [cls.__doc__ or "", *(getattr(m, "__doc__", "") or "" for m in vars(cls).values())]
+    module = inspect.getmodule(cls).__doc__ or ""  # type: ignore[union-attr]
+    assert cls.__doc__
+    assert ">>>" in "".join(texts) or (">>>" in module and name in module)
+
+
+# --- error codes
+
+
+def codes_in_package() -> set[str]:
+    """Every ``code`` that the package gives an error, and every default code of an error class."""
+    found_codes: set[str] = set()
+    for path in (ROOT / "statebackend").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg == "code":
+                found_codes |= {
+                    c.value for c in ast.walk(node.value) if isinstance(c, ast.Constant) and c.value
+                }
+    for path in (ROOT / "statebackend").rglob("*.p[yx][xd]"):
+        found_codes |= set(re.findall(r'\bcode="([^"]+)"', path.read_text(encoding="utf-8")))
+    return found_codes | {cls.default_code for cls in error_classes()}
+
+
+def error_classes() -> list[type[StateBackendError]]:
+    classes, todo = [], [StateBackendError]
+    while todo:
+        cls = todo.pop()
+        classes.append(cls)
+        todo += cls.__subclasses__()
+    return [cls for cls in classes if cls.__module__.partition(".")[0] == "statebackend"]
+
+
+def listed_codes() -> list[str]:
+    page = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
+    return [line[0].strip("`") for header, *lines in tables(page) if header[0] == "code" for line in lines]
+
+
+def test_every_code_is_in_the_catalogue_once() -> None:
+    for module in python_modules():  # classes of modules that are not imported yet count too
+        if not module.startswith("statebackend.spark"):
+            importlib.import_module(module)
+    listed = listed_codes()
+    assert sorted(codes_in_package() - set(listed)) == [], "add them to docs/errors.md"
+    assert sorted(set(listed) - codes_in_package()) == [], "no longer raised: remove them from docs/errors.md"
+    assert len(listed) == len(set(listed))
+
+
+def test_a_code_begins_with_that_of_its_class() -> None:
+    defaults = {cls.default_code for cls in error_classes()}
+    assert {code for code in codes_in_package() if code.partition(".")[0] not in defaults} == set()
+    assert all(re.fullmatch(r"[A-Z_]+(\.[A-Z_0-9]+)?", code) for code in codes_in_package())
+
+
+def test_codes_in_prose_are_real() -> None:
+    mentioned = {
+        code
+        for page in PAGES
+        for code in re.findall(r"`([A-Z_]+\.[A-Z_0-9]+)`", page.read_text(encoding="utf-8"))
+    }
+    assert mentioned - codes_in_package() == set()
+
+
+def test_the_tables_are_read() -> None:
+    assert len(member_rows()) > 100
+    assert said("f(a, *, b=1, **c)") == [("a", ""), ("b by name", "1"), ("**c", "")]
+    assert "SERIALIZATION.NULL" in codes_in_package()
+    assert "USAGE.OVERLAPPING_CALL" in codes_in_package()
