@@ -7,44 +7,15 @@ follow ``--n`` (entries), threads ``--threads``; ``--no-flink`` leaves the peer 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from bench.common.report import Report
 from bench.core import ours
 from bench.flink import FlinkPeer
 from bench.flink.keys import random_keys
 
 OPERATIONS = ("add", "update", "get", "transform", "update_under_snapshot")
-
-
-class Report:
-    """Rows of a figure: printed at once, written as JSON at the end."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def row(
-        self,
-        figure: str,
-        what: str,
-        ours: float,
-        unit: str,
-        peer: float | None = None,
-        bigger_is_better: bool = True,
-    ) -> None:
-        ratio = None if not peer else (ours / peer if bigger_is_better else peer / ours)
-        self.rows.append(
-            {"figure": figure, "what": what, "ours": ours, "unit": unit, "peer": peer, "ratio": ratio}
-        )
-        text = f"{figure:4} {what:56} {ours:10.3f} {unit:10}"
-        if peer:
-            text += f" Flink {peer:10.3f}   {ratio:6.2f} x"
-        print(text, flush=True)
 
 
 def flink_mops(
@@ -175,24 +146,7 @@ def main() -> None:
     ):
         if name in wanted:
             run(report, flink, args)
-    out = Path("build/bench/core.json")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(
-        json.dumps(
-            {
-                "machine": {
-                    "processor": platform.processor() or platform.machine(),
-                    "cores": os.cpu_count(),
-                    "python": platform.python_version(),
-                    "numpy": np.__version__,
-                },
-                "arguments": vars(args),
-                "rows": report.rows,
-            },
-            indent=1,
-        )
-    )
-    print(f"written to {out}")
+    report.write(Path("build/bench/core.json"), args)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from bench.flink.harness import (
     TIMER_OPS,
     TTL_MODES,
     FlinkPeer,
-    PeerFailed,
 )
+from bench.flink.jvm import PeerFailed, Session
 from bench.flink.keys import KeyFile, random_keys, round_order
 from bench.flink.provision import PeerUnavailable
 
@@ -24,6 +24,7 @@ __all__ = [
     "KeyFile",
     "PeerFailed",
     "PeerUnavailable",
+    "Session",
     "random_keys",
     "round_order",
 ]

@@ -7,7 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from bench.flink.harness import BACKEND_OPS, MAP_OPS, TIMER_OPS, TTL_MODES, FlinkPeer, Measurement, PeerFailed
+from bench.flink.harness import BACKEND_OPS, MAP_OPS, TIMER_OPS, TTL_MODES, FlinkPeer
+from bench.flink.jvm import Measurement, PeerFailed
 from bench.flink.keys import random_keys
 from bench.flink.provision import PeerUnavailable
 

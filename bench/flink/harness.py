@@ -7,20 +7,18 @@ the JVM; a wrong one ends the run with ``PeerFailed``.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
+from bench.flink.jvm import Measurement, PeerFailed, Session, run_to_end
 from bench.flink.keys import KeyFile
 from bench.flink.provision import Installation, PeerUnavailable, default_cache, install
-
-Measurement = dict[str, Any]
 
 #: Operations on the raw state maps. ``get`` to ``update_under_snapshot`` are timed per key;
 #: ``snapshot_pause`` is one operation for all maps; the last three are distributions and memory and have
@@ -76,10 +74,6 @@ _MEMORY_OP = "bytes_per_entry"
 _WARMUP_ROWS = 4_000_000
 
 
-class PeerFailed(RuntimeError):
-    """The JVM ended with an error, ran too long, or did not measure what it was asked to."""
-
-
 @dataclass(frozen=True)
 class _Settings:
     """What the ``run_`` methods have in common; ``FlinkPeer`` says what each means."""
@@ -95,6 +89,10 @@ class _Settings:
 
     def warmup_rounds(self, n: int) -> int:
         return min(50, max(2, -(-_WARMUP_ROWS // n))) if self.warmup is None else self.warmup
+
+    def arguments(self, n: int) -> dict[str, object]:
+        """What every suite is told."""
+        return {"key-groups": self.key_groups, "samples": self.samples, "warmup": self.warmup_rounds(n)}
 
 
 class FlinkPeer:
@@ -286,6 +284,66 @@ class FlinkPeer:
         ``suite`` is ``"map"``, ``"backend"``, ``"snapshot"`` or ``"timers"``; ``arguments`` go to it as
         ``--name value``.
         """
+        command = self._command(
+            suite, key_file, arguments, heap=heap, gc=gc, huge_pages=huge_pages, settled=settled
+        )
+        header, measurements = run_to_end(command, self.timeout, suite, key_file.path.parent)
+        settings = _surroundings(header, key_file, gc, huge_pages, settled)
+        return [{**measurement, **settings} for measurement in measurements]
+
+    @contextmanager
+    def session(
+        self,
+        op: str,
+        keys: npt.ArrayLike,
+        key_groups: int = 128,
+        samples: int = 7,
+        heap: str = "8g",
+        gc: str = "G1",
+        *,
+        ttl: str = "off",
+        warmup: int | None = None,
+        huge_pages: bool = False,
+        settled: bool = False,
+    ) -> Iterator[Session]:
+        """Open one of ``BACKEND_OPS`` as a `Session`, whose rounds take turns with those of others.
+
+        The arguments are those of ``run_backend``, but one collector has to be named; ``timeout`` is the
+        limit of one round. The measurement has ``contents`` too, a checksum of the state after the last round.
+        """
+        _require([op], BACKEND_OPS)
+        _require([ttl], TTL_MODES)
+        settings = _Settings(key_groups, samples, heap, gc, warmup, huge_pages, settled, fork=True)
+        with tempfile.TemporaryDirectory(prefix="flink-peer-") as folder:
+            key_file = KeyFile.write(Path(folder) / "keys.bin", keys, self.seed)
+            arguments = {**settings.arguments(key_file.n), "ops": op, "ttl": ttl}
+            command = self._command(
+                "backend",
+                key_file,
+                arguments,
+                heap=heap,
+                gc=gc,
+                huge_pages=huge_pages,
+                settled=settled,
+                stepwise=True,
+            )
+            rounds = settings.warmup_rounds(key_file.n) + samples
+            with Session(command, self.timeout, "backend", key_file.path.parent, rounds) as session:
+                session.surroundings = _surroundings(session.header, key_file, gc, huge_pages, settled)
+                yield session
+
+    def _command(
+        self,
+        suite: str,
+        key_file: KeyFile,
+        arguments: dict[str, object],
+        *,
+        heap: str,
+        gc: str,
+        huge_pages: bool,
+        settled: bool,
+        stepwise: bool = False,
+    ) -> list[str]:
         self.prepare()
         assert self._installation is not None
         _require([gc], _COLLECTORS)
@@ -298,20 +356,12 @@ class FlinkPeer:
             "checksum": key_file.checksum,
             "seed": key_file.seed,
             "settled": int(settled),
+            "stepwise": int(stepwise),
             **arguments,
         }
         for name, value in given.items():
             command += [f"--{name}", str(value)]
-        header, measurements = _parse(_output(command, self.timeout, suite, key_file.path.parent), suite)
-        if header["order_checksum"] != key_file.order_checksum:
-            raise PeerFailed(
-                "the JVM does not visit the keys in the order of round_order: a fault of the harness"
-            )
-        jvm = {
-            name: header[name] for name in header if name not in ("record", "suite", "n", "order_checksum")
-        }
-        settings = {"gc": gc, "huge_pages": huge_pages, "settled": settled, "jvm": jvm}
-        return [{**measurement, **settings} for measurement in measurements]
+        return command
 
     def _run_map(
         self, ops: Sequence[str], keys: npt.ArrayLike, key_type: str, settings: _Settings
@@ -325,12 +375,7 @@ class FlinkPeer:
         self.prepare()
         with tempfile.TemporaryDirectory(prefix="flink-peer-") as folder:
             key_file = KeyFile.write(Path(folder) / "keys.bin", keys, self.seed)
-            shared = {
-                "key-groups": settings.key_groups,
-                "samples": settings.samples,
-                "warmup": settings.warmup_rounds(key_file.n),
-                **extra,
-            }
+            shared = {**settings.arguments(key_file.n), **extra}
             measurements = []
             for group, collectors in _plan(ops, settings):
                 by_collector = [
@@ -347,6 +392,18 @@ class FlinkPeer:
                 ]
                 measurements += [_better(same_op) for same_op in zip(*by_collector, strict=True)]
             return measurements
+
+
+def _surroundings(
+    header: dict[str, Any], key_file: KeyFile, gc: str, huge_pages: bool, settled: bool
+) -> dict[str, Any]:
+    """Return what a measurement was made in; raise unless the JVM visits the keys in our order."""
+    if header["order_checksum"] != key_file.order_checksum:
+        raise PeerFailed(
+            "the JVM does not visit the keys in the order of round_order: a fault of the harness"
+        )
+    jvm = {name: header[name] for name in header if name not in ("record", "suite", "n", "order_checksum")}
+    return {"gc": gc, "huge_pages": huge_pages, "settled": settled, "jvm": jvm}
 
 
 def _plan(ops: Sequence[str], settings: _Settings) -> Iterator[tuple[list[str], Sequence[str]]]:
@@ -387,30 +444,3 @@ def _require(names: Iterable[str], known: Iterable[str]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
-
-
-def _output(command: list[str], timeout: float, suite: str, folder: Path) -> str:
-    try:
-        # A JVM that dies leaves a report where it was started: not in the folder of the caller.
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, check=False, cwd=folder
-        )
-    except subprocess.TimeoutExpired:
-        raise PeerFailed(f"the {suite} suite of the Flink peer ran longer than {timeout:.0f} s") from None
-    if done.returncode != 0:
-        # Flink's logging announces that it has no back end, which explains nothing; a killed JVM says
-        # nothing.
-        lines = [line for line in done.stderr.splitlines() if not line.startswith("SLF4J:")]
-        reason = "\n".join(lines)[-4000:] or done.stdout.strip()[-4000:] or "no message"
-        raise PeerFailed(
-            f"the {suite} suite of the Flink peer ended with status {done.returncode}:\n{reason}"
-        )
-    return done.stdout
-
-
-def _parse(output: str, suite: str) -> tuple[dict[str, Any], list[Measurement]]:
-    """Split the lines of a run into its header and its measurements; other lines are messages of the JVM."""
-    records = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    if not records or records[0].get("record") != "header" or len(records) < 2:
-        raise PeerFailed(f"the {suite} suite of the Flink peer printed no measurement")
-    return records[0], records[1:]

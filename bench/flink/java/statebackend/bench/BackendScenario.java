@@ -1,5 +1,6 @@
 package statebackend.bench;
 
+import java.util.OptionalLong;
 import org.apache.flink.api.common.state.State;
 import org.apache.flink.api.common.state.StateDescriptor;
 import org.apache.flink.runtime.state.heap.HeapKeyedStateBackend;
@@ -69,6 +70,21 @@ abstract class BackendScenario<S extends State> extends Scenario {
     final void checkEntries() {
         require(backend.numKeyValueStateEntries() == n, "entries in the backend");
     }
+
+    /** Depends on every value of every key and on their order; keys count in the order of the file. */
+    @Override
+    public final OptionalLong contents() throws Exception {
+        long[] inserted = keys.insertionOrder();
+        long[] held = new long[n];
+        for (int i = 0; i < n; i++) {
+            backend.setCurrentKey(inserted[i]);
+            held[i] = KeyFile.checksum(held());
+        }
+        return OptionalLong.of(KeyFile.checksum(held));
+    }
+
+    /** What the state holds under the current key, read through the handle. */
+    abstract long[] held() throws Exception;
 
     @Override
     public long operations() {

@@ -1,5 +1,6 @@
 package statebackend.bench;
 
+import java.util.stream.StreamSupport;
 import org.apache.flink.api.common.state.ListState;
 import org.apache.flink.api.common.state.ListStateDescriptor;
 import org.apache.flink.api.common.typeutils.base.LongSerializer;
@@ -16,6 +17,13 @@ final class ListScenarios {
 
         OnLists(KeyFile keys, int keyGroups, Ttl ttl) throws Exception {
             super(keys, keyGroups, ttl.on(new ListStateDescriptor<>("list", LongSerializer.INSTANCE)));
+        }
+
+        @Override
+        final long[] held() throws Exception {
+            return StreamSupport.stream(state.get().spliterator(), false)
+                    .mapToLong(Long::longValue)
+                    .toArray();
         }
     }
 

@@ -42,6 +42,17 @@ final class MapStateScenarios {
             }
         }
 
+        /** Map keys and values in turn, by map key. */
+        @Override
+        final long[] held() throws Exception {
+            long[] held = new long[2 * ENTRIES];
+            for (int mapKey = 0; mapKey < ENTRIES; mapKey++) {
+                held[2 * mapKey] = mapKey;
+                held[2 * mapKey + 1] = state.get((long) mapKey);
+            }
+            return held;
+        }
+
         final void checkValues() throws Exception {
             checkEntries();
             for (int i = 0; i < n; i++) {

@@ -1,8 +1,10 @@
 package statebackend.bench;
 
+import java.io.IOException;
 import java.lang.management.GarbageCollectorMXBean;
 import java.lang.management.ManagementFactory;
 import java.util.Arrays;
+import java.util.OptionalLong;
 
 /**
  * Runs the rounds of a scenario: first the warm-up, then the samples.
@@ -11,17 +13,22 @@ import java.util.Arrays;
  * every write of a reference passes G1's barrier and its refinement: updates become several times slower. That is
  * how a job of some age runs, but not Flink at its best, so state is moved only when "settled" is asked for.
  * Where a round starts from empty state there is nothing to move, and a collection only clears old rounds away.
+ *
+ * <p>"Stepwise", the driver says when each round begins, a byte on standard input for each, and is told when it has
+ * ended: so the rounds of several processes can take turns.
  */
 public final class Sampler {
 
     private final int samples;
     private final int warmup;
     private final boolean settled;
+    private final boolean stepwise;
 
     public Sampler(Args args) {
         this.samples = args.integer("samples");
         this.warmup = args.integer("warmup");
         this.settled = args.integer("settled") != 0;
+        this.stepwise = args.integer("stepwise") != 0;
     }
 
     /** Measures and returns a record with the fields every measurement has. */
@@ -29,6 +36,9 @@ public final class Sampler {
         double[] nanos = new double[samples];
         long collecting = 0;
         for (int round = 0; round < warmup + samples; round++) {
+            if (stepwise) {
+                awaitTurn();
+            }
             scenario.prepare(round);
             if (settled || scenario.startsEmpty()) {
                 System.gc();
@@ -43,10 +53,24 @@ public final class Sampler {
                 nanos[round - warmup] = took;
                 collecting += collected;
             }
+            if (stepwise) {
+                new Json().put("record", "round").put("round", round).put("nanos", took).print();
+            }
         }
-        return record(name, n, keyGroups, scenario.operations(), nanos)
+        Json record = record(name, n, keyGroups, scenario.operations(), nanos)
                 .put("gc_ms_in_samples", collecting)
                 .put("warmup_rounds", warmup);
+        OptionalLong contents = scenario.contents();
+        if (contents.isPresent()) {
+            record.put("contents", contents.getAsLong());
+        }
+        return record;
+    }
+
+    private static void awaitTurn() throws IOException {
+        if (System.in.read() < 0) {
+            throw new IOException("the driver has gone before the last round");
+        }
     }
 
     /** The common fields, from the nanoseconds of whole samples. */

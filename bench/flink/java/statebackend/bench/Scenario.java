@@ -1,5 +1,7 @@
 package statebackend.bench;
 
+import java.util.OptionalLong;
+
 /**
  * One operation under measurement. Only {@link #run} is timed; a round is prepare, run, check.
  */
@@ -27,6 +29,11 @@ public abstract class Scenario {
 
     /** Throws unless the result of {@link #run} is right; outside the timed part. */
     public abstract void check(int round) throws Exception;
+
+    /** A checksum of what the state holds after the last round, where the other side computes the same one. */
+    public OptionalLong contents() throws Exception {
+        return OptionalLong.empty();
+    }
 
     /** Rows {@code from} to {@code to} of the timed part. */
     protected interface Block {

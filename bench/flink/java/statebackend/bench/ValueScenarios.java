@@ -20,6 +20,11 @@ final class ValueScenarios {
             forEachKey(key -> state.update(key));
         }
 
+        @Override
+        final long[] held() throws Exception {
+            return new long[] {state.value()};
+        }
+
         final void checkValues() throws Exception {
             checkEntries();
             for (int i = 0; i < n; i++) {
@@ -141,6 +146,11 @@ final class ValueScenarios {
                     keyGroups,
                     ttl.on(new ReducingStateDescriptor<>("sum", Long::sum, LongSerializer.INSTANCE)));
             forEachKey(key -> state.add(key));
+        }
+
+        @Override
+        long[] held() throws Exception {
+            return new long[] {state.get()};
         }
 
         @Override

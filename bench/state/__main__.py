@@ -1,0 +1,235 @@
+"""Measures the scalar state API beside Flink's heap backend and a dict: ``python -m bench.state P1 P8``.
+
+Figures: ``P1`` values and sums, ``collections`` maps and lists, ``P8`` read-modify-write beside a dict, ``P2``
+values with TTL; without names P1, P8 and collections. Contenders take turns round by round. Prints a table and
+writes ``build/bench/state.json``, from which ``python -m bench.state.page`` renews the page. Nothing else should
+run on the machine meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import statebackend as sb
+from bench.common.report import Report
+from bench.flink import FlinkPeer, random_keys
+from bench.state.lockstep import Contender, Flink, Local, Rounds, Timing, take_turns
+from bench.state.operations import OPERATIONS
+from bench.state.subjects import BackendSubject, DictSubject
+
+FIGURES = ("P1", "P8", "collections", "P2")
+#: What each operation has to reach of Flink's rate.
+P1_TARGETS = {"value_update": 1.0, "value_get": 0.8, "value_rmw": 1.3, "reducing_add": 1.3, "value_add": 0.7}
+COLLECTION_TARGETS = {
+    "map_get": 0.7,
+    "map_update": 0.7,
+    "map_iterate": 0.7,
+    "list_append": 0.7,
+    "list_get": 0.7,
+}
+P2_TARGETS = {"default": 4.0, "no_cleanup": 1.3}
+P2_OPERATIONS = ("value_update", "value_get")
+TTL_AGAINST_WITHOUT = 1.3
+P8_TARGETS = {"random": 1.0, "cached": 0.5}
+#: Enough rows for the last tier of the JVM's compiler, and at least two rounds.
+WARMUP_ROWS = 4_000_000
+OURS, DICT = "statebackend", "dict"
+
+
+class Bench:
+    """The contenders that the arguments allow, and the rows of their figures."""
+
+    def __init__(self, args: argparse.Namespace, flink: FlinkPeer | None, report: Report) -> None:
+        self.args, self.flink, self.report = args, flink, report
+        self.jvm: dict[str, Any] = {}
+        self._read_modify_write: dict[int, dict[str, Timing]] = {}
+
+    def rounds(self, n: int) -> Rounds:
+        """All keys once a round."""
+        warmup = self.args.warmup
+        if warmup is None:
+            warmup = min(50, max(2, -(-WARMUP_ROWS // n)))
+        return Rounds(random_keys(n, self.args.seed), warmup, self.args.samples, self.args.seed)
+
+    def run(
+        self, operation: str, rounds: Rounds, peers: Iterable[str], ttls: Iterable[str] = ("off",)
+    ) -> dict[str, Timing]:
+        """Let ours (once for each way to have TTL), a dict and Flink take turns at one operation."""
+        kind = OPERATIONS[operation].kind
+        ttls = tuple(ttls)
+        with ExitStack() as stack:
+            contenders: dict[str, Contender] = {}
+            if "Flink" in peers and self.flink is not None:
+                for collector in self._collectors():
+                    session = self.flink.session(
+                        operation,
+                        rounds.keys,
+                        key_groups=self.args.max_parallelism,
+                        samples=rounds.samples,
+                        heap=self.args.heap,
+                        gc=collector,
+                        ttl=ttls[-1],
+                        warmup=rounds.warmup,
+                        huge_pages=self.args.huge_pages,
+                    )
+                    contenders[f"Flink {collector}"] = Flink(stack.enter_context(session))
+            for ttl in ttls:
+                subject = BackendSubject(self.args.backend, kind, self.args.max_parallelism, ttl)
+                contenders[f"{OURS} {ttl}"] = Local(operation, subject, rounds)
+            if DICT in peers:
+                contenders[DICT] = Local(operation, DictSubject(kind), rounds)
+            return self._best_collector(take_turns(operation, contenders, rounds))
+
+    def _collectors(self) -> tuple[str, ...]:
+        return ("G1", "Parallel") if self.args.gc == "best" else (self.args.gc,)
+
+    def _best_collector(self, timings: Mapping[str, Timing]) -> dict[str, Timing]:
+        """The timings, of Flink's only the better one, named Flink."""
+        result = {who: timing for who, timing in timings.items() if not who.startswith("Flink")}
+        flink = sorted(
+            (timing for who, timing in timings.items() if who.startswith("Flink")),
+            key=lambda timing: timing.ns_per_operation,
+        )
+        if flink:
+            self.jvm = flink[0].details.pop("jvm")
+            for other in flink[1:]:
+                flink[0].details["other_gc"] = {"gc": other.details["gc"], "mops": other.mops}
+            result["Flink"] = flink[0]
+        return result
+
+    def row(
+        self,
+        figure: str,
+        what: str,
+        operation: str,
+        n: int,
+        timings: Mapping[str, Timing],
+        peer: str,
+        target: float | None,
+        ttl: str = "off",
+    ) -> None:
+        """A row of million operations a second, ours and a peer's."""
+        ours, theirs = timings[f"{OURS} {ttl}"], timings.get(peer)
+        self.report.row(
+            figure,
+            what,
+            ours.mops,
+            "M ops/s",
+            theirs.mops if theirs else None,
+            peer_name=peer,
+            target=target,
+            operation=operation,
+            n=n,
+            ttl=ttl,
+            ours_ns=ours.ns_per_operation,
+            ours_samples_ns=[nanos / ours.operations for nanos in ours.nanos],
+            peer_samples_ns=[nanos / theirs.operations for nanos in theirs.nanos] if theirs else [],
+            peer_details=theirs.details if theirs else {},
+        )
+
+    def against_flink(self, figure: str, targets: Mapping[str, float], n: int) -> None:
+        """P1 and collections; the dict beside them has no target but in P8."""
+        for operation, target in targets.items():
+            timings = self.run(operation, self.rounds(n), ("Flink", DICT))
+            if operation == "value_rmw":
+                self._read_modify_write[n] = timings
+            what = f"{operation}, {n:,} keys"
+            self.row(figure, what, operation, n, timings, "Flink", target)
+            self.row(figure, what, operation, n, timings, DICT, None)
+
+    def against_dict(self, n: int) -> None:
+        """P8: all keys in random order, and few keys again and again."""
+        operation = "value_rmw"
+        timings = self._read_modify_write.get(n) or self.run(operation, self.rounds(n), (DICT,))
+        self.row("P8", f"{operation}, {n:,} keys", operation, n, timings, DICT, P8_TARGETS["random"])
+        few = self.args.cached_n
+        rounds = replace(self.rounds(n), keys=random_keys(few, self.args.seed), passes=max(1, n // few))
+        timings = self.run(operation, rounds, (DICT,))
+        self.row(
+            "P8", f"{operation}, {few:,} keys, in cache", operation, few, timings, DICT, P8_TARGETS["cached"]
+        )
+
+    def with_ttl(self, n: int) -> None:
+        """P2: values with TTL against Flink's with TTL, and against ours without."""
+        for ttl, target in P2_TARGETS.items():
+            for operation in P2_OPERATIONS:
+                timings = self.run(operation, self.rounds(n), ("Flink",), ("off", ttl))
+                what = f"{operation}, TTL {ttl}, {n:,} keys"
+                self.row("P2", what, operation, n, timings, "Flink", target, ttl)
+                with_ttl, without = timings[f"{OURS} {ttl}"], timings[f"{OURS} off"]
+                self.report.row(
+                    "P2",
+                    f"{what}: our time",
+                    with_ttl.ns_per_operation,
+                    "ns",
+                    without.ns_per_operation,
+                    peer_name="without TTL",
+                    target=TTL_AGAINST_WITHOUT,
+                    at_most=True,
+                    operation=operation,
+                    n=n,
+                    ttl=ttl,
+                )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments, with the settings of the figures for defaults."""
+    made = argparse.ArgumentParser(prog="python -m bench.state", description=__doc__)
+    made.add_argument("figures", nargs="*", metavar="figure", help=f"of {', '.join(FIGURES)}")
+    made.add_argument("--n", type=int, nargs="+", default=[500_000], help="keys")
+    made.add_argument("--cached-n", type=int, default=10_000, help="keys of P8 in cache")
+    made.add_argument("--samples", type=int, default=7)
+    made.add_argument("--warmup", type=int, help="rounds before the samples (default: four million rows)")
+    made.add_argument("--backend", default="heap", help="any registered backend")
+    made.add_argument("--max-parallelism", type=int, default=128, help="key groups, on both sides")
+    made.add_argument("--no-flink", action="store_true")
+    made.add_argument("--heap", default="4g", help="-Xms and -Xmx of each JVM")
+    made.add_argument("--gc", choices=["G1", "Parallel", "best"], default="best", help="best: of both")
+    made.add_argument("--huge-pages", action="store_true", help="transparent huge pages for the JVM's heap")
+    made.add_argument("--seed", type=int, default=1)
+    made.add_argument("--out", type=Path, default=Path("build/bench/state.json"))
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure; 0, or 1 where a peer or a backend cannot be used."""
+    args = parser().parse_args(argv)
+    wanted = set(args.figures) or {"P1", "P8", "collections"}
+    if unknown := wanted - set(FIGURES):
+        parser().error(f"no such figure: {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
+    try:
+        sb.create_backend(args.backend)
+    except sb.BackendUnavailableError as error:
+        print(error, file=sys.stderr)
+        return 1
+    flink = None
+    if not args.no_flink:
+        flink = FlinkPeer(seed=args.seed)
+        there, reason = flink.available()
+        if not there:
+            print(f"without Flink: {reason}")
+            flink = None
+    report = Report()
+    bench = Bench(args, flink, report)
+    for n in args.n:
+        if "P1" in wanted:
+            bench.against_flink("P1", P1_TARGETS, n)
+        if "P8" in wanted:
+            bench.against_dict(n)
+        if "collections" in wanted:
+            bench.against_flink("collections", COLLECTION_TARGETS, n)
+        if "P2" in wanted:
+            bench.with_ttl(n)
+    args.out = str(args.out)
+    report.write(Path(args.out), args, versions={"statebackend": sb.__version__}, jvm=bench.jvm)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

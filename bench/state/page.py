@@ -1,0 +1,180 @@
+"""Renews the tables and the plot of the page from a run: ``python -m bench.state.page``.
+
+Reads ``build/bench/state.json`` (``--run``), writes what the run measured into ``docs/performance/state.md``
+(``--page``), between ``<!-- NAME -->`` and ``<!-- end NAME -->``, and draws ``state.svg`` beside it. Blocks of
+figures that the run did not measure stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.common.plot import bars
+from bench.state.operations import OPERATIONS
+
+Row = dict[str, Any]
+
+_LABELS = {
+    "value_update": "value: update",
+    "value_get": "value: get",
+    "value_rmw": "value: read, add one, write",
+    "value_add": "value: first update of a key",
+    "reducing_add": "sum: add",
+    "map_get": "map: get",
+    "map_update": "map: put",
+    "map_iterate": "map: entry iterated",
+    "list_append": "list: add",
+    "list_get": "list: get and iterate",
+}
+_TTL_LABELS = {"default": "default cleanup", "no_cleanup": "no cleanup"}
+
+
+def surroundings(run: Mapping[str, Any]) -> str:
+    """What the figures were measured on, in a sentence or two."""
+    machine, args, jvm = run["machine"], run["arguments"], run.get("jvm") or {}
+    warmup = args["warmup"]
+    parts = [
+        f"Measured on {machine['processor']}, {machine['cores']} cores, Python {machine['python']}, "
+        f"statebackend {run['versions']['statebackend']} (backend `{args['backend']}`), "
+        f"{args['max_parallelism']} key groups, medians of {args['samples']} rounds after "
+        + (f"{warmup} of warm-up" if warmup is not None else "four million rows of warm-up")
+    ]
+    if jvm:
+        parts.append(
+            f"Flink {jvm['flink_version']}, Java {jvm['java_version']}, `-Xms` = `-Xmx` = {args['heap']}, "
+            + ("huge pages" if args["huge_pages"] else "no huge pages")
+        )
+    return ". ".join(parts) + "."
+
+
+def against_peers(rows: list[Row]) -> list[str]:
+    """The table of P1 and of the collections."""
+    lines = [
+        "| million operations a second | keys | Flink | collector | dict | statebackend | of Flink | target |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for flink, plain in zip(_of_peer(rows, "Flink"), _of_peer(rows, "dict"), strict=True):
+        collector = flink["peer_details"].get("gc", "")
+        lines.append(
+            f"| {_LABELS[flink['operation']]} | {flink['n']:,} | {_rate(flink['peer'])} | {collector} "
+            f"| {_rate(plain['peer'])} | {_rate(flink['ours'])} | {_ratio(flink)} | {_target(flink)} |"
+        )
+    return lines
+
+
+def against_dict(rows: list[Row]) -> list[str]:
+    """The table of P8."""
+    lines = [
+        "| million read-modify-writes a second | dict | statebackend | of the dict | target |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        where = "in cache" if row["what"].endswith("in cache") else "random order"
+        lines.append(
+            f"| {row['n']:,} keys, {where} | {_rate(row['peer'])} | {_rate(row['ours'])} "
+            f"| {_ratio(row)} | {_target(row)} |"
+        )
+    return lines
+
+
+def with_ttl(rows: list[Row]) -> list[str]:
+    """The table of P2."""
+    lines = [
+        "| with TTL, million operations a second | keys | Flink | statebackend | of Flink | target "
+        "| our time with against without | target |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for flink, own in zip(_of_peer(rows, "Flink"), _of_peer(rows, "without TTL"), strict=True):
+        label = f"{_LABELS[flink['operation']]}, {_TTL_LABELS[flink['ttl']]}"
+        lines.append(
+            f"| {label} | {flink['n']:,} | {_rate(flink['peer'])} | {_rate(flink['ours'])} | {_ratio(flink)} "
+            f"| {_target(flink)} | {_ratio(own)} | {_target(own)} |"
+        )
+    return lines
+
+
+_TABLES: dict[str, Callable[[list[Row]], list[str]]] = {
+    "P1": against_peers,
+    "collections": against_peers,
+    "P8": against_dict,
+    "P2": with_ttl,
+}
+
+
+def renewed(page: str, run: Mapping[str, Any]) -> str:
+    """The text of the page with the tables of this run."""
+    for name, table in _TABLES.items():
+        rows = [row for row in run["rows"] if row["figure"] == name]
+        if not rows:
+            continue
+        block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.S)
+        if not block.search(page):
+            raise ValueError(f"the page has no block {name}")
+        text = "\n".join([surroundings(run), "", *table(rows)])
+        page = block.sub(lambda found, text=text: f"{found[1]}\n{text}\n\n{found[2]}", page)
+    return page
+
+
+def plot(run: Mapping[str, Any], out: Path) -> None:
+    """Draw the rates of P1 and the collections, for the first number of keys."""
+    n = run["arguments"]["n"][0]
+    rows = [row for row in run["rows"] if row["figure"] in ("P1", "collections") and row["n"] == n]
+    names = [name for name in OPERATIONS if any(row["operation"] == name for row in rows)]
+    if not names:
+        return
+    by_peer = {
+        peer: {row["operation"]: row for row in _of_peer(rows, peer) if row["peer"] is not None}
+        for peer in ("Flink", "dict")
+    }
+    ours = {row["operation"]: row["ours"] for row in rows}
+    series = {
+        peer: [found[name]["peer"] if name in found else None for name in names]
+        for peer, found in by_peer.items()
+    }
+    series = {peer: values for peer, values in series.items() if any(values)}
+    series["statebackend"] = [ours[name] for name in names]
+    labels = [name.replace("_", "\n") for name in names]
+    bars(out, labels, series, f"million operations a second, {n:,} keys", "%.1f")
+
+
+def _of_peer(rows: list[Row], peer: str) -> list[Row]:
+    return [row for row in rows if row["peer_name"] == peer]
+
+
+def _rate(mops: float | None) -> str:
+    return "" if mops is None else f"{mops:.1f}"
+
+
+def _ratio(row: Row) -> str:
+    if row["ratio"] is None:
+        return ""
+    # What misses its target is not to be overlooked.
+    return f"**{row['ratio']:.2f} ×**" if row["met"] is False else f"{row['ratio']:.2f} ×"
+
+
+def _target(row: Row) -> str:
+    if row["target"] is None:
+        return ""
+    return f"{'at most' if row['at_most'] else 'at least'} {row['target']:.1f} ×"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Renew the page and the plot."""
+    parser = argparse.ArgumentParser(prog="python -m bench.state.page", description=__doc__)
+    parser.add_argument("--run", type=Path, default=Path("build/bench/state.json"))
+    parser.add_argument("--page", type=Path, default=Path("docs/performance/state.md"))
+    args = parser.parse_args(argv)
+    run = json.loads(args.run.read_text())
+    args.page.write_text(renewed(args.page.read_text(encoding="utf-8"), run), encoding="utf-8")
+    plot(run, args.page.with_suffix(".svg"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""The comparison of the state API computes the same on all sides, and notices when it does not.
+
+The tests that start a JVM are skipped without a JDK or without Flink in the cache; they never download it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+# `bench` is not an installed package: it is imported from the root of the repository.
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from bench.common.report import Report  # noqa: E402
+from bench.flink import BACKEND_OPS, FlinkPeer, PeerFailed, random_keys  # noqa: E402
+from bench.state.__main__ import main  # noqa: E402
+from bench.state.lockstep import Flink, Local, Rounds, WrongResult, take_turns  # noqa: E402
+from bench.state.operations import OPERATIONS, contents  # noqa: E402
+from bench.state.page import main as renew_page  # noqa: E402
+from bench.state.subjects import BackendSubject, DictSubject  # noqa: E402
+
+N = 300
+SMALL = {"key_groups": 16, "samples": 3, "warmup": 2, "heap": "256m", "gc": "G1"}
+
+
+def rounds(**more: int) -> Rounds:
+    return Rounds(random_keys(N), warmup=2, samples=3, **more)
+
+
+def local(name: str, who: str, given: Rounds, ttl: str = "off") -> Local:
+    kind = OPERATIONS[name].kind
+    return Local(name, DictSubject(kind) if who == "dict" else BackendSubject(who, kind, 16, ttl), given)
+
+
+@pytest.fixture(scope="module")
+def peer() -> FlinkPeer:
+    peer = FlinkPeer(download=False, timeout=120)
+    there, reason = peer.available()
+    if not there:
+        pytest.skip(reason)
+    return peer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """The JSON of a small run of all figures on the reference backend."""
+    out = tmp_path_factory.mktemp("run") / "state.json"
+    figures = ["P1", "P8", "collections", "P2", "--backend", "reference", "--no-flink"]
+    sizes = ["--n", "200", "--cached-n", "50", "--samples", "1", "--warmup", "1"]
+    assert main([*figures, *sizes, "--out", str(out)]) == 0
+    return out
+
+
+class TestTurns:
+    def test_the_operations_are_those_of_the_flink_peer(self):
+        assert set(OPERATIONS) == set(BACKEND_OPS)
+
+    @pytest.mark.parametrize("name", OPERATIONS)
+    def test_a_backend_and_a_dict_end_with_the_same_state(self, name):
+        given = rounds()
+        timings = take_turns(name, {who: local(name, who, given) for who in ("reference", "dict")}, given)
+        for timing in timings.values():
+            assert len(timing.nanos) == 3
+            assert timing.operations == N * OPERATIONS[name].per_key
+            assert timing.mops == pytest.approx(1e3 / timing.ns_per_operation)
+
+    @pytest.mark.parametrize("ttl", ["default", "no_cleanup"])
+    def test_time_to_live_changes_no_result(self, ttl):
+        given = rounds()
+        take_turns("value_update", {"ours": local("value_update", "reference", given, ttl)}, given)
+
+    def test_several_passes_count_as_operations(self):
+        given = rounds(passes=4)
+        timings = take_turns("value_rmw", {"dict": local("value_rmw", "dict", given)}, given)
+        assert timings["dict"].operations == 4 * N
+
+    @pytest.mark.parametrize("name", OPERATIONS)
+    def test_one_other_number_in_the_state_is_noticed(self, name):
+        operation = OPERATIONS[name]()
+        held = operation.held(random_keys(N), 5)
+        expected = contents(held)
+        held[N // 2, -1] += 1
+        assert contents(held) != expected
+
+    def test_a_contender_with_other_state_is_noticed(self):
+        given = rounds()
+        wrong = local("value_update", "dict", given)
+        inner = wrong.contents
+
+        def one_more() -> int:
+            wrong.subject.plain[int(given.keys[7])] += 1
+            return inner()
+
+        wrong.contents = one_more
+        with pytest.raises(WrongResult, match="the state of dict"):
+            take_turns("value_update", {"dict": wrong}, given)
+
+    def test_a_contender_that_reads_other_values_is_noticed(self):
+        given = rounds()
+        wrong = local("value_get", "dict", given)
+        wrong.subject.plain[int(given.keys[7])] += 1
+        with pytest.raises(WrongResult, match="read other values"):
+            wrong.run_round(0)
+
+
+class TestFlink:
+    @pytest.mark.parametrize("name", OPERATIONS)
+    def test_flink_ends_with_the_same_state(self, peer, name):
+        given = rounds()
+        with peer.session(name, given.keys, **SMALL) as session:
+            assert session.rounds == given.count
+            contenders = {"Flink": Flink(session), "dict": local(name, "dict", given)}
+            timings = take_turns(name, contenders, given)
+        measured = contenders["Flink"].measurement
+        assert timings["Flink"].nanos == pytest.approx([ms * 1e6 for ms in measured["samples_ms"]])
+        assert timings["Flink"].details["gc"] == "G1"
+
+    def test_a_session_that_is_left_early_ends_its_jvm(self, peer):
+        with peer.session("value_get", random_keys(N), **SMALL) as session:
+            session.run_round()
+        assert session._process.returncode is not None
+
+    def test_more_rounds_than_there_are_is_an_error(self, peer):
+        with peer.session("value_get", random_keys(N), **{**SMALL, "samples": 1, "warmup": 0}) as session:
+            session.run_round()
+            with pytest.raises(PeerFailed, match="out of step"):
+                session.run_round()
+
+    def test_a_round_that_takes_too_long_is_ended(self, peer):
+        impatient = FlinkPeer(peer.cache, download=False, timeout=0.01)
+        with (
+            pytest.raises(PeerFailed, match="ran longer than"),
+            impatient.session("value_get", random_keys(N), **SMALL),
+        ):
+            pass
+
+
+class TestReport:
+    def test_targets_are_met_or_not(self, capsys):
+        report = Report()
+        report.row("P1", "faster", 2.0, "M ops/s", 1.0, target=1.3)
+        report.row("P1", "slower", 1.0, "M ops/s", 1.0, target=1.3)
+        report.row("P2", "time", 1.2, "ns", 1.0, target=1.3, at_most=True)
+        report.row("P1", "alone", 1.0, "M ops/s", target=1.3)
+        assert [row["met"] for row in report.rows] == [True, False, True, None]
+        assert "NOT MET" in capsys.readouterr().out.splitlines()[1]
+
+    def test_an_unknown_figure_is_refused(self, capsys):
+        with pytest.raises(SystemExit):
+            main(["P99"])
+        assert "no such figure: P99" in capsys.readouterr().err
+
+    def test_an_unknown_backend_is_refused(self, capsys):
+        assert main(["P1", "--backend", "none"]) == 1
+        assert "there is no backend 'none'" in capsys.readouterr().err
+
+
+class TestPage:
+    def test_a_run_fills_every_table_of_the_page(self, run, tmp_path):
+        pytest.importorskip("matplotlib")
+        page = tmp_path / "state.md"
+        page.write_text((ROOT / "docs/performance/state.md").read_text(encoding="utf-8"), encoding="utf-8")
+        renew_page(["--run", str(run), "--page", str(page)])
+        text = page.read_text(encoding="utf-8")
+        assert text.count("backend `reference`") == 4
+        assert text.count("| value: get | 200 |") == 1
+        assert "| 50 keys, in cache |" in text
+        assert "| value: get, no cleanup | 200 |" in text
+        assert (tmp_path / "state.svg").read_text(encoding="utf-8").startswith("<?xml")
+
+    def test_figures_that_were_not_measured_keep_their_tables(self, run, tmp_path):
+        content = json.loads(run.read_text())
+        content["rows"] = [row for row in content["rows"] if row["figure"] == "P8"]
+        only = tmp_path / "only.json"
+        only.write_text(json.dumps(content))
+        page = tmp_path / "state.md"
+        page.write_text("<!-- P1 -->\nold\n<!-- end P1 -->\n<!-- P8 -->\nold\n<!-- end P8 -->\n")
+        renew_page(["--run", str(only), "--page", str(page)])
+        text = page.read_text(encoding="utf-8")
+        assert text.startswith("<!-- P1 -->\nold\n<!-- end P1 -->")
+        assert text.count("old") == 1
+
+    def test_a_page_without_the_block_is_refused(self, run, tmp_path):
+        page = tmp_path / "state.md"
+        page.write_text("nothing\n")
+        with pytest.raises(ValueError, match="the page has no block P1"):
+            renew_page(["--run", str(run), "--page", str(page)])
