@@ -42,7 +42,7 @@ def measure(benchmark, name, tested):
     assert len(returned) == rounds.count
     for number, result in returned:
         local.check(number, result)
-    assert local.contents() == contents(local.operation.held(rounds.keys, rounds.count))
+    assert local.contents() == contents([local.operation.held(rounds.keys, rounds.count)])
     operations = N * local.operation.per_key
     benchmark.extra_info["M ops/s"] = round(operations / benchmark.stats.stats.median / 1e6, 2)
 

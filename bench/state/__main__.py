@@ -82,7 +82,7 @@ class Bench:
             for ttl in ttls:
                 subject = BackendSubject(self.args.backend, kind, self.args.max_parallelism, ttl)
                 contenders[f"{OURS} {ttl}"] = Local(operation, subject, rounds)
-            if DICT in peers:
+            if DICT in peers and not self.args.no_dict:
                 contenders[DICT] = Local(operation, DictSubject(kind), rounds)
             return self._best_collector(take_turns(operation, contenders, rounds))
 
@@ -189,7 +189,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--backend", default="heap", help="any registered backend")
     made.add_argument("--max-parallelism", type=int, default=128, help="key groups, on both sides")
     made.add_argument("--no-flink", action="store_true")
-    made.add_argument("--heap", default="4g", help="-Xms and -Xmx of each JVM")
+    made.add_argument("--no-dict", action="store_true")
+    made.add_argument("--heap", default="4g", help="-Xms and -Xmx of each JVM; there are two with --gc best")
     made.add_argument("--gc", choices=["G1", "Parallel", "best"], default="best", help="best: of both")
     made.add_argument("--huge-pages", action="store_true", help="transparent huge pages for the JVM's heap")
     made.add_argument("--seed", type=int, default=1)

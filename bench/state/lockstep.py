@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from bench.flink import Session, round_order
 from bench.flink.keys import Int64Array
-from bench.state.operations import OPERATIONS, Operation, contents
+from bench.state.operations import OPERATIONS, Operation, contents, parts_of
 from bench.state.subjects import BackendSubject, DictSubject
 
 
@@ -60,15 +60,20 @@ class Local:
         self.name, self.subject, self.rounds = name, subject, rounds
         self.operation: Operation = OPERATIONS[name]()
         if not self.operation.starts_empty:
-            subject.fill(self.operation.fill(rounds.keys))
+            self.fill()
         elif rounds.passes != 1:
             raise ValueError("an operation on empty state can be done once a round")
+
+    def fill(self) -> None:
+        """Put what is there before the first round, or before each."""
+        for part in parts_of(self.rounds.keys):
+            self.subject.fill(self.operation.fill(part))
 
     def prepare(self, number: int) -> tuple[list[Any], ...]:
         """The input of a round; where rounds start from empty state, the state too."""
         if self.operation.starts_empty:
             self.subject.clear()
-            self.subject.fill(self.operation.fill(self.rounds.keys))
+            self.fill()
         order = round_order(self.rounds.keys, self.rounds.seed, number)
         return self.operation.columns(order, number)
 
@@ -90,9 +95,9 @@ class Local:
             raise WrongResult(f"{self.name} left another number of keys")
 
     def contents(self) -> int:
-        held = self.subject.held(self.rounds.keys)
+        checksum = contents(self.subject.held(part) for part in parts_of(self.rounds.keys))
         self.subject.close()
-        return contents(held)
+        return checksum
 
     def details(self) -> dict[str, Any]:
         return {}
@@ -147,7 +152,7 @@ def take_turns(name: str, contenders: Mapping[str, Contender], rounds: Rounds) -
             if number >= rounds.warmup:
                 timings[who].nanos.append(nanos)
         order.append(order.pop(0))
-    expected = contents(operation.held(rounds.keys, rounds.count, rounds.passes))
+    expected = contents(operation.held(part, rounds.count, rounds.passes) for part in parts_of(rounds.keys))
     for who, contender in contenders.items():
         if contender.contents() != expected:
             raise WrongResult(f"after {name} the state of {who} is not what it has to be")

@@ -7,6 +7,7 @@ values, so that all contenders end with the same state. `contents` is the checks
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,14 +19,27 @@ MAP_ENTRIES = 4
 LIST_ELEMENTS = 2
 
 
-def contents(held: Int64Array) -> int:
+#: Keys filled or read at a time outside the clock: Python objects of all keys at once would take gigabytes.
+PART = 100_000
+
+
+def contents(parts: Iterable[Int64Array]) -> int:
     """The checksum of a state: a row of numbers for each key, in the order in which keys were inserted.
 
-    >>> contents(np.array([[5], [6]])) == 5 * 1 + 6 * 3
+    >>> contents([np.array([[5], [6]])]) == contents([np.array([[5]]), np.array([[6]])]) == 5 * 1 + 6 * 3
     True
     """
-    weights = np.arange(held.shape[1], dtype=np.int64) * 2 + 1
-    return checksum((held * weights).sum(axis=1, dtype=np.int64))
+    rows = []
+    for held in parts:
+        weights = np.arange(held.shape[1], dtype=np.int64) * 2 + 1
+        rows.append((held * weights).sum(axis=1, dtype=np.int64))
+    return checksum(np.concatenate(rows))
+
+
+def parts_of(keys: Int64Array) -> Iterator[Int64Array]:
+    """The keys, `PART` at a time."""
+    for at in range(0, len(keys), PART):
+        yield keys[at : at + PART]
 
 
 class Operation(ABC):

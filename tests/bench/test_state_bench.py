@@ -69,6 +69,12 @@ class TestTurns:
             assert timing.operations == N * OPERATIONS[name].per_key
             assert timing.mops == pytest.approx(1e3 / timing.ns_per_operation)
 
+    def test_keys_are_filled_and_read_in_parts(self, monkeypatch):
+        given = rounds()
+        whole = [local("map_update", "dict", given).contents() for _ in range(2)]
+        monkeypatch.setattr("bench.state.operations.PART", 7)
+        assert [local("map_update", "dict", given).contents()] * 2 == whole
+
     @pytest.mark.parametrize("ttl", ["default", "no_cleanup"])
     def test_time_to_live_changes_no_result(self, ttl):
         given = rounds()
@@ -83,9 +89,9 @@ class TestTurns:
     def test_one_other_number_in_the_state_is_noticed(self, name):
         operation = OPERATIONS[name]()
         held = operation.held(random_keys(N), 5)
-        expected = contents(held)
+        expected = contents([held])
         held[N // 2, -1] += 1
-        assert contents(held) != expected
+        assert contents([held]) != expected
 
     def test_a_contender_with_other_state_is_noticed(self):
         given = rounds()
