@@ -117,7 +117,7 @@ cdef class StateCore:
             self.arena.budget.refused = 0
             raise MemoryLimitError(
                 "the state would pass its memory limit", detail=f"max_bytes={self.arena.budget.limit}",
-                hint="raise max_bytes, expire or clear state, or use the rocksdb backend")
+                hint="raise max_bytes, or expire or clear state")
         raise MemoryError("no memory for state; nothing has changed")
 
     # --- marks ---
