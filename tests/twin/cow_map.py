@@ -27,7 +27,17 @@ UINT64 = (1 << 64) - 1
 class Entry:
     """A slot. `value_version` is when the value was last written or copied: Flink's second version."""
 
-    __slots__ = ("free_refs", "hash", "key", "namespace", "next", "payload", "slot", "value_version", "version")
+    __slots__ = (
+        "free_refs",
+        "hash",
+        "key",
+        "namespace",
+        "next",
+        "payload",
+        "slot",
+        "value_version",
+        "version",
+    )
 
 
 class PageRef:
