@@ -3,6 +3,7 @@
 #
 #   PYTHON       the interpreter that .venv is made with (python3)
 #   PYTEST_ARGS  more arguments for pytest: make test PYTEST_ARGS='-k key_groups -x'
+#   WORKERS      processes that the tests are shared out to (one for each core); 0: in pytest's own, as for --pdb
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -11,6 +12,7 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+WORKERS ?= auto
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -19,6 +21,7 @@ STAMP := $(VENV)/installed
 SETTINGS := setup.py pyproject.toml statebackend/_version.py
 
 BUILD := $(PY) setup.py -q build_ext --inplace
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: help demo test debug bench docs lint format clean
 
@@ -57,6 +60,7 @@ demo test bench: export STATEBACKEND_DEBUG := 0
 demo test bench: export STATEBACKEND_BUILD := release
 debug: export STATEBACKEND_DEBUG := 1
 debug: export STATEBACKEND_BUILD := checked
+debug: export PYTHONDEVMODE := 1
 
 # No Java yet: the demo of today runs the map itself. The Spark job, when it comes, calls tools/check_java.sh.
 demo: $(STAMP).none
@@ -65,11 +69,11 @@ demo: $(STAMP).none
 
 test: $(STAMP).test+spark
 	@$(BUILD)
-	@$(PY) -m pytest $(PYTEST_ARGS)
+	@$(PYTEST) $(PYTEST_ARGS)
 
 debug: $(STAMP).test+spark
 	@$(BUILD)
-	@$(PY) -X dev -m pytest $(PYTEST_ARGS)
+	@$(PYTEST) $(PYTEST_ARGS)
 
 bench: $(STAMP).bench
 	@tools/check_java.sh || echo 'going on without Java: the Flink and Spark peers are skipped'

@@ -229,7 +229,7 @@ class build_ext(_build_ext):
 #: pandas: what PySpark's Arrow path imports; PySpark does not work with pandas 3 yet.
 SPARK = ["pyspark>=4.1", "pandas>=2.2,<3"]
 #: mypy: its stubtest checks the hand-kept stubs of the compiled modules.
-TEST = ["pytest>=8", "hypothesis>=6.100", "mypy>=1.11"]
+TEST = ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "mypy>=1.11"]
 LINT = ["ruff>=0.6", "mypy>=1.11", "cython-lint>=0.16"]
 DOCS = ["mkdocs>=1.6"]
 #: The peers: Flink's jars; and what `transformWithState` in Python needs beside PySpark itself.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from contract.samples import LastAdded, last_of
+from ids import stable_repr
 
 from statebackend import types as t
 from statebackend.descriptors import (
@@ -40,7 +41,7 @@ MAKERS = [
 LAST = LastAdded()
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: repr(make())[:60])
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: stable_repr(make())[:60])
 def test_equal_ones_are_equal(make: Any) -> None:
     one, two = make(), make()
     assert one == two

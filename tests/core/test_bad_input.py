@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ids import stable_repr
 
 from statebackend._core import kernels
 from statebackend._core.arena import is_checked_build
@@ -59,7 +60,7 @@ NOT_BYTES = [None, 1, "a", bytearray(b"a"), memoryview(b"a"), ["a"], np.bytes_(b
 
 
 @pytest.mark.parametrize(
-    ("kind", "key"), [*(("int", k) for k in NOT_INTS), *(("bytes", k) for k in NOT_BYTES)], ids=repr
+    ("kind", "key"), [*(("int", k) for k in NOT_INTS), *(("bytes", k) for k in NOT_BYTES)], ids=stable_repr
 )
 @pytest.mark.parametrize("value", ["long", ("list", "long")])
 def test_a_key_of_the_wrong_type(kind: str, key: Any, value: Any) -> None:
@@ -263,7 +264,7 @@ def test_operations_of_another_kind_of_table() -> None:
         {"initial_capacity": 2**31},
         {"initial_capacity": -64},
     ],
-    ids=repr,
+    ids=stable_repr,
 )
 def test_an_unknown_layout(options: dict[str, Any]) -> None:
     core = StateCore()
@@ -290,7 +291,7 @@ def test_a_key_group_range_that_is_none(key_group_range: tuple[int, int]) -> Non
         {"initial_capacity": "64"},
         {"plan": 5},
     ],
-    ids=repr,
+    ids=stable_repr,
 )
 def test_options_of_the_wrong_type(options: dict[str, Any]) -> None:
     core = StateCore()
@@ -315,7 +316,7 @@ def test_a_map_state_does_not_hold_lists() -> None:
     usable(core)
 
 
-@pytest.mark.parametrize("wrong", [None, 5, "core", object()], ids=repr)
+@pytest.mark.parametrize("wrong", [None, 5, "core", object()], ids=stable_repr)
 def test_a_table_or_view_needs_a_core(wrong: Any) -> None:
     from statebackend._core.snapshot_view import SnapshotView
 
