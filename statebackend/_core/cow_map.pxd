@@ -91,6 +91,7 @@ cdef struct Layout:
     uint32_t payload_width
     uint32_t off_value
     uint32_t value_width
+    uint32_t off_null                    # of map values that may be None: a byte that says so; 0: none. A blob is NULL
     uint8_t key_is_blob
     uint8_t has_timestamp
     uint8_t value_kind
@@ -112,7 +113,7 @@ cdef struct Anchor:
     # the threaded entries. It never moves while the key exists in the map, a journal or a snapshot.
     uint32_t first
     uint32_t last
-    uint64_t next_sequence
+    uint64_t next_sequence               # begins with a stamp of its own: no other entry ever had the same
     uint32_t refs
     uint32_t modifications
 
@@ -187,6 +188,7 @@ cdef struct Snapshot:
 
 cdef struct Core:
     # What all maps of a backend share.
+    int64_t stamps                       # given out so far, by `new_stamp`
     ArenaCore *arena
     BlobHeap *blobs
     uint32_t state_version
@@ -258,6 +260,7 @@ cdef struct ListHead:
     ListChunk *tail
     uint64_t length
     uint32_t tail_used
+    uint32_t stamp                       # of this list: with the length it tells whether the list has changed
 
 cdef struct ListChunk:
     ListChunk *prev
@@ -271,6 +274,10 @@ cdef struct ListChunk:
 
 cdef inline Entry *entry_at(Core *core, uint32_t slot) noexcept nogil:
     return <Entry *>address(core.arena, slot)
+
+cdef inline int64_t new_stamp(Core *core) noexcept nogil:
+    """A number that no list or map of the backend has had before (but for 2^32 others)."""
+    return add_i64(&core.stamps, 1)
 
 cdef inline uint32_t *blob_hash(Entry *entry) noexcept nogil:
     return <uint32_t *>(<char *>entry + 16)

@@ -126,6 +126,7 @@ cdef uint32_t anchor_new(Core *core) noexcept nogil:
         return 0
     memset(anchor, 0, sizeof(Anchor))
     anchor.refs = 1
+    anchor.next_sequence = <uint64_t>new_stamp(core) << 32
     return block_ref(anchor)
 
 

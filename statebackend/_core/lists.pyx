@@ -16,7 +16,7 @@ from libc.string cimport memcpy
 
 from statebackend._core.arena cimport LARGEST_CLASS, Budget, block_alloc, block_free, injected_failure
 from statebackend._core.cow_map cimport (
-    CowMap, Lane, ListChunk, ListHead, Table, entry_at, insert, slot_for_write, value_of)
+    CowMap, Lane, ListChunk, ListHead, Table, entry_at, insert, new_stamp, slot_for_write, value_of)
 
 cdef enum:
     LIST_FIRST_BYTES = 64
@@ -74,6 +74,8 @@ cdef bint list_append(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
     head = <ListHead *>value_of(table, entry_at(lane.core, slot))
     if kept and tail != NULL:
         tail.refs += 1                   # the journal's payload names it as well
+    if head.length == 0:
+        head.stamp = <uint32_t>new_stamp(lane.core)
     if fresh != NULL:
         head.tail = fresh                # and `fresh.prev` takes over the head's reference
         head.tail_used = 0

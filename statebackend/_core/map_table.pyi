@@ -19,6 +19,7 @@ class MapTable:
         namespaces: bool = False,
         hash_mask: int = 0xFFFFFFFF,
         copy_value: Callable[[Any], Any] | None = None,
+        nullable: bool = False,
         key: str = "int",
         max_parallelism: int = 128,
         key_group_range: tuple[int, int] | None = None,

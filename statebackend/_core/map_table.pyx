@@ -36,14 +36,14 @@ cdef class MapTable:
     """
 
     def __cinit__(self, StateCore owner not None, *, map_key="int", value="long", timestamps=False,
-                  namespaces=False, hash_mask=0xFFFFFFFF, copy_value=None, key="int", max_parallelism=128,
-                  key_group_range=None, HashPlan plan=None, initial_capacity=64):
+                  namespaces=False, hash_mask=0xFFFFFFFF, copy_value=None, nullable=False, key="int",
+                  max_parallelism=128, key_group_range=None, HashPlan plan=None, initial_capacity=64):
         shape = {"max_parallelism": max_parallelism, "key_group_range": key_group_range,
                  "initial_capacity": initial_capacity, "hash_mask": hash_mask}
         self.owner = owner
         self.heads = StateTable(owner, key=key, plan=plan, namespaces=namespaces, is_anchor_table=True, **shape)
         self.entries = StateTable(owner, key=map_key, value=value, timestamps=timestamps, anchors=self.heads,
-                                  copy_value=copy_value, **shape)
+                                  copy_value=copy_value, nullable=nullable, **shape)
         if self.entries.value_code == CODE_LIST:
             raise UsageError("a map state does not hold lists")
 
@@ -269,6 +269,7 @@ cdef class MapItems:
     cdef uint32_t modifications
     cdef uint64_t calls
     cdef uint64_t rollbacks
+    cdef uint64_t sequence               # of the entry that was returned last
     cdef object map_key                  # returned last
 
     def __init__(self, MapTable owner not None, key, uint32_t namespace):
@@ -294,6 +295,7 @@ cdef class MapItems:
             self.calls = 0               # a further step looks for its place, and ends again
             raise StopIteration
         self.map_key = key_object(table, entry_at(table.core, self.slot))
+        self.sequence = thread_of(table, entry_at(table.core, self.slot)).sequence
         if table.layout.off_value_version:
             entries.split_map_key(self.map_key, self.anchor, self.group, &inner)
             self.slot = entries._unshare(entries.map_or_null(self.group), self.slot, &inner)
@@ -330,6 +332,8 @@ cdef class MapItems:
                 raise RuntimeError("the map changed during iteration")
             self.owner.entries.split_map_key(self.map_key, found, head.group, &inner)
             self.slot = self.owner.entries.find(self.owner.entries.map_or_null(head.group), &inner)
+            if self.slot == 0 or thread_of(table, entry_at(table.core, self.slot)).sequence != self.sequence:
+                raise RuntimeError("the map changed during iteration")
             self.slot = thread_of(table, entry_at(table.core, self.slot)).next
             return 0
         finally:

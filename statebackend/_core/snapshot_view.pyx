@@ -20,7 +20,8 @@ from statebackend._core.lists cimport ListCursor, cursor_close, cursor_next, cur
 from statebackend._core.platform cimport (
     load_ptr, load_u32, prefetch, spin_lock, spin_unlock, store_u32)
 from statebackend._core.state_core cimport StateCore
-from statebackend._core.state_table cimport CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable
+from statebackend._core.state_table cimport (
+    CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable, is_null)
 
 from statebackend._core.state_table import DTYPES
 from statebackend.errors import ClosedError, KeyGroupError, UsageError
@@ -213,7 +214,18 @@ cdef object read_columns(StateTable table, uint64_t[::1] rows):
         columns["value"] = gather_fixed(rows, t.layout.off_value, 4).view(np.uint32).ravel()
     else:
         gather_values(rows, t.layout.off_value, table.value_code, t.layout.value_width, columns)
+        if table.takes_none and table.value_code != CODE_OBJECT:
+            columns["is_null"] = gather_nulls(t, rows)
     return columns
+
+
+cdef object gather_nulls(Table *table, uint64_t[::1] rows):
+    cdef uint64_t n = rows.shape[0], i
+    out = np.zeros(n, dtype=np.bool_)
+    cdef uint8_t[::1] view = out.view(np.uint8)
+    for i in range(n):
+        view[i] = is_null(table, <Entry *><uintptr_t>rows[i])
+    return out
 
 
 cdef object gather_values(uint64_t[::1] rows, uint32_t offset, int code, uint32_t width, dict columns):

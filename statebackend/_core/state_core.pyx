@@ -80,6 +80,7 @@ cdef class StateCore:
             self.enter()
             self.leave()
         self.closed = True
+        self.calls += 1                  # whoever remembers a slot looks again, and learns that it is closed
         for mark in self.open_marks:
             mark.is_open = False
         self.open_marks = []

@@ -66,6 +66,7 @@ cdef class StateTable:
 
     `key` is "int" (64 bits) or "bytes"; `value` one of "long int short byte double float bool bytes object",
     a number of raw bytes, or ("list", one of these). `plan` tells how key groups are computed from keys.
+    With `nullable`, values may be None.
 
     >>> from statebackend._core.state_core import StateCore
     >>> table = StateTable(StateCore(), key="bytes", value=("list", "int"))
@@ -76,8 +77,8 @@ cdef class StateTable:
 
     def __cinit__(self, StateCore owner not None, *, key="int", value="long", max_parallelism=128,
                   key_group_range=None, namespaces=False, timestamps=False, HashPlan plan=None,
-                  initial_capacity=64, hash_mask=0xFFFFFFFF, copy_value=None, StateTable anchors=None,
-                  bint is_anchor_table=False):
+                  initial_capacity=64, hash_mask=0xFFFFFFFF, copy_value=None, nullable=False,
+                  StateTable anchors=None, bint is_anchor_table=False):
         cdef Table *table
         first, last = (0, max_parallelism - 1) if key_group_range is None else key_group_range
         if not 1 <= max_parallelism <= 32768:
@@ -96,6 +97,7 @@ cdef class StateTable:
         self.owner = owner
         self.max_parallelism = max_parallelism
         self.copy_value = copy_value
+        self.takes_none = nullable
         self.anchors = anchors
         self.plan = plan if plan is not None else HashPlan("int64" if key == "int" else "bytes")
         if self.plan.is_int != (key == "int"):
@@ -106,6 +108,8 @@ cdef class StateTable:
         memset(table, 0, sizeof(Table))
         try:
             self._lay_out(table, key, value, namespaces or anchors is not None, timestamps, is_anchor_table)
+            if nullable:
+                self._make_nullable(table)
             table.core = &owner.core
             table.lane.core = &owner.core
             table.seed = owner.core.seed
@@ -137,6 +141,19 @@ cdef class StateTable:
         table.next = owner.core.tables
         owner.core.tables = table
         self.table = table
+
+    cdef int _make_nullable(self, Table *table) except -1:
+        """Let values be None. A blob is NULL then, an object is None; a fixed width takes a byte of the payload."""
+        cdef uint32_t at
+        if self.value_code >= CODE_LIST:
+            raise UsageError("lists and anchors are never None")
+        if table.layout.value_kind != VALUE_FIXED:
+            return 0
+        at = table.layout.off_value + table.layout.value_width
+        table.layout.off_null = at
+        table.layout.payload_width = at + 1 - table.layout.off_payload
+        table.layout.stride = (at + 1 + 7) & ~7u
+        return 0
 
     cdef int _lay_out(self, Table *table, key, value, namespaces, timestamps, bint is_anchor_table) except -1:
         """Offsets of an entry's parts; see `Layout`."""
@@ -250,8 +267,11 @@ cdef class StateTable:
         else:
             key.hash = hash_int_key(self.table, key.number, anchor)
 
-    cdef char *store_any(self, object value, char *stored) except NULL:
-        """The stored form of a value: in `stored`, or for raw bytes in the value itself."""
+    cdef char *store_any(self, object value, char *stored) except? NULL:
+        """The stored form of a value: in `stored`, for raw bytes in the value itself, NULL for a flagged None."""
+        if value is None and self.takes_none and self.value_code != CODE_OBJECT:
+            (<void **>stored)[0] = NULL
+            return stored if self.table.layout.off_null == 0 else NULL
         if self.value_code == CODE_RAW:
             if not PyBytes_CheckExact(value) or PyBytes_GET_SIZE(value) != self.table.layout.value_width:
                 raise SerializationTypeError(f"a value of this table is {self.table.layout.value_width} bytes",
@@ -359,7 +379,8 @@ cdef class StateTable:
     cdef void drop_stored(self, char *value, int code) noexcept:
         """Drop what `store_value` made when it could not be put in."""
         if code == CODE_BLOB:
-            blob_drop(&self.owner.arena.blobs, (<Blob **>value)[0])
+            if (<Blob **>value)[0] != NULL:
+                blob_drop(&self.owner.arena.blobs, (<Blob **>value)[0])
         elif code == CODE_OBJECT:
             Py_DECREF((<PyObject **>value)[0])
 
@@ -398,8 +419,7 @@ cdef class StateTable:
                     if slot:
                         if want_old:
                             slot = self._unshare(map, slot, &k)
-                            old = self.load_value(value_of(table, entry_at(table.core, slot)), self.value_code,
-                                                  table.layout.value_width)
+                            old = self._load(slot)
                         slot = slot_for_write(&table.lane, table, map, slot, k.hash, &kept)
                         if slot and not kept:
                             _dropped = self._let_go(slot)
@@ -429,8 +449,13 @@ cdef class StateTable:
         cdef char *payload = payload_of(self.table, entry_at(self.table.core, slot))
         if self.table.layout.has_timestamp:
             (<int64_t *>payload)[0] = timestamp
-            payload += 8
-        memcpy(payload, value, self.table.layout.value_width)
+        payload += self.table.layout.off_value - self.table.layout.off_payload
+        if value != NULL:
+            memcpy(payload, value, self.table.layout.value_width)
+        else:
+            memset(payload, 0, self.table.layout.value_width)
+        if self.table.layout.off_null:
+            payload[self.table.layout.value_width] = value == NULL
 
     def get(self, key, uint32_t namespace=0):
         """The value of a key, or None. A list comes as a list of its elements. O(1) expected.
@@ -469,6 +494,8 @@ cdef class StateTable:
             return self._list_elements(<ListHead *>value)
         if self.value_code == CODE_ANCHOR:
             return (<uint32_t *>value)[0]
+        if self.takes_none and is_null(self.table, entry):
+            return None
         return self.load_value(value, self.value_code, self.table.layout.value_width)
 
     cdef uint32_t _unshare(self, CowMap *map, uint32_t slot, CoreKey *k) except 0:

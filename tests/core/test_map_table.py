@@ -10,10 +10,14 @@ from statebackend._core.state_core import StateCore
 
 MAKE_KEY = {"int": lambda n: n * 7919, "bytes": lambda n: b"key-%d" % n}
 MAKE_VALUE = {
-    "long": lambda r: r.randrange(1 << 40),
-    "bytes": lambda r: r.randbytes(r.choice((0, 5, 300))),
-    "object": lambda r: [r.randrange(9)],
+    "long": lambda r: r.choice((None, r.randrange(1 << 40))),
+    "bytes": lambda r: r.choice((None, r.randbytes(r.choice((0, 5, 300))))),
+    "object": lambda r: r.choice((None, [r.randrange(9)])),
 }
+
+
+def copy_list(value):
+    return None if value is None else list(value)
 
 
 class MapStateModel:
@@ -31,7 +35,8 @@ class MapStateModel:
             hash_mask=hash_mask,
             initial_capacity=4,
             namespaces=namespaces,
-            copy_value=list if value == "object" else None,
+            nullable=True,
+            copy_value=copy_list if value == "object" else None,
         )
         self.key_kinds, self.value_kind = (key, map_key), value
         self.sizes = keys, map_keys
@@ -219,6 +224,49 @@ def test_iteration_goes_on_over_changed_values_other_keys_and_moved_entries(tabl
         table.put(1000 + map_key, 1, 1)
     view.release()
     assert seen == [0, *(-n for n in range(99))]
+
+
+def test_a_map_that_comes_back_the_same_is_another(table):
+    for map_key in range(3):
+        table.put(0, map_key, map_key)
+    items = table.items(0)
+    next(items)
+    table.clear(0)
+    for map_key in range(3):
+        table.put(0, map_key, map_key)
+    with pytest.raises(RuntimeError, match="changed during iteration"):
+        next(items)
+
+
+@pytest.mark.parametrize(
+    ("value", "sample"), [("long", 5), ("bool", True), ("bytes", b"x"), ("object", [1]), (3, b"abc")]
+)
+@pytest.mark.parametrize("timestamps", [False, True])
+def test_values_may_be_none(value, sample, timestamps):
+    core = StateCore()
+    table = MapTable(core, value=value, nullable=True, timestamps=timestamps)
+    assert table.entries.takes_none
+    table.put(1, 1, None)
+    table.put(1, 2, sample)
+    mark = core.mark()
+    view = core.snapshot()
+    table.put(1, 1, sample)
+    table.put(1, 2, None)
+    assert list(table.items(1)) == [(1, sample), (2, None)]
+    assert table.contains(1, 2)
+    assert sorted(view.items(table.entries).items())[0][1] is None
+    if value != "object":
+        rows = view.read_group(table.entries, table.heads.group_of(1))
+        assert sorted(rows["is_null"].tolist()) == [False, True]
+    core.rollback(mark)
+    assert list(table.items(1)) == [(1, None), (2, sample)]
+    table.entries._check()
+    view.release()
+
+
+def test_values_are_not_none_unless_asked(table):
+    with pytest.raises(TypeError):
+        table.put(0, 1, None)
 
 
 def test_rollback_ends_an_iteration(table):
