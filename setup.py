@@ -60,7 +60,10 @@ MODULES: dict[str, Module] = {
     "statebackend._core.snapshot_view": Module("the reader's side of a snapshot"),
     "statebackend._core.map_table": Module("map states: entries threaded by key, in insertion order"),
     "statebackend._core.kernels": Module("batch operations without the GIL, over threads by key group"),
+    "statebackend._core.codecs": Module("Python objects to stored values and keys, and back"),
+    "statebackend._core.key_context": Module("the current key, namespace and time"),
     "statebackend._core.handles": Module("the scalar handles of the heap backend"),
+    "statebackend._core.collection_handles": Module("the scalar handles of lists and maps"),
 }
 
 #: The directives of every module, and the only place where one is set.

@@ -1,0 +1,1 @@
+"""The heap backend: state in memory, in the compiled core."""
