@@ -66,6 +66,7 @@ cdef extern from *:
 
 cdef class ValueCodec:
     cdef readonly int form
+    cdef readonly bint is_native         # `load_raw` gives what `finished` does
     cdef readonly uint32_t width         # bytes in an entry or list element
     cdef readonly object layout          # as StateTable takes it
     cdef readonly object serializer
@@ -78,7 +79,11 @@ cdef class ValueCodec:
     cdef int store_bytes(self, StateCore core, bytes data, char *out) except -1
     cdef int refuse_none(self) except -1
     cdef void drop(self, StateCore core, char *stored) noexcept
+    cdef object prepared(self, object value)
+    cdef int store_prepared(self, StateCore core, object value, char *out) except -1
     cdef object load(self, char *value)
+    cdef object load_raw(self, char *value)
+    cdef object finished(self, object raw)
     cdef object deserialized(self, char *data, uint64_t length)
 
 cdef class KeyCodec:

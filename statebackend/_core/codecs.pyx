@@ -66,6 +66,7 @@ cdef class ValueCodec:
         self.serializer = serializer
         self.where = where
         self.copy_value = copy_value
+        self.is_native = self.form not in (FORM_RAW, FORM_SERIALIZED) and copy_value is None
         if self.form <= FORM_BYTE:
             self.high = (<int64_t>1 << (8 * self.width - 2)) - 1 + (<int64_t>1 << (8 * self.width - 2))
             self.low = -self.high - 1
@@ -165,6 +166,28 @@ cdef class ValueCodec:
         (<Blob **>out)[0] = blob
         return 0
 
+    cdef object prepared(self, object value):
+        """A value in a form that `store_prepared` takes without running Python: itself, or its bytes."""
+        cdef char scratch[MAX_STORED]
+        cdef Py_ssize_t length
+        if value is None:
+            self.refuse_none()
+        if self.form == FORM_STRING:
+            if PyUnicode_CheckExact(value):
+                if PyUnicode_AsUTF8AndSize(value, &length) != NULL:
+                    return value
+                PyErr_Clear()
+        elif self.form == FORM_BYTES and PyBytes_CheckExact(value) or self.form == FORM_OBJECT:
+            return value
+        elif self.form < FORM_STRING and self.store_native(None, value, scratch):
+            return value
+        return self.serialized(value)
+
+    cdef int store_prepared(self, StateCore core, object value, char *out) except -1:
+        if not self.store_native(core, value, out):
+            self.store_bytes(core, value, out)
+        return 0
+
     cdef void drop(self, StateCore core, char *stored) noexcept:
         """Drop what a stored form refers to, when it was not put in. An object's finaliser may run."""
         if self.form == FORM_OBJECT:
@@ -206,6 +229,24 @@ cdef class ValueCodec:
         if form == FORM_BYTE:
             return (<int8_t *>value)[0]
         return <double>(<float *>value)[0]
+
+    cdef object load_raw(self, char *value):
+        """Of a stored value what `finished` makes an object of. Runs no Python."""
+        cdef Blob *blob
+        if self.form == FORM_SERIALIZED:
+            blob = (<Blob **>value)[0]
+            return PyBytes_FromStringAndSize(blob_data(blob), blob.length)
+        if self.form == FORM_RAW:
+            return PyBytes_FromStringAndSize(value, self.width)
+        return self.load(value)
+
+    cdef object finished(self, object raw):
+        """The object of what `load_raw` gave; a copy, if it could be changed."""
+        if self.form == FORM_SERIALIZED or self.form == FORM_RAW:
+            return self.deserialized(PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw))
+        if self.copy_value is not None:
+            return self.copy_value(raw)
+        return raw
 
     cdef object deserialized(self, char *data, uint64_t length):
         # A copy first: what runs from here on may change the state.

@@ -11,6 +11,8 @@ class KeyContext:
     _namespace: bytes
     _now: int
     _fixed_now: int | None
+    @property
+    def _group(self) -> int: ...
     def _open(
         self,
         core: StateCore,

@@ -197,6 +197,11 @@ cdef class KeyContext:
             self.group_outside(new.group)
         self.adopt(&new, owner)
 
+    @property
+    def _group(self):
+        """The key group of the current key."""
+        return self.key.group
+
     def _require_key(self):
         """The current key in canonical form; raises if there is none."""
         if self.core.closed:

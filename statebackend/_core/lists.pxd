@@ -15,6 +15,10 @@ cdef struct ListCursor:
 
 cdef bint list_append(Lane *lane, Table *table, CowMap *map, uint32_t slot, CoreKey *k, char *value,
                       int64_t timestamp) noexcept nogil
+cdef bint list_extend(Lane *lane, Table *table, CowMap *map, uint32_t slot, CoreKey *k, const char *elements,
+                      uint64_t n, bint replace) noexcept nogil
+cdef void refer_to_element(Table *table, char *element) noexcept nogil
+cdef void drop_elements(Table *table, char *elements, uint64_t n) noexcept nogil
 cdef bint cursor_open(Budget *budget, ListHead *head, ListCursor *cursor) noexcept nogil
 cdef char *cursor_next(Table *table, ListCursor *cursor) noexcept nogil
 cdef void cursor_close(ListCursor *cursor) noexcept nogil

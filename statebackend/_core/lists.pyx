@@ -11,12 +11,19 @@ at the cost of one element an append, however long the list is.
 """
 
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from statebackend._core.arena cimport LARGEST_CLASS, Budget, block_alloc, block_free, injected_failure
+from statebackend._core.arena cimport (
+    LARGEST_CLASS, Blob, Budget, blob_drop, block_alloc, block_free, injected_failure)
 from statebackend._core.cow_map cimport (
-    CowMap, Lane, ListChunk, ListHead, Table, entry_at, insert, new_stamp, slot_for_write, value_of)
+    VALUE_BLOB, VALUE_FIXED, VALUE_OBJECT, CowMap, Lane, ListChunk, ListHead, Table, drop_chunks, entry_at, insert,
+    new_stamp, slot_for_write, value_of)
+
+cdef extern from "Python.h":
+    void Py_INCREF(PyObject *object)
+    void Py_DECREF(PyObject *object)
 
 cdef enum:
     LIST_FIRST_BYTES = 64
@@ -89,6 +96,109 @@ cdef bint list_append(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
     head.tail_used += 1
     head.length += 1
     return True
+
+
+cdef void free_chain(Table *table, ListChunk *last, uint64_t n) noexcept nogil:
+    """Free the `n` newest chunks of a chain, not what their elements refer to."""
+    cdef ListChunk *chunk
+    while n:
+        n -= 1
+        chunk = last
+        last = chunk.prev
+        block_free(table.core.blobs, chunk, sizeof(ListChunk) + <uint64_t>chunk.capacity * table.element_width)
+
+
+cdef bint list_extend(Lane *lane, Table *table, CowMap *map, uint32_t slot, CoreKey *k, const char *elements,
+                      uint64_t n, bint replace) noexcept nogil:
+    """Append elements in stored form, timestamps included, or put them in the place of those at `slot`.
+
+    All or nothing; False without memory. What the elements refer to is the list's afterwards.
+    """
+    cdef uint32_t width = table.element_width, tail_used = 0
+    cdef uint64_t in_place = 0, left = n, made = 0, capacity, limit = (LARGEST_CLASS - sizeof(ListChunk)) // width
+    cdef ListHead *head = NULL
+    cdef ListChunk *tail = NULL
+    cdef ListChunk *old = NULL
+    cdef ListChunk *last
+    cdef ListChunk *chunk
+    cdef bint kept = False
+    if slot:
+        head = <ListHead *>value_of(table, entry_at(lane.core, slot))
+        if replace:
+            old = head.tail
+        else:
+            tail = head.tail
+            tail_used = head.tail_used
+    if tail != NULL and tail.used == tail_used:
+        in_place = tail.capacity - tail.used
+        if in_place > n:
+            in_place = n
+        left -= in_place
+    last = tail
+    while left:
+        capacity = chunk_capacity(table, last)
+        if capacity < left:
+            capacity = left if left < limit else limit if limit else 1
+        chunk = <ListChunk *>block_alloc(lane.core.blobs, sizeof(ListChunk) + capacity * width)
+        if chunk == NULL:
+            free_chain(table, last, made)
+            return False
+        chunk.prev = last
+        chunk.prev_used = last.used if made else tail_used + <uint32_t>in_place
+        chunk.refs = 1
+        chunk.capacity = <uint32_t>capacity
+        chunk.used = <uint32_t>(capacity if capacity < left else left)
+        memcpy(<char *>chunk + sizeof(ListChunk), elements + (n - left) * width, chunk.used * <uint64_t>width)
+        left -= chunk.used
+        last = chunk
+        made += 1
+    if slot:
+        slot = slot_for_write(lane, table, map, slot, k.hash, &kept)
+    else:
+        slot = insert(lane, table, map, k.number, k.data, k.length, k.namespace, k.hash)
+    if slot == 0:
+        free_chain(table, last, made)
+        return False
+    head = <ListHead *>value_of(table, entry_at(lane.core, slot))
+    if replace or head.length == 0:
+        head.length = 0
+        head.stamp = <uint32_t>new_stamp(lane.core)
+    elif kept:
+        tail.refs += 1                   # the journal's payload names it as well
+    if in_place:
+        memcpy(<char *>tail + sizeof(ListChunk) + <uint64_t>tail.used * width, elements, in_place * width)
+        tail.used += <uint32_t>in_place
+    head.tail = last
+    head.tail_used = last.used if made else tail_used + <uint32_t>in_place
+    head.length += n
+    if old != NULL and not kept:
+        drop_chunks(table, old, True)
+    return True
+
+
+cdef void refer_to_element(Table *table, char *element) noexcept nogil:
+    """Take a reference for a copy of an element, which begins with its timestamp, if it has one."""
+    cdef char *value = element + (8 if table.element_has_timestamp else 0)
+    if table.element_kind == VALUE_BLOB:
+        (<Blob **>value)[0].refs += 1
+    elif table.element_kind == VALUE_OBJECT:
+        with gil:
+            Py_INCREF((<PyObject **>value)[0])
+
+
+cdef void drop_elements(Table *table, char *elements, uint64_t n) noexcept nogil:
+    """Drop what elements refer to that no list has taken."""
+    cdef uint64_t i
+    cdef char *value
+    if table.element_kind == VALUE_FIXED:
+        return
+    for i in range(n):
+        value = elements + i * table.element_width + (8 if table.element_has_timestamp else 0)
+        if table.element_kind == VALUE_BLOB:
+            blob_drop(table.core.blobs, (<Blob **>value)[0])
+        else:
+            with gil:
+                Py_DECREF((<PyObject **>value)[0])
 
 
 cdef bint cursor_open(Budget *budget, ListHead *head, ListCursor *cursor) noexcept nogil:

@@ -209,28 +209,36 @@ cdef class MapTable:
     def clear(self, key, uint32_t namespace=0):
         """Remove all entries of a key; says whether there were any. O(entries of the key)."""
         cdef CoreKey head
-        cdef CoreKey inner
-        cdef CowMap *map = NULL
-        cdef uint32_t head_slot, slot
-        cdef Mark mark
-        cdef Table *table = self.entries.table
-        cdef bint more
         if self.heads.entry(key, namespace) is None:
             return False
-        mark = self.owner.mark()
+        self.heads.split_key(key, namespace, &head)
+        self.clear_at(&head)
+        return True
+
+    cdef int clear_at(self, CoreKey *head) except -1:
+        """Remove all entries of a key that has some. All or nothing."""
+        cdef CoreKey inner
+        cdef CowMap *head_map = self.heads.map_or_null(head.group)
+        cdef CowMap *map = self.entries.map_or_null(head.group)
+        cdef uint32_t head_slot, slot
+        cdef Mark mark = self.owner.mark()
+        cdef Table *table = self.entries.table
+        cdef Table *heads = self.heads.table
+        cdef bint more = True
         try:
             self.owner.enter()
             try:
-                head_slot = self.locate(key, namespace, &head, &map)
-                while head_slot:
+                while more:
+                    if not (before_operation(&heads.lane, heads, head_map)
+                            and before_operation(&table.lane, table, map)):
+                        self.owner.out_of_memory()
+                    head_slot = self.heads.find(head_map, head)
+                    if head_slot == 0:
+                        break            # a finaliser was quicker
                     slot = self.anchor_of(head_slot).first
                     more = slot != self.anchor_of(head_slot).last
                     inner.hash = hash_of(table, entry_at(table.core, slot))
-                    if not before_operation(&table.lane, table, self.entries.map_or_null(head.group)):
-                        self.owner.out_of_memory()
-                    slot = self.anchor_of(head_slot).first
-                    self.unlink(&head, head_slot, &inner, slot)
-                    head_slot = self.heads.find(self.heads.map_or_null(head.group), &head) if more else 0
+                    self.unlink(head, head_slot, &inner, slot)
             finally:
                 self.owner.leave()
         except BaseException:
@@ -238,7 +246,7 @@ cdef class MapTable:
             raise
         finally:
             self.owner.release(mark)
-        return True
+        return 0
 
     def items(self, key, uint32_t namespace=0):
         """The entries of a key's map in insertion order; fails at the next step when entries came or went."""

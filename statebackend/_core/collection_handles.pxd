@@ -1,0 +1,38 @@
+"""The handles of lists and maps; see `collection_handles.pyx`."""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from statebackend._core.codecs cimport KeyCodec
+from statebackend._core.cow_map cimport Anchor, CoreKey, CowMap, Entry, ListHead, Table
+from statebackend._core.handles cimport Handle
+from statebackend._core.lists cimport ListCursor
+from statebackend._core.map_table cimport MapTable
+from statebackend._core.state_table cimport StateTable
+
+cdef class ListHandle(Handle):
+    cdef ListHead *head(self) noexcept
+    cdef int open_cursor(self, ListHead *head, ListCursor *cursor) except -1
+    cdef list raw_elements(self, bint all)
+    cdef int put_elements(self, char *elements, uint64_t n, bint replace) except -1
+    cdef int store_all(self, list values, bint replace) except -1
+    cdef char *unexpired_elements(self, int64_t stamp, uint64_t *n) except? NULL
+    cdef bint all_expired(self) except -1
+    cdef list read_list(self)
+
+cdef class MapHandle(Handle):
+    cdef readonly KeyCodec keys_codec
+    cdef readonly MapTable plain_map
+    cdef readonly MapTable spaced_map
+    cdef PyObject *iterators             # open MapIterators of a state with a time to live, newest first; borrowed
+    cdef object split_map_key(self, object key, CoreKey *inner)
+    cdef MapTable map_here(self)
+    cdef uint32_t anchor_here(self) noexcept
+    cdef uint32_t find_entry(self, CoreKey *inner) except? 0
+    cdef bint entry_expired(self, Table *table, uint32_t slot) except -1
+    cdef object load_entry(self, StateTable entries, CoreKey *inner, uint32_t slot)
+    cdef int renew_entry(self, CoreKey *inner, uint32_t *slot) except -1
+    cdef int remove_entry(self, CoreKey *inner, uint32_t slot, bint is_cleanup) except -1
+    cdef int put_prepared(self, CoreKey *inner, object value) except -1
+    cdef int make_map(self) except -1
+    cdef object read_entry(self, object key, bint only_look)

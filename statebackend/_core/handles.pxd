@@ -1,0 +1,56 @@
+"""What a handle of the heap backend is; see `handles.pyx`."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from statebackend._core.codecs cimport MAX_STORED, ValueCodec
+from statebackend._core.cow_map cimport CoreKey, CowMap, Entry, Table
+from statebackend._core.key_context cimport KeyContext
+from statebackend._core.state_core cimport StateCore
+from statebackend._core.state_table cimport StateTable
+
+cdef enum Wanted:
+    # What of a state an enumeration is after.
+    WANT_ALIVE = 0                       # something that has not expired
+    WANT_EXPIRED = 1                     # something that has
+
+cdef class Handle:
+    cdef readonly KeyContext context
+    cdef readonly StateCore core
+    cdef readonly ValueCodec codec       # of values, elements or accumulators
+    cdef object _descriptor
+    cdef object make_table               # callable(namespaces) -> StateTable or MapTable
+    cdef readonly object watcher         # of `check_mutations`, or None
+    cdef readonly StateTable plain       # entries of VOID; of a map state the heads
+    cdef readonly StateTable spaced      # those of other namespaces; None until there is one
+    cdef Table *plain_table
+    cdef Table *spaced_table
+    cdef int64_t ttl                     # 0: entries do not expire
+    cdef bint refreshes
+    cdef bint shows_expired
+    # Where the current key's entry is, found while `core.calls` stood at `stamp`.
+    cdef uint64_t stamp
+    cdef Table *table                    # NULL: nothing was ever put in another namespace than VOID
+    cdef CowMap *map
+    cdef uint32_t slot                   # 0: there is no entry
+    cdef int adopt_table(self, object made, bint is_spaced) except -1
+    cdef int find_here(self) except -1
+    cdef int begin(self) except -1
+    cdef int make_room(self) except -1
+    cdef int no_memory(self) except -1
+    cdef int remove_here(self) except -1
+    cdef int clear_here(self) except -1
+    cdef bint clean_here(self) except -1
+    cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1
+    cdef StateTable here(self)
+    cdef int gather(self, StateTable of, int wanted, list keys, list namespaces, bint all, uint32_t number) except -1
+
+cdef class SingleHandle(Handle):
+    cdef object read(self)
+    cdef object unexpired(self)
+    cdef object load_here(self)
+    cdef int renew(self) except -1
+    cdef bint expired_here(self) except -1
+    cdef int write(self, object value) except -1
+    cdef int write_elsewhere(self, CoreKey *at, object owner, object value) except -1
+    cdef int write_stored(self, char *stored) except -1
+    cdef object stored_copy(self, ValueCodec codec, object value)

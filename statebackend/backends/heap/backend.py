@@ -1,0 +1,99 @@
+"""The factory of the heap backend.
+
+It imports nothing compiled, so that it can say what to do where the extension is not built.
+
+>>> HeapBackend(max_bytes=1 << 30)
+HeapBackend(max_bytes=1073741824)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from statebackend.backend import StateBackend
+from statebackend.errors import BackendUnavailableError, UsageError
+from statebackend.key_groups import KeyGroupRange
+from statebackend.operator_state import OperatorStateBackend
+
+if TYPE_CHECKING:
+    from statebackend.backends.heap.keyed import HeapKeyedBackend
+
+__all__ = ["HeapBackend"]
+
+
+class HeapBackend(StateBackend):
+    """Makes heap backends.
+
+    ``max_bytes``: a call that would take more memory for state raises `MemoryLimitError`, naming the state, and
+    changes nothing; 0 for no limit. ``check_mutations``: a debug mode that finds objects of PICKLE and of a user's
+    serializer that were changed in place, at the next mark or snapshot. ``threads`` for vectorised calls; default:
+    all cores in a driver, 1 in a Spark worker.
+
+    >>> import pickle
+    >>> pickle.loads(pickle.dumps(HeapBackend(threads=2)))
+    HeapBackend(threads=2)
+    """
+
+    name = "heap"
+
+    def __init__(
+        self, *, max_bytes: int = 0, check_mutations: bool = False, threads: int | None = None
+    ) -> None:
+        if type(max_bytes) is not int or max_bytes < 0:
+            raise UsageError("max_bytes is a number of bytes, or 0 for no limit")
+        if type(check_mutations) is not bool:
+            raise UsageError("check_mutations is True or False")
+        if threads is not None and (type(threads) is not int or threads < 1):
+            raise UsageError("threads is a number of threads, at least 1")
+        self.max_bytes = max_bytes
+        self.check_mutations = check_mutations
+        self.threads = threads
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        try:
+            importlib.import_module("statebackend._core.collection_handles")
+        except ImportError as error:
+            return f"its extension is not built ({error}); build it with 'python setup.py build_ext --inplace'"
+        return None
+
+    def create_keyed_backend(
+        self,
+        key_type: Any,
+        *,
+        max_parallelism: int = 128,
+        key_group_range: KeyGroupRange | None = None,
+        clock: Any = None,
+        restore: Any = (),
+    ) -> HeapKeyedBackend:
+        reason = self.unavailable_reason()
+        if reason is not None:
+            raise BackendUnavailableError(f"backend 'heap' cannot be used here: {reason}")
+        if restore:
+            raise UsageError("the heap backend restores nothing yet", code="USAGE.NOT_AVAILABLE")
+        from statebackend.backends.heap.keyed import HeapKeyedBackend
+
+        return HeapKeyedBackend(
+            key_type,
+            max_parallelism=max_parallelism,
+            key_group_range=key_group_range,
+            clock=clock,
+            max_bytes=self.max_bytes,
+            check_mutations=self.check_mutations,
+            threads=self.threads,
+        )
+
+    def create_operator_backend(
+        self, *, subtask_index: int = 0, parallelism: int = 1, restore: Any = ()
+    ) -> OperatorStateBackend:
+        return OperatorStateBackend(subtask_index=subtask_index, parallelism=parallelism, restore=restore)
+
+    def __repr__(self) -> str:
+        options = {
+            "max_bytes": self.max_bytes or None,
+            "check_mutations": self.check_mutations or None,
+            "threads": self.threads,
+        }
+        shown = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
+        return f"HeapBackend({shown})"

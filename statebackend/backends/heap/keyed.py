@@ -1,0 +1,214 @@
+"""The keyed backend: Python's half, over the compiled key context and handles.
+
+>>> from statebackend.backends.heap import HeapBackend
+>>> HeapBackend().create_keyed_backend("bigint", max_parallelism=2)
+<HeapKeyedBackend of LONG, KeyGroupRange(0, 1), 0 states>
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from statebackend import clocks
+from statebackend._core.key_context import KeyContext
+from statebackend._core.state_core import StateCore
+from statebackend.backend import BaseKeyedStateBackend
+from statebackend.backends.heap.codecs import key_codec
+from statebackend.backends.heap.mutations import MutationWatcher
+from statebackend.backends.heap.states import make_state
+from statebackend.descriptors import StateDescriptor
+
+__all__ = ["HeapKeyedBackend", "default_threads"]
+
+
+def default_threads() -> int:
+    """Threads of vectorised calls: 1 in a Spark worker, which shares its machine, else as many as cores.
+
+    >>> default_threads() >= 1
+    True
+    """
+    if "SPARK_ENV_LOADED" in os.environ and "PYTHON_WORKER_FACTORY_PORT" in os.environ:
+        return 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class HeapKeyedBackend(KeyContext, BaseKeyedStateBackend):
+    """Keyed state in the compiled core.
+
+    >>> from statebackend.backends.heap import HeapBackend
+    >>> HeapBackend().create_keyed_backend(int).advance()
+    0
+    """
+
+    _states: dict[str, Any]
+
+    def __init__(
+        self,
+        key_type: Any,
+        *,
+        max_bytes: int = 0,
+        check_mutations: bool = False,
+        threads: int | None = None,
+        **options: Any,
+    ) -> None:
+        BaseKeyedStateBackend.__init__(self, key_type, **options)
+        #: Threads of vectorised calls.
+        self.threads = default_threads() if threads is None else threads
+        #: Finds objects that were changed in place, with ``check_mutations``.
+        self.mutation_watcher = MutationWatcher() if check_mutations else None
+        self._open(
+            StateCore(max_bytes=max_bytes),
+            key_codec(self._encoder.declared_type),
+            self._max_parallelism,
+            self._key_group_range.start,
+            self._key_group_range.end,
+            self._clock,
+            clocks.read,
+            isinstance(self._clock, clocks.SystemClock),
+        )
+
+    # --- states ---
+
+    def _create_state(self, descriptor: StateDescriptor) -> Any:
+        return make_state(self, descriptor)
+
+    def _redeclare_state(self, state: Any, descriptor: StateDescriptor) -> None:
+        state._redeclare(descriptor)
+
+    def _canonical_keys(self, state: Any, namespace: bytes | None) -> Iterable[Any]:
+        if namespace is None:
+            return state._entries()[0]  # type: ignore[no-any-return]
+        number = self.core.namespaces.find(namespace)
+        return [] if number is None else state._entries(number, False)[0]
+
+    def _canonical_entries(self, state: Any) -> Iterable[tuple[Any, bytes]]:
+        keys, numbers = state._entries()
+        return zip(keys, map(self.core.namespaces.name, numbers), strict=True)
+
+    def _entry_count(self, state: Any) -> int:
+        return state._count()  # type: ignore[no-any-return]
+
+    def _clear_key_of(self, state: Any) -> None:
+        saved = self._save_key()
+        try:
+            self._namespace = b""
+            state.clear()
+            for number in state._numbers_of_key():
+                state._enter_namespace(number)
+                state.clear()
+        finally:
+            self._restore_key(saved)
+
+    def _merge(self, state: Any, target: bytes, sources: list[bytes]) -> None:
+        saved = self._save_key()
+        try:
+            if state.descriptor.kind == "list":
+                self._merge_lists(state, target, sources)
+            else:
+                self._merge_values(state, target, sources)
+        finally:
+            self._restore_key(saved)
+
+    def _merge_lists(self, state: Any, target: bytes, sources: list[bytes]) -> None:
+        parts = None
+        for namespace in sources:
+            if self.core.namespaces.find(namespace) is not None:
+                self._namespace = namespace
+                parts = state._take(parts)
+        if parts is not None:
+            self._namespace = target
+            state._put(parts)
+
+    def _merge_values(self, state: Any, target: bytes, sources: list[bytes]) -> None:
+        merged = None
+        for namespace in sources:
+            if self.core.namespaces.find(namespace) is None:
+                continue
+            self._namespace = namespace
+            stored = state._take()
+            if stored is not None:
+                merged = stored if merged is None else state._merge_stored(merged, stored)
+        if merged is None:
+            return
+        self._namespace = target
+        old = state._take()
+        if old is not None:
+            merged = state._merge_stored(old, merged)
+        if merged is not None:
+            state._put_stored(*merged)
+
+    # --- time ---
+
+    def advance(self, budget: int = 1000) -> int:
+        """Remove what has expired of states with ``cleanup_idle``, and reclaim memory; returns how much expired."""
+        self._check_open()
+        done = 0
+        saved = self._save_key()
+        self._now = self._time()
+        try:
+            for state in self._states.values():
+                config = state.descriptor.ttl_config
+                if config is None or not config.cleanup_idle or done >= budget:
+                    continue
+                keys, numbers = state._entries(expired=True)
+                for key, number in zip(keys[: budget - done], numbers, strict=False):
+                    self._key = key
+                    state._enter_namespace(number)
+                    done += state._clean()
+        finally:
+            self._restore_key(saved)
+        self.core.advance(max(budget - done, 0))
+        return done
+
+    # --- marks ---
+
+    def _mark_point(self) -> Any:
+        if self.mutation_watcher is not None:
+            self.mutation_watcher.check()
+        return self.core.mark()
+
+    def _return_to(self, point: Any) -> None:
+        self.core.rollback(point)
+        if self.mutation_watcher is not None:
+            self.mutation_watcher.start_over()
+
+    def _forget_point(self, point: Any) -> None:
+        self.core.release(point)
+
+    def _drop_all(self) -> None:
+        self.core.close()
+        if self.mutation_watcher is not None:
+            self.mutation_watcher.start_over()
+
+    # --- figures ---
+
+    def metrics(self) -> dict[str, Any]:
+        """Entries, bytes and copies, in all and by state.
+
+        >>> from statebackend.backends.heap import HeapBackend
+        >>> sorted(HeapBackend().create_keyed_backend(int).metrics())[:3]
+        ['copied_entries', 'copied_pages', 'entries']
+        """
+        metrics = super().metrics()
+        for name, state in self._states.items():
+            metrics["states"][name].update(state._metrics())
+        core = self.core.metrics()
+        metrics.update({each: core[each] for each in _OF_CORE})
+        return metrics
+
+
+_OF_CORE = (
+    "marks",
+    "snapshots",
+    "copied_entries",
+    "copied_pages",
+    "rehashed_entries",
+    "used_bytes",
+    "run_bytes",
+    "extent_bytes",
+    "blob_bytes",
+)

@@ -1,0 +1,106 @@
+"""The debug mode ``check_mutations``: finds objects that were changed in place, without an `update`.
+
+Objects of PICKLE and of a user's serializer are kept as references. Whoever changes one in place changes what a mark
+or a snapshot still needs. So every object that goes in or out is noted with its serialised form, and compared at the
+next mark or snapshot. That costs a serialisation for every access, and keeps the objects alive: for tests only.
+
+>>> from statebackend import types
+>>> from statebackend.backends.heap import HeapBackend
+>>> from statebackend.descriptors import ValueStateDescriptor
+>>> keyed = HeapBackend(check_mutations=True).create_keyed_backend(str, max_parallelism=1)
+>>> tags = keyed.get_value_state(ValueStateDescriptor("tags", types.PICKLE))
+>>> keyed.set_current_key("a")
+>>> tags.update(["x"])
+>>> tags.value().append("y")
+>>> keyed.mark()
+Traceback (most recent call last):
+statebackend.errors.MutationError: an object of type list was changed in place (state 'tags', key group 0)...
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from statebackend.errors import MutationError
+
+__all__ = ["MutationWatcher"]
+
+
+class _Noted(NamedTuple):
+    value: Any
+    data: bytes
+    group: int
+    #: How many checks there had been when it was noted.
+    checks: int
+
+
+class MutationWatcher:
+    """The objects that a backend has taken or given, by where they are.
+
+    >>> MutationWatcher().check()
+    """
+
+    def __init__(self) -> None:
+        self._noted: dict[Any, list[_Noted]] = {}
+        self._serialize: dict[str, Any] = {}
+        self._checks = 0
+        self._found: MutationError | None = None
+
+    def note(self, state: Any, value: Any, map_key: Any = None) -> None:
+        """An object was stored at, or read from, the current key."""
+        place = self._place(state, map_key)
+        noted = self._noted.setdefault(place, [])
+        data = state.codec.serializer.serialize(value)
+        for at, each in enumerate(noted):
+            if each.value is value:
+                if each.data != data and each.checks < self._checks and self._found is None:
+                    # The same object again, changed: what the last mark or snapshot knows has changed with it.
+                    self._found = self._error(place, each)
+                noted[at] = each._replace(data=data, checks=self._checks)
+                return
+        self._serialize[place[0]] = state.codec.serializer.serialize
+        noted.append(_Noted(value, data, state.backend._group, self._checks))
+
+    def note_all(self, state: Any, values: list[Any]) -> None:
+        """Objects were appended to the current key's list."""
+        for value in values:
+            self.note(state, value)
+
+    def forget(self, state: Any, map_key: Any = None) -> None:
+        """What is stored for the current key, or for one of its map keys, is removed by the user's will."""
+        place = self._place(state, map_key)
+        if map_key is not None or state.descriptor.kind != "map":
+            self._noted.pop(place, None)
+            return
+        for other in [each for each in self._noted if each[:3] == place[:3]]:
+            del self._noted[other]
+
+    def check(self) -> None:
+        """Raise `MutationError` for the first object that is not what it was. O(all of them)."""
+        found, self._found = self._found, None
+        if found is not None:
+            raise found
+        for place, noted in self._noted.items():
+            for each in noted:
+                if self._serialize[place[0]](each.value) != each.data:
+                    raise self._error(place, each)
+            if place[4]:
+                del noted[:-1]
+        self._checks += 1
+
+    def start_over(self) -> None:
+        """Forget everything: the state is another one now."""
+        self._noted.clear()
+        self._found = None
+
+    def _place(self, state: Any, map_key: Any) -> Any:
+        backend = state.backend
+        is_single = state.descriptor.kind != "list"
+        return state.descriptor.name, backend._key, backend._namespace, map_key, is_single
+
+    def _error(self, place: Any, noted: _Noted) -> MutationError:
+        return MutationError(
+            f"an object of type {type(noted.value).__name__} was changed in place",
+            detail=f"state {place[0]!r}, key group {noted.group}",
+            hint="change it and update(...) in the batch in which it was read",
+        )

@@ -1,0 +1,168 @@
+"""The handles of the heap backend: compiled scalar methods under the interfaces of the state API.
+
+>>> from statebackend.backends.heap import HeapBackend
+>>> from statebackend.descriptors import MapStateDescriptor
+>>> keyed = HeapBackend().create_keyed_backend(int)
+>>> seen = keyed.get_map_state(MapStateDescriptor("seen", str, int))
+>>> isinstance(seen, HeapMapState), isinstance(seen, MapState)
+(True, True)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from statebackend._core.collection_handles import ListHandle, MapHandle
+from statebackend._core.handles import (
+    AggregatingHandle,
+    FoldingHandle,
+    Handle,
+    ReducingHandle,
+    ValueHandle,
+)
+from statebackend._core.map_table import MapTable
+from statebackend._core.state_table import StateTable
+from statebackend.backends.heap.codecs import key_codec, value_codec
+from statebackend.descriptors import AggregatingStateDescriptor, StateDescriptor
+from statebackend.state import (
+    AggregatingState,
+    FoldingState,
+    KeyedListState,
+    MapState,
+    ReducingState,
+    ValueState,
+)
+from statebackend.ttl import StateTtlConfig
+
+if TYPE_CHECKING:
+    from statebackend.backends.heap.keyed import HeapKeyedBackend
+
+__all__ = [
+    "HeapAggregatingState",
+    "HeapFoldingState",
+    "HeapListState",
+    "HeapMapState",
+    "HeapReducingState",
+    "HeapValueState",
+    "make_state",
+]
+
+_OnReadAndWrite = StateTtlConfig.UpdateType.OnReadAndWrite
+_ReturnExpired = StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
+
+
+class HeapValueState(ValueHandle, ValueState):
+    """A value.
+
+    >>> HeapValueState.__mro__[1].__name__
+    'ValueHandle'
+    """
+
+    __slots__ = ()
+
+
+class HeapListState(ListHandle, KeyedListState):
+    """A list; elements are stored in chunks that only grow.
+
+    >>> HeapListState.__mro__[1].__name__
+    'ListHandle'
+    """
+
+    __slots__ = ()
+
+
+class HeapMapState(MapHandle, MapState):
+    """A map; each entry is an entry of the table.
+
+    >>> HeapMapState.__mro__[1].__name__
+    'MapHandle'
+    """
+
+    __slots__ = ()
+
+
+class HeapReducingState(ReducingHandle, ReducingState):
+    """A reduced value.
+
+    >>> HeapReducingState.__mro__[1].__name__
+    'ReducingHandle'
+    """
+
+    __slots__ = ()
+
+
+class HeapAggregatingState(AggregatingHandle, AggregatingState):
+    """An accumulator of an aggregate.
+
+    >>> HeapAggregatingState.__mro__[1].__name__
+    'AggregatingHandle'
+    """
+
+    __slots__ = ()
+
+
+class HeapFoldingState(FoldingHandle, FoldingState):
+    """An accumulator of a fold.
+
+    >>> HeapFoldingState.__mro__[1].__name__
+    'FoldingHandle'
+    """
+
+    __slots__ = ()
+
+
+_CLASSES: dict[str, type[Handle]] = {
+    "value": HeapValueState,
+    "list": HeapListState,
+    "map": HeapMapState,
+    "reducing": HeapReducingState,
+    "aggregating": HeapAggregatingState,
+    "folding": HeapFoldingState,
+}
+#: The role under which a descriptor's `stored_types` has what is stored for a key.
+_ROLES = {"value": "value", "list": "element", "map": "value", "reducing": "value"}
+
+
+def make_state(backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
+    """The handle of a new state, with its first table.
+
+    >>> from statebackend.backends.heap import HeapBackend
+    >>> from statebackend.descriptors import ListStateDescriptor
+    >>> keyed = HeapBackend().create_keyed_backend(int)
+    >>> make_state(keyed, ListStateDescriptor("tags", str)).plain.element_code == 8
+    True
+    """
+    where = f"state {descriptor.name!r}"
+    types = descriptor.stored_types()
+    codec = value_codec(types[_ROLES.get(descriptor.kind, "accumulator")], where)
+    config = descriptor.ttl_config
+    options: dict[str, Any] = {}
+    if config is not None:
+        options["ttl"] = config.ttl
+        options["refreshes"] = config.update_type is _OnReadAndWrite
+        options["shows_expired"] = config.state_visibility is _ReturnExpired
+    if codec.layout == "object":
+        options["watcher"] = backend.mutation_watcher
+    shape: dict[str, Any] = {
+        "key": "int" if backend.codec.is_int else "bytes",
+        "plan": backend.codec.plan,
+        "max_parallelism": backend.max_parallelism,
+        "key_group_range": (backend.key_group_range.start, backend.key_group_range.end),
+        "timestamps": config is not None,
+    }
+    if descriptor.kind == "map":
+        keys = key_codec(types["key"])
+        options["keys_codec"] = keys
+        shape["map_key"] = "int" if keys.is_int else "bytes"
+        shape["nullable"] = True
+    if descriptor.kind != "list":
+        shape["copy_value"] = codec.copy_value
+    if isinstance(descriptor, AggregatingStateDescriptor) and descriptor.type is not None:
+        options["inputs"] = value_codec(descriptor.type, where)
+    value = ("list", codec.layout) if descriptor.kind == "list" else codec.layout
+
+    def make_table(namespaces: bool) -> StateTable | MapTable:
+        table = MapTable if descriptor.kind == "map" else StateTable
+        return table(backend.core, value=value, namespaces=namespaces, **shape)
+
+    return _CLASSES[descriptor.kind](backend, descriptor, codec, make_table, **options)
