@@ -38,6 +38,7 @@ from statebackend.errors import StateBackendError
 from statebackend.key_encoding import ALL_NAMESPACES, VOID, TimeWindow
 from statebackend.registry import create_backend
 from statebackend.testing import ManualClock
+from statebackend.ttl import StateTtlConfig
 
 OTHERS = [name for name in backend_params() if name != "reference"] or ["reference"]
 
@@ -55,17 +56,34 @@ KEY_TYPES: dict[t.Type, st.SearchStrategy[Any]] = {
 }
 NAMESPACES = st.sampled_from([VOID, 0, "n", TimeWindow(0, 10), (1, "a")])
 
+TTL = 100
+
+
+def expiring(descriptor: Any, **options: Any) -> Any:
+    return descriptor.enable_time_to_live(StateTtlConfig(TTL, **options))
+
+
+ON_READ = {"update_type": StateTtlConfig.UpdateType.OnReadAndWrite}
+SHOW = {"state_visibility": StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp}
+
 #: By name: the descriptor and the values that its state takes.
 VALUES: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "value-long": (ValueStateDescriptor("value-long", int), NUMBERS),
     "value-text": (ValueStateDescriptor("value-text", str, default="none"), TEXTS),
     "value-row": (ValueStateDescriptor("value-row", "struct<a:bigint,b:string>"), st.tuples(NUMBERS, TEXTS)),
     "value-object": (ValueStateDescriptor("value-object", t.PICKLE), st.lists(SMALL, max_size=2)),
+    "ttl-value": (expiring(ValueStateDescriptor("ttl-value", int), cleanup_idle=True), NUMBERS),
+    "ttl-text": (expiring(ValueStateDescriptor("ttl-text", str, default="none"), **ON_READ, **SHOW), TEXTS),
+    "ttl-object": (expiring(ValueStateDescriptor("ttl-object", t.PICKLE), **ON_READ), st.lists(SMALL, max_size=2)),
 }
 LISTS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "list-long": (ListStateDescriptor("list-long", int), NUMBERS),
     "list-text": (ListStateDescriptor("list-text", str), TEXTS),
     "list-list": (ListStateDescriptor("list-list", list[int]), st.lists(st.none() | SMALL, max_size=3)),
+    "list-object": (ListStateDescriptor("list-object", t.PICKLE), st.lists(SMALL, max_size=2)),
+    "ttl-list": (expiring(ListStateDescriptor("ttl-list", str), cleanup_idle=True), TEXTS),
+    "ttl-list-read": (expiring(ListStateDescriptor("ttl-list-read", int), **ON_READ), NUMBERS),
+    "ttl-list-show": (expiring(ListStateDescriptor("ttl-list-show", str), **ON_READ, **SHOW), TEXTS),
 }
 MAPS: dict[str, tuple[Any, st.SearchStrategy[Any], st.SearchStrategy[Any]]] = {
     "map-text-long": (MapStateDescriptor("map-text-long", str, int), TEXTS, NUMBERS),
@@ -75,6 +93,14 @@ MAPS: dict[str, tuple[Any, st.SearchStrategy[Any], st.SearchStrategy[Any]]] = {
         FLOATS,
         st.lists(TEXTS, max_size=2),
     ),
+    "map-text-object": (
+        MapStateDescriptor("map-text-object", str, t.PICKLE),
+        TEXTS,
+        st.lists(SMALL, max_size=2),
+    ),
+    "ttl-map": (expiring(MapStateDescriptor("ttl-map", str, int), cleanup_idle=True), TEXTS, NUMBERS),
+    "ttl-map-read": (expiring(MapStateDescriptor("ttl-map-read", int, str), **ON_READ), SMALL, TEXTS),
+    "ttl-map-show": (expiring(MapStateDescriptor("ttl-map-show", str, str), **SHOW), TEXTS, TEXTS),
 }
 ADDING: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "sum": (ReducingStateDescriptor("sum", "sum", "tinyint"), st.integers(-100, 100)),
@@ -89,6 +115,9 @@ ADDING: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "stddev": (AggregatingStateDescriptor("stddev", "stddev", float), FLOATS),
     "longest": (AggregatingStateDescriptor("longest", Longest(), str, str), TEXTS),
     "fold": (FoldingStateDescriptor("fold", [], lambda old, new: [*old, len(old)], list[int]), TEXTS),
+    "ttl-sum": (expiring(ReducingStateDescriptor("ttl-sum", "sum", "tinyint"), **ON_READ), st.integers(-100, 100)),
+    "ttl-join": (expiring(ReducingStateDescriptor("ttl-join", join, str), **SHOW), TEXTS),
+    "ttl-avg": (expiring(AggregatingStateDescriptor("ttl-avg", "avg", int), cleanup_idle=True), NUMBERS),
 }
 STATES: dict[str, Any] = {
     name: entry[0] for table in (VALUES, LISTS, MAPS, ADDING) for name, entry in table.items()
@@ -139,8 +168,9 @@ class TwoBackends(RuleBasedStateMachine):
     @initialize(data=st.data(), key_type=st.sampled_from(list(KEY_TYPES)))
     def begin(self, data: st.DataObject, key_type: t.Type) -> None:
         self.keys = KEY_TYPES[key_type]
+        self.clock = ManualClock()
         self.both = [
-            create_backend(name).create_keyed_backend(key_type, max_parallelism=8, clock=ManualClock())
+            create_backend(name).create_keyed_backend(key_type, max_parallelism=8, clock=self.clock)
             for name in ("reference", self.other_name)
         ]
         self.set_key(data)
@@ -164,6 +194,15 @@ class TwoBackends(RuleBasedStateMachine):
         key = data.draw(self.keys)
         self.same(lambda keyed: keyed.set_current_key(key))
         self.same(lambda keyed: keyed.current_key)
+
+    @rule(data=st.data(), step=st.sampled_from([1, TTL // 3, TTL // 2, TTL]))
+    def let_time_pass(self, data: st.DataObject, step: int) -> None:
+        self.clock.advance(step)
+        self.set_key(data)
+
+    @rule()
+    def advance(self) -> None:
+        self.same(lambda keyed: keyed.advance())
 
     @rule(namespace=NAMESPACES)
     def set_namespace(self, namespace: Any) -> None:
@@ -253,7 +292,7 @@ class TwoBackends(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(sorted(STATES)), wrong=WRONG)
     def write_something_wrong(self, name: str, wrong: Any) -> None:
-        if name in ("value-object", "fold"):
+        if name == "fold" or "object" in name:
             return  # these take anything
         if name in MAPS:
             self.on(name, lambda state: state.put(wrong, wrong))

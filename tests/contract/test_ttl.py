@@ -1,7 +1,4 @@
-"""Time to live: exact expiry, renewal, visibility, per element and per entry.
-
-On the reference backend so far, which has no background cleanup to wait for.
-"""
+"""Time to live: exact expiry, renewal, visibility, per element and per entry."""
 
 from __future__ import annotations
 
@@ -21,18 +18,12 @@ from statebackend.descriptors import (
 )
 from statebackend.errors import UsageError
 from statebackend.key_encoding import VOID
-from statebackend.registry import create_backend
 from statebackend.testing import ManualClock
 from statebackend.ttl import StateTtlConfig
 
 ON_READ = StateTtlConfig.UpdateType.OnReadAndWrite
 SHOW = StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
 TTL = 100
-
-
-@pytest.fixture
-def backend() -> StateBackend:
-    return create_backend("reference")
 
 
 @pytest.fixture
@@ -332,7 +323,7 @@ def test_rollback_returns_timestamps(keyed: KeyedStateBackend, at: At) -> None:
     assert state.value() == 1
 
 
-def test_vectorised_calls_have_one_now(keyed: KeyedStateBackend, at: At) -> None:
+def test_vectorised_calls_have_one_now(backend: StateBackend) -> None:
     class Running:
         calls = 0
 
@@ -341,7 +332,7 @@ def test_vectorised_calls_have_one_now(keyed: KeyedStateBackend, at: At) -> None
             return self.calls
 
     clock = Running()
-    running = create_backend("reference").create_keyed_backend(int, clock=clock)
+    running = backend.create_keyed_backend(int, clock=clock)
     state = running.get_value_state(single("value"))
     state.update_many([1, 2, 3], [1, 2, 3])
     assert clock.calls == 1
@@ -400,12 +391,11 @@ def test_idle_state_leaves_memory_in_advance(keyed: KeyedStateBackend, at: At) -
     assert keyed.current_key == 9
 
 
-def test_event_time_needs_a_clock_that_is_advanced() -> None:
+def test_event_time_needs_a_clock_that_is_advanced(backend: StateBackend) -> None:
     descriptor = with_ttl(
         ValueStateDescriptor("s", int),
         ttl_time_characteristic=StateTtlConfig.TtlTimeCharacteristic.EventTime,
     )
-    backend = create_backend("reference")
     with (
         backend.create_keyed_backend(int) as keyed,
         pytest.raises(UsageError, match=r"event time.*'s'.*clock="),
