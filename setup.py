@@ -62,8 +62,9 @@ MODULES: dict[str, Module] = {
     "statebackend._core.kernels": Module("batch operations without the GIL, over threads by key group"),
     "statebackend._core.codecs": Module("Python objects to stored values and keys, and back"),
     "statebackend._core.key_context": Module("the current key, namespace and time"),
-    "statebackend._core.handles": Module("the scalar handles of the heap backend"),
-    "statebackend._core.collection_handles": Module("the scalar handles of lists and maps"),
+    "statebackend._core.handles": Module("the scalar handles of the heap backend: one value for a key"),
+    "statebackend._core.list_handle": Module("the handle of list states"),
+    "statebackend._core.map_handle": Module("the handle of map states"),
 }
 
 #: The directives of every module, and the only place where one is set.

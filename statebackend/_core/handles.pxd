@@ -2,16 +2,31 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from statebackend._core.codecs cimport MAX_STORED, ValueCodec
-from statebackend._core.cow_map cimport CoreKey, CowMap, Entry, Table
+from statebackend._core.codecs cimport ValueCodec
+from statebackend._core.cow_map cimport CoreKey, CowMap, Entry, Table, find_blob, find_int
 from statebackend._core.key_context cimport KeyContext
 from statebackend._core.state_core cimport StateCore
 from statebackend._core.state_table cimport StateTable
+
+cdef enum:
+    NEVER = 0xFFFFFFFFFFFFFFFF           # no count of calls
 
 cdef enum Wanted:
     # What of a state an enumeration is after.
     WANT_ALIVE = 0                       # something that has not expired
     WANT_EXPIRED = 1                     # something that has
+
+cdef inline uint32_t find_key(Table *table, CoreKey *key) noexcept nogil:
+    """The entry of any key and namespace, 0 if there is none. Changes nothing."""
+    cdef CowMap *map
+    if table == NULL:
+        return 0
+    map = table.maps[key.group - table.first_group]
+    if map == NULL:
+        return 0
+    if table.layout.key_is_blob:
+        return find_blob(table, map, key.data, key.length, key.namespace, key.hash)
+    return find_int(table, map, key.number, key.namespace, key.hash)
 
 cdef class Handle:
     cdef readonly KeyContext context

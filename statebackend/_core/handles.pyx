@@ -12,8 +12,8 @@ States of the namespace VOID are in a table without namespace numbers; entries o
 made at the first write to one.
 
 Order of work. What may run the user's code (serializers, functions, finalisers) runs before anything of the core is
-changed or after all of it is; then the slot is found anew if the count of calls has moved. Handles of objects are inside
-the core (`enter`) while references are dropped, so that a finaliser that closes the backend does not pull it away.
+changed or after all of it is; then the slot is found anew if the count of calls has moved. While references to objects
+are dropped the core counts one more call `inside`, so that a finaliser that closes the backend does not pull it away.
 """
 
 cimport cython
@@ -32,13 +32,9 @@ from statebackend._core.cow_map cimport (
 from statebackend._core.expiry cimport is_expired
 from statebackend._core.key_context cimport KeyContext
 from statebackend._core.platform cimport likely, unlikely
-from statebackend._core.state_core cimport StateCore
 from statebackend._core.state_table cimport StateTable
 
 from statebackend.errors import MemoryLimitError
-
-cdef enum:
-    NEVER = 0xFFFFFFFFFFFFFFFF           # no count of calls
 
 
 @cython.no_gc_clear                      # C pointers into the core must not outlive it

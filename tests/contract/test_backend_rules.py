@@ -188,7 +188,7 @@ def test_key_groups(make_keyed: MakeKeyed) -> None:
 )
 def test_bad_configuration_is_refused_when_made(backend: StateBackend, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        backend.create_keyed_backend(options.pop("key_type", "bigint"), **options)
+        backend.create_keyed_backend(**{"key_type": "bigint", **options})
 
 
 def test_32768_key_groups(make_keyed: MakeKeyed) -> None:

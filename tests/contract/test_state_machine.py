@@ -74,7 +74,10 @@ VALUES: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "value-object": (ValueStateDescriptor("value-object", t.PICKLE), st.lists(SMALL, max_size=2)),
     "ttl-value": (expiring(ValueStateDescriptor("ttl-value", int), cleanup_idle=True), NUMBERS),
     "ttl-text": (expiring(ValueStateDescriptor("ttl-text", str, default="none"), **ON_READ, **SHOW), TEXTS),
-    "ttl-object": (expiring(ValueStateDescriptor("ttl-object", t.PICKLE), **ON_READ), st.lists(SMALL, max_size=2)),
+    "ttl-object": (
+        expiring(ValueStateDescriptor("ttl-object", t.PICKLE), **ON_READ),
+        st.lists(SMALL, max_size=2),
+    ),
 }
 LISTS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "list-long": (ListStateDescriptor("list-long", int), NUMBERS),
@@ -115,7 +118,10 @@ ADDING: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "stddev": (AggregatingStateDescriptor("stddev", "stddev", float), FLOATS),
     "longest": (AggregatingStateDescriptor("longest", Longest(), str, str), TEXTS),
     "fold": (FoldingStateDescriptor("fold", [], lambda old, new: [*old, len(old)], list[int]), TEXTS),
-    "ttl-sum": (expiring(ReducingStateDescriptor("ttl-sum", "sum", "tinyint"), **ON_READ), st.integers(-100, 100)),
+    "ttl-sum": (
+        expiring(ReducingStateDescriptor("ttl-sum", "sum", "tinyint"), **ON_READ),
+        st.integers(-100, 100),
+    ),
     "ttl-join": (expiring(ReducingStateDescriptor("ttl-join", join, str), **SHOW), TEXTS),
     "ttl-avg": (expiring(AggregatingStateDescriptor("ttl-avg", "avg", int), cleanup_idle=True), NUMBERS),
 }

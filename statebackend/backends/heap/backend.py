@@ -53,9 +53,11 @@ class HeapBackend(StateBackend):
     @classmethod
     def unavailable_reason(cls) -> str | None:
         try:
-            importlib.import_module("statebackend._core.collection_handles")
+            importlib.import_module("statebackend._core.map_handle")
         except ImportError as error:
-            return f"its extension is not built ({error}); build it with 'python setup.py build_ext --inplace'"
+            return (
+                f"its extension is not built ({error}); build it with 'python setup.py build_ext --inplace'"
+            )
         return None
 
     def create_keyed_backend(

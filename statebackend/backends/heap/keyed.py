@@ -191,7 +191,7 @@ class HeapKeyedBackend(KeyContext, BaseKeyedStateBackend):
 
         >>> from statebackend.backends.heap import HeapBackend
         >>> sorted(HeapBackend().create_keyed_backend(int).metrics())[:3]
-        ['copied_entries', 'copied_pages', 'entries']
+        ['blob_bytes', 'copied_entries', 'copied_pages']
         """
         metrics = super().metrics()
         for name, state in self._states.items():

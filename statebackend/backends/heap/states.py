@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from statebackend._core.collection_handles import ListHandle, MapHandle
 from statebackend._core.handles import (
     AggregatingHandle,
     FoldingHandle,
@@ -20,6 +19,8 @@ from statebackend._core.handles import (
     ReducingHandle,
     ValueHandle,
 )
+from statebackend._core.list_handle import ListHandle
+from statebackend._core.map_handle import MapHandle
 from statebackend._core.map_table import MapTable
 from statebackend._core.state_table import StateTable
 from statebackend.backends.heap.codecs import key_codec, value_codec
@@ -159,10 +160,10 @@ def make_state(backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
         shape["copy_value"] = codec.copy_value
     if isinstance(descriptor, AggregatingStateDescriptor) and descriptor.type is not None:
         options["inputs"] = value_codec(descriptor.type, where)
-    value = ("list", codec.layout) if descriptor.kind == "list" else codec.layout
+    shape["value"] = ("list", codec.layout) if descriptor.kind == "list" else codec.layout
+    table: Any = MapTable if descriptor.kind == "map" else StateTable
 
-    def make_table(namespaces: bool) -> StateTable | MapTable:
-        table = MapTable if descriptor.kind == "map" else StateTable
-        return table(backend.core, value=value, namespaces=namespaces, **shape)
+    def make_table(namespaces: bool) -> Any:
+        return table(backend.core, namespaces=namespaces, **shape)
 
     return _CLASSES[descriptor.kind](backend, descriptor, codec, make_table, **options)

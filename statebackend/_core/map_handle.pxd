@@ -1,24 +1,13 @@
-"""The handles of lists and maps; see `collection_handles.pyx`."""
+"""The handle of map states; see `map_handle.pyx`."""
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t
 
 from statebackend._core.codecs cimport KeyCodec
-from statebackend._core.cow_map cimport Anchor, CoreKey, CowMap, Entry, ListHead, Table
+from statebackend._core.cow_map cimport CoreKey, Table
 from statebackend._core.handles cimport Handle
-from statebackend._core.lists cimport ListCursor
 from statebackend._core.map_table cimport MapTable
 from statebackend._core.state_table cimport StateTable
-
-cdef class ListHandle(Handle):
-    cdef ListHead *head(self) noexcept
-    cdef int open_cursor(self, ListHead *head, ListCursor *cursor) except -1
-    cdef list raw_elements(self, bint all)
-    cdef int put_elements(self, char *elements, uint64_t n, bint replace) except -1
-    cdef int store_all(self, list values, bint replace) except -1
-    cdef char *unexpired_elements(self, int64_t stamp, uint64_t *n) except? NULL
-    cdef bint all_expired(self) except -1
-    cdef list read_list(self)
 
 cdef class MapHandle(Handle):
     cdef readonly KeyCodec keys_codec
