@@ -48,7 +48,7 @@ def start(store: sb.OperatorStateBackend) -> BufferingSink:
 
 
 def main() -> None:
-    backend = sb.create_backend("reference")
+    backend = sb.create_backend("heap")
     store = backend.create_operator_backend()
     sink = start(store)
     for number, name in enumerate("abcde"):

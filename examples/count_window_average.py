@@ -37,7 +37,7 @@ class CountWindowAverage:
 
 
 def main() -> None:
-    with sb.create_backend("reference").create_keyed_backend("bigint") as keyed:
+    with sb.create_backend("heap").create_keyed_backend("bigint") as keyed:
         average = CountWindowAverage(keyed)
         print("Every two values of a key make one average; then its state is cleared.\n")
         print("row (key, value)   state (count, sum)   output (key, average)")

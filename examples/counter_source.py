@@ -34,7 +34,7 @@ class CounterSource(sb.CheckpointedFunction):
 
 
 def main() -> None:
-    backend = sb.create_backend("reference")
+    backend = sb.create_backend("heap")
     store = backend.create_operator_backend()
     source = CounterSource()
     source.initialize_state(FunctionInitializationContext(store))
