@@ -957,12 +957,7 @@ cdef class BatchCall:
             if core.journal_version and segment_for_writing(core, journal, &log):
                 if not undo_log(journal, log, self.runs[0].journal_records, &carried, moved, dropped):
                     raise MemoryError("no memory to undo a failed call; the backend must be closed")
-                log_append(core.arena, log, &carried)
-                # What the call had journalled is no longer so: a new segment takes it when it is written again.
-                self.table.owner.bump_version()
-                core.journal_version = core.state_version
-            else:
-                discard_log(core, journal, &carried)
+            self.table.owner.settle_undone(journal, &carried)
             return 0
         for i in range(self.batch.n_lanes):
             lane = self.runs[i].used

@@ -11,14 +11,16 @@ map is. A key has a head exactly while its map has entries.
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
 
 from statebackend._core.arena cimport address, block_free
 from statebackend._core.cow_map cimport (
-    Anchor, CoreKey, CowMap, Insertion, Table, abandon_insert, anchor_new, append_thread, before_operation, entry_at,
-    finish_insert, hash_of, key_object, prepare_insert, prepare_remove, remove, reserve_records, slot_for_write,
-    thread_of, value_of)
+    Anchor, Core, CoreKey, CowMap, Insertion, Table, abandon_insert, anchor_new, append_thread, before_operation,
+    entry_at, finish_insert, hash_of, key_object, prepare_insert, prepare_remove, remove, reserve_records,
+    segment_for_writing, slot_for_write, thread_of, value_of)
+from statebackend._core.journal cimport Log, log_append
 from statebackend._core.key_groups cimport HashPlan
-from statebackend._core.state_core cimport Mark, StateCore
+from statebackend._core.state_core cimport StateCore, discard_log
 from statebackend._core.state_table cimport CODE_LIST, StateTable
 
 from statebackend.errors import UsageError
@@ -216,36 +218,52 @@ cdef class MapTable:
         return True
 
     cdef int clear_at(self, CoreKey *head) except -1:
-        """Remove all entries of a key that has some. All or nothing."""
-        cdef CoreKey inner
-        cdef CowMap *head_map = self.heads.map_or_null(head.group)
-        cdef CowMap *map = self.entries.map_or_null(head.group)
-        cdef uint32_t head_slot, slot
-        cdef Mark mark = self.owner.mark()
+        """Remove all entries of a key that has some. All or nothing: removed slots are kept until the last is out."""
+        cdef StateCore owner = self.owner
+        cdef Core *core = &owner.core
         cdef Table *table = self.entries.table
         cdef Table *heads = self.heads.table
-        cdef bint more = True
+        cdef Log removed
+        cdef Log *log = NULL
+        owner.enter()
         try:
-            self.owner.enter()
+            if core.journal_version and not segment_for_writing(core, heads.journal, &log):
+                owner.out_of_memory()
+            memset(&removed, 0, sizeof(Log))
+            table.lane.override = heads.lane.override = &removed
             try:
-                while more:
-                    if not (before_operation(&heads.lane, heads, head_map)
-                            and before_operation(&table.lane, table, map)):
-                        self.owner.out_of_memory()
-                    head_slot = self.heads.find(head_map, head)
-                    if head_slot == 0:
-                        break            # a finaliser was quicker
-                    slot = self.anchor_of(head_slot).first
-                    more = slot != self.anchor_of(head_slot).last
-                    inner.hash = hash_of(table, entry_at(table.core, slot))
-                    self.unlink(head, head_slot, &inner, slot)
+                self.unlink_all(head)
+            except BaseException:
+                owner.undo_call(heads.journal, &removed)
+                raise
             finally:
-                self.owner.leave()
-        except BaseException:
-            self.owner.rollback(mark)
-            raise
+                table.lane.override = heads.lane.override = NULL
+            if log != NULL:
+                log_append(core.arena, log, &removed)
+            else:
+                discard_log(core, heads.journal, &removed)
         finally:
-            self.owner.release(mark)
+            owner.leave()
+        return 0
+
+    cdef int unlink_all(self, CoreKey *head) except -1:
+        cdef CowMap *head_map = self.heads.map_or_null(head.group)
+        cdef CowMap *map = self.entries.map_or_null(head.group)
+        cdef Table *table = self.entries.table
+        cdef Table *heads = self.heads.table
+        cdef CoreKey inner
+        cdef uint32_t head_slot, slot
+        cdef bint more = True
+        while more:
+            if not (before_operation(&heads.lane, heads, head_map) and before_operation(&table.lane, table, map)):
+                self.owner.out_of_memory()
+            head_slot = self.heads.find(head_map, head)
+            if head_slot == 0:
+                break                    # a finaliser was quicker
+            slot = self.anchor_of(head_slot).first
+            more = slot != self.anchor_of(head_slot).last
+            inner.hash = hash_of(table, entry_at(table.core, slot))
+            self.unlink(head, head_slot, &inner, slot)
         return 0
 
     def items(self, key, uint32_t namespace=0):

@@ -23,6 +23,8 @@ cdef class StateCore:
     cdef void after_close(self) noexcept
     cdef int out_of_memory(self) except -1
     cdef int undo_to(self, Journal *journal, uint32_t version) except -1
+    cdef int undo_call(self, Journal *journal, Log *log) except -1
+    cdef int settle_undone(self, Journal *journal, Log *carried) except -1
     cdef bint keep_carried(self, Journal *journal) noexcept
     cdef Snapshot *open_snapshot(self) except NULL
     cdef int require_open(self, Mark mark) except -1

@@ -185,6 +185,36 @@ cdef class StateCore:
             journal.n_segments -= 1
         return 0
 
+    cdef int undo_call(self, Journal *journal, Log *log) except -1:
+        """Undo what a failed call of several steps has done, which `log` has taken instead of the journal."""
+        cdef Log carried
+        cdef dict moved = {}
+        cdef list dropped = []
+        cdef int64_t limit = self.arena.budget.limit
+        memset(&carried, 0, sizeof(Log))
+        self.arena.budget.limit = 0      # undoing may need a little
+        try:
+            if not undo_log(journal, log, 0, &carried, moved, dropped):
+                raise MemoryError("no memory to undo a failed call; the backend must be closed")
+            self.settle_undone(journal, &carried)
+        finally:
+            self.arena.budget.limit = limit
+        return 0
+
+    cdef int settle_undone(self, Journal *journal, Log *carried) except -1:
+        """After a failed call was undone: keep the moves that it leaves, for older records that name the same slots.
+
+        What the call had journalled is no longer so: a new segment takes it when it is written again.
+        """
+        cdef Log *log
+        if self.core.journal_version and segment_for_writing(&self.core, journal, &log):
+            log_append(self.core.arena, log, carried)
+            self.bump_version()
+            self.core.journal_version = self.core.state_version
+        else:
+            discard_log(&self.core, journal, carried)
+        return 0
+
     cdef bint keep_carried(self, Journal *journal) noexcept:
         cdef Log *log
         if journal.carried.records == 0:

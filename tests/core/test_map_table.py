@@ -354,3 +354,20 @@ def test_running_out_of_memory_anywhere_changes_nothing(action, marked, snapshot
 
 def contents(table):
     return {key: list(table.items(key)) for key in (b"many", b"one", b"new")}
+
+
+def test_clearing_a_map_under_a_mark_journals_nothing_else_again():
+    core = StateCore(seed=1)
+    table = MapTable(core)
+    mark = core.mark()
+    table.put(1, 0, 0)
+    before = core.metrics()["journal_version"], core.metrics()["state_version"]
+    for n in range(100):
+        table.put(2, n, n)
+        table.put(2, -n, n)
+        assert table.clear(2)
+    assert (core.metrics()["journal_version"], core.metrics()["state_version"]) == before
+    assert table.entries.dirty(mark) >= {(0, table.heads.get(1))}
+    core.rollback(mark)
+    assert len(table) == 0
+    table._check()
