@@ -48,6 +48,7 @@ class Module(NamedTuple):
 #: out of a wheel by accident.
 MODULES: dict[str, Module] = {
     "statebackend._core.key_groups": Module("Murmur3 as Spark computes it, scalar and batch; ranges"),
+    "statebackend._core.crc32c": Module("CRC-32C, by the processor's instruction where it has one"),
     "statebackend._core.arena": Module("extents cut into page runs; size-classed bytes; live counters"),
     "statebackend._core.journal": Module("undo segments of marks; the dirty set"),
     "statebackend._core.cow_map": Module("entries, copy-on-write map, snapshot view, visitor: one unit"),
@@ -233,7 +234,8 @@ class build_ext(_build_ext):
 #: pandas: what PySpark's Arrow path imports; PySpark does not work with pandas 3 yet.
 SPARK = ["pyspark>=4.1", "pandas>=2.2,<3"]
 #: mypy: its stubtest checks the hand-kept stubs of the compiled modules.
-TEST = ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "mypy>=1.11"]
+#: moto: an S3 server on the loopback interface, for the tests of checkpoints in an object store.
+TEST = ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "mypy>=1.11", "moto[server]>=5"]
 LINT = ["ruff>=0.6", "mypy>=1.11", "cython-lint>=0.16"]
 DOCS = ["mkdocs>=1.6"]
 #: The peers: Flink's jars; and what `transformWithState` in Python needs beside PySpark itself.

@@ -34,6 +34,7 @@ from statebackend.errors import (
     SerializationTypeError,
     StateBackendError,
     StateMigrationError,
+    StoreError,
     UsageError,
 )
 from statebackend.key_encoding import ALL_NAMESPACES, VOID, TimeWindow
@@ -106,6 +107,7 @@ __all__ = [
     "SerializationError",
     "SerializationTypeError",
     "MemoryLimitError",
+    "StoreError",
 ]
 
 #: Parts that need more than numpy and pyarrow, or that a job does not need.

@@ -28,6 +28,7 @@ __all__ = [
     "SerializationTypeError",
     "StateBackendError",
     "StateMigrationError",
+    "StoreError",
     "UsageError",
 ]
 
@@ -145,6 +146,40 @@ class CommitConflictError(StateBackendError):
     """
 
     default_code = "COMMIT_CONFLICT"
+
+
+class StoreError(StateBackendError, OSError):
+    """The system refused to read or write a file of a store: disk full, read-only, I/O error; also an ``OSError``.
+
+    ``errno`` is that of the error behind it, if it had one.
+
+    >>> import errno
+    >>> error = StoreError.of(OSError(errno.ENOSPC, "No space left on device"), "writing data/3/a.arrow")
+    >>> print(error)
+    the store cannot go on: No space left on device (writing data/3/a.arrow) [STORE]
+    >>> error.errno == errno.ENOSPC
+    True
+    """
+
+    default_code = "STORE"
+
+    @classmethod
+    def of(
+        cls, error: OSError, doing: str, *, code: str | None = None, hint: str | None = None
+    ) -> StoreError:
+        """The error that says what was being done when the system gave ``error``; raise it from that one.
+
+        >>> StoreError.of(OSError("bucket is gone"), "listing checkpoints").detail
+        'listing checkpoints'
+        """
+        reason = error.strerror or str(error) or type(error).__name__
+        made = cls(f"the store cannot go on: {reason}", code=code, detail=doing, hint=hint)
+        made.errno = error.errno
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The number lies outside the attributes that travel by themselves.
+        return _rebuild, (type(self), self.message), {**self.__dict__, "errno": self.errno}
 
 
 class BatchGapError(StateBackendError):

@@ -1,0 +1,24 @@
+"""Checkpoints: a store of committed snapshots that survives crashes, second writers and damaged files.
+
+>>> from statebackend.checkpoint import CheckpointStore
+>>> CheckpointStore("/nowhere").latest() is None
+True
+"""
+
+from statebackend.checkpoint.data_files import DataFile, DataWriter
+from statebackend.checkpoint.manifest import FORMAT, Manifest, Metadata, StateSnapshot, StoredFile
+from statebackend.checkpoint.reading import Checkpoint, CheckpointReader
+from statebackend.checkpoint.store import CheckpointStore
+
+__all__ = [
+    "FORMAT",
+    "Checkpoint",
+    "CheckpointReader",
+    "CheckpointStore",
+    "DataFile",
+    "DataWriter",
+    "Manifest",
+    "Metadata",
+    "StateSnapshot",
+    "StoredFile",
+]

@@ -1,0 +1,57 @@
+"""Where the files of a store lie, and what can be promised there: POSIX folders and object stores.
+
+>>> open_files("/data/app/state").uri
+'/data/app/state'
+>>> open_files("s3://bucket/state", single_writer=False)
+Traceback (most recent call last):
+statebackend.errors.UsageError: an object store cannot keep a second writer out. Hint: ...
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from statebackend.checkpoint.files.calls import PosixCalls
+from statebackend.checkpoint.files.interface import FileSink, StoreFiles
+from statebackend.checkpoint.files.posix import PosixFiles
+from statebackend.errors import UsageError
+
+__all__ = ["FileSink", "PosixCalls", "PosixFiles", "StoreFiles", "open_files"]
+
+
+def open_files(uri: str | os.PathLike[str], *, single_writer: bool = False) -> StoreFiles:
+    """The files of the store at ``uri``: a path, ``file://...`` or ``s3://...``. Touches nothing on POSIX paths.
+
+    >>> open_files("file:///data/app/state").uri
+    '/data/app/state'
+    >>> open_files("ftp://host/state")
+    Traceback (most recent call last):
+    statebackend.errors.UsageError: a store cannot lie at a ftp:// address. Hint: ...
+    """
+    text: Any = os.fspath(uri)
+    if not isinstance(text, str) or not text:
+        raise UsageError("a store is given by its path or uri, a str")
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text)
+    if scheme is None:
+        return PosixFiles(os.path.abspath(text))
+    name = scheme[1].lower()
+    if name == "file":
+        parts = urlsplit(text)
+        if parts.netloc not in ("", "localhost") or not parts.path:
+            raise UsageError("a file:// address is file:///path", detail="it names a host")
+        return PosixFiles(os.path.abspath(unquote(parts.path)))
+    if name != "s3":
+        raise UsageError(f"a store cannot lie at a {name}:// address", hint="use a path, or s3://bucket/path")
+    if not single_writer:
+        raise UsageError(
+            "an object store cannot keep a second writer out",
+            code="USAGE.SINGLE_WRITER",
+            hint="pass single_writer=True if you vouch that no second one writes there; "
+            "otherwise use a local or shared POSIX path",
+        )
+    from statebackend.checkpoint.files.objects import ObjectFiles  # it loads Arrow's file systems
+
+    return ObjectFiles(text)

@@ -1,0 +1,141 @@
+"""The system calls that a store on a POSIX path is made of: all of them, and nothing else.
+
+Tests put a layer of their own in this place, which fails, dies or forgets at any call.
+
+>>> PosixCalls().status("/").is_folder
+True
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+import sys
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+__all__ = ["PosixCalls", "Status"]
+
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+_RENAME_EXCL = 4
+
+
+class Status(NamedTuple):
+    """What the store wants to know of a file.
+
+    >>> Status(True, 0, 1).is_folder
+    True
+    """
+
+    is_folder: bool
+    size: int
+    device: int
+
+
+class PosixCalls:
+    """One method a call. Each raises `OSError` as the system does.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     PosixCalls().names(folder)
+    []
+    """
+
+    def create(self, path: str) -> int:
+        """Open a new file for writing; it must not exist."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        """Write some of ``data``; how much."""
+        return os.write(descriptor, data)
+
+    def sync(self, descriptor: int) -> None:
+        """Make content durable; to the medium itself also on macOS, whose fsync stops at the drive's cache."""
+        if sys.platform == "darwin":
+            try:
+                fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+                    raise
+        os.fsync(descriptor)
+
+    def close(self, descriptor: int) -> None:
+        """Close a descriptor."""
+        os.close(descriptor)
+
+    def sync_folder(self, path: str) -> None:
+        """Make the names in a folder durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock_folder(self, path: str) -> int:
+        """Take the lock that says that a writer is alive; `BlockingIOError` if one is. A descriptor to close."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder; it must not exist."""
+        os.mkdir(path)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove an empty folder."""
+        os.rmdir(path)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        os.unlink(path)
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name, which must be free."""
+        os.link(source, target)
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name."""
+        os.rename(source, target)
+
+    def rename_exclusive(self, source: str, target: str) -> None:
+        """Give a file another name, which must be free, where the file system has no links."""
+        library = ctypes.CDLL(None, use_errno=True)
+        old, new = os.fsencode(source), os.fsencode(target)
+        try:
+            if sys.platform == "darwin":
+                failed = library.renamex_np(old, new, ctypes.c_uint(_RENAME_EXCL))
+            else:
+                failed = library.renameat2(_AT_FDCWD, old, _AT_FDCWD, new, ctypes.c_uint(_RENAME_NOREPLACE))
+        except AttributeError:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), source) from None
+        if failed:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), source, None, target)
+
+    def names(self, path: str) -> list[str]:
+        """The names in a folder, in any order."""
+        return os.listdir(path)
+
+    def status(self, path: str) -> Status:
+        """What a file is."""
+        found = os.stat(path)
+        return Status(stat.S_ISDIR(found.st_mode), found.st_size, found.st_dev)
+
+    def read(self, path: str) -> bytes:
+        """A whole file."""
+        with open(path, "rb") as file:
+            return file.read()
+
+    def open_input(self, path: str) -> Any:
+        """A file for reading, for Arrow. Not mapped: a file that is cut while mapped kills the process."""
+        return pa.OSFile(path, "rb")

@@ -1,0 +1,388 @@
+"""A store on a POSIX path, local or shared: exclusive, durable commits and a fence against older writers.
+
+Every writer has an epoch and holds the folder ``checkpoints/epoch-<epoch>/``. Whatever must not happen once a
+newer writer is there goes *through* that folder: a manifest is written in it and then linked up, a file that is
+no longer needed is moved into it and then removed. A newer writer empties and removes the folder; from then on
+both fail, atomically, whatever the older writer has found out before.
+
+>>> PosixFiles("/data/app/state").address("metadata.json")
+'/data/app/state/metadata.json'
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from statebackend.checkpoint.files.calls import PosixCalls
+from statebackend.checkpoint.files.interface import Fenced, FileSink, StoreFiles, Taken
+from statebackend.checkpoint.layout import (
+    CHECKPOINTS,
+    DATA,
+    METADATA,
+    data_epoch,
+    data_folder,
+    epoch_folder,
+    is_data_file,
+    newest_epoch,
+    parse_epoch_folder,
+    split,
+)
+
+__all__ = ["PosixFiles", "PosixSink"]
+
+_log = logging.getLogger(__name__)
+
+#: What `link` answers where a file system has no links; 95 and 45 are ENOTSUP and EOPNOTSUPP here and there.
+_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES}
+#: Nobody loses a race this often: something else is wrong.
+_ATTEMPTS = 1000
+
+
+class PosixSink(FileSink):
+    """A new file on a POSIX path.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sink = PosixSink(PosixCalls(), folder + "/a")
+    ...     sink.write(b"abc")
+    ...     sink.finish()
+    ...     PosixCalls().read(folder + "/a")
+    b'abc'
+    """
+
+    def __init__(self, calls: PosixCalls, path: str) -> None:
+        self._calls = calls
+        self._path = path
+        self._there = True
+        self._descriptor: int | None = calls.create(path)
+
+    def write(self, data: Any) -> None:
+        assert self._descriptor is not None
+        left = memoryview(data).cast("B")
+        while left:
+            written = self._calls.write(self._descriptor, left)
+            if written <= 0:
+                raise OSError(errno.EIO, "nothing was written")
+            left = left[written:]
+
+    def finish(self) -> None:
+        assert self._descriptor is not None
+        # Once only: what a failed sync has not written counts as clean, and a second one would say nothing.
+        self._calls.sync(self._descriptor)
+        self._close()
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            # Closed for us even if it fails: the number may be another file's already.
+            descriptor, self._descriptor = self._descriptor, None
+            self._calls.close(descriptor)
+
+    def abandon(self) -> None:
+        try:
+            self._close()
+        except OSError:
+            pass  # its content is of no interest
+        if self._there:
+            self._there = False
+            try:
+                self._calls.remove(self._path)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                _log.warning("an abandoned file stays until the store is next opened: %s", error)
+
+
+class PosixFiles(StoreFiles):
+    """The files of a store below a folder.
+
+    >>> PosixFiles("/nowhere").size("metadata.json") is None
+    True
+    """
+
+    def __init__(self, root: str, calls: PosixCalls | None = None) -> None:
+        self.uri = root
+        self._root = root
+        self._calls = PosixCalls() if calls is None else calls
+        self._locks: dict[int, int] = {}
+        self._asides = itertools.count()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PosixFiles, (self._root, self._calls)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    # --- reading ---
+
+    def read(self, name: str) -> bytes:
+        return self._calls.read(self._path(name))
+
+    def size(self, name: str) -> int | None:
+        try:
+            status = self._calls.status(self._path(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return None if status.is_folder else status.size
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return sorted(self._calls.names(self._path(folder)))
+        except FileNotFoundError:
+            return []
+
+    def open_input(self, name: str) -> Any:
+        return self._calls.open_input(self._path(name))
+
+    def address(self, name: str) -> str:
+        return self._path(name)
+
+    # --- data files ---
+
+    def create(self, name: str) -> FileSink:
+        return PosixSink(self._calls, self._path(name))
+
+    def sync_folder(self, folder: str) -> None:
+        self._calls.sync_folder(self._path(folder))
+
+    def remove(self, name: str) -> None:
+        try:
+            self._calls.remove(self._path(name))
+        except FileNotFoundError:
+            pass
+
+    # --- the writer ---
+
+    def take_epoch(self, *, refuse_live: bool) -> int:
+        self._make_root()
+        epoch = self._make_epoch()
+        try:
+            if refuse_live:
+                self._refuse_live(epoch)
+            self._lock(epoch)
+            self.sync_folder(CHECKPOINTS)
+            # Taken alone, like the epoch, so nothing is in it. It has to be durable before a file in it counts.
+            self._calls.make_folder(self._path(data_folder(epoch)))
+            self.sync_folder(DATA)
+            for older in self._epochs():
+                if older < epoch:
+                    self._fence(older)
+            # Manifests that the older ones have linked, and perhaps not synced, are durable from here on.
+            self.sync_folder(CHECKPOINTS)
+        except BaseException:
+            self._give_back(epoch)
+            raise
+        return epoch
+
+    def _make_root(self) -> None:
+        """Make the folders. As long as there is no metadata, their names may not be durable yet: sync them all."""
+        if self.size(METADATA) is not None:
+            return
+        self._make_folders(self._root)
+        for folder in (CHECKPOINTS, DATA):
+            self._make_folders(self._path(folder))
+        self._calls.sync_folder(self._root)
+        device, inner = self._calls.status(self._root).device, self._root
+        while (outer := os.path.dirname(inner)) != inner and self._calls.status(outer).device == device:
+            try:
+                self._calls.sync_folder(outer)
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL):
+                    raise
+                break  # not ours to read, so not made by us either
+            inner = outer
+
+    def _make_folders(self, path: str) -> None:
+        outer = os.path.dirname(path)
+        try:
+            self._calls.make_folder(path)
+        except FileExistsError:
+            if not self._calls.status(path).is_folder:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
+        except FileNotFoundError:
+            if outer == path:
+                raise
+            self._make_folders(outer)
+            self._make_folders(path)
+
+    def _make_epoch(self) -> int:
+        """Make the folder of a new epoch, larger than all others.
+
+        Looking a second time closes the gap between looking and making: a writer that was slow in between
+        could otherwise take a number that others have taken, lost and removed meanwhile. Either it sees the
+        newer epoch now, or that one, made later, will see it and fence it.
+        """
+        for _ in range(_ATTEMPTS):
+            epoch = self._newest_epoch() + 1
+            folder = self._path(epoch_folder(epoch))
+            try:
+                self._calls.make_folder(folder)
+            except FileExistsError:
+                continue
+            if self._newest_epoch() == epoch:
+                return epoch
+            try:
+                self._calls.remove_folder(folder)
+            except FileNotFoundError:
+                pass  # the newer one has fenced it already
+        raise OSError(errno.EBUSY, "no epoch can be taken: others take each one first")
+
+    def _newest_epoch(self) -> int:
+        return newest_epoch(self.names(CHECKPOINTS), self.names(DATA))
+
+    def _epochs(self) -> list[int]:
+        return [e for e in map(parse_epoch_folder, self.names(CHECKPOINTS)) if e is not None]
+
+    def _refuse_live(self, epoch: int) -> None:
+        for older in self._epochs():
+            if older != epoch:
+                try:
+                    self._calls.close(self._calls.lock_folder(self._path(epoch_folder(older))))
+                except FileNotFoundError:
+                    pass
+
+    def _lock(self, epoch: int) -> None:
+        try:
+            self._locks[epoch] = self._calls.lock_folder(self._path(epoch_folder(epoch)))
+        except (BlockingIOError, FileNotFoundError):
+            # Who else looks at this folder is a newer writer, which has found us not alive yet.
+            raise Fenced from None
+        except OSError as error:
+            # No locks on this file system: another live writer is then fenced instead of refused.
+            _log.info("no lock can be taken here: %s", error)
+
+    def _fence(self, epoch: int) -> None:
+        folder = epoch_folder(epoch)
+        for _ in range(_ATTEMPTS):
+            for name in self.names(folder):
+                self.remove(f"{folder}/{name}")
+            try:
+                self._calls.remove_folder(self._path(folder))
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                # Some file systems say EEXIST. The older writer is alive and has just begun another file.
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            else:
+                return
+        raise OSError(errno.EBUSY, f"the writer of epoch {epoch} cannot be fenced: it goes on writing")
+
+    def _give_back(self, epoch: int) -> None:
+        """Opening has failed: leave as little behind as possible."""
+        self.release(epoch)
+        for folder in (data_folder(epoch), epoch_folder(epoch)):
+            try:
+                self._calls.remove_folder(self._path(folder))
+            except OSError:
+                pass  # the next writer removes it
+
+    def holds(self, epoch: int) -> bool:
+        try:
+            return self._calls.status(self._path(epoch_folder(epoch))).is_folder
+        except FileNotFoundError:
+            return False
+
+    def publish(self, name: str, content: bytes, epoch: int) -> None:
+        folder, base_name = split(name)
+        # Another name each time: of an attempt that has failed nothing is known, not even that it left nothing.
+        aside = f"{epoch_folder(epoch)}/{next(self._asides)}-{base_name}"
+        try:
+            sink = self.create(aside)
+        except FileNotFoundError:
+            raise Fenced from None
+        try:
+            sink.write(content)
+            sink.finish()
+        except BaseException:
+            sink.abandon()
+            raise
+        try:
+            self._link(aside, name)
+        except OSError as error:
+            self._after_failed_link(error, aside, name, content, epoch)
+        try:
+            self.sync_folder(folder)
+        except OSError as error:
+            error.unknown = True  # type: ignore[attr-defined]
+            raise
+        try:
+            self.remove(aside)
+        except OSError as error:
+            _log.warning("a manifest's first name stays until the store is next opened: %s", error)
+
+    def _link(self, aside: str, name: str) -> None:
+        try:
+            self._calls.link(self._path(aside), self._path(name))
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            try:
+                self._calls.rename_exclusive(self._path(aside), self._path(name))
+            except OSError as second:
+                if second.errno in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
+                    # Neither can be done here. What link has said tells more.
+                    raise error from second
+                raise
+
+    def _after_failed_link(self, error: OSError, aside: str, name: str, content: bytes, epoch: int) -> None:
+        """Returns if the link was made after all; over NFS an answer can be lost, or come for a second asking."""
+        try:
+            # First of all: from here on a request that is still under way finds nothing to link.
+            self.remove(aside)
+            found = self._calls.read(self._path(name))
+        except FileNotFoundError:
+            pass
+        except OSError as second:
+            second.unknown = True  # type: ignore[attr-defined]
+            raise second from error
+        else:
+            if found == content:
+                return
+            raise Taken from error
+        if isinstance(error, FileNotFoundError) and not self.holds(epoch):
+            raise Fenced from error
+        raise error
+
+    def retire(self, names: Iterable[str], epoch: int) -> None:
+        for name in names:
+            moved = f"{epoch_folder(epoch)}/{next(self._asides)}-retired"
+            try:
+                self._calls.rename(self._path(name), self._path(moved))
+            except FileNotFoundError:
+                if not self.holds(epoch):
+                    raise Fenced from None
+                continue  # it is gone already
+            self.remove(moved)
+
+    def remove_leftovers(self, keep: Collection[str], epoch: int) -> int:
+        removed = 0
+        for number in self.names(DATA):
+            folder = f"{DATA}/{number}"
+            if not 0 < data_epoch(folder) < epoch:
+                continue
+            for base_name in self.names(folder):
+                name = f"{folder}/{base_name}"
+                if is_data_file(name) and name not in keep:
+                    self.remove(name)
+                    removed += 1
+            try:
+                self._calls.remove_folder(self._path(folder))
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+        return removed
+
+    def release(self, epoch: int) -> None:
+        descriptor = self._locks.pop(epoch, None)
+        if descriptor is not None:
+            try:
+                self._calls.close(descriptor)
+            except OSError as error:
+                _log.info("closing a lock: %s", error)

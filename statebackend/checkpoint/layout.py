@@ -1,0 +1,136 @@
+"""Where things lie in a store, and how they are called. All names are relative to the store's root.
+
+::
+
+    metadata.json                   what the store is for; written once
+    checkpoints/<id>-<epoch>.json   a manifest; its name coming into being is the commit
+    checkpoints/epoch-<epoch>/      held by the writer of the newest epoch: manifests are written here first
+    data/<epoch>/<file>             data files of the writer of that epoch; never changed
+
+>>> manifest_name(7, 3), parse_manifest_name("7-3.json")
+('checkpoints/7-3.json', (7, 3))
+>>> epoch_folder(3), parse_epoch_folder("epoch-3")
+('checkpoints/epoch-3', 3)
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = [
+    "CHECKPOINTS",
+    "DATA",
+    "METADATA",
+    "data_epoch",
+    "data_folder",
+    "epoch_folder",
+    "is_data_file",
+    "manifest_name",
+    "newest_epoch",
+    "parse_epoch_folder",
+    "parse_manifest_name",
+    "split",
+]
+
+METADATA = "metadata.json"
+CHECKPOINTS = "checkpoints"
+DATA = "data"
+
+# No number of more than 18 digits: all fit in 64 bits. No leading zeros: one name for each number.
+_NUMBER = r"(0|[1-9][0-9]{0,17})"
+_EPOCH = r"([1-9][0-9]{0,17})"
+_MANIFEST = re.compile(rf"{_NUMBER}-{_EPOCH}\.json", re.ASCII)
+_EPOCH_FOLDER = re.compile(rf"epoch-{_EPOCH}", re.ASCII)
+_DATA_FOLDER = re.compile(_EPOCH, re.ASCII)
+_DATA_FILE = re.compile(rf"{DATA}/{_EPOCH}/[A-Za-z0-9_][A-Za-z0-9_.=-]{{0,199}}", re.ASCII)
+
+
+def manifest_name(checkpoint_id: int, epoch: int) -> str:
+    """The name of a manifest.
+
+    >>> manifest_name(0, 1)
+    'checkpoints/0-1.json'
+    """
+    return f"{CHECKPOINTS}/{checkpoint_id}-{epoch}.json"
+
+
+def parse_manifest_name(base_name: str) -> tuple[int, int] | None:
+    """Id and epoch of a manifest, by its name within its folder; None for any other name.
+
+    >>> parse_manifest_name("07-3.json") is None
+    True
+    """
+    found = _MANIFEST.fullmatch(base_name)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def epoch_folder(epoch: int) -> str:
+    """The folder that the writer of an epoch holds, and loses when it is fenced.
+
+    >>> epoch_folder(12)
+    'checkpoints/epoch-12'
+    """
+    return f"{CHECKPOINTS}/epoch-{epoch}"
+
+
+def parse_epoch_folder(base_name: str) -> int | None:
+    """The epoch of such a folder, by its name within its folder; None for any other name.
+
+    >>> parse_epoch_folder("epoch-x") is None
+    True
+    """
+    found = _EPOCH_FOLDER.fullmatch(base_name)
+    return None if found is None else int(found[1])
+
+
+def data_folder(epoch: int) -> str:
+    """Where the writer of an epoch puts data files.
+
+    >>> data_folder(12)
+    'data/12'
+    """
+    return f"{DATA}/{epoch}"
+
+
+def data_epoch(name: str) -> int:
+    """The epoch of a data file or of a folder of them, by its name; 0 for any other name.
+
+    >>> data_epoch("data/12/a.arrow"), data_epoch("data/12"), data_epoch("data/mine")
+    (12, 12, 0)
+    """
+    parts = name.split("/")
+    found = _DATA_FOLDER.fullmatch(parts[1]) if len(parts) >= 2 and parts[0] == DATA else None
+    return 0 if found is None else int(found[1])
+
+
+def is_data_file(name: str) -> bool:
+    """Whether a name can be that of a data file: no other file is ever read or removed as one.
+
+    >>> is_data_file("data/3/7-0-base-5f3a9c1e.arrow"), is_data_file("data/3/../../passwd")
+    (True, False)
+    """
+    return _DATA_FILE.fullmatch(name) is not None
+
+
+def newest_epoch(in_checkpoints: list[str], in_data: list[str]) -> int:
+    """The largest epoch that was ever taken, from the names in the two folders; 0 if there is none.
+
+    >>> newest_epoch(["7-3.json", "epoch-4"], ["3", "notes.txt"])
+    4
+    """
+    found = [0]
+    for name in in_checkpoints:
+        manifest = parse_manifest_name(name)
+        found.append(manifest[1] if manifest is not None else parse_epoch_folder(name) or 0)
+    found += [data_epoch(f"{DATA}/{name}") for name in in_data]
+    return max(found)
+
+
+def split(name: str) -> tuple[str, str]:
+    """Folder and base name.
+
+    >>> split("data/3/a.arrow"), split("metadata.json")
+    (('data/3', 'a.arrow'), ('', 'metadata.json'))
+    """
+    folder, _, base_name = name.rpartition("/")
+    return folder, base_name
