@@ -12,6 +12,7 @@ from types import ModuleType
 from statebackend import errors, key_groups, serializers, types
 from statebackend._version import __version__
 from statebackend.backend import KeyedStateBackend, StateBackend
+from statebackend.checkpoint import Checkpoint, CheckpointStore, StateSnapshot
 from statebackend.descriptors import (
     AggregateFunction,
     AggregatingStateDescriptor,
@@ -79,6 +80,10 @@ __all__ = [
     "ReducingState",
     "AggregatingState",
     "FoldingState",
+    # checkpoints
+    "CheckpointStore",
+    "Checkpoint",
+    "StateSnapshot",
     # operator state
     "OperatorStateBackend",
     "CheckpointedFunction",

@@ -140,7 +140,7 @@ def crc32c(data, unsigned int value=0, *, bint portable=False) -> int:
     cdef bint instruction = _instruction and not portable
     try:
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    except (TypeError, BufferError):
+    except (TypeError, ValueError, BufferError):
         raise UsageError(f"a {type(data).__name__} has no contiguous bytes to take a checksum of") from None
     try:
         if view.len < KEEP_GIL_BELOW:

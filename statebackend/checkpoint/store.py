@@ -222,10 +222,9 @@ class CheckpointStore(CheckpointReader):
         for what in ("key_type", "max_parallelism"):
             mine, theirs = getattr(wanted, what), getattr(existing, what)
             if mine is not None and mine != theirs:
-                described = {None: "none"}.get(theirs, theirs)
                 raise StateMigrationError(
                     f"the store was made for another {what}",
-                    detail=f"{described} there, {mine} here, {self.uri}",
+                    detail=f"{theirs or 'none'} there, {mine} here, {self.uri}",
                     hint="open it with what it was made for, or use another store",
                 )
 
@@ -307,24 +306,25 @@ class CheckpointStore(CheckpointReader):
         """Every named file is there with its size, and nothing that this writer may remove is named."""
         kept = self._retention.known().union(*self._in_flight.values())
         for file in manifest.all_files.values():
-            if file.epoch != epoch and file.name not in kept:
+            is_ours = file.epoch == epoch or file.name in kept
+            with storing(f"looking for {file.name}"):
+                size = self._files.size(file.name)
+                is_held = (is_ours and size == file.size) or self._files.holds(epoch)
+            if not is_held:
+                # A newer writer has removed the file, or made it.
+                self._over = self._conflict("another writer has opened the store")
+                raise self._over
+            if not is_ours:
                 raise UsageError(
                     "a snapshot names a file of an earlier writer that no checkpoint names",
                     code="USAGE.STALE_SNAPSHOT",
                     detail=f"{file.name}, checkpoint {manifest.checkpoint_id}",
                     hint="take the snapshot again",
                 )
-            with storing(f"looking for {file.name}"):
-                size = self._files.size(file.name)
-                is_held = size == file.size or self._files.holds(epoch)
-            if not is_held:
-                self._over = self._conflict("another writer has opened the store")  # and removed the file
-                raise self._over
             if size != file.size:
+                what = "missing" if size is None else "not as long as it was written"
                 raise CorruptCheckpointError(
-                    "a file of the snapshot is missing"
-                    if size is None
-                    else "a file of the snapshot is too short",
+                    f"a file of the snapshot is {what}",
                     detail=f"{file.name}, checkpoint {manifest.checkpoint_id}",
                     hint="it is not committed; abort it and take the snapshot again",
                 )

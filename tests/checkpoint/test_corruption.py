@@ -1,0 +1,280 @@
+"""Every byte of what a store writes about itself, and every file it names, changed in every way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from store_files import commit, write
+
+from statebackend.checkpoint import CheckpointStore, Manifest, Metadata, StateSnapshot, StoredFile
+from statebackend.checkpoint.sealed import seal, unseal
+from statebackend.errors import CommitConflictError, CorruptCheckpointError, StateBackendError
+
+
+@pytest.fixture
+def three(root: Path) -> Path:
+    """A store with three checkpoints, each of a base and a delta of its own."""
+    store = CheckpointStore(root, retain=3).open_for_writing(query="q", key_type=int, max_parallelism=128)
+    for checkpoint_id in range(3):
+        base = write(store.begin_snapshot(checkpoint_id), b"base %d " % checkpoint_id * 50, "base")
+        commit(store, checkpoint_id, base)
+    store.close()
+    return root
+
+
+def manifests(root: Path) -> list[Path]:
+    return sorted(root.glob("checkpoints/*.json"))
+
+
+def changes(content: bytes, others: list[bytes]) -> Iterator[tuple[str, bytes]]:
+    for at in range(len(content)):
+        for bit in (0, 5):  # 5 turns a letter's case
+            flipped = bytearray(content)
+            flipped[at] ^= 1 << bit
+            yield f"bit {bit} of byte {at} flipped", bytes(flipped)
+    for length in range(len(content)):
+        yield f"cut to {length}", content[:length]
+    for tail in (b"\n", b" ", b"\0" * 40, content):
+        yield f"{len(tail)} bytes more", content + tail
+    yield "zeroed", bytes(len(content))
+    for other in others:
+        if other != content:
+            yield "swapped", other
+
+
+def refused(call: Callable[[], object], name: str) -> bool:
+    try:
+        call()
+    except CorruptCheckpointError as error:
+        assert name in (error.detail or "")
+        return True
+    return False
+
+
+def test_any_change_of_a_manifest_is_found(three: Path) -> None:
+    store = CheckpointStore(three)
+    path = manifests(three)[2]
+    content = path.read_bytes()
+    others = [*(each.read_bytes() for each in manifests(three)), (three / "metadata.json").read_bytes()]
+    for how, changed in changes(content, others):
+        path.write_bytes(changed)
+        assert refused(lambda: store.open(2), f"checkpoints/{path.name}"), how
+        assert store.latest() == 2
+    assert store.latest(intact=True) == 1
+    path.write_bytes(content)
+    store.open(2).verify()
+
+
+def test_any_change_of_the_metadata_is_found(three: Path) -> None:
+    store = CheckpointStore(three)
+    path = three / "metadata.json"
+    content = path.read_bytes()
+    for how, changed in changes(content, [each.read_bytes() for each in manifests(three)]):
+        path.write_bytes(changed)
+        assert refused(lambda: store.open(2), "metadata.json"), how
+        assert refused(lambda: CheckpointStore(three).open_for_writing(), "metadata.json"), how
+        assert store.latest() == 2
+    path.unlink()
+    assert refused(lambda: store.open(2), "metadata.json")
+    assert refused(lambda: CheckpointStore(three).open_for_writing(), "metadata.json")
+    assert len(list(three.glob("checkpoints/epoch-*"))) == 1, "a damaged store was taken over"
+
+
+def test_metadata_of_another_store_is_found(three: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    CheckpointStore(other).open_for_writing(query="q", key_type=int, max_parallelism=128).close()
+    shutil.copy(other / "metadata.json", three / "metadata.json")
+    with pytest.raises(CorruptCheckpointError, match="of two different stores"):
+        CheckpointStore(three).open(2)
+
+
+def test_a_manifest_of_another_store_is_found(three: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    commit(CheckpointStore(other).open_for_writing(), 2)
+    shutil.copy(other / "checkpoints/2-1.json", three / "checkpoints/2-1.json")
+    assert refused(lambda: CheckpointStore(three).open(2), "checkpoints/2-1.json")
+
+
+def test_any_change_of_a_data_file_is_found(three: Path) -> None:
+    store = CheckpointStore(three)
+    checkpoint = store.open(2)
+    for file in checkpoint.files.values():
+        path = three / file.name
+        content = path.read_bytes()
+        others = [each.read_bytes() for each in three.glob("data/*/*")]
+        for how, changed in changes(content, others):
+            path.write_bytes(changed)
+            assert refused(checkpoint.verify, file.name), how
+            assert refused(lambda file=file: checkpoint.read_file(file), file.name), how
+        assert store.latest(intact=True) == 1
+        path.unlink()
+        for call in (checkpoint.verify, lambda file=file: checkpoint.open_file(file)):
+            assert refused(call, file.name)
+        assert store.latest(intact=True) == 1
+        path.write_bytes(content)
+        checkpoint.verify()
+
+
+def test_a_file_that_a_folder_has_taken_the_place_of(three: Path) -> None:
+    checkpoint = CheckpointStore(three).open(2)
+    name = next(iter(checkpoint.files))
+    (three / name).unlink()
+    (three / name).mkdir()
+    assert refused(checkpoint.verify, name)
+
+
+def test_a_manifest_that_vanishes_while_its_checkpoint_is_read(three: Path) -> None:
+    """Its writer has dropped it: that is not damage."""
+    checkpoint = CheckpointStore(three).open(0)
+    manifests(three)[0].unlink()
+    name = next(iter(checkpoint.files))
+    (three / name).unlink()
+    with pytest.raises(StateBackendError, match="has been dropped by its writer") as caught:
+        checkpoint.verify()
+    assert caught.value.code == "USAGE.NO_CHECKPOINT"
+
+
+def test_nothing_is_removed_while_a_manifest_cannot_be_read(three: Path) -> None:
+    """It may name anything. When retention has dropped it, the next open removes what it left."""
+    damaged = manifests(three)[2]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    (three / "data/1/0-0-delta-left.arrow").write_bytes(b"left over")
+    before = {path.name for path in three.glob("data/1/*")}
+    store = CheckpointStore(three, retain=3).open_for_writing()
+    assert store.latest(intact=True) == 1
+    kept = list(store.open(1).files.values())
+    for checkpoint_id in (3, 4):
+        commit(store, checkpoint_id, *kept)
+        assert {path.name for path in three.glob("data/1/*")} == before
+    commit(store, 5, *kept)
+    assert store.checkpoints() == [3, 4, 5]
+    store.open_for_writing()
+    store.close()
+    store.open_for_writing()
+    assert {path.name for path in three.glob("data/1/*")} == {Path(file.name).name for file in kept}
+    store.open(5).verify()
+
+
+def test_two_manifests_of_one_id_are_a_conflict(three: Path) -> None:
+    shutil.copy(three / "checkpoints/2-1.json", three / "checkpoints/2-2.json")
+    store = CheckpointStore(three)
+    for call in (store.checkpoints, store.latest, lambda: store.open(1), store.open_for_writing):
+        with pytest.raises(CommitConflictError, match=r"2-1\.json and checkpoints/2-2\.json"):
+            call()
+    (three / "checkpoints/2-2.json").rename(three / "checkpoints/1-3.json")
+    with pytest.raises(CommitConflictError, match="two writers have committed"):
+        store.checkpoints()
+
+
+# ------------------------------------------------------------------------------------ sealed, but wrong
+
+GOOD = Manifest(
+    7,
+    3,
+    "0" * 32,
+    (
+        StateSnapshot(
+            7, 3, files=(StoredFile("data/3/a", "base", 1, 1),), states=({"name": "s", "kind": "v"},)
+        ),
+    ),
+)
+
+
+def altered(path: tuple[object, ...], value: object) -> bytes:
+    content = json.loads(json.dumps(GOOD.to_json()))
+    inner = content
+    for step in path[:-1]:
+        inner = inner[step]
+    if value is KeyError:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return seal(content)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("id",), -1),
+        (("id",), 1.0),
+        (("id",), True),
+        (("id",), 10**18),
+        (("epoch",), 0),
+        (("store",), "x"),
+        (("store",), None),
+        (("snapshots",), {}),
+        (("snapshots", 0), []),
+        (("snapshots", 0, "id"), 8),
+        (("snapshots", 0, "subtask"), 1),
+        (("snapshots", 0, "parallelism"), 0),
+        (("snapshots", 0, "parallelism"), 32_769),
+        (("snapshots", 0, "key_groups"), [3, 1]),
+        (("snapshots", 0, "key_groups"), [0, 32_768]),
+        (("snapshots", 0, "key_groups"), [0]),
+        (("snapshots", 0, "key_groups"), "0"),
+        (("snapshots", 0, "states", 0), "s"),
+        (("snapshots", 0, "states", 0, "name"), KeyError),
+        (("snapshots", 0, "states", 0, "kind"), 7),
+        (("snapshots", 0, "now"), "7"),
+        (("snapshots", 0, "extra"), []),
+        (("snapshots", 0, "unknown"), 1),
+        (("snapshots", 0, "files", 0, "name"), "data/3/../../etc/passwd"),
+        (("snapshots", 0, "files", 0, "name"), "/etc/passwd"),
+        (("snapshots", 0, "files", 0, "name"), "data/3/a/b"),
+        (("snapshots", 0, "files", 0, "name"), "data/3/a\n"),
+        (("snapshots", 0, "files", 0, "name"), "data/3/.a"),
+        (("snapshots", 0, "files", 0, "name"), "metadata.json"),
+        (("snapshots", 0, "files", 0, "name"), 7),
+        (("snapshots", 0, "files", 0, "kind"), "bases"),
+        (("snapshots", 0, "files", 0, "kind"), []),
+        (("snapshots", 0, "files", 0, "size"), -1),
+        (("snapshots", 0, "files", 0, "size"), "1"),
+        (("snapshots", 0, "files", 0, "checksum"), "crc32c:0000000G"),
+        (("snapshots", 0, "files", 0, "checksum"), "md5:00000000"),
+        (("snapshots", 0, "files", 0, "checksum"), 7),
+        (("snapshots", 0, "files", 0, "label"), 7),
+        (("snapshots", 0, "files"), KeyError),
+        (("files",), None),
+        (("files",), [7]),
+        (("files",), [{"name": "data/3/a", "kind": "base", "size": 2, "checksum": "crc32c:00000001"}]),
+        (("now",), 1.5),
+        (("progress",), None),
+        (("format",), 2),
+        (("format",), "1"),
+        (("format",), KeyError),
+        (("more",), 1),
+    ],
+)
+def test_a_sealed_manifest_that_says_what_cannot_be(path: tuple[object, ...], value: object) -> None:
+    assert Manifest.parse(seal(GOOD.to_json()), GOOD.name) == GOOD
+    with pytest.raises(CorruptCheckpointError, match=r"checkpoints/7-3\.json"):
+        Manifest.parse(altered(path, value), GOOD.name)
+
+
+def test_a_newer_version_is_named() -> None:
+    with pytest.raises(CorruptCheckpointError, match="version 2, read is 1") as caught:
+        Manifest.parse(altered(("format",), 2), GOOD.name)
+    assert caught.value.code == "CORRUPT_CHECKPOINT.VERSION"
+    with pytest.raises(CorruptCheckpointError, match="version 9"):
+        Metadata.parse(seal({"format": 9}), "metadata.json")
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"a"', b'{"a":1]', b'[{"a":1', b"{" + b'"a":{' * 100_000, b'"a', b'{"a":\xff', b""]
+)
+def test_a_right_checksum_over_what_is_no_object(body: bytes) -> None:
+    from statebackend.checkpoint.checksums import crc32c
+
+    with pytest.raises(CorruptCheckpointError, match=r"x\.json"):
+        unseal(body + b',"checksum":"crc32c:%08x"}\n' % crc32c(body), "x.json")
+
+
+def test_no_message_prints_what_a_file_holds() -> None:
+    for path in (("id",), ("snapshots", 0, "files", 0, "name"), ("store",), ("format",)):
+        with pytest.raises(CorruptCheckpointError) as caught:
+            Manifest.parse(altered(path, "hunter2"), GOOD.name)
+        assert "hunter2" not in str(caught.value)

@@ -1,0 +1,95 @@
+"""Real processes on a real disk: killed at every step and at random, and two that want the same store."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from store_process import Server, server, told_by
+from store_story import Told, check_checkpoints, check_nothing_left, check_recovery, open_store
+
+from statebackend.checkpoint.files import PosixFiles
+from statebackend.checkpoint.reading import CheckpointReader
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+def listing(root: Path) -> Callable[[], list[str]]:
+    def walk() -> list[str]:
+        found = []
+        for path, folders, files in os.walk(root):
+            inner = os.path.relpath(path, root)
+            start = "" if inner == "." else inner + "/"
+            found += [f"{start}{name}/" for name in folders] + [f"{start}{name}" for name in files]
+        return found
+
+    return walk
+
+
+def test_killed_before_every_call(processes: Server, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    (whole,) = processes.ask("tell", tmp_path / "whole", at=-1)
+    assert whole["status"] == 0
+    calls = dict(whole["said"])["calls"]
+    assert calls > 200
+    # Every call in the long run, every third otherwise: the simulated disk sees all of them each time.
+    every = 1 if request.config.getoption("stress") else 3
+    for at in range(0, calls, every):
+        root = tmp_path / str(at)
+        (answer,) = processes.ask("tell", root, at=at)
+        assert answer["status"] == -signal.SIGKILL
+        check_recovery(PosixFiles(str(root)), listing(root), told_by(answer))
+
+
+def kill_at_random(processes: Server, root: Path, rng: random.Random, times: int) -> None:
+    told = Told()
+    for _ in range(times):
+        (answer,) = processes.ask("commit", root, microseconds=rng.randrange(40_000))
+        assert answer["status"] == -signal.SIGKILL
+        if answer["said"]:
+            told = told_by(answer)
+        reader = CheckpointReader("/", _files=PosixFiles(str(root)))
+        check_checkpoints(reader, told)
+        store = open_store(PosixFiles(str(root)))
+        check_nothing_left(store, listing(root)(), store.epoch)
+        store.close()
+        told = Told(reader.latest())
+    assert told.committed is not None
+    assert told.committed > times / 4
+
+
+def test_killed_at_random(processes: Server, tmp_path: Path, rng: random.Random) -> None:
+    kill_at_random(processes, tmp_path / "store", rng, 40)
+
+
+@pytest.mark.stress
+def test_killed_at_random_for_long(processes: Server, tmp_path: Path, rng: random.Random) -> None:
+    kill_at_random(processes, tmp_path / "store", rng, 4000)
+
+
+def test_two_processes_want_the_same_store(processes: Server, tmp_path: Path) -> None:
+    """Each id is committed once, by the process that was told so; nothing that was committed is ever lost."""
+    root = tmp_path / "store"
+    answers = processes.ask("compete", root, children=2, rounds=40)
+    assert [answer["status"] for answer in answers] == [0, 0]
+    winner = {}
+    for answer in answers:
+        for what, checkpoint_id in answer["said"]:
+            if what == "won":
+                assert checkpoint_id not in winner
+                winner[checkpoint_id] = answer["pid"]
+    reader = CheckpointReader("/", _files=PosixFiles(str(root)))
+    assert sorted(winner) == reader.checkpoints() == list(range(len(winner)))
+    for checkpoint_id, pid in winner.items():
+        checkpoint = reader.open(checkpoint_id)
+        assert checkpoint.manifest.progress == {"pid": pid}
+        ((name, stored),) = checkpoint.files.items()
+        assert checkpoint.read_file(stored) == b"won by %d" % pid, name
+    assert any(["lost", 0] in answer["said"] for answer in answers), "they never met"
