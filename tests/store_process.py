@@ -123,7 +123,7 @@ def start(request: dict[str, Any]) -> tuple[int, int]:
         os.close(ear)
         JOBS[request["job"]](request, lambda what: os.write(mouth, json.dumps(what).encode() + b"\n"))
         status = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - nothing of the parent's may run in the child
         traceback.print_exc()
     finally:
         os._exit(status)

@@ -6,7 +6,9 @@ True
 """
 
 from statebackend.checkpoint.data_files import DataFile, DataWriter
-from statebackend.checkpoint.manifest import FORMAT, Manifest, Metadata, StateSnapshot, StoredFile
+from statebackend.checkpoint.json_checks import FORMAT
+from statebackend.checkpoint.manifest import Manifest, StateSnapshot, StoredFile
+from statebackend.checkpoint.metadata import Metadata
 from statebackend.checkpoint.reading import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store import CheckpointStore
 

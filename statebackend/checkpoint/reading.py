@@ -14,7 +14,8 @@ from statebackend.checkpoint.checksums import crc32c
 from statebackend.checkpoint.data_files import storing
 from statebackend.checkpoint.files import StoreFiles, open_files
 from statebackend.checkpoint.layout import CHECKPOINTS, METADATA, manifest_name, parse_manifest_name
-from statebackend.checkpoint.manifest import Manifest, Metadata, StateSnapshot, StoredFile
+from statebackend.checkpoint.manifest import Manifest, StateSnapshot, StoredFile
+from statebackend.checkpoint.metadata import Metadata
 from statebackend.checkpoint.retention import Key
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError
 

@@ -32,7 +32,8 @@ from statebackend.checkpoint.data_files import DataWriter, storing
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.interface import Fenced, Taken
 from statebackend.checkpoint.layout import CHECKPOINTS, METADATA, data_folder, manifest_name
-from statebackend.checkpoint.manifest import Manifest, Metadata, StateSnapshot, StoredFile
+from statebackend.checkpoint.manifest import Manifest, StateSnapshot, StoredFile
+from statebackend.checkpoint.metadata import Metadata, check_same_use
 from statebackend.checkpoint.reading import Checkpoint, CheckpointReader
 from statebackend.checkpoint.retention import Key, Retention
 from statebackend.checkpoint.sealed import seal
@@ -40,7 +41,6 @@ from statebackend.errors import (
     ClosedError,
     CommitConflictError,
     CorruptCheckpointError,
-    StateMigrationError,
     StoreError,
     UsageError,
 )
@@ -133,13 +133,13 @@ class CheckpointStore(CheckpointReader):
         with self._lock:
             if self.is_open_for_writing:
                 assert self._metadata is not None
-                self._check_metadata(self._metadata, wanted)
+                check_same_use(self._metadata, wanted, self.uri)
                 return self
             # In this order: another writer may be making the store.
             committed = self._committed()
             existing = self.metadata()
             if existing is not None:
-                self._check_metadata(existing, wanted)  # before another writer is disturbed
+                check_same_use(existing, wanted, self.uri)  # before another writer is disturbed
             elif committed:
                 raise CorruptCheckpointError(
                     "a file is missing", detail=METADATA, hint="restore it from a copy of the store"
@@ -150,7 +150,7 @@ class CheckpointStore(CheckpointReader):
             epoch = self._take_epoch(refuse_live)
             try:
                 metadata = self._write_metadata(wanted, epoch) if existing is None else existing
-                self._check_metadata(metadata, wanted)
+                check_same_use(metadata, wanted, self.uri)
                 self._begin(epoch, metadata)
             except BaseException:
                 self._files.release(epoch)
@@ -210,23 +210,6 @@ class CheckpointStore(CheckpointReader):
         self._retention, self._metadata = retention, metadata
         self._in_flight = {}
         self._epoch, self._process, self._over = epoch, os.getpid(), None
-
-    def _check_metadata(self, existing: Metadata, wanted: Metadata) -> None:
-        if wanted.query is not None and existing.query != wanted.query:
-            raise UsageError(
-                "the store belongs to another query",
-                code="USAGE.OTHER_QUERY",
-                detail=self.uri,
-                hint="give each query a store of its own, or restore from this one into a new one",
-            )
-        for what in ("key_type", "max_parallelism"):
-            mine, theirs = getattr(wanted, what), getattr(existing, what)
-            if mine is not None and mine != theirs:
-                raise StateMigrationError(
-                    f"the store was made for another {what}",
-                    detail=f"{theirs or 'none'} there, {mine} here, {self.uri}",
-                    hint="open it with what it was made for, or use another store",
-                )
 
     # --- taking a checkpoint ---
 

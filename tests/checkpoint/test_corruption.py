@@ -50,8 +50,7 @@ def refused(call: Callable[[], object], name: str) -> bool:
     try:
         call()
     except CorruptCheckpointError as error:
-        assert name in (error.detail or "")
-        return True
+        return name in (error.detail or "")
     return False
 
 

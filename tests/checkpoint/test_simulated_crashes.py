@@ -5,6 +5,7 @@ On a simulated disk: what was not synced is lost, kept, or lost and kept by chan
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Callable
 
@@ -369,6 +370,40 @@ def test_a_second_writer_opens_before_every_call_of_a_commit() -> None:
         other.close()
         left = disk.crash("lost")
         check_recovery(files_on(left), listing(left), told)
+    assert outcomes == {True, False}
+
+
+def test_a_second_writer_dies_while_it_fences_one_that_commits() -> None:
+    """At every step of its opening, begun at every step of the first's commit, which then goes on."""
+    clean = SimulatedCalls(new_disk())
+    store = open_store(files_on(clean.disk, clean))
+    take(store, 0, Told())
+    start = len(clean.made)
+    take(store, 1, Told())
+    steps, end = range(start, len(clean.made)), len(clean.made)
+    open_store(files_on(clean.disk, clean))
+    outcomes = set()
+    for at in steps:
+        for death in range(len(clean.made) - end):
+            disk = new_disk()
+
+            def plan(number: int, name: str, at: int = at, death: int = death, disk: Disk = disk) -> None:
+                if number == at:
+                    dying = SimulatedCalls(disk, lambda number, name: "die" if number == death else None)
+                    with contextlib.suppress(Dead):
+                        open_store(files_on(disk, dying))
+
+            calls = SimulatedCalls(disk, plan)
+            first, told = open_store(files_on(disk, calls)), Told()
+            take(first, 0, told)
+            try:
+                take(first, 1, told)
+                outcomes.add(True)
+            except CommitConflictError:
+                told.tried = None
+                outcomes.add(False)
+            left = disk.crash("kept")
+            check_recovery(files_on(left), listing(left), told)
     assert outcomes == {True, False}
 
 

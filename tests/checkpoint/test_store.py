@@ -431,9 +431,9 @@ def test_an_abort_removes_the_files_of_a_snapshot(store: CheckpointStore, root: 
 
 def test_a_file_that_is_left_without_finish_is_removed(store: CheckpointStore, root: Path) -> None:
     writer = store.begin_snapshot(3)
-    with pytest.raises(ZeroDivisionError), writer.create("delta") as file:
+    with writer.create("delta") as file:
         file.write(b"x")
-        _ = 1 / 0
+        assert len(data_files(root)) == 1
     assert data_files(root) == set()
     assert file.closed
     assert writer.unsettled == []
@@ -584,9 +584,14 @@ def test_a_full_disk(small_disk: Path | None) -> None:
     # Full to the last byte: not even a manifest can be written.
     stored = write(store.begin_snapshot(2))
     ballast = small_disk / "ballast"
-    with pytest.raises(OSError, match="No space left"), ballast.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
+
+    def fill() -> None:
+        with ballast.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+
+    with pytest.raises(OSError, match="No space left"):
+        fill()
     with pytest.raises(StoreError, match="nothing was committed") as caught:
         store.commit(2, [StateSnapshot(2, store.epoch, files=(stored,))])
     assert caught.value.errno == errno.ENOSPC

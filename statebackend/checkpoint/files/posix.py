@@ -304,7 +304,7 @@ class PosixFiles(StoreFiles):
         try:
             self._link(aside, name)
         except OSError as error:
-            self._after_failed_link(error, aside, name, content, epoch)
+            self._after_failed_link(error, aside, name, content)
         try:
             self.sync_folder(folder)
         except OSError as error:
@@ -329,7 +329,7 @@ class PosixFiles(StoreFiles):
                     raise error from second
                 raise
 
-    def _after_failed_link(self, error: OSError, aside: str, name: str, content: bytes, epoch: int) -> None:
+    def _after_failed_link(self, error: OSError, aside: str, name: str, content: bytes) -> None:
         """Returns if the link was made after all; over NFS an answer can be lost, or come for a second asking."""
         try:
             # First of all: from here on a request that is still under way finds nothing to link.
@@ -344,7 +344,8 @@ class PosixFiles(StoreFiles):
             if found == content:
                 return
             raise Taken from error
-        if isinstance(error, FileNotFoundError) and not self.holds(epoch):
+        if isinstance(error, FileNotFoundError):
+            # Only a newer writer removes the first name. It may still be at it, and our folder still be there.
             raise Fenced from error
         raise error
 
