@@ -45,18 +45,21 @@ def run_page(text: str, name: str) -> int:
     """Runs the page's blocks and answers how many ran."""
     namespace: dict[str, object] = {"__name__": "__main__"}
     ran = 0
-    for block in python_blocks(text):
-        if block.options == ("no-run",):
-            reason = re.match(r"# not run: \S.{9,}", block.code)
-            assert reason, f"{name}:{block.line}: a no-run block begins with '# not run: <reason>'"
-            continue
-        assert not block.options, f"{name}:{block.line}: unknown option {' '.join(block.options)!r}"
-        if block.is_session:
-            run_session(block, name, namespace)
-        else:
-            # Blank lines in front keep the line numbers of the page in tracebacks.
-            exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), namespace)
-        ran += 1
+    try:
+        for block in python_blocks(text):
+            if block.options == ("no-run",):
+                reason = re.match(r"# not run: \S.{9,}", block.code)
+                assert reason, f"{name}:{block.line}: a no-run block begins with '# not run: <reason>'"
+                continue
+            assert not block.options, f"{name}:{block.line}: unknown option {' '.join(block.options)!r}"
+            if block.is_session:
+                run_session(block, name, namespace)
+            else:
+                # Blank lines in front keep the line numbers of the page in tracebacks.
+                exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), namespace)
+            ran += 1
+    finally:
+        namespace.clear()  # a class of the page that is cached somewhere would keep all of it alive
     return ran
 
 
