@@ -381,11 +381,7 @@ cdef class MapHandle(Handle):
     cdef int remove_here(self) except -1:
         cdef CoreKey at = self.context.key       # a finaliser may make another key current
         cdef object _owner = self.context.key_owner
-        self.core.inside += 1
-        try:
-            self.map_here().clear_at(&at)
-        finally:
-            self.core.leave()
+        self.map_here().clear_at(&at)
         return 0
 
     cdef bint clean_here(self) except -1:
