@@ -78,6 +78,7 @@ cdef class ValueCodec:
     cdef bytes serialized(self, object value)
     cdef int store_bytes(self, StateCore core, bytes data, char *out) except -1
     cdef int refuse_none(self) except -1
+    cdef int no_memory(self, StateCore core) except -1
     cdef void drop(self, StateCore core, char *stored) noexcept
     cdef object prepared(self, object value)
     cdef int store_prepared(self, StateCore core, object value, char *out) except -1

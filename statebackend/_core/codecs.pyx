@@ -14,7 +14,7 @@ from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.platform cimport likely, unlikely
 from statebackend._core.state_core cimport StateCore
 
-from statebackend.errors import SerializationError, SerializationTypeError, UsageError
+from statebackend.errors import MemoryLimitError, SerializationError, SerializationTypeError, UsageError
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
@@ -133,7 +133,7 @@ cdef class ValueCodec:
             raise OverflowError("a value is larger than 2 GB")
         blob = blob_new(&core.arena.blobs, data, length)
         if unlikely(blob == NULL):
-            core.out_of_memory()
+            self.no_memory(core)
         (<Blob **>out)[0] = blob
         return 1
 
@@ -149,6 +149,13 @@ cdef class ValueCodec:
     cdef int refuse_none(self) except -1:
         raise SerializationTypeError("None cannot be stored here", code="SERIALIZATION.NULL", detail=self.where)
 
+    cdef int no_memory(self, StateCore core) except -1:
+        """Raise what fits after the core had no memory, naming the state that wanted it."""
+        try:
+            core.out_of_memory()
+        except MemoryLimitError as error:
+            raise error.at(self.where) from None
+
     cdef int store_bytes(self, StateCore core, bytes data, char *out) except -1:
         """Write the stored form of a value that `serialized` gave. Runs no Python."""
         cdef Blob *blob
@@ -162,7 +169,7 @@ cdef class ValueCodec:
             raise OverflowError("a value is larger than 2 GB")
         blob = blob_new(&core.arena.blobs, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
         if unlikely(blob == NULL):
-            core.out_of_memory()
+            self.no_memory(core)
         (<Blob **>out)[0] = blob
         return 0
 

@@ -34,9 +34,6 @@ from statebackend._core.key_context cimport KeyContext
 from statebackend._core.platform cimport likely, unlikely
 from statebackend._core.state_table cimport StateTable
 
-from statebackend.errors import MemoryLimitError
-
-
 @cython.no_gc_clear                      # C pointers into the core must not outlive it
 cdef class Handle:
     """What all handles have; derived from by those of each kind."""
@@ -138,10 +135,7 @@ cdef class Handle:
 
     cdef int no_memory(self) except -1:
         self.stamp = NEVER
-        try:
-            self.core.out_of_memory()
-        except MemoryLimitError as error:
-            raise error.at(self.codec.where) from None
+        self.codec.no_memory(self.core)
 
     # --- removing ---
 

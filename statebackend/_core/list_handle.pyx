@@ -10,11 +10,13 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from statebackend._core.codecs cimport MAX_STORED
 from statebackend._core.cow_map cimport CoreKey, Entry, ListHead, Table, entry_at, value_of
 from statebackend._core.expiry cimport is_expired
 from statebackend._core.handles cimport WANT_ALIVE, WANT_EXPIRED, Handle, find_key
 from statebackend._core.lists cimport (
     ListCursor, cursor_close, cursor_next, cursor_open, drop_elements, list_extend, refer_to_element)
+from statebackend._core.platform cimport unlikely
 
 from statebackend.errors import ClosedError, SerializationTypeError
 
@@ -177,9 +179,32 @@ cdef class ListHandle(Handle):
 
     def add(self, value):
         """Append an element. O(1) amortised, whatever the length."""
+        cdef char stored[MAX_STORED + 8]
+        cdef char *element = stored
+        cdef bytes data
         if self.stamp != self.core.calls:
             self.find_here()
-        self.store_all([value], False)
+        if unlikely(value is None):
+            self.codec.refuse_none()
+        if unlikely(self.map == NULL):
+            self.make_room()
+        if self.ttl:
+            (<int64_t *>stored)[0] = self.context.time()
+            element += 8
+        if unlikely(not self.codec.store_native(self.core, value, element)):
+            data = self.codec.serialized(value)
+            if self.stamp != self.core.calls:    # the serializer may have run anything
+                self.find_here()
+                if self.map == NULL:
+                    self.make_room()
+            self.codec.store_bytes(self.core, data, element)
+        if unlikely(not list_extend(&self.table.lane, self.table, self.map, self.slot, &self.context.key, stored, 1,
+                                    False)):
+            self.codec.drop(self.core, element)
+            self.no_memory()
+        self.core.calls += 1
+        if self.watcher is not None:
+            self.watcher.note(self, value)
 
     def add_all(self, values):
         """Append elements, or, if one of them is refused, none. O(added)."""

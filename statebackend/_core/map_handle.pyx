@@ -25,7 +25,10 @@ from statebackend._core.platform cimport unlikely
 from statebackend._core.state_core cimport Mark
 from statebackend._core.state_table cimport StateTable, is_null
 
-from statebackend.errors import ClosedError, SerializationError, SerializationTypeError
+from statebackend.errors import ClosedError, MemoryLimitError, SerializationError, SerializationTypeError
+
+
+cdef object ABSENT = object()            # in place of a value
 
 
 cdef class MapHandle(Handle):
@@ -156,7 +159,7 @@ cdef class MapHandle(Handle):
         return 0
 
     cdef object read_entry(self, object key, bint only_look):
-        """A 1-tuple with the value, or None; `only_look` leaves the value out.
+        """The value, or ABSENT; `only_look` leaves the value out.
 
         An expired entry is removed, and returned this once if it may be seen; what is read is renewed, if reads count.
         """
@@ -168,7 +171,7 @@ cdef class MapHandle(Handle):
         _owner = self.split_map_key(key, &inner)
         slot = self.find_entry(&inner)
         if slot == 0:
-            return None
+            return ABSENT
         if self.ttl:
             if self.entry_expired(self.map_here().entries.table, slot):
                 if self.shows_expired:
@@ -177,14 +180,14 @@ cdef class MapHandle(Handle):
                         slot = self.find_entry(&inner)
                     if slot and self.entry_expired(self.map_here().entries.table, slot):
                         self.remove_entry(&inner, slot, True)
-                    return (value,)
+                    return value
                 self.remove_entry(&inner, slot, True)
-                return None
+                return ABSENT
             if self.refreshes:
                 self.renew_entry(&inner, &slot)
         if not only_look:
             value = self.load_entry(self.map_here().entries, &inner, slot)
-        return (value,)
+        return value
 
     cdef int make_map(self) except -1:
         """There are tables and maps for the current key. May run Python."""
@@ -230,9 +233,11 @@ cdef class MapHandle(Handle):
             written = slot_for_write(&table.lane, table, entries.map_or_null(inner.group), slot, inner.hash, &kept)
             if written == 0:
                 self.no_memory()
-        except BaseException:
+        except BaseException as error:
             if source != NULL:
                 self.codec.drop(self.core, stored)
+            if isinstance(error, MemoryLimitError) and error.detail.find(self.codec.where) < 0:
+                error.at(self.codec.where)
             raise
         if not kept and self.codec.form >= FORM_STRING:
             _dropped = entries._let_go(written)
@@ -247,20 +252,20 @@ cdef class MapHandle(Handle):
     def get(self, key, default=None):
         """The value of a key, `default` where the key is absent. O(1) expected."""
         cdef object found = self.read_entry(key, False)
-        return default if found is None else (<tuple>found)[0]
+        return default if found is ABSENT else found
 
     def __getitem__(self, key):
         cdef object found = self.read_entry(key, False)
-        if found is None:
+        if found is ABSENT:
             raise KeyError(f"the key is not in {self.codec.where}")
-        return (<tuple>found)[0]
+        return found
 
     def contains(self, key):
         """Whether the key is there, even with None for a value. O(1) expected."""
-        return self.read_entry(key, True) is not None
+        return self.read_entry(key, True) is not ABSENT
 
     def __contains__(self, key):
-        return self.read_entry(key, True) is not None
+        return self.read_entry(key, True) is not ABSENT
 
     def put(self, key, value):
         """Set the value of a key; a new key goes to the end. O(1) expected, whatever the size of the map."""
