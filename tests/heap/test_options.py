@@ -1,0 +1,127 @@
+"""The options of the heap backend: a limit of memory, and the search for objects changed in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import statebackend as sb
+from statebackend.backend import KeyedStateBackend
+
+PICKLE = sb.types.PICKLE
+
+
+def strict() -> KeyedStateBackend:
+    keyed = sb.create_backend("heap", check_mutations=True).create_keyed_backend(str)
+    keyed.set_current_key("ann")
+    return keyed
+
+
+def of_value(keyed: KeyedStateBackend) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    state = keyed.get_value_state(sb.ValueStateDescriptor("things", PICKLE))
+    state.update(["a"])
+    return state.value, state.update
+
+
+def of_map(keyed: KeyedStateBackend) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    state = keyed.get_map_state(sb.MapStateDescriptor("things", str, PICKLE))
+    state["x"] = ["a"]
+    return lambda: state["x"], lambda value: state.put("x", value)
+
+
+def of_reduced(keyed: KeyedStateBackend) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    state = keyed.get_reducing_state(sb.ReducingStateDescriptor("things", lambda old, new: new, PICKLE))
+    state.add(["a"])
+    return state.get, state.add
+
+
+KINDS = [of_value, of_map, of_reduced]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_change_in_place_is_found_at_the_next_mark(kind: Any) -> None:
+    with strict() as keyed:
+        read, _ = kind(keyed)
+        read().append("b")
+        with pytest.raises(sb.MutationError, match="type list was changed in place") as caught:
+            keyed.mark()
+        assert str(caught.value.detail).startswith("state 'things', key group ")
+        assert "'b'" not in str(caught.value)
+
+
+def test_a_change_of_what_was_given_to_a_list_is_found() -> None:
+    with strict() as keyed:
+        state = keyed.get_list_state(sb.ListStateDescriptor("things", PICKLE))
+        given = ["a"]
+        state.add(given)
+        state.get()[0].append("b")  # lists give copies
+        keyed.release(keyed.mark())
+        given.append("c")
+        with pytest.raises(sb.MutationError, match="type list was changed in place"):
+            keyed.mark()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_change_that_is_stored_is_none(kind: Any) -> None:
+    with strict() as keyed:
+        read, store = kind(keyed)
+        for element in ("b", "c"):
+            store([*read(), element])
+            keyed.release(keyed.mark())
+        assert read() == ["a", "b", "c"]
+
+
+def test_reading_is_no_change() -> None:
+    with strict() as keyed:
+        read, _ = of_value(keyed)
+        for _ in range(3):
+            assert read() == ["a"]
+            keyed.release(keyed.mark())
+
+
+def test_declared_types_are_not_watched() -> None:
+    with strict() as keyed:
+        tags = keyed.get_value_state(sb.ValueStateDescriptor("tags", list[str]))
+        tags.update(["a"])
+        tags.value().append("b")
+        keyed.mark()
+        assert tags.value() == ["a"]
+
+
+def test_without_the_option_nothing_is_searched() -> None:
+    with sb.create_backend("heap").create_keyed_backend(str) as keyed:
+        keyed.set_current_key("ann")
+        read, _ = of_value(keyed)
+        read().append("b")
+        keyed.mark()
+
+
+def test_a_call_beyond_the_limit_changes_nothing() -> None:
+    with sb.create_backend("heap", max_bytes=4_000_000).create_keyed_backend(int) as keyed:
+        sums = keyed.get_reducing_state(sb.ReducingStateDescriptor("sums", "sum", int))
+
+        def fill() -> None:
+            for key in range(1_000_000):
+                keyed.set_current_key(key)
+                sums.add(key)
+
+        with pytest.raises(sb.MemoryLimitError, match="state 'sums', max_bytes=4000000"):
+            fill()
+        assert keyed.current_key == keyed.num_entries() > 10_000
+        assert not sums.exists()
+        assert sorted(keyed.keys("sums")) == list(range(keyed.current_key))
+        for each in range(0, keyed.current_key, 2):
+            keyed.set_current_key(each)
+            assert sums.get() == each
+            sums.clear()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_bytes": -1}, {"max_bytes": 1.5}, {"threads": 0}, {"threads": "2"}, {"check_mutations": 1}],
+)
+def test_an_option_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(sb.UsageError, match=next(iter(options))):
+        sb.create_backend("heap", **options)
