@@ -66,6 +66,11 @@ MODULES: dict[str, Module] = {
     "statebackend._core.handles": Module("the scalar handles of the heap backend: one value for a key"),
     "statebackend._core.list_handle": Module("the handle of list states"),
     "statebackend._core.map_handle": Module("the handle of map states"),
+    "statebackend._core.accumulators": Module("what a stored value becomes when another is added"),
+    "statebackend._core.adding_kernels": Module("batches of additions to reductions and aggregates"),
+    "statebackend._core.gathering": Module("values and lists of many entries as columns"),
+    "statebackend._core.expiring_kernels": Module("batches of reads where values expire"),
+    "statebackend._core.map_kernels": Module("batches over map states"),
 }
 
 #: The directives of every module, and the only place where one is set.

@@ -15,7 +15,7 @@ from libc.string cimport memset
 
 from statebackend._core.arena cimport address, block_free
 from statebackend._core.cow_map cimport (
-    Anchor, Core, CoreKey, CowMap, Insertion, Table, abandon_insert, anchor_new, append_thread, before_operation,
+    Anchor, Core, CoreKey, CowMap, Insertion, Lane, Table, abandon_insert, anchor_new, append_thread, before_operation,
     entry_at, finish_insert, hash_of, key_object, prepare_insert, prepare_remove, remove, reserve_records,
     segment_for_writing, slot_for_write, thread_of, value_of)
 from statebackend._core.journal cimport Log, log_append
@@ -24,6 +24,56 @@ from statebackend._core.state_core cimport StateCore, discard_log
 from statebackend._core.state_table cimport CODE_LIST, StateTable
 
 from statebackend.errors import UsageError
+
+
+cdef uint32_t insert_threaded(Lane *head_lane, Table *heads, CowMap *head_map, CoreKey *head, uint32_t head_slot,
+                              Lane *lane, Table *table, CowMap *map, CoreKey *inner) noexcept nogil:
+    """Add an absent entry, its payload all zero, and its key's head if `head_slot` is 0; 0 without memory.
+
+    All or nothing: what can fail comes first.
+    """
+    cdef Insertion new_head
+    cdef Insertion new_entry
+    cdef uint32_t anchor = 0, slot
+    if head_slot == 0:
+        anchor = anchor_new(heads.core)
+        if anchor == 0:
+            return 0
+        if not prepare_insert(head_lane, heads, head_map, head.data, head.length, head.hash, &new_head):
+            block_free(heads.core.blobs, address(heads.core.arena, anchor), sizeof(Anchor))
+            return 0
+        hash_map_key(table, inner, anchor)
+    if not prepare_insert(lane, table, map, inner.data, inner.length, inner.hash, &new_entry):
+        if head_slot == 0:
+            abandon_insert(heads, head_map, &new_head)
+            block_free(heads.core.blobs, address(heads.core.arena, anchor), sizeof(Anchor))
+        return 0
+    # Both journal the same log, which the second has made room in for the first as well.
+    if head_slot == 0:
+        new_head.log = new_entry.log
+        head_slot = finish_insert(head_lane, heads, head_map, head.number, head.namespace, head.hash, &new_head)
+        (<uint32_t *>value_of(heads, entry_at(heads.core, head_slot)))[0] = anchor
+    slot = finish_insert(lane, table, map, inner.number, inner.namespace, inner.hash, &new_entry)
+    append_thread(table, slot)
+    return slot
+
+
+cdef bint remove_threaded(Lane *head_lane, Table *heads, CowMap *head_map, CoreKey *head, uint32_t head_slot,
+                          Lane *lane, Table *table, CowMap *map, CoreKey *inner, uint32_t slot) noexcept nogil:
+    """Remove an entry, and its key's head with the last one; False without memory.
+
+    All or nothing: what can fail comes first.
+    """
+    cdef Anchor *anchor = <Anchor *>address(table.core.arena, anchor_ref(heads, head_slot))
+    cdef bint is_last = anchor.first == anchor.last
+    if not (prepare_remove(lane, table, map, slot, inner.hash)
+            and (not is_last or prepare_remove(head_lane, heads, head_map, head_slot, head.hash))
+            and reserve_records(lane, table)):
+        return False
+    remove(lane, table, map, slot, inner.hash)
+    if is_last:
+        remove(head_lane, heads, head_map, head_slot, head.hash)
+    return True
 
 
 @cython.final
@@ -112,36 +162,16 @@ cdef class MapTable:
 
     cdef int fill_entry(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, char *value,
                         int64_t timestamp) except -1:
-        """Add an absent entry, and its key's head if that is absent too. All or nothing: what can fail comes first."""
+        """Add an absent entry, and its key's head if that is absent too."""
         cdef Table *table = self.entries.table
         cdef Table *heads = self.heads.table
         cdef CowMap *head_map = self.heads.map_for(head.group)
         cdef CowMap *map = self.entries.map_for(head.group)
-        cdef Insertion new_head
-        cdef Insertion new_entry
-        cdef uint32_t anchor, slot
-        if not (before_operation(&table.lane, table, map) and before_operation(&heads.lane, heads, head_map)):
+        cdef uint32_t slot = 0
+        if before_operation(&table.lane, table, map) and before_operation(&heads.lane, heads, head_map):
+            slot = insert_threaded(&heads.lane, heads, head_map, head, head_slot, &table.lane, table, map, inner)
+        if slot == 0:
             self.owner.out_of_memory()
-        if head_slot == 0:
-            anchor = anchor_new(heads.core)
-            if anchor == 0:
-                self.owner.out_of_memory()
-            if not prepare_insert(&heads.lane, heads, head_map, head.data, head.length, head.hash, &new_head):
-                block_free(heads.core.blobs, address(heads.core.arena, anchor), sizeof(Anchor))
-                self.owner.out_of_memory()
-            self.entries.rehash_map_key(inner, anchor)
-        if not prepare_insert(&table.lane, table, map, inner.data, inner.length, inner.hash, &new_entry):
-            if head_slot == 0:
-                abandon_insert(heads, head_map, &new_head)
-                block_free(heads.core.blobs, address(heads.core.arena, anchor), sizeof(Anchor))
-            self.owner.out_of_memory()
-        # Both journal the same log, which the second has made room in for the first as well.
-        if head_slot == 0:
-            new_head.log = new_entry.log
-            head_slot = finish_insert(&heads.lane, heads, head_map, head.number, head.namespace, head.hash, &new_head)
-            (<uint32_t *>value_of(heads, entry_at(heads.core, head_slot)))[0] = anchor
-        slot = finish_insert(&table.lane, table, map, inner.number, inner.namespace, inner.hash, &new_entry)
-        append_thread(table, slot)
         self.entries._fill(slot, value, timestamp)
         return 0
 
@@ -192,20 +222,11 @@ cdef class MapTable:
         return True
 
     cdef int unlink(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, uint32_t slot) except -1:
-        """Remove an entry, and the head with the last one. All or nothing: what can fail comes first."""
-        cdef Table *table = self.entries.table
-        cdef Table *heads = self.heads.table
-        cdef CowMap *map = self.entries.map_or_null(head.group)
-        cdef CowMap *head_map = self.heads.map_or_null(head.group)
-        cdef Anchor *anchor = self.anchor_of(head_slot)
-        cdef bint is_last = anchor.first == anchor.last
-        if not (prepare_remove(&table.lane, table, map, slot, inner.hash)
-                and (not is_last or prepare_remove(&heads.lane, heads, head_map, head_slot, head.hash))
-                and reserve_records(&table.lane, table)):
+        """Remove an entry, and the head with the last one."""
+        if not remove_threaded(&self.heads.table.lane, self.heads.table, self.heads.map_or_null(head.group), head,
+                               head_slot, &self.entries.table.lane, self.entries.table,
+                               self.entries.map_or_null(head.group), inner, slot):
             self.owner.out_of_memory()
-        remove(&table.lane, table, map, slot, inner.hash)
-        if is_last:
-            remove(&heads.lane, heads, head_map, head_slot, head.hash)
         return 0
 
     def clear(self, key, uint32_t namespace=0):

@@ -1,0 +1,13 @@
+from typing import final
+
+NUMBERS: dict[str, tuple[int, int]]
+OPERATIONS: dict[str, int]
+ORDERED: tuple[str, ...]
+
+@final
+class AddPlan:
+    operation: str
+    number: str | None
+    value_width: int
+    def __init__(self, operation: str, number: str | int | None = None, digits: int = 0) -> None: ...
+    def step(self, old: bytes | None, value: bytes) -> bytes | None: ...
