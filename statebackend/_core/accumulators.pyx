@@ -85,8 +85,8 @@ cdef class AddPlan:
             if value_code == CODE_BLOB:
                 return 0
         elif width == self.adding.width and (
-                value_code == CODE_RAW or self.adding.kind == ADD_NUMBER and (
-                    value_code == self.adding.code or value_code == CODE_INT64 and width == 8)):
+                value_code == CODE_RAW or self.adding.kind == ADD_WHOLE and value_code < CODE_BLOB
+                or self.adding.kind == ADD_NUMBER and value_code == self.adding.code):
             return 0
         raise UsageError("the table's values are not those of the plan",
                          detail=f"{self.operation} of {self.number}, width {width}")

@@ -119,7 +119,9 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
     0 where it was a null; they are good until the next call.
 
     >>> from statebackend._core.state_core import StateCore
+    >>> from statebackend._core.state_table import StateTable
     >>> table = StateTable(StateCore(), value=17)
+    >>> from statebackend._core.accumulators import AddPlan
     >>> plan = AddPlan("average")
     >>> add_many(table, np.array([1, 2, 1]), np.array([1.0, 5.0, 2.0]), plan)
     >>> np.frombuffer(table.get(1), dtype=[("nulls", "u1"), ("sum", "<f8"), ("count", "<i8")])["sum"]

@@ -88,6 +88,7 @@ def read_many(StateTable table not None, keys, *, int64_t now, int64_t ttl, bint
     """As `kernels.get_many` at a time `now`: removes what has expired and, with `renews`, stamps what has not. Atomic.
 
     >>> from statebackend._core.state_core import StateCore
+    >>> from statebackend._core.state_table import StateTable
     >>> table = StateTable(StateCore(), value="long", timestamps=True)
     >>> table.put(1, 10, timestamp=100); table.put(2, 20, timestamp=200)
     >>> read_many(table, np.array([1, 2]), now=250, ttl=100), len(table)
@@ -129,6 +130,7 @@ def look_many(StateTable table not None, keys, *, int64_t now, int64_t ttl, bint
     """Whether `read_many` would find each key. Changes nothing.
 
     >>> from statebackend._core.state_core import StateCore
+    >>> from statebackend._core.state_table import StateTable
     >>> table = StateTable(StateCore(), value="long", timestamps=True)
     >>> table.put(1, 10, timestamp=100)
     >>> look_many(table, np.array([1, 2]), now=150, ttl=100), look_many(table, np.array([1]), now=200, ttl=100)

@@ -56,6 +56,7 @@ def values_at(StateTable table not None, slots):
     """The values in slots: an array, rows of bytes, or (offsets, data). Where the slot is 0, zero or nothing.
 
     >>> from statebackend._core.state_core import StateCore
+    >>> from statebackend._core.state_table import StateTable
     >>> table = StateTable(StateCore(), value="bytes")
     >>> table.put(5, b"abc")
     >>> from statebackend._core.kernels import find_many
@@ -135,6 +136,7 @@ def lists_at(StateTable table not None, slots):
     """The lists in slots: offsets of each, and all elements as `values_at` gives values. Slot 0 is an empty list.
 
     >>> from statebackend._core.state_core import StateCore
+    >>> from statebackend._core.state_table import StateTable
     >>> table = StateTable(StateCore(), value=("list", "long"))
     >>> table.append(5, 1); table.append(5, 2)
     >>> from statebackend._core.kernels import find_many

@@ -11,6 +11,7 @@ def put_many(
     map_keys: Any,
     values: Any,
     *,
+    nulls: NDArray[np.bool_] | None = None,
     namespace: int = 0,
     timestamp: int = 0,
     ttl: int = 0,

@@ -20,7 +20,7 @@ from statebackend._core.kernels cimport (
 from statebackend._core.map_table cimport MapTable, anchor_ref, hash_map_key, insert_threaded, remove_threaded
 from statebackend._core.platform cimport prefetch, unlikely
 from statebackend._core.reductions cimport OP_BLOCK_READ, OP_BLOCK_WRITE
-from statebackend._core.state_table cimport CODE_BLOB, CODE_INT64, CODE_OBJECT, CODE_RAW
+from statebackend._core.state_table cimport CODE_BLOB, CODE_INT64, CODE_OBJECT, CODE_RAW, is_null
 
 from statebackend._core.gathering import blobs_of
 from statebackend._core.state_table import DTYPES
@@ -137,7 +137,8 @@ cdef bint map_row(Batch *batch, LaneRun *run, CowMap **where, RowKey *key, CoreK
         return True
     if rows.op == MAP_GET:
         if not gone or rows.shows_expired:
-            take_value(batch, value_of(table, entry_at(lane.core, slot)), key.row)
+            if not is_null(table, entry_at(lane.core, slot)):
+                take_value(batch, value_of(table, entry_at(lane.core, slot)), key.row)
         if not gone:
             return not rows.renews or renew(lane, table, map, slot, inner.hash, batch.timestamp)
     if rows.op == MAP_REMOVE or gone:
@@ -171,8 +172,10 @@ cdef bint put_row(Batch *batch, LaneRun *run, CowMap *head_map, CoreKey *head, u
     cdef Blob *blob = NULL
     cdef const char *source
     cdef char *payload
-    cdef bint kept = False, fresh = slot == 0
-    if batch.value_offsets != NULL:
+    cdef bint kept = False, fresh = slot == 0, none = batch.nulls != NULL and batch.nulls[row]
+    if batch.value_offsets != NULL and none:
+        source = <const char *>&blob
+    elif batch.value_offsets != NULL:
         blob = blob_new(lane.core.blobs, batch.values + batch.value_offsets[row],
                         batch.value_offsets[row + 1] - batch.value_offsets[row])
         if blob == NULL:
@@ -192,12 +195,13 @@ cdef bint put_row(Batch *batch, LaneRun *run, CowMap *head_map, CoreKey *head, u
             blob_drop(lane.core.blobs, blob)
         return False
     payload = payload_of(table, entry_at(lane.core, slot))
-    if blob != NULL and not fresh and not kept:
+    if batch.value_offsets != NULL and not fresh and not kept:
         payload_drop(table, payload)
     if table.layout.has_timestamp:
         (<int64_t *>payload)[0] = batch.timestamp
-        payload += 8
-    memcpy(payload, source, batch.width)
+    memcpy(value_of(table, entry_at(lane.core, slot)), source, batch.width)
+    if table.layout.off_null:
+        (<uint8_t *>entry_at(lane.core, slot) + table.layout.off_null)[0] = none
     return True
 
 
@@ -222,10 +226,14 @@ cdef object batch_of(MapTable maps, keys, map_keys, MapRows *rows, uint32_t name
     return call
 
 
-def put_many(MapTable maps not None, keys, map_keys, values, *, uint32_t namespace=0, int64_t timestamp=0,
+def put_many(MapTable maps not None, keys, map_keys, values, *, nulls=None, uint32_t namespace=0, int64_t timestamp=0,
              int64_t ttl=0, int threads=1):
     """Set the value of each row's map key, in order; new ones go to the end of their map. Atomic.
 
+    `nulls` says which values are None, if the table takes those. With `ttl`, what has expired at `timestamp` loses its
+    place.
+
+    >>> from statebackend._core.map_table import MapTable
     >>> from statebackend._core.state_core import StateCore
     >>> maps = MapTable(StateCore(), key="int", map_key="int", value="long")
     >>> put_many(maps, np.array([1, 1, 1]), np.array([7, 8, 7]), np.array([10, 20, 30]))
@@ -237,16 +245,20 @@ def put_many(MapTable maps not None, keys, map_keys, values, *, uint32_t namespa
     if maps.entries.value_code >= CODE_OBJECT:
         raise UsageError("objects are not put in batches")
     cdef BatchCall call = batch_of(maps, keys, map_keys, &rows, namespace, timestamp, ttl, threads)
+    if nulls is not None and not maps.entries.takes_none:
+        raise UsageError("a value of this table is never None")
     call.set_values(values, maps.entries.value_code, maps.entries.table.layout.value_width)
+    call.set_nulls(nulls)
     call.run(OP_BLOCK_WRITE)
 
 
 def get_many(MapTable maps not None, keys, map_keys, *, uint32_t namespace=0, int64_t now=0, int64_t ttl=0,
              bint shows_expired=False, bint renews=False, int threads=1):
-    """The values of each row's map key and which were found; of bytes as (offsets, data).
+    """The values of each row's map key and which there are, None not counting; of bytes as (offsets, data).
 
     With `ttl`, what has expired at `now` is removed and, with `renews`, what has not is stamped.
 
+    >>> from statebackend._core.map_table import MapTable
     >>> from statebackend._core.state_core import StateCore
     >>> maps = MapTable(StateCore(), key="int", map_key="int", value="long")
     >>> maps.put(1, 7, 10)
@@ -284,6 +296,7 @@ def get_many(MapTable maps not None, keys, map_keys, *, uint32_t namespace=0, in
 def remove_many(MapTable maps not None, keys, map_keys, *, uint32_t namespace=0, int threads=1):
     """Remove each row's map key; says which were there at their turn. The last one takes its key along. Atomic.
 
+    >>> from statebackend._core.map_table import MapTable
     >>> from statebackend._core.state_core import StateCore
     >>> maps = MapTable(StateCore(), key="int", map_key="int", value="long")
     >>> maps.put(1, 7, 10)
