@@ -49,7 +49,8 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
     cdef bint fresh
     cdef Blob *blob = NULL
     if map == NULL:
-        if is_null:
+        # Perhaps another row of the block has made it.
+        if is_null and table.maps[batch.groups[key.row - batch.first]] == NULL:
             return FAILED_NOT
         map = map_of_row(batch, where, key.row)
         if map == NULL:

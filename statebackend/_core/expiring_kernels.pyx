@@ -7,7 +7,7 @@ from libc.string cimport memcpy
 
 from statebackend._core.arena cimport Blob, blob_drop
 from statebackend._core.cow_map cimport (
-    VALUE_BLOB, CowMap, Lane, Table, before_operation, entry_at, find_blob, find_int, payload_of, remove,
+    CowMap, Lane, Table, before_operation, entry_at, find_blob, find_int, payload_of, payload_ref, remove,
     slot_for_write, value_of)
 from statebackend._core.expiry cimport is_expired
 from statebackend._core.kernels cimport (
@@ -72,14 +72,12 @@ cdef bint read_row(Batch *batch, Lane *lane, CowMap *map, RowKey *key) noexcept 
 cdef bint renew(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash, int64_t now) noexcept nogil:
     """Give an entry a new timestamp; False without memory."""
     cdef bint kept = False
-    cdef Blob *blob
     slot = slot_for_write(lane, table, map, slot, hash, &kept)
     if unlikely(slot == 0):
         return False
     (<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0] = now
-    if kept and table.layout.value_kind == VALUE_BLOB:
-        blob = (<Blob **>value_of(table, entry_at(lane.core, slot)))[0]
-        blob.refs += 1                   # the log has the other reference
+    if kept:
+        payload_ref(table, payload_of(table, entry_at(lane.core, slot)))     # the log has the other reference
     return True
 
 

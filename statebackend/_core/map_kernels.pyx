@@ -268,7 +268,7 @@ def get_many(MapTable maps not None, keys, map_keys, *, uint32_t namespace=0, in
     cdef MapRows rows
     cdef uint64_t[::1] pointers
     cdef int64_t i
-    rows.op, rows.shows_expired, rows.renews = MAP_GET, shows_expired, renews
+    rows.op, rows.shows_expired, rows.renews = MAP_GET, shows_expired, renews and ttl
     if maps.entries.value_code >= CODE_OBJECT:
         raise UsageError("objects are not read in batches")
     cdef BatchCall call = batch_of(maps, keys, map_keys, &rows, namespace, now, ttl, threads)

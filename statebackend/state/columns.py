@@ -99,22 +99,27 @@ def _from_arrow(declared: Type) -> Convert | None:
             return None
         return lambda values: [v if v is None else element(v) for v in values]
     if isinstance(declared, MapType):
-        key, item = _from_arrow(declared.key), _from_arrow(declared.value)
+        item = _from_arrow(declared.value)
 
         def map_of(pairs: Any) -> Any:
             if isinstance(pairs, dict):
                 return pairs
-            # A row as a map key comes as a dict, which is not hashable.
-            row_keys = isinstance(declared.key, RowType)
-            return {
-                (tuple(k.values()) if row_keys else k if key is None else key(k)): (
-                    v if v is None or item is None else item(v)
-                )
-                for k, v in pairs
-            }
+            return {_hashable(k, declared.key): v if v is None or item is None else item(v) for k, v in pairs}
 
         return map_of
     return None
+
+
+def _hashable(key: Any, declared: Type) -> Any:
+    """A map key from what ``as_py`` gives: records, also within records, come as dicts."""
+    if not isinstance(key, dict) or not isinstance(declared, (TupleType, RowType)):
+        return key
+    fields = list(key.values())
+    if isinstance(declared, RowType) and set(key) == set(declared.names):
+        fields = [key[name] for name in declared.names]
+    if len(fields) != len(declared.types):
+        return tuple(fields)  # the serializer says what is wrong with it
+    return tuple(map(_hashable, fields, declared.types))
 
 
 def to_arrow(values: Sequence[Any], declared: Type | None) -> pa.Array:

@@ -24,13 +24,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statebackend.backends.heap.codecs import value_form
 from statebackend.errors import SerializationError, SerializationTypeError
 from statebackend.key_encoding.columns import Columnar, as_columnar
 from statebackend.key_encoding.int_batch import decimal_words, ints_of, rescaled_decimals
 from statebackend.key_encoding.run_batch import byte_runs_of, runs_of_list
 from statebackend.serializers import serializer_for
 from statebackend.state.columns import to_arrow, to_values
-from statebackend.types.model import CustomType, DecimalType, RowType, TupleType, Type
+from statebackend.types.model import DecimalType, RowType, TupleType, Type
 
 __all__ = ["Column", "arrow_column", "double_column", "null_column", "value_column"]
 
@@ -61,7 +62,7 @@ def value_column(column: Any, declared: Type, nullable: bool = True) -> Column:
     if len(columnar):
         filled, nulls = _without_nulls(columnar)
         if nulls is None or nullable:
-            values = None if filled is None else _whole(filled, declared)
+            values = None if filled is None else _stored(filled, declared)
             if values is not None:
                 return Column(values, nulls)
     return _by_value(columnar, declared, nullable)
@@ -113,8 +114,16 @@ def _zero_decimal(arrow: pa.DataType) -> pa.Scalar:
 # --- whole columns ---
 
 
-def _whole(column: Columnar, declared: Type) -> Any:
+def _stored(column: Columnar, declared: Type) -> Any:
     """The stored form of a column without nulls; None where the plain way must look at each value."""
+    values = _whole(column, declared)
+    if values is None or isinstance(values, tuple) or in_entry(declared):
+        return values
+    return np.arange(len(values) + 1) * values.shape[1], values.reshape(-1)
+
+
+def _whole(column: Columnar, declared: Type) -> Any:
+    """As `_stored`, with what is of a fixed width as an array, wherever it is stored."""
     name = declared.name
     if name in ("DOUBLE", "FLOAT"):
         return _floats(column, name)
@@ -297,9 +306,13 @@ def in_entry(declared: Type) -> bool:
     >>> in_entry(DATE), in_entry(STRING)
     (True, False)
     """
-    from statebackend._core.codecs import WIDEST_IN_ENTRY
+    form = value_form(declared)
+    return isinstance(form, int) or declared.name in _DTYPES
 
-    return declared.fixed_width is not None and 0 < declared.fixed_width <= WIDEST_IN_ENTRY
+
+def _is_plain(declared: Type) -> bool:
+    """Whether all of a value of fixed width is numbers that Arrow has too: no part is a user's own serializer's."""
+    return declared.name != "CUSTOM" and all(map(_is_plain, getattr(declared, "types", ())))
 
 
 def arrow_column(values: Any, valid: Array | None, declared: Type) -> pa.Array:
@@ -315,7 +328,7 @@ def arrow_column(values: Any, valid: Array | None, declared: Type) -> pa.Array:
         valid = None
     if isinstance(values, tuple):
         return _arrow_of_runs(values[0], values[1], valid, declared)
-    if isinstance(declared, CustomType):
+    if not _is_plain(declared):
         return _arrow_by_value([row.tobytes() for row in values], valid, declared)
     return _arrow_of_fixed(values, valid, declared)
 

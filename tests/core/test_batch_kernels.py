@@ -1,0 +1,606 @@
+"""Batches of additions, expiring reads, map entries and lists: what they do is what one call after the other does."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from statebackend._core import adding_kernels, expiring_kernels, gathering, kernels, map_kernels
+from statebackend._core.accumulators import AddPlan
+from statebackend._core.map_table import MapTable
+from statebackend._core.state_core import StateCore
+from statebackend._core.state_table import StateTable
+from statebackend.descriptors import named_aggregate, named_reduction
+from statebackend.errors import KeyGroupError, MemoryLimitError, UsageError
+from statebackend.serializers import serializer_for
+from statebackend.ttl import expired
+
+THREADS = [1, 3]
+
+
+def runs(parts: list[bytes]) -> tuple[Any, Any]:
+    offsets = np.zeros(len(parts) + 1, dtype=np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    return offsets, np.frombuffer(b"".join(parts), dtype=np.uint8)
+
+
+def as_keys(keys: list[Any]) -> Any:
+    return np.array(keys, dtype=np.int64) if not keys or isinstance(keys[0], int) else runs(keys)
+
+
+def parts_of(values: Any, found: Any = None) -> list[Any]:
+    """By row: bytes, or Python numbers; None where nothing was found."""
+    if isinstance(values, tuple):
+        offsets, data = values
+        parts: list[Any] = [data[a:b].tobytes() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    elif values.ndim == 2:
+        parts = [row.tobytes() for row in values]
+    else:
+        parts = values.tolist()
+    return parts if found is None else [part if there else None for part, there in zip(parts, found, strict=True)]
+
+
+@contextmanager
+def surroundings(core: StateCore, rng: random.Random) -> Iterator[Callable[[], None]]:
+    """Marks and snapshots that come and go; gives the function that makes the next one of them happen."""
+    marks: list[Any] = []
+    snapshots: list[Any] = []
+
+    def something() -> None:
+        what = rng.randrange(5)
+        if what == 0:
+            marks.append(core.mark())
+        elif what == 1 and marks:
+            core.release(marks.pop(rng.randrange(len(marks))))
+        elif what == 2:
+            snapshots.append(core.snapshot())
+        elif what == 3 and snapshots:
+            snapshots.pop(rng.randrange(len(snapshots))).release()
+
+    yield something
+    for mark in marks:
+        core.release(mark)
+    for snapshot in snapshots:
+        snapshot.release()
+
+
+# --- adding ---
+
+NUMBERS = {
+    "long": ("bigint", np.int64), "int": ("int", np.int32), "short": ("smallint", np.int16),
+    "byte": ("tinyint", np.int8), "double": ("double", np.float64), "float": ("float", np.float32),
+    "bool": ("boolean", np.bool_),
+}  # fmt: skip
+PLANS: list[tuple[str, Any]] = [
+    *((op, number) for op in ("sum", "product", "min", "max", "first", "last") for number in NUMBERS),
+    ("any", "bool"), ("all", "bool"), ("count", "long"), ("average", None), ("moments", None),
+    *((op, "bytes") for op in ("min", "max", "first", "last")),
+    *((op, digits) for op in ("sum", "min", "max", "first", "last") for digits in ("decimal 9", "decimal 30")),
+    ("first", 3), ("last", 3),
+]  # fmt: skip
+PLANS = [plan for plan in PLANS if plan not in (("sum", "bool"), ("product", "bool"))]
+
+
+class Kind:
+    """A plan, its table, its values, and what one value does in Python, over stored bytes."""
+
+    def __init__(self, operation: str, number: Any) -> None:
+        self.digits = 0
+        if isinstance(number, str) and number.startswith("decimal"):
+            self.digits = int(number.split()[1])
+            number = "decimal"
+        self.plan = AddPlan(operation, number, self.digits)
+        self.operation, self.number = operation, number
+        self.layout: Any = number
+        if operation in ("average", "moments"):
+            self.layout = 17 if operation == "average" else 25
+            aggregate = named_aggregate("avg" if operation == "average" else "variance", "double")
+            serializer = serializer_for(aggregate.accumulator_type)
+
+            def step(old: bytes | None, value: bytes) -> bytes:
+                accumulator = aggregate.create_accumulator() if old is None else serializer.deserialize(old)
+                return serializer.serialize(aggregate.add(np.frombuffer(value)[0].item(), accumulator))
+
+            self.step: Callable[[bytes | None, bytes], bytes] = step
+            return
+        if operation == "count":
+            self.step = lambda old, value: (int.from_bytes(old or b"", "little") + 1).to_bytes(8, "little")
+            return
+        declared = "binary"
+        if number in NUMBERS:
+            declared = NUMBERS[number][0]
+        elif number == "decimal":
+            declared = f"decimal({self.digits},2)"
+            self.layout = 8 if self.digits <= 18 else 16
+        reduction, serializer = named_reduction(operation, declared), serializer_for(declared)
+
+        def reduce(old: bytes | None, value: bytes) -> bytes:
+            if old is None:
+                return value
+            return serializer.serialize(reduction(serializer.deserialize(old), serializer.deserialize(value)))
+
+        self.step = reduce
+
+    def value(self, rng: random.Random) -> bytes:
+        if self.number in ("bytes", 3):
+            return bytes(rng.choices(b"ab\xff", k=3 if self.number == 3 else rng.randrange(4)))
+        if self.number == "decimal":
+            number = rng.choice([rng.randrange(-9, 9), 10**self.digits // 3])
+            return number.to_bytes(8 if self.digits <= 18 else 16, "little", signed=True)
+        dtype = np.float64 if self.number is None else NUMBERS[self.number][1]
+        if dtype in (np.float64, np.float32):
+            choice: float = rng.choice([0.0, -0.0, 1.5, -2.25, 1e30, math.inf, math.nan, rng.random()])
+            return dtype(choice).tobytes()
+        if dtype is np.bool_:
+            return bytes([rng.randrange(2)])
+        return dtype(rng.choice([rng.randrange(-2, 3), rng.randrange(-20, 20)])).tobytes()
+
+    def column(self, values: list[bytes]) -> Any:
+        if self.number == "bytes":
+            return runs(values)
+        flat = np.frombuffer(b"".join(values), dtype=np.uint8)
+        if self.number in NUMBERS:
+            return flat.view(NUMBERS[self.number][1])
+        if self.number is None:
+            return flat.view(np.float64)
+        return flat.reshape(len(values), -1)
+
+
+def stored(table: StateTable, key: Any, namespace: int) -> bytes | None:
+    values, found = kernels.get_many(table, as_keys([key]), namespace=namespace)
+    if not found[0]:
+        return None
+    part = parts_of(values)[0]
+    return part if isinstance(part, bytes) else values[:1].tobytes()
+
+
+def same_bytes(a: bytes | None, b: bytes | None, kind: Kind) -> bool:
+    """Equal, but for which NaN it is: 0 * inf has no sign that a language promises."""
+    if a == b or a is None or b is None:
+        return a == b
+    if kind.number in ("double", "float"):
+        dtype = NUMBERS[kind.number][1]
+        return bool(np.array_equal(np.frombuffer(a, dtype), np.frombuffer(b, dtype), equal_nan=True))
+    if kind.number is None:
+        skip = 1
+        x, y = np.frombuffer(a[skip:], np.float64), np.frombuffer(b[skip:], np.float64)
+        return bool(np.array_equal(x, y, equal_nan=True))
+    return False
+
+
+@pytest.mark.parametrize("key_layout", ["int", "bytes"])
+@pytest.mark.parametrize(("operation", "number"), PLANS, ids=lambda each: str(each))
+def test_adding_is_the_python_definition_row_by_row(
+    operation: str, number: Any, key_layout: str, rng: random.Random
+) -> None:
+    kind = Kind(operation, number)
+    core = StateCore()
+    table = StateTable(core, key=key_layout, value=kind.layout, max_parallelism=4, namespaces=True, timestamps=True)
+    model: dict[tuple[Any, int], tuple[bytes, int]] = {}
+    keys = list(range(30)) if key_layout == "int" else [b"key %d" % n for n in range(30)]
+    with surroundings(core, rng) as something:
+        for now in range(0, 160, 10):
+            something()
+            rows = [rng.choice(keys) for _ in range(rng.choice([1, 5, 40]))]
+            values = [kind.value(rng) for _ in rows]
+            nulls = [rng.random() < 0.2 for _ in rows] if rng.random() < 0.7 else None
+            ttl, namespace = rng.choice([0, 25]), rng.choice([0, core.namespaces.number(b"n")])
+            after, failed = dict(model), False
+            for n, (key, value) in enumerate(zip(rows, values, strict=True)):
+                at = (key, namespace)
+                if nulls and nulls[n]:
+                    after.pop(at, None)
+                    continue
+                old = after.get(at)
+                if old is not None and ttl and expired(old[1], ttl, now):
+                    old = None
+                try:
+                    after[at] = (kind.step(None if old is None else old[0], value), now)
+                except OverflowError:
+                    failed = True
+                    break
+            call = dict(namespace=namespace, timestamp=now, ttl=ttl, nulls=None if nulls is None else np.array(nulls))
+            if failed:
+                with pytest.raises(OverflowError, match="position"):
+                    adding_kernels.add_many(table, as_keys(rows), kind.column(values), kind.plan, **call)
+            else:
+                model = after
+                slots = adding_kernels.add_many(
+                    table, as_keys(rows), kind.column(values), kind.plan, return_slots=True, **call
+                )
+                if nulls is None:
+                    first = gathering.distinct_slots(slots)
+                    assert [rows[n] for n in first] == list(dict.fromkeys(rows))
+                    column = gathering.values_at(table, slots[first])
+                    parts = [column[n : n + 1].tobytes() for n in range(len(first))] \
+                        if isinstance(column, np.ndarray) else parts_of(column)
+                    for n, part in zip(first, parts, strict=True):
+                        assert same_bytes(part, model[rows[n], namespace][0], kind)
+            for name in {0, namespace}:
+                for key in keys:
+                    expected = model.get((key, name))
+                    assert same_bytes(stored(table, key, name), expected and expected[0], kind)
+                    assert table.timestamp(key, name) == (expected and expected[1])
+            table._check()
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("under", ["nothing", "mark", "snapshot"])
+@pytest.mark.parametrize(("operation", "number"), [("sum", "long"), ("average", None), ("max", "bytes")])
+def test_large_batches_on_threads(operation: str, number: Any, under: str, threads: int, rng: random.Random) -> None:
+    kind = Kind(operation, number)
+    core = StateCore()
+    table = StateTable(core, value=kind.layout, max_parallelism=16)
+    keys = [rng.randrange(3_000) for _ in range(20_000)]
+    pool = [kind.value(rng) for _ in range(50)]
+    values = [rng.choice(pool) for _ in keys]
+    nulls = np.array([rng.random() < 0.1 for _ in keys])
+    model: dict[int, bytes] = {}
+    for _ in range(2):
+        held = core.mark() if under == "mark" else core.snapshot() if under == "snapshot" else None
+        for key, value, null in zip(keys, values, nulls, strict=True):
+            if null:
+                model.pop(key, None)
+            else:
+                model[key] = kind.step(model.get(key), value)
+        adding_kernels.add_many(
+            table, as_keys(keys), kind.column(values), kind.plan, nulls=nulls, threads=threads
+        )
+        column, found = kernels.get_many(table, np.arange(3_000))
+        for key in range(3_000):
+            part = (
+                column[key : key + 1].tobytes() if isinstance(column, np.ndarray)
+                else column[1][column[0][key] : column[0][key + 1]].tobytes()
+            )  # fmt: skip
+            assert same_bytes(part if found[key] else None, model.get(key), kind)
+        table._check()
+        if under == "snapshot" and held is not None:
+            held.release()
+    core.advance(1 << 20)
+    table._check()
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("marked", [False, True])
+def test_an_overflow_undoes_all_rows(threads: int, marked: bool) -> None:
+    core = StateCore()
+    table = StateTable(core, value="long", max_parallelism=8)
+    keys = np.arange(20_000) % 5_000
+    adding_kernels.add_many(table, keys, keys, AddPlan("sum", "long"))
+    before = {entry.key: entry.value for entry in table}
+    values = np.ones(20_000, dtype=np.int64)
+    values[17_321] = 2**63 - 1
+    nulls = keys % 7 == 0
+    nulls[17_321] = False
+    if marked:
+        core.mark()
+    with pytest.raises(OverflowError, match="position 17321"):
+        adding_kernels.add_many(table, keys, values, AddPlan("sum", "long"), nulls=nulls, threads=threads)
+    assert {entry.key: entry.value for entry in table} == before
+    table._check()
+
+
+def test_plans_that_do_not_fit() -> None:
+    for arguments in [
+        ("sum", "bool"), ("any", "long"), ("count", "int"), ("product", "decimal", 5), ("sum", "decimal", 39),
+        ("sum", "bytes"), ("min", 7), ("first", 0), ("first", True), ("median", "long"), ("sum", None),
+    ]:  # fmt: skip
+        with pytest.raises(UsageError):
+            AddPlan(*arguments)
+    table = StateTable(StateCore(), value="long")
+    one = np.ones(1, dtype=np.int64)
+    for plan, values in [
+        (AddPlan("sum", "double"), one.astype(float)),
+        (AddPlan("average"), one.astype(float)),
+        (AddPlan("min", "bytes"), runs([b"a"])),
+        (AddPlan("sum", "long"), one.astype(np.int32)),
+        (AddPlan("last", 8), one.astype(np.int32)),
+        (AddPlan("sum", "long"), np.ones(2, dtype=np.int64)),
+    ]:
+        with pytest.raises(UsageError):
+            adding_kernels.add_many(table, one, values, plan)
+    with pytest.raises(UsageError):
+        adding_kernels.add_many(table, one, one, AddPlan("sum", "long"), ttl=5)
+    with pytest.raises(UsageError):
+        adding_kernels.add_many(table, one, one, AddPlan("sum", "long"), nulls=np.zeros(2, dtype=bool))
+    assert len(table) == 0
+
+
+# --- expiring reads ---
+
+
+@pytest.mark.parametrize("value", ["long", 3, "bytes"])
+@pytest.mark.parametrize("shows_expired", [False, True])
+@pytest.mark.parametrize("renews", [False, True])
+def test_reads_that_expire(value: Any, shows_expired: bool, renews: bool, rng: random.Random) -> None:
+    core = StateCore()
+    table = StateTable(core, value=value, max_parallelism=4, timestamps=True)
+    model: dict[int, tuple[Any, int]] = {}
+    made = {"long": lambda: rng.randrange(99), 3: lambda: rng.randbytes(3), "bytes": lambda: rng.randbytes(9)}[value]
+    with surroundings(core, rng) as something:
+        for now in range(0, 500, 10):
+            something()
+            for _ in range(8):
+                key = rng.randrange(20)
+                model[key] = (made(), now)
+                table.put(key, *model[key][:1], timestamp=now)
+            rows = [rng.randrange(20) for _ in range(rng.choice([3, 30]))]
+            looked = [
+                key in model and (shows_expired or not expired(model[key][1], 30, now)) for key in rows
+            ]
+            got = expiring_kernels.look_many(table, as_keys(rows), now=now, ttl=30, shows_expired=shows_expired)
+            assert got.tolist() == looked
+            expected = []
+            for key in rows:
+                found = model.get(key)
+                if found is not None and expired(found[1], 30, now):
+                    del model[key]
+                    found = found if shows_expired else None
+                elif found is not None and renews:
+                    model[key] = (found[0], now)
+                expected.append(None if found is None else found[0])
+            read = expiring_kernels.read_many(
+                table, as_keys(rows), now=now, ttl=30, shows_expired=shows_expired, renews=renews
+            )
+            assert parts_of(*read) == expected
+            assert {e.key: (e.value, table.timestamp(e.key)) for e in table} == model
+            table._check()
+
+
+def test_reads_that_expire_need_timestamps() -> None:
+    table = StateTable(StateCore(), value="long")
+    with pytest.raises(UsageError):
+        expiring_kernels.read_many(table, np.arange(2), now=5, ttl=5)
+    with pytest.raises(UsageError):
+        expiring_kernels.look_many(table, np.arange(2), now=5, ttl=5)
+
+
+# --- maps ---
+
+
+def map_contents(maps: MapTable, keys: list[Any], namespace: int) -> dict[Any, list[Any]]:
+    return {key: found for key in keys if (found := list(maps.items(key, namespace)))}
+
+
+@pytest.mark.parametrize("key_layout", ["int", "bytes"])
+@pytest.mark.parametrize("map_key_layout", ["int", "bytes"])
+@pytest.mark.parametrize(("value", "nullable"), [("long", False), ("bytes", True), (3, True), ("byte", True)])
+def test_map_rows_one_after_the_other(
+    key_layout: str, map_key_layout: str, value: Any, nullable: bool, rng: random.Random
+) -> None:
+    core = StateCore()
+    maps = MapTable(
+        core, key=key_layout, map_key=map_key_layout, value=value, nullable=nullable, namespaces=True,
+        timestamps=True, max_parallelism=4,
+    )  # fmt: skip
+    keys = [n if key_layout == "int" else b"k%d" % n for n in range(8)]
+    map_keys = [n if map_key_layout == "int" else b"m%d" % n for n in range(6)]
+    model: dict[tuple[Any, int], dict[Any, tuple[Any, int]]] = {}
+    marks: list[Any] = []
+    with surroundings(core, rng) as something:
+        for now in range(0, 320, 10):
+            something()
+            if rng.random() < 0.2:
+                marks.append((core.mark(), {at: dict(found) for at, found in model.items()}))
+            elif marks and rng.random() < 0.3:
+                mark, model = marks.pop()
+                if mark.is_open:
+                    core.rollback(mark)
+                    core.release(mark)
+                else:
+                    model = {
+                        (key, name): {k: (v, maps_time(maps, key, k, name)) for k, v in found}
+                        for name in range(2)
+                        for key, found in map_contents(maps, keys, name).items()
+                    }
+            namespace, ttl = rng.choice([0, core.namespaces.number(b"n")]), rng.choice([0, 45])
+            rows = [(rng.choice(keys), rng.choice(map_keys)) for _ in range(rng.choice([1, 6, 40]))]
+            columns = as_keys([row[0] for row in rows]), as_keys([row[1] for row in rows])
+            operation = rng.choice(["put", "get", "remove"])
+            renews, shows = rng.random() < 0.5, rng.random() < 0.5
+            expected, given = [], []
+            for key, map_key in rows:
+                found = model.setdefault((key, namespace), {})
+                old = found.get(map_key)
+                gone = old is not None and ttl > 0 and operation != "remove" and expired(old[1], ttl, now)
+                if operation == "remove" or gone:
+                    found.pop(map_key, None)
+                if operation == "remove":
+                    expected.append(old is not None)
+                elif operation == "get":
+                    if old is not None and not gone and renews and ttl:
+                        found[map_key] = (old[0], now)
+                    expected.append(None if old is None or gone and not shows else old[0])
+                else:
+                    new: Any = None
+                    if not nullable or rng.random() < 0.7:
+                        small = rng.randrange(99)
+                        new = small if value in ("long", "byte") else bytes([small]) * 3
+                    given.append(new)
+                    found[map_key] = (new, now)
+                if not found:
+                    del model[key, namespace]
+            if operation == "put":
+                nulls = np.array([new is None for new in given])
+                column: Any = [new if new is not None else 0 if value in ("long", "byte") else b"xxx" for new in given]
+                if value == "bytes":
+                    column = runs(column)
+                elif value == 3:
+                    column = np.frombuffer(b"".join(column), dtype=np.uint8).reshape(-1, 3)
+                else:
+                    column = np.array(column, dtype=NUMBERS[value][1])
+                map_kernels.put_many(
+                    maps, *columns, column, nulls=nulls if nullable else None, namespace=namespace,
+                    timestamp=now, ttl=ttl,
+                )  # fmt: skip
+            elif operation == "get":
+                read = map_kernels.get_many(
+                    maps, *columns, namespace=namespace, now=now, ttl=ttl, renews=renews, shows_expired=shows
+                )
+                assert parts_of(*read) == expected
+            else:
+                assert map_kernels.remove_many(maps, *columns, namespace=namespace).tolist() == expected
+            maps._check()
+            for name in {0, namespace}:
+                for key in keys:
+                    wanted = [(k, v) for k, (v, _) in model.get((key, name), {}).items()]
+                    assert list(maps.items(key, name)) == wanted
+                    for map_key, (_, stamp) in model.get((key, name), {}).items():
+                        assert maps_time(maps, key, map_key, name) == stamp
+    core.advance(1 << 20)
+    maps._check()
+
+
+def maps_time(maps: MapTable, key: Any, map_key: Any, namespace: int) -> int:
+    """When an entry was written: found by when it expires."""
+    column = as_keys([key]), as_keys([map_key])
+    low, high = -1, 1 << 12
+    while high - low > 1:
+        middle = (low + high) // 2
+        mark = maps.owner.mark()
+        before = len(maps)
+        map_kernels.get_many(maps, *column, namespace=namespace, now=middle + 1, ttl=1)
+        gone = len(maps) < before
+        maps.owner.rollback(mark)
+        maps.owner.release(mark)
+        low, high = (low, middle) if gone else (middle, high)
+    return high
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("under", ["nothing", "mark", "snapshot"])
+@pytest.mark.parametrize("value", ["long", "bytes"])
+def test_large_map_batches_on_threads(threads: int, under: str, value: str, rng: random.Random) -> None:
+    core = StateCore()
+    maps = MapTable(core, value=value, max_parallelism=16, nullable=True)
+    keys = np.array([rng.randrange(400) for _ in range(20_000)])
+    map_keys = np.array([rng.randrange(12) for _ in range(20_000)])
+    model: dict[int, dict[int, Any]] = {}
+    for turn in range(3):
+        held = core.mark() if under == "mark" else core.snapshot() if under == "snapshot" else None
+        numbers = [rng.randrange(1000) for _ in range(20_000)]
+        nulls = np.array([rng.random() < 0.1 for _ in numbers])
+        for key, map_key, number, null in zip(keys.tolist(), map_keys.tolist(), numbers, nulls, strict=True):
+            new = None if null else number if value == "long" else b"%d" % number
+            model.setdefault(key, {})[map_key] = new
+        column = np.array(numbers) if value == "long" else runs([b"%d" % number for number in numbers])
+        map_kernels.put_many(maps, keys, map_keys, column, nulls=nulls, threads=threads)
+        got = parts_of(*map_kernels.get_many(maps, keys, map_keys, threads=threads))
+        assert got == [model[key][m] for key, m in zip(keys.tolist(), map_keys.tolist(), strict=True)]
+        some = np.array([rng.randrange(20_000) for _ in range(9_000)])
+        there = [
+            model[key].pop(m, map_kernels) is not map_kernels
+            for key, m in zip(keys[some].tolist(), map_keys[some].tolist(), strict=True)
+        ]
+        assert map_kernels.remove_many(maps, keys[some], map_keys[some], threads=threads).tolist() == there
+        model = {key: found for key, found in model.items() if found}
+        assert map_contents(maps, list(range(400)), 0) == {key: list(f.items()) for key, f in model.items()}
+        maps._check()
+        if turn == 1 and under == "snapshot" and held is not None:
+            held.release()
+    core.advance(1 << 20)
+    maps._check()
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("threads", THREADS)
+def test_a_map_batch_without_memory_changes_nothing(marked: bool, threads: int) -> None:
+    core = StateCore(max_bytes=6 << 20)
+    maps = MapTable(core, value="bytes", max_parallelism=4)
+    maps.put(1, 1, b"before")
+    maps.put(1, 2, b"too")
+    mark = core.mark() if marked else None
+    n = 20_000
+    keys, map_keys = np.arange(n) % 1_000, np.arange(n) // 1_000
+    with pytest.raises(MemoryLimitError):
+        map_kernels.put_many(maps, keys, map_keys, runs([b"x" * 600] * n), threads=threads)
+    assert list(maps.items(1)) == [(1, b"before"), (2, b"too")]
+    assert len(maps) == 2
+    assert len(maps.heads) == 1
+    maps._check()
+    map_kernels.put_many(maps, keys[:9], map_keys[:9], runs([b"y"] * 9))
+    maps._check()
+    if mark is not None:
+        core.rollback(mark)
+        assert len(maps) == 2
+        maps._check()
+
+
+def test_map_batches_that_are_refused() -> None:
+    maps = MapTable(StateCore(), value="long", max_parallelism=8, key_group_range=(0, 3))
+    own = next(key for key in range(99) if group(key) < 4)
+    foreign = next(key for key in range(99) if group(key) >= 4)
+    one = np.ones(2, dtype=np.int64)
+    with pytest.raises(KeyGroupError, match="position 1"):
+        map_kernels.put_many(maps, np.array([own, foreign]), one, one)
+    for call in (
+        lambda: map_kernels.put_many(maps, one[:1], one, one),
+        lambda: map_kernels.put_many(maps, one, one, one[:1]),
+        lambda: map_kernels.put_many(maps, one, runs([b"a", b"b"]), one),
+        lambda: map_kernels.put_many(maps, one, one, one.astype(float)),
+        lambda: map_kernels.put_many(maps, one, one, one, nulls=np.zeros(2, dtype=bool)),
+        lambda: map_kernels.put_many(maps, one, one, one, ttl=5),
+        lambda: map_kernels.get_many(maps, one, one, ttl=5),
+        lambda: map_kernels.get_many(maps, one, one, namespace=1),
+        lambda: map_kernels.get_many(MapTable(StateCore(), value="object"), one, one),
+    ):
+        with pytest.raises(UsageError):
+            call()
+    assert len(maps) == 0
+
+
+def group(key: int) -> int:
+    return StateTable(StateCore(), max_parallelism=8).group_of(key)
+
+
+# --- lists ---
+
+
+@pytest.mark.parametrize("timestamps", [False, True])
+@pytest.mark.parametrize("element", ["long", "byte", 5, "bytes"])
+def test_lists_come_whole(element: Any, timestamps: bool, rng: random.Random) -> None:
+    core = StateCore()
+    table = StateTable(core, value=("list", element), max_parallelism=4, timestamps=timestamps)
+    model: dict[int, list[Any]] = {}
+    with surroundings(core, rng) as something:
+        for _ in range(30):
+            something()
+            for _ in range(60):
+                key = rng.choice([0, rng.randrange(20)])
+                small = rng.randrange(99)
+                new = small if element in ("long", "byte") else bytes([small]) * 5
+                table.append(key, new, timestamp=7)
+                model.setdefault(key, []).append(new)
+            if rng.random() < 0.3:
+                table.remove(5)
+                model.pop(5, None)
+            asked = [0, 99, *(rng.randrange(25) for _ in range(20))]
+            offsets, elements = gathering.lists_at(table, kernels.find_many(table, as_keys(asked)))
+            parts = parts_of(elements)
+            for n, key in enumerate(asked):
+                assert parts[offsets[n] : offsets[n + 1]] == model.get(key, [])
+
+
+def test_lists_of_a_mark_that_was_rolled_back() -> None:
+    core = StateCore()
+    table = StateTable(core, value=("list", "long"))
+    for n in range(100):
+        table.append(1, n)
+    mark = core.mark()
+    for n in range(100):
+        table.append(1, -n)
+    core.rollback(mark)
+    table.append(1, 7)
+    offsets, elements = gathering.lists_at(table, kernels.find_many(table, np.array([1, 2])))
+    assert offsets.tolist() == [0, 101, 101]
+    assert elements.tolist() == [*range(100), 7]
+    with pytest.raises(UsageError):
+        gathering.values_at(table, np.zeros(1, dtype=np.uint32))
+    with pytest.raises(UsageError):
+        gathering.lists_at(StateTable(core), np.zeros(1, dtype=np.uint32))
