@@ -43,7 +43,11 @@ def parts_of(values: Any, found: Any = None) -> list[Any]:
         parts = [row.tobytes() for row in values]
     else:
         parts = values.tolist()
-    return parts if found is None else [part if there else None for part, there in zip(parts, found, strict=True)]
+    return (
+        parts
+        if found is None
+        else [part if there else None for part, there in zip(parts, found, strict=True)]
+    )
 
 
 @contextmanager
@@ -181,7 +185,9 @@ def test_adding_is_the_python_definition_row_by_row(
 ) -> None:
     kind = Kind(operation, number)
     core = StateCore()
-    table = StateTable(core, key=key_layout, value=kind.layout, max_parallelism=4, namespaces=True, timestamps=True)
+    table = StateTable(
+        core, key=key_layout, value=kind.layout, max_parallelism=4, namespaces=True, timestamps=True
+    )
     model: dict[tuple[Any, int], tuple[bytes, int]] = {}
     keys = list(range(30)) if key_layout == "int" else [b"key %d" % n for n in range(30)]
     with surroundings(core, rng) as something:
@@ -205,7 +211,9 @@ def test_adding_is_the_python_definition_row_by_row(
                 except OverflowError:
                     failed = True
                     break
-            call = dict(namespace=namespace, timestamp=now, ttl=ttl, nulls=None if nulls is None else np.array(nulls))
+            call = dict(
+                namespace=namespace, timestamp=now, ttl=ttl, nulls=None if nulls is None else np.array(nulls)
+            )
             if failed:
                 with pytest.raises(OverflowError, match="position"):
                     adding_kernels.add_many(table, as_keys(rows), kind.column(values), kind.plan, **call)
@@ -218,8 +226,11 @@ def test_adding_is_the_python_definition_row_by_row(
                     first = gathering.distinct_slots(slots)
                     assert [rows[n] for n in first] == list(dict.fromkeys(rows))
                     column = gathering.values_at(table, slots[first])
-                    parts = [column[n : n + 1].tobytes() for n in range(len(first))] \
-                        if isinstance(column, np.ndarray) else parts_of(column)
+                    parts = (
+                        [column[n : n + 1].tobytes() for n in range(len(first))]
+                        if isinstance(column, np.ndarray)
+                        else parts_of(column)
+                    )
                     for n, part in zip(first, parts, strict=True):
                         assert same_bytes(part, model[rows[n], namespace][0], kind)
             for name in {0, namespace}:
@@ -233,7 +244,9 @@ def test_adding_is_the_python_definition_row_by_row(
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("under", ["nothing", "mark", "snapshot"])
 @pytest.mark.parametrize(("operation", "number"), [("sum", "long"), ("average", None), ("max", "bytes")])
-def test_large_batches_on_threads(operation: str, number: Any, under: str, threads: int, rng: random.Random) -> None:
+def test_large_batches_on_threads(
+    operation: str, number: Any, under: str, threads: int, rng: random.Random
+) -> None:
     kind = Kind(operation, number)
     core = StateCore()
     table = StateTable(core, value=kind.layout, max_parallelism=16)
@@ -322,7 +335,11 @@ def test_reads_that_expire(value: Any, shows_expired: bool, renews: bool, rng: r
     core = StateCore()
     table = StateTable(core, value=value, max_parallelism=4, timestamps=True)
     model: dict[int, tuple[Any, int]] = {}
-    made = {"long": lambda: rng.randrange(99), 3: lambda: rng.randbytes(3), "bytes": lambda: rng.randbytes(9)}[value]
+    made = {
+        "long": lambda: rng.randrange(99),
+        3: lambda: rng.randbytes(3),
+        "bytes": lambda: rng.randbytes(9),
+    }[value]
     with surroundings(core, rng) as something:
         for now in range(0, 500, 10):
             something()
@@ -331,10 +348,10 @@ def test_reads_that_expire(value: Any, shows_expired: bool, renews: bool, rng: r
                 model[key] = (made(), now)
                 table.put(key, *model[key][:1], timestamp=now)
             rows = [rng.randrange(20) for _ in range(rng.choice([3, 30]))]
-            looked = [
-                key in model and (shows_expired or not expired(model[key][1], 30, now)) for key in rows
-            ]
-            got = expiring_kernels.look_many(table, as_keys(rows), now=now, ttl=30, shows_expired=shows_expired)
+            looked = [key in model and (shows_expired or not expired(model[key][1], 30, now)) for key in rows]
+            got = expiring_kernels.look_many(
+                table, as_keys(rows), now=now, ttl=30, shows_expired=shows_expired
+            )
             assert got.tolist() == looked
             expected = []
             for key in rows:
@@ -428,7 +445,9 @@ def test_map_rows_one_after_the_other(
                     del model[key, namespace]
             if operation == "put":
                 nulls = np.array([new is None for new in given])
-                column: Any = [new if new is not None else 0 if value in ("long", "byte") else b"xxx" for new in given]
+                column: Any = [
+                    new if new is not None else 0 if value in ("long", "byte") else b"xxx" for new in given
+                ]
                 if value == "bytes":
                     column = runs(column)
                 elif value == 3:

@@ -161,7 +161,12 @@ REFUSED: list[tuple[Any, t.Type]] = [
     (pa.array([{"a": 1, "b": 2}]), t.ROW(a=t.LONG)),
     (pa.array([{"a": 1}, {"a": 2**40}]), t.ROW(a=t.INT)),
     (pa.array([{"a": 1.5}]), t.ROW(a=t.INT)),
-    (pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]), t.STRING),
+    (
+        pa.Array.from_buffers(
+            pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
+        ),
+        t.STRING,
+    ),
     ([1, "a"], t.LONG),
     ([1, 2.0], t.LONG),
     (["a", "\ud800"], t.STRING),
@@ -195,7 +200,9 @@ def test_numbers_are_shared_and_not_copied() -> None:
     back = arrow_column(values, None, t.LONG)
     assert back.buffers()[1].address == array.buffers()[1].address + 80
     words = pa.array(["a", "bc"] * 500)
-    assert value_column(words, t.STRING).values[1].__array_interface__["data"][0] == words.buffers()[2].address
+    assert (
+        value_column(words, t.STRING).values[1].__array_interface__["data"][0] == words.buffers()[2].address
+    )
 
 
 @pytest.mark.parametrize(

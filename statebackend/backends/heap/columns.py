@@ -37,7 +37,15 @@ __all__ = ["Column", "arrow_column", "double_column", "null_column", "value_colu
 
 Array = np.ndarray[Any, Any]
 
-_DTYPES = {"LONG": "<i8", "INT": "<i4", "SHORT": "<i2", "BYTE": "i1", "DOUBLE": "<f8", "FLOAT": "<f4", "BOOL": "?"}
+_DTYPES = {
+    "LONG": "<i8",
+    "INT": "<i4",
+    "SHORT": "<i2",
+    "BYTE": "i1",
+    "DOUBLE": "<f8",
+    "FLOAT": "<f4",
+    "BOOL": "?",
+}
 _TICKS = {"DATE": "<i4", "TIMESTAMP": "<i8", "TIMESTAMP_NTZ": "<i8"}
 _EXACT_FLOATS = {"DOUBLE": 2**53, "FLOAT": 2**24}
 
@@ -93,7 +101,11 @@ def _without_nulls(column: Columnar) -> tuple[Columnar | None, Array | None]:
 def _zero(arrow: pa.DataType) -> pa.Scalar:
     types = pa.types
     if types.is_decimal(arrow):
-        return pa.scalar(0, pa.int64()).cast(arrow) if arrow.precision - arrow.scale >= 19 else _zero_decimal(arrow)
+        return (
+            pa.scalar(0, pa.int64()).cast(arrow)
+            if arrow.precision - arrow.scale >= 19
+            else _zero_decimal(arrow)
+        )
     if types.is_string(arrow) or types.is_large_string(arrow) or str(arrow) == "string_view":
         return pa.scalar("", arrow)
     if types.is_fixed_size_binary(arrow):
