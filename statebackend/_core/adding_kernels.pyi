@@ -1,4 +1,4 @@
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 from statebackend._core.accumulators import AddPlan
 from statebackend._core.state_table import StateTable
 
-@overload
 def add_many(
     table: StateTable,
     keys: Any,
@@ -18,19 +17,5 @@ def add_many(
     timestamp: int = 0,
     ttl: int = 0,
     threads: int = 1,
-    return_slots: Literal[True],
-) -> NDArray[np.uint32]: ...
-@overload
-def add_many(
-    table: StateTable,
-    keys: Any,
-    values: Any,
-    plan: AddPlan,
-    *,
-    nulls: NDArray[np.bool_] | None = None,
-    namespace: int = 0,
-    timestamp: int = 0,
-    ttl: int = 0,
-    threads: int = 1,
-    return_slots: Literal[False] = False,
-) -> None: ...
+    return_slots: bool = False,
+) -> Any: ...

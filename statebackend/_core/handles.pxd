@@ -69,3 +69,12 @@ cdef class SingleHandle(Handle):
     cdef int write_elsewhere(self, CoreKey *at, object owner, object value) except -1
     cdef int write_stored(self, char *stored) except -1
     cdef object stored_copy(self, ValueCodec codec, object value)
+
+cdef class AddingHandle(SingleHandle):
+    cdef object combined(self, object value)
+
+cdef class ReducingHandle(AddingHandle):
+    pass
+
+cdef class AggregatingHandle(AddingHandle):
+    cdef readonly ValueCodec inputs      # of values; None where they may be anything

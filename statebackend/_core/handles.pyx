@@ -296,6 +296,13 @@ cdef class Handle:
         """All tables of the state."""
         return [self.plain] if self.spaced is None else [self.plain, self.spaced]
 
+    def _number_for_batch(self, bint makes_table):
+        """The number of the current namespace; with `makes_table` there is a table for it afterwards."""
+        cdef uint32_t number = self.context.key.namespace
+        if makes_table and number and self.spaced_table == NULL:
+            self.adopt_table(self.make_table(True), True)
+        return number
+
     def _enter_namespace(self, uint32_t number):
         """Make a namespace current by its number."""
         self.context.number_namespace(number)
@@ -610,8 +617,6 @@ cdef class ReducingHandle(AddingHandle):
 
 cdef class AggregatingHandle(AddingHandle):
     """One accumulator, into which every added value goes; `inputs` is the codec of values, or None."""
-
-    cdef readonly ValueCodec inputs
 
     def __init__(self, *arguments, ValueCodec inputs=None, **options):
         AddingHandle.__init__(self, *arguments, **options)

@@ -8,7 +8,12 @@ ReducingStateDescriptor('total', 'sum', LONG)
 3
 """
 
-from statebackend.descriptors.aggregates import AGGREGATE_NAMES, AggregateFunction, named_aggregate
+from statebackend.descriptors.aggregates import (
+    AGGREGATE_NAMES,
+    AggregateFunction,
+    NamedAggregate,
+    named_aggregate,
+)
 from statebackend.descriptors.kinds import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -18,7 +23,7 @@ from statebackend.descriptors.kinds import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from statebackend.descriptors.reductions import REDUCTION_NAMES, named_reduction
+from statebackend.descriptors.reductions import REDUCTION_NAMES, Reduction, named_reduction
 
 __all__ = [
     "AGGREGATE_NAMES",
@@ -28,7 +33,9 @@ __all__ = [
     "FoldingStateDescriptor",
     "ListStateDescriptor",
     "MapStateDescriptor",
+    "NamedAggregate",
     "ReducingStateDescriptor",
+    "Reduction",
     "StateDescriptor",
     "ValueStateDescriptor",
     "named_aggregate",

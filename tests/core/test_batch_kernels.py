@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ def parts_of(values: Any, found: Any = None) -> list[Any]:
     """By row: bytes, or Python numbers; None where nothing was found."""
     if isinstance(values, tuple):
         offsets, data = values
-        parts: list[Any] = [data[a:b].tobytes() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+        parts: list[Any] = [data[a:b].tobytes() for a, b in itertools.pairwise(offsets)]
     elif values.ndim == 2:
         parts = [row.tobytes() for row in values]
     else:
@@ -211,9 +212,12 @@ def test_adding_is_the_python_definition_row_by_row(
                 except OverflowError:
                     failed = True
                     break
-            call = dict(
-                namespace=namespace, timestamp=now, ttl=ttl, nulls=None if nulls is None else np.array(nulls)
-            )
+            call = {
+                "namespace": namespace,
+                "timestamp": now,
+                "ttl": ttl,
+                "nulls": None if nulls is None else np.array(nulls),
+            }
             if failed:
                 with pytest.raises(OverflowError, match="position"):
                     adding_kernels.add_many(table, as_keys(rows), kind.column(values), kind.plan, **call)
@@ -433,7 +437,7 @@ def test_map_rows_one_after_the_other(
                 elif operation == "get":
                     if old is not None and not gone and renews and ttl:
                         found[map_key] = (old[0], now)
-                    expected.append(None if old is None or gone and not shows else old[0])
+                    expected.append(None if old is None or (gone and not shows) else old[0])
                 else:
                     new: Any = None
                     if not nullable or rng.random() < 0.7:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import itertools
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ def rows_of(values: Any, nulls: Any) -> list[bytes | None]:
     """The stored bytes of each row, None for a null."""
     if isinstance(values, tuple):
         offsets, data = values
-        found = [data[a:b].tobytes() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+        found = [data[a:b].tobytes() for a, b in itertools.pairwise(offsets)]
     elif values.ndim == 2:
         found = [row.tobytes() for row in values]
     else:

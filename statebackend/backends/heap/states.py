@@ -4,7 +4,7 @@
 >>> from statebackend.descriptors import MapStateDescriptor
 >>> keyed = HeapBackend().create_keyed_backend(int)
 >>> seen = keyed.get_map_state(MapStateDescriptor("seen", str, int))
->>> isinstance(seen, HeapMapState), isinstance(seen, MapState)
+>>> isinstance(seen, HeapMapState), isinstance(seen, MapColumns)
 (True, True)
 """
 
@@ -12,27 +12,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from statebackend._core.handles import (
-    AggregatingHandle,
-    FoldingHandle,
-    Handle,
-    ReducingHandle,
-    ValueHandle,
-)
+from statebackend._core.adding_handles import PlannedAggregatingHandle, PlannedReducingHandle
+from statebackend._core.handles import FoldingHandle, Handle, ValueHandle
 from statebackend._core.list_handle import ListHandle
 from statebackend._core.map_handle import MapHandle
 from statebackend._core.map_table import MapTable
 from statebackend._core.state_table import StateTable
-from statebackend.backends.heap.codecs import key_codec, value_codec
-from statebackend.descriptors import AggregatingStateDescriptor, StateDescriptor
-from statebackend.state import (
-    AggregatingState,
-    FoldingState,
-    KeyedListState,
-    MapState,
-    ReducingState,
-    ValueState,
+from statebackend.backends.heap.adding import (
+    AggregatingColumns,
+    ReducingColumns,
+    aggregate_plan,
+    reduction_plan,
 )
+from statebackend.backends.heap.codecs import key_codec, value_codec
+from statebackend.backends.heap.vectorised import ListColumns, MapColumns, ValueColumns
+from statebackend.descriptors import AggregatingStateDescriptor, StateDescriptor
+from statebackend.state import FoldingState
 from statebackend.ttl import StateTtlConfig
 
 if TYPE_CHECKING:
@@ -52,7 +47,7 @@ _OnReadAndWrite = StateTtlConfig.UpdateType.OnReadAndWrite
 _ReturnExpired = StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
 
 
-class HeapValueState(ValueHandle, ValueState):
+class HeapValueState(ValueHandle, ValueColumns):
     """A value.
 
     >>> HeapValueState.__mro__[1].__name__
@@ -62,7 +57,7 @@ class HeapValueState(ValueHandle, ValueState):
     __slots__ = ()
 
 
-class HeapListState(ListHandle, KeyedListState):
+class HeapListState(ListHandle, ListColumns):
     """A list; elements are stored in chunks that only grow.
 
     >>> HeapListState.__mro__[1].__name__
@@ -72,7 +67,7 @@ class HeapListState(ListHandle, KeyedListState):
     __slots__ = ()
 
 
-class HeapMapState(MapHandle, MapState):
+class HeapMapState(MapHandle, MapColumns):
     """A map; each entry is an entry of the table.
 
     >>> HeapMapState.__mro__[1].__name__
@@ -82,21 +77,21 @@ class HeapMapState(MapHandle, MapState):
     __slots__ = ()
 
 
-class HeapReducingState(ReducingHandle, ReducingState):
+class HeapReducingState(PlannedReducingHandle, ReducingColumns):
     """A reduced value.
 
     >>> HeapReducingState.__mro__[1].__name__
-    'ReducingHandle'
+    'PlannedReducingHandle'
     """
 
     __slots__ = ()
 
 
-class HeapAggregatingState(AggregatingHandle, AggregatingState):
+class HeapAggregatingState(PlannedAggregatingHandle, AggregatingColumns):
     """An accumulator of an aggregate.
 
     >>> HeapAggregatingState.__mro__[1].__name__
-    'AggregatingHandle'
+    'PlannedAggregatingHandle'
     """
 
     __slots__ = ()
@@ -158,8 +153,12 @@ def make_state(backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
         shape["nullable"] = True
     if descriptor.kind != "list":
         shape["copy_value"] = codec.copy_value
-    if isinstance(descriptor, AggregatingStateDescriptor) and descriptor.type is not None:
-        options["inputs"] = value_codec(descriptor.type, where)
+    if isinstance(descriptor, AggregatingStateDescriptor):
+        options["plan_of"] = aggregate_plan
+        if descriptor.type is not None:
+            options["inputs"] = value_codec(descriptor.type, where)
+    if descriptor.kind == "reducing":
+        options["plan_of"] = reduction_plan
     shape["value"] = ("list", codec.layout) if descriptor.kind == "list" else codec.layout
     table: Any = MapTable if descriptor.kind == "map" else StateTable
 
