@@ -1,4 +1,4 @@
-"""Sequences of vectorised calls give what the one-by-one calls give: with time, namespaces, marks, and in any layout."""
+"""Sequences of vectorised calls give what one-by-one calls give: with time, namespaces, marks, in any layout."""
 
 from __future__ import annotations
 
