@@ -766,6 +766,10 @@ cdef class BatchCall:
                     self._end(True, writes)
                 finally:
                     owner.arena.budget.limit = limit
+                    if limit and owner.arena.budget.used > limit:
+                        # What undoing took beyond the limit would make it refuse the next call too.
+                        drain(core, 4 * self.batch.n + 64)
+                        owner.arena.trim()
                 raise
             self._end(False, writes)
         finally:

@@ -555,6 +555,22 @@ def test_a_map_batch_without_memory_changes_nothing(marked: bool, threads: int) 
         maps._check()
 
 
+@pytest.mark.parametrize("threads", THREADS)
+def test_after_a_call_without_memory_there_is_as_much_as_before(threads: int) -> None:
+    """Undoing may pass the limit: what it took must not make smaller calls fail."""
+    for _ in range(5):
+        core = StateCore(max_bytes=6 << 20)
+        table = StateTable(core, value="bytes", max_parallelism=4)
+        table.put(1, b"before")
+        core.mark()
+        with pytest.raises(MemoryLimitError):
+            kernels.update_many(table, np.arange(20_000), runs([b"x" * 600] * 20_000), threads=threads)
+        assert core.metrics()["used_bytes"] <= 6 << 20
+        kernels.update_many(table, np.arange(9), runs([b"y"] * 9))
+        assert len(table) == 9
+        table._check()
+
+
 def test_map_batches_that_are_refused() -> None:
     maps = MapTable(StateCore(), value="long", max_parallelism=8, key_group_range=(0, 3))
     own = next(key for key in range(99) if group(key) < 4)
