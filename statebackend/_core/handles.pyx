@@ -34,6 +34,7 @@ from statebackend._core.key_context cimport KeyContext
 from statebackend._core.platform cimport likely, unlikely
 from statebackend._core.state_table cimport StateTable
 
+
 @cython.no_gc_clear                      # C pointers into the core must not outlive it
 cdef class Handle:
     """What all handles have; derived from by those of each kind."""
