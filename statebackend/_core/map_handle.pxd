@@ -1,7 +1,7 @@
 """The handle of map states; see `map_handle.pyx`."""
 
 from cpython.object cimport PyObject
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int64_t, uint32_t
 
 from statebackend._core.codecs cimport KeyCodec
 from statebackend._core.cow_map cimport CoreKey, Table
@@ -24,4 +24,6 @@ cdef class MapHandle(Handle):
     cdef int remove_entry(self, CoreKey *inner, uint32_t slot, bint is_cleanup) except -1
     cdef int put_prepared(self, CoreKey *inner, object value) except -1
     cdef int make_map(self) except -1
+    cdef int add_entry(self, MapTable map, CoreKey *inner, char *source, int64_t now) except -1
+    cdef object named(self, error)
     cdef object read_entry(self, object key, bint only_look)

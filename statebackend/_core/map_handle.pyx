@@ -143,7 +143,10 @@ cdef class MapHandle(Handle):
         try:
             if self.codec.form == FORM_OBJECT:
                 _dropped = <object>(<PyObject **>value_of(table, entry_at(table.core, slot)))[0]
-            map.unlink(&at_key, self.slot, inner, slot)
+            try:
+                map.unlink(&at_key, self.slot, inner, slot)
+            except MemoryLimitError as error:
+                raise self.named(error)
             self.core.calls += 1
             if is_cleanup and not is_last:
                 anchor.modifications -= 1
@@ -224,21 +227,13 @@ cdef class MapHandle(Handle):
             source = stored if table.layout.off_null == 0 else NULL
         else:
             self.codec.store_prepared(self.core, value, stored)
-        try:
-            if slot == 0:
-                inner.group = self.context.key.group
-                map.fill_entry(&self.context.key, self.slot, inner, source, now)
-                self.core.calls += 1
-                return 0
-            written = slot_for_write(&table.lane, table, entries.map_or_null(inner.group), slot, inner.hash, &kept)
-            if written == 0:
-                self.no_memory()
-        except BaseException as error:
+        if slot == 0:
+            return self.add_entry(map, inner, source, now)
+        written = slot_for_write(&table.lane, table, entries.map_or_null(inner.group), slot, inner.hash, &kept)
+        if written == 0:
             if source != NULL:
-                self.codec.drop(self.core, stored)
-            if isinstance(error, MemoryLimitError) and error.detail.find(self.codec.where) < 0:
-                error.at(self.codec.where)
-            raise
+                self.codec.drop(self.core, source)
+            self.no_memory()
         if not kept and self.codec.form >= FORM_STRING:
             _dropped = entries._let_go(written)
         entries._fill(written, source, now)
@@ -246,6 +241,22 @@ cdef class MapHandle(Handle):
             self.core.calls += 1
             self.stamp = self.core.calls
         return 0
+
+    cdef int add_entry(self, MapTable map, CoreKey *inner, char *source, int64_t now) except -1:
+        """Add an absent entry; its stored form belongs to the table afterwards, also if this raises."""
+        inner.group = self.context.key.group
+        try:
+            map.fill_entry(&self.context.key, self.slot, inner, source, now)
+        except BaseException as error:
+            if source != NULL:
+                self.codec.drop(self.core, source)
+            raise self.named(error)
+        self.core.calls += 1
+        return 0
+
+    cdef object named(self, error):
+        """An error, and if it is the memory limit's, with the state's name."""
+        return error.at(self.codec.where) if isinstance(error, MemoryLimitError) else error
 
     # --- the methods ---
 
@@ -386,7 +397,10 @@ cdef class MapHandle(Handle):
     cdef int remove_here(self) except -1:
         cdef CoreKey at = self.context.key       # a finaliser may make another key current
         cdef object _owner = self.context.key_owner
-        self.map_here().clear_at(&at)
+        try:
+            self.map_here().clear_at(&at)
+        except MemoryLimitError as error:
+            raise self.named(error)
         return 0
 
     cdef bint clean_here(self) except -1:

@@ -1,0 +1,272 @@
+"""What state costs in the heap backend: nothing once it is gone, nothing to the collector, one element a change."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from contract.samples import LastAdded
+
+from statebackend import types as t
+from statebackend.backends.heap import HeapBackend
+from statebackend.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from statebackend.key_encoding import VOID, TimeWindow
+from statebackend.ttl import StateTtlConfig
+
+#: A run by default, and the full size.
+SIZES = [3_000, pytest.param(1_000_000, marks=pytest.mark.stress)]
+LARGE = [20_000, pytest.param(1_000_000, marks=pytest.mark.stress)]
+
+
+def keep_last(_: Any, new: Any) -> Any:
+    return new
+
+
+def write(state: Any, value: Any) -> None:
+    kind = state.descriptor.kind
+    if kind == "value":
+        state.update(value)
+    elif kind == "list":
+        state.add(value)
+        state.add(value)
+    elif kind == "map":
+        state.put(1, value)
+        state.put(2, value)
+    else:
+        state.add(value)
+
+
+def of_every_kind(declared: t.Type, initial: Any) -> list[StateDescriptor]:
+    return [
+        ValueStateDescriptor("value", declared),
+        ListStateDescriptor("list", declared),
+        MapStateDescriptor("map", t.LONG, declared),
+        ReducingStateDescriptor("reducing", keep_last, declared),
+        AggregatingStateDescriptor("aggregating", LastAdded(), declared, declared),
+        FoldingStateDescriptor("folding", initial, keep_last, declared),
+    ]
+
+
+SAMPLES: list[tuple[t.Type, Any]] = [
+    (t.LONG, 10**15),
+    (t.STRING, "a text that is not short"),
+    (t.LIST(t.STRING), ["a", "b"]),
+    (t.TUPLE(t.LONG, t.DOUBLE), (1, 2.0)),
+    (t.PICKLE, ("an", "object")),
+]
+STATES = [(descriptor, sample) for declared, sample in SAMPLES for descriptor in of_every_kind(declared, sample)]
+by_state = pytest.mark.parametrize(
+    ("descriptor", "sample"), STATES, ids=[f"{d.kind}-{next(iter(d.stored_types().values()))!r}" for d, _ in STATES]
+)
+
+
+@pytest.fixture
+def traced() -> Iterator[Callable[[], int]]:
+    """Bytes traced since the start of the test."""
+    gc.collect()
+    tracemalloc.start()
+    start = tracemalloc.get_traced_memory()[0]
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[0] - start
+    finally:
+        tracemalloc.stop()
+
+
+def give_back(keyed: Any) -> None:
+    while keyed.core.advance(1 << 20):
+        pass
+    keyed.core.arena.trim()
+    gc.collect()
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("how", ["clear", "clear_key", "rollback"])
+@by_state
+def test_what_is_removed_gives_everything_back(
+    descriptor: StateDescriptor, sample: Any, how: str, n: int, traced: Callable[[], int]
+) -> None:
+    if n > 3_000 and how != "clear":
+        pytest.skip("the full size once for each state")
+    keyed = HeapBackend().create_keyed_backend(str)
+    state = keyed.get_state(descriptor)
+    keyed.set_current_key("a")
+    write(state, sample)
+    state.clear()
+    give_back(keyed)
+    references, before = sys.getrefcount(sample), traced()
+    mark = keyed.mark() if how == "rollback" else None
+    for number in range(n):
+        keyed.set_current_key(f"key-{number}")
+        keyed.set_current_namespace(VOID if number % 8 else TimeWindow(number, number + 1))
+        write(state, sample)
+    assert keyed.num_entries() == n
+    if mark is not None:
+        keyed.rollback(mark)
+        keyed.release(mark)
+    else:
+        for number in range(n):
+            keyed.set_current_key(f"key-{number}")
+            keyed.set_current_namespace(VOID if number % 8 else TimeWindow(number, number + 1))
+            state.clear() if how == "clear" else keyed.clear_key()
+    keyed.set_current_namespace(VOID)
+    keyed.set_current_key("a")
+    assert keyed.num_entries() == 0
+    give_back(keyed)
+    usage = keyed.core.arena.usage()
+    assert (usage["run_bytes"], usage["blob_bytes"], usage["extent_bytes"]) == (0, 0, 0)
+    assert sys.getrefcount(sample) == references
+    # Left are the maps' heads of two or four tables, and the numbers of namespaces until the next sweep.
+    assert traced() - before < 400_000 + 150 * (n // 8)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_updates_without_end_take_no_memory(n: int) -> None:
+    keyed = HeapBackend().create_keyed_backend(int)
+    states = [keyed.get_state(descriptor) for descriptor in of_every_kind(t.STRING, "")]
+    keyed.set_current_key(1)
+    taken = []
+    for number in range(n):
+        for state in states:
+            if state.descriptor.kind != "list":
+                write(state, f"{number:020}")
+            elif number % 100 == 0:
+                state.update(["x" * 30] * 10)
+        if number in (n // 10, n - 1):
+            give_back(keyed)
+            taken.append(keyed.metrics()["used_bytes"])
+    assert taken[0] == taken[1]
+
+
+@pytest.mark.parametrize("n", SIZES)
+@by_state
+def test_declared_types_are_nothing_to_the_garbage_collector(
+    descriptor: StateDescriptor, sample: Any, n: int
+) -> None:
+    keyed = HeapBackend().create_keyed_backend(int)
+    state = keyed.get_state(descriptor)
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(n):
+        keyed.set_current_key(number)
+        write(state, sample)
+    gc.collect()
+    # Extents are a few objects each; entries are none, and even PICKLE's are the user's object only.
+    assert len(gc.get_objects()) - before < 200
+    assert keyed.num_entries() == n
+
+
+# --- one element costs one element -----------------------------------------------------------------------------------
+
+
+class Costs:
+    """What happened in the core since it was made."""
+
+    def __init__(self, keyed: Any) -> None:
+        self._keyed, self._before = keyed, keyed.metrics()
+
+    def __call__(self, figure: str) -> int:
+        return int(self._keyed.metrics()[figure] - self._before[figure])
+
+
+@pytest.mark.parametrize("n", LARGE)
+@pytest.mark.parametrize("ttl", [False, True])
+@pytest.mark.parametrize("declared", [t.LONG, t.STRING, t.PICKLE], ids=repr)
+@pytest.mark.parametrize("kind", ["list", "map"])
+def test_one_more_in_a_large_collection_costs_what_it_costs_in_a_small_one(
+    kind: str, declared: t.Type, ttl: bool, n: int
+) -> None:
+    value = 7 if declared == t.LONG else "text"
+    descriptor: Any = (
+        ListStateDescriptor("s", declared) if kind == "list" else MapStateDescriptor("s", int, declared)
+    )
+    if ttl:
+        descriptor.enable_time_to_live(StateTtlConfig(10**12))
+    keyed = HeapBackend().create_keyed_backend(int, max_parallelism=1)
+    state = keyed.get_state(descriptor)
+    for key, size in ((1, 10), (2, n)):
+        keyed.set_current_key(key)
+        state.add_all([value] * size) if kind == "list" else state.put_all(dict.fromkeys(range(size), value))
+    give_back(keyed)
+    costs = {}
+    for key in (1, 2):
+        view, mark = keyed.core.snapshot(), keyed.mark()
+        keyed.set_current_key(key)
+        cost = Costs(keyed)
+        if kind == "list":
+            state.add(value)
+        else:
+            state.put(5, value)
+            state.put(n + 1, value)
+            state.remove(6)
+        costs[key] = (cost("copied_entries"), cost("copied_pages"), cost("used_bytes"), cost("blob_bytes"))
+        # Chains and pages are shared by all keys: a few of either, whatever the size.
+        assert costs[key][0] <= 12
+        assert costs[key][1] <= 8
+        assert costs[key][2] <= 256 * 1024
+        keyed.release(mark)
+        view.release()
+        give_back(keyed)
+    if kind == "list":
+        assert costs[1][:2] == costs[2][:2]
+        assert abs(costs[1][3] - costs[2][3]) <= 8192  # a chunk of the largest size
+
+
+@pytest.mark.parametrize("n", LARGE)
+def test_iterating_copies_nothing(n: int, traced: Callable[[], int]) -> None:
+    keyed = HeapBackend().create_keyed_backend(int)
+    keyed.set_current_key(1)
+    numbers = keyed.get_list_state(ListStateDescriptor("l", int))
+    counts = keyed.get_map_state(MapStateDescriptor("m", int, int))
+    numbers.update(range(n))
+    counts.put_all(dict.fromkeys(range(n), 1))
+    for state in (numbers, counts):
+        steps = iter(state)
+        tracemalloc.reset_peak()
+        begin = tracemalloc.get_traced_memory()[0]
+        assert [next(steps) for _ in range(3)] == [0, 1, 2]
+        assert tracemalloc.get_traced_memory()[1] - begin < 20_000
+        assert sum(1 for _ in steps) == n - 3
+    tracemalloc.reset_peak()
+    begin = tracemalloc.get_traced_memory()[0]
+    assert sum(numbers) == n * (n - 1) // 2
+    # Noted down are the places of the chunks, 12 bytes for each 4 KB.
+    assert tracemalloc.get_traced_memory()[1] - begin < 20_000 + n // 20
+
+
+def test_a_state_without_entries_is_small(traced: Callable[[], int]) -> None:
+    keyed = HeapBackend().create_keyed_backend(int)
+    keyed.set_current_key(1)
+    before = traced()
+    for number in range(10):
+        for descriptor in of_every_kind(t.LONG, 0):
+            descriptor.name = f"{descriptor.kind}-{number}"
+            keyed.get_state(descriptor).exists()
+    assert (traced() - before) / 60 < 20_000
+    assert keyed.metrics()["extent_bytes"] == 0
+
+
+def test_namespaces_that_have_passed_leave_nothing(traced: Callable[[], int]) -> None:
+    keyed = HeapBackend().create_keyed_backend(int)
+    total = keyed.get_reducing_state(ReducingStateDescriptor("r", keep_last, int))
+    keyed.set_current_key(1)
+    taken = []
+    for number in range(20_000):
+        keyed.set_current_namespace(TimeWindow(number, number + 1))
+        total.add(number)
+        total.clear()
+        if number in (4_000, 19_999):
+            taken.append(traced())
+    assert len(keyed.core.namespaces) < 2_100
+    assert taken[1] - taken[0] < 100_000
