@@ -378,7 +378,8 @@ cdef void slot_free(Table *table, CowMap *map, uint32_t slot) noexcept nogil
 cdef uint32_t anchor_new(Core *core) noexcept nogil
 cdef void append_thread(Table *table, uint32_t slot) noexcept nogil
 cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil
-cdef void drop_chunks(Table *table, ListChunk *chunk, bint may_defer) noexcept nogil
+cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogil
+cdef void drop_list(Table *table, ListChunk *tail) noexcept nogil
 cdef bint segment_for_writing(Core *core, Journal *journal, Log **log) noexcept nogil
 cdef object key_object(Table *table, Entry *entry)
 cdef int absorb_moves(Log *carried, uint64_t known, dict moved) except -1

@@ -63,7 +63,7 @@ cdef void payload_drop(Table *table, char *payload) noexcept nogil:
         if (<Blob **>value)[0] != NULL:
             blob_drop(table.core.blobs, (<Blob **>value)[0])
     elif kind == VALUE_LIST:
-        drop_chunks(table, (<ListHead *>value).tail, True)
+        drop_list(table, (<ListHead *>value).tail)
     elif kind == VALUE_ANCHOR:
         drop_anchor(table, (<uint32_t *>value)[0])
     elif kind == VALUE_OBJECT:
@@ -84,8 +84,14 @@ cdef inline void drop_element(Table *table, char *value) noexcept nogil:
             Py_XDECREF((<PyObject **>value)[0])
 
 
-cdef void drop_chunks(Table *table, ListChunk *chunk, bint may_defer) noexcept nogil:
-    """Drop one reference to a chunk; of a long list that dies, all but a few chunks wait for `drain`."""
+cdef void drop_list(Table *table, ListChunk *tail) noexcept nogil:
+    """Drop a list's reference to its chunks. Objects all wait for `drain`, which is called between operations:
+    their finalisers may call anything."""
+    drop_chunks(table, tail, 0 if table.element_kind == VALUE_OBJECT else 2)
+
+
+cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogil:
+    """Drop one reference to a chunk; of a list that dies, all but the first few chunks wait for `drain`."""
     cdef ListChunk *older
     cdef uint32_t i, offset = 8 if table.element_has_timestamp else 0
     cdef int freed = 0
@@ -94,7 +100,7 @@ cdef void drop_chunks(Table *table, ListChunk *chunk, bint may_defer) noexcept n
         chunk.refs -= 1
         if chunk.refs:
             return
-        if freed == 2 and may_defer and log_reserve(table.core.arena, &table.core.garbage, 24):
+        if freed == at_once and log_reserve(table.core.arena, &table.core.garbage, 24):
             chunk.refs = 1
             room = log_take(&table.core.garbage, 24)
             (<Table **>room)[0] = table
@@ -1140,7 +1146,7 @@ cdef void reclaim_garbage(Core *core, int64_t *budget) noexcept nogil:
             table = (<Table **>(chunk_data(core.garbage.last) + core.garbage.last.used - 24))[0]
             chunk = (<ListChunk **>(chunk_data(core.garbage.last) + core.garbage.last.used - 16))[0]
             log_pop(core.arena, &core.garbage, 24)
-            drop_chunks(table, chunk, True)
+            drop_chunks(table, chunk, 2)
             budget[0] -= 3
         elif op == RETIRED_RUN:
             log_pop(core.arena, &core.garbage, 16)

@@ -18,7 +18,7 @@ from libc.string cimport memcpy
 from statebackend._core.arena cimport (
     LARGEST_CLASS, Blob, Budget, blob_drop, block_alloc, block_free, injected_failure)
 from statebackend._core.cow_map cimport (
-    VALUE_BLOB, VALUE_FIXED, VALUE_OBJECT, CowMap, Lane, ListChunk, ListHead, Table, drop_chunks, entry_at, insert,
+    VALUE_BLOB, VALUE_FIXED, VALUE_OBJECT, CowMap, Lane, ListChunk, ListHead, Table, drop_list, entry_at, insert,
     new_stamp, slot_for_write, value_of)
 
 cdef extern from "Python.h":
@@ -172,7 +172,7 @@ cdef bint list_extend(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
     head.tail_used = last.used if made else tail_used + <uint32_t>in_place
     head.length += n
     if old != NULL and not kept:
-        drop_chunks(table, old, True)
+        drop_list(table, old)
     return True
 
 

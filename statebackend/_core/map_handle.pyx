@@ -446,6 +446,7 @@ cdef class MapIterator:
     cdef object owner                    # keeps `key.data` valid
     cdef int shown
     cdef uint32_t anchor                 # of the map, 0 if there was none
+    cdef uint64_t stamp                  # of that anchor: another one may come to lie where it lay
     cdef uint32_t modifications          # as the anchor had them
     cdef uint32_t slot                   # of the entry that was visited last; valid while `calls` stands still
     cdef uint64_t sequence               # of that entry, 0 before the first step
@@ -468,6 +469,7 @@ cdef class MapIterator:
         if handle.slot:
             self.anchor = handle.anchor_here()
             self.modifications = self.anchor_of(self.anchor).modifications
+            self.stamp = self.anchor_of(self.anchor).next_sequence >> 32
         self.calls = NEVER
         self.rollbacks = handle.core.rollbacks
         self.turn = handle.context.turn
@@ -533,7 +535,8 @@ cdef class MapIterator:
         if self.is_cleaned and found == 0:
             return False
         if (self.is_cleaned or found != self.anchor
-                or (found and self.anchor_of(found).modifications != self.modifications)):
+                or (found and (self.anchor_of(found).modifications != self.modifications
+                               or self.anchor_of(found).next_sequence >> 32 != self.stamp))):
             raise RuntimeError("the state was changed while it was iterated")
         self.calls = handle.core.calls
         if found == 0:

@@ -66,9 +66,13 @@ SAMPLES: list[tuple[t.Type, Any]] = [
     (t.TUPLE(t.LONG, t.DOUBLE), (1, 2.0)),
     (t.PICKLE, ("an", "object")),
 ]
-STATES = [(descriptor, sample) for declared, sample in SAMPLES for descriptor in of_every_kind(declared, sample)]
+STATES = [
+    (descriptor, sample) for declared, sample in SAMPLES for descriptor in of_every_kind(declared, sample)
+]
 by_state = pytest.mark.parametrize(
-    ("descriptor", "sample"), STATES, ids=[f"{d.kind}-{next(iter(d.stored_types().values()))!r}" for d, _ in STATES]
+    ("descriptor", "sample"),
+    STATES,
+    ids=[f"{d.kind}-{next(iter(d.stored_types().values()))!r}" for d, _ in STATES],
 )
 
 
