@@ -1,0 +1,26 @@
+"""Data files: the rows of one subtask's states, as an Arrow IPC file with an index of its own.
+
+Rows are sorted by state and key group, in batches of one state that may span key groups. All states share one
+Arrow schema, so that any Arrow reader opens the file: a column is shared by the states whose type of it is the same,
+and null in the rows of the others. `read_data_file` uses the index instead: it finds the rows of a state and of key
+groups without reading others, gives each state its own columns back, and checks everything it reads.
+
+>>> import io
+>>> import pyarrow as pa
+>>> from statebackend.key_groups import KeyGroupRange
+>>> schema = pa.schema({"key": pa.int64(), "value": pa.int64()})
+>>> rows = pa.record_batch([[1, 2, 3], [10, 20, 30]], schema=schema)
+>>> sink = io.BytesIO()
+>>> write_data_file(sink, [Section("sum", schema, [GroupedBatch.of(rows, [4, 4, 9])])])
+>>> data = read_data_file(pa.BufferReader(sink.getvalue()), "a.arrow")
+>>> [found.batch.to_pylist() for found in data.read("sum", KeyGroupRange(5, 9))]
+[[{'key': 3, 'value': 30}]]
+>>> pa.ipc.open_file(sink.getvalue()).read_all().num_rows
+3
+"""
+
+from statebackend.checkpoint.format.reader import DataFileReader, read_data_file
+from statebackend.checkpoint.format.rows import COLUMNS, GroupedBatch, Op, Section
+from statebackend.checkpoint.format.writer import write_data_file
+
+__all__ = ["COLUMNS", "DataFileReader", "GroupedBatch", "Op", "Section", "read_data_file", "write_data_file"]

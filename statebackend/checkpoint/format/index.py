@@ -1,0 +1,303 @@
+"""The index of a data file: where each batch lies, whose rows it holds, and how to find out that it is damaged.
+
+The index stands between the end of the batches and Arrow's own footer, where Arrow readers do not look. It is a
+line of JSON and a table of runs, followed by a trailer of 40 bytes; what comes after that is Arrow's footer.
+
+>>> region = Region(0, 8, 0xE3069283)
+>>> index = Index(region, (), Region(8, 8, 1), (StateColumns("sum", {"key": 0, "value": 1}, 0, 0),), no_runs(), {})
+>>> block = index.encode(after=16, footer=b"footer")
+>>> Index.decode(memoryview(block)[:-TRAILER.size], Trailer.decode(block[-TRAILER.size:], "a", 0), 16, "a").states
+(StateColumns(name='sum', columns={'key': 0, 'value': 1}, first_run=0, n_runs=0),)
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from statebackend.checkpoint.checksums import crc32c
+from statebackend.checkpoint.json_checks import Malformed, instance, integer, members_of
+from statebackend.errors import CorruptCheckpointError, UsageError
+from statebackend.key_groups import MAX_PARALLELISM
+
+__all__ = [
+    "RUN",
+    "TRAILER",
+    "VERSION",
+    "Index",
+    "Region",
+    "StateColumns",
+    "StoredBatch",
+    "Trailer",
+    "no_runs",
+]
+
+#: The version of data files that is written. Every version that was ever released is read.
+VERSION = 1
+
+MAGIC = b"SBDATA\r\n"
+#: Bytes of index and of its JSON, their checksum; bytes of Arrow's footer, its checksum; version; magic; checksum.
+TRAILER = struct.Struct("<QIIIII8sI")
+
+#: A run: consecutive rows of one key group in one batch.
+RUN = np.dtype([("key_group", "<u4"), ("batch", "<u4"), ("start", "<u4"), ("rows", "<u4")])
+
+_COMPRESS_FROM = 4096
+_MAX_ROWS = 2**31 - 1
+
+
+def no_runs() -> NDArray[np.void]:
+    """An empty table of runs.
+
+    >>> len(no_runs())
+    0
+    """
+    return np.empty(0, RUN)
+
+
+class Region(NamedTuple):
+    """Some bytes of a file and their CRC-32C.
+
+    >>> Region(8, 16, 0).end
+    24
+    """
+
+    offset: int
+    length: int
+    checksum: int
+
+    @property
+    def end(self) -> int:
+        """Where the next region begins."""
+        return self.offset + self.length
+
+    def check(self, data: Any, name: str) -> None:
+        """Raise `CorruptCheckpointError`, naming file and offset, unless these are the bytes.
+
+        >>> Region(0, 3, 0x364B3FB7).check(b"abc", "a.arrow")
+        >>> Region(8, 3, 0x364B3FB7).check(b"abd", "a.arrow")
+        Traceback (most recent call last):
+        statebackend.errors.CorruptCheckpointError: the file does not match its checksum (a.arrow, bytes 8 to 11)...
+        """
+        if len(data) != self.length or crc32c(data) != self.checksum:
+            raise CorruptCheckpointError(
+                "the file does not match its checksum", detail=f"{name}, bytes {self.offset} to {self.end}"
+            )
+
+
+class StoredBatch(NamedTuple):
+    """A batch of a file: where, and how many rows.
+
+    >>> StoredBatch(Region(8, 16, 0), 100).rows
+    100
+    """
+
+    region: Region
+    rows: int
+
+
+class StateColumns(NamedTuple):
+    """A state of a file: which columns are its own, and which runs.
+
+    >>> StateColumns("sum", {"key": 0, "value": 1}, 0, 128).columns["value"]
+    1
+    """
+
+    name: str
+    columns: dict[str, int]
+    first_run: int
+    n_runs: int
+
+
+class Trailer(NamedTuple):
+    """The fixed part, from which the rest is found.
+
+    >>> Trailer(100, 50, 0, 300, 0).index_length
+    100
+    """
+
+    index_length: int
+    json_length: int
+    index_checksum: int
+    footer_length: int
+    footer_checksum: int
+
+    def encode(self) -> bytes:
+        """Its bytes.
+
+        >>> len(Trailer(100, 50, 0, 300, 0).encode())
+        40
+        """
+        body = TRAILER.pack(*self, VERSION, MAGIC, 0)[:-4]
+        return body + struct.pack("<I", crc32c(body))
+
+    @classmethod
+    def decode(cls, data: bytes, name: str, offset: int) -> Trailer:
+        """Read it back; `CorruptCheckpointError` if it is not one, or of a version that is not known.
+
+        >>> trailer = Trailer(100, 50, 0, 300, 0)
+        >>> Trailer.decode(trailer.encode(), "a.arrow", 400) == trailer
+        True
+        """
+        where = f"{name}, bytes {offset} to {offset + TRAILER.size}"
+        if len(data) != TRAILER.size or data[-12:-4] != MAGIC:
+            raise CorruptCheckpointError("the file has no index", detail=where)
+        *fields, version, _, checksum = TRAILER.unpack(data)
+        if crc32c(data[:-4]) != checksum:
+            raise CorruptCheckpointError("the file does not match its checksum", detail=where)
+        if version != VERSION:
+            raise CorruptCheckpointError(
+                "the file is of a version that this library does not read",
+                code="CORRUPT_CHECKPOINT.VERSION",
+                detail=f"{name}, version {version}, read is {VERSION}",
+                hint="open it with the newer version of the library that wrote it",
+            )
+        return cls(*fields)
+
+
+class Index(NamedTuple):
+    """All that is known of a file without reading its batches. Regions follow each other without a gap."""
+
+    schema: Region
+    batches: tuple[StoredBatch, ...]
+    end: Region
+    states: tuple[StateColumns, ...]
+    runs: NDArray[np.void]
+    extra: dict[str, Any]
+
+    def encode(self, after: int, footer: bytes) -> bytes:
+        """Index and trailer as they stand in the file, from offset ``after`` on, in front of ``footer``."""
+        assert self.end.end == after
+        raw = self.runs.astype(RUN).tobytes()
+        is_compressed = len(raw) >= _COMPRESS_FROM
+        stored = bytes(pa.compress(raw, codec="zstd", asbytes=True)) if is_compressed else raw
+        described = {
+            "schema": self.schema,
+            "batches": [[*batch.region, batch.rows] for batch in self.batches],
+            "end": self.end,
+            "states": [
+                {"name": state.name, "columns": state.columns, "runs": [state.first_run, state.n_runs]}
+                for state in self.states
+            ],
+            "runs": len(self.runs),
+            "runs_codec": "zstd" if is_compressed else None,
+            "extra": self.extra,
+        }
+        try:
+            text = json.dumps(described, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"what a data file describes must be JSON-able: {error}") from error
+        index = text + stored
+        trailer = Trailer(len(index), len(text), crc32c(index), len(footer), crc32c(footer))
+        return index + trailer.encode()
+
+    @classmethod
+    def decode(cls, data: Any, trailer: Trailer, offset: int, name: str) -> Index:
+        """Read the bytes at ``offset`` back; `CorruptCheckpointError` if anything in them cannot be."""
+        region = Region(offset, trailer.index_length, trailer.index_checksum)
+        region.check(data, name)
+        try:
+            if trailer.json_length > len(data):
+                raise Malformed("its first part is longer than it is")
+            text = bytes(memoryview(data)[: trailer.json_length])
+            index = cls._read(json.loads(text), memoryview(data)[trailer.json_length :])
+            if index.end.end != offset:
+                raise Malformed("the batches do not end where it begins")
+        except (Malformed, ValueError, RecursionError, OSError, pa.ArrowException) as error:
+            # Those of json and Arrow are of damaged data: what they say of it is not repeated.
+            reason = str(error) if isinstance(error, Malformed) else type(error).__name__
+            raise CorruptCheckpointError(
+                f"the index of the file is wrong, although its checksum is right: {reason}",
+                detail=f"{name}, bytes {offset} to {region.end}",
+            ) from error
+        return index
+
+    @classmethod
+    def _read(cls, data: Any, stored_runs: memoryview) -> Index:
+        needed = {"schema", "batches", "end", "states", "runs", "runs_codec", "extra"}
+        members = members_of(data, "the index", needed)
+        at = 0
+
+        def region(value: Any) -> Region:
+            nonlocal at
+            offset, length, checksum = _integers(value, 3, "a region")
+            if offset != at:
+                raise Malformed("a region does not begin where the one before it ends")
+            at = offset + length
+            return Region(offset, length, integer(checksum, "a checksum", 0, 2**32 - 1))
+
+        schema = region(members["schema"])
+        batches = []
+        for each in instance(members["batches"], list, "batches"):
+            *place, rows = _integers(each, 4, "a batch")
+            batches.append(StoredBatch(region(place), integer(rows, "rows of a batch", 1, _MAX_ROWS)))
+        end = region(members["end"])
+        runs = _read_runs(members["runs"], members["runs_codec"], stored_runs)
+        states = _read_states(members["states"], len(runs))
+        _check_runs(runs, np.array([batch.rows for batch in batches], np.int64), states)
+        return cls(schema, tuple(batches), end, states, runs, instance(members["extra"], dict, "extra"))
+
+
+def _integers(value: Any, count: int, what: str) -> list[int]:
+    if not isinstance(value, list) or len(value) != count:
+        raise Malformed(f"{what} is not made of {count} integers")
+    return [integer(each, f"a number of {what}") for each in value]
+
+
+def _read_runs(count: Any, codec: Any, stored: memoryview) -> NDArray[np.void]:
+    # No more than can be compressed into what is there: a wrong count must not ask for all memory.
+    size = integer(count, "the number of runs", 0, len(stored) * 40_000 // RUN.itemsize + 1) * RUN.itemsize
+    if codec not in (None, "zstd"):
+        raise Malformed("the runs are compressed in an unknown way")
+    raw = pa.decompress(stored, size, codec=codec, asbytes=True) if codec else bytes(stored)
+    if len(raw) != size:
+        raise Malformed("the runs are not as long as they should be")
+    return np.frombuffer(raw, RUN)
+
+
+def _read_states(data: Any, n_runs: int) -> tuple[StateColumns, ...]:
+    states: list[StateColumns] = []
+    at = 0
+    for each in instance(data, list, "states"):
+        members = members_of(each, "a state", {"name", "columns", "runs"})
+        first, count = _integers(members["runs"], 2, "the runs of a state")
+        if first != at:
+            raise Malformed("the runs of a state do not begin where those before it end")
+        at += count
+        columns = instance(members["columns"], dict, "the columns of a state")
+        for number in columns.values():
+            integer(number, "the number of a column", 0, _MAX_ROWS)
+        name = instance(members["name"], str, "the name of a state")
+        if any(state.name == name for state in states):
+            raise Malformed("two states have one name")
+        states.append(StateColumns(name, columns, first, count))
+    if at != n_runs:
+        raise Malformed("there are runs of no state")
+    return tuple(states)
+
+
+def _check_runs(runs: NDArray[np.void], rows: NDArray[np.int64], states: tuple[StateColumns, ...]) -> None:
+    """Runs cover every batch, row by row in order, and key groups ascend within a state."""
+    batch, start = runs["batch"].astype(np.int64), runs["start"].astype(np.int64)
+    count, group = runs["rows"].astype(np.int64), runs["key_group"].astype(np.int64)
+    if len(runs) and (
+        int(batch.max()) >= len(rows) or int(group.max()) >= MAX_PARALLELISM or int(count.min()) < 1
+    ):
+        raise Malformed("a run is of no batch, of no key group, or empty")
+    before = np.concatenate(([0], np.cumsum(rows)))
+    follows = np.concatenate(([0], np.cumsum(count)))
+    if not np.array_equal(before[batch] + start, follows[:-1]) or follows[-1] != before[-1]:
+        raise Malformed("the runs do not cover the batches")
+    if np.any(start + count > rows[batch]):
+        raise Malformed("a run is longer than its batch")
+    for state in states:
+        of_state = slice(state.first_run, state.first_run + state.n_runs)
+        if np.any(np.diff(group[of_state]) < 0):
+            raise Malformed("the key groups of a state do not ascend")
+        if state.n_runs and start[state.first_run] != 0:
+            raise Malformed("a batch holds rows of two states")

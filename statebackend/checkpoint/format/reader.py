@@ -1,0 +1,200 @@
+"""Reading a data file: by its index, only what is asked for, and nothing unchecked.
+
+>>> import io
+>>> from statebackend.checkpoint.format.rows import Section
+>>> from statebackend.checkpoint.format.writer import write_data_file
+>>> rows = GroupedBatch.of(pa.record_batch({"key": [1, 2, 3]}), [4, 4, 9])
+>>> sink = io.BytesIO()
+>>> write_data_file(sink, [Section("seen", rows.batch.schema, [rows])])
+>>> reader = read_data_file(pa.BufferReader(sink.getvalue()), "a.arrow")
+>>> reader.schema("seen").names, [each.tolist() for each in reader.rows_of("seen")]
+(['key'], [[4, 9], [2, 1]])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from statebackend.checkpoint.data_files import storing
+from statebackend.checkpoint.format.index import TRAILER, Index, Region, StateColumns, Trailer
+from statebackend.checkpoint.format.rows import ARROW_MAGIC, ARROW_TAIL, COLUMNS, GroupedBatch
+from statebackend.errors import CorruptCheckpointError, UsageError
+from statebackend.key_groups import KeyGroupRange
+
+__all__ = ["DataFileReader", "read_data_file"]
+
+#: What is read of the end of a file at first; indexes are seldom larger.
+_TAIL = 64 << 10
+
+
+def read_data_file(source: Any, name: str) -> DataFileReader:
+    """Open a file for reading: its index is read and checked. ``source`` is a ``pyarrow.NativeFile``.
+
+    ``name`` is what errors call it. Everything that is not as it was written raises `CorruptCheckpointError`.
+
+    >>> read_data_file(pa.BufferReader(b"not one"), "a.arrow")
+    Traceback (most recent call last):
+    statebackend.errors.CorruptCheckpointError: the file is too short to be one (a.arrow, 7 bytes) ...
+    """
+    return DataFileReader(source, name)
+
+
+class DataFileReader:
+    """A file that is open for reading, by one thread at a time. It does not close its source.
+
+    Reading a state costs what its key groups cost; a batch that holds other groups too is read whole.
+    """
+
+    def __init__(self, source: Any, name: str) -> None:
+        self._source = source
+        self.name = name
+        with storing(f"reading {name}"):
+            self._size = source.size()
+        tail_offset = max(self._size - _TAIL, 0)
+        tail = self._read(tail_offset, self._size - tail_offset)
+        trailer, offset = self._read_trailer(tail, tail_offset)
+        start = offset - trailer.index_length
+        if start < 0:
+            raise self._corrupt("the index is longer than the file", offset, offset + TRAILER.size)
+        index = tail[start - tail_offset : offset - tail_offset] if start >= tail_offset else None
+        self._index = Index.decode(
+            self._read(start, offset - start) if index is None else index, trailer, start, name
+        )
+        self._schema_message = self._region(self._index.schema)[8:]
+        self._schema = self._read_schema()
+        self._states = {state.name: state for state in self._index.states}
+
+    def _read_trailer(self, tail: memoryview, tail_offset: int) -> tuple[Trailer, int]:
+        size = self._size
+        if size < TRAILER.size + ARROW_TAIL.size:
+            raise CorruptCheckpointError(
+                "the file is too short to be one", detail=f"{self.name}, {size} bytes"
+            )
+        length, magic = ARROW_TAIL.unpack(tail[-ARROW_TAIL.size :])
+        footer_offset = size - ARROW_TAIL.size - length
+        offset = footer_offset - TRAILER.size
+        if magic != ARROW_MAGIC or length < 0 or offset < 0:
+            raise self._corrupt("the file is cut short or damaged at its end", size - ARROW_TAIL.size, size)
+        if offset < tail_offset:
+            tail_offset, tail = offset, self._read(offset, size - offset)
+        at = offset - tail_offset
+        trailer = Trailer.decode(bytes(tail[at : at + TRAILER.size]), self.name, offset)
+        footer = Region(footer_offset, trailer.footer_length, trailer.footer_checksum)
+        if footer.end != size:
+            raise self._corrupt("the file is cut short or damaged at its end", footer_offset, size)
+        footer.check(tail[at + TRAILER.size :], self.name)
+        return trailer, offset
+
+    def _read_schema(self) -> pa.Schema:
+        region = self._index.schema
+        try:
+            schema = pa.ipc.read_schema(pa.py_buffer(self._schema_message))
+        except (pa.ArrowException, OSError) as error:
+            raise self._corrupt("the schema of the file cannot be read", *region[:2]) from error
+        for state in self._index.states:
+            for role, number in state.columns.items():
+                if role not in COLUMNS or number >= len(schema):
+                    raise self._corrupt("a state has a column that the file does not have", *region[:2])
+        return schema
+
+    def _corrupt(self, message: str, start: int, end: int) -> CorruptCheckpointError:
+        return CorruptCheckpointError(message, detail=f"{self.name}, bytes {start} to {end}")
+
+    def _read(self, offset: int, length: int) -> memoryview:
+        if offset + length > self._size:
+            raise self._corrupt("the file is cut short", self._size, offset + length)
+        with storing(f"reading {self.name}"):
+            self._source.seek(offset)
+            data = self._source.read_buffer(length)
+        if len(data) != length:
+            raise self._corrupt("the file is cut short", offset + len(data), offset + length)
+        return memoryview(data).cast("B")
+
+    def _region(self, region: Region) -> memoryview:
+        data = self._read(region.offset, region.length)
+        region.check(data, self.name)
+        return data
+
+    # --- what is in it ---
+
+    @property
+    def states(self) -> list[str]:
+        """The names of its states, in file order."""
+        return list(self._states)
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What its writer gave as ``extra``."""
+        return self._index.extra
+
+    def schema(self, state: str) -> pa.Schema:
+        """The columns of a state, as its section had them, in the order of `COLUMNS`."""
+        columns = self._columns(state)
+        return pa.schema([(role, self._schema.field(number).type) for role, number in columns])
+
+    def rows_of(self, state: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The key groups of a state that have rows, ascending, and how many each."""
+        runs = self._runs(state)
+        groups, inverse = np.unique(runs["key_group"], return_inverse=True)
+        return groups.astype(np.int64), np.bincount(inverse, runs["rows"], len(groups)).astype(np.int64)
+
+    def read(self, state: str, key_groups: KeyGroupRange | None = None) -> Iterator[GroupedBatch]:
+        """The rows of a state in file order, of all or some key groups. One batch at a time is in memory."""
+        runs = self._runs(state)
+        if key_groups is not None:
+            first = np.searchsorted(runs["key_group"], key_groups.start, "left")
+            runs = runs[first : np.searchsorted(runs["key_group"], key_groups.end, "right")]
+        columns = self._columns(state)
+        return self._batches(runs, columns)
+
+    def _batches(self, runs: NDArray[np.void], columns: list[tuple[str, int]]) -> Iterator[GroupedBatch]:
+        starts = np.flatnonzero(np.diff(runs["batch"], prepend=-1))
+        for of_batch in np.split(runs, starts[1:]) if len(runs) else ():
+            batch = self._batch(int(of_batch["batch"][0]), columns)
+            start, counts = int(of_batch["start"][0]), of_batch["rows"].astype(np.int64)
+            rows = batch.slice(start, int(counts.sum()))
+            yield GroupedBatch(rows, of_batch["key_group"].astype(np.int64), counts)
+
+    def verify(self) -> None:
+        """Read and check every byte of the file, and decode every batch."""
+        self._region(self._index.end)
+        for state in self._states:
+            for _ in self.read(state):
+                pass
+
+    def _state(self, state: str) -> StateColumns:
+        if state not in self._states:
+            raise UsageError(f"the file has no state {state!r}", detail=self.name)
+        return self._states[state]
+
+    def _runs(self, state: str) -> NDArray[np.void]:
+        found = self._state(state)
+        return self._index.runs[found.first_run : found.first_run + found.n_runs]
+
+    def _columns(self, state: str) -> list[tuple[str, int]]:
+        columns = self._state(state).columns
+        return [(role, columns[role]) for role in COLUMNS if role in columns]
+
+    def _batch(self, number: int, columns: list[tuple[str, int]]) -> pa.RecordBatch:
+        stored = self._index.batches[number]
+        message = self._region(stored.region)
+        wanted = [column for _, column in columns]
+        try:
+            if len(wanted) == len(self._schema):
+                batch = pa.ipc.read_record_batch(pa.py_buffer(message), self._schema)
+            else:
+                # Only what is asked for is decompressed. That option is one of streams: a schema, then batches.
+                options = pa.ipc.IpcReadOptions(included_fields=wanted)
+                stream = pa.py_buffer(b"".join((self._schema_message, message)))
+                batch = pa.ipc.open_stream(stream, options=options).read_next_batch()
+            batch.validate()
+        except (pa.ArrowException, OSError, StopIteration) as error:
+            raise self._corrupt("a batch cannot be read", stored.region.offset, stored.region.end) from error
+        if batch.num_rows != stored.rows or batch.num_columns != len(wanted):
+            raise self._corrupt("a batch is not as the index says", stored.region.offset, stored.region.end)
+        return pa.RecordBatch.from_arrays(batch.columns, [role for role, _ in columns])

@@ -1,0 +1,284 @@
+"""Writing a data file: one schema for all states, full batches, and the index in front of Arrow's footer.
+
+>>> import io
+>>> from statebackend.checkpoint.format.reader import read_data_file
+>>> schema = pa.schema({"key": pa.int64()})
+>>> rows = GroupedBatch.of(pa.record_batch({"key": [1, 2, 3]}), [4, 4, 9])
+>>> sink = io.BytesIO()
+>>> write_data_file(sink, [Section("seen", schema, [rows])])
+>>> read_data_file(pa.BufferReader(sink.getvalue()), "a.arrow").states
+['seen']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from statebackend.checkpoint.checksums import crc32c
+from statebackend.checkpoint.format.index import RUN, Index, Region, StateColumns, StoredBatch, no_runs
+from statebackend.checkpoint.format.rows import ARROW_MAGIC, ARROW_TAIL, COLUMNS, GroupedBatch, Section
+from statebackend.errors import UsageError
+from statebackend.key_groups import MAX_PARALLELISM
+
+__all__ = ["write_data_file"]
+
+BATCH_ROWS = 65_536
+#: A batch is also ended when it is this large: rows may be.
+BATCH_BYTES = 64 << 20
+#: A file with less than this is not compressed.
+COMPRESS_FROM = 4096
+
+
+def write_data_file(
+    sink: Any,
+    sections: Sequence[Section],
+    *,
+    compression: str | None = "zstd",
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a file to ``sink``, anything with ``write``; it is neither flushed nor closed.
+
+    Batches of the sections are taken one after another, so that they may be made on the way. Small ones are put
+    together, large ones divided. Memory: one batch of 65,536 rows, or of 64 MB. ``compression`` is ``"zstd"``,
+    ``"lz4"`` or None; less than 4 KB are not compressed. ``extra`` is free, JSON-able, and returned by the reader.
+
+    >>> import io
+    >>> from statebackend.checkpoint.format.reader import read_data_file
+    >>> sink = io.BytesIO()
+    >>> write_data_file(sink, [], extra={"note": "nothing yet"})
+    >>> read_data_file(pa.BufferReader(sink.getvalue()), "a.arrow").extra
+    {'note': 'nothing yet'}
+    """
+    if compression not in ("zstd", "lz4", None):
+        raise UsageError('compression is "zstd", "lz4" or None')
+    schema, columns = _shared_schema(sections)
+    writer = _Writer(sink, schema, compression)
+    states, first_run = [], 0
+    for section, numbers in zip(sections, columns, strict=True):
+        for rows in _full_batches(section):
+            writer.add(_widened(rows.batch, schema, numbers), rows.key_groups, rows.counts)
+        states.append(StateColumns(section.name, numbers, first_run, writer.n_runs - first_run))
+        first_run = writer.n_runs
+    writer.close(tuple(states), dict(extra or {}))
+
+
+def _shared_schema(sections: Sequence[Section]) -> tuple[pa.Schema, list[dict[str, int]]]:
+    """One schema for all, and per section which of its columns is which: one for each role and type."""
+    seen: set[str] = set()
+    for name, schema, _ in sections:
+        if name in seen:
+            raise UsageError(f"state {name!r} has two sections")
+        seen.add(name)
+        if len(set(schema.names)) != len(schema.names) or not {"key"} <= set(schema.names) <= set(COLUMNS):
+            raise UsageError(
+                f"the columns of a section are some of {', '.join(COLUMNS)}, once each, and always key",
+                detail=f"state {name!r}",
+            )
+        if "op" in schema.names and schema.field("op").type != pa.uint8():
+            raise UsageError("the column op is of type uint8", detail=f"state {name!r}")
+    fields: list[pa.Field] = []
+    columns: list[dict[str, int]] = [{} for _ in sections]
+    for role in COLUMNS:
+        types: list[pa.DataType] = []
+        users: list[tuple[int, int]] = []
+        for number, section in enumerate(sections):
+            if role in section.schema.names:
+                wanted = section.schema.field(role).type
+                if wanted not in types:
+                    types.append(wanted)
+                users.append((number, types.index(wanted)))
+        for number, which in users:
+            columns[number][role] = len(fields) + which
+        # Types may be written alike and still differ, in what their fields may be.
+        names = [
+            role if len(types) == 1 else f"{role} {number}: {each}" for number, each in enumerate(types, 1)
+        ]
+        fields += [pa.field(name, each) for name, each in zip(names, types, strict=True)]
+    return pa.schema(fields), columns
+
+
+def _widened(batch: pa.RecordBatch, schema: pa.Schema, numbers: Mapping[str, int]) -> pa.RecordBatch:
+    own = {number: batch.column(role) for role, number in numbers.items()}
+    arrays = [
+        own[number] if number in own else pa.nulls(batch.num_rows, field.type)
+        for number, field in enumerate(schema)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _full_batches(section: Section) -> Iterator[GroupedBatch]:
+    """The rows of a section in batches that are full, but for the last one."""
+    waiting: list[GroupedBatch] = []
+    n_rows = n_bytes = last_group = 0
+    for rows in section.batches:
+        last_group = _check_rows(section, rows, last_group)
+        if rows.batch.num_rows == 0:
+            continue
+        waiting.append(rows)
+        n_rows += rows.batch.num_rows
+        n_bytes += rows.batch.nbytes
+        if n_rows >= BATCH_ROWS or n_bytes >= BATCH_BYTES:
+            *full, rest = _divided(_joined(waiting))
+            yield from full
+            waiting, n_rows, n_bytes = [rest], rest.batch.num_rows, rest.batch.nbytes
+            if n_rows == BATCH_ROWS or n_bytes > BATCH_BYTES // 2:
+                yield rest
+                waiting, n_rows, n_bytes = [], 0, 0
+    if waiting:
+        yield from _divided(_joined(waiting))
+
+
+def _check_rows(section: Section, rows: GroupedBatch, last_group: int) -> int:
+    where = f"state {section.name!r}"
+    if rows.batch.schema.names != section.schema.names or rows.batch.schema.types != section.schema.types:
+        raise UsageError("a batch has other columns than its section", detail=where)
+    if len(rows.key_groups) != len(rows.counts) or int(np.sum(rows.counts)) != rows.batch.num_rows:
+        raise UsageError("the key groups of a batch do not count its rows", detail=where)
+    if not len(rows.key_groups):
+        return last_group
+    groups = np.asarray(rows.key_groups, np.int64)
+    if int(np.min(rows.counts)) < 1 or np.any(np.diff(groups) <= 0) or groups[0] < last_group:
+        raise UsageError("rows are sorted by key group", detail=where)
+    if groups[-1] >= MAX_PARALLELISM:
+        raise UsageError("there is no such key group", detail=f"{where}, key group {int(groups[-1])}")
+    return int(groups[-1])
+
+
+def _joined(waiting: list[GroupedBatch]) -> GroupedBatch:
+    if len(waiting) == 1:
+        return waiting[0]
+    (batch,) = pa.Table.from_batches([rows.batch for rows in waiting]).combine_chunks().to_batches()
+    groups = np.concatenate([rows.key_groups for rows in waiting]).astype(np.int64)
+    counts = np.concatenate([rows.counts for rows in waiting]).astype(np.int64)
+    # The last group of one batch may go on in the next.
+    starts = np.flatnonzero(np.concatenate(([True], groups[1:] != groups[:-1])))
+    return GroupedBatch(batch, groups[starts], np.add.reduceat(counts, starts))
+
+
+def _divided(rows: GroupedBatch) -> Iterator[GroupedBatch]:
+    """In parts that are as large as a batch may be; the last one may be smaller."""
+    n_rows = rows.batch.num_rows
+    step = min(BATCH_ROWS, max(n_rows * BATCH_BYTES // max(rows.batch.nbytes, 1), 1))
+    if step >= n_rows:
+        yield rows
+        return
+    ends = np.cumsum(rows.counts)
+    for start in range(0, n_rows, step):
+        yield _slice(rows, ends, start, min(start + step, n_rows))
+
+
+def _slice(rows: GroupedBatch, ends: NDArray[Any], start: int, end: int) -> GroupedBatch:
+    first, last = int(np.searchsorted(ends, start, "right")), int(np.searchsorted(ends, end, "left")) + 1
+    begins = ends[first:last] - rows.counts[first:last]
+    counts = np.minimum(ends[first:last], end) - np.maximum(begins, start)
+    return GroupedBatch(rows.batch.slice(start, end - start), rows.key_groups[first:last], counts)
+
+
+class _Writer:
+    """Lets Arrow write its file, notes where what has come to lie, and puts the index in before the footer."""
+
+    def __init__(self, sink: Any, schema: pa.Schema, compression: str | None) -> None:
+        self._sink = sink
+        self._schema = schema
+        self._compression = compression
+        self._arrow: Any = None
+        self._pieces: list[bytes] = []
+        #: Batches that are held back until it is known whether compressing pays.
+        self._early: list[pa.RecordBatch] = []
+        self._at = 0
+        self._start: Region | None = None
+        self._batches: list[StoredBatch] = []
+        self._runs: list[NDArray[np.void]] = []
+        self.n_runs = 0
+
+    def add(self, batch: pa.RecordBatch, key_groups: NDArray[Any], counts: NDArray[Any]) -> None:
+        runs = np.empty(len(counts), RUN)
+        runs["key_group"], runs["rows"] = key_groups, counts
+        runs["batch"] = len(self._batches) + len(self._early)
+        runs["start"] = np.cumsum(counts) - counts
+        self._runs.append(runs)
+        self.n_runs += len(runs)
+        self._early.append(batch)
+        if self._arrow is not None or sum(each.nbytes for each in self._early) >= COMPRESS_FROM:
+            self._write_early(self._compression)
+
+    def _write_early(self, compression: str | None) -> None:
+        if self._arrow is None:
+            options = pa.ipc.IpcWriteOptions(compression=compression)
+            self._arrow = pa.ipc.new_file(_Tap(self._pieces), self._schema, options=options)
+        early, self._early = self._early, []
+        for batch in early:
+            self._arrow.write_batch(batch)
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+            if self._start is None:
+                data = self._write_start(data)
+            self._batches.append(StoredBatch(self._put(data), batch.num_rows))
+
+    def _write_start(self, data: bytes) -> bytes:
+        """Magic and schema come with the first batch, or at the end; what comes after them is returned."""
+        # Eight bytes of magic; four that say that a message follows; its length, four bytes; the message.
+        length = 16 + int.from_bytes(data[12:16], "little")
+        self._start = self._put(data[:length])
+        return data[length:]
+
+    def _put(self, data: bytes) -> Region:
+        self._sink.write(data)
+        region = Region(self._at, len(data), crc32c(data))
+        self._at = region.end
+        return region
+
+    def close(self, states: tuple[StateColumns, ...], extra: dict[str, Any]) -> None:
+        self._write_early(None if self._arrow is None else self._compression)
+        self._arrow.close()
+        data = b"".join(self._pieces)
+        if self._start is None:
+            data = self._write_start(data)
+        assert self._start is not None
+        length, magic = ARROW_TAIL.unpack(data[-ARROW_TAIL.size :])
+        assert magic == ARROW_MAGIC
+        footer = data[len(data) - length - ARROW_TAIL.size :]
+        end = self._put(data[: len(data) - len(footer)])
+        runs = np.concatenate(self._runs) if self._runs else no_runs()
+        index = Index(self._start, tuple(self._batches), end, states, runs, extra)
+        self._sink.write(index.encode(self._at, footer))
+        self._sink.write(footer)
+
+
+class _Tap:
+    """What Arrow writes to. It writes in many small pieces, some of them in buffers that it uses again."""
+
+    closed = False
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+        self._size = 0
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        self._pieces.append(piece)
+        self._size += len(piece)
+        return len(piece)
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
