@@ -23,6 +23,9 @@ cdef class KeyContext:
     cdef uint32_t n_groups
     cdef uint32_t max_parallelism
     cdef bytes namespace_name
+    cdef object namespace_object         # as it was given, if it can never change; else None
+    cdef object encode_namespace         # callable(namespace) -> bytes
+    cdef object frozen_types             # of namespaces that can never change
     cdef object clock
     cdef object read_clock               # callable(clock) -> int
     cdef int time_source

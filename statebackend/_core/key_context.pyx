@@ -62,8 +62,9 @@ cdef class KeyContext:
     """What the compiled half of a keyed backend knows: core, current key, namespace and time."""
 
     def _open(self, StateCore core not None, KeyCodec codec not None, uint32_t max_parallelism,
-              uint32_t first_group, uint32_t last_group, clock, read_clock, bint is_system_clock):
-        """Begin to work; `read_clock(clock)` gives milliseconds."""
+              uint32_t first_group, uint32_t last_group, clock, read_clock, bint is_system_clock,
+              encode_namespace, frozenset frozen_types not None):
+        """Begin to work; `read_clock(clock)` gives milliseconds, `frozen_types` are of namespaces that never change."""
         memset(&self.key, 0, sizeof(CoreKey))
         self.core = core
         self.codec = codec
@@ -75,6 +76,8 @@ cdef class KeyContext:
         self.clock_source = TIME_OF_SYSTEM if is_system_clock else TIME_OF_CLOCK
         self.time_source = self.clock_source
         self.namespace_name = b""
+        self.encode_namespace = encode_namespace
+        self.frozen_types = frozen_types
 
     # --- the key ---
 
@@ -230,6 +233,15 @@ cdef class KeyContext:
 
     # --- the namespace ---
 
+    def set_current_namespace(self, namespace):
+        """Make `namespace` the one that handles work in. O(1); nothing is done for the object that was given last."""
+        if unlikely(self.core.closed):
+            raise ClosedError("the backend is closed", hint="create another one")
+        if namespace is self.namespace_object and namespace is not None:
+            return
+        self.name_namespace(self.encode_namespace(namespace))
+        self.namespace_object = namespace if type(namespace) in self.frozen_types else None
+
     @property
     def _namespace(self):
         """The encoded current namespace."""
@@ -252,6 +264,7 @@ cdef class KeyContext:
         self.core.namespaces.pin(number, 1)
         self.core.namespaces.pin(self.key.namespace, -1)
         self.namespace_name = self.core.namespaces.name(number)
+        self.namespace_object = None
         self.key.namespace = number
         if self.has_key:
             self.hash_key()

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import random
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -630,3 +631,22 @@ def test_a_mark_of_another_backend_changes_nothing(keyed: Any) -> None:
     with HeapBackend().create_keyed_backend(int) as other, pytest.raises(UsageError):
         keyed.rollback(other.mark())
     assert state.value() == 1
+
+
+def test_a_backend_that_nobody_holds_goes_with_its_handles_and_iterators() -> None:
+    keyed: Any = HeapBackend().create_keyed_backend(int)
+    keyed.set_current_key(1)
+    words = keyed.get_list_state(ListStateDescriptor("l", PICKLE))
+    counts = keyed.get_map_state(MapStateDescriptor("m", int, int))
+    words.update([[1], [2]])
+    counts.put_all({1: 1, 2: 2})
+    steps = [iter(words), iter(counts)]
+    for each in steps:
+        next(each)
+    alive = weakref.ref(keyed)
+    del keyed, words, counts
+    gc.collect()
+    assert [next(each) for each in steps] == [[2], 2]
+    del steps, each
+    gc.collect()
+    assert alive() is None

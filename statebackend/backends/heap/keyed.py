@@ -19,6 +19,7 @@ from statebackend.backends.heap.codecs import key_codec
 from statebackend.backends.heap.mutations import MutationWatcher
 from statebackend.backends.heap.states import make_state
 from statebackend.descriptors import StateDescriptor
+from statebackend.key_encoding import VOID, TimeWindow, encode_namespace
 
 __all__ = ["HeapKeyedBackend", "default_threads"]
 
@@ -69,6 +70,8 @@ class HeapKeyedBackend(KeyContext, BaseKeyedStateBackend):
             self._clock,
             clocks.read,
             isinstance(self._clock, clocks.SystemClock),
+            encode_namespace,
+            frozenset({type(VOID), TimeWindow, int, str, bytes}),
         )
 
     # --- states ---
