@@ -356,7 +356,7 @@ cdef class SingleHandle(Handle):
             finally:
                 self.core.leave()
             if self.watcher is not None:
-                self.watcher.note(self, value)
+                self.watcher.note(self, value, written=False)
             return value
         return self.codec.load(value_of(self.table, entry_at(self.table.core, self.slot)))
 

@@ -100,7 +100,7 @@ cdef class MapHandle(Handle):
             finally:
                 self.core.leave()
             if self.watcher is not None:
-                self.watcher.note(self, value, self.keys_codec.canonical(inner))
+                self.watcher.note(self, value, self.keys_codec.canonical(inner), written=False)
             return value
         return self.codec.load(value_of(table, entry_at(table.core, slot)))
 

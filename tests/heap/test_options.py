@@ -51,6 +51,21 @@ def test_a_change_in_place_is_found_at_the_next_mark(kind: Any) -> None:
         assert "'b'" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_reading_again_does_not_make_a_change_in_place_good_but_storing_does(kind: Any) -> None:
+    with strict() as keyed:
+        read, store = kind(keyed)
+        things = read()
+        things.append("b")
+        assert read() == ["a", "b"]
+        store(things)
+        keyed.release(keyed.mark())
+        read().append("c")
+        assert read() == ["a", "b", "c"]
+        with pytest.raises(sb.MutationError, match="type list was changed in place"):
+            keyed.mark()
+
+
 def test_a_change_of_what_was_given_to_a_list_is_found() -> None:
     with strict() as keyed:
         state = keyed.get_list_state(sb.ListStateDescriptor("things", PICKLE))

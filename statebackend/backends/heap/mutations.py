@@ -46,8 +46,11 @@ class MutationWatcher:
         self._checks = 0
         self._found: MutationError | None = None
 
-    def note(self, state: Any, value: Any, map_key: Any = None) -> None:
-        """An object was stored at, or read from, the current key."""
+    def note(self, state: Any, value: Any, map_key: Any = None, written: bool = True) -> None:
+        """An object was stored at, or read from, the current key.
+
+        Reading does not make a change good: the object stays noted as it was, until it is written.
+        """
         place = self._place(state, map_key)
         noted = self._noted.setdefault(place, [])
         data = state.codec.serializer.serialize(value)
@@ -56,7 +59,8 @@ class MutationWatcher:
                 if each.data != data and each.checks < self._checks and self._found is None:
                     # The same object again, changed: what the last mark or snapshot knows has changed with it.
                     self._found = self._error(place, each)
-                noted[at] = each._replace(data=data, checks=self._checks)
+                if written or each.data == data:
+                    noted[at] = each._replace(data=data, checks=self._checks)
                 return
         self._serialize[place[0]] = state.codec.serializer.serialize
         noted.append(_Noted(value, data, state.backend._group, self._checks))
