@@ -24,7 +24,7 @@ from libc.string cimport memcmp, memcpy
 
 from statebackend._core.arena cimport CHECKED, Blob, blob_data
 from statebackend._core.codecs cimport (
-    FORM_LONG, FORM_OBJECT, FORM_STRING, MAX_STORED, ValueCodec)
+    FORM_FLOAT, FORM_LONG, FORM_OBJECT, FORM_STRING, MAX_STORED, ValueCodec)
 from statebackend._core.cow_map cimport (
     VALUE_OBJECT, BucketTable, CoreKey, CowMap, Entry, Table, before_operation, bucket, entry_at, find_blob, find_int,
     hash_blob_key, hash_int_key, insert, key_object, map_new, namespace_of, payload_drop, payload_of, payload_ref,
@@ -512,20 +512,15 @@ cdef class SingleHandle(Handle):
                 self.context._restore_key(saved)
 
     cdef object stored_copy(self, ValueCodec codec, object value):
-        """What comes back of a value once it is stored: of the declared type, and sharing nothing."""
+        """What comes back of a value once it is stored: of the declared type, and sharing nothing that may change."""
+        cdef object prepared = codec.prepared(value)
         cdef char stored[MAX_STORED]
-        cdef bytes data
-        if value is None:
-            codec.refuse_none()
-        if codec.form == FORM_OBJECT:
-            return value
-        if codec.form < FORM_STRING:
-            if not codec.store_native(self.core, value, stored):
-                data = codec.serialized(value)
-                codec.store_bytes(self.core, data, stored)
+        if prepared is value:
+            if codec.form != FORM_FLOAT:
+                return value
+            codec.store_native(self.core, value, stored)     # rounded to single precision
             return codec.load(stored)
-        data = codec.serialized(value)
-        return codec.deserialized(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        return codec.deserialized(PyBytes_AS_STRING(prepared), PyBytes_GET_SIZE(prepared))
 
 
 cdef class ValueHandle(SingleHandle):
