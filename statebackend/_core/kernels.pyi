@@ -14,7 +14,7 @@ REDUCTIONS: dict[str, int]
 
 @final
 class LaneWork:
-    def __call__(self) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> None: ...
 
 @final
 class BatchCall:
