@@ -15,7 +15,7 @@ from statebackend._core.expiry cimport is_expired
 from statebackend._core.kernels cimport (
     FAILED_MEMORY, FAILED_NOT, FAILED_OVERFLOW, Batch, BatchCall, LaneRun, RowKey, map_of_row, stage_block)
 from statebackend._core.platform cimport unlikely
-from statebackend._core.reductions cimport OP_BLOCK_WRITE, OP_FIRST, Operation
+from statebackend._core.reductions cimport OP_BLOCK_WRITE, OP_FIRST, OP_LAST, OP_UPDATE, Operation
 from statebackend._core.state_table cimport CODE_BLOB, CODE_RAW, StateTable
 
 from statebackend._core.accumulators import OPERATIONS
@@ -130,16 +130,16 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
     """
     cdef BatchCall call = BatchCall(table, keys, namespace, threads)
     cdef Operation op = OP_BLOCK_WRITE
-    cdef bint is_plain = plan.adding.kind == ADD_NUMBER and nulls is None and ttl == 0
     plan.fits(table.value_code, table.table.layout.value_width)
     if ttl and not table.table.layout.has_timestamp:
         raise UsageError("this table has no timestamps")
     if plan.operation == "count":
         values = np.ones(call.batch.n, dtype=np.int64)
-        if is_plain:
-            op = OPERATIONS["sum"]
-    elif is_plain:
-        op = OPERATIONS[plan.operation]
+    # What other kernels know is theirs, but for nulls: blocks of rows without one go their way.
+    if ttl == 0 and plan.adding.kind == ADD_NUMBER:
+        op = OPERATIONS["sum" if plan.operation == "count" else plan.operation]
+    elif ttl == 0 and plan.adding.kind == ADD_WHOLE and plan.adding.op == OP_LAST:
+        op = OP_UPDATE
     if plan.adding.kind == ADD_BYTES:
         call.set_values(values, CODE_BLOB, 8)
     elif plan.adding.kind == ADD_NUMBER:
@@ -153,7 +153,7 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
     call.set_nulls(nulls)
     call.batch.timestamp = timestamp
     call.batch.ttl = ttl
-    if op == OP_BLOCK_WRITE:
+    if op == OP_BLOCK_WRITE or nulls is not None:
         call.batch.block = add_block
         call.batch.extra = &plan.adding
     if return_slots:

@@ -129,6 +129,14 @@ cdef inline void prepare_group(Batch *batch, uint32_t group) noexcept nogil:
         presize(batch.table, map, batch.starts[group + 1] - batch.starts[group])
 
 
+cdef bint has_null(Batch *batch, int64_t at, uint32_t n) noexcept nogil:
+    cdef uint32_t i
+    for i in range(n):
+        if batch.nulls[batch.first + batch.sorted_rows[at + i]]:
+            return True
+    return False
+
+
 cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
     """Operate on the groups of a lane, or on all rows of an unsorted chunk."""
     cdef CowMap *maps[32]
@@ -148,7 +156,8 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
                 n = <uint32_t>min(<int64_t>n, batch.starts[group + 1] - at)
                 if inserts and at == batch.starts[group]:
                     prepare_group(batch, group)
-            if batch.fast and at + n <= batch.starts[group + 1] and batch.table.maps[group] != NULL:
+            if (batch.fast and at + n <= batch.starts[group + 1] and batch.table.maps[group] != NULL
+                    and (batch.nulls == NULL or not has_null(batch, at, n))):
                 if not fast_block(batch, run, batch.table.maps[group], at, n):
                     return
                 at += n
@@ -199,16 +208,25 @@ cdef void stage_block(Batch *batch, int64_t at, uint32_t n, CowMap **maps, RowKe
                 buckets[i] = &nowhere
             prefetch(buckets[i])
         prefetch(keys[i].data)
+        if batch.value_offsets != NULL:
+            prefetch(batch.value_offsets + keys[i].row)
+        elif batch.values != NULL:
+            prefetch(batch.values + batch.width * keys[i].row)
     for i in range(n):
         slot = buckets[i][0]
         if slot:
             prefetch(entry_at(core, slot))
             prefetch(<char *>entry_at(core, slot) + 31)
-    if batch.keys == NULL:
-        for i in range(n):
-            if buckets[i][0]:
-                entry = entry_at(core, buckets[i][0])
-                prefetch(<char *>entry.key if blob_hash(entry)[0] == keys[i].hash else <char *>entry)
+    for i in range(n):
+        # One row in three finds another key at the head of its chain: ask for the next entry.
+        if buckets[i][0] == 0:
+            continue
+        entry = entry_at(core, buckets[i][0])
+        if batch.keys == NULL and blob_hash(entry)[0] == keys[i].hash:
+            prefetch(<char *>entry.key)
+        elif (batch.keys == NULL or entry.key != keys[i].number) and entry.next:
+            prefetch(entry_at(core, entry.next))
+            prefetch(<char *>entry_at(core, entry.next) + 31)
 
 
 cdef CowMap *map_of_row(Batch *batch, CowMap **where, int64_t row) noexcept nogil:
@@ -808,8 +826,7 @@ cdef class BatchCall:
 
     cdef FastPath _fast_path(self) noexcept:
         cdef Table *table = self.batch.table
-        if (table.layout.value_kind != VALUE_FIXED or table.layout.payload_width != 8 or table.anchors != NULL
-                or self.batch.block != NULL):
+        if table.layout.value_kind != VALUE_FIXED or table.layout.payload_width != 8 or table.anchors != NULL:
             return FAST_NONE
         if self.batch.op == OP_GET:
             return FAST_GET

@@ -391,11 +391,15 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         finally:
             self.release(mark)
 
+    def _check_groups(self, canonical_keys: Sequence[Any]) -> None:
+        """Raise if a key belongs to a key group that is not served."""
+        for canonical in canonical_keys:
+            self._group_of(canonical)
+
     @contextmanager
     def _vectorised_call(self, canonical_keys: Sequence[Any]) -> Iterator[None]:
         self._check_open()
-        for canonical in canonical_keys:
-            self._group_of(canonical)
+        self._check_groups(canonical_keys)
         saved = self._save_key()
         self._fixed_now = self._time()
         try:

@@ -1,8 +1,7 @@
 """The vectorised methods of reducing and aggregating states.
 
 Operations with a name run compiled, but for those that compare records field by field. A user's functions are
-called row by row, in the order of the rows, between one read and one write of all keys: an exception leaves
-everything as it was.
+called row by row, with the row's key current, as `statebackend.state.vectorised` does it.
 """
 
 from __future__ import annotations

@@ -8,8 +8,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from statebackend import clocks
 from statebackend._core.key_context import KeyContext
@@ -20,6 +22,7 @@ from statebackend.backends.heap.mutations import MutationWatcher
 from statebackend.backends.heap.states import make_state
 from statebackend.descriptors import StateDescriptor
 from statebackend.key_encoding import VOID, TimeWindow, encode_namespace
+from statebackend.key_encoding.run_batch import runs_of_list
 
 __all__ = ["HeapKeyedBackend", "default_threads"]
 
@@ -73,6 +76,21 @@ class HeapKeyedBackend(KeyContext, BaseKeyedStateBackend):
             encode_namespace,
             frozenset({type(VOID), TimeWindow, int, str, bytes}),
         )
+
+    def _check_groups(self, canonical_keys: Sequence[Any]) -> None:
+        if not canonical_keys:
+            return
+        if self.codec.is_int:
+            numbers = np.array(canonical_keys, dtype=np.int64)
+            groups = self.codec.plan.key_groups_of_ints(numbers, self._max_parallelism)
+        else:
+            groups = self.codec.plan.key_groups_of_bytes(
+                *runs_of_list(list(canonical_keys)), self._max_parallelism
+            )
+        own = self._key_group_range
+        foreign = np.flatnonzero((groups < own.start) | (groups > own.end))
+        if len(foreign):
+            self._group_of(canonical_keys[foreign[0]])  # which says so
 
     # --- states ---
 
