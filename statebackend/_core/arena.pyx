@@ -120,6 +120,7 @@ cdef uint32_t run_alloc(ArenaCore *arena, int order) noexcept nogil:
     """A run of 2^order bytes, not zeroed; 0 when there is no memory."""
     cdef uint32_t mask, ref, right
     cdef int at
+    cdef bint added
     if order < MIN_ORDER:
         order = MIN_ORDER
     if unlikely(injected_failure(arena.budget)):
@@ -128,10 +129,12 @@ cdef uint32_t run_alloc(ArenaCore *arena, int order) noexcept nogil:
     mask = arena.nonempty >> order
     while unlikely(mask == 0):
         spin_unlock(&arena.lock)
-        if not add_extent(arena):
-            return 0
+        added = add_extent(arena)
         spin_lock(&arena.lock)
         mask = arena.nonempty >> order
+        if not added and mask == 0:      # nor has another lane made one meanwhile
+            spin_unlock(&arena.lock)
+            return 0
     at = order + ctz(mask)
     ref = arena.free_head[at]
     unlink_free(arena, ref, at)
@@ -358,6 +361,10 @@ cdef class Arena:
         if orders == NULL:
             raise MemoryError("no memory for the block map of an extent")
         # From here on no Python code runs: two lanes of a kernel may want an extent at the same time.
+        if self.budget.limit and self.budget.used + EXTENT_BYTES > self.budget.limit:
+            self.budget.refused = 1
+            free(orders)
+            raise MemoryError("another lane took what there was below the limit")
         for number in range(1, self.core.top):
             if self.core.extents[number] == NULL:
                 break

@@ -557,7 +557,7 @@ def test_a_map_batch_without_memory_changes_nothing(marked: bool, threads: int) 
 
 @pytest.mark.parametrize("threads", THREADS)
 def test_after_a_call_without_memory_there_is_as_much_as_before(threads: int) -> None:
-    """Undoing may pass the limit: what it took must not make smaller calls fail."""
+    """Neither do threads pass the limit together, nor does what undoing took make smaller calls fail."""
     for _ in range(5):
         core = StateCore(max_bytes=6 << 20)
         table = StateTable(core, value="bytes", max_parallelism=4)
