@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from type_strategies import value_types, values_of
 
@@ -64,6 +64,8 @@ def typed_columns(draw: st.DrawFn) -> tuple[t.Type, list[Any]]:
 
 @settings(max_examples=300, deadline=None)
 @given(typed_columns())
+@example((t.STRING, [None, ""]))
+@example((t.BYTES, [None, b"a"]))
 def test_columns_hold_what_the_serializer_writes(drawn: tuple[t.Type, list[Any]]) -> None:
     declared, values = drawn
     expected = plain(values, declared)

@@ -90,12 +90,17 @@ def _without_nulls(column: Columnar) -> tuple[Columnar | None, Array | None]:
         return np.where(np.isnat(column), np.zeros(1, column.dtype), column), np.isnat(column)
     if not column.null_count:
         return column, None
+    if str(column.type) in _PLAIN_FORMS:  # Arrow fills no nulls in views
+        column = column.cast(_PLAIN_FORMS[str(column.type)])
     nulls = column.is_null().to_numpy(zero_copy_only=False)
     if pa.types.is_struct(column.type):
         return column, nulls
     if column.null_count == len(column):
         return (None if pa.types.is_null(column.type) else pa.repeat(_zero(column.type), len(column))), nulls
     return column.fill_null(_zero(column.type)), nulls
+
+
+_PLAIN_FORMS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 
 
 def _zero(arrow: pa.DataType) -> pa.Scalar:
@@ -106,11 +111,11 @@ def _zero(arrow: pa.DataType) -> pa.Scalar:
             if arrow.precision - arrow.scale >= 19
             else _zero_decimal(arrow)
         )
-    if types.is_string(arrow) or types.is_large_string(arrow) or str(arrow) == "string_view":
+    if types.is_string(arrow) or types.is_large_string(arrow):
         return pa.scalar("", arrow)
     if types.is_fixed_size_binary(arrow):
         return pa.scalar(bytes(arrow.byte_width), arrow)
-    if types.is_binary(arrow) or types.is_large_binary(arrow) or str(arrow) == "binary_view":
+    if types.is_binary(arrow) or types.is_large_binary(arrow):
         return pa.scalar(b"", arrow)
     if types.is_boolean(arrow):
         return pa.scalar(False)
