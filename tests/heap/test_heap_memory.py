@@ -215,7 +215,8 @@ def test_one_more_in_a_large_collection_costs_what_it_costs_in_a_small_one(
             state.put(n + 1, value)
             state.remove(6)
         costs[key] = (cost("copied_entries"), cost("copied_pages"), cost("used_bytes"), cost("blob_bytes"))
-        # Chains and pages are shared by all keys: a few of either, whatever the size.
+        # Chains and pages are shared by all keys: a few of either, whatever the size. How many is up to the
+        # hash seed of the process: what stands before an entry in its chain is cloned with it.
         assert costs[key][0] <= 12
         assert costs[key][1] <= 8
         assert costs[key][2] <= 256 * 1024
@@ -223,7 +224,8 @@ def test_one_more_in_a_large_collection_costs_what_it_costs_in_a_small_one(
         view.release()
         give_back(keyed)
     if kind == "list":
-        assert costs[1][:2] == costs[2][:2]
+        assert abs(costs[1][0] - costs[2][0]) <= 10
+        assert abs(costs[1][1] - costs[2][1]) <= 4
         assert abs(costs[1][3] - costs[2][3]) <= 8192  # a chunk of the largest size
 
 
