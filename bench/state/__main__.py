@@ -1,7 +1,8 @@
 """Measures the scalar state API beside Flink's heap backend and a dict: ``python -m bench.state P1 P8``.
 
 Figures: ``P1`` values and sums, ``collections`` maps and lists, ``P8`` read-modify-write beside a dict, ``P2``
-values with TTL; without names P1, P8 and collections. Contenders take turns round by round. Prints a table and
+values with TTL; without names P1, P8 and collections. Contenders, each in a process of its own, take turns round by
+round. Prints a table and
 writes ``build/bench/state.json``, from which ``python -m bench.state.page`` renews the page. Nothing else should
 run on the machine meanwhile.
 """
@@ -19,9 +20,8 @@ from typing import Any
 import statebackend as sb
 from bench.common.report import Report
 from bench.flink import FlinkPeer, random_keys
-from bench.state.lockstep import Contender, Flink, Local, Rounds, Timing, take_turns
-from bench.state.operations import OPERATIONS
-from bench.state.subjects import BackendSubject, DictSubject
+from bench.state.lockstep import Contender, Flink, Rounds, Timing, make_local, take_turns
+from bench.state.processes import OwnProcess
 
 FIGURES = ("P1", "P8", "collections", "P2")
 #: What each operation has to reach of Flink's rate.
@@ -61,7 +61,6 @@ class Bench:
         self, operation: str, rounds: Rounds, peers: Iterable[str], ttls: Iterable[str] = ("off",)
     ) -> dict[str, Timing]:
         """Let ours (once for each way to have TTL), a dict and Flink take turns at one operation."""
-        kind = OPERATIONS[operation].kind
         ttls = tuple(ttls)
         with ExitStack() as stack:
             contenders: dict[str, Contender] = {}
@@ -80,10 +79,12 @@ class Bench:
                     )
                     contenders[f"Flink {collector}"] = Flink(stack.enter_context(session))
             for ttl in ttls:
-                subject = BackendSubject(self.args.backend, kind, self.args.max_parallelism, ttl)
-                contenders[f"{OURS} {ttl}"] = Local(operation, subject, rounds)
+                ours = OwnProcess(
+                    make_local, operation, self.args.backend, rounds, self.args.max_parallelism, ttl
+                )
+                contenders[f"{OURS} {ttl}"] = stack.enter_context(ours)
             if DICT in peers and not self.args.no_dict:
-                contenders[DICT] = Local(operation, DictSubject(kind), rounds)
+                contenders[DICT] = stack.enter_context(OwnProcess(make_local, operation, DICT, rounds))
             return self._best_collector(take_turns(operation, contenders, rounds))
 
     def _collectors(self) -> tuple[str, ...]:

@@ -103,6 +103,13 @@ class Local:
         return {}
 
 
+def make_local(name: str, who: str, rounds: Rounds, max_parallelism: int = 128, ttl: str = "off") -> Local:
+    """The contender of a backend, by its name, or of a dict."""
+    kind = OPERATIONS[name].kind
+    subject = DictSubject(kind) if who == "dict" else BackendSubject(who, kind, max_parallelism, ttl)
+    return Local(name, subject, rounds)
+
+
 class Flink:
     """A contender in a JVM, which checks its rounds itself."""
 

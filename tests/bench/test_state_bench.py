@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +20,10 @@ if str(ROOT) not in sys.path:
 from bench.common.report import Report  # noqa: E402
 from bench.flink import BACKEND_OPS, FlinkPeer, PeerFailed, random_keys  # noqa: E402
 from bench.state.__main__ import main  # noqa: E402
-from bench.state.lockstep import Flink, Local, Rounds, WrongResult, take_turns  # noqa: E402
+from bench.state.lockstep import Flink, Local, Rounds, WrongResult, make_local, take_turns  # noqa: E402
 from bench.state.operations import OPERATIONS, contents  # noqa: E402
 from bench.state.page import main as renew_page  # noqa: E402
-from bench.state.subjects import BackendSubject, DictSubject  # noqa: E402
+from bench.state.processes import OwnProcess  # noqa: E402
 
 N = 300
 SMALL = {"key_groups": 16, "samples": 3, "warmup": 2, "heap": "256m", "gc": "G1"}
@@ -33,8 +34,7 @@ def rounds(**more: int) -> Rounds:
 
 
 def local(name: str, who: str, given: Rounds, ttl: str = "off") -> Local:
-    kind = OPERATIONS[name].kind
-    return Local(name, DictSubject(kind) if who == "dict" else BackendSubject(who, kind, 16, ttl), given)
+    return make_local(name, who, given, 16, ttl)
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +112,30 @@ class TestTurns:
         wrong.subject.plain[int(given.keys[7])] += 1
         with pytest.raises(WrongResult, match="read other values"):
             wrong.run_round(0)
+
+
+def one_that_fails() -> Any:
+    class Failing:
+        def run_round(self, number: int) -> int:
+            raise WrongResult(f"round {number}")
+
+    return Failing()
+
+
+class TestProcesses:
+    def test_a_contender_in_a_process_of_its_own_is_the_same(self):
+        given = rounds()
+        with OwnProcess(make_local, "value_rmw", "reference", given) as ours:
+            take_turns("value_rmw", {"ours": ours, "dict": local("value_rmw", "dict", given)}, given)
+
+    def test_what_goes_wrong_there_is_raised_here(self):
+        with OwnProcess(one_that_fails) as failing, pytest.raises(WrongResult, match="round 3"):
+            failing.run_round(3)
+
+    def test_the_process_ends(self):
+        with OwnProcess(one_that_fails) as failing:
+            pass
+        assert failing._process.exitcode == 0
 
 
 class TestFlink:
