@@ -38,6 +38,13 @@ from statebackend.errors import (
     StoreError,
     UsageError,
 )
+from statebackend.functions import (
+    BatchProcessFunction,
+    FunctionContext,
+    KeyedProcessFunction,
+    flat_map_with_state,
+    map_with_state,
+)
 from statebackend.key_encoding import ALL_NAMESPACES, VOID, TimeWindow
 from statebackend.key_groups import KeyGroupRange
 from statebackend.operator_state import (
@@ -80,6 +87,12 @@ __all__ = [
     "ReducingState",
     "AggregatingState",
     "FoldingState",
+    # functions
+    "KeyedProcessFunction",
+    "BatchProcessFunction",
+    "FunctionContext",
+    "map_with_state",
+    "flat_map_with_state",
     # checkpoints
     "CheckpointStore",
     "Checkpoint",

@@ -1,0 +1,30 @@
+"""What users write: functions with state, and the contexts that they are given.
+
+>>> class Visits(KeyedProcessFunction):
+...     def open(self, ctx):
+...         from statebackend.descriptors import ReducingStateDescriptor
+...         self.count = ctx.get_reducing_state(ReducingStateDescriptor("count", "sum", int))
+...     def process_element(self, row, ctx):
+...         self.count.add(1)
+...         yield ctx.current_key, self.count.get()
+>>> from statebackend.testing import Harness
+>>> with Harness(Visits(), str) as harness:
+...     harness.process_element("ann", (1,)), harness.process_element("ann", (2,))
+([('ann', 1)], [('ann', 2)])
+"""
+
+from statebackend.functions.context import FunctionContext
+from statebackend.functions.metrics import Counter, Metrics
+from statebackend.functions.process import BatchProcessFunction, KeyedProcessFunction, ProcessFunction
+from statebackend.functions.shortcuts import flat_map_with_state, map_with_state
+
+__all__ = [
+    "BatchProcessFunction",
+    "Counter",
+    "FunctionContext",
+    "KeyedProcessFunction",
+    "Metrics",
+    "ProcessFunction",
+    "flat_map_with_state",
+    "map_with_state",
+]

@@ -1,0 +1,85 @@
+"""The functions themselves.
+
+>>> issubclass(KeyedProcessFunction, ProcessFunction)
+True
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from statebackend.functions.context import FunctionContext
+
+__all__ = ["BatchProcessFunction", "KeyedProcessFunction", "ProcessFunction"]
+
+
+class ProcessFunction:
+    """What all functions have in common: a beginning and an end.
+
+    The object that is given to a job stays as it is: the job works on copies of it. A copy is made at the start
+    and after every batch that failed, so attributes hold nothing that must survive: that is what state is for.
+    Derive from `CheckpointedFunction` too for operator state.
+    """
+
+    def open(self, ctx: FunctionContext) -> None:
+        """Called once on every copy, before anything else: ask for states here."""
+
+    def close(self) -> None:
+        """Called once on every copy that was opened, before it is thrown away."""
+
+
+class KeyedProcessFunction(ProcessFunction, ABC):
+    """A function over rows, one by one, with the state of each row's key.
+
+    Rows are light named tuples. What it yields are rows of the output: tuples, dicts, named tuples, Spark rows.
+
+    >>> class Doubled(KeyedProcessFunction):
+    ...     def process_element(self, row, ctx):
+    ...         yield ctx.current_key, 2 * row.n
+    >>> from statebackend.testing import Harness
+    >>> with Harness(Doubled(), int) as harness:
+    ...     harness.process_element(1, {"n": 21})
+    [(1, 42)]
+    """
+
+    @abstractmethod
+    def process_element(self, row: Any, ctx: FunctionContext) -> Iterable[Any] | None:
+        """Called for every row, with its key current."""
+
+    def on_timer(self, timestamp: int, ctx: FunctionContext) -> Iterable[Any] | None:
+        """Called for every timer that is due, with its key and namespace current."""
+        raise NotImplementedError(f"{type(self).__qualname__} registers timers and has no on_timer")
+
+    def process_broadcast(self, row: Any, ctx: FunctionContext) -> Iterable[Any] | None:
+        """Called for every broadcast row, before the other rows of the batch, with no key current."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no process_broadcast")
+
+
+class BatchProcessFunction(ProcessFunction, ABC):
+    """A function over whole batches, with the vectorised calls of its states.
+
+    >>> class Sums(BatchProcessFunction):
+    ...     def open(self, ctx):
+    ...         from statebackend.descriptors import ReducingStateDescriptor
+    ...         self.sum = ctx.get_reducing_state(ReducingStateDescriptor("sum", "sum", int))
+    ...     def process_batch(self, batch, ctx):
+    ...         users, sums = self.sum.add_many(ctx.keys, batch["n"], return_changed=True)
+    ...         return pa.record_batch({"user": users, "sum": sums})
+    >>> from statebackend.testing import Harness
+    >>> with Harness(Sums(), str, key="user", schema="user string, sum bigint") as harness:
+    ...     harness.process_batch(pa.table({"user": ["a", "b", "a"], "n": [1, 2, 3]}))
+    [Row(user='a', sum=4), Row(user='b', sum=2)]
+    """
+
+    @abstractmethod
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: FunctionContext
+    ) -> pa.RecordBatch | Iterable[pa.RecordBatch] | None:
+        """Called with the rows of a batch; ``ctx.keys`` is the column of their keys.
+
+        A batch of Spark's comes as one record batch, unless its strings pass 2 GB. It may have no rows.
+        """

@@ -1,0 +1,14 @@
+"""Opens, restores, runs a batch, commits, rolls back: the one place that joins the pieces.
+
+>>> from statebackend.functions import map_with_state
+>>> job = Job(map_with_state(lambda row, n: (None, (n or 0) + 1), int), key="user")
+>>> job.columns
+('user',)
+"""
+
+from statebackend.runtime.batches import Batch
+from statebackend.runtime.job import Job
+from statebackend.runtime.task import Task
+from statebackend.runtime.writing import OutputSchema
+
+__all__ = ["Batch", "Job", "OutputSchema", "Task"]

@@ -1,0 +1,324 @@
+"""One instance of a job: its keyed and operator state, and the copy of the function that works on them.
+
+>>> from statebackend.functions import map_with_state
+>>> from statebackend.types import of
+>>> job = Job(map_with_state(lambda row, n: ((row.user, (n or 0) + 1), (n or 0) + 1), int), key="user")
+>>> task = Task(job, of("string"))
+>>> task.run(0, Batch(job, pa.table({"user": ["a", "b", "a"]})), now=0)
+[('a', 1), ('b', 1), ('a', 2)]
+>>> task.committed(0)
+>>> task.close()
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from statebackend.errors import SerializationTypeError, UsageError
+from statebackend.functions import BatchProcessFunction, FunctionContext, Metrics, ProcessFunction
+from statebackend.key_encoding import VOID
+from statebackend.key_groups import KeyGroupRange
+from statebackend.operator_state import (
+    CheckpointedFunction,
+    FunctionInitializationContext,
+    FunctionSnapshotContext,
+)
+from statebackend.runtime.batches import Batch, keys_of
+from statebackend.runtime.job import Job
+from statebackend.runtime.reading import column_values, rows_of
+from statebackend.types.model import Type
+from statebackend.types.records import row_class
+
+__all__ = ["Task"]
+
+_log = logging.getLogger(__name__)
+
+#: Rows are read, and rows given out are turned into Arrow, in pieces of this many.
+_PIECE = 65_536
+
+
+class BatchClock:
+    """The time of the batch that runs.
+
+    >>> BatchClock().now()
+    0
+    """
+
+    __slots__ = ("_now",)
+
+    def __init__(self) -> None:
+        self._now = 0
+
+    def now(self) -> int:
+        """What `set` was told, in milliseconds."""
+        return self._now
+
+    def set(self, now: int) -> None:
+        """Begin another batch."""
+        self._now = now
+
+
+class Task:
+    """A function with its state. Batches run one after the other, each ended by `committed` or `undo`.
+
+    ``restore`` is what backends restore from; ``restored_id`` the id of that checkpoint.
+
+    >>> from statebackend.functions import map_with_state
+    >>> from statebackend.types import STRING
+    >>> Task(Job(map_with_state(lambda row, n: (None, n), int), key="user"), STRING).close()
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        key_type: Type,
+        *,
+        restore: Any = (),
+        restored_id: int | None = None,
+        subtask_index: int = 0,
+        parallelism: int = 1,
+        key_group_range: KeyGroupRange | None = None,
+    ) -> None:
+        self.job = job
+        self.metrics = Metrics()
+        self._clock = BatchClock()
+        self.keyed = job.backend.create_keyed_backend(
+            key_type,
+            max_parallelism=job.max_parallelism,
+            key_group_range=key_group_range,
+            clock=self._clock,
+            restore=restore,
+        )
+        self.operator = job.backend.create_operator_backend(
+            subtask_index=subtask_index, parallelism=parallelism, restore=restore
+        )
+        self._context = FunctionContext(
+            self.keyed, self.operator, self.metrics, has_event_time=job.event_time is not None
+        )
+        # What to return to for there to be no current key; only our own backends can.
+        save = getattr(self.keyed, "_save_key", None)
+        self._no_key = None if save is None else save()
+        self._function: Any = None
+        self._last_id = restored_id
+        self._marks: tuple[Any, Any] | None = None
+
+    # --- a batch ---
+
+    def run(self, batch_id: int, batch: Batch, now: int) -> Any:
+        """Run the function over a batch; gives its rows, as a table if the job has a schema, else as a list.
+
+        If anything raises, state is as it was before, and the next batch gets a fresh copy of the function.
+        """
+        with_batch = self._run_batch if self.job.is_batch else self._run_rows
+        return self._begun(batch_id, now, partial(with_batch, batch))
+
+    def run_pairs(self, batch_id: int, pairs: Iterable[tuple[Any, Any]], now: int) -> Any:
+        """The same for pairs of key and row."""
+        return self._begun(batch_id, now, partial(self._run_pairs, pairs))
+
+    def _begun(self, batch_id: int, now: int, run: Callable[[], Any]) -> Any:
+        if self._marks is not None:
+            raise UsageError("the batch before has not been ended")
+        self._clock.set(now)
+        self._context.now, self._context.batch_id = now, batch_id
+        of_operator = self.operator.mark()
+        try:
+            self._open()
+            # After open: a state that is asked for after a mark would be empty after going back to it.
+            self._marks = (self.keyed.mark(), of_operator)
+        except BaseException:
+            self.operator.rollback(of_operator)
+            self.operator.release(of_operator)
+            self._discard_function()
+            raise
+        try:
+            self._forget_key()
+            given = run()
+            if isinstance(self._function, CheckpointedFunction):
+                self._function.snapshot_state(
+                    FunctionSnapshotContext(checkpoint_id=batch_id, checkpoint_timestamp=now)
+                )
+            return given
+        except BaseException:
+            self.undo()
+            raise
+
+    def committed(self, batch_id: int) -> None:
+        """The batch is committed: it can no longer be undone."""
+        self._end()
+        self._last_id = batch_id
+        notify = getattr(self._function, "notify_checkpoint_complete", None)
+        if notify is not None:
+            notify(batch_id)
+
+    def undo(self) -> None:
+        """Return all state to the end of the batch before, and throw the function's copy away."""
+        if self._marks is not None:
+            keyed, operator = self._marks
+            self.keyed.rollback(keyed)
+            self.operator.rollback(operator)
+            self._end()
+        self._discard_function()
+
+    def _end(self) -> None:
+        if self._marks is not None:
+            (keyed, operator), self._marks = self._marks, None
+            self.keyed.release(keyed)
+            self.operator.release(operator)
+
+    # --- rows ---
+
+    def _run_rows(self, batch: Batch) -> Any:
+        given = _Given(self.job)
+        if batch.broadcast is not None:
+            process = self._function.process_broadcast
+            for row in rows_of(batch.broadcast):
+                given.add(process(row, self._context))
+            self._forget_key()
+        for start in range(0, batch.rows.num_rows, _PIECE):
+            self._process(_pairs(self.job, batch.rows.slice(start, _PIECE)), given)
+        return given.result()
+
+    def _run_pairs(self, pairs: Iterable[tuple[Any, Any]]) -> Any:
+        given = _Given(self.job)
+        self._process(iter(pairs), given)
+        return given.result()
+
+    def _process(self, pairs: Iterator[tuple[Any, Any]], given: _Given) -> None:
+        # Once per row: everything is a local name, and what a generator gives goes straight into the list.
+        set_key, process, context = self.keyed.set_current_key, self._function.process_element, self._context
+        rows: list[Any] = []
+        extend = rows.extend
+        for key, row in pairs:
+            set_key(key)
+            produced = process(row, context)
+            if produced is not None:
+                try:
+                    extend(produced)
+                except TypeError:
+                    _check_iterable(produced)
+                    raise
+        given.add(rows)
+
+    def _run_batch(self, batch: Batch) -> Any:
+        context, process = self._context, self._function.process_batch
+        parts = []
+        for each in batch.rows.to_batches() or [_empty_batch(batch.rows.schema)]:
+            context._keys = keys_of(self.job, each)
+            try:
+                produced = process(each, context)
+                if not (produced is None or isinstance(produced, (pa.RecordBatch, pa.Table))):
+                    _check_iterable(produced)
+                    produced = list(produced)
+            finally:
+                context._keys = None
+            parts.append(produced)
+        output = self.job.output
+        if output is not None:
+            return output.table_of_batches(parts)
+        return [row for part in _tables(parts) for row in rows_of(part)]
+
+    def _forget_key(self) -> None:
+        """No current key, and no namespace: neither may depend on the batch before, which a restart forgets."""
+        if self._no_key is not None:
+            self.keyed._restore_key(self._no_key)  # type: ignore[attr-defined]
+        self.keyed.set_current_namespace(VOID)
+
+    # --- the function ---
+
+    def _open(self) -> None:
+        if self._function is not None:
+            return
+        self._function = self.job.fresh_function()
+        self._function.open(self._context)
+        if isinstance(self._function, CheckpointedFunction):
+            self._function.initialize_state(
+                FunctionInitializationContext(self.operator, self.keyed, restored_checkpoint_id=self._last_id)
+            )
+
+    def _discard_function(self) -> None:
+        function, self._function = self._function, None
+        if function is not None:
+            _close(function)
+
+    def close(self) -> None:
+        """Close the function and drop all state. Idempotent."""
+        self._discard_function()
+        self._marks = None
+        self.keyed.close()
+        self.operator.close()
+
+
+def _close(function: ProcessFunction | BatchProcessFunction) -> None:
+    # Nothing depends on it, and it must not hide why the function is thrown away.
+    try:
+        function.close()
+    except Exception:  # noqa: BLE001 - any that the user's code raises
+        _log.warning("close() of %s failed", type(function).__qualname__, exc_info=True)
+
+
+def _pairs(job: Job, piece: pa.Table) -> Iterator[tuple[Any, Any]]:
+    """Keys and rows; the columns of the key are converted once for both."""
+    columns = {
+        name: column_values(column, name)
+        for name, column in zip(piece.column_names, piece.columns, strict=True)
+    }
+    make = partial(tuple.__new__, row_class(tuple(columns)))
+    rows = map(make, zip(*columns.values(), strict=True))
+    if isinstance(job.key, str):
+        return zip(columns[job.key], rows, strict=True)
+    return zip(zip(*(columns[name] for name in job.key), strict=True), rows, strict=True)
+
+
+class _Given:
+    """Rows that a function gave out; in Arrow as soon as there are many, if the job has a schema."""
+
+    __slots__ = ("_output", "_parts", "_rows")
+
+    def __init__(self, job: Job) -> None:
+        self._output = job.output
+        self._rows: list[Any] = []
+        self._parts: list[pa.Table] = []
+
+    def add(self, rows: Iterable[Any] | None) -> None:
+        if rows is None:
+            return
+        _check_iterable(rows)
+        self._rows.extend(rows)
+        if self._output is not None and len(self._rows) >= _PIECE:
+            self._parts.append(self._output.table_of_rows(self._rows))
+            self._rows = []
+
+    def result(self) -> Any:
+        if self._output is None:
+            return self._rows
+        self._parts.append(self._output.table_of_rows(self._rows))
+        return pa.concat_tables(self._parts)
+
+
+def _check_iterable(produced: Any) -> None:
+    if isinstance(produced, (str, bytes, dict)) or not isinstance(produced, Iterable):
+        raise SerializationTypeError(
+            f"the function gave a {type(produced).__name__}",
+            code="SERIALIZATION.OUTPUT",
+            hint="yield rows, or return a list of them",
+        )
+
+
+def _empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def _tables(parts: Iterable[Any]) -> Iterator[pa.Table]:
+    for part in parts:
+        if isinstance(part, pa.RecordBatch):
+            yield pa.Table.from_batches([part])
+        elif isinstance(part, pa.Table):
+            yield part
+        elif part is not None:
+            yield from _tables(part)

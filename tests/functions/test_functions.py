@@ -1,0 +1,332 @@
+"""Functions with state, run by the harness on the real backends: rows, batches, broadcast rows, failures."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import statebackend as sb
+from statebackend.testing import Harness, ManualClock
+
+pytestmark = pytest.mark.parametrize("backend", ["heap", "reference"])
+
+
+class Total(sb.KeyedProcessFunction):
+    """A running total for each user; a negative amount is refused."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "sum", int))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        self.total.add(row.amount)
+        if row.amount < 0:
+            raise ValueError("negative")
+        yield ctx.current_key, self.total.get()
+
+
+def rows(*pairs: tuple[Any, Any]) -> list[dict[str, Any]]:
+    return [{"user": user, "amount": amount} for user, amount in pairs]
+
+
+def test_rows_are_processed_in_order_with_their_key_current(backend: str) -> None:
+    with Harness(Total(), str, key="user", backend=backend) as harness:
+        assert harness.process_batch(rows(("a", 1), ("b", 5), ("a", 2))) == [("a", 1), ("b", 5), ("a", 3)]
+        assert harness.process_element("b", {"amount": 1}) == [("b", 6)]
+
+
+def test_a_failed_batch_leaves_no_trace(backend: str) -> None:
+    with Harness(Total(), str, key="user", backend=backend) as harness:
+        harness.process_batch(rows(("a", 1)))
+        with pytest.raises(ValueError, match="negative"):
+            harness.process_batch(rows(("a", 10), ("c", 1), ("a", -1)))
+        assert list(harness.keyed.keys("total")) == ["a"]
+        assert harness.process_batch(rows(("a", 2))) == [("a", 3)]
+
+
+class Recorder(sb.KeyedProcessFunction):
+    """Tells what happened to all copies of it."""
+
+    log: list[str]
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        Recorder.log.append("open")
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
+        self.rows += 1
+        Recorder.log.append(f"row {self.rows} of batch {ctx.batch_id}")
+        if row.fails:
+            raise RuntimeError("as told")
+
+    def close(self) -> None:
+        Recorder.log.append("close")
+
+
+def test_a_fresh_copy_follows_a_failure_and_every_copy_is_closed(backend: str) -> None:
+    Recorder.log = []
+    function = Recorder()
+    with Harness(function, int, backend=backend) as harness:
+        harness.process_element(1, {"fails": False})
+        with pytest.raises(RuntimeError, match="as told"):
+            harness.process_element(1, {"fails": True})
+        harness.process_element(1, {"fails": False})
+    first = ["open", "row 1 of batch 0", "row 2 of batch 1", "close"]
+    assert Recorder.log == [*first, "open", "row 1 of batch 1", "close"]
+    assert function.rows == 0, "the object that was given stays as it is"
+
+
+class FailsToOpen(Total):
+    fails = True
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        super().open(ctx)
+        if FailsToOpen.fails:
+            raise ConnectionError("not there yet")
+
+
+def test_a_function_that_could_not_be_opened_is_opened_again(backend: str) -> None:
+    FailsToOpen.fails = True
+    with Harness(FailsToOpen(), str, backend=backend) as harness:
+        with pytest.raises(ConnectionError):
+            harness.process_element("a", {"amount": 1})
+        FailsToOpen.fails = False
+        assert harness.process_element("a", {"amount": 1}) == [("a", 1)]
+
+
+class Buffering(sb.KeyedProcessFunction, sb.CheckpointedFunction):
+    """Gives rows out in groups of three; what waits is operator state."""
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+
+    def initialize_state(self, ctx: Any) -> None:
+        self.state = ctx.operator_state_store.get_list_state(sb.ListStateDescriptor("waiting", int))
+        if ctx.is_restored:
+            self.waiting = list(self.state.get())
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        if row.n < 0:
+            raise ValueError("negative")
+        self.waiting.append(row.n)
+        if len(self.waiting) == 3:
+            yield tuple(self.waiting)
+            self.waiting = []
+
+    def snapshot_state(self, ctx: Any) -> None:
+        self.state.update(self.waiting)
+
+
+def test_operator_state_outlives_a_failure_and_nothing_doubles(backend: str) -> None:
+    with Harness(Buffering(), int, key="n", backend=backend) as harness:
+        assert harness.process_batch([{"n": n} for n in (1, 2, 3, 4)]) == [(1, 2, 3)]
+        with pytest.raises(ValueError, match="negative"):
+            harness.process_batch([{"n": n} for n in (5, 6, 7, -1)])
+        assert harness.process_batch([{"n": n} for n in (5, 6)]) == [(4, 5, 6)]
+
+
+class Rules(sb.KeyedProcessFunction):
+    def process_broadcast(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        try:
+            _ = ctx.current_key
+        except sb.UsageError:
+            self.rules(ctx).put(row.user, row.amount)
+            yield "rule", row.amount
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        if row.amount > self.rules(ctx).get("limit"):
+            yield row.user, row.amount
+
+    def rules(self, ctx: sb.FunctionContext) -> sb.BroadcastState:
+        return ctx.operator_state_store.get_broadcast_state(sb.MapStateDescriptor("rules", str, int))
+
+
+def test_broadcast_rows_go_first_and_have_no_key(backend: str) -> None:
+    table = pa.table(
+        {"user": ["a", "limit", "b"], "amount": [9, 5, 4], "is_rule": pa.array([None, True, False])}
+    )
+    with Harness(Rules(), str, key="user", broadcast="is_rule", backend=backend) as harness:
+        assert harness.process_batch(table) == [("rule", 5), ("a", 9)]
+        assert harness.process_batch(table.slice(2)) == []
+        rule = pa.table({"user": [None, "a"], "amount": [1, 3], "is_rule": [True, False]})
+        with pytest.raises(sb.SerializationError):
+            harness.process_batch(rule)  # a broadcast row may have a null key, but a rule may not
+        assert harness.process_batch(table.slice(0, 2)) == [("rule", 5), ("a", 9)]
+
+
+def test_rows_are_sorted_as_spark_sorts(backend: str) -> None:
+    order = sb.map_with_state(lambda row, n: ((row.id,), None), int)
+    nan = float("nan")
+    table = pa.table({"id": list(range(6)), "at": [nan, 2.0, None, 1.0, 2.0, float("inf")]})
+    with Harness(order, int, key="id", order_by="at", backend=backend) as harness:
+        assert [row[0] for row in harness.process_batch(table)] == [2, 3, 1, 4, 5, 0]
+
+
+def test_null_keys_fail_before_anything_or_are_dropped(backend: str) -> None:
+    table = pa.table({"user": ["a", None], "amount": [1, 2]})
+    with Harness(Total(), str, key="user", backend=backend) as harness:
+        with pytest.raises(sb.SerializationTypeError, match="1 of 2 rows") as caught:
+            harness.process_batch(table)
+        assert caught.value.code == "SERIALIZATION.NULL_KEY"
+    with Harness(Total(), str, key="user", backend=backend, null_keys="drop") as harness:
+        assert harness.process_batch(table) == [("a", 1)]
+
+
+def test_a_composite_key_may_have_null_fields(backend: str) -> None:
+    function = sb.map_with_state(lambda row, n: ((row.a, row.b, (n or 0) + 1), (n or 0) + 1), int)
+    table = pa.table({"a": [1, 1, None, 1], "b": ["x", None, "x", "x"]})
+    with Harness(function, "struct<a:bigint,b:string>", key=["a", "b"], backend=backend) as harness:
+        given = harness.process_batch(table)
+        assert given == [(1, "x", 1), (1, None, 1), (None, "x", 1), (1, "x", 2)]
+
+
+class Namespaced(sb.KeyedProcessFunction):
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.seen = ctx.get_value_state(sb.ValueStateDescriptor("seen", int))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield self.seen.value(), str(ctx.keyed_state_store.current_namespace)
+        ctx.keyed_state_store.set_current_namespace("elsewhere")
+        self.seen.update(row.n)
+
+
+def test_key_and_namespace_do_not_pass_from_batch_to_batch(backend: str) -> None:
+    with Harness(Namespaced(), int, backend=backend) as harness:
+        assert harness.process_element(1, {"n": 5}) == harness.process_element(1, {"n": 6})
+
+
+class Sums(sb.BatchProcessFunction):
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.sum = ctx.get_reducing_state(sb.ReducingStateDescriptor("sum", "sum", int))
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
+        users, sums = self.sum.add_many(ctx.keys, batch["amount"], return_changed=True)
+        if batch.num_rows == 1:
+            raise ValueError("one row")
+        return pa.record_batch({"user": users, "sum": sums})
+
+
+def test_a_batch_function_works_on_whole_columns(backend: str) -> None:
+    with Harness(Sums(), "string", key="user", schema="user string, sum bigint", backend=backend) as harness:
+        assert harness.process_batch(rows(("a", 1), ("b", 5), ("a", 2))) == [("a", 3), ("b", 5)]
+        with pytest.raises(ValueError, match="one row"):
+            harness.process_batch(rows(("a", 1)))
+        empty = pa.table({"user": pa.array([], "string"), "amount": pa.array([], "int64")})
+        assert harness.process_batch(empty) == []
+        assert harness.process_batch(rows(("a", 1), ("a", 1))) == [("a", 5)]
+
+
+class Clocked(sb.KeyedProcessFunction):
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield (ctx.now,)
+
+
+def test_time_stands_still_in_a_batch_and_never_goes_back(backend: str) -> None:
+    clock = ManualClock(1000)
+    with Harness(Clocked(), int, clock=clock, backend=backend) as harness:
+        assert harness.process_element(1, (0,)) == [(1000,)]
+        clock.set(400)
+        assert harness.process_element(1, (0,)) == [(1000,)]
+        clock.set(2000)
+        assert harness.process_element(1, (0,)) == [(2000,)]
+
+
+def test_event_time_is_the_newest_row_minus_the_delay(backend: str) -> None:
+    at = datetime.datetime(1970, 1, 1, 0, 0, 10, tzinfo=datetime.timezone.utc)
+    delay = datetime.timedelta(seconds=2)
+    with Harness(Clocked(), int, key="k", event_time="at", delay=delay, backend=backend) as harness:
+        assert harness.process_batch([{"k": 1, "at": at}, {"k": 2, "at": None}]) == [(8000,), (8000,)]
+        older = at - datetime.timedelta(hours=1)
+        assert harness.process_batch([{"k": 1, "at": older}]) == [(8000,)]
+
+
+def test_expiry_in_event_time_needs_event_time(backend: str) -> None:
+    class Expiring(sb.KeyedProcessFunction):
+        def open(self, ctx: sb.FunctionContext) -> None:
+            event = sb.StateTtlConfig.TtlTimeCharacteristic.EventTime
+            ttl = sb.StateTtlConfig(1000, ttl_time_characteristic=event)
+            self.n = ctx.get_value_state(sb.ValueStateDescriptor("n", int).enable_time_to_live(ttl))
+
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+            yield (self.n.value(),)
+            self.n.update(row.at)
+
+    with (
+        Harness(Expiring(), int, key="k", backend=backend) as harness,
+        pytest.raises(sb.UsageError, match="event time"),
+    ):
+        harness.process_batch([{"k": 1, "at": 0}])
+    with Harness(Expiring(), int, key="k", event_time="at", backend=backend) as harness:
+        given = [harness.process_batch([{"k": 1, "at": at}]) for at in (0, 999, 1999)]
+        assert given == [[(None,)], [(0,)], [(None,)]]
+
+
+def test_counters_outlive_failures(backend: str) -> None:
+    class Counting(sb.KeyedProcessFunction):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
+            ctx.metrics.counter("seen").inc()
+            if row.fails:
+                raise RuntimeError("as told")
+
+    with Harness(Counting(), int, backend=backend) as harness:
+        harness.process_element(1, {"fails": False})
+        with pytest.raises(RuntimeError, match="as told"):
+            harness.process_element(1, {"fails": True})
+        assert harness.metrics.values() == {"seen": 2}
+
+
+def test_functions_without_the_other_methods_say_so(backend: str) -> None:
+    table = pa.table({"user": ["a"], "amount": [1], "rule": [True]})
+    with (
+        Harness(Total(), str, key="user", broadcast="rule", backend=backend) as harness,
+        pytest.raises(NotImplementedError, match="Total has no process_broadcast"),
+    ):
+        harness.process_batch(table)
+
+
+def test_what_cannot_be_a_job_is_refused(backend: str) -> None:
+    refused: list[tuple[Any, dict[str, Any]]] = [
+        (Total, {}),
+        (lambda row: row, {}),
+        (Total(), {"key": []}),
+        (Total(), {"null_keys": "keep"}),
+        (Total(), {"delay": 5}),
+        (Total(), {"event_time": "at", "delay": -1}),
+        (Sums(), {"broadcast": "rule"}),
+        (Total(), {"schema": "bigint"}),
+    ]
+    for function, options in refused:
+        with pytest.raises(sb.UsageError):
+            Harness(function, str, backend=backend, **options)
+    with Harness(Total(), str, key="nobody", backend=backend) as harness:
+        with pytest.raises(sb.UsageError, match="no column 'nobody'"):
+            harness.process_batch(rows(("a", 1)))
+        assert harness.process_element("a", {"amount": 1}) == [("a", 1)]
+
+
+def test_a_function_that_cannot_be_copied_is_refused_with_a_reason(backend: str) -> None:
+    class Locked(Total):
+        def __init__(self) -> None:
+            self.generator = (n for n in range(3))
+
+    with (
+        Harness(Locked(), str, backend=backend) as harness,
+        pytest.raises(sb.UsageError, match="in open"),
+    ):
+        harness.process_element("a", {"amount": 1})
+
+
+def test_a_job_is_picklable(backend: str) -> None:
+    from statebackend.runtime import Job
+
+    job = pickle.loads(
+        pickle.dumps(Job(Total(), key=["a", "b"], schema="a int, `b c` string", backend=backend))
+    )
+    assert job.columns == ("a", "b")
+    assert job.output.ddl() == "a int, `b c` string"
