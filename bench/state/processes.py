@@ -78,6 +78,6 @@ def _serve(pipe: Connection, make: Callable[..., Contender], arguments: tuple[An
         try:
             contender = make(*arguments) if contender is None else contender
             answer = getattr(contender, method)(*given)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is raised where the answer is read
             answer = error
         pipe.send(answer)
