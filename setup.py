@@ -62,6 +62,7 @@ MODULES: dict[str, Module] = {
     "statebackend._core.map_table": Module("map states: entries threaded by key, in insertion order"),
     "statebackend._core.kernels": Module("batch operations without the GIL, over threads by key group"),
     "statebackend._core.codecs": Module("Python objects to stored values and keys, and back"),
+    "statebackend._core.look_ahead": Module("asking for memory that the next keys will need"),
     "statebackend._core.key_context": Module("the current key, namespace and time"),
     "statebackend._core.handles": Module("the scalar handles of the heap backend: one value for a key"),
     "statebackend._core.list_handle": Module("the handle of list states"),

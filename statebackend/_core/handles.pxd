@@ -39,6 +39,7 @@ cdef class Handle:
     cdef readonly StateTable spaced      # those of other namespaces; None until there is one
     cdef Table *plain_table
     cdef Table *spaced_table
+    cdef int reach                       # what a lookup goes on to, see `look_ahead.pxd`
     cdef int64_t ttl                     # 0: entries do not expire
     cdef bint refreshes
     cdef bint shows_expired

@@ -31,6 +31,7 @@ from statebackend._core.cow_map cimport (
     remove, slot_for_write, value_of)
 from statebackend._core.expiry cimport is_expired
 from statebackend._core.key_context cimport KeyContext
+from statebackend._core.look_ahead cimport REACH_BLOB, REACH_ENTRY, note_visit
 from statebackend._core.platform cimport likely, unlikely
 from statebackend._core.state_table cimport StateTable
 
@@ -51,6 +52,7 @@ cdef class Handle:
         self.refreshes = refreshes
         self.shows_expired = shows_expired
         self.stamp = NEVER
+        self.reach = REACH_BLOB if codec.layout == "bytes" else REACH_ENTRY
         self.adopt_table(make_table(False), False)
 
     cdef int adopt_table(self, object made, bint is_spaced) except -1:
@@ -99,7 +101,7 @@ cdef class Handle:
                     or (CHECKED and self.core.inside)):
             self.begin()
         table = self.plain_table if key.namespace == 0 else self.spaced_table
-        self.context.last_table = table
+        note_visit(&self.context.ahead, table, self.reach)
         if likely(table != NULL):
             map = table.maps[key.group - table.first_group]
             if likely(map != NULL):

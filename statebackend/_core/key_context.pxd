@@ -3,7 +3,8 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.codecs cimport KeyCodec
-from statebackend._core.cow_map cimport CoreKey, Table
+from statebackend._core.cow_map cimport CoreKey
+from statebackend._core.look_ahead cimport LookAhead
 from statebackend._core.state_core cimport StateCore
 
 cdef enum TimeSource:
@@ -32,7 +33,9 @@ cdef class KeyContext:
     cdef int clock_source                # what `time_source` is outside vectorised calls
     cdef bint now_known
     cdef int64_t now
-    cdef Table *last_table               # that a handle looked in last: its bucket is asked for ahead
+    cdef LookAhead ahead
+    cdef void look_ahead(self) noexcept
+    cdef void ask_for_buckets(self) noexcept
     cdef int64_t time(self) except? -1
     cdef int set_other_key(self, object key) except -1
     cdef int adopt(self, CoreKey *key, object owner) except -1

@@ -2,22 +2,23 @@
 
 Setting a key converts and hashes it once, for all states: the key group by Spark's hash, and the bucket hash, which is
 the same for all tables of a core. It counts `StateCore.calls` up, and so invalidates whatever slots handles remember.
-The bucket in the table used last is asked for ahead: it arrives while the interpreter finds its way to the handle.
+What the handles will look at for it, and for keys that probably follow, is asked for ahead: see `look_ahead.pxd`.
 
 Time. `now` is read once per key. A clock that the caller gave is read when the key is set. The machine's clock is read
 when a state with a time to live first asks for it, so that other programs do not pay for it.
 """
 
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from cpython.object cimport PyObject
+from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint32_t, uintptr_t
 from libc.string cimport memset
 
-from statebackend._core.arena cimport address
 from statebackend._core.codecs cimport KEY_NUMBER, KeyCodec, long_as_int64
-from statebackend._core.cow_map cimport (
-    PAGE_BUCKETS, PAGE_SHIFT, BucketTable, CoreKey, CowMap, Table, active_table)
+from statebackend._core.cow_map cimport CoreKey
 from statebackend._core.key_groups cimport hash_canonical_bytes, hash_canonical_int, pmod_group
-from statebackend._core.platform cimport hash_bytes, hash_int, likely, prefetch, unlikely
+from statebackend._core.look_ahead cimport (
+    ENTRIES_AHEAD, GUESSES, Guess, ask_for_bucket, ask_for_entry, follow_values, guess_of, peek)
+from statebackend._core.platform cimport hash_bytes, hash_int, likely, unlikely
 from statebackend._core.state_core cimport StateCore
 
 from statebackend.errors import ClosedError, KeyGroupError, UsageError
@@ -44,19 +45,6 @@ cdef inline uint32_t group_of_hash(int32_t spark, uint32_t max_parallelism) noex
     return <uint32_t>pmod_group(spark, <int32_t>max_parallelism)
 
 
-cdef inline void ask_for_bucket(Table *table, uint32_t group, uint32_t hash) noexcept nogil:
-    cdef CowMap *map = table.maps[group - table.first_group]
-    cdef BucketTable *buckets
-    cdef uint32_t index, ref
-    if map == NULL:
-        return
-    buckets = active_table(map, hash)
-    index = hash & (buckets.capacity - 1)
-    ref = buckets.pages[index >> PAGE_SHIFT].ref
-    if ref:
-        prefetch((<uint32_t *>address(table.core.arena, ref)) + (index & (PAGE_BUCKETS - 1)))
-
-
 @cython.no_gc_clear                      # a C pointer into `core` must not outlive it
 cdef class KeyContext:
     """What the compiled half of a keyed backend knows: core, current key, namespace and time."""
@@ -66,6 +54,7 @@ cdef class KeyContext:
               encode_namespace, frozenset frozen_types not None):
         """Begin to work; `read_clock(clock)` gives milliseconds, `frozen_types` are of namespaces that never change."""
         memset(&self.key, 0, sizeof(CoreKey))
+        memset(&self.ahead, 0, sizeof(self.ahead))
         self.core = core
         self.codec = codec
         self.max_parallelism = max_parallelism
@@ -85,6 +74,7 @@ cdef class KeyContext:
         """Make `key` the one that handles work on. O(1)."""
         cdef int64_t number
         cdef uint32_t group
+        cdef intptr_t stride
         if unlikely(self.core.closed):
             raise ClosedError("the backend is closed", hint="create another one")
         if unlikely(self.codec.form != KEY_NUMBER or not PyLong_CheckExact(key) or not long_as_int64(key, &number)
@@ -104,8 +94,45 @@ cdef class KeyContext:
         self.has_key = True
         self.turn += 1
         self.core.calls += 1
-        if self.last_table != NULL:
-            ask_for_bucket(self.last_table, group, self.key.hash & self.last_table.hash_mask)
+        stride = <intptr_t>(<uintptr_t><PyObject *>key - self.ahead.key_at)
+        self.ahead.key_at = <uintptr_t><PyObject *>key
+        self.ahead.is_complete = True
+        if stride == self.ahead.stride:
+            self.look_ahead()
+        else:
+            self.ahead.stride = stride
+            self.ask_for_buckets()
+
+    cdef void look_ahead(self) noexcept:
+        """Ask for what the keys will need that are probably set next."""
+        cdef LookAhead *ahead = &self.ahead
+        cdef Guess *guess
+        cdef uint32_t i
+        cdef bint is_deep = False
+        ahead.turn += 1
+        guess = &ahead.guesses[ahead.turn & (GUESSES - 1)]
+        if likely(peek(ahead, guess)):
+            guess.group = group_of_hash(hash_canonical_int(&self.codec.plan.program, guess.number),
+                                        self.max_parallelism)
+            guess.hash = hash_int(guess.number, self.key.namespace, self.core.core.seed)
+            if unlikely(guess.group - self.first_group >= self.n_groups):
+                guess.at = 0
+            else:
+                for i in range(ahead.n_visits):
+                    ask_for_bucket(ahead.visits[i].table, guess.group, guess.hash)
+        guess = guess_of(ahead, ENTRIES_AHEAD)
+        for i in range(ahead.n_visits):
+            is_deep |= ahead.visits[i].reach != 0
+            if guess != NULL:
+                ask_for_entry(ahead.visits[i].table, guess.group, guess.hash)
+        if is_deep:
+            follow_values(ahead, self.key.namespace)
+
+    cdef void ask_for_buckets(self) noexcept:
+        """Ask for the buckets that the handles will look at for the current key."""
+        cdef uint32_t i
+        for i in range(self.ahead.n_visits):
+            ask_for_bucket(self.ahead.visits[i].table, self.key.group, self.key.hash)
 
     cdef int set_other_key(self, object key) except -1:
         cdef CoreKey new
@@ -128,8 +155,8 @@ cdef class KeyContext:
             raise ClosedError("the backend is closed", hint="create another one")
         new.namespace = self.key.namespace
         self.adopt(&new, owner)
-        if self.last_table != NULL:
-            ask_for_bucket(self.last_table, self.key.group, self.key.hash & self.last_table.hash_mask)
+        self.ahead.is_complete = True
+        self.ask_for_buckets()
         return 0
 
     cdef int adopt(self, CoreKey *key, object owner) except -1:

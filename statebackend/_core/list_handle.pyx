@@ -16,6 +16,7 @@ from statebackend._core.expiry cimport is_expired
 from statebackend._core.handles cimport WANT_ALIVE, WANT_EXPIRED, Handle, find_key
 from statebackend._core.lists cimport (
     ListCursor, cursor_close, cursor_next, cursor_open, drop_elements, list_extend, refer_to_element)
+from statebackend._core.look_ahead cimport REACH_LIST
 from statebackend._core.platform cimport unlikely
 
 from statebackend.errors import ClosedError, SerializationTypeError
@@ -23,6 +24,10 @@ from statebackend.errors import ClosedError, SerializationTypeError
 
 cdef class ListHandle(Handle):
     """A list for a key."""
+
+    def __init__(self, *arguments, **options):
+        Handle.__init__(self, *arguments, **options)
+        self.reach = REACH_LIST
 
     cdef ListHead *head(self) noexcept:
         return <ListHead *>value_of(self.table, entry_at(self.table.core, self.slot))

@@ -20,6 +20,7 @@ from statebackend._core.cow_map cimport (
     slot_for_write, thread_of, value_of)
 from statebackend._core.expiry cimport is_expired
 from statebackend._core.handles cimport NEVER, WANT_ALIVE, WANT_EXPIRED, Handle, find_key
+from statebackend._core.look_ahead cimport REACH_THREAD, note_map_entry
 from statebackend._core.map_table cimport MapTable
 from statebackend._core.platform cimport unlikely
 from statebackend._core.state_core cimport Mark
@@ -37,6 +38,7 @@ cdef class MapHandle(Handle):
     def __init__(self, *arguments, KeyCodec keys_codec not None, **options):
         self.keys_codec = keys_codec
         Handle.__init__(self, *arguments, **options)
+        self.reach = REACH_THREAD
 
     cdef int adopt_table(self, object made, bint is_spaced) except -1:
         cdef MapTable map = made
@@ -70,6 +72,8 @@ cdef class MapHandle(Handle):
             return 0
         entries = self.map_here().entries
         table = entries.table
+        if not table.layout.key_is_blob:
+            note_map_entry(&self.context.ahead, self.table, table, inner.number)
         inner.group = self.context.key.group
         map = table.maps[inner.group - table.first_group]
         if unlikely(map.secondary.capacity != 0

@@ -9,8 +9,9 @@ cdef extern from *:
 
     #define sb_likely(x) __builtin_expect(!!(x), 1)
     #define sb_unlikely(x) __builtin_expect(!!(x), 0)
-    #define sb_prefetch(p) __builtin_prefetch((const void *)(p), 0, 3)
-    #define sb_prefetch_write(p) __builtin_prefetch((const void *)(p), 1, 3)
+    /* The empty statement counts as an effect: GCC drops calls of functions that do nothing but prefetch. */
+    #define sb_prefetch(p) do { __builtin_prefetch((const void *)(p), 0, 3); __asm__ volatile (""); } while (0)
+    #define sb_prefetch_write(p) do { __builtin_prefetch((const void *)(p), 1, 3); __asm__ volatile (""); } while (0)
     #define sb_ctz(x) __builtin_ctz(x)
     #define sb_clz64(x) __builtin_clzll(x)
     #define sb_load_u32(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)

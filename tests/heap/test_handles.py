@@ -14,6 +14,7 @@ import pytest
 
 from statebackend import types as t
 from statebackend._core import arena
+from statebackend._core.look_ahead import _number_at
 from statebackend.backends.heap import HeapBackend
 from statebackend.descriptors import (
     AggregateFunction,
@@ -24,8 +25,9 @@ from statebackend.descriptors import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackend.errors import ClosedError, SerializationTypeError, UsageError
+from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
 from statebackend.key_encoding import VOID
+from statebackend.key_groups import KeyGroupRange
 from statebackend.registry import available_backends
 from statebackend.testing import ManualClock
 from statebackend.ttl import StateTtlConfig
@@ -553,6 +555,62 @@ def test_integer_keys_at_the_ends_of_their_widths() -> None:
             with pytest.raises(SerializationTypeError):
                 keyed.set_current_key(True)
             assert keyed.current_key == -1
+
+
+# --- looking ahead ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_seen_ahead_is_what_is_there() -> None:
+    edges = [0, 1, -1, 2**30, -(2**30), 2**60, -(2**60), 2**62 + 7, 2**63 - 1, -(2**63), -(2**63) + 1]
+    numbers = edges + [each + delta for each in edges[3:8] for delta in (-1, 1)]
+    assert [_number_at(number) for number in numbers] == numbers
+    # A subclass is not what a list of keys is made of, and wider numbers are no keys.
+    assert [_number_at(other) for other in ("1", 1.0, None, (1,), True, 2**90, int)] == [None] * 7
+
+
+@pytest.mark.parametrize("mixed_with", ["nothing", "values", "text", "wide numbers", "holes"])
+def test_whatever_lies_between_keys_state_is_right(mixed_with: str, rng: random.Random) -> None:
+    numbers = [rng.randrange(-(2**62), 2**62) for _ in range(5_000)]
+    made: list[Any] = []
+    for number in numbers:
+        made.append(number + 1)
+        if mixed_with == "values":
+            made.append(rng.random())
+        elif mixed_with == "text":
+            made.append("x" * rng.randrange(100))
+        elif mixed_with == "wide numbers":
+            made.append(number << 64)
+    keys = made[::2] if mixed_with in ("values", "text", "wide numbers") else made
+    if mixed_with == "holes":
+        keys = [key for key in made if rng.random() < 0.5]
+    del made
+    expected: dict[int, int] = {}
+    with HeapBackend().create_keyed_backend(int) as keyed:
+        counts = keyed.get_value_state(ValueStateDescriptor("counts", int, default=0))
+        for order in (keys, sorted(keys), keys[::-1], rng.sample(keys, len(keys)), keys[::3]):
+            for key in order:
+                keyed.set_current_key(key)
+                counts.update(counts.value() + 1)
+                expected[key] = expected.get(key, 0) + 1
+        for key, count in expected.items():
+            keyed.set_current_key(key)
+            assert counts.value() == count
+        assert keyed.num_entries() == len(expected)
+
+
+def test_keys_of_other_instances_may_lie_ahead() -> None:
+    part = KeyGroupRange(3, 3)
+    with HeapBackend().create_keyed_backend(int, max_parallelism=8, key_group_range=part) as keyed:
+        state = keyed.get_value_state(ValueStateDescriptor("s", int))
+        own = 0
+        for key in list(range(10**9, 10**9 + 4_000)):
+            try:
+                keyed.set_current_key(key)
+            except KeyGroupError:
+                continue
+            state.update(key)
+            own += 1
+        assert keyed.num_entries() == own > 0
 
 
 def test_a_failed_key_leaves_the_old_one(keyed: Any) -> None:
