@@ -164,9 +164,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def server() -> Iterator[Server]:
+def server(program: str = __file__) -> Iterator[Server]:
+    """``program`` is a script that adds to `JOBS` and calls `serve`."""
     with subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             yield Server(process)

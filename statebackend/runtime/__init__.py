@@ -8,7 +8,8 @@
 
 from statebackend.runtime.batches import Batch
 from statebackend.runtime.job import Job
+from statebackend.runtime.runner import Committed, Runner
 from statebackend.runtime.task import Task
 from statebackend.runtime.writing import OutputSchema
 
-__all__ = ["Batch", "Job", "OutputSchema", "Task"]
+__all__ = ["Batch", "Committed", "Job", "OutputSchema", "Runner", "Task"]

@@ -2,7 +2,7 @@
 
 >>> from statebackend.functions import map_with_state
 >>> job = Job(map_with_state(lambda row, n: (None, 1), int), key="user")
->>> job.key, job.key_type(pa.schema([("user", pa.string())]))
+>>> job.key, job.key_type({"user": "string", "n": "int"})
 ('user', STRING)
 """
 
@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import copy
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import pyarrow as pa
 
 from statebackend.backend import StateBackend
 from statebackend.errors import UsageError
@@ -104,18 +102,16 @@ class Job:
             ) from error
         return made  # type: ignore[no-any-return]
 
-    def key_type(self, schema: pa.Schema | Any) -> Type:
-        """The type of the key in a schema of Arrow's; that of a composite key is a ROW.
+    def key_type(self, columns: Mapping[str, Any]) -> Type:
+        """The type of the key, given the types of all columns in any notation; that of a composite key is a ROW.
 
         >>> from statebackend.functions import map_with_state
         >>> job = Job(map_with_state(lambda row, n: (None, 1), int), key=["a"])
-        >>> job.key_type(pa.schema([("a", pa.int32())]))
+        >>> job.key_type({"a": "int", "b": "string"})
         ROW(a=INT)
         """
-        types = {}
-        for name in self.columns:
-            self.check_column(name, schema.names)
-            types[name] = of(schema.field(name).type)
+        self.check_columns(list(columns))
+        types = {name: of(columns[name]) for name in self.columns}
         return types[self.key] if isinstance(self.key, str) else ROW(**types)
 
     def check_columns(self, names: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from statebackend.checkpoint import CheckpointStore
 from statebackend.errors import SerializationTypeError, UsageError
 from statebackend.functions import BatchProcessFunction, FunctionContext, Metrics, ProcessFunction
 from statebackend.key_encoding import VOID
@@ -147,6 +148,13 @@ class Task:
         except BaseException:
             self.undo()
             raise
+
+    def snapshot(self, checkpoint_id: int, store: CheckpointStore) -> list[Any]:
+        """Open a view of all state, which is written in the background; what is returned has ``result()``."""
+        return [
+            self.keyed.snapshot(checkpoint_id, store),
+            self.operator.snapshot(checkpoint_id, store),
+        ]
 
     def committed(self, batch_id: int) -> None:
         """The batch is committed: it can no longer be undone."""

@@ -1,0 +1,202 @@
+"""One contender on one input, in a process and JVM of its own: ``python -m bench.spark.job NAME FOLDER``.
+
+Prints one JSON object: rows and milliseconds of each micro-batch, as Spark reports them, and where ours spent its
+time. Every contender has the same sink: each batch is written as Parquet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import statebackend as sb
+
+SCHEMA = "k bigint, total bigint, n bigint"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+class Batches(sb.BatchProcessFunction):
+    """Vectorised."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "sum", int))
+        self.n = ctx.get_aggregating_state(sb.AggregatingStateDescriptor("n", "count", int))
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> pa.RecordBatch:
+        keys, values = ctx.keys, batch["v"]
+        touched, totals = self.total.add_many(keys, values, return_changed=True)
+        _, counts = self.n.add_many(keys, values, return_changed=True)
+        return pa.record_batch({"k": touched, "total": totals, "n": counts})
+
+
+class Rows(sb.KeyedProcessFunction):
+    """Row by row."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "sum", int))
+        self.n = ctx.get_aggregating_state(sb.AggregatingStateDescriptor("n", "count", int))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        total, n = self.total, self.n
+        total.add(row.v)
+        n.add(row.v)
+        yield row.k, total.get(), n.get()
+
+
+class Run:
+    """The stream, the sink, and what the run is to be told of."""
+
+    def __init__(self, spark: Any, folder: Path, name: str) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.name = name
+        self.out = folder / "out" / name
+        self.parts: list[dict[str, Any]] = []
+
+    def rows(self) -> Any:
+        path = str(self.folder / "in")
+        stream = self.spark.readStream.schema("k bigint, v bigint").option("maxFilesPerTrigger", 1)
+        return stream.parquet(path)
+
+    def sink(self, frame: Any, batch_id: int) -> None:
+        frame.write.mode("overwrite").parquet(str(self.out / f"{batch_id:05}"))
+
+    def start(self, frame: Any, call: Callable[[Any, int], Any], mode: str = "update") -> Any:
+        return (
+            frame.writeStream.foreachBatch(call)
+            .outputMode(mode)
+            .option("checkpointLocation", str(self.folder / "stream" / self.name))
+            .trigger(availableNow=True)
+            .start()
+        )
+
+    def ours(self, function: Any) -> Any:
+        batches = sb.spark.stateful(
+            function, key="k", schema=SCHEMA, checkpoint=self.folder / "state" / self.name, sink=self.sink
+        )
+
+        def call(frame: Any, batch_id: int) -> None:
+            batches(frame, batch_id)
+            self.parts.append(batches.last_progress)
+
+        return self.start(self.rows(), call)
+
+    def spark_aggregation(self) -> Any:
+        frame = self.rows().groupBy("k").agg({"v": "sum", "*": "count"}).toDF("k", "total", "n")
+        return self.start(frame, self.sink)
+
+    def transform_with_state(self) -> Any:
+        from pyspark.sql import Row
+        from pyspark.sql.streaming import StatefulProcessor
+
+        class Totals(StatefulProcessor):
+            def init(self, handle: Any) -> None:
+                self.state = handle.getValueState("state", "total bigint, n bigint")
+
+            def handleInputRows(self, key: Any, rows: Any, timers: Any) -> Iterator[Any]:
+                total, n = self.state.get() if self.state.exists() else (0, 0)
+                for row in rows:
+                    total, n = total + row.v, n + 1
+                self.state.update((total, n))
+                yield Row(k=key[0], total=total, n=n)
+
+            def close(self) -> None:
+                pass
+
+        frame = (
+            self.rows()
+            .groupBy("k")
+            .transformWithState(
+                statefulProcessor=Totals(), outputStructType=SCHEMA, outputMode="Update", timeMode="None"
+            )
+        )
+        return self.start(frame, self.sink)
+
+    def apply_in_pandas(self) -> Any:
+        def totals(key: Any, frames: Any, state: Any) -> Iterator[Any]:
+            import pandas as pd
+
+            total, n = state.get if state.exists else (0, 0)
+            for frame in frames:
+                total, n = total + int(frame["v"].sum()), n + len(frame)
+            state.update((total, n))
+            yield pd.DataFrame({"k": [key[0]], "total": [total], "n": [n]})
+
+        frame = self.rows().groupBy("k")
+        frame = frame.applyInPandasWithState(totals, SCHEMA, "total bigint, n bigint", "update", "NoTimeout")
+        return self.start(frame, self.sink)
+
+
+CONTENDERS: dict[str, Callable[[Run], Any]] = {
+    "batches": lambda run: run.ours(Batches()),
+    "rows": lambda run: run.ours(Rows()),
+    "spark": Run.spark_aggregation,
+    "transformWithState": Run.transform_with_state,
+    "applyInPandasWithState": Run.apply_in_pandas,
+}
+
+
+def check(folder: Path, out: Path) -> None:
+    """The last row of each key, over all batches, is the sum and count of its input."""
+    given = pa.concat_tables(
+        [pq.read_table(path) for path in sorted(out.iterdir())]  # batch by batch
+    )
+    columns = [given.column(name).to_numpy()[::-1] for name in ("k", "total", "n")]
+    # The newest of ours comes last; Spark gives each key once a batch.
+    keys, last = np.unique(columns[0], return_index=True)
+    rows = pa.concat_tables([pq.read_table(path) for path in sorted((folder / "in").iterdir())])
+    wanted_keys, inverse, counts = np.unique(rows["k"].to_numpy(), return_inverse=True, return_counts=True)
+    totals = np.zeros(len(wanted_keys), dtype=np.int64)
+    np.add.at(totals, inverse, rows["v"].to_numpy())
+    same = (
+        np.array_equal(keys, wanted_keys)
+        and np.array_equal(columns[1][last], totals)
+        and np.array_equal(columns[2][last], counts)
+    )
+    if not same:
+        raise SystemExit("the result is not that of a batch computation")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=CONTENDERS)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--cores", type=int, default=os.cpu_count())
+    parser.add_argument("--driver-memory", default="4g")
+    args = parser.parse_args()
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master(f"local[{args.cores}]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", args.driver_memory)
+        .config("spark.driver.maxResultSize", "0")
+        .config("spark.sql.shuffle.partitions", str(args.cores))
+        .config("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+        .config("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    run = Run(spark, args.folder, args.name)
+    query = CONTENDERS[args.name](run)
+    query.awaitTermination()
+    batches = [
+        {"rows": each["numInputRows"], "ms": each["durationMs"]["triggerExecution"]}
+        for each in map(dict, query.recentProgress)
+        if each["numInputRows"]
+    ]
+    check(args.folder, run.out)
+    sys.stdout.write(json.dumps({"batches": batches, "parts": run.parts, "spark": spark.version}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What a batch did and where its time went, in Spark's words.
+
+>>> watch = Stopwatch()
+>>> with watch.part("function"):
+...     pass
+>>> list(watch.durations())
+['function']
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["Stopwatch", "describe", "sizes"]
+
+
+class Stopwatch:
+    """The time of each part of a batch.
+
+    >>> Stopwatch().durations()
+    {}
+    """
+
+    __slots__ = ("_began", "_parts")
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._parts: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the time of what is inside under a name, which may come more than once."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._parts[name] = self._parts.get(name, 0.0) + time.perf_counter() - began
+
+    def durations(self) -> dict[str, float]:
+        """Milliseconds of each part so far, in the order in which they came."""
+        return {name: round(seconds * 1000, 1) for name, seconds in self._parts.items()}
+
+    def total(self) -> float:
+        """Seconds since it was made."""
+        return time.perf_counter() - self._began
+
+
+def sizes(metrics: dict[str, Any]) -> dict[str, int]:
+    """Of a keyed backend's metrics, what Spark calls its state's size.
+
+    >>> sizes({"entries": 3, "run_bytes": 100, "blob_bytes": 20})
+    {'numRowsTotal': 3, 'memoryUsedBytes': 120}
+    """
+    used = [metrics.get(each, 0) for each in ("run_bytes", "blob_bytes")]
+    return {"numRowsTotal": metrics["entries"], "memoryUsedBytes": sum(used)}
+
+
+def describe(progress: dict[str, Any]) -> str:
+    """One line for the log.
+
+    >>> describe({"batchId": 3, "numInputRows": 10, "numOutputRows": 2, "numRowsTotal": 7,
+    ...           "memoryUsedBytes": 2_500_000, "commitTimeMs": 4.2, "processedRowsPerSecond": 1234.5})
+    'batch 3: 10 rows in, 2 out, 1,234 rows/s; 7 keys, 2.5 MB; commit 4.2 ms'
+    """
+    text = (
+        f"batch {progress['batchId']}: {progress['numInputRows']:,} rows in, {progress['numOutputRows']:,} out, "
+        f"{progress['processedRowsPerSecond']:,.0f} rows/s; {progress['numRowsTotal']:,} keys, "
+        f"{progress['memoryUsedBytes'] / 1e6:,.1f} MB; commit {progress['commitTimeMs']:.1f} ms"
+    )
+    durations = progress.get("durationMs")
+    if durations:
+        text += "; " + ", ".join(f"{name} {took:.0f}" for name, took in durations.items()) + " ms"
+    return text

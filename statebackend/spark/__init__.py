@@ -1,0 +1,12 @@
+"""Functions with state in PySpark Structured Streaming, through ``foreachBatch``.
+
+>>> from statebackend.functions import map_with_state
+>>> count = map_with_state(lambda row, n: ((row.user, (n or 0) + 1), (n or 0) + 1), "bigint")
+>>> stateful(count, key="user", schema="user string, n bigint", checkpoint="/data/app/state", sink=print)
+<stateful MapWithState, key 'user', state at /data/app/state>
+"""
+
+from statebackend.spark.driver import StatefulBatches
+from statebackend.spark.stateful import stateful
+
+__all__ = ["StatefulBatches", "stateful"]

@@ -1,0 +1,67 @@
+"""A job whose process is killed at any step: what the sink has got, each batch once, is what one clean run gives."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import needs
+import pytest
+import stream_process
+from store_process import Server, server
+from stream_process import BATCHES, check_stream
+
+pytestmark = needs.checkpoints
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Server]:
+    with server(stream_process.__file__) as running:
+        yield running
+
+
+def finish(processes: Server, root: Path, **more: int) -> None:
+    (answer,) = processes.ask("stream", root, at=-1, **more)
+    assert answer["status"] == 0
+
+
+def test_killed_before_every_call(processes: Server, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    (whole,) = processes.ask("stream", tmp_path / "whole", at=-1)
+    assert whole["status"] == 0
+    assert check_stream(tmp_path / "whole") == 0
+    calls = dict(whole["said"])["calls"]
+    after_sinks = [at for what, at in whole["said"] if what == "sink"]
+    every = 1 if request.config.getoption("stress") else 11
+    again = 0
+    for at in sorted({*range(0, calls, every), *after_sinks}):
+        root = tmp_path / str(at)
+        (answer,) = processes.ask("stream", root, at=at)
+        assert answer["status"] == -signal.SIGKILL
+        finish(processes, root)
+        again += check_stream(root)
+    assert again >= len(after_sinks), "a kill right after the sink makes it be called again"
+
+
+def kill_at_random(processes: Server, root: Path, rng: random.Random, batches: int, calls: int) -> None:
+    """One stream, killed again and again: after a few calls, or after many."""
+    kills = 0
+    while True:
+        (answer,) = processes.ask("stream", root, at=rng.randrange(calls), batches=batches)
+        if answer["status"] == 0:
+            break
+        assert answer["status"] == -signal.SIGKILL
+        kills += 1
+    assert kills >= batches // 8
+    finish(processes, root, batches=batches)
+    check_stream(root, batches)
+
+
+def test_one_stream_killed_again_and_again(processes: Server, tmp_path: Path, rng: random.Random) -> None:
+    kill_at_random(processes, tmp_path, rng, 5 * BATCHES, 150)
+
+
+@pytest.mark.stress
+def test_one_stream_killed_for_long(processes: Server, tmp_path: Path, rng: random.Random) -> None:
+    kill_at_random(processes, tmp_path, rng, 800, 300)

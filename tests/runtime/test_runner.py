@@ -1,0 +1,375 @@
+"""A job on its store: what is committed, what a failure leaves, which batch may come next, who may write."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import needs
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import statebackend as sb
+from statebackend.runtime import Committed, Job, Runner
+from statebackend.runtime.progress import Stopwatch
+from statebackend.testing import ManualClock
+from statebackend.types import of
+
+pytestmark = needs.checkpoints
+
+SCHEMA = "user string, total bigint"
+
+
+class Total(sb.KeyedProcessFunction):
+    """A running total for each user; a negative amount is refused."""
+
+    runs = 0
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "sum", int))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        self.total.add(row.amount)
+        if row.amount < 0:
+            raise ValueError("negative")
+        yield row.user, self.total.get()
+
+
+class Job0:
+    """A job on a store in a folder, opened and closed as often as a test likes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.open_ones: list[Runner] = []
+
+    def open(self, function: Any = None, **options: Any) -> Runner:
+        schema = options.pop("schema", SCHEMA)
+        key_type = options.pop("key_type", "string")
+        job_options = {
+            name: options.pop(name)
+            for name in ("max_parallelism", "event_time", "delay", "backend")
+            if name in options
+        }
+        store = sb.CheckpointStore(options.pop("folder", self.folder), retain=options.pop("retain", 2))
+        job = Job(function or Total(), key="user", schema=schema, **job_options)
+        runner = Runner(job, store, of(key_type), **{"query": "q", **options})
+        self.open_ones.append(runner)
+        return runner
+
+    def close(self) -> None:
+        for runner in self.open_ones:
+            runner.close()
+
+    def files(self) -> set[str]:
+        return {path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job0]:
+    made = Job0(tmp_path / "store")
+    yield made
+    made.close()
+
+
+def table(*pairs: tuple[Any, Any]) -> pa.Table:
+    columns = {"user": [user for user, _ in pairs], "amount": [amount for _, amount in pairs]}
+    return pa.table(columns, pa.schema([("user", pa.string()), ("amount", pa.int64())]))
+
+
+def run(runner: Runner, batch_id: int, *pairs: tuple[Any, Any]) -> Committed:
+    return runner.run(batch_id, lambda: table(*pairs), Stopwatch())
+
+
+def refuses_to_be_read() -> pa.Table:
+    raise AssertionError("the batch was read")
+
+
+def rows_of(committed: Committed) -> list[tuple[Any, ...]]:
+    rows = []
+    for file in committed.output:
+        with committed.checkpoint.open_file(file) as source:
+            rows += [tuple(row.values()) for row in pq.read_table(source).to_pylist()]
+    return rows
+
+
+def test_state_and_output_are_in_one_checkpoint(job: Job0) -> None:
+    runner = job.open()
+    assert rows_of(run(runner, 0, ("a", 1), ("b", 5), ("a", 2))) == [("a", 1), ("b", 5), ("a", 3)]
+    committed = run(runner, 1, ("a", 10))
+    assert rows_of(committed) == [("a", 13)]
+    assert committed.checkpoint.id == runner.last_id == 1
+    committed.checkpoint.verify()
+    progress = committed.progress
+    assert (progress["numInputRows"], progress["numOutputRows"], progress["numRowsTotal"]) == (1, 1, 2)
+    assert progress["memoryUsedBytes"] > 0
+
+
+def test_a_restart_goes_on_where_the_commit_was(job: Job0) -> None:
+    runner = job.open()
+    run(runner, 0, ("a", 1))
+    run(runner, 1, ("a", 2), ("b", 1))
+    runner.close()
+    assert rows_of(run(job.open(), 2, ("a", 4), ("b", 4))) == [("a", 7), ("b", 5)]
+
+
+def test_a_committed_batch_is_not_run_again(job: Job0) -> None:
+    class Random(Total):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+            yield row.user, random.SystemRandom().getrandbits(60)
+
+    runner = job.open(Random())
+    first = run(runner, 0, ("a", 1), ("b", 1))
+    content = [first.checkpoint.read_file(file) for file in first.output]
+    again = runner.run(0, refuses_to_be_read, Stopwatch())
+    assert again.is_replay
+    assert [again.checkpoint.read_file(file) for file in again.output] == content
+    runner.close()
+    reopened = job.open(Random()).run(0, refuses_to_be_read, Stopwatch())
+    assert [reopened.checkpoint.read_file(file) for file in reopened.output] == content
+    assert reopened.progress["numOutputRows"] == 2
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_failed_batch_changes_neither_memory_nor_store(job: Job0, restarts: bool) -> None:
+    runner = job.open()
+    run(runner, 0, ("a", 1))
+    before = job.files()
+    with pytest.raises(ValueError, match="negative"):
+        run(runner, 1, ("a", 10), ("c", -1))
+    assert job.files() == before
+    if restarts:
+        runner.close()
+        runner = job.open()
+    assert rows_of(run(runner, 1, ("a", 2), ("c", 1))) == [("a", 3), ("c", 1)]
+
+
+def failing(code: int) -> Callable[..., Any]:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise OSError(code, "as told")
+
+    return fail
+
+
+def test_a_full_disk_while_the_output_is_written_undoes_the_batch(
+    job: Job0, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = job.open()
+    run(runner, 0, ("a", 1))
+    before = job.files()
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", failing(errno.ENOSPC))
+        with pytest.raises(OSError, match="as told"):
+            run(runner, 1, ("a", 10))
+    assert job.files() == before
+    assert rows_of(run(runner, 1, ("a", 2))) == [("a", 3)]
+
+
+def test_a_commit_that_fails_closes_the_job_and_the_next_opening_looks(
+    job: Job0, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = job.open()
+    run(runner, 0, ("a", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(sb.CheckpointStore, "commit", failing(errno.EIO))
+        with pytest.raises(OSError, match="as told"):
+            run(runner, 1, ("a", 10))
+    assert not runner.is_open
+    with pytest.raises(sb.UsageError, match="closed"):
+        run(runner, 1, ("a", 10))
+    assert rows_of(run(job.open(), 1, ("a", 2))) == [("a", 3)]
+
+
+def test_an_answer_that_is_lost_after_the_commit_is_found_out(
+    job: Job0, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = sb.CheckpointStore.commit
+
+    def commits_and_fails(self: Any, *arguments: Any, **options: Any) -> Any:
+        commit(self, *arguments, **options)
+        raise OSError(errno.EIO, "as told")
+
+    runner = job.open()
+    run(runner, 0, ("a", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(sb.CheckpointStore, "commit", commits_and_fails)
+        with pytest.raises(OSError, match="as told"):
+            run(runner, 1, ("a", 10))
+    again = job.open()
+    assert rows_of(again.run(1, refuses_to_be_read, Stopwatch())) == [("a", 11)]
+    assert rows_of(run(again, 2, ("a", 1))) == [("a", 12)]
+
+
+@pytest.mark.parametrize(
+    ("next_id", "code"), [(3, "STATE_BEHIND"), (0, "STREAM_BEHIND"), (7, "STATE_BEHIND")]
+)
+def test_a_gap_is_an_error_that_says_who_is_behind(job: Job0, next_id: int, code: str) -> None:
+    runner = job.open()
+    run(runner, 0, ("a", 1))
+    run(runner, 1, ("a", 1))
+    before = job.files()
+    with pytest.raises(sb.BatchGapError) as caught:
+        runner.run(next_id, refuses_to_be_read, Stopwatch())
+    assert caught.value.code == f"BATCH_GAP.{code}"
+    assert caught.value.hint
+    assert job.files() == before
+    assert rows_of(run(runner, 2, ("a", 1))) == [("a", 3)]
+
+
+def test_an_empty_store_takes_a_first_batch_only(job: Job0) -> None:
+    with pytest.raises(sb.BatchGapError) as caught:
+        run(job.open(), 4, ("a", 1))
+    assert caught.value.code == "BATCH_GAP.NO_STATE"
+
+
+@pytest.mark.parametrize("next_id", [0, 5])
+def test_a_gap_may_begin_anew(job: Job0, next_id: int) -> None:
+    runner = job.open(on_gap="restart_from_empty")
+    for batch_id in range(3):
+        run(runner, batch_id, ("a", 1))
+    assert rows_of(run(runner, next_id, ("a", 1))) == [("a", 1)]
+    assert rows_of(run(runner, next_id + 1, ("a", 1))) == [("a", 2)]
+    runner.close()
+    assert rows_of(run(job.open(), next_id + 2, ("a", 1))) == [("a", 3)]
+
+
+def test_rows_without_a_sink_fail_before_the_commit(job: Job0) -> None:
+    runner = job.open(keeps_output=False)
+    with pytest.raises(sb.UsageError, match="no sink") as caught:
+        run(runner, 0, ("a", 1))
+    assert caught.value.code == "USAGE.NO_SINK"
+    assert runner.last_id is None
+    assert run(runner, 0).output == []
+
+
+def test_another_use_of_the_store_is_refused_and_harms_nothing(job: Job0, tmp_path: Path) -> None:
+    runner = job.open()
+    run(runner, 0, ("a", 1))
+    before = job.files()
+    for options, error in [
+        ({"query": "another"}, "USAGE.OTHER_QUERY"),
+        ({"key_type": "bigint"}, "STATE_MIGRATION"),
+        ({"max_parallelism": 64}, "STATE_MIGRATION"),
+        ({}, "USAGE.STORE_IN_USE"),
+    ]:
+        with pytest.raises(sb.StateBackendError) as caught:
+            job.open(**options)
+        assert caught.value.code.startswith(error)
+    assert job.files() == before
+    assert rows_of(run(runner, 1, ("a", 1))) == [("a", 2)]
+
+
+def test_a_store_that_cannot_be_written_is_an_error_at_the_start(job: Job0, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(sb.StoreError):
+        job.open(folder=tmp_path / "file" / "store")
+
+
+class Renamed(Total):
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "max", "string"))
+
+
+def test_a_function_whose_state_does_not_fit_is_refused_before_anything_changes(job: Job0) -> None:
+    runner = job.open()
+    run(runner, 0, ("a", 1))
+    runner.close()
+    before = {name for name in job.files() if name.startswith("data/")}
+    other = job.open(Renamed())
+    with pytest.raises(sb.StateMigrationError, match="total"):
+        run(other, 1, ("a", 1))
+    other.close()
+    assert {name for name in job.files() if name.startswith("data/")} == before
+    assert rows_of(run(job.open(), 1, ("a", 1))) == [("a", 2)]
+
+
+def test_a_new_store_begins_with_the_state_of_another(job: Job0, tmp_path: Path) -> None:
+    runner = job.open()
+    for batch_id in range(3):
+        run(runner, batch_id, ("a", 1))
+    runner.close()
+    new = tmp_path / "new"
+    other = job.open(folder=new, query="other", restore_from=str(job.folder))
+    assert rows_of(run(other, 0, ("a", 1))) == [("a", 4)]
+    other.close()
+    again = job.open(folder=new, query="other", restore_from=str(job.folder))
+    assert rows_of(run(again, 1, ("a", 1))) == [("a", 5)], "what is committed counts, not where it came from"
+
+
+class Waiting(sb.KeyedProcessFunction, sb.CheckpointedFunction):
+    """Gives rows out in pairs; what waits is operator state."""
+
+    def initialize_state(self, ctx: Any) -> None:
+        self.state = ctx.operator_state_store.get_list_state(sb.ListStateDescriptor("waiting", "string"))
+        self.waiting = list(self.state.get())
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        if row.amount < 0:
+            raise ValueError("negative")
+        self.waiting.append(row.user)
+        if len(self.waiting) == 2:
+            yield "".join(self.waiting), ctx.batch_id
+            self.waiting = []
+
+    def snapshot_state(self, ctx: Any) -> None:
+        self.state.update(self.waiting)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_operator_state_loses_and_doubles_nothing(job: Job0, restarts: bool) -> None:
+    runner = job.open(Waiting())
+    assert rows_of(run(runner, 0, ("a", 0), ("b", 0), ("c", 0))) == [("ab", 0)]
+    with pytest.raises(ValueError, match="negative"):
+        run(runner, 1, ("d", 0), ("e", 0), ("f", -1))
+    if restarts:
+        runner.close()
+        runner = job.open(Waiting())
+    assert rows_of(run(runner, 1, ("d", 0), ("e", 0))) == [("cd", 1)]
+    assert rows_of(run(runner, 2, ("f", 0))) == [("ef", 2)]
+
+
+class Clocked(sb.KeyedProcessFunction):
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield row.user, ctx.now
+
+
+def test_time_never_goes_back_also_after_a_restart(job: Job0) -> None:
+    clock = ManualClock(5000)
+    runner = job.open(Clocked(), clock=clock)
+    assert rows_of(run(runner, 0, ("a", 0))) == [("a", 5000)]
+    runner.close()
+    clock.set(3000)
+    runner = job.open(Clocked(), clock=clock)
+    assert rows_of(run(runner, 1, ("a", 0))) == [("a", 5000)]
+    clock.set(6000)
+    assert rows_of(run(runner, 2, ("a", 0))) == [("a", 6000)]
+
+
+def test_event_time_is_committed_with_the_state(job: Job0) -> None:
+    runner = job.open(Clocked(), event_time="amount", delay=10)
+    committed = run(runner, 0, ("a", 100), ("b", 250))
+    assert (rows_of(committed), committed.checkpoint.now) == ([("a", 240), ("b", 240)], 240)
+    runner.close()
+    runner = job.open(Clocked(), event_time="amount", delay=10)
+    assert rows_of(run(runner, 1, ("a", 100))) == [("a", 240)]
+    assert rows_of(run(runner, 2)) == []
+
+
+def test_an_empty_batch_is_committed_too(job: Job0) -> None:
+    runner = job.open()
+    run(runner, 0, ("a", 1))
+    assert run(runner, 1).output == []
+    assert rows_of(run(runner, 2, ("a", 1))) == [("a", 2)]
+
+
+def test_old_outputs_go_with_their_checkpoints(job: Job0) -> None:
+    runner = job.open(retain=1)
+    for batch_id in range(20):
+        run(runner, batch_id, ("a", 1))
+    outputs = [name for name in job.files() if "-output-" in name]
+    assert len(outputs) <= 2
+    runner.close()
+    assert len([name for name in job.files() if "-output-" in name]) == 1

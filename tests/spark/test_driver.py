@@ -1,0 +1,354 @@
+"""`stateful` in real streaming queries: effectively once, every type, sinks that misbehave, who may run."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import decimal
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import needs
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from local_spark import spark
+
+import statebackend as sb
+
+__all__ = ["spark"]
+pytestmark = [pytest.mark.spark, needs.checkpoints]
+
+UTC = datetime.timezone.utc
+
+
+class Total(sb.KeyedProcessFunction):
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "sum", int))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        self.total.add(row.n)
+        yield row.user, self.total.get()
+
+
+class Stream:
+    """A folder of input files, one batch each, and a query over it that is run to its end."""
+
+    def __init__(self, spark: Any, folder: Path) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.state = folder / "state"
+        self.written = 0
+        (folder / "in").mkdir()
+
+    def add(self, table: pa.Table) -> None:
+        pq.write_table(table, self.folder / "in" / f"{self.written:04}.parquet")
+        self.written += 1
+
+    def batches(self, function: Any = None, sink: Any = None, **options: Any) -> Any:
+        settings = {"key": "user", "schema": "user string, total bigint", "checkpoint": self.state}
+        return sb.spark.stateful(function or Total(), **{**settings, **options}, sink=sink)
+
+    def start(self, batches: Any, checkpoint: str = "stream", transform: Any = None) -> Any:
+        folder = str(self.folder / "in")
+        schema = self.spark.read.parquet(folder).schema
+        rows = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(folder)
+        rows = rows if transform is None else transform(rows)
+        writer = rows.writeStream.foreachBatch(batches).trigger(availableNow=True)
+        return writer.option("checkpointLocation", str(self.folder / checkpoint)).start()
+
+    def run(self, batches: Any, **options: Any) -> None:
+        try:
+            self.start(batches, **options).awaitTermination()
+        finally:
+            batches.close()  # which would happen by itself, a moment later
+
+    def fails(self, batches: Any, **options: Any) -> str:
+        with pytest.raises(Exception, match="Python Proxy") as caught:
+            self.run(batches, **options)
+        return str(caught.value)
+
+
+@pytest.fixture
+def stream(spark: Any, tmp_path: Path) -> Stream:
+    return Stream(spark, tmp_path)
+
+
+def numbers(*pairs: tuple[str | None, int]) -> pa.Table:
+    return pa.table({"user": [user for user, _ in pairs], "n": [n for _, n in pairs]})
+
+
+class Collecting:
+    """A sink that remembers what each call was given."""
+
+    def __init__(self, before: Callable[[int], None] = lambda batch_id: None) -> None:
+        self.calls: list[tuple[int, list[tuple[Any, ...]]]] = []
+        self.before = before
+
+    def __call__(self, frame: Any, batch_id: int) -> None:
+        rows = [tuple(row) for row in frame.collect()]
+        self.calls.append((batch_id, rows))
+        self.before(batch_id)
+
+
+def test_state_lives_from_batch_to_batch_and_from_run_to_run(stream: Stream) -> None:
+    for n in range(3):
+        stream.add(numbers(("a", n), ("b", 10)))
+    sink = Collecting()
+    batches = stream.batches(sink=sink)
+    stream.run(batches)
+    assert sink.calls[2] == (2, [("a", 3), ("b", 30)])
+    progress = batches.last_progress
+    assert (progress["batchId"], progress["numInputRows"], progress["numRowsTotal"]) == (2, 2, 2)
+    assert {"read", "function", "state", "output", "commit", "sink"} <= progress["durationMs"].keys()
+
+    stream.add(numbers(("a", 1)))
+    stream.run(batches)  # the same object again
+    stream.add(numbers(("b", 1)))
+    stream.run(pickle.loads(pickle.dumps(stream.batches(sink=len_of))))
+    assert sink.calls[3] == (3, [("a", 4)])
+    stream.add(numbers(("b", 1)))
+    stream.run(stream.batches(sink=sink))
+    assert sink.calls[4] == (5, [("b", 32)])
+
+
+def len_of(frame: Any, batch_id: int) -> None:
+    frame.count()
+
+
+class Outage(Exception):
+    pass
+
+
+def test_a_sink_that_fails_gets_the_same_rows_again(stream: Stream) -> None:
+    class Random(Total):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+            (before, after) = super().process_element(row, ctx), time.perf_counter_ns()
+            yield row.user, after
+            yield from before
+
+    for n in range(3):
+        stream.add(numbers(("a", n), ("b", n)))
+    outages = Counter({1: 2, 2: 1})
+
+    def outage(batch_id: int) -> None:
+        if outages[batch_id] > 0:
+            outages[batch_id] -= 1
+            raise Outage(batch_id)
+
+    sink = Collecting(outage)
+    for _ in range(3):
+        assert "Outage" in stream.fails(stream.batches(Random(), sink))
+    stream.run(stream.batches(Random(), sink))
+    given: dict[int, list[Any]] = {}
+    for batch_id, rows in sink.calls:
+        assert given.setdefault(batch_id, rows) == rows
+    assert Counter(batch_id for batch_id, _ in sink.calls) == {0: 1, 1: 3, 2: 2}
+    assert given[2][1] == ("a", 3)
+
+
+def test_a_function_that_fails_is_run_again_on_the_state_before(stream: Stream) -> None:
+    class Flaky(Total):
+        failures = 2
+
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+            yield from super().process_element(row, ctx)
+            if ctx.batch_id == 1 and row.user == "b" and Flaky.failures:
+                Flaky.failures -= 1
+                raise Outage("in the function")
+
+    for _ in range(3):
+        stream.add(numbers(("a", 1), ("b", 1)))
+    sink = Collecting()
+    for _ in range(2):
+        assert "in the function" in stream.fails(stream.batches(Flaky(), sink))
+    stream.run(stream.batches(Flaky(), sink))
+    assert sink.calls == [(n, [("a", n + 1), ("b", n + 1)]) for n in range(3)]
+
+
+def test_whatever_the_sink_does_state_is_right(stream: Stream) -> None:
+    for _ in range(3):
+        stream.add(numbers(("a", 1), ("b", 1)))
+    seen = []
+
+    def sink(frame: Any, batch_id: int) -> None:
+        if batch_id == 0:  # several actions
+            seen.append((frame.count(), frame.distinct().count(), frame.limit(1).collect(), frame.isEmpty()))
+        if batch_id == 2:  # an exception swallowed; batch 1: no action at all
+            with contextlib.suppress(Exception):
+                frame.selectExpr("assert_true(total < 0)").collect()
+            seen.append("swallowed")
+
+    stream.run(stream.batches(sink=sink))
+    assert len(seen) == 2
+    stream.add(numbers(("a", 1)))
+    last = Collecting()
+    stream.run(stream.batches(sink=last))
+    assert last.calls == [(3, [("a", 4)])]
+
+
+DDL = (
+    "user struct<id:decimal(10,2),at:timestamp>, i int, s smallint, t tinyint, f float, d double, b boolean, "
+    "bin binary, day date, at timestamp, local timestamp_ntz, dec decimal(38,18), tags array<string>, "
+    "m map<string,struct<x:int,y:array<bigint>>>, nest struct<a:struct<b:string>>, `a b` string"
+)
+
+
+def test_every_type_goes_through_unchanged(stream: Stream) -> None:
+    """In a session whose time zone is far from UTC; with nulls; the key is a struct with a null field."""
+    at = datetime.datetime(2024, 3, 10, 2, 30, 0, 123456, tzinfo=UTC)
+    local = datetime.datetime(1582, 10, 4, 23, 59)
+    full = {
+        "user": {"id": decimal.Decimal("1.50"), "at": None},
+        "i": -1,
+        "s": 2,
+        "t": 3,
+        "f": 0.5,
+        "d": float("inf"),
+        "b": True,
+        "bin": b"\x00\xff",
+        "day": datetime.date(1500, 1, 1),
+        "at": at,
+        "local": local,
+        "dec": decimal.Decimal("-1.000000000000000001"),
+        "tags": ["a", None],
+        "m": {"k": {"x": 1, "y": [1, 2]}, "n": None},
+        "nest": {"a": {"b": "é"}},
+        "a b": "spaced",
+    }
+    stream.spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        arrow = sb.types.of(DDL).arrow
+        keyed = {**dict.fromkeys(full), "user": {"id": None, "at": at}}
+        values = [{**row, "m": None if row["m"] is None else list(row["m"].items())} for row in (full, keyed)]
+        stream.add(pa.Table.from_batches([pa.RecordBatch.from_struct_array(pa.array(values, arrow))]))
+        seen = []
+
+        class Echo(sb.KeyedProcessFunction):
+            def open(self, ctx: sb.FunctionContext) -> None:
+                self.last = ctx.get_value_state(sb.ValueStateDescriptor("last", DDL))
+
+            def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+                self.last.update(row)
+                yield self.last.value()
+
+        def sink(frame: Any, batch_id: int) -> None:
+            assert frame.schema == stream.spark.createDataFrame([], DDL).schema
+            seen.extend(frame.toArrow().to_pylist())
+
+        stream.run(stream.batches(Echo(), sink, schema=DDL))
+    finally:
+        stream.spark.conf.unset("spark.sql.session.timeZone")
+    wanted = pa.array(values, arrow).to_pylist()
+    assert seen == wanted
+
+
+def test_columns_together_are_a_key_and_the_order_is_the_users(stream: Stream) -> None:
+    function = sb.map_with_state(lambda row, n: ((row.a, row.b, row.at), None), int)
+    table = pa.table({"a": [1, 1, None], "b": ["x", "x", "x"], "at": [2, 1, 3]})
+    stream.add(table)
+    sink = Collecting()
+    stream.run(
+        stream.batches(function, sink, key=["a", "b"], schema="a bigint, b string, at bigint", order_by="at")
+    )
+    assert sink.calls == [(0, [(1, "x", 1), (1, "x", 2), (None, "x", 3)])]
+
+
+def test_batches_without_rows_are_batches(stream: Stream) -> None:
+    stream.add(numbers(("a", 1)))
+    stream.add(numbers(("b", 1)))
+    stream.add(numbers(("a", 1)))
+    sink = Collecting()
+    stream.run(stream.batches(sink=sink), transform=lambda rows: rows.where("user = 'a'"))
+    assert sink.calls == [(0, [("a", 1)]), (1, []), (2, [("a", 2)])]
+
+
+def test_null_keys_fail_the_batch_or_are_dropped(stream: Stream) -> None:
+    stream.add(numbers(("a", 1), (None, 1)))
+    sink = Collecting()
+    assert "SERIALIZATION.NULL_KEY" in stream.fails(stream.batches(sink=sink))
+    batches = stream.batches(sink=sink, null_keys="drop")
+    stream.run(batches)
+    assert sink.calls == [(0, [("a", 1)])]
+    assert batches.last_progress["numRowsDroppedByNullKey"] == 1
+
+
+def test_one_store_serves_one_query(stream: Stream) -> None:
+    stream.add(numbers(("a", 1)))
+    sink = Collecting()
+    stream.run(stream.batches(sink=sink))
+    assert "USAGE.OTHER_QUERY" in stream.fails(stream.batches(sink=sink), checkpoint="another")
+    stream.add(numbers(("a", 1)))
+    stream.run(stream.batches(sink=sink))
+    assert sink.calls[-1] == (1, [("a", 2)])
+    other = stream.folder / "other"
+    stream.run(
+        stream.batches(sink=sink, checkpoint=other, restore_from=str(stream.state)), checkpoint="fourth"
+    )
+    assert sink.calls[-2:] == [(0, [("a", 3)]), (1, [("a", 4)])]
+
+
+def test_two_live_queries_cannot_share_a_store(stream: Stream) -> None:
+    stream.add(numbers(("a", 1)))
+    failures = []
+
+    def sink(frame: Any, batch_id: int) -> None:
+        # While this query is in its sink, another one tries.
+        failures.append(stream.fails(stream.batches(sink=len_of, name="q"), checkpoint="second"))
+
+    stream.run(stream.batches(sink=sink, name="q"))
+    assert "USAGE.STORE_IN_USE" in failures[0]
+
+
+def test_a_stream_that_lost_its_place_is_told_so(stream: Stream) -> None:
+    stream.add(numbers(("a", 1)))
+    stream.add(numbers(("a", 1)))
+    sink = Collecting()
+    stream.run(stream.batches(sink=sink, name="q"))
+    assert "BATCH_GAP.STREAM_BEHIND" in stream.fails(stream.batches(sink=sink, name="q"), checkpoint="new")
+    stream.run(stream.batches(sink=sink, name="q", on_gap="restart_from_empty"), checkpoint="new")
+    assert sink.calls[-1] == (1, [("a", 2)])
+
+
+def test_a_batch_that_is_too_large_names_the_option(stream: Stream) -> None:
+    class Refusing:
+        columns = ["user", "n"]
+
+        def toArrow(self) -> Any:
+            raise RuntimeError("Total size ... is bigger than spark.driver.maxResultSize (1024.0 MiB)")
+
+    from statebackend.spark.session import arrow_of
+
+    with pytest.raises(sb.UsageError, match=r"maxResultSize.*maxFilesPerTrigger") as caught:
+        arrow_of(Refusing())
+    assert caught.value.code == "USAGE.BATCH_TOO_LARGE"
+
+
+def test_outside_of_a_query_it_needs_a_name(stream: Stream) -> None:
+    frame = stream.spark.createDataFrame([("a", 1)], "user string, n bigint")
+    with pytest.raises(sb.UsageError, match="name="):
+        stream.batches(sink=len_of)(frame, 0)
+    sink = Collecting()
+    batches = stream.batches(sink=sink, name="mine")
+    batches(frame, 0)
+    batches.close()
+    batches(frame, 1)
+    batches.close()
+    assert sink.calls == [(0, [("a", 1)]), (1, [("a", 2)])]
+
+
+def test_everything_is_released_when_the_query_ends(stream: Stream) -> None:
+    stream.add(numbers(("a", 1)))
+    batches = stream.batches(sink=len_of)
+    stream.start(batches).awaitTermination()
+    for _ in range(100):
+        if batches._runner is None:
+            break
+        time.sleep(0.05)
+    assert batches._runner is None
+    store = sb.CheckpointStore(stream.state).open_for_writing(refuse_live=True)
+    store.close()

@@ -1,0 +1,82 @@
+"""Real queries whose driver is killed, JVM and all: each batch once, the sink has what one clean run gives."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import killed_query
+import needs
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from killed_query import STEPS
+from stream_process import check_stream, input_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, needs.checkpoints]
+
+
+@pytest.fixture(autouse=True)
+def needs_spark() -> None:
+    pytest.importorskip("pyspark.sql")
+    if shutil.which("java") is None:
+        pytest.skip("needs Java 17 or newer")
+
+
+def write_input(folder: Path, batches: int) -> None:
+    (folder / "in").mkdir()
+    for batch_id in range(batches):
+        rows = input_of(batch_id)
+        columns = {"user": [user for user, _ in rows], "amount": [amount for _, amount in rows]}
+        table = pa.table(columns, pa.schema([("user", pa.string()), ("amount", pa.int64())]))
+        path = folder / "in" / f"{batch_id:05}.parquet"
+        pq.write_table(table, path)
+        os.utime(path, (1_700_000_000 + batch_id, 1_700_000_000 + batch_id))  # Spark takes the oldest first
+
+
+def run(folder: Path, step: str = "none", batch: int = 0) -> bool:
+    """Run the query; whether it was killed. It has a process group of its own to die with."""
+    done = subprocess.run(
+        [sys.executable, killed_query.__file__, str(folder), step, str(batch)],
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr[-4000:]
+    return done.returncode != 0
+
+
+def test_killed_in_a_commit_and_in_the_sink(tmp_path: Path) -> None:
+    write_input(tmp_path, 4)
+    assert run(tmp_path, "after the manifest", 1)
+    assert run(tmp_path, "after the sink", 2)
+    assert not run(tmp_path)
+    assert check_stream(tmp_path, 4) == 1
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_a_step(tmp_path: Path, step: str) -> None:
+    write_input(tmp_path, 5)
+    for batch in (0, 1, 3):
+        assert run(tmp_path, step, batch)
+    assert not run(tmp_path)
+    check_stream(tmp_path, 5)
+
+
+@pytest.mark.stress
+def test_killed_at_random(tmp_path: Path, rng: random.Random) -> None:
+    batches = 400
+    write_input(tmp_path, batches)
+    for _ in range(200):
+        if not run(tmp_path, str(rng.randrange(3000))):
+            break
+    assert not run(tmp_path)
+    check_stream(tmp_path, batches)

@@ -1,0 +1,78 @@
+"""The page that needs a session, and the jobs in ``examples/spark``, on less data."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import needs
+import pytest
+from house_tools import ROOT
+from local_spark import spark
+
+__all__ = ["spark"]
+pytestmark = [pytest.mark.spark, needs.checkpoints]
+
+
+def module(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+def example(name: str) -> ModuleType:
+    return module(ROOT / "examples" / "spark" / f"{name}.py", name)
+
+
+def test_the_quickstart_runs_from_top_to_bottom(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = module(ROOT / "tests" / "house" / "test_docs.py", "pages")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    page = (ROOT / "docs/spark/quickstart.md").read_text(encoding="utf-8")
+    # Spark works where its JVM was started.
+    for name in ("orders", "totals", "app/stream"):
+        page = page.replace(f'"{name}', f'"{tmp_path}/{name}')
+    for block in pages.python_blocks(page):
+        if block.is_session:
+            pages.run_session(block, "quickstart", namespace)
+        else:
+            exec(compile(block.code, "quickstart", "exec"), namespace)
+    namespace["batches"].close()
+    namespace.clear()
+
+
+def test_the_demo_computes_what_it_checks(spark: Any, tmp_path: Path) -> None:
+    demo = example("demo")
+    demo.generate(tmp_path, batches=4, rows=2_000, customers=500)
+    progress: list[dict[str, Any]] = []
+    demo.start(spark, tmp_path, progress.append).awaitTermination()
+    assert [each["batchId"] for each in progress] == [0, 1, 2, 3]
+    assert demo.state_is_right(tmp_path)
+    (tmp_path / "in" / "00000.parquet").unlink()
+    assert not demo.state_is_right(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("card_fraud", {"batches": 4, "payments": 500, "cards": 100}),
+        ("click_sessions", {"batches": 9, "clicks": 300, "users": 60}),
+    ],
+)
+def test_an_example_finds_what_a_loop_finds(
+    spark: Any, tmp_path: Path, name: str, sizes: dict[str, int]
+) -> None:
+    job = example(name)
+    job.generate(tmp_path, **sizes)
+    found = job.run(spark, tmp_path)
+    assert len(found) > 20
+    assert found == job.expected(tmp_path)
