@@ -2,29 +2,30 @@
 
     python examples/count_window_average.py
 
-Each key has one value state, a pair of count and sum. The second value makes the average and clears the state.
+Each key has one value state, a pair of count and sum. The second value makes the average and clears the state. The
+harness runs the function as a streaming query would; for the query see docs/spark/quickstart.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import statebackend as sb
+from statebackend.testing import Harness
 
 ROWS = [(1, 3), (1, 5), (1, 7), (1, 4), (1, 2)]
 
 
-class CountWindowAverage:
+class CountWindowAverage(sb.KeyedProcessFunction):
     """A function over rows (key, value)."""
 
-    def __init__(self, keyed: sb.KeyedStateBackend) -> None:
-        self._keyed = keyed
-        # One handle serves all keys: it works on the backend's current key.
-        self.sum = keyed.get_value_state(sb.ValueStateDescriptor("average", tuple[int, int]))
+    def open(self, ctx: sb.FunctionContext) -> None:
+        # One handle serves all keys: it works on the current key.
+        self.sum = ctx.get_value_state(sb.ValueStateDescriptor("average", tuple[int, int]))
 
-    def flat_map(self, row: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[tuple[int, int]]:
         key, value = row
-        self._keyed.set_current_key(key)
         count, total = self.sum.value() or (0, 0)
         count, total = count + 1, total + value
         self.sum.update((count, total))
@@ -32,20 +33,15 @@ class CountWindowAverage:
             yield key, total // count
             self.sum.clear()
 
-    def run(self, rows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        return [out for row in rows for out in self.flat_map(row)]
-
 
 def main() -> None:
-    with sb.create_backend("heap").create_keyed_backend("bigint") as keyed:
-        average = CountWindowAverage(keyed)
+    with Harness(CountWindowAverage(), "bigint") as harness:
         print("Every two values of a key make one average; then its state is cleared.\n")
-        print("row (key, value)   state (count, sum)   output (key, average)")
+        print("row (key, value)   output (key, average)")
         for row in ROWS:
-            out = list(average.flat_map(row))
-            state = average.sum.value()
-            print(f"{row!s:<18} {'none' if state is None else state!s:<20} {out[0] if out else ''}".rstrip())
-        left = list(keyed.keys("average"))
+            out = harness.process_element(row[0], row)
+            print(f"{row!s:<18} {out[0] if out else ''}".rstrip())
+        left = list(harness.keyed.keys("average"))
         print(f"\nOne value waits for its second: keys with state are {left}.")
 
 

@@ -115,14 +115,14 @@ class Task:
 
         If anything raises, state is as it was before, and the next batch gets a fresh copy of the function.
         """
-        with_batch = self._run_batch if self.job.is_batch else self._run_rows
-        return self._begun(batch_id, now, partial(with_batch, batch))
+        run = self._run_batch if self.job.is_batch else self._run_rows
+        return self._begun(batch_id, now, partial(run, batch))
 
     def run_pairs(self, batch_id: int, pairs: Iterable[tuple[Any, Any]], now: int) -> Any:
         """The same for pairs of key and row."""
         return self._begun(batch_id, now, partial(self._run_pairs, pairs))
 
-    def _begun(self, batch_id: int, now: int, run: Callable[[], Any]) -> Any:
+    def _begun(self, batch_id: int, now: int, run: Callable[[_Given], None]) -> Any:
         if self._marks is not None:
             raise UsageError("the batch before has not been ended")
         self._clock.set(now)
@@ -138,13 +138,15 @@ class Task:
             self._discard_function()
             raise
         try:
+            given = _Given(self.job)
             self._forget_key()
-            given = run()
+            run(given)
+            self._fire(given)
             if isinstance(self._function, CheckpointedFunction):
                 self._function.snapshot_state(
                     FunctionSnapshotContext(checkpoint_id=batch_id, checkpoint_timestamp=now)
                 )
-            return given
+            return given.result()
         except BaseException:
             self.undo()
             raise
@@ -181,8 +183,7 @@ class Task:
 
     # --- rows ---
 
-    def _run_rows(self, batch: Batch) -> Any:
-        given = _Given(self.job)
+    def _run_rows(self, batch: Batch, given: _Given) -> None:
         if batch.broadcast is not None:
             process = self._function.process_broadcast
             for row in rows_of(batch.broadcast):
@@ -190,12 +191,9 @@ class Task:
             self._forget_key()
         for start in range(0, batch.rows.num_rows, _PIECE):
             self._process(_pairs(self.job, batch.rows.slice(start, _PIECE)), given)
-        return given.result()
 
-    def _run_pairs(self, pairs: Iterable[tuple[Any, Any]]) -> Any:
-        given = _Given(self.job)
+    def _run_pairs(self, pairs: Iterable[tuple[Any, Any]], given: _Given) -> None:
         self._process(iter(pairs), given)
-        return given.result()
 
     def _process(self, pairs: Iterator[tuple[Any, Any]], given: _Given) -> None:
         # Once per row: everything is a local name, and what a generator gives goes straight into the list.
@@ -213,23 +211,17 @@ class Task:
                     raise
         given.add(rows)
 
-    def _run_batch(self, batch: Batch) -> Any:
+    def _run_batch(self, batch: Batch, given: _Given) -> None:
         context, process = self._context, self._function.process_batch
-        parts = []
         for each in batch.rows.to_batches() or [_empty_batch(batch.rows.schema)]:
             context._keys = keys_of(self.job, each)
             try:
-                produced = process(each, context)
-                if not (produced is None or isinstance(produced, (pa.RecordBatch, pa.Table))):
-                    _check_iterable(produced)
-                    produced = list(produced)
+                given.add_batches(process(each, context))
             finally:
                 context._keys = None
-            parts.append(produced)
-        output = self.job.output
-        if output is not None:
-            return output.table_of_batches(parts)
-        return [row for part in _tables(parts) for row in rows_of(part)]
+
+    def _fire(self, given: _Given) -> None:
+        """Fire the timers that are due."""
 
     def _forget_key(self) -> None:
         """No current key, and no namespace: neither may depend on the batch before, which a restart forgets."""
@@ -302,10 +294,19 @@ class _Given:
             self._parts.append(self._output.table_of_rows(self._rows))
             self._rows = []
 
+    def add_batches(self, batches: Any) -> None:
+        """What `process_batch` gave, whose end may lie in a generator."""
+        if self._output is not None:
+            self._parts.append(self._output.table_of_batches(batches))
+            return
+        for table in _tables(batches):
+            self._rows.extend(rows_of(table))
+
     def result(self) -> Any:
         if self._output is None:
             return self._rows
-        self._parts.append(self._output.table_of_rows(self._rows))
+        if self._rows or not self._parts:
+            self._parts.append(self._output.table_of_rows(self._rows))
         return pa.concat_tables(self._parts)
 
 
@@ -322,11 +323,12 @@ def _empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-def _tables(parts: Iterable[Any]) -> Iterator[pa.Table]:
-    for part in parts:
-        if isinstance(part, pa.RecordBatch):
-            yield pa.Table.from_batches([part])
-        elif isinstance(part, pa.Table):
-            yield part
-        elif part is not None:
-            yield from _tables(part)
+def _tables(produced: Any) -> Iterator[pa.Table]:
+    if isinstance(produced, pa.RecordBatch):
+        yield pa.Table.from_batches([produced])
+    elif isinstance(produced, pa.Table):
+        yield produced
+    elif produced is not None:
+        _check_iterable(produced)
+        for each in produced:
+            yield from _tables(each)

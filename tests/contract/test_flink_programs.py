@@ -14,25 +14,28 @@ from statebackend.operator_state import (
     FunctionSnapshotContext,
     OperatorStateBackend,
 )
+from statebackend.testing import Harness
+
+
+def average_of(harness: Harness, rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [out for row in rows for out in harness.process_element(row[0], row)]
 
 
 def test_count_window_average(backend: StateBackend) -> None:
-    with backend.create_keyed_backend("bigint") as keyed:
-        average = CountWindowAverage(keyed)
-        assert average.run(ROWS) == [(1, 4), (1, 5)]
-        assert list(keyed.keys("average")) == [1]
-        assert average.run([(2, 10), (1, 4), (2, 20)]) == [(1, 3), (2, 15)]
-        assert keyed.num_entries() == 0
+    with Harness(CountWindowAverage(), "bigint", backend=backend) as harness:
+        assert average_of(harness, ROWS) == [(1, 4), (1, 5)]
+        assert list(harness.keyed.keys("average")) == [1]
+        assert average_of(harness, [(2, 10), (1, 4), (2, 20)]) == [(1, 3), (2, 15)]
+        assert harness.keyed.num_entries() == 0
 
 
 def test_count_window_average_over_a_failed_batch(backend: StateBackend) -> None:
-    with backend.create_keyed_backend("bigint") as keyed:
-        average = CountWindowAverage(keyed)
-        assert average.run([(1, 3)]) == []
-        mark = keyed.mark()
-        assert average.run([(1, 5), (1, 7)]) == [(1, 4)]
-        keyed.rollback(mark)
-        assert average.run([(1, 5), (1, 7), (1, 4)]) == [(1, 4), (1, 5)]
+    with Harness(CountWindowAverage(), "bigint", key="user", backend=backend) as harness:
+        row = {"user": 1, "value": 3}
+        assert harness.process_batch([row]) == []
+        with pytest.raises(ValueError, match="unpack"):
+            harness.process_batch([{**row, "third": 0}])
+        assert harness.process_batch([{"user": 1, "value": n} for n in (5, 7, 4)]) == [(1, 4), (1, 5)]
 
 
 def started(function: CheckpointedFunction, store: OperatorStateBackend) -> CheckpointedFunction:

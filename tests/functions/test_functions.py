@@ -310,6 +310,17 @@ def test_what_cannot_be_a_job_is_refused(backend: str) -> None:
         assert harness.process_element("a", {"amount": 1}) == [("a", 1)]
 
 
+def test_a_column_that_comes_twice_is_refused(backend: str) -> None:
+    table = pa.Table.from_arrays(
+        [pa.array(["a"]), pa.array([1]), pa.array([2])], ["user", "amount", "amount"]
+    )
+    with (
+        Harness(Total(), str, key="user", backend=backend) as harness,
+        pytest.raises(sb.UsageError, match="same name"),
+    ):
+        harness.process_batch(table)
+
+
 def test_a_function_that_cannot_be_copied_is_refused_with_a_reason(backend: str) -> None:
     class Locked(Total):
         def __init__(self) -> None:
