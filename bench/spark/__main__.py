@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import statistics
 import subprocess
@@ -117,6 +118,12 @@ class Bench:
             seen += took
             print(f"  {part:12} {took:8.1f} ms")
         print(f"  {'Spark':12} {whole - seen:8.1f} ms (offsets, planning, its own commit)")
+
+
+def reason(stderr: str) -> str:
+    """The last line of a traceback that says what it was, without Spark's description of the query."""
+    lines = [line for line in stderr.splitlines() if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
+    return lines[-1] if lines else stderr.strip()[-300:]
 
 
 def main(argv: list[str] | None = None) -> None:

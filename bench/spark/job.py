@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=os.cpu_count())
     parser.add_argument("--driver-memory", default="4g")
     args = parser.parse_args()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers are not always what runs this
     from pyspark.sql import SparkSession
 
     spark = (
