@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import datetime
+import tempfile
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,7 @@ import pyarrow as pa
 
 from statebackend import clocks
 from statebackend.backend import KeyedStateBackend, StateBackend
+from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.errors import UsageError
 from statebackend.functions import Metrics, ProcessFunction
 from statebackend.operator_state import OperatorStateBackend
@@ -86,6 +88,9 @@ class Harness:
         self._now: int | None = None
         self._batch_id = -1
         self._task = Task(self._job, self._key_type)
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._store: CheckpointStore | None = None
+        self._checkpoint_id = -1
 
     # --- steps ---
 
@@ -124,6 +129,44 @@ class Harness:
         batch = Batch(self._job, rows)
         return self._given(self._task.run(self._batch_id + 1, batch, self._advanced(batch.max_event_time)))
 
+    def advance_time(self, to: int) -> list[Any]:
+        """Let time come to ``to`` milliseconds, with no rows: timers that are due fire. Never goes back.
+
+        >>> from statebackend.functions import map_with_state
+        >>> with Harness(map_with_state(lambda row, n: ((row.n,), None), int), str) as harness:
+        ...     harness.advance_time(60_000)
+        []
+        """
+        if isinstance(self.clock, ManualClock):
+            self.clock.set(max(to, self.clock.now()))
+        self._now = max(to, self._now or 0)
+        return self._given(self._task.run_pairs(self._batch_id + 1, [], self._now))
+
+    # --- checkpoints ---
+
+    def snapshot(self) -> Checkpoint:
+        """Take a checkpoint of all state, as it would be written for a job, and give it for `restore`."""
+        if self._store is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="statebackend-harness-")
+            # Every checkpoint stays, for as long as the harness does.
+            self._store = CheckpointStore(self._folder.name, retain=1_000_000)
+            self._store.open_for_writing(key_type=self._key_type, max_parallelism=self._job.max_parallelism)
+        self._checkpoint_id += 1
+        pending = self._task.snapshot(self._checkpoint_id, self._store)
+        return self._store.commit(
+            self._checkpoint_id, [each.result() for each in pending], now=self._now or 0
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint, with a fresh copy of the function and nothing else of what was in memory."""
+        self._task.close()
+        self._now = checkpoint.now
+        self._task = Task(self._job, self._key_type, restore=checkpoint, restored_id=checkpoint.id)
+
+    def restart(self) -> None:
+        """What a stop and a start of the job would do: `snapshot`, then `restore` from it."""
+        self.restore(self.snapshot())
+
     def _advanced(self, event_time: int | None) -> int:
         if self._job.event_time is None:
             now = clocks.read(self.clock)
@@ -161,6 +204,10 @@ class Harness:
     def close(self) -> None:
         """Close the function and drop its state. Idempotent."""
         self._task.close()
+        if self._store is not None and self._folder is not None:
+            self._store.close()
+            self._folder.cleanup()
+            self._store = self._folder = None
 
     def __enter__(self) -> Harness:
         return self
