@@ -180,6 +180,17 @@ class StatefulBatches:
                 runner.close()
 
 
+def _close_after(batches: StatefulBatches, execution: Any) -> None:
+    # A last batch may still be on its way here, though Spark no longer waits for it.
+    with batches._lock:
+        if batches._execution is not execution:
+            return
+        try:
+            batches.close()
+        except Exception:  # noqa: BLE001 - nobody is there to be told
+            _log.warning("letting go of %r after its query failed", batches, exc_info=True)
+
+
 def _watch(batches: StatefulBatches) -> None:
     """Close it when its query has ended. Holds no reference that would keep it alive."""
     reference, ended = weakref.ref(batches), threading.Event()
@@ -192,9 +203,7 @@ def _watch(batches: StatefulBatches) -> None:
             if found is None or found._execution is not watched:
                 return
             if not found.is_running():
-                with found._lock:
-                    if found._execution is watched:
-                        found.close()
+                _close_after(found, watched)
                 return
             del found
 
