@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from killed_query import STEPS
-from stream_process import check_stream, input_of
+from stream_process import check_query, input_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, needs.checkpoints]
 
@@ -58,7 +58,7 @@ def test_killed_in_a_commit_and_in_the_sink(tmp_path: Path) -> None:
     assert run(tmp_path, "after the manifest", 1)
     assert run(tmp_path, "after the sink", 2)
     assert not run(tmp_path)
-    assert check_stream(tmp_path, 4) == 1
+    assert check_query(tmp_path, 4) == 1
 
 
 @pytest.mark.stress
@@ -68,7 +68,7 @@ def test_killed_at_a_step(tmp_path: Path, step: str) -> None:
     for batch in (0, 1, 3):
         assert run(tmp_path, step, batch)
     assert not run(tmp_path)
-    check_stream(tmp_path, 5)
+    check_query(tmp_path, 5)
 
 
 @pytest.mark.stress
@@ -79,4 +79,4 @@ def test_killed_at_random(tmp_path: Path, rng: random.Random) -> None:
         if not run(tmp_path, str(rng.randrange(3000))):
             break
     assert not run(tmp_path)
-    check_stream(tmp_path, batches)
+    check_query(tmp_path, batches)

@@ -1,0 +1,52 @@
+"""Through Spark Connect, where the function runs in a process of the server's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import connect_query
+import needs
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.stress, needs.checkpoints]
+
+
+@pytest.fixture(autouse=True)
+def needs_connect() -> None:
+    for module in ("pyspark.sql", "grpc", "grpc_status", "pandas", "zstandard"):
+        pytest.importorskip(module)
+    if shutil.which("java") is None:
+        pytest.skip("needs Java 17 or newer")
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # The server starts its worker with this path.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, connect_query.__file__, str(folder), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_state_lives_from_batch_to_batch_and_from_run_to_run(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for n in range(2):
+        path = tmp_path / "in" / f"{n}.parquet"
+        pq.write_table(pa.table({"user": ["a", "b"], "n": [n + 1, 10]}), path)
+        os.utime(path, (1_700_000_000 + n, 1_700_000_000 + n))  # Spark takes the oldest first
+    nameless = run(tmp_path)
+    assert nameless.returncode != 0
+    assert "pass name=" in nameless.stderr
+    assert run(tmp_path, "mine").returncode == 0
+    pq.write_table(pa.table({"user": ["a"], "n": [100]}), tmp_path / "in" / "2.parquet")
+    assert run(tmp_path, "mine").returncode == 0
+    totals = [
+        tuple(row.values())
+        for batch in range(3)
+        for row in pq.read_table(tmp_path / "out" / f"batch={batch}", partitioning=None).to_pylist()
+    ]
+    assert sorted(totals) == [("a", 1), ("a", 3), ("a", 103), ("b", 10), ("b", 20)]
