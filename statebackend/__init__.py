@@ -40,6 +40,7 @@ from statebackend.errors import (
 )
 from statebackend.functions import (
     BatchProcessFunction,
+    CheckpointListener,
     FunctionContext,
     KeyedProcessFunction,
     flat_map_with_state,
@@ -91,6 +92,7 @@ __all__ = [
     "KeyedProcessFunction",
     "BatchProcessFunction",
     "FunctionContext",
+    "CheckpointListener",
     "map_with_state",
     "flat_map_with_state",
     # checkpoints

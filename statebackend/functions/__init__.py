@@ -15,11 +15,17 @@
 
 from statebackend.functions.context import FunctionContext
 from statebackend.functions.metrics import Counter, Metrics
-from statebackend.functions.process import BatchProcessFunction, KeyedProcessFunction, ProcessFunction
+from statebackend.functions.process import (
+    BatchProcessFunction,
+    CheckpointListener,
+    KeyedProcessFunction,
+    ProcessFunction,
+)
 from statebackend.functions.shortcuts import flat_map_with_state, map_with_state
 
 __all__ = [
     "BatchProcessFunction",
+    "CheckpointListener",
     "Counter",
     "FunctionContext",
     "KeyedProcessFunction",

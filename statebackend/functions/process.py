@@ -14,7 +14,30 @@ import pyarrow as pa
 
 from statebackend.functions.context import FunctionContext
 
-__all__ = ["BatchProcessFunction", "KeyedProcessFunction", "ProcessFunction"]
+__all__ = ["BatchProcessFunction", "CheckpointListener", "KeyedProcessFunction", "ProcessFunction"]
+
+
+class CheckpointListener:
+    """A function that wants to know what became of its batches. Both calls may be skipped, as by a crash.
+
+    >>> class Outbox(CheckpointListener):
+    ...     def notify_checkpoint_complete(self, checkpoint_id):
+    ...         print(f"batch {checkpoint_id} has happened")
+    >>> Outbox().notify_checkpoint_complete(3)
+    batch 3 has happened
+    """
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Called after the batch, with this id, has been committed. An error of it stops the query, not the commit.
+
+        >>> CheckpointListener().notify_checkpoint_complete(3)
+        """
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Called when the batch failed after its snapshot was taken, before this copy is thrown away.
+
+        >>> CheckpointListener().notify_checkpoint_aborted(3)
+        """
 
 
 class ProcessFunction:

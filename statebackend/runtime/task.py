@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from statebackend.checkpoint import CheckpointStore
 from statebackend.errors import SerializationTypeError, UsageError
-from statebackend.functions import BatchProcessFunction, FunctionContext, Metrics, ProcessFunction
+from statebackend.functions import CheckpointListener, FunctionContext, Metrics
 from statebackend.key_encoding import VOID
 from statebackend.key_groups import KeyGroupRange
 from statebackend.operator_state import (
@@ -107,6 +107,8 @@ class Task:
         self._function: Any = None
         self._last_id = restored_id
         self._marks: tuple[Any, Any] | None = None
+        #: The checkpoint for which a snapshot of the batch has been taken.
+        self._taken: int | None = None
 
     # --- a batch ---
 
@@ -153,6 +155,7 @@ class Task:
 
     def snapshot(self, checkpoint_id: int, store: CheckpointStore) -> list[Any]:
         """Open a view of all state, which is written in the background; what is returned has ``result()``."""
+        self._taken = checkpoint_id
         return [
             self.keyed.snapshot(checkpoint_id, store),
             self.operator.snapshot(checkpoint_id, store),
@@ -162,9 +165,8 @@ class Task:
         """The batch is committed: it can no longer be undone."""
         self._end()
         self._last_id = batch_id
-        notify = getattr(self._function, "notify_checkpoint_complete", None)
-        if notify is not None:
-            notify(batch_id)
+        if isinstance(self._function, CheckpointListener):
+            self._function.notify_checkpoint_complete(batch_id)
 
     def undo(self) -> None:
         """Return all state to the end of the batch before, and throw the function's copy away."""
@@ -172,12 +174,16 @@ class Task:
             keyed, operator = self._marks
             self.keyed.rollback(keyed)
             self.operator.rollback(operator)
+            taken = self._taken
             self._end()
+            if taken is not None and isinstance(self._function, CheckpointListener):
+                _told(self._function.notify_checkpoint_aborted, taken)
         self._discard_function()
 
     def _end(self) -> None:
         if self._marks is not None:
             (keyed, operator), self._marks = self._marks, None
+            self._taken = None
             self.keyed.release(keyed)
             self.operator.release(operator)
 
@@ -244,7 +250,7 @@ class Task:
     def _discard_function(self) -> None:
         function, self._function = self._function, None
         if function is not None:
-            _close(function)
+            _told(function.close)
 
     def close(self) -> None:
         """Close the function and drop all state. Idempotent."""
@@ -254,12 +260,12 @@ class Task:
         self.operator.close()
 
 
-def _close(function: ProcessFunction | BatchProcessFunction) -> None:
-    # Nothing depends on it, and it must not hide why the function is thrown away.
+def _told(method: Callable[..., None], *arguments: Any) -> None:
+    """Call what nothing depends on: it must not hide why the function is thrown away."""
     try:
-        function.close()
+        method(*arguments)
     except Exception:  # noqa: BLE001 - any that the user's code raises
-        _log.warning("close() of %s failed", type(function).__qualname__, exc_info=True)
+        _log.warning("%s failed", method.__qualname__, exc_info=True)
 
 
 def _pairs(job: Job, piece: pa.Table) -> Iterator[tuple[Any, Any]]:

@@ -96,6 +96,21 @@ def test_operator_state_outlives_a_failure_and_nothing_doubles(backend: str) -> 
         assert harness.process_batch([{"n": n} for n in (5, 6)]) == [(4, 5, 6)]
 
 
+def test_a_listener_is_told_of_every_batch(backend: str) -> None:
+    told = []
+
+    class Listening(Total, sb.CheckpointListener):
+        def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+            told.append(checkpoint_id)
+
+    with Harness(Listening(), str, backend=backend) as harness:
+        harness.process_element("a", {"amount": 1})
+        with pytest.raises(ValueError, match="negative"):
+            harness.process_element("a", {"amount": -1})
+        harness.process_element("a", {"amount": 1})
+    assert told == [0, 1]
+
+
 class Rules(sb.KeyedProcessFunction):
     def process_broadcast(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
         try:

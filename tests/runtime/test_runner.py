@@ -147,6 +147,31 @@ def test_a_failed_batch_changes_neither_memory_nor_store(job: Job0, restarts: bo
     assert rows_of(run(runner, 1, ("a", 2), ("c", 1))) == [("a", 3), ("c", 1)]
 
 
+def test_a_listener_is_told_what_became_of_a_batch(
+    job: Job0, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = []
+
+    class Listening(Total, sb.CheckpointListener):
+        def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+            told.append(f"complete {checkpoint_id}")
+
+        def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+            told.append(f"aborted {checkpoint_id}")
+            raise RuntimeError("which nobody minds")
+
+    runner = job.open(Listening())
+    run(runner, 0, ("a", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", failing(errno.ENOSPC))
+        with pytest.raises(OSError, match="as told"):
+            run(runner, 1, ("a", 10))
+    run(runner, 1, ("a", 1))
+    assert told == ["complete 0", "aborted 1", "complete 1"]
+    assert "notify_checkpoint_aborted failed" in caplog.text
+    caplog.clear()  # its records keep the tracebacks, and those the state
+
+
 def failing(code: int) -> Callable[..., Any]:
     def fail(*arguments: Any, **options: Any) -> Any:
         raise OSError(code, "as told")
