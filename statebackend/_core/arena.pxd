@@ -39,8 +39,9 @@ cdef enum Counter:
     LIVE_BLOCKS = 6
 
 cdef struct Probe:
-    # One per process. `fail_in` > 0 counts allocations down and fails the one that reaches zero.
+    # One per process. Allocations are counted down; those from the one that reaches zero to `fail_until` fail.
     int64_t fail_in
+    int64_t fail_until
     int64_t counters[7]
 
 cdef struct Budget:
@@ -99,9 +100,9 @@ cdef extern from *:
 
 cdef inline bint injected_failure(Budget *budget) noexcept nogil:
     cdef Probe *probe = budget.probe
-    if probe.fail_in <= 0:
+    if probe.fail_in <= probe.fail_until:
         return False
-    return add_i64(&probe.fail_in, -1) == 0
+    return add_i64(&probe.fail_in, -1) <= 0
 
 cdef inline char *address(ArenaCore *arena, uint32_t ref) noexcept nogil:
     return arena.extents[ref >> EXTENT_UNITS_SHIFT] + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT)

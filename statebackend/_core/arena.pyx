@@ -59,14 +59,15 @@ def is_checked_build():
     return bool(CHECKED)
 
 
-def fail_allocation(n):
-    """Let the `n`-th allocation from now fail, once; 0 stops that. For tests of running out of memory.
+def fail_allocation(n, times=1):
+    """Let the `n`-th allocation from now fail, and those after it, `times` in all; 0 stops that. For tests.
 
     >>> fail_allocation(0)
     0
     """
     cdef int64_t before = the_probe.fail_in
     the_probe.fail_in = n
+    the_probe.fail_until = 1 - times
     return before
 
 

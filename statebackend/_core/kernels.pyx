@@ -31,7 +31,7 @@ from statebackend._core.cow_map cimport (
     Entry, Journal, Lane, PageRef, Table, active_table, before_operation, blob_hash, bucket,
     count_namespace, drain, entry_at, find_blob, find_int, hash_blob_key, insert, map_new,
     namespace_of, own_entry, payload_drop, payload_of, presize, record_log, remove, segment_for_writing, slot_alloc,
-    slot_for_write, undo_log, value_of)
+    slot_for_write, value_of)
 from statebackend._core.journal cimport Log, log_append, log_reserve, log_take
 from statebackend._core.key_groups cimport key_groups_of_byte_runs, key_groups_of_ints
 from statebackend._core.platform cimport claim, hash_int, likely, load_u32, prefetch, store_u32, unlikely
@@ -952,6 +952,7 @@ cdef class BatchCall:
         cdef Table *table = self.batch.table
         cdef Core *core = table.core
         cdef Journal *journal = table.journal
+        cdef StateCore owner = self.table.owner
         cdef Lane *lane
         cdef Log *log
         cdef Log carried
@@ -966,19 +967,21 @@ cdef class BatchCall:
             if i:
                 self._settle_lane(i)
         if failed and writes:
-            self.table.owner.arena.budget.limit = 0        # undoing may need a little; restored by `run`
+            owner.arena.budget.limit = 0       # undoing may need a little; restored by `run`
             memset(&carried, 0, sizeof(Log))
-            for i in range(self.batch.n_lanes):
-                lane = self.runs[i].used
-                if not undo_log(journal, &lane.undo, 0, &carried, moved, dropped):
-                    raise MemoryError("no memory to undo a failed call; the backend must be closed")
-            for i in range(1, self.batch.n_lanes):
-                if not undo_log(journal, &self.runs[i].lane.own_journal, 0, &carried, moved, dropped):
-                    raise MemoryError("no memory to undo a failed call; the backend must be closed")
-            if core.journal_version and segment_for_writing(core, journal, &log):
-                if not undo_log(journal, log, self.runs[0].journal_records, &carried, moved, dropped):
-                    raise MemoryError("no memory to undo a failed call; the backend must be closed")
-            self.table.owner.settle_undone(journal, &carried)
+            try:
+                for i in range(self.batch.n_lanes):
+                    owner.undo_failed(journal, &self.runs[i].used.undo, 0, &carried, moved, dropped)
+                for i in range(1, self.batch.n_lanes):
+                    owner.undo_failed(journal, &self.runs[i].lane.own_journal, 0, &carried, moved, dropped)
+                if core.journal_version and segment_for_writing(core, journal, &log):
+                    owner.undo_failed(journal, log, self.runs[0].journal_records, &carried, moved, dropped)
+                owner.settle_undone(journal, &carried)
+            except MemoryError:
+                for i in range(self.batch.n_lanes):      # the backend is closed; what the logs hold goes with it
+                    log_append(core.arena, &journal.dead, &self.runs[i].used.undo)
+                    log_append(core.arena, &journal.dead, &self.runs[i].lane.own_journal)
+                raise
             return 0
         for i in range(self.batch.n_lanes):
             lane = self.runs[i].used

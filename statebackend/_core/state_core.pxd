@@ -24,7 +24,11 @@ cdef class StateCore:
     cdef int out_of_memory(self) except -1
     cdef int undo_to(self, Journal *journal, uint32_t version) except -1
     cdef int undo_call(self, Journal *journal, Log *log) except -1
+    cdef int undo_failed(self, Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved,
+                         list dropped) except -1
     cdef int settle_undone(self, Journal *journal, Log *carried) except -1
+    cdef int give_up(self, Journal *journal, Log *carried) except -1
+    cdef void end(self) noexcept
     cdef bint keep_carried(self, Journal *journal) noexcept
     cdef Snapshot *open_snapshot(self) except NULL
     cdef int require_open(self, Mark mark) except -1

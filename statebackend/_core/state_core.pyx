@@ -73,19 +73,23 @@ cdef class StateCore:
 
     def close(self):
         """Drop all state; every later call raises. Live snapshots stay readable until they are released."""
-        cdef Mark mark
         if self.closed:
             return
         if CHECKED:
             self.enter()
             self.leave()
+        self.end()
+        self.after_close()
+
+    cdef void end(self) noexcept:
+        """Every later call raises; the state is freed by `after_close`."""
+        cdef Mark mark
         self.closed = True
         self.calls += 1                  # whoever remembers a slot looks again, and learns that it is closed
         for mark in self.open_marks:
             mark.is_open = False
         self.open_marks = []
         self.core.journal_version = 0
-        self.after_close()
 
     cdef void after_close(self) noexcept:
         """Free the state of a closed backend once no call is inside and no snapshot is left."""
@@ -194,12 +198,27 @@ cdef class StateCore:
         memset(&carried, 0, sizeof(Log))
         self.arena.budget.limit = 0      # undoing may need a little
         try:
-            if not undo_log(journal, log, 0, &carried, moved, dropped):
-                raise MemoryError("no memory to undo a failed call; the backend must be closed")
+            self.undo_failed(journal, log, 0, &carried, moved, dropped)
             self.settle_undone(journal, &carried)
         finally:
             self.arena.budget.limit = limit
         return 0
+
+    cdef int undo_failed(self, Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved,
+                         list dropped) except -1:
+        """Reverse what a failed call has done. Without the little memory that takes, twice, it is the backend's end."""
+        # What was reversed is off the log: the second attempt goes on.
+        if undo_log(journal, log, down_to, carried, moved, dropped) \
+                or undo_log(journal, log, down_to, carried, moved, dropped):
+            return 0
+        log_append(self.core.arena, &journal.dead, log)
+        self.give_up(journal, carried)
+
+    cdef int give_up(self, Journal *journal, Log *carried) except -1:
+        """Half a call cannot be undone: nobody is to see it."""
+        log_append(self.core.arena, &journal.dead, carried)
+        self.end()
+        raise MemoryError("no memory to undo a failed call; the backend was closed, restore its last checkpoint")
 
     cdef int settle_undone(self, Journal *journal, Log *carried) except -1:
         """After a failed call was undone: keep the moves that it leaves, for older records that name the same slots.
@@ -207,12 +226,14 @@ cdef class StateCore:
         What the call had journalled is no longer so: a new segment takes it when it is written again.
         """
         cdef Log *log
-        if self.core.journal_version and segment_for_writing(&self.core, journal, &log):
+        if self.core.journal_version == 0:
+            discard_log(&self.core, journal, carried)
+        elif segment_for_writing(&self.core, journal, &log) or segment_for_writing(&self.core, journal, &log):
             log_append(self.core.arena, log, carried)
             self.bump_version()
             self.core.journal_version = self.core.state_version
         else:
-            discard_log(&self.core, journal, carried)
+            self.give_up(journal, carried)
         return 0
 
     cdef bint keep_carried(self, Journal *journal) noexcept:

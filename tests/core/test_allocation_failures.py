@@ -22,7 +22,7 @@ from statebackend._core.arena import fail_allocation
 from statebackend._core.map_table import MapTable
 from statebackend._core.state_core import StateCore
 from statebackend._core.state_table import StateTable
-from statebackend.errors import MemoryLimitError
+from statebackend.errors import ClosedError, MemoryLimitError
 
 CONDITIONS = ["plain", "mark", "snapshot", "snapshot in mark", "mark in snapshot"]
 #: Entries: none, few, just before doubling (the next insert opens the second table), amid a rehash.
@@ -534,3 +534,46 @@ def test_every_layout_stops_at_max_bytes(layout: Layout) -> None:
     assert before.items() <= world.contents().items() or world.is_list
     world.core.arena.set_limit(0)
     world.end()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_call_that_fails_is_undone_or_is_the_end(condition: str, times: int) -> None:
+    """Undoing may need memory itself. If that is refused again and again, nobody is to see half a call."""
+    size, ended = 300, 0
+    keys, values = np.arange(size + 100), np.ones(size + 100, np.int16)
+    values[-1] = 32_767
+    for n in points():
+        core = StateCore(seed=11)
+        table = StateTable(core, value="short", max_parallelism=1, initial_capacity=4)
+        kernels.update_many(table, keys[:size], values[:size])
+        table.put(size + 99, 1)
+        before = {(entry.key, 0): entry.value for entry in table}
+        held: dict[str, Any] = {}
+        for word in condition.split(" in ")[::-1]:
+            if word != "plain":
+                held[word] = core.mark() if word == "mark" else core.snapshot()
+        fail_allocation(n, times)
+        try:
+            with pytest.raises((OverflowError, MemoryError)):
+                kernels.reduce_many(table, keys, values, "sum")
+        finally:
+            left = fail_allocation(0)
+        if "snapshot" in held:
+            assert held["snapshot"].items(table) == before
+        if core.closed:
+            ended += 1
+            with pytest.raises(ClosedError, match="the backend is closed"):
+                table.get(1)
+        else:
+            table._check()
+            assert {(entry.key, 0): entry.value for entry in table} == before
+            if "mark" in held:
+                assert table.dirty(held["mark"]) == set()
+        if "snapshot" in held:
+            held["snapshot"].release()
+        core.close()
+        if left > 0:
+            break
+    # A clone for a snapshot is what undoing takes memory for.
+    assert (ended > 0) == (times > 1 and "snapshot" in condition)
