@@ -55,7 +55,8 @@ class Bench:
         warmup = self.args.warmup
         if warmup is None:
             warmup = min(50, max(2, -(-WARMUP_ROWS // n)))
-        return Rounds(random_keys(n, self.args.seed), warmup, self.args.samples, self.args.seed)
+        keys = random_keys(n, self.args.seed)
+        return Rounds(keys, warmup, self.args.samples, self.args.seed, scattered=self.args.scattered)
 
     def run(
         self, operation: str, rounds: Rounds, peers: Iterable[str], ttls: Iterable[str] = ("off",)
@@ -191,6 +192,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--max-parallelism", type=int, default=128, help="key groups, on both sides")
     made.add_argument("--no-flink", action="store_true")
     made.add_argument("--no-dict", action="store_true")
+    made.add_argument(
+        "--scattered", action="store_true", help="key objects lie in memory in no order; without Flink"
+    )
     made.add_argument("--heap", default="4g", help="-Xms and -Xmx of each JVM; there are two with --gc best")
     made.add_argument("--gc", choices=["G1", "Parallel", "best"], default="best", help="best: of both")
     made.add_argument("--huge-pages", action="store_true", help="transparent huge pages for the JVM's heap")
@@ -211,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     flink = None
-    if not args.no_flink:
+    if not args.no_flink and not args.scattered:
         flink = FlinkPeer(seed=args.seed)
         there, reason = flink.available()
         if not there:

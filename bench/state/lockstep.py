@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from bench.flink import Session, round_order
 from bench.flink.keys import Int64Array
 from bench.state.operations import OPERATIONS, Operation, contents, parts_of
@@ -33,11 +35,24 @@ class Rounds:
     seed: int = 1
     #: How often a round goes over the keys; more than once makes them stay in the cache.
     passes: int = 1
+    #: Whether the key objects lie in memory in no order, instead of that of the round.
+    scattered: bool = False
 
     @property
     def count(self) -> int:
         """All rounds, the warm-up included."""
         return self.warmup + self.samples
+
+
+def scattered(order: Int64Array) -> list[int]:
+    """The keys as a list whose objects were made in another order than theirs. O(n log n).
+
+    >>> scattered(np.array([30, 10, 20]))
+    [30, 10, 20]
+    """
+    ascending = np.sort(order)
+    made = ascending.tolist()
+    return [made[position] for position in np.searchsorted(ascending, order).tolist()]
 
 
 class Contender(Protocol):
@@ -75,7 +90,8 @@ class Local:
             self.subject.clear()
             self.fill()
         order = round_order(self.rounds.keys, self.rounds.seed, number)
-        return self.operation.columns(order, number)
+        columns = self.operation.columns(order, number)
+        return (scattered(order), *columns[1:]) if self.rounds.scattered else columns
 
     def run_round(self, number: int) -> int:
         columns = self.prepare(number)

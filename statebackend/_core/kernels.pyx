@@ -123,10 +123,11 @@ cdef void scatter_rows(Batch *batch, LaneRun *run, uint32_t *positions) noexcept
 cdef inline void prepare_group(Batch *batch, uint32_t group) noexcept nogil:
     """Give a map that the batch begins with buckets for its rows; without memory it grows as it goes."""
     cdef CowMap *map = batch.table.maps[group]
+    cdef int64_t chunks = (batch.n + batch.size - 1) // batch.size       # the others are probably like this one
     if map == NULL:
         map = map_new(batch.table, group + batch.table.first_group)
     if map != NULL and map.used == 0:
-        presize(batch.table, map, batch.starts[group + 1] - batch.starts[group])
+        presize(batch.table, map, (batch.starts[group + 1] - batch.starts[group]) * chunks)
 
 
 cdef bint has_null(Batch *batch, int64_t at, uint32_t n) noexcept nogil:

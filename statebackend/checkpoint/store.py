@@ -24,6 +24,7 @@ import os
 import secrets
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -337,7 +338,11 @@ class CheckpointStore(CheckpointReader):
             raise self._conflict(f"checkpoint {manifest.checkpoint_id} is already committed") from None
         except StoreError as error:
             self._over = error
-            raise
+            with suppress(OSError):
+                if not self._files.holds(epoch):
+                    # A newer writer has removed the folder.
+                    self._over = self._conflict("another writer has opened the store")
+            raise self._over from error.__cause__
         except OSError as error:
             if getattr(error, "unknown", False):
                 unknown.errno = error.errno

@@ -5,6 +5,7 @@ The tests that start a JVM are skipped without a JDK or without Flink in the cac
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ N = 300
 SMALL = {"key_groups": 16, "samples": 3, "warmup": 2, "heap": "256m", "gc": "G1"}
 
 
-def rounds(**more: int) -> Rounds:
+def rounds(**more: Any) -> Rounds:
     return Rounds(random_keys(N), warmup=2, samples=3, **more)
 
 
@@ -79,6 +80,14 @@ class TestTurns:
     def test_time_to_live_changes_no_result(self, ttl):
         given = rounds()
         take_turns("value_update", {"ours": local("value_update", "reference", given, ttl)}, given)
+
+    def test_scattered_keys_change_no_result_and_lie_in_no_order(self):
+        given = rounds(scattered=True)
+        one = local("value_rmw", "reference", given)
+        (keys,) = one.prepare(0)
+        steps = {id(b) - id(a) for a, b in itertools.pairwise(keys)}
+        assert len(steps) > N // 10
+        take_turns("value_rmw", {"ours": one, "dict": local("value_rmw", "dict", given)}, given)
 
     def test_several_passes_count_as_operations(self):
         given = rounds(passes=4)

@@ -190,6 +190,24 @@ def test_a_fenced_writer_without_committed_files_is_told_early(store: Checkpoint
         pending.create("delta")
 
 
+def test_a_writer_that_is_fenced_in_the_middle_of_a_commit_is_told_so(
+    store: CheckpointStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = StateSnapshot(0, store.epoch, files=(write(store.begin_snapshot(0)),))
+    sync_folder = store._files.sync_folder
+
+    def fenced_before(folder: str) -> None:
+        CheckpointStore(
+            root
+        ).open_for_writing()  # which removes the folder, as no checkpoint names a file in it
+        sync_folder(folder)
+
+    monkeypatch.setattr(store._files, "sync_folder", fenced_before)
+    with pytest.raises(CommitConflictError, match="another writer has opened the store"):
+        store.commit(0, [snapshot])
+    assert store.checkpoints() == []
+
+
 def test_a_live_writer_can_be_respected(store: CheckpointStore, root: Path) -> None:
     commit(store, 0)
     with pytest.raises(UsageError, match="another query is writing to this store") as caught:
