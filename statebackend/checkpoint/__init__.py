@@ -9,6 +9,7 @@ from statebackend.checkpoint.data_files import DataFile, DataWriter
 from statebackend.checkpoint.json_checks import FORMAT
 from statebackend.checkpoint.manifest import Manifest, StateSnapshot, StoredFile
 from statebackend.checkpoint.metadata import Metadata
+from statebackend.checkpoint.pending import PendingSnapshot
 from statebackend.checkpoint.reading import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store import CheckpointStore
 
@@ -21,6 +22,7 @@ __all__ = [
     "DataWriter",
     "Manifest",
     "Metadata",
+    "PendingSnapshot",
     "StateSnapshot",
     "StoredFile",
 ]

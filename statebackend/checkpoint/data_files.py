@@ -183,6 +183,7 @@ class DataWriter:
         self._ended = ended
         self._lock = threading.Lock()
         self._is_aborted = False
+        self._is_committed = False
         self._open: set[DataFile] = set()
         #: The files that no manifest names, and whether each is finished.
         self._made: dict[str, bool] = {}
@@ -294,6 +295,11 @@ class DataWriter:
         return self._is_aborted
 
     @property
+    def is_committed(self) -> bool:
+        """Whether a checkpoint of its id that names all its files has been committed by the store that made it."""
+        return self._is_committed
+
+    @property
     def unsettled(self) -> list[str]:
         """The names of its files, open ones included, that no committed checkpoint names."""
         with self._lock:
@@ -306,6 +312,10 @@ class DataWriter:
             for name in settled:
                 del self._made[name]
         return bool(settled)
+
+    def committed(self) -> None:
+        """Note that the checkpoint of this snapshot has been committed."""
+        self._is_committed = True
 
     def _check_not_aborted(self) -> None:
         if self._is_aborted:

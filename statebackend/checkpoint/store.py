@@ -361,6 +361,8 @@ class CheckpointStore(CheckpointReader):
         for writer in list(self._in_flight):
             settled = writer.settle(names)
             past = writer.checkpoint_id is not None and writer.checkpoint_id <= manifest.checkpoint_id
+            if writer.checkpoint_id == manifest.checkpoint_id and not writer.unsettled:
+                writer.committed()
             if past:
                 self._in_flight[writer] = frozenset()
             if (settled or past) and not writer.unsettled:
