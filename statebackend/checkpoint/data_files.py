@@ -176,9 +176,12 @@ class DataWriter:
         epoch: int,
         checkpoint_id: int | None = None,
         ended: Callable[[DataWriter], None] | None = None,
+        builds_on: frozenset[str] = frozenset(),
     ) -> None:
         self.epoch = epoch
         self.checkpoint_id = checkpoint_id
+        #: The names of the files that its snapshot may name again: those of the newest checkpoint when it began.
+        self.builds_on = builds_on
         self._files = files
         self._ended = ended
         self._lock = threading.Lock()
