@@ -1,6 +1,6 @@
 """The reader's side of a snapshot."""
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from statebackend._core.cow_map cimport Directory, Snapshot
 from statebackend._core.state_core cimport StateCore
@@ -15,3 +15,6 @@ cdef class SnapshotView:
     cdef int begin_reading(self) except -1
     cdef void end_reading(self) noexcept
     cdef Directory *_directory(self, StateTable table, uint32_t group) except? NULL
+
+cdef dict read_keys(StateTable table, uint64_t[::1] rows)
+cdef dict read_columns(StateTable table, uint64_t[::1] rows)

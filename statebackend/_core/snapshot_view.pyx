@@ -136,6 +136,46 @@ cdef class SnapshotView:
         finally:
             self.end_reading()
 
+    def group_sizes(self, StateTable table not None):
+        """How many entries the table had in each of its key groups."""
+        cdef uint32_t i
+        cdef Directory *directory
+        cdef int64_t[::1] sizes = np.zeros(table.table.n_maps, dtype=np.int64)
+        self.begin_reading()
+        try:
+            for i in range(table.table.n_maps):
+                directory = self._directory(table, table.table.first_group + i)
+                if directory != NULL:
+                    sizes[i] = directory.size
+            return np.asarray(sizes)
+        finally:
+            self.end_reading()
+
+    def read_groups(self, StateTable table not None, uint32_t first, uint32_t last):
+        """As `read_group`, for the key groups from `first` to `last` together, in ascending order."""
+        cdef Directory *directory
+        cdef uint64_t[::1] rows
+        cdef uint64_t n = 0
+        cdef uint32_t group
+        cdef list directories = []
+        self.begin_reading()
+        try:
+            for group in range(first, last + 1):
+                directory = self._directory(table, group)
+                if directory != NULL and directory.size:
+                    directories.append(<uint64_t><uintptr_t>directory)
+                    n += directory.size
+            rows = np.empty(max(n, 1), dtype=np.uint64)
+            n = 0
+            for address_of_directory in directories:
+                directory = <Directory *><uintptr_t>address_of_directory
+                with nogil:
+                    collect_entries(&self.owner.core, directory, &rows[n])
+                n += directory.size
+            return read_columns(table, rows[:n])
+        finally:
+            self.end_reading()
+
     def items(self, StateTable table not None):
         """All rows as {(key, namespace): value}; lists as lists. For tests and small states."""
         cdef Directory *directory
@@ -194,8 +234,8 @@ cdef uint64_t collect_pages(Core *core, uint32_t *refs, uint32_t capacity, uint3
     return n
 
 
-cdef object read_columns(StateTable table, uint64_t[::1] rows):
-    """Gather the columns of entries by address."""
+cdef dict read_keys(StateTable table, uint64_t[::1] rows):
+    """Gather keys and namespaces of entries by address."""
     cdef Table *t = table.table
     columns = {}
     if t.layout.key_is_blob:
@@ -204,6 +244,13 @@ cdef object read_columns(StateTable table, uint64_t[::1] rows):
         columns["key"] = gather_fixed(rows, 8, 8).view(np.int64).ravel()
     if t.layout.off_namespace:
         columns["namespace"] = gather_fixed(rows, t.layout.off_namespace, 4).view(np.uint32).ravel()
+    return columns
+
+
+cdef dict read_columns(StateTable table, uint64_t[::1] rows):
+    """Gather all columns of entries by address."""
+    cdef Table *t = table.table
+    columns = read_keys(table, rows)
     if t.layout.off_thread:
         columns["sequence"] = gather_fixed(rows, t.layout.off_thread, 8).view(np.uint64).ravel()
     if t.layout.has_timestamp:
