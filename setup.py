@@ -58,6 +58,7 @@ MODULES: dict[str, Module] = {
     "statebackend._core.lists": Module("list values: chunks that only grow"),
     "statebackend._core.state_table": Module("key groups -> maps of one state, one operation at a time"),
     "statebackend._core.entry_views": Module("entries seen from Python: slots, iteration, the visitor"),
+    "statebackend._core.entry_rows": Module("entries of a moment as rows, and their columns"),
     "statebackend._core.snapshot_view": Module("the reader's side of a snapshot"),
     "statebackend._core.changes": Module("what has changed since a mark, as rows"),
     "statebackend._core.map_table": Module("map states: entries threaded by key, in insertion order"),

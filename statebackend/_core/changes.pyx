@@ -6,86 +6,21 @@ is there now, its row is the live entry, else the entry that a record still hold
 
 import numpy as np
 
-cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp
 
-from statebackend._core.arena cimport Blob, address, blob_data
+from statebackend._core.arena cimport Blob, blob_data
 from statebackend._core.cow_map cimport (
-    RECORD_COPIED, RECORD_MOVED, RECORD_REPLACED, RECORD_WRITE, Anchor, BucketTable, CowMap, Entry, Journal, Table,
+    RECORD_COPIED, RECORD_MOVED, RECORD_REPLACED, RECORD_WRITE, BucketTable, CowMap, Entry, Journal, Table,
     active_table, bucket, entry_at, find_blob, find_int, hash_of, namespace_of)
+from statebackend._core.entry_rows cimport LiveMoment, new_rows
 from statebackend._core.journal cimport LogChunk, chunk_data
 from statebackend._core.platform cimport prefetch
-from statebackend._core.snapshot_view cimport read_columns, read_keys
 from statebackend._core.state_core cimport Mark, StateCore
 from statebackend._core.state_table cimport StateTable
 
-from statebackend.errors import UsageError
-
 cdef enum:
     AHEAD = 16                           # how many rows ahead memory is asked for
-
-
-@cython.final
-cdef class EntryRows:
-    """Entries of a table as rows, in ascending order of key groups. Good until the next call of the backend."""
-    cdef StateTable table
-    cdef uint64_t calls                  # of the backend when the rows were collected
-    cdef readonly object addresses       # of the entries; only compared
-    cdef readonly object groups          # the key group of each row
-    cdef readonly object is_live         # whether the key is there now
-
-    def __len__(self):
-        return len(self.addresses)
-
-    cdef uint64_t[::1] rows(self) except *:
-        self.table.usable()
-        if self.calls != self.table.owner.calls:
-            raise UsageError("the backend has been called since")
-        return self.addresses
-
-    def take(self, rows):
-        """Some of the rows, by number or mask."""
-        return rows_of(self.table, self.calls, self.addresses[rows], self.groups[rows], self.is_live[rows])
-
-    def keys(self):
-        """The columns of keys and namespaces, as `SnapshotView.read_group` names them."""
-        return read_keys(self.table, self.rows())
-
-    def columns(self):
-        """All columns; the rows are live ones."""
-        if not self.is_live.all():
-            raise UsageError("of what was removed only keys are left")
-        return read_columns(self.table, self.rows())
-
-    def heads(self, StateTable heads not None):
-        """Of entries of a map state: the live entries of their keys, address 0 where the key was removed."""
-        cdef uint64_t[::1] rows = self.rows()
-        cdef int64_t n = rows.shape[0], i
-        cdef Table *table = self.table.table
-        cdef Anchor *anchor
-        found = np.zeros(n, dtype=np.uint64)
-        cdef uint64_t[::1] out = found
-        if self.table.anchors is not heads:
-            raise UsageError("the entries belong to other keys")
-        with nogil:
-            for i in range(n):
-                if i + AHEAD < n:
-                    prefetch(<void *><uintptr_t>rows[i + AHEAD])
-                anchor = <Anchor *>address(table.core.arena, namespace_of(table, <Entry *><uintptr_t>rows[i]))
-                if anchor.head:
-                    out[i] = <uint64_t><uintptr_t>entry_at(table.core, anchor.head)
-        return rows_of(heads, self.calls, found, self.groups, found != 0)
-
-
-cdef EntryRows rows_of(StateTable table, uint64_t calls, addresses, groups, is_live):
-    cdef EntryRows made = EntryRows.__new__(EntryRows)
-    made.table = table
-    made.calls = calls
-    made.addresses = np.ascontiguousarray(addresses)
-    made.groups = groups
-    made.is_live = is_live
-    return made
 
 
 def changed_entries(StateTable table not None, Mark mark not None):
@@ -118,7 +53,7 @@ def changed_entries(StateTable table not None, Mark mark not None):
     finally:
         owner.leave()
     order = np.argsort(groups[:distinct], kind="stable")
-    return rows_of(table, owner.calls, found[order], groups[order].astype(np.int64), live[order])
+    return new_rows(table, LiveMoment(owner), found[order], groups[order].astype(np.int64), live[order])
 
 
 cdef int64_t count_records(Table *table, uint32_t version) noexcept nogil:

@@ -157,11 +157,11 @@ def test_rows_of_a_batch_may_each_have_a_timestamp():
     lists = StateTable(core, value=("list", "long"), timestamps=True)
     append_many(lists, np.array([1, 1]), np.array([10, 20]), timestamp=stamps)
     with core.snapshot() as view:
-        assert view.read_groups(lists, 0, 127)["timestamp"].tolist() == [30, 40]
+        assert view.rows(lists, 0, 127).columns()["timestamp"].tolist() == [30, 40]
     maps = MapTable(core, timestamps=True)
     put_many(maps, np.array([1, 1]), np.array([5, 6]), np.array([10, 20]), timestamp=stamps)
     with core.snapshot() as view:
-        columns = view.read_groups(maps.entries, 0, 127)
+        columns = view.rows(maps.entries, 0, 127).columns()
         assert dict(zip(columns["key"].tolist(), columns["timestamp"].tolist(), strict=True)) == {5: 30, 6: 40}
     with pytest.raises(UsageError, match="differ in length"):
         update_many(values, np.array([1]), np.array([10]), timestamp=stamps)
@@ -175,6 +175,6 @@ def test_key_groups_are_read_together_in_order():
         table.put(0, -1)
         sizes = view.group_sizes(table)
         assert sizes.tolist() == [view.group_size(table, group) for group in range(8)]
-        keys = view.read_groups(table, 2, 5)["key"].tolist()
+        keys = view.rows(table, 2, 5).keys()["key"].tolist()
         assert [table.group_of(key) for key in keys] == np.repeat([2, 3, 4, 5], sizes[2:6]).tolist()
-        assert view.read_groups(table, 0, 7)["value"].min() == 0
+        assert view.rows(table, 0, 7).columns()["value"].min() == 0
