@@ -31,7 +31,7 @@ from statebackend.errors import (
     StoreError,
     UsageError,
 )
-from statebackend.operator_state.columns import column_type, to_bytes, to_column
+from statebackend.operator_state.columns import to_bytes, to_column
 from statebackend.serializers import Serializer, serializer_for
 
 UTC = datetime.timezone.utc
@@ -259,9 +259,12 @@ def test_many_elements_come_back_in_order(backend: sb.StateBackend, store: Check
     old[0].get_list_state(sb.ListStateDescriptor("n", int)).add_all(range(150_001))
     old[1].get_list_state(sb.ListStateDescriptor("n", int)).add_all(range(150_001, 200_000))
     checkpoint = checkpoint_of(store, 0, old)
-    new = [each.get_list_state(sb.ListStateDescriptor("n", int)).get() for each in restored(backend, checkpoint, 3)]
+    new = [
+        each.get_list_state(sb.ListStateDescriptor("n", int)).get()
+        for each in restored(backend, checkpoint, 3)
+    ]
     assert [len(each) for each in new] == [66_667, 66_667, 66_666]
-    assert sum(new, []) == list(range(200_000))
+    assert [*new[0], *new[1], *new[2]] == list(range(200_000))
 
 
 def test_large_elements_are_written_in_pieces(backend: sb.StateBackend, store: CheckpointStore) -> None:
@@ -501,9 +504,7 @@ def test_any_damage_of_a_file_is_found(backend: sb.StateBackend, root: Path, sto
             path.write_bytes(changed)
         for parallelism in (2, 3):  # both get all batches of the second file
             with pytest.raises(CorruptCheckpointError) as caught:
-                backend.create_operator_backend(
-                    subtask_index=1, parallelism=parallelism, restore=checkpoint
-                )
+                backend.create_operator_backend(subtask_index=1, parallelism=parallelism, restore=checkpoint)
             assert files[1] in str(caught.value.detail), how
         path.write_bytes(contents[1])
 
@@ -543,9 +544,7 @@ def test_only_what_an_instance_gets_is_read(
     assert sizes == [1000, 500, 500]
     for index, parallelism in ((1, 2), (2, 4), (0, 1), (1, 3)):
         with pytest.raises(CorruptCheckpointError, match=path.name):
-            backend.create_operator_backend(
-                subtask_index=index, parallelism=parallelism, restore=checkpoint
-            )
+            backend.create_operator_backend(subtask_index=index, parallelism=parallelism, restore=checkpoint)
 
 
 # ------------------------------------------------------------------------------- in flight, aborted, kept
