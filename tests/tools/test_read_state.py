@@ -319,7 +319,7 @@ def test_rows_of_one_file_may_be_a_history_of_their_own(store: CheckpointStore, 
         ([(1, "a"), (2,)], pa.array(["(1, 'a')", "(2,)"])),
         ([1, "a", sb.VOID], pa.array(["1", "'a'", None])),
     ],
-    ids=repr,
+    ids=["numbers", "texts", "bytes", "windows", "tuples", "mixed"],
 )
 def test_namespaces_are_readable(
     store: CheckpointStore, root: Path, namespaces: list[Any], wanted: pa.Array
