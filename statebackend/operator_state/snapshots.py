@@ -185,8 +185,7 @@ def _batches(view: StateView, roles: dict[str, str], schema: pa.Schema) -> Itera
     for rows in _pieces(view.rows()):
         columns = zip(*rows, strict=True) if view.mode == BROADCAST else [rows]
         arrays = [
-            to_column(data, view.types[role])  # type: ignore[arg-type]
-            for data, role in zip(columns, roles.values(), strict=True)
+            to_column(data, view.types[role]) for data, role in zip(columns, roles.values(), strict=True)
         ]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
         yield GroupedBatch(batch, np.array([0]), np.array([batch.num_rows]))
