@@ -74,9 +74,12 @@ class _Loading:
         self._types = descriptor.stored_types()
         self._value_type: Type = self._types[value_role(self._kind)]
         self._expires = descriptor.ttl_config is not None
-        self._table = state._table_to_write()
-        self._maps = state._map() if self._kind == "map" else None
-        self._options = {"namespace": state._number_for_batch(True), "threads": backend.threads}
+        number = state._number_for_batch(True)
+        self._table = state.spaced if number else state.plain
+        self._maps: Any = None
+        if self._kind == "map":
+            self._maps = state.spaced_map if number else state.plain_map
+        self._options = {"namespace": number, "threads": backend.threads}
 
     def apply(self, op: Op, rows: pa.RecordBatch) -> None:
         keys = self._backend._encoder.encode_many(rows["key"])
@@ -150,7 +153,6 @@ class _Loading:
 
     def _put_entries(self, keys: Any, map_keys: Any, rows: pa.RecordBatch) -> None:
         stamps = self._stamps(rows["timestamp"] if self._expires else None)
-        assert self._maps is not None
         if self._are_objects:
             number = self._options["namespace"]
             stamped = np.broadcast_to(stamps, count_of(keys)).tolist()
@@ -166,7 +168,6 @@ class _Loading:
         )
 
     def _remove_entries(self, keys: Any, map_keys: Any) -> None:
-        assert self._maps is not None
         if self._are_objects:
             for key, map_key in zip(_each(keys), _each(map_keys), strict=True):
                 self._maps.remove(key, map_key, self._options["namespace"])

@@ -37,9 +37,6 @@ from statebackend.state import KeyedState
 
 __all__ = ["CheckpointedKeyedBackend"]
 
-#: So many changes are written as a delta, however small the state is.
-SMALL = 1000
-
 
 class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     """The shared part. A backend writes the methods under "to be written", beside those of the base class.
@@ -256,8 +253,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         chain = self._chain
         if chain is None or not self._is_valid(chain.point) or not chain.is_kept_for(writer):
             return None  # rolled back behind it; or another store, or one whose checkpoints were dropped
-        changes = self._changes_since(chain.point)
-        return chain if changes <= SMALL or 2 * changes <= self._rows_held() else None
+        is_small = 2 * self._changes_since(chain.point) <= self._rows_held()
+        return chain if is_small else None
 
     def _adopt_rewritten(self) -> None:
         rewriting = self._rewriting

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 #: A base is rewritten when there are so many deltas, or when they are larger than it, and than this.
 MOST_DELTAS = 64
-SMALLEST_REWRITTEN = 1 << 20
+SMALLEST_REWRITTEN = 256 << 10
 
 
 class Chain(NamedTuple):
