@@ -116,6 +116,10 @@ cdef struct Anchor:
     uint64_t next_sequence               # begins with a stamp of its own: no other entry ever had the same
     uint32_t refs
     uint32_t modifications
+    # Of the key whose thread this is, as its entry has them; of a blob the anchor holds a reference of its own.
+    int64_t key
+    uint32_t namespace
+    uint32_t group
 
 cdef struct PageRef:
     uint32_t ref                         # 0: a page of empty buckets
@@ -201,6 +205,7 @@ cdef struct Core:
     Directory *dead_directories
     Journal *journals
     uint32_t pending                     # `drain` has something to do; set by any thread
+    uint64_t undone                      # how often something was undone: what is old may be back
     uint64_t seed
     Table *tables                        # all of the backend
     int64_t *namespace_refs              # by number: entries that carry it, and pins
@@ -376,6 +381,8 @@ cdef void payload_ref(Table *table, char *payload) noexcept nogil
 cdef void payload_drop(Table *table, char *payload) noexcept nogil
 cdef void slot_free(Table *table, CowMap *map, uint32_t slot) noexcept nogil
 cdef uint32_t anchor_new(Core *core) noexcept nogil
+cdef void name_anchor(Table *table, CowMap *map, uint32_t head_slot, uint32_t ref) noexcept nogil
+cdef void drop_anchor(Table *table, uint32_t ref) noexcept nogil
 cdef void append_thread(Table *table, uint32_t slot) noexcept nogil
 cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil
 cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogil

@@ -122,7 +122,23 @@ cdef void drop_anchor(Table *table, uint32_t ref) noexcept nogil:
     cdef Anchor *anchor = <Anchor *>address(table.core.arena, ref)
     anchor.refs -= 1
     if anchor.refs == 0:
+        if table.layout.key_is_blob:
+            blob_drop(table.core.blobs, <Blob *>anchor.key)
+        count_namespace(table, anchor.namespace, -1)
         block_free(table.core.blobs, anchor, sizeof(Anchor))
+
+
+cdef void name_anchor(Table *table, CowMap *map, uint32_t head_slot, uint32_t ref) noexcept nogil:
+    """Give a new anchor to its head, and let it know whose it is."""
+    cdef Entry *head = entry_at(table.core, head_slot)
+    cdef Anchor *anchor = <Anchor *>address(table.core.arena, ref)
+    (<uint32_t *>value_of(table, head))[0] = ref
+    anchor.key = head.key
+    if table.layout.key_is_blob:
+        (<Blob *>head.key).refs += 1
+    anchor.namespace = namespace_of(table, head)
+    count_namespace(table, anchor.namespace, 1)
+    anchor.group = map.group
 
 
 cdef uint32_t anchor_new(Core *core) noexcept nogil:
@@ -1026,6 +1042,7 @@ cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, di
     cdef CowMap *map
     cdef char *end
     cdef bint done = True
+    core.undone += 1
     for i in range(2):
         if journal.tables[i] != NULL:
             journal.tables[i].lane.override = carried

@@ -31,6 +31,7 @@ from statebackend.errors import ClosedError, KeyGroupError, UsageError
 from statebackend.key_encoding import ALL_NAMESPACES, VOID, decode_namespace, encode_namespace, key_encoder
 from statebackend.key_groups import MAX_PARALLELISM, KeyGroupRange
 from statebackend.state import KeyedState
+from statebackend.timers import Timers
 from statebackend.ttl import StateTtlConfig
 from statebackend.types.model import Type
 
@@ -95,6 +96,8 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._namespace = b""
         #: The time of the vectorised call that is running.
         self._fixed_now: int | None = None
+        #: Set by a backend that has timers.
+        self._timers: Timers | None = None
 
     # --- to be written ---
 
@@ -411,6 +414,15 @@ class BaseKeyedStateBackend(KeyedStateBackend):
                 self._restore_key(saved)
 
     # --- time and the end ---
+
+    @property
+    def has_timers(self) -> bool:
+        return self._timers is not None
+
+    @property
+    def timers(self) -> Timers:
+        self._check_open()
+        return super().timers if self._timers is None else self._timers
 
     def advance(self, budget: int = 1000) -> int:
         self._check_open()

@@ -34,6 +34,7 @@ from statebackend.state import (
     ReducingState,
     ValueState,
 )
+from statebackend.timers import Timers
 from statebackend.types.model import Type
 
 __all__ = ["KeyedStateBackend", "StateBackend"]
@@ -240,9 +241,14 @@ class KeyedStateBackend(ABC):
     # --- time ---
 
     @property
-    def timers(self) -> Any:
-        """The timers of the backend; they come with a later version."""
-        raise UsageError("this backend has no timers yet", code="USAGE.NOT_AVAILABLE")
+    def has_timers(self) -> bool:
+        """Whether it has `timers`, which are optional."""
+        return False
+
+    @property
+    def timers(self) -> Timers:
+        """The timers of all keys; `register`, `delete` and `pending` are about the current key and namespace."""
+        raise UsageError(f"{type(self).__name__} has no timers", code="USAGE.NOT_AVAILABLE")
 
     @abstractmethod
     def advance(self, budget: int = 1000) -> int:

@@ -20,6 +20,7 @@ from statebackend.backend import BaseKeyedStateBackend
 from statebackend.backends.heap.codecs import key_codec
 from statebackend.backends.heap.mutations import MutationWatcher
 from statebackend.backends.heap.states import make_state
+from statebackend.backends.heap.timers import HeapTimers
 from statebackend.descriptors import StateDescriptor
 from statebackend.key_encoding import VOID, TimeWindow, encode_namespace
 from statebackend.key_encoding.run_batch import runs_of_list
@@ -76,6 +77,7 @@ class HeapKeyedBackend(KeyContext, BaseKeyedStateBackend):
             encode_namespace,
             frozenset({type(VOID), TimeWindow, int, str, bytes}),
         )
+        self._timers = HeapTimers(self)
 
     def _check_groups(self, canonical_keys: Sequence[Any]) -> None:
         if not canonical_keys:
@@ -201,6 +203,7 @@ class HeapKeyedBackend(KeyContext, BaseKeyedStateBackend):
         self.core.release(point)
 
     def _drop_all(self) -> None:
+        self._timers._close()
         self.core.close()
         if self.mutation_watcher is not None:
             self.mutation_watcher.start_over()

@@ -20,6 +20,7 @@ from statebackend.backends.reference.single import (
     ReferenceValueState,
 )
 from statebackend.backends.reference.table import Journal, Place
+from statebackend.backends.reference.timers import ReferenceTimers
 from statebackend.descriptors import StateDescriptor
 from statebackend.errors import UsageError
 from statebackend.key_groups import KeyGroupRange
@@ -83,6 +84,7 @@ class ReferenceKeyedBackend(BaseKeyedStateBackend):
     def __init__(self, key_type: Any, **options: Any) -> None:
         super().__init__(key_type, **options)
         self.journal = Journal()
+        self._timers = ReferenceTimers(self)
 
     # --- for the handles ---
 
@@ -99,6 +101,11 @@ class ReferenceKeyedBackend(BaseKeyedStateBackend):
     def place(self) -> Place:
         """Where the current key's entries are; raises if there is no current key."""
         return Place(self._key_group, self._namespace, self._require_key())
+
+    def enter(self, key: Any, namespace: bytes) -> None:
+        """Make a canonical key and an encoded namespace current, and read the clock."""
+        self._key, self._key_group, self._namespace = key, self._group_of(key), namespace
+        self._now = self._time()
 
     # --- states ---
 
@@ -180,5 +187,6 @@ class ReferenceKeyedBackend(BaseKeyedStateBackend):
 
     def _drop_all(self) -> None:
         self.journal.forget()
+        self._timers = ReferenceTimers(self)
         for state in self._states.values():
             state.table = type(state.table)(self.journal)
