@@ -32,6 +32,7 @@ from statebackend.operator_state import (
 from statebackend.runtime.batches import Batch, keys_of
 from statebackend.runtime.job import Job
 from statebackend.runtime.reading import column_values, rows_of
+from statebackend.timers import DOMAINS
 from statebackend.types.model import Type
 from statebackend.types.records import row_class
 
@@ -99,7 +100,11 @@ class Task:
             subtask_index=subtask_index, parallelism=parallelism, restore=restore
         )
         self._context = FunctionContext(
-            self.keyed, self.operator, self.metrics, has_event_time=job.event_time is not None
+            self.keyed,
+            self.operator,
+            self.metrics,
+            has_event_time=job.event_time is not None,
+            has_timers=not job.is_batch,
         )
         # What to return to for there to be no current key; only our own backends can.
         save = getattr(self.keyed, "_save_key", None)
@@ -143,7 +148,7 @@ class Task:
             given = _Given(self.job)
             self._forget_key()
             run(given)
-            self._fire(given)
+            self._fire(given, now)
             if isinstance(self._function, CheckpointedFunction):
                 self._function.snapshot_state(
                     FunctionSnapshotContext(checkpoint_id=batch_id, checkpoint_timestamp=now)
@@ -226,8 +231,17 @@ class Task:
             finally:
                 context._keys = None
 
-    def _fire(self, given: _Given) -> None:
-        """Fire the timers that are due."""
+    def _fire(self, given: _Given, now: int) -> None:
+        """Fire the timers that are due at the batch's time, those in event time first."""
+        if self.job.is_batch or not self.keyed.has_timers:
+            return
+        timers, on_timer, context = self.keyed.timers, self._function.on_timer, self._context
+        before = -1
+        while timers.fired != before:  # a timer of one domain may register one of the other
+            before = timers.fired
+            for domain in DOMAINS:
+                for timestamp in timers.due(now, domain):
+                    given.add(on_timer(timestamp, context))
 
     def _forget_key(self) -> None:
         """No current key, and no namespace: neither may depend on the batch before, which a restart forgets."""

@@ -21,7 +21,9 @@ from statebackend.timers import TimerRow
 domains = pytest.mark.parametrize("domain", ["event", "processing"])
 
 
-def register(keyed: KeyedStateBackend, key: Any, *times: int, namespace: Any = VOID, domain: str = "event") -> None:
+def register(
+    keyed: KeyedStateBackend, key: Any, *times: int, namespace: Any = VOID, domain: str = "event"
+) -> None:
     keyed.set_current_key(key)
     keyed.set_current_namespace(namespace)
     for time in times:
@@ -295,7 +297,9 @@ def test_random_use_agrees_with_a_sorted_set(make_keyed: MakeKeyed, key_type: ty
 # --- rows ---
 
 
-def test_rows_of_a_range_of_key_groups_are_loaded_elsewhere(backend: StateBackend, make_keyed: MakeKeyed) -> None:
+def test_rows_of_a_range_of_key_groups_are_loaded_elsewhere(
+    backend: StateBackend, make_keyed: MakeKeyed
+) -> None:
     keyed = make_keyed(max_parallelism=8)
     for key in range(40):
         register(keyed, key, key * 3 % 50, namespace=VOID if key % 3 else "n")
@@ -353,7 +357,11 @@ def test_domains_have_names(keyed: KeyedStateBackend) -> None:
 
 def test_a_key_has_to_be_current(make_keyed: MakeKeyed) -> None:
     keyed = make_keyed()
-    for call in (lambda: keyed.timers.register(1), lambda: keyed.timers.delete(1), lambda: keyed.timers.pending()):
+    for call in (
+        lambda: keyed.timers.register(1),
+        lambda: keyed.timers.delete(1),
+        lambda: keyed.timers.pending(),
+    ):
         with pytest.raises(UsageError, match="no current key"):
             call()
     assert list(keyed.timers.due(1)) == []
