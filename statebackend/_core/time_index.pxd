@@ -52,7 +52,7 @@ cdef class TimerHandle(MapHandle):
     cdef int drop_stale(self) except -1
     cdef uint64_t live(self) noexcept
     cdef int forget_all(self) except -1
-    cdef int walk(self, MapTable map, list rows, uint32_t first, uint32_t last) except -1
+    cdef int visit_all(self, MapTable map, list rows, uint32_t first, uint32_t last) except -1
 
 cdef class TimerIndex:
     cdef KeyContext context

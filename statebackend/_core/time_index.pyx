@@ -387,23 +387,23 @@ cdef class TimerHandle(MapHandle):
         """Build the queue anew from the set, which something else has filled. O(timers log timers)."""
         self.forget_all()
         self.rollbacks = self.core.rollbacks
-        self.walk(self.plain_map, None, 0, 0xFFFFFFFF)
+        self.visit_all(self.plain_map, None, 0, 0xFFFFFFFF)
         if self.spaced_map is not None:
-            self.walk(self.spaced_map, None, 0, 0xFFFFFFFF)
+            self.visit_all(self.spaced_map, None, 0, 0xFFFFFFFF)
 
     def _rows(self, uint32_t first_group, uint32_t last_group):
         """The timers of a range of key groups: (key group, canonical key, encoded namespace, time). O(timers)."""
         cdef list rows = []
         self.core.enter()
         try:
-            self.walk(self.plain_map, rows, first_group, last_group)
+            self.visit_all(self.plain_map, rows, first_group, last_group)
             if self.spaced_map is not None:
-                self.walk(self.spaced_map, rows, first_group, last_group)
+                self.visit_all(self.spaced_map, rows, first_group, last_group)
         finally:
             self.core.leave()
         return rows
 
-    cdef int walk(self, MapTable map, list rows, uint32_t first, uint32_t last) except -1:
+    cdef int visit_all(self, MapTable map, list rows, uint32_t first, uint32_t last) except -1:
         """Go over all entries: collect them in `rows`, or queue them if it is None."""
         cdef Table *table = map.entries.table
         cdef CowMap *entries

@@ -31,7 +31,7 @@ from statebackend.errors import ClosedError, KeyGroupError, UsageError
 from statebackend.key_encoding import ALL_NAMESPACES, VOID, decode_namespace, encode_namespace, key_encoder
 from statebackend.key_groups import MAX_PARALLELISM, KeyGroupRange
 from statebackend.state import KeyedState
-from statebackend.timers import Timers
+from statebackend.timers import DOMAINS, Timers
 from statebackend.ttl import StateTtlConfig
 from statebackend.types.model import Type
 
@@ -430,11 +430,22 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     def metrics(self) -> dict[str, Any]:
         self._check_open()
-        states = {
+        states: dict[str, dict[str, Any]] = {
             name: {"kind": state.descriptor.kind, "entries": self._entry_count(state)}
             for name, state in self._states.items()
         }
-        return {"entries": sum(each["entries"] for each in states.values()), "states": states}
+        for name, state in self._states.items():
+            if state.descriptor.ttl_config is not None:
+                states[name].update(self._expiry_metrics(state))
+        metrics = {"entries": sum(each["entries"] for each in states.values()), "states": states}
+        if self._timers is not None:
+            metrics["timers"] = {domain: self._timers.count(domain) for domain in DOMAINS}
+            metrics["timers_fired"] = self._timers.fired
+        return metrics
+
+    def _expiry_metrics(self, state: KeyedState) -> dict[str, Any]:
+        """What is known of a state with a time to live: what has expired, and what is left."""
+        return {}
 
     def close(self) -> None:
         if not self._closed:

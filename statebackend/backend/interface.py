@@ -289,7 +289,11 @@ class KeyedStateBackend(ABC):
 
     @abstractmethod
     def metrics(self) -> dict[str, Any]:
-        """Figures: at least ``entries``, and ``states`` with ``kind`` and ``entries`` by name."""
+        """Figures: at least ``entries``, and ``states`` with ``kind`` and ``entries`` by name.
+
+        Of states with a time to live also ``expired_on_read``, ``expired_by_cleanup`` and ``oldest_timestamp``; of
+        backends with timers ``timers``, how many wait by domain, and ``timers_fired``. Counts begin with the backend.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -40,6 +40,9 @@ __all__ = ["Task"]
 
 _log = logging.getLogger(__name__)
 
+#: Of states with ``cleanup_idle``, up to this much of what has expired is removed after each batch, or four times as
+#: much as the batch had rows: more than can have come.
+_CLEANED = 10_000
 #: Rows are read, and rows given out are turned into Arrow, in pieces of this many.
 _PIECE = 65_536
 
@@ -111,6 +114,8 @@ class Task:
         self._no_key = None if save is None else save()
         self._function: Any = None
         self._last_id = restored_id
+        #: Of the batch that runs: its rows, and the timers that had fired before it.
+        self._rows = self._fired_before = 0
         self._marks: tuple[Any, Any] | None = None
         #: The checkpoint for which a snapshot of the batch has been taken.
         self._taken: int | None = None
@@ -133,6 +138,8 @@ class Task:
         if self._marks is not None:
             raise UsageError("the batch before has not been ended")
         self._clock.set(now)
+        self._rows = 0
+        self._fired_before = self.keyed.timers.fired if self.keyed.has_timers else 0
         self._context.now, self._context.batch_id = now, batch_id
         of_operator = self.operator.mark()
         try:
@@ -149,6 +156,7 @@ class Task:
             self._forget_key()
             run(given)
             self._fire(given, now)
+            self.keyed.advance(max(_CLEANED, 4 * self._rows))
             if isinstance(self._function, CheckpointedFunction):
                 self._function.snapshot_state(
                     FunctionSnapshotContext(checkpoint_id=batch_id, checkpoint_timestamp=now)
@@ -157,6 +165,11 @@ class Task:
         except BaseException:
             self.undo()
             raise
+
+    @property
+    def timers_fired(self) -> int:
+        """How many timers the last batch fired."""
+        return self.keyed.timers.fired - self._fired_before if self.keyed.has_timers else 0
 
     def snapshot(self, checkpoint_id: int, store: CheckpointStore) -> list[Any]:
         """Open a view of all state, which is written in the background; what is returned has ``result()``."""
@@ -200,6 +213,7 @@ class Task:
             for row in rows_of(batch.broadcast):
                 given.add(process(row, self._context))
             self._forget_key()
+        self._rows = batch.rows.num_rows
         for start in range(0, batch.rows.num_rows, _PIECE):
             self._process(_pairs(self.job, batch.rows.slice(start, _PIECE)), given)
 
@@ -224,6 +238,7 @@ class Task:
 
     def _run_batch(self, batch: Batch, given: _Given) -> None:
         context, process = self._context, self._function.process_batch
+        self._rows = batch.rows.num_rows
         for each in batch.rows.to_batches() or [_empty_batch(batch.rows.schema)]:
             context._keys = keys_of(self.job, each)
             try:

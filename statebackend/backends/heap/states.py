@@ -143,6 +143,8 @@ def make_handle(handle: type[Handle], backend: HeapKeyedBackend, descriptor: Sta
         options["ttl"] = config.ttl
         options["refreshes"] = config.update_type is _OnReadAndWrite
         options["shows_expired"] = config.state_visibility is _ReturnExpired
+        if config.incremental_cleanup is not None:
+            options["cleanup_size"] = config.incremental_cleanup.cleanup_size
     if codec.layout == "object":
         options["watcher"] = backend.mutation_watcher
     shape: dict[str, Any] = {

@@ -86,6 +86,14 @@ class ReferenceKeyedBackend(BaseKeyedStateBackend):
         self.journal = Journal()
         self._timers = ReferenceTimers(self)
 
+    def set_current_key(self, key: Any) -> None:
+        super().set_current_key(key)
+        for state in self._states.values():
+            config = state.descriptor.ttl_config
+            cleanup = None if config is None else config.incremental_cleanup
+            if cleanup is not None and cleanup.run_cleanup_for_every_record:
+                state.accessed()
+
     # --- for the handles ---
 
     @property
@@ -151,7 +159,7 @@ class ReferenceKeyedBackend(BaseKeyedStateBackend):
     # --- time ---
 
     def advance(self, budget: int = 1000) -> int:
-        """Remove what has expired from states with ``cleanup_idle``: up to ``budget`` entries are changed."""
+        """Remove what has expired from states with ``cleanup_idle``: up to ``budget`` values, map entries, lists."""
         self._check_open()
         done = 0
         saved = self._save_key()
@@ -161,15 +169,22 @@ class ReferenceKeyedBackend(BaseKeyedStateBackend):
             if config is None or not config.cleanup_idle:
                 continue
             for at, stored in list(state.table):
-                left = state.without_expired(stored)
-                if done < budget and left != stored:
-                    done += 1
-                    if left is None:
-                        state.table.remove(at)
-                    else:
-                        state.table.put(at, left)
+                removed = state.clean(at, stored, budget - done) if done < budget else 0
+                state.expired_by_cleanup += removed
+                done += removed
         self._restore_key(saved)
         return done
+
+    def _expiry_metrics(self, state: Any) -> dict[str, Any]:
+        saved = self._save_key()
+        self._now = self._time()
+        oldest = state.oldest_timestamp()
+        self._restore_key(saved)
+        return {
+            "expired_on_read": state.expired_on_read,
+            "expired_by_cleanup": state.expired_by_cleanup,
+            "oldest_timestamp": oldest,
+        }
 
     # --- marks ---
 
