@@ -34,6 +34,7 @@ from statebackend.state import (
     ReducingState,
     ValueState,
 )
+from statebackend.timers import Timers
 from statebackend.types.model import Type
 
 __all__ = ["KeyedStateBackend", "StateBackend"]
@@ -240,9 +241,14 @@ class KeyedStateBackend(ABC):
     # --- time ---
 
     @property
-    def timers(self) -> Any:
-        """The timers of the backend; they come with a later version."""
-        raise UsageError("this backend has no timers yet", code="USAGE.NOT_AVAILABLE")
+    def has_timers(self) -> bool:
+        """Whether it has `timers`, which are optional."""
+        return False
+
+    @property
+    def timers(self) -> Timers:
+        """The timers of all keys; `register`, `delete` and `pending` are about the current key and namespace."""
+        raise UsageError(f"{type(self).__name__} has no timers", code="USAGE.NOT_AVAILABLE")
 
     @abstractmethod
     def advance(self, budget: int = 1000) -> int:
@@ -283,7 +289,11 @@ class KeyedStateBackend(ABC):
 
     @abstractmethod
     def metrics(self) -> dict[str, Any]:
-        """Figures: at least ``entries``, and ``states`` with ``kind`` and ``entries`` by name."""
+        """Figures: at least ``entries``, and ``states`` with ``kind`` and ``entries`` by name.
+
+        Of states with a time to live also ``expired_on_read``, ``expired_by_cleanup`` and ``oldest_timestamp``; of
+        backends with timers ``timers``, how many wait by domain, and ``timers_fired``. Counts begin with the backend.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -18,7 +18,6 @@ from statebackend.runtime import Job, Runner
 from statebackend.runtime.progress import Stopwatch
 from statebackend.types import STRING
 
-
 SCHEMA = "user string, total bigint, number bigint, token string"
 
 

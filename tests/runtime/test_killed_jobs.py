@@ -13,7 +13,6 @@ from store_process import Server, server
 from stream_process import BATCHES, check_stream
 
 
-
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Server]:
     with server(stream_process.__file__) as running:

@@ -18,7 +18,6 @@ from statebackend.runtime.progress import Stopwatch
 from statebackend.testing import ManualClock
 from statebackend.types import of
 
-
 SCHEMA = "user string, total bigint"
 
 

@@ -8,19 +8,20 @@ True
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import pyarrow as pa
 
 from statebackend.backend import BaseKeyedStateBackend
-from statebackend.checkpoint.format import GroupedBatch, Op, Section, write_data_file
 from statebackend.checkpoint.data_files import DataWriter
+from statebackend.checkpoint.format import Op, Section, write_data_file
 from statebackend.checkpoint.keyed.chain import Chain, Flight, Rewriting
 from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.restoring import (
     PART,
+    RestoredState,
     RestoredStates,
     keyed_snapshots,
     migration,
@@ -32,8 +33,11 @@ from statebackend.checkpoint.pending import PendingSnapshot
 from statebackend.checkpoint.store import CheckpointStore
 from statebackend.descriptors import StateDescriptor
 from statebackend.errors import UsageError
+from statebackend.key_encoding import KeyEncoder
+from statebackend.key_encoding.run_batch import canonical_list
 from statebackend.serializers import Compatibility
 from statebackend.state import KeyedState
+from statebackend.timers import DOMAINS, TimerRow, timer_state
 
 __all__ = ["CheckpointedKeyedBackend"]
 
@@ -105,10 +109,20 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._restored = read_checkpoint(
             checkpoint, self.key_type, self.max_parallelism, self.key_group_range
         )
+        self._load_timers()
         snapshots = keyed_snapshots(checkpoint)
         own = [each for each in snapshots if each.key_groups == self.key_group_range]
         if len(own) == 1:
             self._chain = Chain(own[0].files, self._open_point(), checkpoint.now)
+
+    def _load_timers(self) -> None:
+        if not self.has_timers:
+            return
+        for domain in DOMAINS:
+            restored = self._restored.take(timer_state(domain).name)
+            if restored is not None:
+                rows = _timer_rows(restored, domain, self._encoder)
+                self.timers.load(rows)
 
     def _new_state(self, descriptor: StateDescriptor) -> KeyedState:
         restored = self._restored.get(descriptor.name)
@@ -185,6 +199,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
     def _describe(self, checkpoint_id: int, writer: DataWriter, now: int) -> dict[str, Any]:
         described = [StateDescription.of(state.descriptor) for state in self._states.values()]
+        if self.has_timers:
+            described += [StateDescription.of(timer_state(domain)) for domain in DOMAINS]
         described += [restored.description for restored in self._restored]
         return {
             "checkpoint_id": checkpoint_id,
@@ -306,6 +322,26 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 self._rewriting.writer.abort()
                 self._rewriting = None
         super().close()
+
+
+def _timer_rows(restored: RestoredState, domain: str, encoder: KeyEncoder) -> Iterator[TimerRow]:
+    """The timers that rows of a checkpoint leave."""
+    left: dict[tuple[Any, bytes], set[int]] = {}
+    for rows in restored.batches:
+        for op, batch in phases(rows):
+            keys = canonical_list(encoder.encode_many(batch["key"]))
+            names = batch["namespace"].to_pylist() if "namespace" in batch.schema.names else [b""] * len(keys)
+            times = batch["map_key"].to_pylist()
+            for place, time in zip(zip(keys, names, strict=True), times, strict=True):
+                if op is Op.CLEAR:
+                    left.pop(place, None)
+                elif op is Op.REMOVE:
+                    left.get(place, set()).discard(time)
+                else:
+                    left.setdefault(place, set()).add(time)
+    for (key, namespace), found in left.items():
+        for time in found:
+            yield TimerRow(domain, 0, key, namespace, time)
 
 
 def _write(
