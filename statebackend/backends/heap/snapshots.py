@@ -61,7 +61,7 @@ class HeapView(RowSource):
 
     def _batches(self, reader: _Reader) -> Iterator[GroupedBatch]:
         expired_before = reader.expired_before(self._expired_at)
-        sizes = sum(self._view.group_sizes(table) for table in reader.tables)
+        sizes = np.sum([self._view.group_sizes(table) for table in reader.tables], axis=0)
         for first, last in _ranges(sizes, reader.first_group):
             parts = [part for part in reader.parts_of(self._view, first, last) if len(part)]
             weight = sum(int(part.weights().sum()) for part in parts)
@@ -208,19 +208,17 @@ class _Reader:
                 # What lies below a key that was removed is gone with it.
                 of_cleared = np.isin(owners.addresses, cleared.addresses[cleared.is_live])
                 gone = np.flatnonzero(owners.is_live & ~entries.is_live & ~of_cleared)
-                columns = entries.take(gone).keys()
-                removed.append(
-                    _Copied(self, Op.REMOVE, owners.take(gone).keys(), entries.groups[gone], columns)
-                )
-                live = np.flatnonzero(owners.is_live & entries.is_live)
-                live = live[np.lexsort((entries.take(live).links()[1], entries.groups[live]))]
-                columns = entries.take(live).columns()
-                put.append(_Copied(self, Op.PUT, owners.take(live).keys(), entries.groups[live], columns))
+                map_keys, keys = entries.take(gone).keys(), owners.take(gone).keys()
+                removed.append(_Copied(self, Op.REMOVE, keys, entries.groups[gone], map_keys))
+                there = np.flatnonzero(owners.is_live & entries.is_live)
+                there = there[np.lexsort((entries.take(there).links()[1], entries.groups[there]))]
+                columns, keys = entries.take(there).columns(), owners.take(there).keys()
+                put.append(_Copied(self, Op.PUT, keys, entries.groups[there], columns))
             return removed + put
         for table in self.tables:
             rows = changed_entries(table, mark)
-            live, gone = rows.take(rows.is_live), rows.take(~rows.is_live)
-            removed.append(_Copied(self, Op.REMOVE, gone.keys(), gone.groups))
+            absent, live = rows.take(~rows.is_live), rows.take(rows.is_live)
+            removed.append(_Copied(self, Op.REMOVE, absent.keys(), absent.groups))
             columns = live.columns()
             put.append(_Copied(self, Op.PUT, columns, live.groups, columns))
         return removed + put

@@ -171,10 +171,11 @@ class ReferenceRows(RowSource):
 
 def _all_rows(state: Any, expired_at: int | None) -> Iterator[Row]:
     config = state.descriptor.ttl_config
-    filters = expired_at is not None and config is not None and config.cleanup_full_snapshot
 
     def is_left(stamped: Stamped) -> bool:
-        return not filters or not expired(stamped.timestamp, config.ttl, expired_at)
+        if expired_at is None or config is None or not config.cleanup_full_snapshot:
+            return True
+        return not expired(stamped.timestamp, config.ttl, expired_at)
 
     for at, stored in list(state.table):
         if state.descriptor.kind == "map":
@@ -228,7 +229,9 @@ def load(
     puts = op in (Op.PUT, Op.APPEND)
     names = rows["namespace"].to_pylist() if "namespace" in rows.schema.names else [b""] * rows.num_rows
     map_keys = _plain(rows, "map_key", None if inner is None else descriptor.key_type)
-    values = _values(rows, value_type, descriptor.kind == "list") if puts else [None] * rows.num_rows
+    values: list[Any] = [None] * rows.num_rows
+    if puts:
+        values = _values(rows, value_type, descriptor.kind == "list")
     stamps = rows["timestamp"].to_pylist() if puts and "timestamp" in rows.schema.names else None
     for row, key in enumerate(from_arrow(rows["key"], backend.key_type)):
         canonical = keys.encode(key)

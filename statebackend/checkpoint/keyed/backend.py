@@ -142,12 +142,6 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         return state
 
     def undeclared_states(self) -> list[str]:
-        """The names of restored states that nobody has asked for yet; they are kept and written again.
-
-        >>> from statebackend.registry import create_backend
-        >>> create_backend("reference").create_keyed_backend(int).undeclared_states()
-        []
-        """
         self._check_open()
         return self._restored.names
 
@@ -186,13 +180,11 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         return pending
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """The checkpoint is committed: needed only where the store that committed it is in another process."""
         for flight in self._flights:
             if flight.writer.checkpoint_id == checkpoint_id:
                 flight.is_committed = True
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """The checkpoint will not be committed: what it held is written by the next one."""
         for flight in self._flights:
             if flight.writer.checkpoint_id == checkpoint_id:
                 flight.is_aborted = True
