@@ -281,10 +281,10 @@ class KeyedStateBackend(ABC):
         """Open a consistent view and write it in the background. Optional: raises if not supported."""
         raise UsageError(f"{type(self).__name__} writes no checkpoints", code="USAGE.NOT_AVAILABLE")
 
-    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # noqa: B027 - optional
         """The checkpoint is committed: needed only where the store that committed it is in another process."""
 
-    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:  # noqa: B027 - optional
         """The checkpoint will not be committed: what it held is written by the next one."""
 
     def undeclared_states(self) -> list[str]:

@@ -6,6 +6,7 @@ Traceback (most recent call last):
 statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store [USAGE.NO_CHECKPOINT]
 """
 
+from statebackend.tools.copying import drop_state, rescale
 from statebackend.tools.states import read_state
 
-__all__ = ["read_state"]
+__all__ = ["drop_state", "read_state", "rescale"]

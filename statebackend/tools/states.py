@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statebackend.checkpoint import Checkpoint, CheckpointReader, StateSnapshot
+from statebackend.checkpoint import Checkpoint, StateSnapshot
 from statebackend.checkpoint.format import DataFileReader, read_data_file
 from statebackend.errors import CorruptCheckpointError, SerializationError, UsageError
 from statebackend.key_encoding.namespace_columns import readable_namespaces
@@ -33,6 +33,7 @@ from statebackend.operator_state.columns import column_type
 from statebackend.operator_state.snapshots import PART as OPERATOR
 from statebackend.operator_state.snapshots import type_roles
 from statebackend.tools.applying import applied
+from statebackend.tools.opening import no_state, open_checkpoint
 
 __all__ = ["read_state"]
 
@@ -51,16 +52,10 @@ def read_state(uri: str | os.PathLike[str], name: str, id: int | None = None) ->
     the number of the instance, ``map_key`` for broadcast states, and ``value``. Rows come in no particular order.
     What has expired and is still there is read too. Pickles are bytes: nothing is executed.
     """
-    checkpoint = _open(uri, id)
+    checkpoint = open_checkpoint(uri, id)
     snapshots = [each for each in checkpoint.snapshots if _described(each, name) is not None]
     if not snapshots:
-        known = sorted({state["name"] for each in checkpoint.snapshots for state in each.states})
-        raise UsageError(
-            f"there is no state {name!r}",
-            code="USAGE.NO_STATE",
-            detail=f"checkpoint {checkpoint.id}",
-            hint=f"there are: {', '.join(map(repr, known)) or 'none'}",
-        )
+        raise no_state(checkpoint, name)
     operators = [each for each in snapshots if each.extra.get("part") == OPERATOR]
     if operators and len(operators) < len(snapshots):
         raise UsageError(
@@ -71,19 +66,6 @@ def read_state(uri: str | os.PathLike[str], name: str, id: int | None = None) ->
     if operators:
         return _operator_table(checkpoint, operators, name)
     return _keyed_table(checkpoint, snapshots, name)
-
-
-def _open(uri: str | os.PathLike[str], id: int | None) -> Checkpoint:
-    store = CheckpointReader(uri)
-    newest = store.latest() if id is None else id
-    if newest is None:
-        raise UsageError(
-            "there is no checkpoint",
-            code="USAGE.NO_CHECKPOINT",
-            detail=store.uri,
-            hint="give the uri of a store",
-        )
-    return store.open(newest)
 
 
 def _described(snapshot: StateSnapshot, name: str) -> dict[str, Any] | None:
