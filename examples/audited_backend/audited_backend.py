@@ -2,7 +2,6 @@
 
 import logging
 
-import statebackend as sb
 from statebackend.backends.reference import ReferenceBackend, ReferenceKeyedBackend
 
 log = logging.getLogger(__name__)
