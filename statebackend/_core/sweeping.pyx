@@ -223,6 +223,7 @@ cdef class ExpiryIndex:
         cdef uint32_t index, slot, first = stretch << STRETCH_SHIFT, last = first + (1 << STRETCH_SHIFT)
         cdef int64_t oldest, bound = now, elements = 0
         cdef int n = 0, t
+        self.looks += 1
         if last > map.primary.capacity:
             last = map.primary.capacity
         for index in range(first, last):
@@ -249,12 +250,3 @@ cdef class ExpiryIndex:
     def forget(self):
         """Old timestamps have come back: nothing is known. O(1)."""
         self.undone = 0xFFFFFFFFFFFFFFFF
-
-    @property
-    def looked(self):
-        """Bounds that are known, for tests: by key group, the oldest and the number of stretches."""
-        cdef uint32_t g
-        if self.maps == NULL:
-            return {}
-        return {self.table.first_group + g: (self.maps[g].oldest, self.maps[g].n)
-                for g in range(self.n_maps) if self.maps[g].n}
