@@ -154,7 +154,7 @@ cdef class ExpiryIndex:
         self.next_oldest = INT64_MAX
         return 0
 
-    cdef int found(self, int64_t ttl, int64_t now, uint32_t *slots, CowMap **map) noexcept nogil:
+    cdef int found(self, int64_t ttl, int64_t now, uint32_t *slots, CowMap **map) noexcept:
         """The slots of entries with something expired, of the next stretch that has any; 0 after the last.
 
         To be cleaned before the next call, or that call finds them again. -1 without memory.
@@ -191,7 +191,7 @@ cdef class ExpiryIndex:
         self.oldest = self.next_oldest
         return 0
 
-    cdef bint fit(self, Stretches *known, CowMap *map) noexcept nogil:
+    cdef bint fit(self, Stretches *known, CowMap *map) noexcept:
         """Make the bounds those of the map's buckets as they are; False without memory."""
         cdef uint32_t capacity = map.primary.capacity, n = (capacity + (1 << STRETCH_SHIFT) - 1) >> STRETCH_SHIFT, i
         cdef int64_t *bounds
@@ -214,7 +214,7 @@ cdef class ExpiryIndex:
         return True
 
     cdef int look_at(self, Stretches *known, CowMap *map, uint32_t stretch, int64_t ttl, int64_t now,
-                     uint32_t *slots) noexcept nogil:
+                     uint32_t *slots) noexcept:
         """Collect what has expired in a stretch, up to MAX_FOUND; if nothing has, find its bound."""
         cdef Table *table = self.table
         cdef BucketTable *buckets
