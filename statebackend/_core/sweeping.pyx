@@ -17,21 +17,21 @@ write can make a bound wrong: writes do not know about the index and pay nothing
 bound has expired; then its bound rises to the oldest timestamp that it holds, and to no more than now, because of what
 will be written there. So a stretch is looked at when something in it expires, and once in a time to live anyway.
 
-Bounds are of buckets and not of slots, because an entry stays in its bucket when it is cloned for a snapshot. A map that
-grows splits each bucket in two that keep the bound. What brings old timestamps back (a rollback, a clock that is set
+Bounds are of buckets and not of slots, because an entry stays in its bucket when it is cloned for a snapshot. A map
+that grows splits each bucket in two that keep the bound. What brings old timestamps back (a rollback, a clock that is set
 back, entries moved with their timestamps) makes the bounds unknown, and the next pass looks at everything, once.
 """
 
 cimport cython
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
-from statebackend._core.arena cimport Budget, raw_alloc, raw_free
+from statebackend._core.arena cimport raw_alloc, raw_free
 from statebackend._core.cow_map cimport (
     FREE_SLOT, VALUE_LIST, BucketTable, CowMap, Entry, ListChunk, ListHead, Table, before_operation, bucket, entry_at,
     first_of_run, payload_of, value_of)
 from statebackend._core.expiry cimport is_expired
-from statebackend._core.platform cimport likely, unlikely
+from statebackend._core.platform cimport likely
 from statebackend._core.state_table cimport StateTable
 
 cdef enum:

@@ -227,7 +227,11 @@ class TwoBackends(RuleBasedStateMachine):
         self.clock.advance(step)
         self.set_key(data)
 
-    @rule(data=st.data(), step=st.sampled_from([1, TTL // 2, 2 * TTL]), really=st.sampled_from([False, False, True]))
+    @rule(
+        data=st.data(),
+        step=st.sampled_from([1, TTL // 2, 2 * TTL]),
+        really=st.sampled_from([False, False, True]),
+    )
     def set_the_clock_back(self, data: st.DataObject, step: int, really: bool) -> None:
         if really:
             self.has_gone_back = True

@@ -56,12 +56,8 @@ def first(elements: list[str]) -> str | None:
 
 
 KINDS = {
-    "value": Kind(
-        lambda: ValueStateDescriptor("s", str), lambda s, v: s.update(v), lambda s: s.value()
-    ),
-    "list": Kind(
-        lambda: ListStateDescriptor("s", str), lambda s, v: s.update([v]), lambda s: first(s.get())
-    ),
+    "value": Kind(lambda: ValueStateDescriptor("s", str), lambda s, v: s.update(v), lambda s: s.value()),
+    "list": Kind(lambda: ListStateDescriptor("s", str), lambda s, v: s.update([v]), lambda s: first(s.get())),
     "iterated list": Kind(
         lambda: ListStateDescriptor("s", str), lambda s, v: s.update([v]), lambda s: first(list(s))
     ),
@@ -106,7 +102,9 @@ def incremental(cleanup: str) -> bool:
 
 
 @combinations
-def test_steps(make_keyed: MakeKeyed, clock: ManualClock, kind: str, update: Any, visibility: Any, cleanup: str) -> None:
+def test_steps(
+    make_keyed: MakeKeyed, clock: ManualClock, kind: str, update: Any, visibility: Any, cleanup: str
+) -> None:
     keyed = make_keyed(max_parallelism=4)
     state = make_state(keyed, kind, update_type=update, state_visibility=visibility, **CLEANUPS[cleanup])
     write, read = KINDS[kind].write, KINDS[kind].read

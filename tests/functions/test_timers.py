@@ -161,7 +161,8 @@ def test_a_batch_function_has_no_timers(backend: str) -> None:
 
 def test_sessions_of_clicks_are_those_of_a_loop(backend: str, tmp_path: Path) -> None:
     spec = importlib.util.spec_from_file_location("click_sessions", CLICK_SESSIONS)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     clicks, users = (2_000, 1_200) if backend == "heap" else (100, 60)

@@ -170,7 +170,7 @@ class HeapKeyedBackend(KeyContext, BaseKeyedStateBackend):
     # --- time ---
 
     def _time(self) -> int:
-        return self._saw(super()._time())  # type: ignore[no-any-return]
+        return self._saw(super()._time())
 
     def advance(self, budget: int = 1000) -> int:
         """Remove what has expired of states with ``cleanup_idle``, and reclaim memory; returns how much expired.

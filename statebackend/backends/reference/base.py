@@ -126,7 +126,9 @@ class ReferenceState(KeyedState, Generic[S]):
     def oldest_timestamp(self) -> int | None:
         """The oldest timestamp of what has not expired."""
         found = [self._timestamps(stored) for _, stored in self.table]
-        alive = [each for each in itertools.chain(*found) if not expired(each, self._ttl or 1, self._backend.now)]
+        alive = [
+            each for each in itertools.chain(*found) if not expired(each, self._ttl or 1, self._backend.now)
+        ]
         return min(alive, default=None)
 
     # --- what each kind says about what it stores ---
