@@ -18,8 +18,8 @@ bound has expired; then its bound rises to the oldest timestamp that it holds, a
 will be written there. So a stretch is looked at when something in it expires, and once in a time to live anyway.
 
 Bounds are of buckets and not of slots, because an entry stays in its bucket when it is cloned for a snapshot. A map
-that grows splits each bucket in two that keep the bound. What brings old timestamps back (a rollback, a clock that is set
-back, entries moved with their timestamps) makes the bounds unknown, and the next pass looks at everything, once.
+that grows splits each bucket in two that keep the bound. What brings old timestamps back (a rollback, a clock that is
+set back, entries moved with their timestamps) makes the bounds unknown, and the next pass looks at everything, once.
 """
 
 cimport cython

@@ -1,7 +1,7 @@
 """Time to live as a programme of steps, for every kind of state, update type, visibility and cleanup.
 
-The idea is that of the tests of Flink's TTL states: a few writes and reads at chosen milliseconds, with what each has to
-give, run in every combination of the options. A small model says what that is.
+The idea is that of the tests of Flink's TTL states: a few writes and reads at chosen milliseconds, with what each has
+to give, run in every combination of the options. A small model says what that is.
 """
 
 from __future__ import annotations
