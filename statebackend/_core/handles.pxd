@@ -47,8 +47,8 @@ cdef class Handle:
     cdef int64_t cleanup_size            # entries that an access looks at; 0: there is no incremental cleanup
     cdef Sweep walk                      # where the cleanup goes on
     cdef bint walks_spaced
-    cdef ExpiryIndex plain_index         # of what expires; None before `advance` first asks
-    cdef ExpiryIndex spaced_index
+    cdef readonly ExpiryIndex plain_index    # of what expires; None before `advance` first asks
+    cdef readonly ExpiryIndex spaced_index
     cdef uint64_t expired_on_read
     cdef uint64_t expired_by_cleanup
     cdef int64_t oldest                  # timestamp that the last full round of cleanup has seen

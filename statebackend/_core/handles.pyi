@@ -7,6 +7,7 @@ from statebackend._core.codecs import ValueCodec
 from statebackend._core.key_context import KeyContext
 from statebackend._core.state_core import StateCore
 from statebackend._core.state_table import StateTable
+from statebackend._core.sweeping import ExpiryIndex
 
 class Handle:
     def __init__(
@@ -33,6 +34,10 @@ class Handle:
     def plain(self) -> StateTable: ...
     @property
     def spaced(self) -> StateTable | None: ...
+    @property
+    def plain_index(self) -> ExpiryIndex | None: ...
+    @property
+    def spaced_index(self) -> ExpiryIndex | None: ...
     @property
     def descriptor(self) -> Any: ...
     @property

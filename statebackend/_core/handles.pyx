@@ -26,9 +26,9 @@ from statebackend._core.arena cimport CHECKED, Blob, blob_data
 from statebackend._core.codecs cimport (
     FORM_FLOAT, FORM_LONG, FORM_OBJECT, FORM_STRING, MAX_STORED, ValueCodec)
 from statebackend._core.cow_map cimport (
-    VALUE_OBJECT, BucketTable, CoreKey, CowMap, Entry, Table, before_operation, bucket, entry_at, find_blob, find_int,
-    hash_blob_key, hash_int_key, hash_of, insert, key_object, map_new, namespace_of, payload_drop, payload_of, payload_ref,
-    remove, slot_for_write, value_of)
+    VALUE_OBJECT, BucketTable, CoreKey, CowMap, Entry, Table, before_operation, bucket, entry_at, find_blob,
+    find_int, hash_blob_key, hash_int_key, hash_of, insert, key_object, map_new, namespace_of, payload_drop,
+    payload_of, payload_ref, remove, slot_for_write, value_of)
 from statebackend._core.expiry cimport is_expired
 from statebackend._core.key_context cimport KeyContext
 from statebackend._core.look_ahead cimport REACH_BLOB, REACH_ENTRY, note_visit

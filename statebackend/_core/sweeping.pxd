@@ -56,8 +56,9 @@ cdef class ExpiryIndex:
     cdef uint32_t capacity               # that it had when its first stretch was looked at; 0: not begun
     cdef int64_t map_oldest              # of the stretches before
     cdef int64_t next_oldest             # of the maps before it
+    cdef readonly uint64_t looks         # how often a stretch was looked at
     cdef int begin(self, uint64_t setbacks) except -1
-    cdef int found(self, int64_t ttl, int64_t now, uint32_t *slots, CowMap **map) noexcept nogil
-    cdef bint fit(self, Stretches *known, CowMap *map) noexcept nogil
+    cdef int found(self, int64_t ttl, int64_t now, uint32_t *slots, CowMap **map) noexcept
+    cdef bint fit(self, Stretches *known, CowMap *map) noexcept
     cdef int look_at(self, Stretches *known, CowMap *map, uint32_t stretch, int64_t ttl, int64_t now,
-                     uint32_t *slots) noexcept nogil
+                     uint32_t *slots) noexcept

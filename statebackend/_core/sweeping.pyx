@@ -17,21 +17,21 @@ write can make a bound wrong: writes do not know about the index and pay nothing
 bound has expired; then its bound rises to the oldest timestamp that it holds, and to no more than now, because of what
 will be written there. So a stretch is looked at when something in it expires, and once in a time to live anyway.
 
-Bounds are of buckets and not of slots, because an entry stays in its bucket when it is cloned for a snapshot. A map that
-grows splits each bucket in two that keep the bound. What brings old timestamps back (a rollback, a clock that is set
-back, entries moved with their timestamps) makes the bounds unknown, and the next pass looks at everything, once.
+Bounds are of buckets and not of slots, because an entry stays in its bucket when it is cloned for a snapshot. A map
+that grows splits each bucket in two that keep the bound. What brings old timestamps back (a rollback, a clock that is
+set back, entries moved with their timestamps) makes the bounds unknown, and the next pass looks at everything, once.
 """
 
 cimport cython
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
-from statebackend._core.arena cimport Budget, raw_alloc, raw_free
+from statebackend._core.arena cimport raw_alloc, raw_free
 from statebackend._core.cow_map cimport (
     FREE_SLOT, VALUE_LIST, BucketTable, CowMap, Entry, ListChunk, ListHead, Table, before_operation, bucket, entry_at,
     first_of_run, payload_of, value_of)
 from statebackend._core.expiry cimport is_expired
-from statebackend._core.platform cimport likely, unlikely
+from statebackend._core.platform cimport likely
 from statebackend._core.state_table cimport StateTable
 
 cdef enum:
@@ -154,7 +154,7 @@ cdef class ExpiryIndex:
         self.next_oldest = INT64_MAX
         return 0
 
-    cdef int found(self, int64_t ttl, int64_t now, uint32_t *slots, CowMap **map) noexcept nogil:
+    cdef int found(self, int64_t ttl, int64_t now, uint32_t *slots, CowMap **map) noexcept:
         """The slots of entries with something expired, of the next stretch that has any; 0 after the last.
 
         To be cleaned before the next call, or that call finds them again. -1 without memory.
@@ -191,7 +191,7 @@ cdef class ExpiryIndex:
         self.oldest = self.next_oldest
         return 0
 
-    cdef bint fit(self, Stretches *known, CowMap *map) noexcept nogil:
+    cdef bint fit(self, Stretches *known, CowMap *map) noexcept:
         """Make the bounds those of the map's buckets as they are; False without memory."""
         cdef uint32_t capacity = map.primary.capacity, n = (capacity + (1 << STRETCH_SHIFT) - 1) >> STRETCH_SHIFT, i
         cdef int64_t *bounds
@@ -214,7 +214,7 @@ cdef class ExpiryIndex:
         return True
 
     cdef int look_at(self, Stretches *known, CowMap *map, uint32_t stretch, int64_t ttl, int64_t now,
-                     uint32_t *slots) noexcept nogil:
+                     uint32_t *slots) noexcept:
         """Collect what has expired in a stretch, up to MAX_FOUND; if nothing has, find its bound."""
         cdef Table *table = self.table
         cdef BucketTable *buckets
@@ -223,6 +223,7 @@ cdef class ExpiryIndex:
         cdef uint32_t index, slot, first = stretch << STRETCH_SHIFT, last = first + (1 << STRETCH_SHIFT)
         cdef int64_t oldest, bound = now, elements = 0
         cdef int n = 0, t
+        self.looks += 1
         if last > map.primary.capacity:
             last = map.primary.capacity
         for index in range(first, last):
@@ -249,12 +250,3 @@ cdef class ExpiryIndex:
     def forget(self):
         """Old timestamps have come back: nothing is known. O(1)."""
         self.undone = 0xFFFFFFFFFFFFFFFF
-
-    @property
-    def looked(self):
-        """Bounds that are known, for tests: by key group, the oldest and the number of stretches."""
-        cdef uint32_t g
-        if self.maps == NULL:
-            return {}
-        return {self.table.first_group + g: (self.maps[g].oldest, self.maps[g].n)
-                for g in range(self.n_maps) if self.maps[g].n}

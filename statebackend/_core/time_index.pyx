@@ -7,10 +7,10 @@
          |  anchor      ^ sequence                                |
          +--------------+-----------------------------------------+
 
-The set is an ordinary map state of the backend: so timers are journalled, rolled back, written to checkpoints, restored
-and rescaled as state is. The queue says in which order they fire, and is never asked whether one is there: a node counts
-if the set has its time below its anchor, with the sequence number of that registration. A deleted timer leaves its node,
-which is stale then, and so does one whose registration is rolled back.
+The set is an ordinary map state of the backend: so timers are journalled, rolled back, written to checkpoints,
+restored and rescaled as state is. The queue says in which order they fire, and is never asked whether one is there: a
+node counts if the set has its time below its anchor, with the sequence number of that registration. A deleted timer
+leaves its node, which is stale then, and so does one whose registration is rolled back.
 
 What a rollback brings back needs its node again. So a node that leaves the queue while a mark is open is put aside, and
 goes back into the queue when the core has rolled back since. Nodes hold a reference to their anchor, so that its number
@@ -34,7 +34,6 @@ from statebackend._core.key_context cimport TIME_OF_CLOCK, TIME_OF_SYSTEM, KeyCo
 from statebackend._core.map_handle cimport MapHandle
 from statebackend._core.map_table cimport MapTable, insert_threaded
 from statebackend._core.platform cimport likely, prefetch, unlikely
-from statebackend._core.state_table cimport StateTable
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
@@ -315,7 +314,7 @@ cdef class TimerHandle(MapHandle):
 
     cdef int settle(self) except -1:
         """What every call begins with: after a rollback, nodes that were put aside go back."""
-        cdef int steps
+        cdef int _step
         if unlikely(self.core.closed):
             self.begin()
         if likely(self.dropped.size == 0):
@@ -331,7 +330,7 @@ cdef class TimerHandle(MapHandle):
                 nodes_shrink(&self.core.arena.budget, &self.dropped)
             self.rollbacks = self.core.rollbacks
         elif self.core.core.journal_version == 0:
-            for steps in range(LET_GO_PER_OPERATION):
+            for _step in range(LET_GO_PER_OPERATION):
                 if self.dropped.size:
                     self.dropped.size -= 1
                     self.let_go(node_at(&self.dropped, self.dropped.size))
@@ -340,8 +339,8 @@ cdef class TimerHandle(MapHandle):
 
     cdef int drop_stale(self) except -1:
         """Look for stale nodes, a few, once they are more than half."""
-        cdef int looks
-        for looks in range(LOOKS_PER_REGISTRATION):
+        cdef int _look
+        for _look in range(LOOKS_PER_REGISTRATION):
             if likely(self.queue.size <= 2 * self.live() + STALE_AT_LEAST):
                 return 0
             if self.cursor >= self.queue.size:

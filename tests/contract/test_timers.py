@@ -259,9 +259,10 @@ def test_timers_registered_first_after_a_mark_are_gone_after_a_rollback(keyed: K
 
 
 @pytest.mark.parametrize("key_type", [int, str])
-def test_random_use_agrees_with_a_sorted_set(make_keyed: MakeKeyed, key_type: type) -> None:
+def test_random_use_agrees_with_a_sorted_set(
+    make_keyed: MakeKeyed, key_type: type, rng: random.Random
+) -> None:
     keyed = make_keyed(key_type, max_parallelism=8)
-    rng = random.Random(11)
     wanted: set[tuple[int, Any]] = set()
     marks: list[tuple[Any, set[tuple[int, Any]]]] = []
     now = 0
