@@ -1,0 +1,76 @@
+"""Measures what checkpoints cost: ``python -m bench.checkpoint P5 P10 P11 slow-down``, or all without names.
+
+Prints a table and writes ``build/bench/checkpoint.json``. Nothing else should run on the machine meanwhile. ``--n`` entries,
+``--folder`` on the disk that is to be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from bench.checkpoint import costs
+from bench.common.report import Report
+
+CHANGED = (1000, 10_000, 100_000, 1_000_000)
+
+
+def p5(report: Report, args: argparse.Namespace) -> None:
+    for groups in (128, 1024):
+        taken = costs.pause(args.n, 10, groups, args.samples, args.folder)
+        report.row(
+            "P5", f"pause of snapshot(), 10 states, {args.n:,} entries, {groups} key groups", taken, "ms"
+        )
+
+
+def p10(report: Report, args: argparse.Namespace) -> None:
+    report.row("P10", "fsync of 4 KB", costs.fsync_ms(args.folder), "ms")
+    changed = [count for count in CHANGED if 2 * count <= args.n]
+    for count, taken in costs.incremental(args.n, changed, args.samples, args.folder).items():
+        allowed = 20 + 0.3e-3 * count
+        report.row("P10", f"delta of {count:,} changes, snapshot() returns", taken["pause"], "ms")
+        report.row(
+            "P10", f"delta of {count:,} changes, committed; at most {allowed:.0f} ms", taken["total"], "ms"
+        )
+
+
+def p11(report: Report, args: argparse.Namespace) -> None:
+    taken = costs.full(args.n, args.samples, args.folder)
+    report.row(
+        "P11", f"full checkpoint, {args.n:,} entries, committed; at least 5", taken["write"], "M entries/s"
+    )
+    report.row("P11", "its restore; at least 5", taken["restore"], "M entries/s")
+    report.row("P11", "its size", taken["bytes"], "bytes/entry")
+
+
+def slow_down(report: Report, args: argparse.Namespace) -> None:
+    for layout in ("inline", "arena", "object"):
+        n = args.n if layout != "object" else args.n // 10
+        taken = costs.slow_down(n, layout, max(1, args.samples // 3), args.folder)
+        what = f"{layout}, {n:,} entries"
+        report.row("slow-down", f"update of a row, {what}", taken["alone"], "ns")
+        report.row("slow-down", f"the same while a full checkpoint is written, {what}", taken["beside"], "ns")
+        report.row("slow-down", f"longest batch meanwhile, {what}", taken["worst"], "ms")
+        report.row("slow-down", f"time to write it, {what}", taken["writing"], "s")
+
+
+FIGURES = {"P5": p5, "P10": p10, "P11": p11, "slow-down": slow_down}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.checkpoint")
+    parser.add_argument("figures", nargs="*", choices=[*FIGURES, []], help="default: all")
+    parser.add_argument("--n", type=int, default=10_000_000, help="entries")
+    parser.add_argument("--samples", type=int, default=7)
+    parser.add_argument(
+        "--folder", default=None, help="where the store lies; default: the system's for temporary files"
+    )
+    args = parser.parse_args()
+    report = Report()
+    for name in args.figures or FIGURES:
+        FIGURES[name](report, args)
+    report.write(Path("build/bench/checkpoint.json"), args)
+
+
+if __name__ == "__main__":
+    main()
