@@ -430,6 +430,12 @@ cdef void repoint_thread(Table *table, uint32_t slot) noexcept nogil:
         anchor.last = slot
 
 
+cdef inline void name_head(Table *table, uint32_t slot) noexcept nogil:
+    """Make the anchor of a map state's key name `slot` as the key's live entry."""
+    if table.layout.value_kind == VALUE_ANCHOR:
+        head_anchor(table, slot).head = slot
+
+
 cdef void unlink_thread(Table *table, Entry *entry) noexcept nogil:
     """Take an entry out of its thread; it keeps its own links, by which it can come back."""
     cdef Core *core = table.core
@@ -471,6 +477,7 @@ cdef uint32_t own_entry(Lane *lane, Table *table, CowMap *map, uint32_t slot, ui
             link[0] = clone
             if table.layout.off_thread:
                 repoint_thread(table, clone)
+            name_head(table, clone)
             retire(lane, table, map, current, clone, log)
         if current == slot:
             return clone
@@ -663,6 +670,7 @@ cdef int move_bucket(Lane *lane, Table *table, CowMap *map, uint32_t index) noex
                 # A neighbour may have been replaced since the clone was made.
                 thread_of(table, entry)[0] = thread_of(table, entry_at(core, slot))[0]
                 repoint_thread(table, clone)
+            name_head(table, clone)
             retire(lane, table, map, slot, clone, log)
             slot = clone
         entry.next = target[0]
@@ -858,6 +866,8 @@ cdef inline void unlink_entry(Lane *lane, Table *table, CowMap *map, uint32_t *l
     link[0] = entry_at(lane.core, slot).next
     if table.layout.off_thread:
         unlink_thread(table, entry_at(lane.core, slot))
+    elif table.layout.value_kind == VALUE_ANCHOR:
+        head_anchor(table, slot).head = 0
     active_table(map, hash).size -= 1
     map.modifications += 1
     lane.entries -= 1
@@ -991,6 +1001,7 @@ cdef bint undo_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, Log 
         repoint_thread(table, back)
         anchor = <Anchor *>address(core.arena, namespace_of(table, entry))
         anchor.modifications += 1
+    name_head(table, back)
     buckets.size += 1
     map.modifications += 1
     lane.entries += 1

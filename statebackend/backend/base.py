@@ -229,12 +229,16 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         state = self._states.get(descriptor.name)
         if state is None:
             self._check_time(descriptor)
-            state = self._create_state(copy.copy(descriptor))
+            state = self._new_state(copy.copy(descriptor))
             self._states[descriptor.name] = state
             return state
         state.descriptor.check_same_state(descriptor)
         self._redeclare_state(state, copy.copy(descriptor))
         return state
+
+    def _new_state(self, descriptor: StateDescriptor) -> KeyedState:
+        """The handle of a state that is asked for the first time, with what was restored of it."""
+        return self._create_state(descriptor)
 
     def _check_time(self, descriptor: StateDescriptor) -> None:
         config = descriptor.ttl_config

@@ -259,6 +259,11 @@ class DataWriter:
                 file.write(chunk)
             return file.finish()
 
+    def read_back(self, file: StoredFile) -> Any:
+        """A finished file of this writer, as a seekable ``pyarrow.NativeFile``."""
+        with storing(f"opening {file.name}"):
+            return self._files.open_input(file.name)
+
     def sync(self) -> None:
         """Make the names of the files that were made durable; commits do so for files of this process."""
         folder = data_folder(self.epoch)
