@@ -69,6 +69,8 @@ MODULES: dict[str, Module] = {
     "statebackend._core.handles": Module("the scalar handles of the heap backend: one value for a key"),
     "statebackend._core.list_handle": Module("the handle of list states"),
     "statebackend._core.map_handle": Module("the handle of map states"),
+    "statebackend._core.sweeping": Module("finding what has expired: a walk, and an index of when it is due"),
+    "statebackend._core.time_index": Module("timers: their set, and the queue in the order of firing"),
     "statebackend._core.accumulators": Module("what a stored value becomes when another is added"),
     "statebackend._core.adding_kernels": Module("batches of additions to reductions and aggregates"),
     "statebackend._core.gathering": Module("values and lists of many entries as columns"),

@@ -39,7 +39,9 @@ def key_of(key_type: Any, number: int) -> Any:
 class Story:
     """Changes a backend at random: all kinds of state, or some of them."""
 
-    def __init__(self, keyed: Any, rng: random.Random, key_type: Any, *, names: Any = None, keys: int = 40) -> None:
+    def __init__(
+        self, keyed: Any, rng: random.Random, key_type: Any, *, names: Any = None, keys: int = 40
+    ) -> None:
         self.keyed = keyed
         self.rng = rng
         self.keys = [key_of(key_type, number) for number in range(keys)]
@@ -50,8 +52,19 @@ class Story:
         for _ in range(steps):
             self.keyed.set_current_key(self.rng.choice(self.keys))
             self.keyed.set_current_namespace(self.rng.choice(NAMESPACES))
+            if self.rng.random() < 0.1:
+                self._change_timers()
+                continue
             name = self.rng.choice(list(self.states))
             self._change_one(name, self.states[name])
+
+    def _change_timers(self) -> None:
+        domain, at = self.rng.choice(["event", "processing"]), self.rng.randrange(10_000)
+        self.keyed.timers.register(at, domain)
+        if self.rng.random() < 0.3:
+            self.keyed.timers.delete(self.rng.choice(self.keyed.timers.pending(domain)), domain)
+        elif self.rng.random() < 0.05:
+            list(self.keyed.timers.due(at, domain))
 
     def _change_one(self, name: str, state: Any) -> None:
         rng, kind = self.rng, state.descriptor.kind
@@ -94,4 +107,7 @@ def contents(keyed: Any, names: Any = None) -> list[Any]:
             kind = state.descriptor.kind
             held = state.value() if kind == "value" else list(state.items()) if kind == "map" else state.get()
             found.append((name, key, repr(namespace), held))
+    found += sorted(
+        (*row[:1], row.key_group, row.key, row.namespace, row.timestamp) for row in keyed.timers.rows()
+    )
     return found

@@ -97,6 +97,7 @@ def expected(folder: Path) -> list[Session]:
         for row in pq.read_table(path).to_pylist():
             clicks.setdefault(row["user"], []).append((milliseconds(row["at"]), row["page"]))
     sessions: list[Session] = []
+    end = max(at for each in clicks.values() for at, _ in each) - LATE
     for user, each in clicks.items():
         each.sort(key=lambda click: click[0])
         run: list[tuple[int, str]] = []
@@ -105,7 +106,9 @@ def expected(folder: Path) -> list[Session]:
                 sessions.append((user, run[0][0], run[-1][0], [page for _, page in run]))
                 run = []
             run.append((at, page))
-    return sorted(sessions)  # the last run of a user has not ended
+        if run[-1][0] + GAP <= end:
+            sessions.append((user, run[0][0], run[-1][0], [page for _, page in run]))
+    return sorted(sessions)
 
 
 def run(spark: Any, folder: Path) -> list[Session]:

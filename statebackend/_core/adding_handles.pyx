@@ -82,6 +82,8 @@ cdef class PlannedReducingHandle(ReducingHandle):
     def add(self, value):
         """Add a value; None clears. O(1) expected."""
         cdef char stored[MAX_STORED]
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
         if value is None:
             self.clear_here()
             return
@@ -115,6 +117,8 @@ cdef class PlannedAggregatingHandle(AggregatingHandle):
     def add(self, value):
         """Add a value; None clears. If the function raises, nothing has changed. O(1) expected."""
         cdef char stored[MAX_STORED]
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
         if value is None:
             self.clear_here()
             return

@@ -27,6 +27,7 @@ def changed_entries(StateTable table not None, Mark mark not None):
     """What was inserted, written or removed since `mark`: each key once, those that are there now as they are.
 
     >>> from statebackend._core.state_core import StateCore
+    >>> from statebackend._core.state_table import StateTable
     >>> core = StateCore()
     >>> table = StateTable(core)
     >>> table.put(1, 10); table.put(2, 20)

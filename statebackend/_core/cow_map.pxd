@@ -42,8 +42,8 @@ Invariants, verified by `check_map` (of 5, that slots add up and cover the entri
  5. used = slots in chains + slots held by journals and snapshots; the rest of the map's runs is free
     (marked by version FREE_SLOT) or beyond `fresh`. Free slots are kept in blocks: the first slot of a block names
     the next block and FREE_BLOCK slots more, in the first block `free_in_block`. So several can be asked for ahead.
- 6. Threads of map states: prev and next agree, sequence numbers rise, anchor ends agree; an anchor names the live
-    entry of its key.
+ 6. Threads of map states: prev and next agree, sequence numbers rise, anchor ends agree; an anchor says
+    whose it is, and has no entries when its key has been removed.
 """
 
 from cpython.object cimport PyObject
@@ -117,7 +117,10 @@ cdef struct Anchor:
     uint64_t next_sequence               # begins with a stamp of its own: no other entry ever had the same
     uint32_t refs
     uint32_t modifications
-    uint32_t head                        # the live entry of the key; 0: it was removed
+    # Of the key whose thread this is, as its entry has them; of a blob the anchor holds a reference of its own.
+    int64_t key
+    uint32_t namespace
+    uint32_t group
 
 cdef struct PageRef:
     uint32_t ref                         # 0: a page of empty buckets
@@ -203,6 +206,7 @@ cdef struct Core:
     Directory *dead_directories
     Journal *journals
     uint32_t pending                     # `drain` has something to do; set by any thread
+    uint64_t undone                      # how often something was undone: what is old may be back
     uint64_t seed
     Table *tables                        # all of the backend
     int64_t *namespace_refs              # by number: entries that carry it, and pins
@@ -382,6 +386,8 @@ cdef void payload_ref(Table *table, char *payload) noexcept nogil
 cdef void payload_drop(Table *table, char *payload) noexcept nogil
 cdef void slot_free(Table *table, CowMap *map, uint32_t slot) noexcept nogil
 cdef uint32_t anchor_new(Core *core) noexcept nogil
+cdef void name_anchor(Table *table, CowMap *map, uint32_t head_slot, uint32_t ref) noexcept nogil
+cdef void drop_anchor(Table *table, uint32_t ref) noexcept nogil
 cdef void append_thread(Table *table, uint32_t slot) noexcept nogil
 cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil
 cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogil

@@ -122,7 +122,23 @@ cdef void drop_anchor(Table *table, uint32_t ref) noexcept nogil:
     cdef Anchor *anchor = <Anchor *>address(table.core.arena, ref)
     anchor.refs -= 1
     if anchor.refs == 0:
+        if table.layout.key_is_blob:
+            blob_drop(table.core.blobs, <Blob *>anchor.key)
+        count_namespace(table, anchor.namespace, -1)
         block_free(table.core.blobs, anchor, sizeof(Anchor))
+
+
+cdef void name_anchor(Table *table, CowMap *map, uint32_t head_slot, uint32_t ref) noexcept nogil:
+    """Give a new anchor to its head, and let it know whose it is."""
+    cdef Entry *head = entry_at(table.core, head_slot)
+    cdef Anchor *anchor = <Anchor *>address(table.core.arena, ref)
+    (<uint32_t *>value_of(table, head))[0] = ref
+    anchor.key = head.key
+    if table.layout.key_is_blob:
+        (<Blob *>head.key).refs += 1
+    anchor.namespace = namespace_of(table, head)
+    count_namespace(table, anchor.namespace, 1)
+    anchor.group = map.group
 
 
 cdef uint32_t anchor_new(Core *core) noexcept nogil:
@@ -430,12 +446,6 @@ cdef void repoint_thread(Table *table, uint32_t slot) noexcept nogil:
         anchor.last = slot
 
 
-cdef inline void name_head(Table *table, uint32_t slot) noexcept nogil:
-    """Make the anchor of a map state's key name `slot` as the key's live entry."""
-    if table.layout.value_kind == VALUE_ANCHOR:
-        head_anchor(table, slot).head = slot
-
-
 cdef void unlink_thread(Table *table, Entry *entry) noexcept nogil:
     """Take an entry out of its thread; it keeps its own links, by which it can come back."""
     cdef Core *core = table.core
@@ -477,7 +487,6 @@ cdef uint32_t own_entry(Lane *lane, Table *table, CowMap *map, uint32_t slot, ui
             link[0] = clone
             if table.layout.off_thread:
                 repoint_thread(table, clone)
-            name_head(table, clone)
             retire(lane, table, map, current, clone, log)
         if current == slot:
             return clone
@@ -670,7 +679,6 @@ cdef int move_bucket(Lane *lane, Table *table, CowMap *map, uint32_t index) noex
                 # A neighbour may have been replaced since the clone was made.
                 thread_of(table, entry)[0] = thread_of(table, entry_at(core, slot))[0]
                 repoint_thread(table, clone)
-            name_head(table, clone)
             retire(lane, table, map, slot, clone, log)
             slot = clone
         entry.next = target[0]
@@ -866,8 +874,6 @@ cdef inline void unlink_entry(Lane *lane, Table *table, CowMap *map, uint32_t *l
     link[0] = entry_at(lane.core, slot).next
     if table.layout.off_thread:
         unlink_thread(table, entry_at(lane.core, slot))
-    elif table.layout.value_kind == VALUE_ANCHOR:
-        head_anchor(table, slot).head = 0
     active_table(map, hash).size -= 1
     map.modifications += 1
     lane.entries -= 1
@@ -1001,7 +1007,6 @@ cdef bint undo_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, Log 
         repoint_thread(table, back)
         anchor = <Anchor *>address(core.arena, namespace_of(table, entry))
         anchor.modifications += 1
-    name_head(table, back)
     buckets.size += 1
     map.modifications += 1
     lane.entries += 1
@@ -1037,6 +1042,7 @@ cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, di
     cdef CowMap *map
     cdef char *end
     cdef bint done = True
+    core.undone += 1
     for i in range(2):
         if journal.tables[i] != NULL:
             journal.tables[i].lane.override = carried

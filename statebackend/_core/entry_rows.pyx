@@ -12,7 +12,9 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
 from statebackend._core.arena cimport Blob, address, blob_data
-from statebackend._core.cow_map cimport Anchor, Entry, ListHead, Table, entry_at, namespace_of, thread_of
+from statebackend._core.cow_map cimport (
+    Anchor, CowMap, Entry, ListHead, Table, entry_at, find_blob, find_int, hash_blob_key, hash_int_key, namespace_of,
+    thread_of)
 from statebackend._core.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
 from statebackend._core.platform cimport prefetch
 from statebackend._core.state_core cimport StateCore
@@ -134,11 +136,12 @@ cdef class EntryRows:
         return anchors, places
 
     def heads(self, StateTable heads not None):
-        """Of live entries of a map state, and removed ones: the entries of their keys; not live where that is removed."""
+        """Of entries of a map state, removed ones too: the live entries of their keys; not live where there is none."""
         cdef uint64_t[::1] rows = self.addresses
         cdef int64_t n = rows.shape[0], i
         cdef Table *table = self.table.table
         cdef Anchor *anchor
+        cdef uint32_t slot
         found = np.zeros(n, dtype=np.uint64)
         cdef uint64_t[::1] out = found
         if self.table.anchors is not heads or not isinstance(self.moment, LiveMoment):
@@ -149,9 +152,24 @@ cdef class EntryRows:
                 if i + AHEAD < n:
                     prefetch(<void *><uintptr_t>rows[i + AHEAD])
                 anchor = <Anchor *>address(table.core.arena, namespace_of(table, <Entry *><uintptr_t>rows[i]))
-                if anchor.head:
-                    out[i] = <uint64_t><uintptr_t>entry_at(table.core, anchor.head)
+                slot = find_head(heads.table, anchor)
+                if slot:
+                    out[i] = <uint64_t><uintptr_t>entry_at(table.core, slot)
         return new_rows(heads, self.moment, found, self.groups, found != 0)
+
+
+cdef uint32_t find_head(Table *heads, Anchor *anchor) noexcept nogil:
+    """The live entry of an anchor's key, 0 if the key was removed, or has another anchor by now."""
+    cdef CowMap *map
+    cdef Blob *blob
+    if anchor.first == 0:
+        return 0
+    map = heads.maps[anchor.group - heads.first_group]
+    if heads.layout.key_is_blob:
+        blob = <Blob *>anchor.key
+        return find_blob(heads, map, blob_data(blob), blob.length, anchor.namespace,
+                         hash_blob_key(heads, blob_data(blob), blob.length, anchor.namespace))
+    return find_int(heads, map, anchor.key, anchor.namespace, hash_int_key(heads, anchor.key, anchor.namespace))
 
 
 cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_live):

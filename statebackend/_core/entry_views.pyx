@@ -3,11 +3,11 @@
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from statebackend._core.arena cimport Blob, blob_data
 from statebackend._core.cow_map cimport (
-    FREE_SLOT, CoreKey, CowMap, Entry, Table, blob_hash, bucket, complete_rehash, entry_at, find_blob,
-    find_int, first_of_run, hash_of, key_object, namespace_of, see_snapshots)
+    CoreKey, CowMap, Entry, Table, bucket, complete_rehash, entry_at, first_of_run, key_object, namespace_of,
+    see_snapshots)
 from statebackend._core.state_table cimport StateTable
+from statebackend._core.sweeping cimport is_live
 
 from statebackend.errors import UsageError
 
@@ -211,17 +211,3 @@ cdef class IncrementalVisitor:
             if is_live(table, map, slot):
                 out.append(new_entry(self.owner, slot, map.group))
         return out
-
-
-cdef bint is_live(Table *table, CowMap *map, uint32_t slot) noexcept:
-    """Whether a slot is the one that a look-up of its key finds: not free, retired or held by a journal."""
-    cdef Entry *entry = entry_at(table.core, slot)
-    cdef Blob *blob
-    cdef uint32_t ns
-    if entry.version == FREE_SLOT:
-        return False
-    ns = namespace_of(table, entry)
-    if table.layout.key_is_blob:
-        blob = <Blob *>entry.key
-        return find_blob(table, map, blob_data(blob), blob.length, ns, blob_hash(entry)[0]) == slot
-    return find_int(table, map, entry.key, ns, hash_of(table, entry)) == slot

@@ -7,6 +7,7 @@ from statebackend._core.cow_map cimport CoreKey, CowMap, Entry, Table, find_blob
 from statebackend._core.key_context cimport KeyContext
 from statebackend._core.state_core cimport StateCore
 from statebackend._core.state_table cimport StateTable
+from statebackend._core.sweeping cimport ExpiryIndex, Sweep
 
 cdef enum:
     NEVER = 0xFFFFFFFFFFFFFFFF           # no count of calls
@@ -43,6 +44,14 @@ cdef class Handle:
     cdef int64_t ttl                     # 0: entries do not expire
     cdef bint refreshes
     cdef bint shows_expired
+    cdef int64_t cleanup_size            # entries that an access looks at; 0: there is no incremental cleanup
+    cdef Sweep walk                      # where the cleanup goes on
+    cdef bint walks_spaced
+    cdef readonly ExpiryIndex plain_index    # of what expires; None before `advance` first asks
+    cdef readonly ExpiryIndex spaced_index
+    cdef uint64_t expired_on_read
+    cdef uint64_t expired_by_cleanup
+    cdef int64_t oldest                  # timestamp that the last full round of cleanup has seen
     # Where the current key's entry is, found while `core.calls` stood at `stamp`.
     cdef uint64_t stamp
     cdef Table *table                    # NULL: nothing was ever put in another namespace than VOID
@@ -56,6 +65,11 @@ cdef class Handle:
     cdef int remove_here(self) except -1
     cdef int clear_here(self) except -1
     cdef bint clean_here(self) except -1
+    cdef int clean_some(self, int64_t entries) except -1
+    cdef StateTable swept(self, bint spaced)
+    cdef bint clean_slot(self, bint spaced, CowMap *map, uint32_t slot) except -1
+    cdef bint clean_key(self, object canonical, uint32_t number) except -1
+    cdef int forget_index(self) except -1
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1
     cdef StateTable here(self)
     cdef int gather(self, StateTable of, int wanted, list keys, list namespaces, bint all, uint32_t number) except -1

@@ -19,21 +19,22 @@ are dropped the core counts one more call `inside`, so that a finaliser that clo
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from statebackend._core.arena cimport CHECKED, Blob, blob_data
 from statebackend._core.codecs cimport (
     FORM_FLOAT, FORM_LONG, FORM_OBJECT, FORM_STRING, MAX_STORED, ValueCodec)
 from statebackend._core.cow_map cimport (
-    VALUE_OBJECT, BucketTable, CoreKey, CowMap, Entry, Table, before_operation, bucket, entry_at, find_blob, find_int,
-    hash_blob_key, hash_int_key, insert, key_object, map_new, namespace_of, payload_drop, payload_of, payload_ref,
-    remove, slot_for_write, value_of)
+    VALUE_OBJECT, BucketTable, CoreKey, CowMap, Entry, Table, before_operation, bucket, entry_at, find_blob,
+    find_int, hash_blob_key, hash_int_key, hash_of, insert, key_object, map_new, namespace_of, payload_drop,
+    payload_of, payload_ref, remove, slot_for_write, value_of)
 from statebackend._core.expiry cimport is_expired
 from statebackend._core.key_context cimport KeyContext
 from statebackend._core.look_ahead cimport REACH_BLOB, REACH_ENTRY, note_visit
 from statebackend._core.platform cimport likely, unlikely
 from statebackend._core.state_table cimport StateTable
+from statebackend._core.sweeping cimport MAX_FOUND, SLOTS_PER_ENTRY, ExpiryIndex, is_live, oldest_in, sweep
 
 
 @cython.no_gc_clear                      # C pointers into the core must not outlive it
@@ -41,7 +42,8 @@ cdef class Handle:
     """What all handles have; derived from by those of each kind."""
 
     def __init__(self, KeyContext context not None, descriptor, ValueCodec codec not None, make_table,
-                 int64_t ttl=0, bint refreshes=False, bint shows_expired=False, watcher=None):
+                 int64_t ttl=0, bint refreshes=False, bint shows_expired=False, watcher=None,
+                 int64_t cleanup_size=0):
         self.context = context
         self.core = context.core
         self.codec = codec
@@ -51,6 +53,8 @@ cdef class Handle:
         self.ttl = ttl
         self.refreshes = refreshes
         self.shows_expired = shows_expired
+        self.cleanup_size = cleanup_size
+        self.walk.oldest = self.oldest = INT64_MAX
         self.stamp = NEVER
         self.reach = REACH_BLOB if codec.layout == "bytes" else REACH_ENTRY
         self.adopt_table(make_table(False), False)
@@ -177,6 +181,8 @@ cdef class Handle:
 
     def clear(self):
         """Remove what is stored; nothing happens if nothing is. O(1) amortised."""
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
         self.clear_here()
 
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1:
@@ -207,15 +213,173 @@ cdef class Handle:
         self.remove_here()
         return True
 
-    def _clean(self):
-        """Remove what has expired of the current key's entry; says whether something has."""
-        return self.clean_here()
+    # --- cleaning up ---
 
-    def _entries(self, uint32_t number=0, bint all_namespaces=True, bint expired=False):
-        """Canonical keys, and as many namespace numbers, of what has something unexpired, or expired. O(entries)."""
+    cdef StateTable swept(self, bint spaced):
+        """The table whose entries expire."""
+        return self.spaced if spaced else self.plain
+
+    cdef int clean_some(self, int64_t entries) except -1:
+        """Go on with the walk over the entries, over about so many of them, and remove what has expired.
+
+        At most eight times as many slots are looked at, and nothing more than once. What there is no memory for stays.
+        """
+        cdef int64_t slots = SLOTS_PER_ENTRY * entries, now
+        cdef StateTable of
+        cdef CowMap *map = NULL
+        cdef uint32_t slot
+        cdef int ends = 0
+        if self.core.closed or self.core.inside or self.ttl == 0:
+            return 0
+        now = self.context.time()
+        while entries > 0 and slots > 0 and ends < 2:
+            of = self.swept(self.walks_spaced)
+            slot = sweep(of.table, &self.walk, self.ttl, now, &entries, &slots, &map)
+            if self.walk.has_moved:
+                self.walk.has_moved = False
+                self.core.calls += 1     # whoever remembers a slot looks again
+            if slot:
+                self.expired_by_cleanup += self.clean_slot(self.walks_spaced, map, slot)
+                if self.core.closed:     # a finaliser did
+                    return 0
+            elif self.walk.map >= of.table.n_maps:
+                self.walk.map = self.walk.run = self.walk.slot = 0
+                self.walks_spaced = not self.walks_spaced and self.spaced is not None
+                if not self.walks_spaced:
+                    ends += 1
+                    self.oldest = self.walk.oldest
+                    self.walk.oldest = INT64_MAX
+        self.core.arena.budget.refused = 0
+        return 0
+
+    cdef bint clean_slot(self, bint spaced, CowMap *map, uint32_t slot) except -1:
+        """Remove what has expired of a live entry that has something expired; False where that cannot be done now."""
+        cdef StateTable of = self.swept(spaced)
+        cdef Table *table = of.table
+        cdef Entry *entry = entry_at(table.core, slot)
+        cdef object _dropped = None      # an object ends with this call, when the table is whole again
+        cdef bint done
+        if self.watcher is not None:     # it has to know which key it is
+            return self.clean_key(key_object(table, entry), namespace_of(table, entry))
+        self.core.inside += 1            # whatever a finaliser does, the core stays
+        try:
+            if table.layout.value_kind == VALUE_OBJECT:
+                _dropped = <object>(<PyObject **>value_of(table, entry))[0]
+            done = remove(&table.lane, table, map, slot, hash_of(table, entry))
+            self.core.calls += 1
+        finally:
+            self.core.leave()
+        return done
+
+    cdef bint clean_key(self, object canonical, uint32_t number) except -1:
+        """Remove what has expired of a key in a namespace, with that key current meanwhile."""
+        cdef object saved = self.context._save_key()
+        try:
+            self.context.number_namespace(number)
+            self.context._key = canonical
+            if self.watcher is not None:
+                self.watcher.forget(self)
+            return self.clean_here()
+        except MemoryError:
+            return False
+        finally:
+            if not self.core.closed:
+                self.context._restore_key(saved)
+
+    def _clean_some(self, int64_t rows=1, now=None):
+        """What so many accesses clean up, at a time of their own if it is given; no entry is looked at twice."""
+        cdef int64_t saved = self.context.now
+        cdef bint was_known = self.context.now_known
+        if self.cleanup_size == 0 or rows == 0:
+            return
+        if now is None:
+            self.clean_some(self.cleanup_size * rows)
+            return
+        self.context.now, self.context.now_known = now, True
+        try:
+            self.clean_some(self.cleanup_size * rows)
+        finally:
+            self.context.now, self.context.now_known = saved, was_known
+
+    def _expire(self, int64_t budget):
+        """Remove up to `budget` things that have expired, wherever they are; how many. O(what expires)."""
+        cdef int64_t done = 0, now, elements = 0
+        cdef ExpiryIndex index
+        cdef Table *table
+        cdef CowMap *map = NULL
+        cdef uint32_t[MAX_FOUND] slots
+        cdef int n, i, cleaned
+        cdef bint spaced
+        self.core.enter()
+        self.core.leave()
+        if self.ttl == 0 or self.core.closed:
+            return 0
+        now = self.context.time()
+        for spaced in range(2):
+            if spaced and self.spaced is None:
+                break
+            index = self.spaced_index if spaced else self.plain_index
+            if index is None:
+                index = ExpiryIndex(self.swept(spaced))
+                if spaced:
+                    self.spaced_index = index
+                else:
+                    self.plain_index = index
+            table = index.table
+            index.begin(self.context.setbacks)
+            while done < budget:
+                n = index.found(self.ttl, now, slots, &map)
+                self.core.calls += 1     # looking may have moved entries
+                if n < 0:
+                    self.core.out_of_memory()
+                cleaned = 0
+                for i in range(n):
+                    # What was cleaned before may have moved it, or run a finaliser that did anything.
+                    if is_live(table, map, slots[i]) and is_expired(
+                            oldest_in(table, entry_at(table.core, slots[i]), &elements), self.ttl, now):
+                        cleaned += self.clean_slot(spaced, map, slots[i])
+                    if self.core.closed:
+                        return done + cleaned
+                    if done + cleaned == budget:
+                        break
+                if cleaned == 0:
+                    break
+                done += cleaned
+        self.expired_by_cleanup += done
+        self.core.arena.budget.refused = 0
+        return done
+
+    cdef int forget_index(self) except -1:
+        """Something with an old timestamp was put in."""
+        if self.plain_index is not None:
+            self.plain_index.forget()
+        if self.spaced_index is not None:
+            self.spaced_index.forget()
+        return 0
+
+    def _close(self):
+        """Give back what belongs to the handle and not to its tables."""
+        if self.plain_index is not None:
+            self.plain_index.free()
+        if self.spaced_index is not None:
+            self.spaced_index.free()
+
+    def _count_expired(self, int64_t entries):
+        """Entries that a read of many keys has removed."""
+        self.expired_on_read += entries
+
+    def _expiry_metrics(self):
+        """What expired so far, by what removed it, and the oldest timestamp that cleanup saw on its last full round."""
+        return {"expired_on_read": self.expired_on_read, "expired_by_cleanup": self.expired_by_cleanup,
+                "oldest_timestamp": None if self.oldest == INT64_MAX else self.oldest}
+
+    # --- enumeration ---
+
+    def _entries(self, uint32_t number=0, bint all_namespaces=True):
+        """Canonical keys, and as many namespace numbers, of what has something unexpired. O(entries)."""
         cdef list keys = []
         cdef list namespaces = []
-        cdef int wanted = WANT_EXPIRED if expired else WANT_ALIVE
+        cdef int wanted = WANT_ALIVE
         self.core.enter()
         try:
             if all_namespaces or number == 0:
@@ -365,12 +529,15 @@ cdef class SingleHandle(Handle):
     cdef object read(self):
         """The value, or None. An expired one is removed, and returned this once if it may be seen."""
         cdef object value = None
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
         if self.slot == 0:
             return None
         if self.ttl:
             if self.expired_here():
+                self.expired_on_read += 1
                 if self.shows_expired:
                     value = self.load_here()
                     if self.stamp != self.core.calls:
@@ -445,6 +612,7 @@ cdef class SingleHandle(Handle):
         """Set the value of the current key, with a timestamp."""
         self.write(value)
         if self.ttl:
+            self.forget_index()
             (<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0] = timestamp
 
     # --- writing ---
@@ -554,6 +722,8 @@ cdef class ValueHandle(SingleHandle):
 
     def update(self, value):
         """Set the value; None clears. O(1) expected."""
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
         if value is None:
             self.clear_here()
         else:
@@ -576,6 +746,8 @@ cdef class AddingHandle(SingleHandle):
         cdef CoreKey at
         cdef object owner, result
         cdef uint64_t turn
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
         if value is None:
             self.clear_here()
             return

@@ -15,6 +15,7 @@ cdef object check_map(Table *table, CowMap *map):
     cdef uint32_t index, slot, hash, size, where = map.group, free_slots = 0, total_slots = 0
     cdef uint32_t *head
     cdef Entry *entry
+    cdef Anchor *anchor
     cdef uint64_t i
     cdef int t
     seen = set()
@@ -46,7 +47,11 @@ cdef object check_map(Table *table, CowMap *map):
                 assert key not in keys, f"map {where}: a key is there twice"
                 keys.add(key)
                 if table.layout.value_kind == VALUE_ANCHOR:
-                    assert head_anchor(table, slot).head == slot, f"map {where}: the anchor of slot {slot}"
+                    anchor = head_anchor(table, slot)
+                    assert (anchor.group, anchor.namespace) == (where, namespace_of(table, entry)), (
+                        f"map {where}: the anchor of slot {slot} is another key's")
+                    assert anchor.key == entry.key, f"map {where}: the anchor of slot {slot} is another key's"
+                    assert anchor.first, f"map {where}: the anchor of slot {slot} has no entries"
                 if table.layout.off_thread:
                     anchors.setdefault(namespace_of(table, entry), set()).add(slot)
                 size += 1

@@ -102,6 +102,19 @@ cdef class KeyContext:
         else:
             self.ahead.stride = stride
             self.ask_for_buckets()
+        if unlikely(self.on_record is not None):
+            self.clean_on_record()
+
+    cdef int clean_on_record(self) except -1:
+        for state in self.on_record:
+            state._clean_some()
+        return 0
+
+    def _clean_on_record(self, state):
+        """Let a state clean up whenever a key is set."""
+        if self.on_record is None:
+            self.on_record = []
+        self.on_record.append(state)
 
     cdef void look_ahead(self) noexcept:
         """Ask for what the keys will need that are probably set next."""
@@ -157,6 +170,8 @@ cdef class KeyContext:
         self.adopt(&new, owner)
         self.ahead.is_complete = True
         self.ask_for_buckets()
+        if unlikely(self.on_record is not None):
+            self.clean_on_record()
         return 0
 
     cdef int adopt(self, CoreKey *key, object owner) except -1:
@@ -307,7 +322,17 @@ cdef class KeyContext:
         if self.time_source == TIME_OF_SYSTEM and not self.now_known:
             self.now = wall_clock_ms()
             self.now_known = True
+        if unlikely(self.now < self.latest):
+            self.setbacks += 1
+        self.latest = self.now
         return self.now
+
+    def _saw(self, int64_t now):
+        """A call goes by this time; gives it back."""
+        if now < self.latest:
+            self.setbacks += 1
+        self.latest = now
+        return now
 
     @property
     def _now(self):

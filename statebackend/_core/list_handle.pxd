@@ -7,6 +7,7 @@ from statebackend._core.handles cimport Handle
 from statebackend._core.lists cimport ListCursor
 
 cdef class ListHandle(Handle):
+    cdef uint64_t iterators              # that are open
     cdef ListHead *head(self) noexcept
     cdef int open_cursor(self, ListHead *head, ListCursor *cursor) except -1
     cdef list raw_elements(self, bint all)

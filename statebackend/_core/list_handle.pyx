@@ -11,7 +11,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from statebackend._core.codecs cimport MAX_STORED
-from statebackend._core.cow_map cimport CoreKey, Entry, ListHead, Table, entry_at, value_of
+from statebackend._core.cow_map cimport (
+    CoreKey, CowMap, Entry, ListHead, Table, entry_at, key_object, namespace_of, value_of)
 from statebackend._core.expiry cimport is_expired
 from statebackend._core.handles cimport WANT_ALIVE, WANT_EXPIRED, Handle, find_key
 from statebackend._core.lists cimport (
@@ -153,6 +154,8 @@ cdef class ListHandle(Handle):
 
     def get(self):
         """The elements, in order, as a new list; empty where there are none. O(length)."""
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
         if self.slot == 0:
@@ -166,6 +169,7 @@ cdef class ListHandle(Handle):
         cdef Py_ssize_t i
         if self.ttl:
             if self.all_expired():
+                self.expired_on_read += 1
                 self.remove_here()
             elif self.refreshes:
                 copies = self.unexpired_elements(self.context.time(), &n)
@@ -180,6 +184,8 @@ cdef class ListHandle(Handle):
 
     def __iter__(self):
         """The elements, in order. O(1) before the first step, unless reads renew."""
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
         return ListIterator.__new__(ListIterator, self)
 
     def add(self, value):
@@ -187,6 +193,8 @@ cdef class ListHandle(Handle):
         cdef char stored[MAX_STORED + 8]
         cdef char *element = stored
         cdef bytes data
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
         if unlikely(value is None):
@@ -214,6 +222,8 @@ cdef class ListHandle(Handle):
     def add_all(self, values):
         """Append elements, or, if one of them is refused, none. O(added)."""
         cdef list given
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
         given = elements_of(values, self.codec.where)
@@ -223,6 +233,8 @@ cdef class ListHandle(Handle):
     def update(self, values):
         """Replace the list; an empty one clears. O(elements)."""
         cdef list given
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
         given = elements_of(values, self.codec.where)
@@ -234,6 +246,13 @@ cdef class ListHandle(Handle):
             self.clear_here()
 
     # --- for the backend ---
+
+    cdef bint clean_slot(self, bint spaced, CowMap *map, uint32_t slot) except -1:
+        cdef Table *table = self.swept(spaced).table
+        if self.iterators:               # they would find another list
+            return False
+        return self.clean_key(key_object(table, entry_at(table.core, slot)),
+                              namespace_of(table, entry_at(table.core, slot)))
 
     cdef bint clean_here(self) except -1:
         cdef char *copies
@@ -284,6 +303,7 @@ cdef class ListHandle(Handle):
             self.make_room()
         parts.elements = NULL
         parts.n = 0
+        self.forget_index()
         try:
             self.put_elements(elements, n, False)
         finally:
@@ -364,6 +384,7 @@ cdef class ListIterator:
         if handle.stamp != handle.core.calls:
             handle.find_here()
         self.handle = handle
+        handle.iterators += 1
         self.now = handle.context.time() if handle.ttl else 0
         if handle.slot and handle.ttl and (handle.refreshes or handle.all_expired()):
             self.values = iter(handle.read_list())
@@ -381,6 +402,8 @@ cdef class ListIterator:
         self.rollbacks = handle.core.rollbacks
 
     def __dealloc__(self):
+        if self.handle is not None:
+            self.handle.iterators -= 1
         if self.is_open:
             cursor_close(&self.cursor)
 

@@ -21,6 +21,8 @@ cdef class MapHandle(Handle):
     cdef bint entry_expired(self, Table *table, uint32_t slot) except -1
     cdef object load_entry(self, StateTable entries, CoreKey *inner, uint32_t slot)
     cdef int renew_entry(self, CoreKey *inner, uint32_t *slot) except -1
+    cdef int unlink_entry(self, MapTable map, CoreKey *at, uint32_t head_slot, CoreKey *inner, uint32_t slot,
+                          bint is_cleanup) except -1
     cdef int remove_entry(self, CoreKey *inner, uint32_t slot, bint is_cleanup) except -1
     cdef int put_prepared(self, CoreKey *inner, object value) except -1
     cdef int make_map(self) except -1

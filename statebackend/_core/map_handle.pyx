@@ -13,10 +13,11 @@ from libc.string cimport memset
 
 from collections.abc import Mapping
 
-from statebackend._core.arena cimport address
+from statebackend._core.arena cimport Blob, address, blob_data
 from statebackend._core.codecs cimport FORM_OBJECT, FORM_STRING, MAX_STORED, KeyCodec
 from statebackend._core.cow_map cimport (
-    Anchor, CoreKey, CowMap, Entry, Table, before_operation, entry_at, key_object, payload_of, payload_ref,
+    Anchor, CoreKey, CowMap, Entry, Table, before_operation, entry_at, find_blob, find_int,
+    hash_blob_key, hash_int_key, hash_of, key_object, namespace_of, payload_of, payload_ref,
     slot_for_write, thread_of, value_of)
 from statebackend._core.expiry cimport is_expired
 from statebackend._core.handles cimport NEVER, WANT_ALIVE, WANT_EXPIRED, Handle, find_key
@@ -131,36 +132,40 @@ cdef class MapHandle(Handle):
 
     cdef int remove_entry(self, CoreKey *inner, uint32_t slot, bint is_cleanup) except -1:
         """Remove an entry of the current key; one that had expired, so that iterators do not notice."""
-        cdef MapTable map = self.map_here()
-        cdef Table *table = map.entries.table
-        cdef uint32_t ref = self.anchor_here()
-        cdef Anchor *anchor = <Anchor *>address(table.core.arena, ref)
-        cdef bint is_last = anchor.first == anchor.last
-        cdef MapIterator each
-        cdef PyObject *at
-        cdef object _dropped = None      # ends with this call, when the table is whole again
-        cdef CoreKey at_key = self.context.key   # a finaliser may make another key current
+        cdef CoreKey at = self.context.key       # a finaliser may make another key current
         cdef object _owner = self.context.key_owner
         if self.watcher is not None:
             self.watcher.forget(self, self.keys_codec.canonical(inner))
+        return self.unlink_entry(self.map_here(), &at, self.slot, inner, slot, is_cleanup)
+
+    cdef int unlink_entry(self, MapTable map, CoreKey *at, uint32_t head_slot, CoreKey *inner, uint32_t slot,
+                          bint is_cleanup) except -1:
+        """Remove an entry of the key `at`, whose head is at `head_slot`."""
+        cdef Table *table = map.entries.table
+        cdef uint32_t ref = namespace_of(table, entry_at(table.core, slot))
+        cdef Anchor *anchor = <Anchor *>address(table.core.arena, ref)
+        cdef bint is_last = anchor.first == anchor.last
+        cdef MapIterator each
+        cdef PyObject *open_one
+        cdef object _dropped = None      # ends with this call, when the table is whole again
         self.core.inside += 1
         try:
             if self.codec.form == FORM_OBJECT:
                 _dropped = <object>(<PyObject **>value_of(table, entry_at(table.core, slot)))[0]
             try:
-                map.unlink(&at_key, self.slot, inner, slot)
+                map.unlink(at, head_slot, inner, slot)
             except MemoryLimitError as error:
                 raise self.named(error)
             self.core.calls += 1
             if is_cleanup and not is_last:
                 anchor.modifications -= 1
             elif is_cleanup:
-                at = self.iterators
-                while at != NULL:
-                    each = <MapIterator>at
+                open_one = self.iterators
+                while open_one != NULL:
+                    each = <MapIterator>open_one
                     if each.anchor == ref:
                         each.is_cleaned = True
-                    at = each.older
+                    open_one = each.older
         finally:
             self.core.leave()
         return 0
@@ -173,6 +178,8 @@ cdef class MapHandle(Handle):
         cdef CoreKey inner
         cdef object _owner, value = None
         cdef uint32_t slot
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
         _owner = self.split_map_key(key, &inner)
@@ -181,6 +188,7 @@ cdef class MapHandle(Handle):
             return ABSENT
         if self.ttl:
             if self.entry_expired(self.map_here().entries.table, slot):
+                self.expired_on_read += 1
                 if self.shows_expired:
                     if not only_look:
                         value = self.load_entry(self.map_here().entries, &inner, slot)
@@ -286,6 +294,8 @@ cdef class MapHandle(Handle):
         """Set the value of a key; a new key goes to the end. O(1) expected, whatever the size of the map."""
         cdef CoreKey inner
         cdef object _owner, prepared
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
         _owner = self.split_map_key(key, &inner)
@@ -305,6 +315,8 @@ cdef class MapHandle(Handle):
         cdef list values = []
         cdef Py_ssize_t i
         cdef Mark mark
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
         if not isinstance(entries, Mapping):
@@ -346,6 +358,8 @@ cdef class MapHandle(Handle):
         cdef object _owner
         cdef uint32_t slot
         cdef bint is_hidden
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
         _owner = self.split_map_key(key, &inner)
@@ -407,6 +421,43 @@ cdef class MapHandle(Handle):
             raise self.named(error)
         return 0
 
+    cdef StateTable swept(self, bint spaced):
+        return (self.spaced_map if spaced else self.plain_map).entries
+
+    cdef bint clean_slot(self, bint spaced, CowMap *map, uint32_t slot) except -1:
+        cdef MapTable of = self.spaced_map if spaced else self.plain_map
+        cdef Table *table = of.entries.table
+        cdef Table *heads = of.heads.table
+        cdef CowMap *head_map = heads.maps[map.group - heads.first_group]
+        cdef Anchor *anchor = <Anchor *>address(table.core.arena, namespace_of(table, entry_at(table.core, slot)))
+        cdef Blob *blob
+        cdef CoreKey at
+        cdef CoreKey inner
+        cdef uint32_t head_slot
+        memset(&at, 0, sizeof(CoreKey))
+        memset(&inner, 0, sizeof(CoreKey))
+        at.group, at.namespace = map.group, anchor.namespace
+        if not before_operation(&heads.lane, heads, head_map):
+            return False
+        self.core.calls += 1
+        if heads.layout.key_is_blob:
+            blob = <Blob *>anchor.key
+            at.data, at.length = blob_data(blob), blob.length
+            at.hash = hash_blob_key(heads, at.data, at.length, at.namespace)
+            head_slot = find_blob(heads, head_map, at.data, at.length, at.namespace, at.hash)
+        else:
+            at.number = anchor.key
+            at.hash = hash_int_key(heads, at.number, at.namespace)
+            head_slot = find_int(heads, head_map, at.number, at.namespace, at.hash)
+        if self.watcher is not None:     # it has to know which key it is
+            return self.clean_key(key_object(heads, entry_at(heads.core, head_slot)), at.namespace)
+        inner.hash = hash_of(table, entry_at(table.core, slot))
+        try:
+            self.unlink_entry(of, &at, head_slot, &inner, slot, True)
+        except MemoryError:              # a later step has its chance
+            return False
+        return True
+
     cdef bint clean_here(self) except -1:
         cdef StateTable entries
         cdef Table *table
@@ -464,6 +515,8 @@ cdef class MapIterator:
     cdef PyObject *older
 
     def __cinit__(self, MapHandle handle not None, int shown):
+        if handle.cleanup_size:
+            handle.clean_some(handle.cleanup_size)
         if handle.stamp != handle.core.calls:
             handle.find_here()
         self.handle = handle
@@ -639,6 +692,7 @@ cdef class MapIterator:
                 slot = handle.find_entry(&inner)
             if slot:
                 handle.remove_entry(&inner, slot, True)
+                handle.expired_on_read += 1
             if handle.shows_expired:
                 self.map_key, self.sequence = key, sequence
                 self.calls = NEVER

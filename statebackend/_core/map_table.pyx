@@ -16,8 +16,8 @@ from libc.string cimport memset
 from statebackend._core.arena cimport address, block_free
 from statebackend._core.cow_map cimport (
     Anchor, Core, CoreKey, CowMap, Insertion, Lane, Table, abandon_insert, anchor_new, append_thread, before_operation,
-    entry_at, finish_insert, hash_of, head_anchor, key_object, prepare_insert, prepare_remove, remove, reserve_records,
-    segment_for_writing, slot_for_write, thread_of, value_of)
+    entry_at, finish_insert, hash_of, head_anchor, key_object, name_anchor, prepare_insert, prepare_remove, remove,
+    reserve_records, segment_for_writing, slot_for_write, thread_of, value_of)
 from statebackend._core.journal cimport Log, log_append
 from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.state_core cimport StateCore, discard_log
@@ -52,8 +52,7 @@ cdef uint32_t insert_threaded(Lane *head_lane, Table *heads, CowMap *head_map, C
     if head_slot == 0:
         new_head.log = new_entry.log
         head_slot = finish_insert(head_lane, heads, head_map, head.number, head.namespace, head.hash, &new_head)
-        (<uint32_t *>value_of(heads, entry_at(heads.core, head_slot)))[0] = anchor
-        head_anchor(heads, head_slot).head = head_slot
+        name_anchor(heads, head_map, head_slot, anchor)
     slot = finish_insert(lane, table, map, inner.number, inner.namespace, inner.hash, &new_entry)
     append_thread(table, slot)
     return slot

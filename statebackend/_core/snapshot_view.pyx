@@ -13,7 +13,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from statebackend._core.arena cimport address
 from statebackend._core.cow_map cimport (
     PAGE_BUCKETS, PAGE_SHIFT, Core, CowMap, Directory, Entry, entry_at, key_object, namespace_of, see_snapshots)
-from statebackend._core.entry_rows cimport EntryRows, Moment, new_rows, read_columns
+from statebackend._core.entry_rows cimport Moment, new_rows, read_columns
 from statebackend._core.platform cimport load_ptr, load_u32, prefetch, spin_lock, spin_unlock, store_u32
 from statebackend._core.state_core cimport StateCore
 from statebackend._core.state_table cimport StateTable

@@ -31,6 +31,7 @@ from statebackend.errors import ClosedError, KeyGroupError, UsageError
 from statebackend.key_encoding import ALL_NAMESPACES, VOID, decode_namespace, encode_namespace, key_encoder
 from statebackend.key_groups import MAX_PARALLELISM, KeyGroupRange
 from statebackend.state import KeyedState
+from statebackend.timers import DOMAINS, RESERVED, Timers
 from statebackend.ttl import StateTtlConfig
 from statebackend.types.model import Type
 
@@ -95,6 +96,8 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._namespace = b""
         #: The time of the vectorised call that is running.
         self._fixed_now: int | None = None
+        #: Set by a backend that has timers.
+        self._timers: Timers | None = None
 
     # --- to be written ---
 
@@ -228,6 +231,8 @@ class BaseKeyedStateBackend(KeyedStateBackend):
             )
         state = self._states.get(descriptor.name)
         if state is None:
+            if descriptor.name.startswith(RESERVED):
+                raise UsageError(f"names of states do not begin with {RESERVED!r}", hint="use another name")
             self._check_time(descriptor)
             state = self._new_state(copy.copy(descriptor))
             self._states[descriptor.name] = state
@@ -416,17 +421,37 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     # --- time and the end ---
 
+    @property
+    def has_timers(self) -> bool:
+        return self._timers is not None
+
+    @property
+    def timers(self) -> Timers:
+        self._check_open()
+        return super().timers if self._timers is None else self._timers
+
     def advance(self, budget: int = 1000) -> int:
         self._check_open()
         return 0
 
     def metrics(self) -> dict[str, Any]:
         self._check_open()
-        states = {
+        states: dict[str, dict[str, Any]] = {
             name: {"kind": state.descriptor.kind, "entries": self._entry_count(state)}
             for name, state in self._states.items()
         }
-        return {"entries": sum(each["entries"] for each in states.values()), "states": states}
+        for name, state in self._states.items():
+            if state.descriptor.ttl_config is not None:
+                states[name].update(self._expiry_metrics(state))
+        metrics = {"entries": sum(each["entries"] for each in states.values()), "states": states}
+        if self._timers is not None:
+            metrics["timers"] = {domain: self._timers.count(domain) for domain in DOMAINS}
+            metrics["timers_fired"] = self._timers.fired
+        return metrics
+
+    def _expiry_metrics(self, state: KeyedState) -> dict[str, Any]:
+        """What is known of a state with a time to live: what has expired, and what is left."""
+        return {}
 
     def close(self) -> None:
         if not self._closed:

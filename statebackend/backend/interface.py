@@ -34,6 +34,7 @@ from statebackend.state import (
     ReducingState,
     ValueState,
 )
+from statebackend.timers import Timers
 from statebackend.types.model import Type
 
 __all__ = ["KeyedStateBackend", "StateBackend"]
@@ -240,9 +241,14 @@ class KeyedStateBackend(ABC):
     # --- time ---
 
     @property
-    def timers(self) -> Any:
-        """The timers of the backend; they come with a later version."""
-        raise UsageError("this backend has no timers yet", code="USAGE.NOT_AVAILABLE")
+    def has_timers(self) -> bool:
+        """Whether it has `timers`, which are optional."""
+        return False
+
+    @property
+    def timers(self) -> Timers:
+        """The timers of all keys; `register`, `delete` and `pending` are about the current key and namespace."""
+        raise UsageError(f"{type(self).__name__} has no timers", code="USAGE.NOT_AVAILABLE")
 
     @abstractmethod
     def advance(self, budget: int = 1000) -> int:
@@ -275,6 +281,21 @@ class KeyedStateBackend(ABC):
         """Open a consistent view and write it in the background. Optional: raises if not supported."""
         raise UsageError(f"{type(self).__name__} writes no checkpoints", code="USAGE.NOT_AVAILABLE")
 
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # noqa: B027 - optional
+        """The checkpoint is committed: needed only where the store that committed it is in another process."""
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:  # noqa: B027 - optional
+        """The checkpoint will not be committed: what it held is written by the next one."""
+
+    def undeclared_states(self) -> list[str]:
+        """The names of restored states that nobody has asked for yet; they are kept and written again.
+
+        >>> from statebackend.registry import create_backend
+        >>> create_backend("reference").create_keyed_backend(int).undeclared_states()
+        []
+        """
+        return []
+
     def savepoint(self, store_or_uri: Any) -> Any:
         """Write everything in the form that all backends read. Optional: raises if not supported."""
         raise UsageError(f"{type(self).__name__} writes no savepoints", code="USAGE.NOT_AVAILABLE")
@@ -283,7 +304,11 @@ class KeyedStateBackend(ABC):
 
     @abstractmethod
     def metrics(self) -> dict[str, Any]:
-        """Figures: at least ``entries``, and ``states`` with ``kind`` and ``entries`` by name."""
+        """Figures: at least ``entries``, and ``states`` with ``kind`` and ``entries`` by name.
+
+        Of states with a time to live also ``expired_on_read``, ``expired_by_cleanup`` and ``oldest_timestamp``; of
+        backends with timers ``timers``, how many wait by domain, and ``timers_fired``. Counts begin with the backend.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -36,9 +36,47 @@ from statebackend.state import (
     ReducingState,
     ValueState,
 )
+from statebackend.timers import Timers
 from statebackend.ttl import StateTtlConfig
 
 __all__ = ["FunctionContext"]
+
+
+class ProcessingTimers:
+    """The timers of a job whose rows tell no time.
+
+    >>> from statebackend.registry import create_backend
+    >>> keyed = create_backend("reference").create_keyed_backend(int)
+    >>> keyed.set_current_key(1)
+    >>> ProcessingTimers(keyed.timers).register(10)
+    Traceback (most recent call last):
+    statebackend.errors.UsageError: a timer in event time needs rows that tell it. Hint: ...
+    """
+
+    __slots__ = ("_timers",)
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+
+    def register(self, timestamp: int, domain: str = "event") -> None:
+        """As `Timers.register`."""
+        self._of(domain).register(timestamp, domain)
+
+    def delete(self, timestamp: int, domain: str = "event") -> None:
+        """As `Timers.delete`."""
+        self._of(domain).delete(timestamp, domain)
+
+    def pending(self, domain: str = "event") -> list[int]:
+        """As `Timers.pending`."""
+        return self._of(domain).pending(domain)
+
+    def _of(self, domain: str) -> Timers:
+        if domain == "event":
+            raise UsageError(
+                "a timer in event time needs rows that tell it",
+                hint="name their column with event_time=, or write register(ts, 'processing')",
+            )
+        return self._timers
 
 
 class FunctionContext:
@@ -53,7 +91,9 @@ class FunctionContext:
 
     __slots__ = (
         "_has_event_time",
+        "_has_timers",
         "_keys",
+        "_timers",
         "batch_id",
         "keyed_state_store",
         "metrics",
@@ -68,6 +108,7 @@ class FunctionContext:
         metrics: Metrics,
         *,
         has_event_time: bool = True,
+        has_timers: bool = True,
     ) -> None:
         #: The keyed backend itself: namespaces, enumeration, `apply_to_all_keys`.
         self.keyed_state_store = keyed_state_store
@@ -81,6 +122,8 @@ class FunctionContext:
         self.batch_id: int = 0
         self._keys: pa.Array | None = None
         self._has_event_time = has_event_time
+        self._has_timers = has_timers
+        self._timers: Timers | ProcessingTimers | None = None
 
     @property
     def current_key(self) -> Any:
@@ -105,9 +148,20 @@ class FunctionContext:
         return self._keys
 
     @property
-    def timers(self) -> Any:
-        """The timers of the current key: ``register(ts, domain)``, ``delete(ts)``, ``pending()``."""
-        return self.keyed_state_store.timers
+    def timers(self) -> Timers | ProcessingTimers:
+        """The timers of the current key: ``register(ts, domain)``, ``delete(ts)``, ``pending()``.
+
+        Those that are due fire after the rows of the batch: `KeyedProcessFunction.on_timer`. In a job without
+        ``event_time=`` there is processing time only.
+        """
+        if self._timers is None:
+            if not self._has_timers:
+                raise UsageError(
+                    "a BatchProcessFunction is not called for timers", hint="use a KeyedProcessFunction"
+                )
+            timers = self.keyed_state_store.timers
+            self._timers = timers if self._has_event_time else ProcessingTimers(timers)
+        return self._timers
 
     # --- states: as on the keyed backend ---
 

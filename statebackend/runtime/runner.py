@@ -198,6 +198,8 @@ class Runner:
             "numOutputRows": rows,
             "numRowsDroppedByNullKey": batch.dropped_rows,
             **sizes(metrics),
+            "numTimersFired": self._task.timers_fired,
+            "numTimersPending": sum(metrics.get("timers", {}).values()),
             "states": {name: state["entries"] for name, state in metrics["states"].items()},
             "customMetrics": self._task.metrics.values(),
         }

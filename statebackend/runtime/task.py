@@ -32,6 +32,7 @@ from statebackend.operator_state import (
 from statebackend.runtime.batches import Batch, keys_of
 from statebackend.runtime.job import Job
 from statebackend.runtime.reading import column_values, rows_of
+from statebackend.timers import DOMAINS
 from statebackend.types.model import Type
 from statebackend.types.records import row_class
 
@@ -39,6 +40,9 @@ __all__ = ["Task"]
 
 _log = logging.getLogger(__name__)
 
+#: Of states with ``cleanup_idle``, up to this much of what has expired is removed after each batch, or four times as
+#: much as the batch had rows: more than can have come.
+_CLEANED = 10_000
 #: Rows are read, and rows given out are turned into Arrow, in pieces of this many.
 _PIECE = 65_536
 
@@ -99,13 +103,19 @@ class Task:
             subtask_index=subtask_index, parallelism=parallelism, restore=restore
         )
         self._context = FunctionContext(
-            self.keyed, self.operator, self.metrics, has_event_time=job.event_time is not None
+            self.keyed,
+            self.operator,
+            self.metrics,
+            has_event_time=job.event_time is not None,
+            has_timers=not job.is_batch,
         )
         # What to return to for there to be no current key; only our own backends can.
         save = getattr(self.keyed, "_save_key", None)
         self._no_key = None if save is None else save()
         self._function: Any = None
         self._last_id = restored_id
+        #: Of the batch that runs: its rows, and the timers that had fired before it.
+        self._rows = self._fired_before = 0
         self._marks: tuple[Any, Any] | None = None
         #: The checkpoint for which a snapshot of the batch has been taken.
         self._taken: int | None = None
@@ -128,6 +138,8 @@ class Task:
         if self._marks is not None:
             raise UsageError("the batch before has not been ended")
         self._clock.set(now)
+        self._rows = 0
+        self._fired_before = self.keyed.timers.fired if self.keyed.has_timers else 0
         self._context.now, self._context.batch_id = now, batch_id
         of_operator = self.operator.mark()
         try:
@@ -143,7 +155,8 @@ class Task:
             given = _Given(self.job)
             self._forget_key()
             run(given)
-            self._fire(given)
+            self._fire(given, now)
+            self.keyed.advance(max(_CLEANED, 4 * self._rows))
             if isinstance(self._function, CheckpointedFunction):
                 self._function.snapshot_state(
                     FunctionSnapshotContext(checkpoint_id=batch_id, checkpoint_timestamp=now)
@@ -152,6 +165,11 @@ class Task:
         except BaseException:
             self.undo()
             raise
+
+    @property
+    def timers_fired(self) -> int:
+        """How many timers the last batch fired."""
+        return self.keyed.timers.fired - self._fired_before if self.keyed.has_timers else 0
 
     def snapshot(self, checkpoint_id: int, store: CheckpointStore) -> list[Any]:
         """Open a view of all state, which is written in the background; what is returned has ``result()``."""
@@ -195,6 +213,7 @@ class Task:
             for row in rows_of(batch.broadcast):
                 given.add(process(row, self._context))
             self._forget_key()
+        self._rows = batch.rows.num_rows
         for start in range(0, batch.rows.num_rows, _PIECE):
             self._process(_pairs(self.job, batch.rows.slice(start, _PIECE)), given)
 
@@ -219,6 +238,7 @@ class Task:
 
     def _run_batch(self, batch: Batch, given: _Given) -> None:
         context, process = self._context, self._function.process_batch
+        self._rows = batch.rows.num_rows
         for each in batch.rows.to_batches() or [_empty_batch(batch.rows.schema)]:
             context._keys = keys_of(self.job, each)
             try:
@@ -226,8 +246,17 @@ class Task:
             finally:
                 context._keys = None
 
-    def _fire(self, given: _Given) -> None:
-        """Fire the timers that are due."""
+    def _fire(self, given: _Given, now: int) -> None:
+        """Fire the timers that are due at the batch's time, those in event time first."""
+        if self.job.is_batch or not self.keyed.has_timers:
+            return
+        timers, on_timer, context = self.keyed.timers, self._function.on_timer, self._context
+        before = -1
+        while timers.fired != before:  # a timer of one domain may register one of the other
+            before = timers.fired
+            for domain in DOMAINS:
+                for timestamp in timers.due(now, domain):
+                    given.add(on_timer(timestamp, context))
 
     def _forget_key(self) -> None:
         """No current key, and no namespace: neither may depend on the batch before, which a restart forgets."""

@@ -91,7 +91,9 @@ def test_any_history_of_commits_aborts_and_rollbacks_restores_to_memory(
     assert left == named
 
 
-def test_a_snapshot_describes_its_own_moment_while_state_changes_on(tmp_path: Path, rng: random.Random) -> None:
+def test_a_snapshot_describes_its_own_moment_while_state_changes_on(
+    tmp_path: Path, rng: random.Random
+) -> None:
     with create("heap", int) as keyed, open_store(tmp_path, int) as store:
         story = Story(keyed, rng, int, keys=400)
         story.change(4000)
@@ -111,10 +113,8 @@ def test_any_parallelism(tmp_path: Path, backend: str, rng: random.Random) -> No
     with open_store(tmp_path, str, retain=1) as store:
         for round_number, parallelism in enumerate([1, 3, 32, 2]):
             ranges = [sb.key_groups.range_for(32, parallelism, index) for index in range(parallelism)]
-            instances = [
-                create(backend, str, restore=checkpoint, key_group_range=own) for own in ranges
-            ]
-            found = sorted(sum((contents(each) for each in instances), []), key=repr)
+            instances = [create(backend, str, restore=checkpoint, key_group_range=own) for own in ranges]
+            found = sorted([row for each in instances for row in contents(each)], key=repr)
             assert found == sorted(held, key=repr)
             for step in range(3):
                 checkpoint_id = 10 * round_number + step
@@ -125,7 +125,7 @@ def test_any_parallelism(tmp_path: Path, backend: str, rng: random.Random) -> No
                         story.change(300 // parallelism)
                 taken = [each.snapshot(checkpoint_id, store) for each in instances]
                 checkpoint = store.commit(checkpoint_id, [pending.result() for pending in taken])
-            held = sum((contents(each) for each in instances), [])
+            held = [row for each in instances for row in contents(each)]
             for each in instances:
                 each.close()
 
@@ -257,7 +257,9 @@ def test_what_does_not_fit_is_refused_by_name_before_anything_is_loaded(tmp_path
             sb.ListStateDescriptor("v", int),
             sb.ValueStateDescriptor("v", sb.types.PICKLE),
         ):
-            with pytest.raises(sb.StateMigrationError, match="state 'v' is VALUE of bigint in the checkpoint"):
+            with pytest.raises(
+                sb.StateMigrationError, match="state 'v' is VALUE of bigint in the checkpoint"
+            ):
                 again.get_state(descriptor)
         assert again.get_state(sb.ValueStateDescriptor("v", int)).get_many([1]).to_pylist() == [5]
     with pytest.raises(sb.StateMigrationError, match="keys of the checkpoint are bigint"):
@@ -275,13 +277,19 @@ def test_what_has_expired_is_left_out_of_full_snapshots_that_clean_up(tmp_path: 
     keeping = sb.StateTtlConfig(100)
     with create(backend, int, clock=clock) as keyed, open_store(tmp_path, int) as store:
         for name, ttl in [("cleaned", cleaning), ("kept", keeping)]:
-            keyed.get_state(sb.ValueStateDescriptor(f"{name} v", int).enable_time_to_live(ttl)).update_many([1], [5])
-            keyed.get_state(sb.ListStateDescriptor(f"{name} l", int).enable_time_to_live(ttl)).add_many([1], [5])
+            keyed.get_state(sb.ValueStateDescriptor(f"{name} v", int).enable_time_to_live(ttl)).update_many(
+                [1], [5]
+            )
+            keyed.get_state(sb.ListStateDescriptor(f"{name} l", int).enable_time_to_live(ttl)).add_many(
+                [1], [5]
+            )
             keyed.get_state(sb.MapStateDescriptor(f"{name} m", int, int).enable_time_to_live(ttl)).put_many(
                 [1], [5], [5]
             )
         clock.set(50)
-        keyed.get_state(sb.ListStateDescriptor("cleaned l", int).enable_time_to_live(cleaning)).add_many([1], [6])
+        keyed.get_state(sb.ListStateDescriptor("cleaned l", int).enable_time_to_live(cleaning)).add_many(
+            [1], [6]
+        )
         clock.set(120)
         store.commit(0, [keyed.snapshot(0, store, incremental=False).result()])
         store.commit(1, [keyed.snapshot(1, store, incremental=False).result()])

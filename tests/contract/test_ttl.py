@@ -48,6 +48,8 @@ def at(keyed: KeyedStateBackend, clock: ManualClock) -> At:
 
 
 def with_ttl(descriptor: Any, **options: Any) -> Any:
+    if options.get("state_visibility") is SHOW:  # whatever cleanup has not removed yet: let there be none
+        options["cleanup_in_background"] = False
     return descriptor.enable_time_to_live(StateTtlConfig(TTL, **options))
 
 

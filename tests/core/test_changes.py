@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -21,7 +22,7 @@ def keys_in(rows, is_blob):
     if not is_blob:
         return columns["key"].tolist()
     ends, data = columns["key_offsets"].tolist(), columns["key"].tobytes()
-    return [data[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [data[a:b] for a, b in itertools.pairwise(ends)]
 
 
 @pytest.mark.parametrize("hash_mask", [0xFFFFFFFF, 3])
@@ -102,7 +103,9 @@ def test_anchors_name_their_keys_through_clones_removals_and_rollbacks():
         owners = keys_in(heads.take(live), False)
         found = {}
         columns = rows.take(live).columns()
-        for key, map_key, value in zip(owners, columns["key"].tolist(), columns["value"].tolist(), strict=True):
+        for key, map_key, value in zip(
+            owners, columns["key"].tolist(), columns["value"].tolist(), strict=True
+        ):
             found[key, map_key] = value
         assert all(model[key][map_key] == value for (key, map_key), value in found.items())
         changed = {
@@ -162,7 +165,10 @@ def test_rows_of_a_batch_may_each_have_a_timestamp():
     put_many(maps, np.array([1, 1]), np.array([5, 6]), np.array([10, 20]), timestamp=stamps)
     with core.snapshot() as view:
         columns = view.rows(maps.entries, 0, 127).columns()
-        assert dict(zip(columns["key"].tolist(), columns["timestamp"].tolist(), strict=True)) == {5: 30, 6: 40}
+        assert dict(zip(columns["key"].tolist(), columns["timestamp"].tolist(), strict=True)) == {
+            5: 30,
+            6: 40,
+        }
     with pytest.raises(UsageError, match="differ in length"):
         update_many(values, np.array([1]), np.array([10]), timestamp=stamps)
 

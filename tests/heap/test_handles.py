@@ -489,7 +489,9 @@ def test_a_map_expires_under_an_iterator_of_another_key() -> None:
     with HeapBackend().create_keyed_backend(int, clock=clock) as keyed:
         keyed.set_current_key(1)
         counts = keyed.get_map_state(
-            MapStateDescriptor("m", int, int).enable_time_to_live(StateTtlConfig(100))
+            MapStateDescriptor("m", int, int).enable_time_to_live(
+                StateTtlConfig(100, cleanup_in_background=False)
+            )
         )
         counts.put_all({n: n for n in range(4)})
         steps = counts.items()

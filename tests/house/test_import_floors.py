@@ -25,6 +25,7 @@ FLOORS: dict[str, int] = {
     "statebackend.serializers": 1,
     "statebackend.descriptors": 1,
     "statebackend.ttl": 1,
+    "statebackend.timers": 1,
     "statebackend.clocks": 1,
     "statebackend._core": 2,
     "statebackend.state": 3,

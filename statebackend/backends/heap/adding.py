@@ -119,9 +119,9 @@ class AddingColumns(SingleColumns):
     def _add(self, canonical: Any, column: Column, plan: AddPlan, wants_changed: bool) -> Changed | None:
         values, nulls = column
         with self._naming_state():
-            table = self._table_to_write()
+            table, stamp = self._table_to_write(), self._begun(count_of(canonical))
             slots = adding_kernels.add_many(
-                table, canonical, values, plan, nulls=nulls, timestamp=self._stamp(), ttl=self._ttl(),
+                table, canonical, values, plan, nulls=nulls, timestamp=stamp, ttl=self._ttl(),
                 return_slots=wants_changed, **self._options(),
             )  # fmt: skip
             if not wants_changed:

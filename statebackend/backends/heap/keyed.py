@@ -23,6 +23,7 @@ from statebackend.backends.heap.loading import load
 from statebackend.backends.heap.mutations import MutationWatcher
 from statebackend.backends.heap.snapshots import HeapChanges, HeapView, row_tables
 from statebackend.backends.heap.states import make_state
+from statebackend.backends.heap.timers import HeapTimers
 from statebackend.checkpoint import CheckpointStore, PendingSnapshot
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import CheckpointedKeyedBackend
@@ -82,6 +83,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
             encode_namespace,
             frozenset({type(VOID), TimeWindow, int, str, bytes}),
         )
+        self._timers = HeapTimers(self)
         self._restore()
 
     def _check_groups(self, canonical_keys: Sequence[Any]) -> None:
@@ -102,7 +104,10 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
     # --- states ---
 
     def _create_state(self, descriptor: StateDescriptor) -> Any:
-        return make_state(self, descriptor)
+        state = make_state(self, descriptor)
+        if _cleans_on_record(descriptor):
+            self._clean_on_record(state)
+        return state
 
     def _redeclare_state(self, state: Any, descriptor: StateDescriptor) -> None:
         state._redeclare(descriptor)
@@ -171,8 +176,14 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
 
     # --- time ---
 
+    def _time(self) -> int:
+        return self._saw(super()._time())
+
     def advance(self, budget: int = 1000) -> int:
-        """Remove what has expired of states with ``cleanup_idle``, and reclaim memory; returns how much expired."""
+        """Remove what has expired of states with ``cleanup_idle``, and reclaim memory; returns how much expired.
+
+        O(what has expired): an index knows where that is.
+        """
         self._check_open()
         done = 0
         saved = self._save_key()
@@ -180,13 +191,8 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         try:
             for state in self._states.values():
                 config = state.descriptor.ttl_config
-                if config is None or not config.cleanup_idle or done >= budget:
-                    continue
-                keys, numbers = state._entries(expired=True)
-                for key, number in zip(keys[: budget - done], numbers, strict=False):
-                    self._key = key
-                    state._enter_namespace(number)
-                    done += state._clean()
+                if config is not None and config.cleanup_idle:
+                    done += state._expire(budget - done)
         finally:
             self._restore_key(saved)
         self.core.advance(max(budget - done, 0))
@@ -226,7 +232,12 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         return self.core.changes_since(point)
 
     def _rows_held(self) -> int:
-        return sum(len(table) for state in self._states.values() for table in row_tables(state))
+        return sum(len(table) for state in self._written_states() for table in row_tables(state))
+
+    def _written_states(self) -> list[Any]:
+        """All states, and the timers as the states that they are in the core."""
+        assert isinstance(self._timers, HeapTimers)
+        return [*self._states.values(), *self._timers._handles().values()]
 
     def _open_point(self) -> Any:
         return self.core.mark()
@@ -249,11 +260,17 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         load(self, state, op, rows)
 
     def _drop_all(self) -> None:
+        self._timers._close()  # type: ignore[union-attr]
+        for state in self._states.values():
+            state._close()
         self.core.close()
         if self.mutation_watcher is not None:
             self.mutation_watcher.start_over()
 
     # --- figures ---
+
+    def _expiry_metrics(self, state: Any) -> dict[str, Any]:
+        return state._expiry_metrics()  # type: ignore[no-any-return]
 
     def metrics(self) -> dict[str, Any]:
         """Entries, bytes and copies, in all and by state.
@@ -268,6 +285,12 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         core = self.core.metrics()
         metrics.update({each: core[each] for each in _OF_CORE})
         return metrics
+
+
+def _cleans_on_record(descriptor: StateDescriptor) -> bool:
+    config = descriptor.ttl_config
+    cleanup = None if config is None else config.incremental_cleanup
+    return cleanup is not None and cleanup.run_cleanup_for_every_record
 
 
 _OF_CORE = (

@@ -24,6 +24,7 @@ from statebackend.backends.heap.vectorised import count_of, take_rows
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed.description import value_role
 from statebackend.key_encoding import key_encoder
+from statebackend.key_encoding.run_batch import canonical_list
 from statebackend.state.columns import from_arrow, has_objects
 from statebackend.types.model import Type
 
@@ -124,7 +125,9 @@ class _Loading:
         if self._are_objects:
             number = self._options["namespace"]
             stamped = np.broadcast_to(stamps, count_of(keys)).tolist()
-            for key, value, stamp in zip(_each(keys), self._objects(rows["value"]), stamped, strict=True):
+            for key, value, stamp in zip(
+                canonical_list(keys), self._objects(rows["value"]), stamped, strict=True
+            ):
                 self._table.put(key, value, number, stamp)
             return
         values, _ = self._values(rows["value"])
@@ -143,7 +146,7 @@ class _Loading:
             stamps = self._stamps(of_lists.values.slice(int(ends[0]), int(ends[-1] - ends[0])))
         if self._are_objects:
             number = self._options["namespace"]
-            each = list(_each(keys))
+            each = canonical_list(keys)
             stamped = np.broadcast_to(stamps, len(elements)).tolist()
             for owner, value, stamp in zip(owners.tolist(), self._objects(elements), stamped, strict=True):
                 self._table.append(each[owner], value, number, stamp)
@@ -158,7 +161,7 @@ class _Loading:
             stamped = np.broadcast_to(stamps, count_of(keys)).tolist()
             values = self._objects(rows["value"])
             for key, map_key, value, stamp in zip(
-                _each(keys), _each(map_keys), values, stamped, strict=True
+                canonical_list(keys), canonical_list(map_keys), values, stamped, strict=True
             ):
                 self._maps.put(key, map_key, value, number, stamp)
             return
@@ -169,7 +172,7 @@ class _Loading:
 
     def _remove_entries(self, keys: Any, map_keys: Any) -> None:
         if self._are_objects:
-            for key, map_key in zip(_each(keys), _each(map_keys), strict=True):
+            for key, map_key in zip(canonical_list(keys), canonical_list(map_keys), strict=True):
                 self._maps.remove(key, map_key, self._options["namespace"])
             return
         map_kernels.remove_many(self._maps, keys, map_keys, **self._options)
@@ -185,16 +188,5 @@ class _Loading:
         if one is None:
             kernels.remove_many(self._table, keys, **self._options)
             return
-        for key in _each(keys):
+        for key in canonical_list(keys):
             one(key, number)
-
-
-def _each(canonical: Any) -> Iterator[Any]:
-    """Canonical keys one by one."""
-    if not isinstance(canonical, tuple):
-        yield from canonical.tolist()
-        return
-    ends, data = canonical[0].tolist(), bytes(canonical[1])
-    for start, end in zip(ends[:-1], ends[1:], strict=True):
-        yield data[start:end]
-

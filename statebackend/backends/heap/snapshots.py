@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from statebackend._core.changes import changed_entries
 from statebackend._core.entry_rows import EntryRows
-from statebackend.backends.heap.columns import Array, arrow_column
 from statebackend.backends.heap.codecs import holds_references
+from statebackend.backends.heap.columns import Array, arrow_column
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed import RowSource, state_schema
 from statebackend.checkpoint.keyed.description import value_role
@@ -47,7 +47,7 @@ class HeapView(RowSource):
     """
 
     def __init__(self, backend: HeapKeyedBackend, expired_at: int | None) -> None:
-        self._readers = [_Reader(backend, state, ops=False) for state in backend._states.values()]
+        self._readers = [_Reader(backend, state, ops=False) for state in backend._written_states()]
         self._rows = backend._rows_held()
         self._view = backend.core.snapshot()
         self._expired_at = expired_at
@@ -57,13 +57,11 @@ class HeapView(RowSource):
         return self._rows == 0
 
     def sections(self) -> Sequence[Section]:
-        return [
-            Section(reader.name, reader.schema, self._batches(reader)) for reader in self._readers
-        ]
+        return [Section(reader.name, reader.schema, self._batches(reader)) for reader in self._readers]
 
     def _batches(self, reader: _Reader) -> Iterator[GroupedBatch]:
         expired_before = reader.expired_before(self._expired_at)
-        sizes = sum(self._view.group_sizes(table) for table in reader.tables)
+        sizes = np.sum([self._view.group_sizes(table) for table in reader.tables], axis=0)
         for first, last in _ranges(sizes, reader.first_group):
             parts = [part for part in reader.parts_of(self._view, first, last) if len(part)]
             weight = sum(int(part.weights().sum()) for part in parts)
@@ -88,7 +86,7 @@ class HeapChanges(RowSource):
 
     def __init__(self, backend: HeapKeyedBackend, mark: Any) -> None:
         self._changes = []
-        for state in backend._states.values():
+        for state in backend._written_states():
             reader = _Reader(backend, state, ops=True)
             parts = [part for part in reader.changes_since(mark) if part.count]
             if parts:
@@ -170,9 +168,7 @@ class _Reader:
         self.maps = _maps_of(state) if self.is_map else []
         self.tables = row_tables(state)
         self.has_namespaces = len(self.tables) > 1
-        self.schema = state_schema(
-            backend.key_type, descriptor, namespaces=self.has_namespaces, ops=ops
-        )
+        self.schema = state_schema(backend.key_type, descriptor, namespaces=self.has_namespaces, ops=ops)
         stored = descriptor.stored_types()
         self.value_type = stored[value_role(descriptor.kind)]
         self.holds_objects = holds_references(self.value_type)
@@ -212,17 +208,17 @@ class _Reader:
                 # What lies below a key that was removed is gone with it.
                 of_cleared = np.isin(owners.addresses, cleared.addresses[cleared.is_live])
                 gone = np.flatnonzero(owners.is_live & ~entries.is_live & ~of_cleared)
-                columns = entries.take(gone).keys()
-                removed.append(_Copied(self, Op.REMOVE, owners.take(gone).keys(), entries.groups[gone], columns))
-                live = np.flatnonzero(owners.is_live & entries.is_live)
-                live = live[np.lexsort((entries.take(live).links()[1], entries.groups[live]))]
-                columns = entries.take(live).columns()
-                put.append(_Copied(self, Op.PUT, owners.take(live).keys(), entries.groups[live], columns))
+                map_keys, keys = entries.take(gone).keys(), owners.take(gone).keys()
+                removed.append(_Copied(self, Op.REMOVE, keys, entries.groups[gone], map_keys))
+                there = np.flatnonzero(owners.is_live & entries.is_live)
+                there = there[np.lexsort((entries.take(there).links()[1], entries.groups[there]))]
+                columns, keys = entries.take(there).columns(), owners.take(there).keys()
+                put.append(_Copied(self, Op.PUT, keys, entries.groups[there], columns))
             return removed + put
         for table in self.tables:
             rows = changed_entries(table, mark)
-            live, gone = rows.take(rows.is_live), rows.take(~rows.is_live)
-            removed.append(_Copied(self, Op.REMOVE, gone.keys(), gone.groups))
+            absent, live = rows.take(~rows.is_live), rows.take(rows.is_live)
+            removed.append(_Copied(self, Op.REMOVE, absent.keys(), absent.groups))
             columns = live.columns()
             put.append(_Copied(self, Op.PUT, columns, live.groups, columns))
         return removed + put

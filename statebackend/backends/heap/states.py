@@ -40,6 +40,7 @@ __all__ = [
     "HeapMapState",
     "HeapReducingState",
     "HeapValueState",
+    "make_handle",
     "make_state",
 ]
 
@@ -128,6 +129,11 @@ def make_state(backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
     >>> make_state(keyed, ListStateDescriptor("tags", str)).plain.element_code == 8
     True
     """
+    return make_handle(_CLASSES[descriptor.kind], backend, descriptor)
+
+
+def make_handle(handle: type[Handle], backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
+    """A handle of a class for a new state, with its first table."""
     where = f"state {descriptor.name!r}"
     types = descriptor.stored_types()
     codec = value_codec(types[_ROLES.get(descriptor.kind, "accumulator")], where)
@@ -137,6 +143,8 @@ def make_state(backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
         options["ttl"] = config.ttl
         options["refreshes"] = config.update_type is _OnReadAndWrite
         options["shows_expired"] = config.state_visibility is _ReturnExpired
+        if config.incremental_cleanup is not None:
+            options["cleanup_size"] = config.incremental_cleanup.cleanup_size
     if codec.layout == "object":
         options["watcher"] = backend.mutation_watcher
     shape: dict[str, Any] = {
@@ -165,4 +173,4 @@ def make_state(backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
     def make_table(namespaces: bool) -> Any:
         return table(backend.core, namespaces=namespaces, **shape)
 
-    return _CLASSES[descriptor.kind](backend, descriptor, codec, make_table, **options)
+    return handle(backend, descriptor, codec, make_table, **options)

@@ -76,6 +76,8 @@ class ColumnsState(KeyedState):
     plain: Any
     spaced: Any
     _number_for_batch: Any
+    _clean_some: Any
+    _count_expired: Any
 
     @property
     def _holds_objects(self) -> bool:
@@ -117,15 +119,19 @@ class ColumnsState(KeyedState):
         config = self.descriptor.ttl_config
         return 0 if config is None else config.ttl
 
-    def _stamp(self) -> int:
-        """The timestamp of what the call writes; 0 where nothing expires."""
-        return self.backend._time() if self._ttl() else 0
+    def _begun(self, rows: int) -> int:
+        """The time of a call that is about to access so many rows, for which it cleans up; 0 where nothing expires."""
+        if not self._ttl():
+            return 0
+        now: int = self.backend._time()
+        self._clean_some(rows, now)
+        return now
 
-    def _expiry(self) -> dict[str, Any]:
+    def _expiry(self, now: int) -> dict[str, Any]:
         """What kernels are told that read where values expire."""
         config = self.descriptor.ttl_config
         return {
-            "now": self.backend._time(),
+            "now": now,
             "ttl": config.ttl,
             "shows_expired": config.state_visibility is _Visibility.ReturnExpiredIfNotCleanedUp,
         }
@@ -142,9 +148,8 @@ class ColumnsState(KeyedState):
             if table is None:
                 return pa.array(np.zeros(count_of(canonical), dtype=bool))
             if self._ttl():
-                return pa.array(
-                    expiring_kernels.look_many(table, canonical, **self._expiry(), **self._options())
-                )
+                expiry = self._expiry(self.backend._time())
+                return pa.array(expiring_kernels.look_many(table, canonical, **expiry, **self._options()))
             return pa.array(kernels.find_many(table, canonical, **self._options()) != 0)
 
     def _clear_many(self, keys: Any) -> None:
@@ -152,6 +157,7 @@ class ColumnsState(KeyedState):
         with self._naming_state():
             table = self._table(canonical)
             if table is not None:
+                self._begun(count_of(canonical))
                 kernels.remove_many(table, canonical, **self._options())
 
 
@@ -181,10 +187,13 @@ class SingleColumns(ColumnsState):
                 nothing = np.zeros(count_of(canonical), dtype=np.uint32)
                 return gathering.values_at(self.plain, nothing), nothing != 0
             if self._ttl():
-                renews = self._renews()
-                return expiring_kernels.read_many(
-                    table, canonical, renews=renews, **self._expiry(), **self._options()
+                expiry = self._expiry(self._begun(count_of(canonical)))
+                before = len(table)
+                found = expiring_kernels.read_many(
+                    table, canonical, renews=self._renews(), **expiry, **self._options()
                 )
+                self._count_expired(before - len(table))
+                return found
             return kernels.get_many(table, canonical, **self._options())
 
 
@@ -218,7 +227,7 @@ class ValueColumns(SingleColumns, ValueState):
         stored, nulls = self._value_column(values, self.descriptor.type)
         check_lengths(range(count_of(canonical)), range(count_of(stored)))
         with self._naming_state():
-            table, stamp = self._table_to_write(), self._stamp()
+            table, stamp = self._table_to_write(), self._begun(count_of(canonical))
             if nulls is None:
                 kernels.update_many(table, canonical, stored, timestamp=stamp, **self._options())
                 return
@@ -254,9 +263,8 @@ class ListColumns(ColumnsState, KeyedListState):
         stored, _ = self._value_column(values, self.descriptor.element_type, nullable=False)
         check_lengths(range(count_of(canonical)), range(count_of(stored)))
         with self._naming_state():
-            kernels.append_many(
-                self._table_to_write(), canonical, stored, timestamp=self._stamp(), **self._options()
-            )
+            table, stamp = self._table_to_write(), self._begun(count_of(canonical))
+            kernels.append_many(table, canonical, stored, timestamp=stamp, **self._options())
 
     def get_many(self, keys: Any) -> pa.ListArray:
         if self._holds_objects or self._ttl():
@@ -310,10 +318,13 @@ class MapColumns(ColumnsState, MapState):
                 nothing = np.zeros(count_of(canonical), dtype=np.uint32)
                 values, found = gathering.values_at(self.plain_map.entries, nothing), nothing != 0
             else:
-                expiry = {"renews": self._renews(), **self._expiry()} if self._ttl() else {}
+                now = self._begun(count_of(canonical))
+                expiry = {"renews": self._renews(), **self._expiry(now)} if self._ttl() else {}
+                before = len(self._map())
                 values, found = map_kernels.get_many(
                     self._map(), canonical, inner, **expiry, **self._options()
                 )
+                self._count_expired(before - len(self._map()))
         return arrow_column(values, found, self.descriptor.value_type)
 
     def put_many(self, keys: Any, map_keys: Any, values: Any) -> None:
@@ -326,8 +337,9 @@ class MapColumns(ColumnsState, MapState):
         check_lengths(range(count_of(canonical)), range(count_of(inner)), range(count_of(stored)))
         with self._naming_state():
             self._table_to_write()
+            stamp = self._begun(count_of(canonical))
             map_kernels.put_many(
-                self._map(), canonical, inner, stored, nulls=nulls, timestamp=self._stamp(), ttl=self._ttl(),
+                self._map(), canonical, inner, stored, nulls=nulls, timestamp=stamp, ttl=self._ttl(),
                 **self._options(),
             )  # fmt: skip
 
@@ -340,4 +352,5 @@ class MapColumns(ColumnsState, MapState):
         check_lengths(range(count_of(canonical)), range(count_of(inner)))
         with self._naming_state():
             if self._table(canonical) is not None:
+                self._begun(count_of(canonical))
                 map_kernels.remove_many(self._map(), canonical, inner, **self._options())

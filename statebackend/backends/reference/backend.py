@@ -22,8 +22,9 @@ from statebackend.backends.reference.single import (
     ReferenceReducingState,
     ReferenceValueState,
 )
-from statebackend.backends.reference.snapshots import Moment, ReferenceRows, load
+from statebackend.backends.reference.snapshots import Moment, ReferenceRows, load, written_states
 from statebackend.backends.reference.table import Journal, Place
+from statebackend.backends.reference.timers import ReferenceTimers
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import CheckpointedKeyedBackend
 from statebackend.descriptors import StateDescriptor
@@ -93,7 +94,16 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
         #: Marks and points so far: a rollback invalidates the points that were opened after its mark.
         self._opened = 0
         self._points: list[Moment] = []
+        self._timers = ReferenceTimers(self)
         self._restore()
+
+    def set_current_key(self, key: Any) -> None:
+        super().set_current_key(key)
+        for state in self._states.values():
+            config = state.descriptor.ttl_config
+            cleanup = None if config is None else config.incremental_cleanup
+            if cleanup is not None and cleanup.run_cleanup_for_every_record:
+                state.accessed()
 
     # --- for the handles ---
 
@@ -110,6 +120,11 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     def place(self) -> Place:
         """Where the current key's entries are; raises if there is no current key."""
         return Place(self._key_group, self._namespace, self._require_key())
+
+    def enter(self, key: Any, namespace: bytes) -> None:
+        """Make a canonical key and an encoded namespace current, and read the clock."""
+        self._key, self._key_group, self._namespace = key, self._group_of(key), namespace
+        self._now = self._time()
 
     # --- states ---
 
@@ -155,7 +170,7 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     # --- time ---
 
     def advance(self, budget: int = 1000) -> int:
-        """Remove what has expired from states with ``cleanup_idle``: up to ``budget`` entries are changed."""
+        """Remove what has expired from states with ``cleanup_idle``: up to ``budget`` values, map entries, lists."""
         self._check_open()
         done = 0
         saved = self._save_key()
@@ -165,15 +180,22 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
             if config is None or not config.cleanup_idle:
                 continue
             for at, stored in list(state.table):
-                left = state.without_expired(stored)
-                if done < budget and left != stored:
-                    done += 1
-                    if left is None:
-                        state.table.remove(at)
-                    else:
-                        state.table.put(at, left)
+                removed = state.clean(at, stored, budget - done) if done < budget else 0
+                state.expired_by_cleanup += removed
+                done += removed
         self._restore_key(saved)
         return done
+
+    def _expiry_metrics(self, state: Any) -> dict[str, Any]:
+        saved = self._save_key()
+        self._now = self._time()
+        oldest = state.oldest_timestamp()
+        self._restore_key(saved)
+        return {
+            "expired_on_read": state.expired_on_read,
+            "expired_by_cleanup": state.expired_by_cleanup,
+            "oldest_timestamp": oldest,
+        }
 
     # --- marks ---
 
@@ -201,10 +223,10 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
         return ReferenceRows(self, since=point)
 
     def _changes_since(self, point: Moment) -> int:
-        return sum(len(point.changed_places(state)) for state in self._states.values())
+        return sum(len(point.changed_places(state)) for state in written_states(self))
 
     def _rows_held(self) -> int:
-        return self.num_entries()
+        return sum(len(state.table) for state in written_states(self))
 
     def _open_point(self) -> Moment:
         self._opened += 1
@@ -231,5 +253,6 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
 
     def _drop_all(self) -> None:
         self.journal.forget()
+        self._timers = ReferenceTimers(self)
         for state in self._states.values():
             state.table = type(state.table)(self.journal)

@@ -12,9 +12,10 @@ Stamped(data=b'x', timestamp=0)
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from statebackend.backends.reference.table import NestedTable, Place
@@ -55,6 +56,12 @@ class ReferenceState(KeyedState, Generic[S]):
         self._shows_expired = (
             config is not None and config.state_visibility is _Visibility.ReturnExpiredIfNotCleanedUp
         )
+        cleanup = None if config is None else config.incremental_cleanup
+        self._cleanup_size = 0 if cleanup is None else cleanup.cleanup_size
+        self._round: list[Place] = []
+        #: How much has expired, by what removed it.
+        self.expired_on_read = 0
+        self.expired_by_cleanup = 0
 
     @property
     def descriptor(self) -> Any:
@@ -95,6 +102,35 @@ class ReferenceState(KeyedState, Generic[S]):
     def _where(self) -> str:
         return f"state {self._descriptor.name!r}"
 
+    # --- cleaning up ---
+
+    def accessed(self) -> None:
+        """Look at a few entries, round after round, and remove what has expired."""
+        if self._cleanup_size and not self._round:
+            self._round = [at for at, _ in self.table]
+        for at in self._round[: self._cleanup_size]:
+            stored = self.table.get(at)
+            if stored is not None:
+                self.expired_by_cleanup += self.clean(at, stored, 2**63)
+        del self._round[: self._cleanup_size]
+
+    def clean(self, at: Place, stored: S, budget: int) -> int:
+        """Remove up to ``budget`` things that have expired; how many: map entries, values, lists of elements."""
+        left, done = self.without_expired(stored, budget)
+        if left is None:
+            self.table.remove(at)
+        elif done:
+            self.table.put(at, left)
+        return done
+
+    def oldest_timestamp(self) -> int | None:
+        """The oldest timestamp of what has not expired."""
+        found = [self._timestamps(stored) for _, stored in self.table]
+        alive = [
+            each for each in itertools.chain(*found) if not expired(each, self._ttl or 1, self._backend.now)
+        ]
+        return min(alive, default=None)
+
     # --- what each kind says about what it stores ---
 
     @abstractmethod
@@ -102,8 +138,12 @@ class ReferenceState(KeyedState, Generic[S]):
         """Whether one of the values, elements or entries is wanted."""
 
     @abstractmethod
-    def without_expired(self, stored: S) -> S | None:
-        """What is left of it without what has expired; None for nothing."""
+    def without_expired(self, stored: S, budget: int = 2**63) -> tuple[S | None, int]:
+        """What is left of it without so many things that have expired (None for nothing), and how many they were."""
+
+    @abstractmethod
+    def _timestamps(self, stored: S) -> Iterable[int]:
+        """The timestamps of all of it."""
 
     def merged(self, a: S, b: S) -> S | None:
         """What the stored of two namespaces come to, those of ``a`` first."""
@@ -120,6 +160,7 @@ class ReferenceState(KeyedState, Generic[S]):
         return self._any(stored, lambda stamped: not self._expired(stamped))
 
     def clear(self) -> None:
+        self.accessed()
         self.drop(self._here())
 
     def drop(self, at: Place) -> None:

@@ -39,15 +39,23 @@ class ReferenceListState(ReferenceState["tuple[Stamped, ...]"], KeyedListState):
     def _any(self, stored: tuple[Stamped, ...], wanted: Callable[[Stamped], bool]) -> bool:
         return any(map(wanted, stored))
 
-    def without_expired(self, stored: tuple[Stamped, ...]) -> tuple[Stamped, ...] | None:
-        return tuple(element for element in stored if not self._expired(element)) or None
+    def without_expired(
+        self, stored: tuple[Stamped, ...], budget: int = 2**63
+    ) -> tuple[tuple[Stamped, ...] | None, int]:
+        left = tuple(element for element in stored if not self._expired(element))
+        return left or None, int(left != stored)
+
+    def _timestamps(self, stored: tuple[Stamped, ...]) -> Iterable[int]:
+        return (element.timestamp for element in stored)
 
     def get(self) -> list[Any]:
+        self.accessed()
         at = self._here()
         stored = self.table.get(at) or ()
-        left = self.without_expired(stored)
+        left, _ = self.without_expired(stored)
         values = [self._serializer.deserialize(each.data) for each in stored if self._visible(each)]
         if stored and left is None:
+            self.expired_on_read += 1
             self.table.remove(at)
         elif left is not None and self._refreshes:
             self.table.put(at, tuple(self._stamp(element.data) for element in left))
@@ -57,9 +65,11 @@ class ReferenceListState(ReferenceState["tuple[Stamped, ...]"], KeyedListState):
         return self.watched(self._here(), iter(self.get()))
 
     def add(self, value: Any) -> None:
+        self.accessed()
         self._append(self._here(), [self._serialize(self._serializer, value)])
 
     def add_all(self, values: Iterable[Any]) -> None:
+        self.accessed()
         self._append(self._here(), self._serialize_all(values))
 
     def _append(self, at: Place, data: list[bytes]) -> None:
@@ -68,6 +78,7 @@ class ReferenceListState(ReferenceState["tuple[Stamped, ...]"], KeyedListState):
             self.changed(at)
 
     def update(self, values: Iterable[Any]) -> None:
+        self.accessed()
         at = self._here()
         data = self._serialize_all(values)
         if data:

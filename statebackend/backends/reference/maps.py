@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from statebackend.backends.reference.base import ReferenceState, Stamped
@@ -39,8 +39,14 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
     def _any(self, stored: dict[Any, Stamped], wanted: Callable[[Stamped], bool]) -> bool:
         return any(map(wanted, stored.values()))
 
-    def without_expired(self, stored: dict[Any, Stamped]) -> dict[Any, Stamped] | None:
-        return {key: entry for key, entry in stored.items() if not self._expired(entry)} or None
+    def without_expired(
+        self, stored: dict[Any, Stamped], budget: int = 2**63
+    ) -> tuple[dict[Any, Stamped] | None, int]:
+        gone = [key for key, entry in stored.items() if self._expired(entry)][:budget]
+        return {key: entry for key, entry in stored.items() if key not in gone} or None, len(gone)
+
+    def _timestamps(self, stored: dict[Any, Stamped]) -> Iterable[int]:
+        return (entry.timestamp for entry in stored.values())
 
     def _encode(self, key: Any) -> Any:
         try:
@@ -61,6 +67,7 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
         if entry is None:
             return None
         if self._expired(entry):
+            self.expired_on_read += 1
             self._drop_entry(at, stored, key)
             return entry if self._shows_expired else None
         if self._refreshes:
@@ -75,22 +82,27 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
             self.table.remove(at)
 
     def get(self, key: Any, default: Any = None) -> Any:
+        self.accessed()
         entry = self._read(self._here(), self._encode(key))
         return default if entry is None else self._value(entry)
 
     def __getitem__(self, key: Any) -> Any:
+        self.accessed()
         entry = self._read(self._here(), self._encode(key))
         if entry is None:
             raise KeyError(f"the key is not in {self._where()}")
         return self._value(entry)
 
     def contains(self, key: Any) -> bool:
+        self.accessed()
         return self._read(self._here(), self._encode(key)) is not None
 
     def put(self, key: Any, value: Any) -> None:
+        self.accessed()
         self._put(self._here(), {self._encode(key): self._data(value)})
 
     def put_all(self, entries: Mapping[Any, Any]) -> None:
+        self.accessed()
         at = self._here()
         if not isinstance(entries, Mapping):
             raise SerializationTypeError(
@@ -117,9 +129,11 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
             self.changed(at)
 
     def remove(self, key: Any) -> None:
+        self.accessed()
         self._remove(self._here(), self._encode(key))
 
     def __delitem__(self, key: Any) -> None:
+        self.accessed()
         if not self._remove(self._here(), self._encode(key)):
             raise KeyError(f"the key is not in {self._where()}")
 
@@ -148,6 +162,7 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
         return self._each(lambda key, entry: (self._encoder.decode(key), self._value(entry)))
 
     def _each(self, show: Callable[[Any, Stamped], Any]) -> Iterator[Any]:
+        self.accessed()
         at = self._here()
 
         def steps() -> Iterator[Any]:

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from statebackend.backends.reference.base import ReferenceState, Stamped
@@ -39,20 +39,25 @@ class _SingleState(ReferenceState[Stamped]):
     def _any(self, stored: Stamped, wanted: Callable[[Stamped], bool]) -> bool:
         return wanted(stored)
 
-    def without_expired(self, stored: Stamped) -> Stamped | None:
-        return None if self._expired(stored) else stored
+    def without_expired(self, stored: Stamped, budget: int = 2**63) -> tuple[Stamped | None, int]:
+        return (None, 1) if self._expired(stored) else (stored, 0)
+
+    def _timestamps(self, stored: Stamped) -> Iterable[int]:
+        return (stored.timestamp,)
 
     def _store(self, at: Place, value: Any) -> None:
         self.table.put(at, self._stamp(self._serialize(self._serializer, value)))
 
     def _read(self) -> Any:
         """The value, or None: expired ones are removed, and returned this once if they may be seen."""
+        self.accessed()
         at = self._here()
         stored = self.table.get(at)
         if stored is None:
             return None
         value = self._serializer.deserialize(stored.data)
         if self._expired(stored):
+            self.expired_on_read += 1
             self.table.remove(at)
             return value if self._shows_expired else None
         if self._refreshes:
@@ -86,6 +91,7 @@ class ReferenceValueState(_SingleState, ValueState):
         return self._descriptor.default_copy() if value is None else value
 
     def update(self, value: Any) -> None:
+        self.accessed()
         at = self._here()
         if value is None:
             self.drop(at)
@@ -104,6 +110,7 @@ class ReferenceReducingState(_SingleState, ReducingState):
         return self._read()
 
     def add(self, value: Any) -> None:
+        self.accessed()
         at = self._here()
         if value is None:
             self.drop(at)
@@ -128,6 +135,7 @@ class ReferenceAggregatingState(_SingleState, AggregatingState):
         return None if accumulator is None else self._descriptor.aggregate.get_result(accumulator)
 
     def add(self, value: Any) -> None:
+        self.accessed()
         at = self._here()
         if value is None:
             self.drop(at)
@@ -155,6 +163,7 @@ class ReferenceFoldingState(_SingleState, FoldingState):
         return self._read()
 
     def add(self, value: Any) -> None:
+        self.accessed()
         at = self._here()
         if value is None:
             self.drop(at)

@@ -21,15 +21,40 @@ from statebackend.backends.reference.table import Place
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed import RowSource, state_schema
 from statebackend.checkpoint.keyed.description import value_role
+from statebackend.descriptors import MapStateDescriptor
 from statebackend.key_encoding import key_encoder
 from statebackend.serializers import serializer_for
 from statebackend.state.columns import from_arrow, to_arrow
+from statebackend.timers import timer_state
 from statebackend.ttl import expired
 
 if TYPE_CHECKING:
     from statebackend.backends.reference.backend import ReferenceKeyedBackend
 
 __all__ = ["Moment", "ReferenceRows", "load"]
+
+
+class TimerState(NamedTuple):
+    """The timers of a domain as the map state that they are in checkpoints.
+
+    >>> from statebackend.backends.reference import ReferenceBackend
+    >>> [state.descriptor.name for state in written_states(ReferenceBackend().create_keyed_backend(int))]
+    ['statebackend.timers.event', 'statebackend.timers.processing']
+    """
+
+    descriptor: MapStateDescriptor
+    table: Any
+
+
+def written_states(backend: ReferenceKeyedBackend) -> list[Any]:
+    """All states, and the timers."""
+    timers = backend.timers.tables().items()  # type: ignore[attr-defined]
+    return [*backend._states.values(), *(TimerState(timer_state(domain), table) for domain, table in timers)]
+
+
+def _entries(stored: Any) -> dict[Any, Stamped]:
+    """What a map state, or the timers, hold for a key."""
+    return stored if isinstance(stored, dict) else dict.fromkeys(sorted(stored or ()), _NOTHING)
 
 
 class Moment:
@@ -42,7 +67,7 @@ class Moment:
 
     def __init__(self, backend: ReferenceKeyedBackend, number: int) -> None:
         self.number = number
-        self._held = {name: dict(state.table) for name, state in backend._states.items()}
+        self._held = {state.descriptor.name: dict(state.table) for state in written_states(backend)}
 
     def held(self, state: Any) -> dict[Place, Any]:
         """What a state held, by place."""
@@ -62,6 +87,9 @@ class Moment:
         changed = [at for at, stored in state.table if held.get(at) is not stored]
         now = {at for at, _ in state.table}
         return changed + [at for at in held if at not in now]
+
+
+_NOTHING = Stamped(serializer_for(bool).serialize(False), 0)
 
 
 class Row(NamedTuple):
@@ -89,7 +117,7 @@ class ReferenceRows(RowSource):
         self._key_type = backend.key_type
         self._ops = since is not None
         self._states: list[tuple[Any, list[Row]]] = []
-        for state in backend._states.values():
+        for state in written_states(backend):
             found = _all_rows(state, expired_at) if since is None else _changed_rows(state, since)
             rows = sorted(found, key=lambda row: (row.group, row.op in (Op.PUT, Op.APPEND)))
             if rows:
@@ -143,14 +171,15 @@ class ReferenceRows(RowSource):
 
 def _all_rows(state: Any, expired_at: int | None) -> Iterator[Row]:
     config = state.descriptor.ttl_config
-    filters = expired_at is not None and config is not None and config.cleanup_full_snapshot
 
     def is_left(stamped: Stamped) -> bool:
-        return not filters or not expired(stamped.timestamp, config.ttl, expired_at)
+        if expired_at is None or config is None or not config.cleanup_full_snapshot:
+            return True
+        return not expired(stamped.timestamp, config.ttl, expired_at)
 
     for at, stored in list(state.table):
         if state.descriptor.kind == "map":
-            for map_key, entry in stored.items():
+            for map_key, entry in _entries(stored).items():
                 if is_left(entry):
                     yield Row(at.group, Op.PUT, at, map_key, entry)
         elif state.descriptor.kind == "list":
@@ -166,7 +195,8 @@ def _changed_rows(state: Any, since: Moment) -> Iterator[Row]:
     for at in since.changed_places(state):
         stored = state.table.get(at)
         if state.descriptor.kind == "map":
-            yield from _changed_entries(at, held.get(at, {}), stored)
+            new = None if stored is None else _entries(stored)
+            yield from _changed_entries(at, _entries(held.get(at)), new)
         elif stored is None:
             yield Row(at.group, Op.REMOVE, at, None, None)
         else:
@@ -199,7 +229,9 @@ def load(
     puts = op in (Op.PUT, Op.APPEND)
     names = rows["namespace"].to_pylist() if "namespace" in rows.schema.names else [b""] * rows.num_rows
     map_keys = _plain(rows, "map_key", None if inner is None else descriptor.key_type)
-    values = _values(rows, value_type, descriptor.kind == "list") if puts else [None] * rows.num_rows
+    values: list[Any] = [None] * rows.num_rows
+    if puts:
+        values = _values(rows, value_type, descriptor.kind == "list")
     stamps = rows["timestamp"].to_pylist() if puts and "timestamp" in rows.schema.names else None
     for row, key in enumerate(from_arrow(rows["key"], backend.key_type)):
         canonical = keys.encode(key)

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import pyarrow as pa
 
 from statebackend.backend import BaseKeyedStateBackend
-from statebackend.checkpoint.format import GroupedBatch, Op, Section, write_data_file
 from statebackend.checkpoint.data_files import DataWriter
+from statebackend.checkpoint.format import Op, Section, write_data_file
 from statebackend.checkpoint.keyed.chain import Chain, Flight, Rewriting
 from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.restoring import (
     PART,
+    RestoredState,
     RestoredStates,
     keyed_snapshots,
     migration,
@@ -35,8 +36,11 @@ from statebackend.checkpoint.savepoints import Savepoint
 from statebackend.checkpoint.store import CheckpointStore
 from statebackend.descriptors import StateDescriptor
 from statebackend.errors import UsageError
+from statebackend.key_encoding import KeyEncoder
+from statebackend.key_encoding.run_batch import canonical_list
 from statebackend.serializers import Compatibility
 from statebackend.state import KeyedState
+from statebackend.timers import DOMAINS, TimerRow, timer_state
 
 __all__ = ["CheckpointedKeyedBackend"]
 
@@ -115,10 +119,20 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._restored = read_checkpoint(
             checkpoint, self.key_type, self.max_parallelism, self.key_group_range
         )
+        self._load_timers()
         snapshots = keyed_snapshots(checkpoint)
         own = [each for each in snapshots if each.key_groups == self.key_group_range]
         if len(own) == 1:
             self._chain = Chain(own[0].files, self._open_point(), checkpoint.now)
+
+    def _load_timers(self) -> None:
+        if not self.has_timers:
+            return
+        for domain in DOMAINS:
+            restored = self._restored.take(timer_state(domain).name)
+            if restored is not None:
+                rows = _timer_rows(restored, domain, self._encoder)
+                self.timers.load(rows)
 
     def _new_state(self, descriptor: StateDescriptor) -> KeyedState:
         restored = self._restored.get(descriptor.name)
@@ -138,12 +152,6 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         return state
 
     def undeclared_states(self) -> list[str]:
-        """The names of restored states that nobody has asked for yet; they are kept and written again.
-
-        >>> from statebackend.registry import create_backend
-        >>> create_backend("reference").create_keyed_backend(int).undeclared_states()
-        []
-        """
         self._check_open()
         return self._restored.names
 
@@ -216,13 +224,11 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         return savepoint
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """The checkpoint is committed: needed only where the store that committed it is in another process."""
         for flight in self._flights:
             if flight.writer.checkpoint_id == checkpoint_id:
                 flight.is_committed = True
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """The checkpoint will not be committed: what it held is written by the next one."""
         for flight in self._flights:
             if flight.writer.checkpoint_id == checkpoint_id:
                 flight.is_aborted = True
@@ -243,6 +249,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
     def _descriptions(self) -> list[StateDescription]:
         described = [StateDescription.of(state.descriptor) for state in self._states.values()]
+        if self.has_timers:
+            described += [StateDescription.of(timer_state(domain)) for domain in DOMAINS]
         described += [restored.description for restored in self._restored]
         return sorted(described, key=lambda each: each.name)
 
@@ -353,6 +361,26 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 self._rewriting.writer.abort()
                 self._rewriting = None
         super().close()
+
+
+def _timer_rows(restored: RestoredState, domain: str, encoder: KeyEncoder) -> Iterator[TimerRow]:
+    """The timers that rows of a checkpoint leave."""
+    left: dict[tuple[Any, bytes], set[int]] = {}
+    for rows in restored.batches:
+        for op, batch in phases(rows):
+            keys = canonical_list(encoder.encode_many(batch["key"]))
+            names = batch["namespace"].to_pylist() if "namespace" in batch.schema.names else [b""] * len(keys)
+            times = batch["map_key"].to_pylist()
+            for place, time in zip(zip(keys, names, strict=True), times, strict=True):
+                if op is Op.CLEAR:
+                    left.pop(place, None)
+                elif op is Op.REMOVE:
+                    left.get(place, set()).discard(time)
+                else:
+                    left.setdefault(place, set()).add(time)
+    for (key, namespace), found in left.items():
+        for time in found:
+            yield TimerRow(domain, 0, key, namespace, time)
 
 
 def _write(

@@ -114,9 +114,7 @@ def read_checkpoint(
     return RestoredStates(states, checkpoint.now)
 
 
-def _check_use(
-    snapshot: StateSnapshot, checkpoint: Checkpoint, key_type: Type, max_parallelism: int
-) -> None:
+def _check_use(snapshot: StateSnapshot, checkpoint: Checkpoint, key_type: Type, max_parallelism: int) -> None:
     where = f"checkpoint {checkpoint.id}"
     config, groups = snapshot.extra.get("key_type"), snapshot.extra.get("max_parallelism")
     if config != key_type.config():

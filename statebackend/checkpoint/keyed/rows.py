@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
@@ -80,7 +81,7 @@ def phases(rows: GroupedBatch) -> Iterator[tuple[Op, pa.RecordBatch]]:
     rank, group = _RANK[ops], rows.key_group_of_rows()
     breaks = np.flatnonzero((np.diff(rank) < 0) & (np.diff(group) == 0)) + 1
     ends = [0, *breaks.tolist(), len(ops)]
-    for start, end in zip(ends[:-1], ends[1:], strict=True):
+    for start, end in itertools.pairwise(ends):
         part, own = batch.slice(start, end - start), ops[start:end]
         for op in (Op.CLEAR, Op.REMOVE, Op.PUT, Op.APPEND):
             chosen = own == op

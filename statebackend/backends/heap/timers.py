@@ -1,0 +1,75 @@
+"""Timers over the compiled index: Python's half.
+
+>>> from statebackend.backends.heap import HeapBackend
+>>> keyed = HeapBackend().create_keyed_backend(int)
+>>> keyed.set_current_key(1)
+>>> keyed.timers.register(30); keyed.timers.register(10)
+>>> keyed.timers.pending()
+[10, 30]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from statebackend._core.time_index import TimerHandle, TimerIndex
+from statebackend.backends.heap.states import make_handle
+from statebackend.timers import DOMAINS, TimerRow, Timers, checked_domain, checked_time, timer_state
+
+if TYPE_CHECKING:
+    from statebackend.backends.heap.keyed import HeapKeyedBackend
+
+__all__ = ["HeapTimers"]
+
+
+class HeapTimers(TimerIndex, Timers):
+    """The timers of a heap backend; nothing is made for a domain before its first timer."""
+
+    def __init__(self, backend: HeapKeyedBackend) -> None:
+        TimerIndex.__init__(self, backend, self._make, checked_time, checked_domain)
+        Timers.__init__(self, backend)
+
+    def _make(self, domain: str) -> TimerHandle:
+        # Not one of the backend's states, which are the user's.
+        handle: TimerHandle = make_handle(TimerHandle, self._backend, timer_state(domain))
+        return handle
+
+    def _register(self, timestamp: int, domain: str) -> None:
+        self.register(timestamp, domain)
+
+    def _handles(self) -> dict[str, TimerHandle]:
+        """The map states that the timers of each domain are, for those that have had any."""
+        found = {domain: self._made(domain) for domain in DOMAINS}
+        return {domain: handle for domain, handle in found.items() if handle is not None}
+
+    def _take_due(self, now: int, domain: str) -> int | None:
+        handle = self._made(domain)
+        return None if handle is None else handle.take_due(now)
+
+    def next_due(self, domain: str = "event") -> int | None:
+        self._backend._check_open()
+        handle = self._made(checked_domain(domain))
+        return None if handle is None else handle.next_time()
+
+    def count(self, domain: str = "event") -> int:
+        self._backend._check_open()
+        handle = self._made(checked_domain(domain))
+        return 0 if handle is None else handle._pending_count()
+
+    @property
+    def fired(self) -> int:
+        return sum(handle.fired for handle in self._handles().values())
+
+    def _all_rows(self, first_group: int, last_group: int) -> Iterable[TimerRow]:
+        for domain, handle in self._handles().items():
+            for row in handle._rows(first_group, last_group):
+                yield TimerRow(domain, *row)
+
+    def _close(self) -> None:
+        """Let go of the core before it is closed."""
+        for handle in self._handles().values():
+            handle._close()
+
+    def _metrics(self) -> dict[str, Any]:
+        return {domain: handle._metrics() for domain, handle in self._handles().items()}

@@ -1,0 +1,398 @@
+"""Timers: a set by time, key and namespace, fired in order, journalled with marks."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from contract.conftest import MakeKeyed
+from contract.samples import KEYS
+
+from statebackend import types as t
+from statebackend.backend import KeyedStateBackend, StateBackend
+from statebackend.descriptors import ValueStateDescriptor
+from statebackend.errors import ClosedError, KeyGroupError, UsageError
+from statebackend.key_encoding import VOID, TimeWindow, encode_namespace, key_encoder
+from statebackend.key_groups import KeyGroupRange
+from statebackend.testing import ManualClock
+from statebackend.timers import TimerRow
+
+domains = pytest.mark.parametrize("domain", ["event", "processing"])
+
+
+def register(
+    keyed: KeyedStateBackend, key: Any, *times: int, namespace: Any = VOID, domain: str = "event"
+) -> None:
+    keyed.set_current_key(key)
+    keyed.set_current_namespace(namespace)
+    for time in times:
+        keyed.timers.register(time, domain)
+    keyed.set_current_namespace(VOID)
+
+
+def fire(keyed: KeyedStateBackend, now: int, domain: str = "event") -> list[Any]:
+    return [(time, keyed.current_key, keyed.current_namespace) for time in keyed.timers.due(now, domain)]
+
+
+@domains
+def test_timers_fire_once_when_they_are_due(keyed: KeyedStateBackend, domain: str) -> None:
+    register(keyed, 1, 10, 20, 30, domain=domain)
+    assert keyed.timers.pending(domain) == [10, 20, 30]
+    assert keyed.timers.count(domain) == 3
+    assert keyed.timers.next_due(domain) == 10
+    assert fire(keyed, 9, domain) == []
+    assert fire(keyed, 20, domain) == [(10, 1, VOID), (20, 1, VOID)]
+    assert fire(keyed, 20, domain) == []
+    assert keyed.timers.pending(domain) == [30]
+    assert fire(keyed, 2**63 - 1, domain) == [(30, 1, VOID)]
+    assert keyed.timers.count(domain) == 0
+    assert keyed.timers.next_due(domain) is None
+    assert keyed.timers.fired == 3
+
+
+def test_domains_are_apart(keyed: KeyedStateBackend) -> None:
+    register(keyed, 1, 10, domain="event")
+    register(keyed, 1, 10, 20, domain="processing")
+    keyed.timers.delete(10)
+    assert keyed.timers.pending() == []
+    assert keyed.timers.pending("processing") == [10, 20]
+    assert fire(keyed, 100) == []
+    assert fire(keyed, 100, "processing") == [(10, 1, VOID), (20, 1, VOID)]
+
+
+def test_registering_twice_is_registering_once(keyed: KeyedStateBackend) -> None:
+    register(keyed, 1, 10, 10)
+    register(keyed, 1, 10)
+    assert keyed.timers.pending() == [10]
+    assert keyed.timers.count() == 1
+    assert fire(keyed, 10) == [(10, 1, VOID)]
+
+
+def test_deleted_timers_do_not_fire_unless_registered_again(keyed: KeyedStateBackend) -> None:
+    register(keyed, 1, 10, 20)
+    keyed.timers.delete(10)
+    keyed.timers.delete(10)
+    keyed.timers.delete(99)
+    assert keyed.timers.pending() == [20]
+    for _ in range(5):
+        register(keyed, 1, 10)
+        keyed.timers.delete(10)
+    register(keyed, 1, 10)
+    assert keyed.timers.next_due() == 10
+    assert fire(keyed, 100) == [(10, 1, VOID), (20, 1, VOID)]
+
+
+def test_a_timer_belongs_to_its_key_and_namespace(keyed: KeyedStateBackend) -> None:
+    window = TimeWindow(0, 10)
+    register(keyed, 1, 10)
+    register(keyed, 1, 10, 11, namespace=window)
+    register(keyed, 2, 10)
+    keyed.set_current_key(1)
+    assert keyed.timers.pending() == [10]
+    keyed.timers.delete(11)
+    keyed.set_current_namespace(window)
+    assert keyed.timers.pending() == [10, 11]
+    keyed.timers.delete(10)
+    assert fire(keyed, 100) == [(10, 1, VOID), (10, 2, VOID), (11, 1, window)]
+
+
+def test_key_and_namespace_are_what_they_were_after_firing(keyed: KeyedStateBackend) -> None:
+    register(keyed, 2, 10, namespace="n")
+    keyed.set_current_key(7)
+    keyed.set_current_namespace("mine")
+    assert fire(keyed, 10) == [(10, 2, "n")]
+    assert (keyed.current_key, keyed.current_namespace) == (7, "mine")
+    register(keyed, 2, 10, 11)
+    keyed.set_current_key(7)
+    for _ in keyed.timers.due(100):
+        break
+    assert keyed.current_key == 7
+    assert keyed.timers.count() == 1
+
+
+def test_state_is_that_of_the_timers_key(keyed: KeyedStateBackend) -> None:
+    state = keyed.get_value_state(ValueStateDescriptor("s", int))
+    for key in range(20):
+        register(keyed, key, 100 - key)
+        state.update(key)
+    assert [state.value() for _ in keyed.timers.due(100)] == list(range(19, -1, -1))
+
+
+@pytest.mark.parametrize("key_type", list(KEYS))
+def test_order_is_time_then_key_then_namespace(make_keyed: MakeKeyed, key_type: t.Type) -> None:
+    keyed = make_keyed(key_type, max_parallelism=4)
+    encoder = key_encoder(key_type)
+    expected = []
+    rng = random.Random(5)
+    pairs = [(key, ns) for key in KEYS[key_type] for ns in (VOID, "b", "a", 3, TimeWindow(1, 2))]
+    rng.shuffle(pairs)
+    for key, namespace in pairs:
+        for time in rng.sample(range(-3, 3), 2):
+            register(keyed, key, time, namespace=namespace)
+            expected.append((time, encoder.encode(key), encode_namespace(namespace)))
+    fired = [
+        (time, encoder.encode(keyed.current_key), encode_namespace(keyed.current_namespace))
+        for time in keyed.timers.due(10)
+    ]
+    assert fired == sorted(expected)
+
+
+def test_what_is_registered_while_firing_and_is_due_fires_in_its_turn(keyed: KeyedStateBackend) -> None:
+    for key in (1, 2, 3):
+        register(keyed, key, 10)
+    seen = []
+    for time in keyed.timers.due(20):
+        seen.append((time, keyed.current_key))
+        if time == 10 and keyed.current_key == 2:
+            keyed.timers.register(5)  # has passed
+            keyed.timers.register(20)
+            keyed.timers.register(21)
+            register(keyed, 1, 10)
+            register(keyed, 3, 10)
+    assert seen == [(10, 1), (10, 2), (5, 2), (10, 1), (10, 3), (20, 2)]
+    assert fire(keyed, 21) == [(21, 2, VOID)]
+
+
+def test_what_is_deleted_while_firing_does_not_fire(keyed: KeyedStateBackend) -> None:
+    for key in (1, 2, 3):
+        register(keyed, key, 10)
+    seen = []
+    for _ in keyed.timers.due(10):
+        seen.append(keyed.current_key)
+        keyed.set_current_key(2)
+        keyed.timers.delete(10)
+    assert seen == [1, 3]
+
+
+def test_times_may_be_any_of_64_bits(keyed: KeyedStateBackend) -> None:
+    times = [2**63 - 1, -(2**63), 0, -1]
+    register(keyed, 1, *times)
+    assert keyed.timers.pending() == sorted(times)
+    assert [time for time, _, _ in fire(keyed, 2**63 - 2)] == [-(2**63), -1, 0]
+    assert [time for time, _, _ in fire(keyed, 2**63 - 1)] == [2**63 - 1]
+
+
+def test_the_clock_is_read_when_a_timer_fires(keyed: KeyedStateBackend, clock: ManualClock) -> None:
+    from statebackend.ttl import StateTtlConfig
+
+    descriptor = ValueStateDescriptor("s", int).enable_time_to_live(
+        StateTtlConfig(100, cleanup_in_background=False)
+    )
+    state = keyed.get_value_state(descriptor)
+    clock.set(0)
+    register(keyed, 1, 10)
+    state.update(1)
+    register(keyed, 2, 20)
+    clock.set(100)
+    found = []
+    for _ in keyed.timers.due(20):
+        found.append(state.exists())
+        state.update(5)
+        clock.advance(100)
+    assert found == [False, False]
+    keyed.set_current_key(2)
+    assert state.value() is None
+
+
+# --- marks ---
+
+
+def test_rollback_returns_timers_exactly(keyed: KeyedStateBackend) -> None:
+    register(keyed, 1, 10, 20, 30)
+    register(keyed, 2, 10, namespace="n")
+    before = keyed.timers.rows()
+    mark = keyed.mark()
+    for _ in range(3):
+        register(keyed, 1, 5, 15)
+        keyed.timers.delete(20)
+        assert [time for time, _, _ in fire(keyed, 15)] == [5, 10, 10, 15]
+        register(keyed, 3, 1)
+        keyed.rollback(mark)
+        assert keyed.timers.rows() == before
+        assert keyed.timers.count() == 4
+        assert keyed.timers.next_due() == 10
+    keyed.release(mark)
+    assert fire(keyed, 100) == [(10, 1, VOID), (10, 2, "n"), (20, 1, VOID), (30, 1, VOID)]
+
+
+def test_marks_nest(keyed: KeyedStateBackend) -> None:
+    register(keyed, 1, 10, 20)
+    outer = keyed.mark()
+    assert len(fire(keyed, 10)) == 1
+    inner = keyed.mark()
+    assert len(fire(keyed, 20)) == 1
+    register(keyed, 1, 30)
+    keyed.rollback(inner)
+    assert [row.timestamp for row in keyed.timers.rows()] == [20]
+    assert fire(keyed, 100) == [(20, 1, VOID)]
+    keyed.release(inner)
+    keyed.rollback(outer)
+    assert fire(keyed, 100) == [(10, 1, VOID), (20, 1, VOID)]
+    keyed.release(outer)
+    assert fire(keyed, 100) == []
+
+
+def test_what_was_released_stays(keyed: KeyedStateBackend) -> None:
+    register(keyed, 1, 10, 20)
+    mark = keyed.mark()
+    assert len(fire(keyed, 10)) == 1
+    keyed.release(mark)
+    mark = keyed.mark()
+    register(keyed, 1, 30)
+    keyed.rollback(mark)
+    keyed.release(mark)
+    assert fire(keyed, 100) == [(20, 1, VOID)]
+
+
+def test_timers_registered_first_after_a_mark_are_gone_after_a_rollback(keyed: KeyedStateBackend) -> None:
+    mark = keyed.mark()
+    register(keyed, 1, 10)
+    keyed.rollback(mark)
+    assert keyed.timers.count() == 0
+    assert fire(keyed, 100) == []
+    register(keyed, 1, 20)
+    assert fire(keyed, 100) == [(20, 1, VOID)]
+
+
+# --- many ---
+
+
+@pytest.mark.parametrize("key_type", [int, str])
+def test_random_use_agrees_with_a_sorted_set(
+    make_keyed: MakeKeyed, key_type: type, rng: random.Random
+) -> None:
+    keyed = make_keyed(key_type, max_parallelism=8)
+    wanted: set[tuple[int, Any]] = set()
+    marks: list[tuple[Any, set[tuple[int, Any]]]] = []
+    now = 0
+    for _ in range(3_000):
+        key = key_type(rng.randrange(20))
+        action = rng.random()
+        if action < 0.5:
+            time = now + rng.randrange(50)
+            register(keyed, key, time)
+            wanted.add((time, key))
+        elif action < 0.8 and wanted:
+            time, key = rng.choice(sorted(wanted))
+            keyed.set_current_key(key)
+            keyed.timers.delete(time)
+            wanted.discard((time, key))
+        elif action < 0.9:
+            now += rng.randrange(5)
+            due = sorted(each for each in wanted if each[0] <= now)
+            assert [(time, key) for time, key, _ in fire(keyed, now)] == due
+            wanted -= set(due)
+        elif action < 0.94:
+            marks.append((keyed.mark(), set(wanted)))
+        elif marks:
+            mark, was = marks.pop()
+            if rng.random() < 0.6:
+                keyed.rollback(mark)
+                wanted = was
+            keyed.release(mark)
+        assert keyed.timers.count() == len(wanted)
+    assert [(time, key) for time, key, _ in fire(keyed, 10**6)] == sorted(wanted)
+
+
+# --- rows ---
+
+
+def test_rows_of_a_range_of_key_groups_are_loaded_elsewhere(
+    backend: StateBackend, make_keyed: MakeKeyed
+) -> None:
+    keyed = make_keyed(max_parallelism=8)
+    for key in range(40):
+        register(keyed, key, key * 3 % 50, namespace=VOID if key % 3 else "n")
+        register(keyed, key, 100 - key, domain="processing")
+    rows = keyed.timers.rows()
+    assert rows == sorted(rows)
+    assert len(rows) == 80
+    half = keyed.timers.rows(KeyGroupRange(0, 3))
+    assert half == [row for row in rows if row.key_group <= 3]
+    assert 0 < len(half) < 80
+    other = make_keyed(max_parallelism=8, key_group_range=KeyGroupRange(0, 3))
+    other.timers.load(half)
+    assert other.timers.rows() == half
+    again = make_keyed(max_parallelism=8)
+    again.timers.load(rows)
+    for domain in ("event", "processing"):
+        assert fire(again, 1000, domain) == fire(keyed, 1000, domain)
+    with pytest.raises(KeyGroupError, match="key group"):
+        other.timers.load(rows)
+    assert other.timers.rows() == half
+
+
+def test_rows_are_in_canonical_form(make_keyed: MakeKeyed) -> None:
+    keyed = make_keyed("string", max_parallelism=1)
+    register(keyed, "é", 5, namespace=7)
+    assert keyed.timers.rows() == [TimerRow("event", 0, "é".encode(), encode_namespace(7), 5)]
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize("wrong", [1.5, True, "10", None])
+def test_times_are_whole_numbers(keyed: KeyedStateBackend, wrong: Any) -> None:
+    for call in (keyed.timers.register, keyed.timers.delete, lambda ts: keyed.timers.due(ts)):
+        with pytest.raises(UsageError, match=r"the time of a timer is not a \w+.*milliseconds"):
+            call(wrong)
+    with pytest.raises(OverflowError, match="64 bits"):
+        keyed.timers.register(2**63)
+    assert keyed.timers.count() == 0
+
+
+def test_domains_have_names(keyed: KeyedStateBackend) -> None:
+    calls = [
+        lambda: keyed.timers.register(1, "wall"),
+        lambda: keyed.timers.delete(1, "wall"),
+        lambda: keyed.timers.pending("wall"),
+        lambda: keyed.timers.due(1, "wall"),
+        lambda: keyed.timers.count("wall"),
+        lambda: keyed.timers.next_due("wall"),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="'event' or 'processing'"):
+            call()
+
+
+def test_a_key_has_to_be_current(make_keyed: MakeKeyed) -> None:
+    keyed = make_keyed()
+    for call in (
+        lambda: keyed.timers.register(1),
+        lambda: keyed.timers.delete(1),
+        lambda: keyed.timers.pending(),
+    ):
+        with pytest.raises(UsageError, match="no current key"):
+            call()
+    assert list(keyed.timers.due(1)) == []
+
+
+def test_a_closed_backend_has_no_timers(make_keyed: MakeKeyed) -> None:
+    keyed = make_keyed()
+    register(keyed, 1, 10, 20)
+    timers = keyed.timers
+    firing = timers.due(100)
+    assert next(firing) == 10
+    keyed.close()
+    for call in (
+        lambda: keyed.timers,
+        lambda: timers.register(1),
+        lambda: timers.delete(1),
+        lambda: timers.pending(),
+        lambda: timers.due(1),
+        lambda: timers.count(),
+        lambda: timers.next_due(),
+        lambda: timers.rows(),
+        lambda: next(firing),
+    ):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_timers_are_not_state(keyed: KeyedStateBackend) -> None:
+    register(keyed, 1, 10)
+    assert keyed.num_entries() == 0
+    assert keyed.metrics()["states"] == {}
+    keyed.clear_key()
+    assert keyed.timers.pending() == [10]

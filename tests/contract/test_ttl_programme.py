@@ -1,0 +1,374 @@
+"""Time to live as a programme of steps, for every kind of state, update type, visibility and cleanup.
+
+The idea is that of the tests of Flink's TTL states: a few writes and reads at chosen milliseconds, with what each has
+to give, run in every combination of the options. A small model says what that is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+from contract.conftest import MakeKeyed
+
+from statebackend.backend import KeyedStateBackend
+from statebackend.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
+from statebackend.key_encoding import VOID
+from statebackend.testing import ManualClock
+from statebackend.ttl import MAX_TIMESTAMP, StateTtlConfig
+
+TTL = 100
+OnWrite = StateTtlConfig.UpdateType.OnCreateAndWrite
+OnRead = StateTtlConfig.UpdateType.OnReadAndWrite
+Never = StateTtlConfig.StateVisibility.NeverReturnExpired
+Show = StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
+
+CLEANUPS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "off": {"cleanup_in_background": False},
+    "often": {"cleanup_incrementally": (1_000, True)},
+    "slowly": {"cleanup_incrementally": (1, False)},
+    "snapshot": {"cleanup_full_snapshot": True, "cleanup_in_background": False},
+    "rocksdb": {"cleanup_in_rocksdb_compact_filter": (10,), "cleanup_in_background": False},
+    "idle": {"cleanup_idle": True, "cleanup_in_background": False},
+}
+
+
+class Kind(NamedTuple):
+    """How a state of one kind is made, written and read: always to hold one text, or nothing."""
+
+    make: Callable[[], Any]
+    write: Callable[[Any, str], None]
+    read: Callable[[Any], Any]
+
+
+def first(elements: list[str]) -> str | None:
+    return elements[-1] if elements else None
+
+
+KINDS = {
+    "value": Kind(lambda: ValueStateDescriptor("s", str), lambda s, v: s.update(v), lambda s: s.value()),
+    "list": Kind(lambda: ListStateDescriptor("s", str), lambda s, v: s.update([v]), lambda s: first(s.get())),
+    "iterated list": Kind(
+        lambda: ListStateDescriptor("s", str), lambda s, v: s.update([v]), lambda s: first(list(s))
+    ),
+    "map": Kind(
+        lambda: MapStateDescriptor("s", str, str),
+        lambda s, v: s.put("k", v),
+        lambda s: s.get("k"),
+    ),
+    "iterated map": Kind(
+        lambda: MapStateDescriptor("s", str, str),
+        lambda s, v: s.put_all({"k": v}),
+        lambda s: first(list(s.values())),
+    ),
+    "reducing": Kind(
+        lambda: ReducingStateDescriptor("s", "last", str), lambda s, v: s.add(v), lambda s: s.get()
+    ),
+    "aggregating": Kind(
+        lambda: AggregatingStateDescriptor("s", "max", str), lambda s, v: s.add(v), lambda s: s.get()
+    ),
+    "folding": Kind(
+        lambda: FoldingStateDescriptor("s", "", lambda old, new: new, str),
+        lambda s, v: s.add(v),
+        lambda s: s.get(),
+    ),
+}
+
+combinations = pytest.mark.parametrize(
+    ("kind", "update", "visibility", "cleanup"),
+    [
+        pytest.param(*each, id="-".join(getattr(part, "name", part) for part in each))
+        for each in itertools.product(KINDS, (OnWrite, OnRead), (Never, Show), CLEANUPS)
+    ],
+)
+
+
+def make_state(keyed: KeyedStateBackend, kind: str, **options: Any) -> Any:
+    return keyed.get_state(KINDS[kind].make().enable_time_to_live(StateTtlConfig(TTL, **options)))
+
+
+def incremental(cleanup: str) -> bool:
+    return cleanup in ("default", "often", "slowly")
+
+
+@combinations
+def test_steps(
+    make_keyed: MakeKeyed, clock: ManualClock, kind: str, update: Any, visibility: Any, cleanup: str
+) -> None:
+    keyed = make_keyed(max_parallelism=4)
+    state = make_state(keyed, kind, update_type=update, state_visibility=visibility, **CLEANUPS[cleanup])
+    write, read = KINDS[kind].write, KINDS[kind].read
+    value: dict[tuple[int, Any], tuple[str, int]] = {}
+    steps = [
+        # key, namespace, time, what is written or None to read
+        (1, VOID, 0, "a"),
+        (2, VOID, 0, "b"),
+        (1, "n", 10, "c"),
+        (1, VOID, 50, None),
+        (1, VOID, 99, None),
+        (2, VOID, 100, None),
+        (1, VOID, 100, None),
+        (1, VOID, 100, None),
+        (1, "n", 109, None),
+        (1, "n", 110, None),
+        (1, VOID, 120, "d"),
+        (1, VOID, 130, "e"),
+        (2, VOID, 198, None),
+        (1, VOID, 229, None),
+        (1, VOID, 230, None),
+        (1, "n", 300, "f"),
+        (1, "n", 399, None),
+        (1, "n", 500, None),
+    ]
+    for key, namespace, now, written in steps:
+        clock.set(now)
+        keyed.set_current_key(key)
+        keyed.set_current_namespace(namespace)
+        at = key, namespace
+        if written is not None:
+            write(state, written)
+            value[at] = written, now
+            continue
+        stored, stamp = value.get(at, (None, 0))
+        alive = stored is not None and now < stamp + TTL
+        assert state.exists() in ({alive} if visibility is Never else {alive, stored is not None})
+        found = read(state)
+        if alive:
+            assert found == stored
+            if update is OnRead:
+                value[at] = stored, now
+            assert state.exists()
+            continue
+        # What has expired may be seen, until it is cleaned up: by the read itself at the latest.
+        allowed = {None} if visibility is Never else {stored} if not incremental(cleanup) else {None, stored}
+        assert found in allowed
+        value.pop(at, None)
+        assert read(state) is None
+        assert not state.exists()
+
+
+@combinations
+def test_what_is_left_after_cleanup(
+    make_keyed: MakeKeyed, clock: ManualClock, kind: str, update: Any, visibility: Any, cleanup: str
+) -> None:
+    keyed = make_keyed(max_parallelism=4)
+    state = make_state(keyed, kind, update_type=update, state_visibility=visibility, **CLEANUPS[cleanup])
+    for key in range(60):
+        clock.set(key)
+        keyed.set_current_key(key)
+        keyed.set_current_namespace("n" if key % 3 else VOID)
+        KINDS[kind].write(state, str(key))
+    keyed.set_current_namespace(VOID)
+    clock.set(TTL + 29)
+    keyed.set_current_key(1_000)
+    assert keyed.num_entries("s") == (30 if cleanup == "often" else 60), "a record does, or only an access"
+    removed = keyed.advance(budget=10_000)
+    for _ in range(200):
+        assert KINDS[kind].read(state) is None
+    left = set(range(30, 60))
+    if cleanup == "idle":
+        assert removed == 30
+    else:
+        assert removed == 0
+    assert keyed.num_entries("s") == (60 if cleanup in ("off", "snapshot", "rocksdb") else 30)
+    figures = keyed.metrics()["states"]["s"]
+    assert figures["expired_by_cleanup"] == 60 - keyed.num_entries("s")
+    assert figures["expired_on_read"] == 0
+    if incremental(cleanup):
+        assert figures["oldest_timestamp"] == 30
+    clock.set(TTL + 29)
+    keyed.set_current_namespace("n")
+    for key in range(60):
+        keyed.set_current_key(key)
+        if key % 3:
+            found = KINDS[kind].read(state)
+            wanted = str(key) if key in left else None
+            assert found == wanted or (visibility is Show and found == str(key))
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("now", [-5, 0, 2**40])
+def test_the_boundary_is_exact_to_the_millisecond(
+    make_keyed: MakeKeyed, clock: ManualClock, kind: str, now: int
+) -> None:
+    keyed = make_keyed()
+    state = make_state(keyed, kind)
+    for offset, alive in ((TTL - 1, True), (TTL, False), (TTL + 1, False)):
+        clock.set(now)
+        keyed.set_current_key(offset)
+        KINDS[kind].write(state, "x")
+        clock.set(now + offset)
+        keyed.set_current_key(offset)
+        assert KINDS[kind].read(state) == ("x" if alive else None)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_times_do_not_overflow(make_keyed: MakeKeyed, clock: ManualClock, kind: str) -> None:
+    keyed = make_keyed()
+    descriptor = KINDS[kind].make().enable_time_to_live(StateTtlConfig(MAX_TIMESTAMP, cleanup_idle=True))
+    state = keyed.get_state(descriptor)
+    clock.set(1_000)
+    keyed.set_current_key(1)
+    KINDS[kind].write(state, "x")
+    clock.set(MAX_TIMESTAMP - 1)
+    keyed.set_current_key(1)
+    assert keyed.advance() == 0
+    assert KINDS[kind].read(state) == "x"
+    clock.set(MAX_TIMESTAMP)
+    keyed.set_current_key(2)
+    assert keyed.advance() == 1
+    assert keyed.num_entries() == 0
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("cleanup", ["often", "idle"])
+def test_rollback_returns_what_cleanup_has_removed(
+    make_keyed: MakeKeyed, clock: ManualClock, kind: str, cleanup: str
+) -> None:
+    keyed = make_keyed(max_parallelism=4)
+    state = make_state(keyed, kind, **CLEANUPS[cleanup])
+    for key in range(50):
+        clock.set(key)
+        keyed.set_current_key(key)
+        KINDS[kind].write(state, str(key))
+    for _ in range(3):
+        mark = keyed.mark()
+        clock.set(TTL + 24)
+        keyed.set_current_key(99)
+        keyed.advance()
+        KINDS[kind].read(state)
+        assert keyed.num_entries() == 25
+        keyed.rollback(mark)
+        keyed.release(mark)
+        assert keyed.num_entries() == 50
+        clock.set(40)
+        for key in range(50):
+            keyed.set_current_key(key)
+            assert KINDS[kind].read(state) == str(key)
+    clock.set(TTL + 10)
+    keyed.set_current_key(99)
+    keyed.advance()
+    KINDS[kind].read(state)
+    assert keyed.num_entries() == 39
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_clock_that_is_set_back_hides_nothing_from_idle_cleanup(
+    make_keyed: MakeKeyed, clock: ManualClock, kind: str
+) -> None:
+    keyed = make_keyed(max_parallelism=4)
+    state = make_state(keyed, kind, **CLEANUPS["idle"])
+    clock.set(10_000)
+    keyed.set_current_key(1)
+    KINDS[kind].write(state, "x")
+    assert keyed.advance() == 0
+    clock.set(0)
+    keyed.set_current_key(2)
+    KINDS[kind].write(state, "y")
+    clock.set(10_001)
+    keyed.set_current_key(3)
+    assert keyed.advance() == 1
+    assert list(keyed.keys("s")) == [1]
+
+
+def test_lists_and_maps_expire_in_parts_in_the_background(make_keyed: MakeKeyed, clock: ManualClock) -> None:
+    for cleanup in ("often", "idle"):
+        keyed = make_keyed(max_parallelism=4)
+        config = StateTtlConfig(TTL, **CLEANUPS[cleanup])
+        names = keyed.get_list_state(ListStateDescriptor("list", str).enable_time_to_live(config))
+        counts = keyed.get_map_state(MapStateDescriptor("map", str, int).enable_time_to_live(config))
+        for now in (0, 50):
+            for key in range(20):
+                clock.set(now)
+                keyed.set_current_key(key)
+                names.add_all([f"a{now}", f"b{now}"])
+                counts.put_all({f"a{now}": 1, f"b{now}": 2})
+        clock.set(TTL)
+        keyed.set_current_key(99)
+        removed = keyed.advance()
+        names.get(), counts.get("x")
+        assert removed == (20 + 40 if cleanup == "idle" else 0)
+        assert keyed.metrics()["states"]["list"]["expired_by_cleanup"] == 20
+        assert keyed.metrics()["states"]["map"]["expired_by_cleanup"] == 40
+        assert keyed.num_entries() == 40
+        for key in range(20):
+            keyed.set_current_key(key)
+            assert names.get() == ["a50", "b50"]
+            assert dict(counts.items()) == {"a50": 1, "b50": 2}
+
+
+def test_cleanup_does_not_disturb_iterators(make_keyed: MakeKeyed, clock: ManualClock) -> None:
+    keyed = make_keyed(max_parallelism=2)
+    config = StateTtlConfig(TTL, **CLEANUPS["often"])
+    names = keyed.get_list_state(ListStateDescriptor("list", int).enable_time_to_live(config))
+    counts = keyed.get_map_state(MapStateDescriptor("map", int, int).enable_time_to_live(config))
+    for now in (0, 50):
+        clock.set(now)
+        keyed.set_current_key(1)
+        names.add_all([now, now + 1])
+        counts.put_all({now: 1, now + 1: 2})
+    clock.set(TTL)
+    keyed.set_current_key(1)
+    elements, entries = iter(names), iter(counts.items())
+    seen = [next(elements)], [next(entries)]
+    for key in (2, 1):
+        keyed.set_current_key(key)
+        names.get()
+        counts.get(7)
+    assert [*seen[0], *elements] == [50, 51]
+    assert [*seen[1], *entries] == [(50, 1), (51, 2)]
+
+
+def test_cleanup_for_every_record_needs_no_access(make_keyed: MakeKeyed, clock: ManualClock) -> None:
+    for for_every_record, left in ((True, 0), (False, 40)):
+        keyed = make_keyed(max_parallelism=4)
+        state = make_state(keyed, "value", cleanup_incrementally=(5, for_every_record))
+        for key in range(40):
+            clock.set(0)
+            keyed.set_current_key(key)
+            state.update("x")
+        clock.set(TTL)
+        for key in range(40):
+            keyed.set_current_key(key)
+        assert keyed.num_entries() == left
+
+
+def test_a_step_of_cleanup_is_bounded(make_keyed: MakeKeyed, clock: ManualClock) -> None:
+    keyed = make_keyed(max_parallelism=1)
+    state = make_state(keyed, "value", cleanup_incrementally=(5, False))
+    for key in range(1_000):
+        clock.set(0)
+        keyed.set_current_key(key)
+        state.update("x")
+    clock.set(TTL)
+    keyed.set_current_key(10_000)
+    for _ in range(40):
+        before = keyed.num_entries()
+        state.value()
+        assert 0 <= before - keyed.num_entries() <= 5
+    assert keyed.num_entries() <= 1_000 - 100
+    mark = keyed.mark()
+    keyed.release(mark)
+
+
+def test_vectorised_calls_clean_up_for_each_of_their_rows(make_keyed: MakeKeyed, clock: ManualClock) -> None:
+    keyed = make_keyed(max_parallelism=1)
+    state = make_state(keyed, "value")
+    clock.set(0)
+    state.update_many(list(range(1_000)), ["x"] * 1_000)
+    clock.set(TTL)
+    state.update_many([5_000, 5_001, 5_002, 5_003], ["y"] * 4)
+    assert 1_000 - 20 + 4 <= keyed.num_entries() < 1_004
+    for _ in range(4):
+        state.get_many(list(range(10_000, 10_100)))
+    assert keyed.num_entries() == 4

@@ -1,0 +1,352 @@
+"""What time costs in the heap backend: a queue of timers that stays small, and cleanup that follows what expires."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from statebackend import types as t
+from statebackend._core.arena import fail_allocation
+from statebackend.backends.heap import HeapBackend
+from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from statebackend.errors import MemoryLimitError
+from statebackend.key_encoding import VOID, TimeWindow
+from statebackend.testing import ManualClock
+from statebackend.ttl import StateTtlConfig
+
+HOUR = 3_600_000
+N = [2_000, pytest.param(1_000_000, marks=pytest.mark.stress)]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def keyed(clock: ManualClock) -> Iterator[Any]:
+    with HeapBackend(threads=1).create_keyed_backend(int, max_parallelism=16, clock=clock) as keyed:
+        yield keyed
+
+
+def check(keyed: Any) -> None:
+    """The invariants of all tables and queues."""
+    for state in keyed._states.values():
+        for table in state._tables():
+            table._check()
+    for handle in keyed.timers._handles().values():
+        handle._check()
+        for table in handle._tables():
+            table._check()
+
+
+def queued(keyed: Any) -> int:
+    return sum(handle._queued()[0] for handle in keyed.timers._handles().values())
+
+
+# --- timers ---
+
+
+@pytest.mark.parametrize("n", N)
+@pytest.mark.parametrize("key_type", [int, str])
+def test_many_timers_fire_in_order_and_leave_nothing(n: int, key_type: type, rng: random.Random) -> None:
+    with HeapBackend().create_keyed_backend(key_type) as keyed:
+        wanted = []
+        for _ in range(n):
+            key, time = key_type(rng.randrange(n)), rng.randrange(n)
+            keyed.set_current_key(key)
+            keyed.timers.register(time)
+            wanted.append((time, key))
+        wanted = sorted(set(wanted))
+        assert keyed.timers.count() == queued(keyed) == len(wanted)
+        check(keyed)
+        assert [(time, keyed.current_key) for time in keyed.timers.due(n)] == wanted
+        assert queued(keyed) == 0
+        while keyed.core.advance(1 << 20):
+            pass
+        assert keyed.core.metrics()["blob_bytes"] == 0
+
+
+@pytest.mark.parametrize("marks", [False, True])
+def test_moving_timers_leaves_few_behind(keyed: Any, marks: bool) -> None:
+    keys = 100
+    for step in range(200):
+        mark = keyed.mark() if marks else None
+        for key in range(keys):
+            keyed.set_current_key(key)
+            keyed.timers.delete(HOUR + step - 1)
+            keyed.timers.register(HOUR + step)
+        assert queued(keyed) <= 3 * keys + 64
+        if mark is not None:
+            keyed.release(mark)
+    check(keyed)
+    assert keyed.timers.count() == keys
+    assert len(list(keyed.timers.due(10 * HOUR))) == keys
+    (handle,) = keyed.timers._handles().values()
+    while handle._queued()[1]:
+        keyed.timers.register(0)
+        keyed.timers.delete(0)
+    assert keyed.timers.next_due() is None
+
+
+def test_a_snapshot_does_not_see_what_timers_do_later(keyed: Any) -> None:
+    for key in range(300):
+        keyed.set_current_key(key)
+        keyed.set_current_namespace(TimeWindow(0, key % 3) if key % 3 else VOID)
+        keyed.timers.register(key)
+        keyed.timers.register(key + 1_000)
+    snapshot = keyed.core.snapshot()
+    before = keyed.timers.rows()
+    mark = keyed.mark()
+    for time in keyed.timers.due(500):
+        keyed.timers.register(time + 2_000)
+    check(keyed)
+    keyed.rollback(mark)
+    keyed.release(mark)
+    check(keyed)
+    assert keyed.timers.rows() == before
+    snapshot.release()
+    check(keyed)
+    assert len(list(keyed.timers.due(10_000))) == 600
+
+
+def test_a_queue_is_built_anew_from_the_set(keyed: Any) -> None:
+    for key in range(100):
+        keyed.set_current_key(key)
+        keyed.timers.register(100 - key)
+        keyed.timers.register(200)
+        keyed.timers.delete(200)
+    (handle,) = keyed.timers._handles().values()
+    handle._requeue()
+    assert handle._queued() == (100, 0)
+    check(keyed)
+    assert list(keyed.timers.due(100)) == list(range(1, 101))
+
+
+def test_timers_respect_the_memory_limit() -> None:
+    with HeapBackend(max_bytes=3 << 20).create_keyed_backend(int, max_parallelism=4) as keyed:
+
+        def fill() -> None:
+            while True:
+                keyed.set_current_key(keyed.timers.count())
+                keyed.timers.register(keyed.timers.count())
+
+        with pytest.raises(MemoryLimitError, match="timers/event"):
+            fill()
+        registered = keyed.timers.count()
+        assert registered > 1_000
+        check(keyed)
+        assert list(keyed.timers.due(10**6)) == list(range(registered))
+
+
+def test_without_memory_a_timer_is_registered_or_not(keyed: Any) -> None:
+    for domain in ("event", "processing"):
+        for key in range(3_000):
+            keyed.set_current_key(key)
+            before = keyed.timers.count(domain)
+            fail_allocation(1 + key % 3)
+            try:
+                keyed.timers.register(key, domain)
+            except MemoryError:
+                assert keyed.timers.count(domain) == before
+                fail_allocation(0)
+                keyed.timers.register(key, domain)
+            finally:
+                fail_allocation(0)
+            assert keyed.timers.count(domain) == before + 1
+    check(keyed)
+    assert len(list(keyed.timers.due(10_000))) == 3_000
+
+
+# --- cleanup ---
+
+
+def expiring(descriptor: Any, **options: Any) -> Any:
+    return descriptor.enable_time_to_live(StateTtlConfig(HOUR, **options))
+
+
+def descriptors(**options: Any) -> list[Any]:
+    return [
+        expiring(ValueStateDescriptor("value", int), **options),
+        expiring(ValueStateDescriptor("text", str), **options),
+        expiring(ListStateDescriptor("list", int), **options),
+        expiring(MapStateDescriptor("map", str, str), **options),
+    ]
+
+
+def write(state: Any, now: int) -> None:
+    kind = state.descriptor.kind
+    if kind == "map":
+        state.put("a", "x" * 50)
+        state.put("b", "y")
+    elif kind == "list":
+        state.add(now)
+    else:
+        state.update(now if state.descriptor.name == "value" else "x" * 100)
+
+
+def looks(state: Any) -> int:
+    return sum(index.looks for index in (state.plain_index, state.spaced_index) if index is not None)
+
+
+@pytest.mark.parametrize("descriptor", descriptors(cleanup_idle=True), ids=lambda d: d.name)
+def test_idle_cleanup_looks_where_something_expires(keyed: Any, clock: ManualClock, descriptor: Any) -> None:
+    state = keyed.get_state(descriptor)
+    n = 20_000
+    for key in range(n):
+        clock.set(key)
+        keyed.set_current_key(key)
+        write(state, key)
+    assert keyed.advance() == 0
+    begun = looks(state)
+    assert begun > n // 64, "the first time everything is looked at"
+    clock.set(HOUR - 1)
+    assert keyed.advance() == 0
+    assert looks(state) == begun, "nothing can have expired yet"
+    removed = 0
+    for now in range(300):
+        clock.set(HOUR + now)
+        keyed.set_current_key(n)
+        removed += keyed.advance()
+    # A stretch is looked at when something in it expires, and once more for what it holds then.
+    assert looks(state) - begun <= 2 * removed
+    check(keyed)
+    assert keyed.num_entries() == n - 300
+
+
+@pytest.mark.parametrize(
+    "descriptor", descriptors(cleanup_idle=True, cleanup_in_background=False), ids=lambda d: d.name
+)
+def test_idle_cleanup_misses_nothing_while_maps_grow_and_snapshots_live(
+    keyed: Any, clock: ManualClock, descriptor: Any, rng: random.Random
+) -> None:
+    state = keyed.get_state(descriptor)
+    written: dict[tuple[int, Any], int] = {}
+    snapshots: list[Any] = []
+    for step in range(400):
+        clock.advance(rng.randrange(HOUR // 20))
+        now = clock.now()
+        for _ in range(rng.randrange(60)):
+            key, namespace = rng.randrange(3_000), rng.choice([VOID, VOID, "n"])
+            keyed.set_current_key(key)
+            keyed.set_current_namespace(namespace)
+            state.clear()
+            write(state, now)
+            written[key, namespace] = now
+        keyed.set_current_namespace(VOID)
+        if rng.random() < 0.2:
+            snapshots.append(keyed.core.snapshot())
+        if snapshots and rng.random() < 0.2:
+            snapshots.pop(rng.randrange(len(snapshots))).release()
+        if rng.random() < 0.1:
+            mark = keyed.mark()
+            clock.advance(HOUR // 2)
+            keyed.advance(10**9)
+            keyed.rollback(mark)
+            keyed.release(mark)
+            clock.set(now)
+        while keyed.advance(rng.choice([3, 1_000])):
+            pass
+        written = {at: then for at, then in written.items() if then + HOUR > now}
+        assert keyed.num_entries() == len(written), f"step {step}"
+    for snapshot in snapshots:
+        snapshot.release()
+    check(keyed)
+
+
+@pytest.mark.parametrize("descriptor", descriptors(), ids=lambda d: d.name)
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_a_day_of_traffic_over_moving_keys_holds_memory_flat(
+    keyed: Any, clock: ManualClock, descriptor: Any, vectorised: bool
+) -> None:
+    """Default settings: under traffic nothing else is needed."""
+    if vectorised and descriptor.kind != "value":
+        pytest.skip("others go row by row, or are alike")
+    state = keyed.get_state(descriptor)
+    sizes = []
+    for minute in range(24 * 60):
+        clock.set(minute * 60_000)
+        keys = range(minute * 10, minute * 10 + 20)
+        if vectorised:
+            state.update_many(list(keys), [1 if descriptor.name == "value" else "x" * 100] * 20)
+        else:
+            for key in keys:
+                keyed.set_current_key(key)
+                write(state, minute)
+        if minute % 60 == 59:
+            sizes.append((keyed.num_entries(), keyed.core.metrics()["run_bytes"]))
+    check(keyed)
+    live = 610
+    assert max(entries for entries, _ in sizes) < 3 * live
+    assert max(size for _, size in sizes[12:]) <= 1.1 * max(size for _, size in sizes[3:12])
+
+
+@pytest.mark.parametrize("descriptor", descriptors(cleanup_idle=True), ids=lambda d: d.name)
+def test_state_without_traffic_leaves_memory(keyed: Any, clock: ManualClock, descriptor: Any) -> None:
+    state = keyed.get_state(descriptor)
+    for key in range(5_000):
+        keyed.set_current_key(key)
+        write(state, 0)
+    full = keyed.core.metrics()["run_bytes"] + keyed.core.metrics()["blob_bytes"]
+    clock.set(HOUR)
+    while keyed.advance():
+        pass
+    while keyed.core.advance(1 << 20):
+        pass
+    left = keyed.core.metrics()["run_bytes"] + keyed.core.metrics()["blob_bytes"]
+    assert keyed.num_entries() == 0
+    assert left < full / 20
+
+
+class Calls:
+    """Counts the objects of it that live."""
+
+    alive = 0
+
+    def __init__(self) -> None:
+        Calls.alive += 1
+
+    def __reduce__(self) -> Any:
+        return Calls, ()
+
+    def __del__(self) -> None:
+        Calls.alive -= 1
+
+
+@pytest.mark.parametrize("cleanup_idle", [False, True])
+@pytest.mark.parametrize("kind", ["value", "list", "map"])
+@pytest.mark.parametrize("check_mutations", [False, True])
+def test_objects_that_expire_are_let_go(cleanup_idle: bool, kind: str, check_mutations: bool) -> None:
+    clock = ManualClock()
+    Calls.alive = 0
+    backend = HeapBackend(check_mutations=check_mutations)
+    with backend.create_keyed_backend(int, max_parallelism=2, clock=clock) as keyed:
+        made = {
+            "value": ValueStateDescriptor("s", t.PICKLE),
+            "list": ListStateDescriptor("s", t.PICKLE),
+            "map": MapStateDescriptor("s", int, t.PICKLE),
+        }[kind]
+        state = keyed.get_state(expiring(made, cleanup_idle=cleanup_idle))
+        for key in range(50):
+            keyed.set_current_key(key)
+            if kind == "value":
+                state.update(Calls())
+            elif kind == "list":
+                state.add(Calls())
+            else:
+                state.put(1, Calls())
+        assert Calls.alive >= 50
+        clock.set(HOUR)
+        keyed.set_current_key(99)
+        if cleanup_idle:
+            assert keyed.advance() == 50
+        else:
+            for _ in range(40):
+                state.clear()
+        assert keyed.num_entries() == 0
+        keyed.mark()
+        check(keyed)
+    assert Calls.alive == 0
