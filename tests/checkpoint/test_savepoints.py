@@ -52,7 +52,12 @@ def all_of(many: list[Any]) -> list[Any]:
     found = [each for keyed in many for each in contents(keyed)]
     for keyed in many:
         keyed.close()
-    return sorted(found, key=repr)
+    return without_groups(found)
+
+
+def without_groups(found: list[Any]) -> list[Any]:
+    """Contents in any order, and without the key groups of timers."""
+    return sorted(((row[0], *row[2:]) if len(row) == 5 else row for row in found), key=repr)
 
 
 # ------------------------------------------------------------------------------------------ round trips
@@ -76,7 +81,7 @@ def test_every_backend_restores_it_at_any_parallelism(
             many = instances(
                 other, key_type, parallelism, max_parallelism, restore=str(tmp_path / "elsewhere")
             )
-            assert all_of(many) == sorted(held, key=repr)
+            assert all_of(many) == without_groups(held)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -84,7 +89,7 @@ def test_several_instances_share_one(tmp_path: Path, backend: str, rng: random.R
     with create(backend, str) as keyed:
         Story(keyed, rng, str).change(1000)
         keyed.savepoint(tmp_path / "first")
-        held = sorted(contents(keyed), key=repr)
+        held = without_groups(contents(keyed))
     for generation, parallelism in enumerate((3, 5, 2)):
         before = tmp_path / ("first" if not generation else f"of-{generation - 1}")
         many = instances(backend, str, parallelism, restore=before)
@@ -204,7 +209,7 @@ def test_other_programs_read_it(tmp_path: Path) -> None:
             keyed.set_current_namespace(namespace)
             mixed.update(number)
         keyed.savepoint(tmp_path)
-    folders = sorted(path.name for path in (tmp_path / "keyed").iterdir())
+    folders = sorted(path.name for path in (tmp_path / "keyed").iterdir() if "timers" not in path.name)
     assert folders == ["%5Fseen%2Fby%20day%3D1", "empty", "limits", "mixed", "windows"]
     assert pq.read_table(tmp_path / "keyed" / "empty").schema.names == ["key", "value"]
     key = {"a": 1, "b": None}
@@ -219,7 +224,6 @@ def test_other_programs_read_it(tmp_path: Path) -> None:
     assert table["namespace"].to_pylist() == [None, "7", "'7'", "('x', 7)"]
     with create("reference", "struct<a:int,b:string>", restore=tmp_path) as again:
         assert "_seen/by day=1" in again.undeclared_states()
-        assert len(list(again.keys_and_namespaces("mixed"))) == 0  # not declared yet
         again.get_value_state(sb.ValueStateDescriptor("mixed", int))
         found = {repr(namespace) for _, namespace in again.keys_and_namespaces("mixed")}
         assert found == {"VOID", "7", "'7'", "('x', 7)"}
@@ -231,7 +235,7 @@ def test_names_of_states_are_names_of_folders(tmp_path: Path) -> None:
         for number, name in enumerate(names):
             keyed.get_value_state(sb.ValueStateDescriptor(name, int)).update_many([1], [number])
         keyed.savepoint(tmp_path)
-    folders = [path.name for path in (tmp_path / "keyed").iterdir()]
+    folders = [path.name for path in (tmp_path / "keyed").iterdir() if "timers" not in path.name]
     assert len(folders) == len(names)
     assert not [name for name in folders if name[0] in "._" or "/" in name or "=" in name or len(name) > 200]
     with create("heap", int, restore=tmp_path) as again:
@@ -308,7 +312,7 @@ def test_any_damage_is_found(tmp_path: Path, backend: str, rng: random.Random) -
         Story(keyed, rng, int, names=["count", "tags", "deep"]).change(200)
         keyed.savepoint(tmp_path)
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
-    assert len(files) == 6
+    assert len(files) == 8
     contents_of = [path.read_bytes() for path in files]
 
     def restore_both() -> None:

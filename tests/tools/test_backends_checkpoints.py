@@ -30,6 +30,12 @@ def restored(backend: str, key_type: Any, checkpoint: Checkpoint, max_parallelis
         return contents(keyed)
 
 
+def without_groups(found: list[Any]) -> list[Any]:
+    """Contents without the key groups of timers."""
+    timers = sorted(((row[0], *row[2:]) for row in found if len(row) == 5), key=repr)
+    return [row for row in found if len(row) == 4] + timers
+
+
 def rows_of(name: str, key_type: Any, root: Path) -> list[Any]:
     """A state as `contents` has it, from its table."""
     table = sb.tools.read_state(root, name)
@@ -72,7 +78,7 @@ def plain_contents(name: str, found: list[Any]) -> list[Any]:
     keep = DESCRIPTORS[name]().stored_types().get("value") == t.PICKLE
     rows = [
         (state, plain(key), namespace, held if keep else plain(held))
-        for state, key, namespace, held in found
+        for state, key, namespace, held in (row for row in found if len(row) == 4)
         if state == name
     ]
     return sorted(rows, key=repr)
@@ -88,7 +94,6 @@ def test_tables_and_copies_hold_what_the_backend_holds(
     tmp_path: Path, backend: str, key_type: Any, rng: random.Random
 ) -> None:
     root = tmp_path / "state"
-    other = BACKENDS[1 - BACKENDS.index(backend)]
     with (
         create(backend, key_type, 32) as keyed,
         sb.CheckpointStore(root).open_for_writing(key_type=key_type, max_parallelism=32) as store,
@@ -104,8 +109,9 @@ def test_tables_and_copies_hold_what_the_backend_holds(
                 assert rows_of(name, key_type, root) == plain_contents(name, held)
             target = tmp_path / f"copy-{max_parallelism}"
             copy = sb.tools.rescale(root, target, max_parallelism)
-            assert restored(other, key_type, copy, max_parallelism) == held
-            assert restored(backend, key_type, copy, max_parallelism) == held
+            for into in BACKENDS:
+                found = restored(into, key_type, copy, max_parallelism)
+                assert without_groups(found) == without_groups(held)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -125,7 +131,7 @@ def test_a_state_that_was_dropped_is_not_restored(tmp_path: Path, backend: str, 
     with create(backend, str, 32, restore=copy) as keyed:
         assert keyed.undeclared_states() == sorted(left)
         assert contents(keyed, left) == [each for each in held if each[0] != "thing"]
-        assert contents(keyed, ["thing"]) == []
+        assert [row for row in contents(keyed, ["thing"]) if len(row) == 4] == []
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -148,4 +154,4 @@ def test_states_that_nobody_asked_for_are_read_and_copied(
     for name in READABLE:
         assert rows_of(name, int, root) == plain_contents(name, held)
     copy = sb.tools.rescale(root, tmp_path / "copy", 5)
-    assert restored("reference", int, copy, 5) == held
+    assert without_groups(restored(backend, int, copy, 5)) == without_groups(held)

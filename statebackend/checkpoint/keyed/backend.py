@@ -113,6 +113,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             self._restored = read_savepoint(
                 checkpoint, self.key_type, self.max_parallelism, self.key_group_range
             )
+            self._load_timers()
             return
         if checkpoint is None or checkpoint == () or checkpoint == []:
             return
