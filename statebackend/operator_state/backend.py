@@ -13,12 +13,14 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from statebackend.backend import Mark, MarkStack
 from statebackend.checkpoint import Checkpoint, CheckpointStore, PendingSnapshot
+from statebackend.checkpoint.savepoints import Savepoint
 from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from statebackend.errors import ClosedError, StateMigrationError, UsageError
 from statebackend.operator_state.broadcast import BroadcastState
@@ -31,6 +33,7 @@ from statebackend.operator_state.redistribution import (
     redistribute,
 )
 from statebackend.operator_state.restoring import restored_contents
+from statebackend.operator_state.savepoints import savepoint_contents, write_savepoint
 from statebackend.operator_state.snapshots import SnapshotHistory, StateView
 from statebackend.serializers import Compatibility, serializer_for
 from statebackend.types.model import Type
@@ -41,9 +44,9 @@ __all__ = ["OperatorStateBackend"]
 class OperatorStateBackend:
     """List and broadcast states of instance ``subtask_index`` of ``parallelism``.
 
-    ``restore`` is a `Checkpoint`, or a list of what `contents` gave for each instance of an earlier run, in order;
-    there may have been another number of them. What is restored but not asked for is kept, and is part of
-    snapshots and `contents` again.
+    ``restore`` is a `Checkpoint`, a savepoint or its path, or a list of what `contents` gave for each instance of an
+    earlier run, in order; there may have been another number of them. What is restored but not asked for is kept, and
+    is part of snapshots and `contents` again.
 
     >>> first = OperatorStateBackend()
     >>> first.get_list_state(ListStateDescriptor("buffer", str)).add("a")
@@ -57,7 +60,7 @@ class OperatorStateBackend:
         *,
         subtask_index: int = 0,
         parallelism: int = 1,
-        restore: Checkpoint | Sequence[Mapping[str, Any]] = (),
+        restore: Checkpoint | Savepoint | str | os.PathLike[str] | Sequence[Mapping[str, Any]] = (),
     ) -> None:
         if type(parallelism) is not int or parallelism < 1:
             raise UsageError("parallelism is a positive int")
@@ -195,9 +198,27 @@ class OperatorStateBackend:
         ['a']
         """
         self.check_open()
+        return self._snapshots.take(checkpoint_id, store, self._views(), incremental=incremental)
+
+    def savepoint(self, store_or_uri: Any) -> Savepoint:
+        """Write everything in it, as it is now, beside the keyed state in the folder of a savepoint. O(elements).
+
+        >>> import tempfile
+        >>> backend = OperatorStateBackend()
+        >>> backend.get_list_state(ListStateDescriptor("buffer", str)).add("a")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     again = OperatorStateBackend(restore=backend.savepoint(folder))
+        >>> again.get_list_state(ListStateDescriptor("buffer", str)).get()
+        ['a']
+        """
+        self.check_open()
+        savepoint = Savepoint.at(store_or_uri)
+        write_savepoint(savepoint, self._views(), self.subtask_index, self.parallelism)
+        return savepoint
+
+    def _views(self) -> dict[str, StateView]:
         views = {name: _view_of(state) for name, state in self._undeclared.items()}
-        views |= {name: state.view() for name, state in self._states.items()}
-        return self._snapshots.take(checkpoint_id, store, views, incremental=incremental)
+        return views | {name: state.view() for name, state in self._states.items()}
 
     # --- marks ---
 
@@ -263,9 +284,11 @@ def _restored(restore: Any, subtask_index: int, parallelism: int) -> OperatorCon
     """The share of an instance of what is to be restored."""
     if isinstance(restore, Checkpoint):
         return restored_contents(restore, subtask_index, parallelism)
+    if isinstance(restore, (Savepoint, os.PathLike)) or (isinstance(restore, str) and restore):
+        return savepoint_contents(Savepoint.at(restore), subtask_index, parallelism)
     if not isinstance(restore, (list, tuple)) or not all(isinstance(each, Mapping) for each in restore):
         raise UsageError(
-            "restore is a Checkpoint, or a list with the contents of each old instance",
+            "restore is a Checkpoint, a savepoint, or a list with the contents of each old instance",
             hint="write restore=store.open(id), restore=store.open_snapshots(snapshots) or restore=[contents]",
         )
     if not restore:

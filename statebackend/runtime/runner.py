@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from statebackend import clocks
 from statebackend.checkpoint import Checkpoint, CheckpointStore, StoredFile
+from statebackend.checkpoint.savepoints import Savepoint
 from statebackend.errors import BatchGapError, UsageError
 from statebackend.runtime.batches import Batch
 from statebackend.runtime.job import Job
@@ -259,9 +260,9 @@ def _gap_error(batch_id: int, last: int | None, uri: str) -> BatchGapError:
 
 
 def _source(restore_from: Any) -> Any:
-    """What backends restore from: the newest checkpoint of a store, or what was given."""
+    """What backends restore from: the newest checkpoint of a store, a savepoint, or what was given."""
     if not isinstance(restore_from, (str, os.PathLike)):
         return restore_from
     store = CheckpointStore(restore_from, single_writer=True)
     newest = store.latest()
-    return os.fspath(restore_from) if newest is None else store.open(newest)
+    return Savepoint(restore_from) if newest is None else store.open(newest)

@@ -6,7 +6,8 @@ Traceback (most recent call last):
 statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store [USAGE.NO_CHECKPOINT]
 """
 
+from statebackend.tools.bootstrapping import bootstrap
 from statebackend.tools.copying import drop_state, rescale
 from statebackend.tools.states import read_state
 
-__all__ = ["drop_state", "read_state", "rescale"]
+__all__ = ["bootstrap", "drop_state", "read_state", "rescale"]

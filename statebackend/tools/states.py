@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend.checkpoint import Checkpoint, StateSnapshot
+from statebackend.checkpoint.applying import applied
 from statebackend.checkpoint.format import DataFileReader, read_data_file
 from statebackend.errors import CorruptCheckpointError, SerializationError, UsageError
 from statebackend.key_encoding.namespace_columns import readable_namespaces
@@ -32,7 +33,6 @@ from statebackend.key_groups import MAX_PARALLELISM, KeyGroupRange
 from statebackend.operator_state.columns import column_type
 from statebackend.operator_state.snapshots import PART as OPERATOR
 from statebackend.operator_state.snapshots import type_roles
-from statebackend.tools.applying import applied
 from statebackend.tools.opening import no_state, open_checkpoint
 
 __all__ = ["read_state"]
@@ -49,7 +49,8 @@ def read_state(uri: str | os.PathLike[str], name: str, id: int | None = None) ->
 
     Keyed states have the columns ``key``, ``namespace`` where there are others than `VOID`, ``map_key`` for map
     states, ``value``, and ``timestamp`` (milliseconds) where there is a time to live. Operator states have ``subtask``,
-    the number of the instance, ``map_key`` for broadcast states, and ``value``. Rows come in no particular order.
+    the number of the instance, ``map_key`` for broadcast states, and ``value``. Entries of a map, and elements of
+    a list, are in their order; keys in none.
     What has expired and is still there is read too. Pickles are bytes: nothing is executed.
     """
     checkpoint = open_checkpoint(uri, id)

@@ -266,7 +266,9 @@ def test_what_does_not_fit_is_refused_by_name_before_anything_is_loaded(tmp_path
         create(backend, str, restore=checkpoint)
     with pytest.raises(sb.StateMigrationError, match="has 32 key groups"):
         create(backend, int, max_parallelism=16, restore=checkpoint)
-    with pytest.raises(sb.UsageError, match="a str is nothing to restore from"):
+    with pytest.raises(sb.UsageError, match="a int is nothing to restore from"):
+        create(backend, int, restore=7)
+    with pytest.raises(sb.UsageError, match="there is no savepoint"):
         create(backend, int, restore=str(tmp_path))
 
 

@@ -402,9 +402,9 @@ def test_snapshots_that_are_not_committed_are_opened_by_their_store(
             store.open_snapshots(refused)
 
 
-@pytest.mark.parametrize("wrong", [{}, "x", b"x", 7, [7], ["x"], [[]], [StateSnapshot(0, epoch=1)]], ids=repr)
+@pytest.mark.parametrize("wrong", [{}, "", b"x", 7, [7], ["x"], [[]], [StateSnapshot(0, epoch=1)]], ids=repr)
 def test_what_cannot_be_restored_from_is_refused(backend: sb.StateBackend, wrong: Any) -> None:
-    with pytest.raises(UsageError, match="restore is a Checkpoint"):
+    with pytest.raises(UsageError, match="restore is a Checkpoint, a savepoint"):
         backend.create_operator_backend(restore=wrong)
 
 

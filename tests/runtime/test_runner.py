@@ -321,6 +321,18 @@ def test_a_new_store_begins_with_the_state_of_another(job: Job0, tmp_path: Path)
     assert rows_of(run(again, 1, ("a", 1))) == [("a", 5)], "what is committed counts, not where it came from"
 
 
+def test_a_new_store_begins_from_a_savepoint(job: Job0, tmp_path: Path) -> None:
+    orders = pa.table({"user": ["a"], "amount": [40]})
+    descriptors = [(sb.ReducingStateDescriptor("total", "sum", int), "amount")]
+    path = tmp_path / "savepoint"
+    later = 2**42
+    sb.tools.bootstrap(orders, "user", descriptors, path, clock=ManualClock(later))
+    runner = job.open(folder=tmp_path / "new", restore_from=str(path))
+    assert rows_of(run(runner, 0, ("a", 2))) == [("a", 42)]
+    with sb.CheckpointStore(tmp_path / "new") as store:
+        assert store.open(0).now == later, "time goes on from that of the savepoint"
+
+
 class Waiting(sb.KeyedProcessFunction, sb.CheckpointedFunction):
     """Gives rows out in pairs; what waits is operator state."""
 

@@ -86,11 +86,19 @@ class StoreFiles(ABC):
     def address(self, name: str) -> str:
         """The file's path or uri as other programs take it."""
 
+    @abstractmethod
+    def below(self, folder: str) -> StoreFiles:
+        """The files in a folder, as a place of their own."""
+
     # --- data files ---
 
     @abstractmethod
     def create(self, name: str) -> FileSink:
         """A new file; `FileExistsError` if there is one, `FileNotFoundError` if its folder is gone."""
+
+    @abstractmethod
+    def make_folder(self, folder: str) -> None:
+        """Bring a folder, and those above it, into being, durably."""
 
     @abstractmethod
     def sync_folder(self, folder: str) -> None:

@@ -137,10 +137,17 @@ class ObjectFiles(StoreFiles):
     def address(self, name: str) -> str:
         return f"{self.uri}/{name}"
 
+    def below(self, folder: str) -> StoreFiles:
+        filesystem, root = self._open()
+        return ObjectFiles(f"{self.uri}/{folder}", filesystem, f"{root}/{folder}")
+
     # --- data files ---
 
     def create(self, name: str) -> FileSink:
         return ObjectSink(self._filesystem, self._path(name))
+
+    def make_folder(self, folder: str) -> None:
+        pass  # names of objects need no folders
 
     def sync_folder(self, folder: str) -> None:
         pass  # an object is durable, name and all, when its upload has been answered

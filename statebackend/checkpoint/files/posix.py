@@ -141,10 +141,18 @@ class PosixFiles(StoreFiles):
     def address(self, name: str) -> str:
         return self._path(name)
 
+    def below(self, folder: str) -> StoreFiles:
+        return PosixFiles(self._path(folder), self._calls)
+
     # --- data files ---
 
     def create(self, name: str) -> FileSink:
         return PosixSink(self._calls, self._path(name))
+
+    def make_folder(self, folder: str) -> None:
+        path = self._path(folder)
+        self._make_folders(path)
+        self._sync_outwards(path)  # also of what is there: whoever made it may have failed to
 
     def sync_folder(self, folder: str) -> None:
         self._calls.sync_folder(self._path(folder))
@@ -185,8 +193,12 @@ class PosixFiles(StoreFiles):
         self._make_folders(self._root)
         for folder in (CHECKPOINTS, DATA):
             self._make_folders(self._path(folder))
-        self._calls.sync_folder(self._root)
-        device, inner = self._calls.status(self._root).device, self._root
+        self._sync_outwards(self._root)
+
+    def _sync_outwards(self, path: str) -> None:
+        """Make the names in a folder durable, and those of the folder and of all above it."""
+        self._calls.sync_folder(path)
+        device, inner = self._calls.status(path).device, path
         while (outer := os.path.dirname(inner)) != inner and self._calls.status(outer).device == device:
             try:
                 self._calls.sync_folder(outer)

@@ -7,6 +7,7 @@ True
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -28,8 +29,10 @@ from statebackend.checkpoint.keyed.restoring import (
     read_checkpoint,
 )
 from statebackend.checkpoint.keyed.rows import RowSource, phases
+from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savepoint
 from statebackend.checkpoint.manifest import StateSnapshot, StoredFile
 from statebackend.checkpoint.pending import PendingSnapshot
+from statebackend.checkpoint.savepoints import Savepoint
 from statebackend.checkpoint.store import CheckpointStore
 from statebackend.descriptors import StateDescriptor
 from statebackend.errors import UsageError
@@ -104,6 +107,14 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     def _restore(self) -> None:
         """Read what was given to restore from; called once, when the backend is ready."""
         checkpoint, self._checkpoint_to_restore = self._checkpoint_to_restore, None
+        if isinstance(checkpoint, (str, os.PathLike)):
+            checkpoint = Savepoint(checkpoint)
+        if isinstance(checkpoint, Savepoint):
+            self._restored = read_savepoint(
+                checkpoint, self.key_type, self.max_parallelism, self.key_group_range
+            )
+            self._load_timers()
+            return
         if checkpoint is None or checkpoint == () or checkpoint == []:
             return
         self._restored = read_checkpoint(
@@ -179,6 +190,40 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             self._rewrite_base(store)
         return pending
 
+    def savepoint(self, store_or_uri: Any) -> Savepoint:
+        """Write everything in it, as it is now, as Parquet files that any backend restores from. O(entries).
+
+        Given is the path or uri of a new folder, which the instances of a job share, or a store, which keeps it below
+        ``savepoints``. Waits until all is durable.
+
+        >>> import tempfile
+        >>> from statebackend.descriptors import ValueStateDescriptor
+        >>> from statebackend.registry import create_backend
+        >>> keyed = create_backend("reference").create_keyed_backend(int)
+        >>> keyed.get_value_state(ValueStateDescriptor("name", str)).update_many([7], ["Ann"])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = keyed.savepoint(folder + "/savepoint")
+        ...     pa.parquet.read_table(folder + "/savepoint/keyed/name").to_pylist()
+        [{'key': 7, 'value': 'Ann'}]
+        """
+        self._check_open()
+        self._settle()
+        savepoint = Savepoint.at(store_or_uri)
+        source = self._open_view(None if self._chain is None else self._chain.now)
+        try:
+            sections = {each.name: each for each in (*source.sections(), *self._undeclared_sections())}
+            write_savepoint(
+                savepoint,
+                self.key_type,
+                self.max_parallelism,
+                self.key_group_range,
+                self._time(),
+                [(each, sections.get(each.name)) for each in self._descriptions()],
+            )
+        finally:
+            source.release()
+        return savepoint
+
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         for flight in self._flights:
             if flight.writer.checkpoint_id == checkpoint_id:
@@ -190,15 +235,11 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 flight.is_aborted = True
 
     def _describe(self, checkpoint_id: int, writer: DataWriter, now: int) -> dict[str, Any]:
-        described = [StateDescription.of(state.descriptor) for state in self._states.values()]
-        if self.has_timers:
-            described += [StateDescription.of(timer_state(domain)) for domain in DOMAINS]
-        described += [restored.description for restored in self._restored]
         return {
             "checkpoint_id": checkpoint_id,
             "epoch": writer.epoch,
             "key_groups": self.key_group_range,
-            "states": tuple(each.to_json() for each in sorted(described, key=lambda each: each.name)),
+            "states": tuple(each.to_json() for each in self._descriptions()),
             "now": now,
             "extra": {
                 "part": PART,
@@ -206,6 +247,13 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 "max_parallelism": self.max_parallelism,
             },
         }
+
+    def _descriptions(self) -> list[StateDescription]:
+        described = [StateDescription.of(state.descriptor) for state in self._states.values()]
+        if self.has_timers:
+            described += [StateDescription.of(timer_state(domain)) for domain in DOMAINS]
+        described += [restored.description for restored in self._restored]
+        return sorted(described, key=lambda each: each.name)
 
     def _undeclared_sections(self) -> list[Section]:
         return [restored.section() for restored in self._restored if restored.batches]

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from statebackend.checkpoint.format import GroupedBatch, Op, Section, read_data_file
+from statebackend.checkpoint.applying import applied
+from statebackend.checkpoint.format import GroupedBatch, Section, read_data_file
 from statebackend.checkpoint.keyed.description import StateDescription, value_role
 from statebackend.checkpoint.manifest import StateSnapshot
 from statebackend.checkpoint.reading import Checkpoint
@@ -38,14 +38,10 @@ class RestoredState(NamedTuple):
     batches: list[GroupedBatch]
 
     def section(self) -> Section:
-        """The rows as they came, sorted by key group, to be written again: nobody has declared the state."""
-        tables = [pa.Table.from_batches([rows.batch]) for rows in self.batches]
-        joined = pa.concat_tables(tables, promote_options="default")
-        if "op" in joined.schema.names:
-            at = joined.schema.get_field_index("op")
-            puts = pc.fill_null(joined["op"], pa.scalar(Op.PUT, pa.uint8()))
-            joined = joined.set_column(at, joined.schema.field(at), puts)
-        groups = np.concatenate([rows.key_group_of_rows() for rows in self.batches])
+        """What is left of the rows, sorted by key group, to be written again: nobody has declared the state."""
+        joined = applied(self.description.kind, [_with_groups(rows) for rows in self.batches])
+        groups = joined[_GROUP].to_numpy()
+        joined = joined.drop_columns([_GROUP])
         order = np.argsort(groups, kind="stable")
         start = 0
         batches = []
@@ -54,6 +50,15 @@ class RestoredState(NamedTuple):
             batches.append(GroupedBatch.of(batch, of_batch))
             start += batch.num_rows
         return Section(self.description.name, joined.schema, batches)
+
+
+#: A column for the key groups of rows, on their way through `applied`.
+_GROUP = "key_group"
+
+
+def _with_groups(rows: GroupedBatch) -> pa.Table:
+    groups = pa.array(rows.key_group_of_rows(), pa.int64())
+    return pa.Table.from_batches([rows.batch]).append_column(_GROUP, groups)
 
 
 class RestoredStates:

@@ -29,7 +29,8 @@ Rows = NDArray[Any]
 def applied(kind: str, tables: Sequence[pa.Table]) -> pa.Table:
     """What is left of the rows of a state of a kind, given in the order of applying. O(rows).
 
-    Columns are those of data files without ``op``. Elements of a list stand in their order; rows in none.
+    Columns are those of data files without ``op``. Elements of a list, and entries of a map, stand in their order; keys
+    in none.
 
     >>> rows = pa.table({"key": [1, 1], "value": [[5], [6, 7]], "op": pa.array([0, 2], pa.uint8())})
     >>> applied("list", [rows]).to_pylist()
@@ -46,12 +47,11 @@ def applied(kind: str, tables: Sequence[pa.Table]) -> pa.Table:
         ops = np.full(rows.num_rows, Op.PUT, np.uint8)
     places = [rows["key"], *([rows["namespace"]] if "namespace" in rows.schema.names else [])]
     if kind == "map":
-        return rows.filter(pa.array(_live_entries(places, rows["map_key"], ops)))
+        return _chosen(rows, _live_entries(places, rows["map_key"], ops))
     if kind == "list":
         return _live_lists(rows, _numbered(places), ops)
-    numbers = _numbered(places)
-    last = _last(numbers, np.arange(len(ops)))
-    return rows.filter(_mask(last[ops[last] == Op.PUT], len(ops)))
+    last = _last(_numbered(places), np.arange(len(ops)))
+    return _chosen(rows, np.sort(last[ops[last] == Op.PUT]))
 
 
 # --- numbers of keys ---
@@ -88,32 +88,43 @@ def _codes(column: pa.ChunkedArray) -> Rows:
 
 
 def _last(numbers: Rows, at: Rows, size: int | None = None) -> Rows:
-    """By number the last of ``at``, which ascends; -1 where a number has none."""
+    """By number the last of ``at``; -1 where a number has none."""
     found = np.full(numbers.max(initial=-1) + 1 if size is None else size, -1)
     found[numbers] = at  # where a number comes more than once the last one stays
     return found
 
 
-def _mask(at: Rows, size: int) -> pa.Array:
-    mask = np.zeros(size, bool)
+def _chosen(rows: pa.Table, at: Rows) -> pa.Table:
+    """Rows in the order of ``at``; by a mask if it ascends, which holds for columns of any size."""
+    if np.any(np.diff(at) < 0):
+        return rows.take(pa.array(at))
+    mask = np.zeros(rows.num_rows, bool)
     mask[at] = True
-    return pa.array(mask)
+    return rows.filter(pa.array(mask))
 
 
 # --- kinds ---
 
 
 def _live_entries(places: list[pa.ChunkedArray], map_keys: pa.ChunkedArray, ops: Rows) -> Rows:
-    """Which rows put an entry that nothing removes or puts again, and whose map is not cleared after it."""
-    numbers = _numbered(places)
+    """The rows that put an entry last, with no removal and no clearing after it.
+
+    They come in the order in which the entries came to be: putting an entry that is there leaves it in its place.
+    """
+    of_map = _numbered(places)
     clears = np.flatnonzero(ops == Op.CLEAR)
-    cleared = _last(numbers[clears], clears, size=numbers.max(initial=-1) + 1)
+    cleared = _last(of_map[clears], clears, size=of_map.max(initial=-1) + 1)
     others = np.flatnonzero(ops != Op.CLEAR)
-    entries = _numbered([pa.chunked_array([numbers[others]]), map_keys.filter(pa.array(ops != Op.CLEAR))])
-    last = _last(entries, others)
-    live = np.zeros(len(ops), bool)
-    live[last[(ops[last] == Op.PUT) & (last > cleared[numbers[last]])]] = True
-    return live
+    entries = _numbered([pa.chunked_array([of_map[others]]), map_keys.filter(pa.array(ops != Op.CLEAR))])
+    n_entries = entries.max(initial=-1) + 1
+    is_removal = ops[others] == Op.REMOVE
+    removed = _last(entries[is_removal], others[is_removal], size=n_entries)
+    is_live = ~is_removal & (others > removed[entries]) & (others > cleared[of_map[others]])
+    entries, puts = entries[is_live], others[is_live]
+    last = _last(entries, puts, size=n_entries)
+    first = _last(entries[::-1], puts[::-1], size=n_entries)
+    there = np.flatnonzero(last >= 0)
+    return last[there[np.argsort(first[there])]]
 
 
 def _live_lists(rows: pa.Table, numbers: Rows, ops: Rows) -> pa.Table:
@@ -122,8 +133,8 @@ def _live_lists(rows: pa.Table, numbers: Rows, ops: Rows) -> pa.Table:
     reset = _last(numbers[resets], resets, size=numbers.max(initial=-1) + 1)[numbers]
     at = np.arange(len(ops))
     live = at[((ops == Op.PUT) & (at == reset)) | ((ops == Op.APPEND) & (at > reset))]
-    if len(live) == 0 or not (ops[live] == Op.APPEND).any():
-        return rows.filter(_mask(live, len(ops)))
+    if not (ops[live] == Op.APPEND).any():
+        return _chosen(rows, live)
     live = live[np.argsort(numbers[live], kind="stable")]
     starts = np.flatnonzero(np.diff(numbers[live], prepend=-1))
     # In one chunk: the parts of a list stand next to each other.

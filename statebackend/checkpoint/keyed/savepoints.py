@@ -1,0 +1,225 @@
+"""Keyed state in savepoints: from the rows of a moment to Parquet, and back to rows of key groups.
+
+>>> from statebackend.key_encoding import VOID, TimeWindow
+>>> encoded = [encode_namespace(each) for each in (TimeWindow(0, 5), VOID)]
+>>> columns = namespace_columns(pa.array(encoded))
+>>> [name for name, _ in columns], encoded_namespaces(dict(columns)).to_pylist() == encoded
+(['namespace'], True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statebackend._core.key_groups import HashPlan
+from statebackend.checkpoint.applying import applied
+from statebackend.checkpoint.format import COLUMNS, GroupedBatch, Section
+from statebackend.checkpoint.json_checks import Malformed, groups_json, groups_of, integer
+from statebackend.checkpoint.keyed.description import StateDescription
+from statebackend.checkpoint.keyed.restoring import RestoredState, RestoredStates
+from statebackend.checkpoint.savepoints import Savepoint, SavepointPart, StoredState
+from statebackend.errors import CorruptCheckpointError, StateMigrationError
+from statebackend.key_encoding import TimeWindow, encode_namespace, key_encoder
+from statebackend.key_encoding.namespace_columns import readable_namespaces
+from statebackend.key_groups import MAX_PARALLELISM, KeyGroupRange
+from statebackend.serializers.migration import describe
+from statebackend.types.model import Type
+
+__all__ = ["encoded_namespaces", "namespace_columns", "read_savepoint", "write_savepoint"]
+
+_PART = "keyed"
+_BATCH_ROWS = 65_536
+#: Where namespaces are shown as text their bytes are kept beside it.
+_EXACT = "namespace_bytes"
+
+
+# --- writing ---
+
+
+def write_savepoint(
+    savepoint: Savepoint,
+    key_type: Type,
+    max_parallelism: int,
+    key_groups: KeyGroupRange,
+    now: int | None,
+    states: Iterable[tuple[StateDescription, Section | None]],
+) -> None:
+    """Write the keyed state of an instance. Sections may hold changes; what is left of them is written.
+
+    Memory: a state that has namespaces, or that nobody has asked for, is held whole.
+    """
+    described = {
+        "key_type": key_type.config(),
+        "max_parallelism": max_parallelism,
+        "key_groups": groups_json(key_groups),
+        "now": now,
+    }
+    with savepoint.write_part(_PART, f"{key_groups.start}-{key_groups.end}", described) as part:
+        for description, section in states:
+            if section is None:
+                part.add_state(description.to_json())
+            else:
+                schema, batches = _parquet_rows(description, section)
+                part.write_state(description.to_json(), schema, batches)
+
+
+def _parquet_rows(
+    description: StateDescription, section: Section
+) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+    if not {"op", "namespace"} & set(section.schema.names):
+        return section.schema, (rows.batch for rows in section.batches)
+    table = pa.Table.from_batches([rows.batch for rows in section.batches], section.schema)
+    if "op" in table.schema.names:
+        table = applied(description.kind, [table])
+    if "namespace" in table.schema.names:
+        namespaces = namespace_columns(table["namespace"])
+        columns = {name: table[name] for name in table.schema.names if name != "namespace"}
+        columns |= dict(namespaces)
+        order = [name for name in (*COLUMNS[:2], _EXACT, *COLUMNS[2:]) if name in columns]
+        table = pa.table({name: columns[name] for name in order})
+    return table.schema, table.to_batches(max_chunksize=_BATCH_ROWS)
+
+
+def namespace_columns(encoded: pa.Array | pa.ChunkedArray) -> list[tuple[str, pa.Array]]:
+    """Encoded namespaces as one column; where that is text for several sorts of them, with their bytes in another."""
+    shown = readable_namespaces(encoded)
+    if shown.null_count == len(shown):
+        return []
+    columns = [("namespace", shown)]
+    if encoded_namespaces({"namespace": shown}) != _combined(encoded):
+        columns.append((_EXACT, _combined(encoded)))
+    return columns
+
+
+def _combined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+
+
+def encoded_namespaces(columns: Mapping[str, pa.Array]) -> pa.Array:
+    """The encoded namespaces of such columns; each distinct one is encoded once."""
+    if _EXACT in columns:
+        return columns[_EXACT]
+    shown = columns["namespace"]
+    if pa.types.is_struct(shown.type):
+        start, end = shown.flatten()
+        return _encoded(
+            pc.binary_join_element_wise(*(_texts(each) for each in (start, end)), ","), _window_of
+        )
+    return _encoded(shown, lambda namespace: namespace)
+
+
+def _texts(numbers: pa.Array) -> pa.Array:
+    return numbers.cast(pa.string())
+
+
+def _window_of(text: str) -> TimeWindow:
+    start, end = text.split(",")
+    return TimeWindow(int(start), int(end))
+
+
+def _encoded(shown: pa.Array, namespace_of: Any) -> pa.Array:
+    numbered = pc.dictionary_encode(shown)
+    distinct = [encode_namespace(namespace_of(each)) for each in numbered.dictionary.to_pylist()]
+    return pc.fill_null(pa.array(distinct, pa.binary()).take(numbered.indices), b"")
+
+
+# --- reading ---
+
+
+def read_savepoint(
+    savepoint: Savepoint, key_type: Type, max_parallelism: int, key_groups: KeyGroupRange
+) -> RestoredStates:
+    """The rows of some key groups. The number of key groups may be another than it was.
+
+    Files of instances whose key groups are all others are not read. Every file that is read is checked whole.
+    """
+    savepoint.check_exists()
+    parts = savepoint.parts(_PART)
+    ranges = [_range_of(part) for part in parts]
+    _check_whole(savepoint, parts, ranges)
+    states: dict[str, RestoredState] = {}
+    for part, own in zip(parts, ranges, strict=True):
+        if part.described.get("key_type") != key_type.config():
+            raise StateMigrationError(
+                f"the keys of the savepoint are {describe(part.described.get('key_type'))}, and those of this "
+                f"backend {key_type.ddl()}",
+                code="STATE_MIGRATION.KEY_TYPE",
+                detail=part.name,
+                hint="create the backend with the type of key that the state was written with",
+            )
+        same_groups = part.described["max_parallelism"] == max_parallelism
+        for stored in part.states:
+            description = StateDescription.read(stored.described, part.name)
+            known = states.setdefault(description.name, RestoredState(description, []))
+            if known.description != description:
+                raise StateMigrationError(
+                    f"the instances of the savepoint have different states {description.name!r}",
+                    code="STATE_MIGRATION.INCOMPATIBLE",
+                )
+            if stored.rows and (not same_groups or key_groups.intersection(own) is not None):
+                known.batches.extend(_rows_of(savepoint, stored, key_type, max_parallelism, key_groups))
+    return RestoredStates(states, savepoint.now)
+
+
+def _range_of(part: SavepointPart) -> KeyGroupRange:
+    try:
+        integer(part.described.get("max_parallelism"), "max_parallelism", 1, MAX_PARALLELISM)
+        own = groups_of(part.described.get("key_groups"), part.name)
+        if own is None:
+            raise Malformed("it names no key groups")
+    except Malformed as error:
+        raise CorruptCheckpointError(
+            f"a part of a savepoint cannot be read: {error}", detail=part.name
+        ) from error
+    return own
+
+
+def _check_whole(
+    savepoint: Savepoint, parts: Sequence[SavepointPart], ranges: Sequence[KeyGroupRange]
+) -> None:
+    """Every key group is of one part."""
+    if not parts:
+        return
+    numbers = {part.described["max_parallelism"] for part in parts}
+    served = sorted((own.start, own.end) for own in ranges)
+    starts = [0, *(end + 1 for _, end in served)]
+    if len(numbers) > 1 or [start for start, _ in served] != starts[:-1] or starts[-1] != max(numbers):
+        raise CorruptCheckpointError(
+            "the savepoint does not hold the keyed state of every key group once",
+            code="CORRUPT_CHECKPOINT.INCOMPLETE",
+            detail=savepoint.uri,
+            hint="let every instance write its part, at the same moment",
+        )
+
+
+def _rows_of(
+    savepoint: Savepoint, stored: StoredState, key_type: Type, max_parallelism: int, key_groups: KeyGroupRange
+) -> Iterator[GroupedBatch]:
+    encoder = key_encoder(key_type)
+    plan = HashPlan(encoder.hash_plan)
+    with savepoint.open_state(stored) as file:
+        for batch in file.iter_batches(_BATCH_ROWS):
+            canonical = encoder.encode_many(batch["key"])
+            if encoder.kind == "int":
+                groups = plan.key_groups_of_ints(canonical, max_parallelism)
+            else:
+                groups = plan.key_groups_of_bytes(*canonical, max_parallelism)  # type: ignore[call-arg]
+            own = np.flatnonzero((groups >= key_groups.start) & (groups <= key_groups.end))
+            own = own[np.argsort(groups[own], kind="stable")]
+            if len(own):
+                rows = _with_encoded_namespaces(batch).take(pa.array(own))
+                yield GroupedBatch.of(rows, groups[own])
+
+
+def _with_encoded_namespaces(batch: pa.RecordBatch) -> pa.RecordBatch:
+    if "namespace" not in batch.schema.names:
+        return batch
+    columns = {name: batch[name] for name in batch.schema.names}
+    columns["namespace"] = encoded_namespaces(columns)
+    columns.pop(_EXACT, None)
+    return pa.record_batch(columns)
