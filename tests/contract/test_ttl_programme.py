@@ -263,6 +263,28 @@ def test_rollback_returns_what_cleanup_has_removed(
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
+def test_idle_cleanup_finds_again_what_a_rollback_has_brought_back(
+    make_keyed: MakeKeyed, clock: ManualClock, kind: str
+) -> None:
+    keyed = make_keyed(max_parallelism=4)
+    state = make_state(keyed, kind, **CLEANUPS["idle"])
+    for key in range(50):
+        clock.set(key)
+        keyed.set_current_key(key)
+        KINDS[kind].write(state, str(key))
+    clock.set(TTL + 24)
+    for _ in range(2):
+        mark = keyed.mark()
+        keyed.set_current_key(99)
+        assert keyed.advance() == 25
+        keyed.rollback(mark)
+        keyed.release(mark)
+    assert keyed.advance() == 25
+    assert keyed.advance() == 0
+    assert keyed.num_entries() == 25
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
 def test_a_clock_that_is_set_back_hides_nothing_from_idle_cleanup(
     make_keyed: MakeKeyed, clock: ManualClock, kind: str
 ) -> None:

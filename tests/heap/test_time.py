@@ -92,6 +92,29 @@ def test_moving_timers_leaves_few_behind(keyed: Any, marks: bool) -> None:
     assert keyed.timers.next_due() is None
 
 
+def test_a_timer_has_one_node_however_often_it_is_registered(keyed: Any) -> None:
+    for _ in range(10):
+        for key in range(50):
+            keyed.set_current_key(key)
+            keyed.timers.register(10)
+            keyed.timers.register(20)
+            keyed.timers.delete(10)
+    mark = keyed.mark()
+    for key in range(0, 50, 2):
+        keyed.set_current_key(key)
+        keyed.timers.register(10)
+        keyed.timers.delete(20)
+    check(keyed)
+    keyed.rollback(mark)
+    check(keyed)
+    for key in range(50):
+        keyed.set_current_key(key)
+        keyed.timers.register(10)
+    check(keyed)
+    keyed.release(mark)
+    assert list(keyed.timers.due(20)) == [10] * 50 + [20] * 50
+
+
 def test_a_snapshot_does_not_see_what_timers_do_later(keyed: Any) -> None:
     for key in range(300):
         keyed.set_current_key(key)
