@@ -51,6 +51,8 @@ cdef class TimerHandle(MapHandle):
     cdef int settle(self) except -1
     cdef int drop_stale(self) except -1
     cdef uint64_t live(self) noexcept
+    cdef bint has_next(self) except -1
+    cdef int ask_for_next(self) except -1
     cdef int forget_all(self) except -1
     cdef int visit_all(self, MapTable map, list rows, uint32_t first, uint32_t last) except -1
 

@@ -31,6 +31,7 @@ from statebackend._core.cow_map cimport (
     hash_int_key, namespace_of, thread_of)
 from statebackend._core.codecs cimport long_as_int64
 from statebackend._core.key_context cimport TIME_OF_CLOCK, TIME_OF_SYSTEM, KeyContext
+from statebackend._core.look_ahead cimport ask_for_bucket
 from statebackend._core.map_handle cimport MapHandle
 from statebackend._core.map_table cimport MapTable, insert_threaded
 from statebackend._core.platform cimport likely, prefetch, unlikely
@@ -156,12 +157,16 @@ cdef class TimerHandle(MapHandle):
 
     def next_time(self):
         """When the next timer of any key is due, or None. O(1), and a little for each stale node in front."""
+        return node_at(&self.queue, 0).time if self.has_next() else None
+
+    cdef bint has_next(self) except -1:
+        """Whether there is a timer, which is the first of the queue then: stale nodes in front of it are dropped."""
         self.settle()
         while self.queue.size:
             if self.entry_of(node_at(&self.queue, 0)):
-                return node_at(&self.queue, 0).time
+                return True
             self.take_off(0)
-        return None
+        return False
 
     def take_due(self, int64_t now):
         """Take the next timer that is due, make its key and namespace current; its time, or None. O(log timers)."""
@@ -172,11 +177,11 @@ cdef class TimerHandle(MapHandle):
         cdef object owner = None
         cdef int64_t clock = 0
         cdef Blob *blob
-        if self.next_time() is None or node_at(&self.queue, 0).time > now:
+        if not self.has_next() or node_at(&self.queue, 0).time > now:
             return None
         if self.context.time_source == TIME_OF_CLOCK:
             clock = self.context.read_clock(self.context.clock)
-            if self.next_time() is None or node_at(&self.queue, 0).time > now:   # a clock may do anything
+            if not self.has_next() or node_at(&self.queue, 0).time > now:   # a clock may do anything
                 return None
         node = node_at(&self.queue, 0)[0]
         anchor = self.anchor_at(node.anchor)
@@ -198,8 +203,30 @@ cdef class TimerHandle(MapHandle):
         inner.number = node.time
         self.remove_entry(&inner, self.find_entry(&inner), False)
         self.take_off(0)
+        self.ask_for_next()
         self.fired += 1
         return node.time
+
+    cdef int ask_for_next(self) except -1:
+        """Ask for what the next timer will need, while this one's function runs."""
+        cdef Node *node
+        cdef Anchor *anchor
+        cdef Table *table
+        cdef uint64_t child
+        cdef uint32_t hash
+        if self.queue.size == 0:
+            return 0
+        node = node_at(&self.queue, 0)
+        anchor = self.anchor_at(node.anchor)     # was asked for below, if it was not the last to rise
+        table = self.map_of(anchor).entries.table
+        hash = hash_int_key(table, node.time, node.anchor)
+        ask_for_bucket(table, anchor.group, hash)
+        if self.context.codec.is_int:
+            ask_for_bucket(self.map_of(anchor).heads.table, anchor.group,
+                           hash_int_key(table, anchor.key, anchor.namespace))
+        for child in range(1, 5 if self.queue.size > 4 else self.queue.size):
+            prefetch(self.anchor_at(node_at(&self.queue, child).anchor))
+        return 0
 
     # --- the queue ---
 
