@@ -1,7 +1,7 @@
 """Keyed state for stream processing in Python.
 
 By convention ``import statebackend as sb``. Importing it needs numpy and pyarrow and nothing compiled: the
-core is loaded when something is made of it; ``sb.spark`` and ``sb.testing`` load on first use.
+core is loaded when something is made of it; ``sb.spark``, ``sb.testing`` and ``sb.tools`` load on first use.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ __all__ = [
 ]
 
 #: Parts that need more than numpy and pyarrow, or that a job does not need.
-_LOADED_ON_USE = ("spark", "testing")
+_LOADED_ON_USE = ("spark", "testing", "tools")
 
 
 def __getattr__(name: str) -> ModuleType:

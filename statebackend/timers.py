@@ -21,12 +21,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from statebackend.descriptors import MapStateDescriptor
 from statebackend.errors import UsageError
 
-__all__ = ["DOMAINS", "TimerRow", "Timers", "checked_domain", "checked_time"]
+__all__ = ["DOMAINS", "RESERVED", "TimerRow", "Timers", "checked_domain", "checked_time", "timer_state"]
 
 #: Time as the rows tell it, and time as the clock tells it.
 DOMAINS = ("event", "processing")
+
+#: What names of states do not begin with.
+RESERVED = "statebackend."
 
 
 def checked_domain(domain: Any) -> str:
@@ -58,6 +62,16 @@ def checked_time(timestamp: Any) -> int:
     if not -(2**63) <= checked < 2**63:
         raise OverflowError("the time of a timer is longer than 64 bits of milliseconds")
     return checked
+
+
+def timer_state(domain: str) -> MapStateDescriptor:
+    """The state that the timers of a domain are in checkpoints: a map whose keys are times. No state of a user's has
+    such a name.
+
+    >>> timer_state("event").name
+    'statebackend.timers.event'
+    """
+    return MapStateDescriptor(f"{RESERVED}timers.{domain}", "bigint", "boolean")
 
 
 class TimerRow(NamedTuple):

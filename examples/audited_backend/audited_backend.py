@@ -2,7 +2,6 @@
 
 import logging
 
-import statebackend as sb
 from statebackend.backends.reference import ReferenceBackend, ReferenceKeyedBackend
 
 log = logging.getLogger(__name__)
@@ -24,9 +23,7 @@ class AuditedBackend(ReferenceBackend):
     def __init__(self, *, label="state"):  # the options, all of them by name
         self.label = label
 
-    def create_keyed_backend(self, key_type, *, restore=(), **options):
-        if restore:
-            raise sb.UsageError("the audited backend restores nothing")
+    def create_keyed_backend(self, key_type, **options):
         return AuditedKeyedBackend(key_type, label=self.label, **options)
 
     def __repr__(self):

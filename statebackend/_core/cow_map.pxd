@@ -42,7 +42,8 @@ Invariants, verified by `check_map` (of 5, that slots add up and cover the entri
  5. used = slots in chains + slots held by journals and snapshots; the rest of the map's runs is free
     (marked by version FREE_SLOT) or beyond `fresh`. Free slots are kept in blocks: the first slot of a block names
     the next block and FREE_BLOCK slots more, in the first block `free_in_block`. So several can be asked for ahead.
- 6. Threads of map states: prev and next agree, sequence numbers rise, anchor ends agree.
+ 6. Threads of map states: prev and next agree, sequence numbers rise, anchor ends agree; an anchor says
+    whose it is, and has no entries when its key has been removed.
 """
 
 from cpython.object cimport PyObject
@@ -309,6 +310,10 @@ cdef inline char *payload_of(Table *table, Entry *entry) noexcept nogil:
 
 cdef inline char *value_of(Table *table, Entry *entry) noexcept nogil:
     return <char *>entry + table.layout.off_value
+
+cdef inline Anchor *head_anchor(Table *heads, uint32_t slot) noexcept nogil:
+    """The anchor that the entry of a map state's key holds."""
+    return <Anchor *>address(heads.core.arena, (<uint32_t *>value_of(heads, entry_at(heads.core, slot)))[0])
 
 cdef inline uint32_t hash_int_key(Table *table, int64_t key, uint32_t ns) noexcept nogil:
     return hash_int(key, ns, table.seed) & table.hash_mask

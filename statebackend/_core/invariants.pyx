@@ -4,8 +4,8 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from statebackend._core.arena cimport UNIT_SHIFT, address
 from statebackend._core.cow_map cimport (
-    FREE_BLOCK, FREE_SLOT, Anchor, BucketTable, Core, CowMap, Entry, Table, Thread, active_table, bucket, entry_at,
-    free_refs, hash_of, key_object, namespace_of, thread_of)
+    FREE_BLOCK, FREE_SLOT, VALUE_ANCHOR, Anchor, BucketTable, Core, CowMap, Entry, Table, Thread, active_table, bucket,
+    entry_at, free_refs, hash_of, head_anchor, key_object, namespace_of, thread_of)
 
 
 cdef object check_map(Table *table, CowMap *map):
@@ -15,6 +15,7 @@ cdef object check_map(Table *table, CowMap *map):
     cdef uint32_t index, slot, hash, size, where = map.group, free_slots = 0, total_slots = 0
     cdef uint32_t *head
     cdef Entry *entry
+    cdef Anchor *anchor
     cdef uint64_t i
     cdef int t
     seen = set()
@@ -45,6 +46,12 @@ cdef object check_map(Table *table, CowMap *map):
                 key = (key_object(table, entry), namespace_of(table, entry))
                 assert key not in keys, f"map {where}: a key is there twice"
                 keys.add(key)
+                if table.layout.value_kind == VALUE_ANCHOR:
+                    anchor = head_anchor(table, slot)
+                    assert (anchor.group, anchor.namespace) == (where, namespace_of(table, entry)), (
+                        f"map {where}: the anchor of slot {slot} is another key's")
+                    assert anchor.key == entry.key, f"map {where}: the anchor of slot {slot} is another key's"
+                    assert anchor.first, f"map {where}: the anchor of slot {slot} has no entries"
                 if table.layout.off_thread:
                     anchors.setdefault(namespace_of(table, entry), set()).add(slot)
                 size += 1

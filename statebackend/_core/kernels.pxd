@@ -38,6 +38,7 @@ cdef struct Batch:
     uint32_t width
     uint32_t ns
     int64_t timestamp
+    const int64_t *timestamps            # by row; NULL: `timestamp` for all
     # The batch, by row. Byte keys and values have offsets.
     int64_t n
     const int64_t *keys
@@ -69,6 +70,9 @@ cdef struct Batch:
     int64_t ttl                          # 0: none
     Table *inner                         # of map states: the table of the entries
     void *extra
+
+cdef inline int64_t stamp_of(const Batch *batch, int64_t row) noexcept nogil:
+    return batch.timestamp if batch.timestamps == NULL else batch.timestamps[row]
 
 cdef struct LaneRun:
     Lane lane
@@ -126,6 +130,7 @@ cdef class BatchCall:
     cdef void *pointer(self, array, dtype) except NULL
     cdef int set_values(self, values, int code, uint32_t width) except -1
     cdef int set_nulls(self, nulls) except -1
+    cdef int set_timestamps(self, timestamps) except -1
     cdef int run(self, Operation op) except -1
     cdef int _begin(self, bint writes) except -1
     cdef FastPath _fast_path(self) noexcept

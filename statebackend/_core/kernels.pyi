@@ -26,7 +26,7 @@ def update_many(
     values: _Values,
     *,
     namespace: int = 0,
-    timestamp: int = 0,
+    timestamp: int | NDArray[np.int64] = 0,
     threads: int = 1,
 ) -> None: ...
 def get_many(
@@ -71,6 +71,6 @@ def append_many(
     values: _Values,
     *,
     namespace: int = 0,
-    timestamp: int = 0,
+    timestamp: int | NDArray[np.int64] = 0,
     threads: int = 1,
 ) -> None: ...

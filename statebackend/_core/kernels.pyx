@@ -572,12 +572,13 @@ cdef bint append_row(Batch *batch, Lane *lane, Table *table, CowMap *map, uint32
                      int64_t row) noexcept nogil:
     cdef Blob *blob = NULL
     if batch.value_offsets == NULL:
-        return list_append(lane, table, map, slot, k, <char *>batch.values + batch.width * row, batch.timestamp)
+        return list_append(lane, table, map, slot, k, <char *>batch.values + batch.width * row,
+                           stamp_of(batch, row))
     blob = blob_new(lane.core.blobs, batch.values + batch.value_offsets[row],
                     batch.value_offsets[row + 1] - batch.value_offsets[row])
     if blob == NULL:
         return False
-    if not list_append(lane, table, map, slot, k, <char *>&blob, batch.timestamp):
+    if not list_append(lane, table, map, slot, k, <char *>&blob, stamp_of(batch, row)):
         blob_drop(lane.core.blobs, blob)
         return False
     return True
@@ -618,7 +619,7 @@ cdef inline int write_row(Batch *batch, Lane *lane, Table *table, CowMap *map, u
     if blob != NULL and not fresh and not kept:
         payload_drop(table, payload)
     if table.layout.has_timestamp:
-        (<int64_t *>payload)[0] = batch.timestamp
+        (<int64_t *>payload)[0] = stamp_of(batch, row)
         payload += 8
     if batch.width == 8:
         (<uint64_t *>payload)[0] = (<uint64_t *>source)[0]
@@ -758,6 +759,17 @@ cdef class BatchCall:
         if len(nulls) != self.batch.n:
             raise UsageError("keys and nulls differ in length", detail=f"{self.batch.n} keys, {len(nulls)} nulls")
         self.batch.nulls = <const uint8_t *>self.pointer(nulls, np.bool_)
+        return 0
+
+    cdef int set_timestamps(self, timestamps) except -1:
+        """One for all rows, or an array of one for each."""
+        if not isinstance(timestamps, np.ndarray):
+            self.batch.timestamp = timestamps
+            return 0
+        if len(timestamps) != self.batch.n:
+            raise UsageError("keys and timestamps differ in length",
+                             detail=f"{self.batch.n} keys, {len(timestamps)} timestamps")
+        self.batch.timestamps = <const int64_t *>self.pointer(timestamps, np.int64)
         return 0
 
     cdef int run(self, Operation op) except -1:
@@ -1040,8 +1052,8 @@ def _checked_offsets(offsets, data):
     return offsets
 
 
-def update_many(StateTable table not None, keys, values, *, uint32_t namespace=0, int64_t timestamp=0, int threads=1):
-    """Set the values of many keys, in order. Atomic.
+def update_many(StateTable table not None, keys, values, *, uint32_t namespace=0, timestamp=0, int threads=1):
+    """Set the values of many keys, in order. `timestamp` is one for all, or an array. Atomic.
 
     >>> import numpy as np
     >>> from statebackend._core.state_core import StateCore
@@ -1055,7 +1067,7 @@ def update_many(StateTable table not None, keys, values, *, uint32_t namespace=0
     if table.value_code >= CODE_OBJECT:
         raise UsageError("objects, lists and anchors are not updated in batches")
     call.set_values(values, table.value_code, table.table.layout.value_width)
-    call.batch.timestamp = timestamp
+    call.set_timestamps(timestamp)
     call.run(OP_UPDATE)
 
 
@@ -1204,13 +1216,13 @@ def touched_rows(StateTable table not None, slots, int code):
     return rows, values.view(DTYPES[code]).reshape(-1)
 
 
-def append_many(StateTable table not None, keys, values, *, uint32_t namespace=0, int64_t timestamp=0, int threads=1):
-    """Append each value to its key's list, in order. Atomic."""
+def append_many(StateTable table not None, keys, values, *, uint32_t namespace=0, timestamp=0, int threads=1):
+    """Append each value to its key's list, in order. `timestamp` is one for all, or an array. Atomic."""
     cdef BatchCall call = BatchCall(table, keys, namespace, threads)
     if table.value_code != CODE_LIST:
         raise UsageError("this table does not hold lists")
     if table.element_code == CODE_OBJECT:
         raise UsageError("objects are not appended in batches")
     call.set_values(values, table.element_code, table.table.element_value_width)
-    call.batch.timestamp = timestamp
+    call.set_timestamps(timestamp)
     call.run(OP_APPEND)

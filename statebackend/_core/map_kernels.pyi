@@ -13,7 +13,7 @@ def put_many(
     *,
     nulls: NDArray[np.bool_] | None = None,
     namespace: int = 0,
-    timestamp: int = 0,
+    timestamp: int | NDArray[np.int64] = 0,
     ttl: int = 0,
     threads: int = 1,
 ) -> None: ...

@@ -16,7 +16,7 @@ from statebackend._core.cow_map cimport (
 from statebackend._core.expiring_kernels cimport renew
 from statebackend._core.expiry cimport is_expired
 from statebackend._core.kernels cimport (
-    FAILED_MEMORY, Batch, BatchCall, LaneRun, RowKey, map_of_row, stage_block)
+    FAILED_MEMORY, Batch, BatchCall, LaneRun, RowKey, map_of_row, stage_block, stamp_of)
 from statebackend._core.map_table cimport MapTable, anchor_ref, hash_map_key, insert_threaded, remove_threaded
 from statebackend._core.platform cimport prefetch, unlikely
 from statebackend._core.reductions cimport OP_BLOCK_READ, OP_BLOCK_WRITE
@@ -198,7 +198,7 @@ cdef bint put_row(Batch *batch, LaneRun *run, CowMap *head_map, CoreKey *head, u
     if batch.value_offsets != NULL and not fresh and not kept:
         payload_drop(table, payload)
     if table.layout.has_timestamp:
-        (<int64_t *>payload)[0] = batch.timestamp
+        (<int64_t *>payload)[0] = stamp_of(batch, row)
     memcpy(value_of(table, entry_at(lane.core, slot)), source, batch.width)
     if table.layout.off_null:
         (<uint8_t *>entry_at(lane.core, slot) + table.layout.off_null)[0] = none
@@ -226,12 +226,12 @@ cdef object batch_of(MapTable maps, keys, map_keys, MapRows *rows, uint32_t name
     return call
 
 
-def put_many(MapTable maps not None, keys, map_keys, values, *, nulls=None, uint32_t namespace=0, int64_t timestamp=0,
+def put_many(MapTable maps not None, keys, map_keys, values, *, nulls=None, uint32_t namespace=0, timestamp=0,
              int64_t ttl=0, int threads=1):
     """Set the value of each row's map key, in order; new ones go to the end of their map. Atomic.
 
     `nulls` says which values are None, if the table takes those. With `ttl`, what has expired at `timestamp` loses its
-    place.
+    place; without, `timestamp` may be an array of one for each row.
 
     >>> from statebackend._core.map_table import MapTable
     >>> from statebackend._core.state_core import StateCore
@@ -244,7 +244,10 @@ def put_many(MapTable maps not None, keys, map_keys, values, *, nulls=None, uint
     rows.op, rows.shows_expired, rows.renews = MAP_PUT, False, False
     if maps.entries.value_code >= CODE_OBJECT:
         raise UsageError("objects are not put in batches")
-    cdef BatchCall call = batch_of(maps, keys, map_keys, &rows, namespace, timestamp, ttl, threads)
+    cdef BatchCall call = batch_of(maps, keys, map_keys, &rows, namespace, 0, ttl, threads)
+    if ttl and isinstance(timestamp, np.ndarray):
+        raise UsageError("what expires is put at one time")
+    call.set_timestamps(timestamp)
     if nulls is not None and not maps.entries.takes_none:
         raise UsageError("a value of this table is never None")
     call.set_values(values, maps.entries.value_code, maps.entries.table.layout.value_width)

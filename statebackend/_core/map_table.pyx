@@ -16,8 +16,8 @@ from libc.string cimport memset
 from statebackend._core.arena cimport address, block_free
 from statebackend._core.cow_map cimport (
     Anchor, Core, CoreKey, CowMap, Insertion, Lane, Table, abandon_insert, anchor_new, append_thread, before_operation,
-    entry_at, finish_insert, hash_of, key_object, name_anchor, prepare_insert, prepare_remove, remove, reserve_records,
-    segment_for_writing, slot_for_write, thread_of, value_of)
+    entry_at, finish_insert, hash_of, head_anchor, key_object, name_anchor, prepare_insert, prepare_remove, remove,
+    reserve_records, segment_for_writing, slot_for_write, thread_of, value_of)
 from statebackend._core.journal cimport Log, log_append
 from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.state_core cimport StateCore, discard_log
@@ -64,7 +64,7 @@ cdef bint remove_threaded(Lane *head_lane, Table *heads, CowMap *head_map, CoreK
 
     All or nothing: what can fail comes first.
     """
-    cdef Anchor *anchor = <Anchor *>address(table.core.arena, anchor_ref(heads, head_slot))
+    cdef Anchor *anchor = head_anchor(heads, head_slot)
     cdef bint is_last = anchor.first == anchor.last
     if not (prepare_remove(lane, table, map, slot, inner.hash)
             and (not is_last or prepare_remove(head_lane, heads, head_map, head_slot, head.hash))
@@ -100,9 +100,7 @@ cdef class MapTable:
             raise UsageError("a map state does not hold lists")
 
     cdef Anchor *anchor_of(self, uint32_t head_slot) noexcept:
-        cdef Table *table = self.heads.table
-        return <Anchor *>address(table.core.arena,
-                                 (<uint32_t *>value_of(table, entry_at(table.core, head_slot)))[0])
+        return head_anchor(self.heads.table, head_slot)
 
     cdef uint32_t locate(self, object key, uint32_t namespace, CoreKey *head, CowMap **map) except? 0:
         """The head's slot, 0 if the key has no map."""

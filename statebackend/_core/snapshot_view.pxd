@@ -3,15 +3,14 @@
 from libc.stdint cimport uint32_t
 
 from statebackend._core.cow_map cimport Directory, Snapshot
+from statebackend._core.entry_rows cimport Moment
 from statebackend._core.state_core cimport StateCore
 from statebackend._core.state_table cimport StateTable
 
-cdef class SnapshotView:
+cdef class SnapshotView(Moment):
     cdef StateCore owner
     cdef Snapshot *snapshot              # NULL once released
     cdef uint32_t readers                # calls that read at this time
     cdef bint released
     cdef void _release(self) noexcept
-    cdef int begin_reading(self) except -1
-    cdef void end_reading(self) noexcept
     cdef Directory *_directory(self, StateTable table, uint32_t group) except? NULL

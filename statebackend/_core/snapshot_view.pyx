@@ -1,4 +1,4 @@
-"""Snapshots from the reader's side: rows of a key group as columns, at the moment of the snapshot.
+"""Snapshots from the reader's side: the entries of key groups, at the moment of the snapshot.
 
 A reader touches what the live map never changes while the snapshot lives: its own copy of the page directories,
 the pages named there, the entries in their chains, blobs and list elements. Not the versions, which a clone's
@@ -8,28 +8,22 @@ retirement may overtake, and not the threads of map states, which describe the l
 import numpy as np
 
 cimport cython
-from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memcpy
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
-from statebackend._core.arena cimport Blob, address, blob_data
+from statebackend._core.arena cimport address
 from statebackend._core.cow_map cimport (
-    PAGE_BUCKETS, PAGE_SHIFT, Core, CowMap, Directory, Entry, ListHead, Table, entry_at, key_object,
-    namespace_of, see_snapshots)
-from statebackend._core.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
-from statebackend._core.platform cimport (
-    load_ptr, load_u32, prefetch, spin_lock, spin_unlock, store_u32)
+    PAGE_BUCKETS, PAGE_SHIFT, Core, CowMap, Directory, Entry, entry_at, key_object, namespace_of, see_snapshots)
+from statebackend._core.entry_rows cimport Moment, new_rows, read_columns
+from statebackend._core.platform cimport load_ptr, load_u32, prefetch, spin_lock, spin_unlock, store_u32
 from statebackend._core.state_core cimport StateCore
-from statebackend._core.state_table cimport (
-    CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable, is_null)
+from statebackend._core.state_table cimport StateTable
 
-from statebackend._core.state_table import DTYPES
 from statebackend.errors import ClosedError, KeyGroupError, UsageError
 
 
 @cython.final
 @cython.no_gc_clear                      # its end is told to the owner
-cdef class SnapshotView:
+cdef class SnapshotView(Moment):
     """The tables as they were at one moment; read and released on any thread, once released it is gone.
 
     Reading takes the page directories of maps that were not touched since, and copies rows out; it never
@@ -136,6 +130,49 @@ cdef class SnapshotView:
         finally:
             self.end_reading()
 
+    def group_sizes(self, StateTable table not None):
+        """How many entries the table had in each of its key groups."""
+        cdef uint32_t i
+        cdef Directory *directory
+        cdef int64_t[::1] sizes = np.zeros(table.table.n_maps, dtype=np.int64)
+        self.begin_reading()
+        try:
+            for i in range(table.table.n_maps):
+                directory = self._directory(table, table.table.first_group + i)
+                if directory != NULL:
+                    sizes[i] = directory.size
+            return np.asarray(sizes)
+        finally:
+            self.end_reading()
+
+    def rows(self, StateTable table not None, uint32_t first, uint32_t last):
+        """The entries of the key groups from `first` to `last`, in ascending order of groups. O(entries there)."""
+        cdef Directory *directory
+        cdef uint64_t[::1] rows
+        cdef uint64_t n = 0
+        cdef uint32_t group
+        cdef list found = []
+        self.begin_reading()
+        try:
+            for group in range(first, last + 1):
+                directory = self._directory(table, group)
+                if directory != NULL and directory.size:
+                    found.append((group, directory.size, <uint64_t><uintptr_t>directory))
+                    n += directory.size
+            addresses = np.empty(n, dtype=np.uint64)
+            rows = addresses
+            n = 0
+            for _, _, place in found:
+                directory = <Directory *><uintptr_t><uint64_t>place
+                with nogil:
+                    collect_entries(&self.owner.core, directory, &rows[n])
+                n += directory.size
+        finally:
+            self.end_reading()
+        groups = np.repeat(np.array([group for group, _, _ in found], dtype=np.int64),
+                           np.array([size for _, size, _ in found], dtype=np.int64))
+        return new_rows(table, self, addresses, groups, np.ones(n, dtype=np.bool_))
+
     def items(self, StateTable table not None):
         """All rows as {(key, namespace): value}; lists as lists. For tests and small states."""
         cdef Directory *directory
@@ -192,127 +229,3 @@ cdef uint64_t collect_pages(Core *core, uint32_t *refs, uint32_t capacity, uint3
             if index >= capacity or index & (PAGE_BUCKETS - 1) == 0:
                 break
     return n
-
-
-cdef object read_columns(StateTable table, uint64_t[::1] rows):
-    """Gather the columns of entries by address."""
-    cdef Table *t = table.table
-    columns = {}
-    if t.layout.key_is_blob:
-        columns["key_offsets"], columns["key"] = gather_blobs(rows, 8)
-    else:
-        columns["key"] = gather_fixed(rows, 8, 8).view(np.int64).ravel()
-    if t.layout.off_namespace:
-        columns["namespace"] = gather_fixed(rows, t.layout.off_namespace, 4).view(np.uint32).ravel()
-    if t.layout.off_thread:
-        columns["sequence"] = gather_fixed(rows, t.layout.off_thread, 8).view(np.uint64).ravel()
-    if t.layout.has_timestamp:
-        columns["timestamp"] = gather_fixed(rows, t.layout.off_payload, 8).view(np.int64).ravel()
-    if table.value_code == CODE_LIST:
-        gather_lists(table, rows, columns)
-    elif table.value_code == CODE_ANCHOR:
-        columns["value"] = gather_fixed(rows, t.layout.off_value, 4).view(np.uint32).ravel()
-    else:
-        gather_values(rows, t.layout.off_value, table.value_code, t.layout.value_width, columns)
-        if table.takes_none and table.value_code != CODE_OBJECT:
-            columns["is_null"] = gather_nulls(t, rows)
-    return columns
-
-
-cdef object gather_nulls(Table *table, uint64_t[::1] rows):
-    cdef uint64_t n = rows.shape[0], i
-    out = np.zeros(n, dtype=np.bool_)
-    cdef uint8_t[::1] view = out.view(np.uint8)
-    for i in range(n):
-        view[i] = is_null(table, <Entry *><uintptr_t>rows[i])
-    return out
-
-
-cdef object gather_values(uint64_t[::1] rows, uint32_t offset, int code, uint32_t width, dict columns):
-    if code == CODE_BLOB:
-        columns["value_offsets"], columns["value"] = gather_blobs(rows, offset)
-    elif code == CODE_OBJECT:
-        columns["value"] = gather_objects(rows, offset)
-    else:
-        raw = gather_fixed(rows, offset, width)
-        columns["value"] = raw if code == CODE_RAW else raw.view(DTYPES[code]).ravel()
-
-
-cdef object gather_fixed(uint64_t[::1] rows, uint32_t offset, uint32_t width):
-    cdef uint64_t n = rows.shape[0], i
-    out = np.empty((n, width), dtype=np.uint8)
-    if n == 0:
-        return out
-    cdef uint8_t[:, ::1] view = out
-    cdef char *target = <char *>&view[0, 0]
-    with nogil:
-        if width == 8:
-            for i in range(n):
-                (<uint64_t *>target)[i] = (<uint64_t *>(<uintptr_t>rows[i] + offset))[0]
-        else:
-            for i in range(n):
-                memcpy(target + i * width, <char *><uintptr_t>rows[i] + offset, width)
-    return out
-
-
-cdef tuple gather_blobs(uint64_t[::1] rows, uint32_t offset):
-    cdef uint64_t n = rows.shape[0], i, total = 0
-    cdef Blob *blob
-    offsets = np.empty(n + 1, dtype=np.int64)
-    cdef int64_t[::1] ends = offsets
-    ends[0] = 0
-    with nogil:
-        for i in range(n):
-            blob = (<Blob **>(<char *><uintptr_t>rows[i] + offset))[0]
-            total += blob.length if blob != NULL else 0
-            ends[i + 1] = total
-    data = np.empty(max(total, 1), dtype=np.uint8)
-    cdef uint8_t[::1] bytes_view = data
-    with nogil:
-        for i in range(n):
-            blob = (<Blob **>(<char *><uintptr_t>rows[i] + offset))[0]
-            if blob != NULL:
-                memcpy(&bytes_view[0] + ends[i], blob_data(blob), blob.length)
-    return offsets, data[:total]
-
-
-cdef object gather_objects(uint64_t[::1] rows, uint32_t offset):
-    cdef uint64_t n = rows.shape[0], i
-    out = np.empty(n, dtype=object)
-    for i in range(n):
-        out[i] = <object>(<PyObject **>(<char *><uintptr_t>rows[i] + offset))[0]
-    return out
-
-
-cdef object gather_lists(StateTable table, uint64_t[::1] rows, dict columns):
-    """Elements of all lists one after another, by the addresses of the elements."""
-    cdef Table *t = table.table
-    cdef uint64_t n = rows.shape[0], i, total = 0
-    cdef ListCursor cursor
-    cdef ListHead *head
-    cdef char *element
-    offsets = np.zeros(n + 1, dtype=np.int64)
-    cdef int64_t[::1] ends = offsets
-    for i in range(n):
-        head = <ListHead *>(<char *><uintptr_t>rows[i] + t.layout.off_value)
-        total += head.length
-        ends[i + 1] = total
-    addresses = np.empty(total, dtype=np.uint64)
-    cdef uint64_t[::1] elements = addresses
-    total = 0
-    for i in range(n):
-        head = <ListHead *>(<char *><uintptr_t>rows[i] + t.layout.off_value)
-        if not cursor_open(&table.owner.arena.budget, head, &cursor):
-            table.owner.out_of_memory()
-        while True:
-            element = cursor_next(t, &cursor)
-            if element == NULL:
-                break
-            elements[total] = <uint64_t><uintptr_t>element
-            total += 1
-        cursor_close(&cursor)
-    columns["list_offsets"] = offsets
-    if t.element_has_timestamp:
-        columns["timestamp"] = gather_fixed(elements, 0, 8).view(np.int64).ravel()
-    gather_values(elements, 8 if t.element_has_timestamp else 0, table.element_code, t.element_value_width,
-                  columns)

@@ -273,6 +273,35 @@ cdef class StateCore:
         finally:
             self.leave()
 
+    def changes_since(self, Mark mark not None):
+        """At least how many changes were journalled since `mark`, over all tables. O(states and marks)."""
+        cdef Journal *journal = self.core.journals
+        cdef uint64_t total = 0
+        cdef uint32_t i
+        self.require_open(mark)
+        while journal != NULL:
+            for i in range(journal.n_segments):
+                if journal.segments[i].version >= mark.version:
+                    total += journal.segments[i].log.records
+            journal = journal.next
+        return total
+
+    def begin_load(self):
+        """Until `end_load`, changes are no changes: what is put in was there all the time, whatever the mark."""
+        self.enter()
+        self.core.journal_version = 0
+        self.leave()
+
+    def end_load(self):
+        """Journal changes again, if marks are open."""
+        self.enter()
+        try:
+            if self.open_marks:
+                self.bump_version()
+                self.core.journal_version = self.core.state_version
+        finally:
+            self.leave()
+
     cdef int require_open(self, Mark mark) except -1:
         if mark.owner is not self:
             raise UsageError("the mark belongs to another backend", code="USAGE.FOREIGN_MARK")

@@ -31,7 +31,7 @@ from statebackend.errors import ClosedError, KeyGroupError, UsageError
 from statebackend.key_encoding import ALL_NAMESPACES, VOID, decode_namespace, encode_namespace, key_encoder
 from statebackend.key_groups import MAX_PARALLELISM, KeyGroupRange
 from statebackend.state import KeyedState
-from statebackend.timers import DOMAINS, Timers
+from statebackend.timers import DOMAINS, RESERVED, Timers
 from statebackend.ttl import StateTtlConfig
 from statebackend.types.model import Type
 
@@ -231,13 +231,19 @@ class BaseKeyedStateBackend(KeyedStateBackend):
             )
         state = self._states.get(descriptor.name)
         if state is None:
+            if descriptor.name.startswith(RESERVED):
+                raise UsageError(f"names of states do not begin with {RESERVED!r}", hint="use another name")
             self._check_time(descriptor)
-            state = self._create_state(copy.copy(descriptor))
+            state = self._new_state(copy.copy(descriptor))
             self._states[descriptor.name] = state
             return state
         state.descriptor.check_same_state(descriptor)
         self._redeclare_state(state, copy.copy(descriptor))
         return state
+
+    def _new_state(self, descriptor: StateDescriptor) -> KeyedState:
+        """The handle of a state that is asked for the first time, with what was restored of it."""
+        return self._create_state(descriptor)
 
     def _check_time(self, descriptor: StateDescriptor) -> None:
         config = descriptor.ttl_config

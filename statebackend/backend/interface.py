@@ -281,6 +281,21 @@ class KeyedStateBackend(ABC):
         """Open a consistent view and write it in the background. Optional: raises if not supported."""
         raise UsageError(f"{type(self).__name__} writes no checkpoints", code="USAGE.NOT_AVAILABLE")
 
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # noqa: B027 - optional
+        """The checkpoint is committed: needed only where the store that committed it is in another process."""
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:  # noqa: B027 - optional
+        """The checkpoint will not be committed: what it held is written by the next one."""
+
+    def undeclared_states(self) -> list[str]:
+        """The names of restored states that nobody has asked for yet; they are kept and written again.
+
+        >>> from statebackend.registry import create_backend
+        >>> create_backend("reference").create_keyed_backend(int).undeclared_states()
+        []
+        """
+        return []
+
     def savepoint(self, store_or_uri: Any) -> Any:
         """Write everything in the form that all backends read. Optional: raises if not supported."""
         raise UsageError(f"{type(self).__name__} writes no savepoints", code="USAGE.NOT_AVAILABLE")

@@ -176,9 +176,12 @@ class DataWriter:
         epoch: int,
         checkpoint_id: int | None = None,
         ended: Callable[[DataWriter], None] | None = None,
+        builds_on: frozenset[str] = frozenset(),
     ) -> None:
         self.epoch = epoch
         self.checkpoint_id = checkpoint_id
+        #: The names of the files that its snapshot may name again: those of the newest checkpoint when it began.
+        self.builds_on = builds_on
         self._files = files
         self._ended = ended
         self._lock = threading.Lock()
@@ -255,6 +258,11 @@ class DataWriter:
             while chunk := source.read(1 << 20):
                 file.write(chunk)
             return file.finish()
+
+    def read_back(self, file: StoredFile) -> Any:
+        """A finished file of this writer, as a seekable ``pyarrow.NativeFile``."""
+        with storing(f"opening {file.name}"):
+            return self._files.open_input(file.name)
 
     def sync(self) -> None:
         """Make the names of the files that were made durable; commits do so for files of this process."""

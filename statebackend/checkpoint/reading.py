@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from statebackend.checkpoint.checksums import crc32c
@@ -31,10 +32,13 @@ class Checkpoint:
     there; its files are then missing.
     """
 
-    def __init__(self, files: StoreFiles, metadata: Metadata, manifest: Manifest) -> None:
+    def __init__(
+        self, files: StoreFiles, metadata: Metadata, manifest: Manifest, *, is_committed: bool = True
+    ) -> None:
         self.metadata = metadata
         self.manifest = manifest
         self._files = files
+        self._is_committed = is_committed
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.id}, epoch {self.epoch}, {self._files.uri})"
@@ -106,7 +110,7 @@ class Checkpoint:
 
     def _missing(self, file: StoredFile) -> Exception:
         with storing(f"looking for {self.manifest.name}"):
-            if self._files.size(self.manifest.name) is None:
+            if self._is_committed and self._files.size(self.manifest.name) is None:
                 return UsageError(
                     f"checkpoint {self.id} has been dropped by its writer meanwhile",
                     code="USAGE.NO_CHECKPOINT",
@@ -199,6 +203,21 @@ class CheckpointReader:
             )
         return self._open((checkpoint_id, committed[checkpoint_id]))
 
+    def open_snapshots(self, snapshots: Iterable[StateSnapshot | Mapping[str, Any]]) -> Checkpoint:
+        """Snapshots of one checkpoint that is not committed, to restore from; as `CheckpointStore.commit` takes them.
+
+        A snapshot names its files and not the store that they are in. Reads the metadata.
+        """
+        given = tuple(
+            each if isinstance(each, StateSnapshot) else StateSnapshot.from_json(each) for each in snapshots
+        )
+        if not given:
+            raise UsageError("there are no snapshots to open")
+        metadata = self._metadata_of_checkpoint()
+        epoch = max(each.epoch for each in given)
+        manifest = Manifest(given[0].checkpoint_id, epoch, metadata.store, given)
+        return Checkpoint(self._files, metadata, manifest, is_committed=False)
+
     def metadata(self) -> Metadata | None:
         """What the store is for; None if nothing was ever committed to it and nobody opened it for writing."""
         try:
@@ -225,12 +244,16 @@ class CheckpointReader:
         return found
 
     def _open(self, key: Key) -> Checkpoint:
+        metadata = self._metadata_of_checkpoint()
+        return Checkpoint(self._files, metadata, self._manifest(key, metadata))
+
+    def _metadata_of_checkpoint(self) -> Metadata:
         metadata = self.metadata()
         if metadata is None:
             raise CorruptCheckpointError(
                 "a file is missing", detail=METADATA, hint="restore it from a copy of the store"
             )
-        return Checkpoint(self._files, metadata, self._manifest(key, metadata))
+        return metadata
 
     def _manifest(self, key: Key, metadata: Metadata) -> Manifest:
         name = manifest_name(*key)

@@ -223,9 +223,10 @@ class CheckpointStore(CheckpointReader):
         """
         with self._lock:
             epoch = self._writing()
-            writer = DataWriter(self._files, epoch, checkpoint_id, self._ended)
             newest = None if checkpoint_id is None else self._retention.newest
-            self._in_flight[writer] = self._retention.names_of(newest)
+            names = self._retention.names_of(newest)
+            writer = DataWriter(self._files, epoch, checkpoint_id, self._ended, builds_on=names)
+            self._in_flight[writer] = names
             return writer
 
     def data_writer(self, checkpoint_id: int | None = None) -> DataWriter:

@@ -10,6 +10,7 @@ or because some key is refused and the scalar encoder says which one and why.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from statebackend.key_encoding.columns import ByteRuns, Bytes, Columnar, Int64s
 from statebackend.key_encoding.int_batch import decimal_words, rescaled_decimals
 from statebackend.types.model import DecimalType, Type
 
-__all__ = ["arrow_of_byte_runs", "byte_runs_of", "checked_runs", "runs_of_list"]
+__all__ = ["arrow_of_byte_runs", "byte_runs_of", "canonical_list", "checked_runs", "runs_of_list"]
 
 
 def byte_runs_of(keys: Columnar, declared: Type) -> ByteRuns | None:
@@ -87,6 +88,18 @@ def runs_of_list(parts: list[bytes]) -> ByteRuns:
     offsets = np.zeros(len(parts) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=offsets[1:])
     return offsets, np.frombuffer(b"".join(parts), dtype=np.uint8)
+
+
+def canonical_list(canonical: Any) -> list[Any]:
+    """The keys of a batch, as `encode_many` gives it, one by one.
+
+    >>> canonical_list((np.array([0, 1, 3]), np.frombuffer(b"abc", np.uint8))), canonical_list(np.array([7]))
+    ([b'a', b'bc'], [7])
+    """
+    if not isinstance(canonical, tuple):
+        return canonical.tolist()  # type: ignore[no-any-return]
+    ends, data = canonical[0].tolist(), bytes(canonical[1])
+    return [data[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _wide_decimal_runs(keys: Columnar, declared: DecimalType) -> ByteRuns | None:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from statebackend.backend import Mark, MarkStack
+from statebackend.checkpoint import Checkpoint, CheckpointStore, PendingSnapshot
 from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from statebackend.errors import ClosedError, StateMigrationError, UsageError
 from statebackend.operator_state.broadcast import BroadcastState
@@ -29,6 +30,8 @@ from statebackend.operator_state.redistribution import (
     OperatorContents,
     redistribute,
 )
+from statebackend.operator_state.restoring import restored_contents
+from statebackend.operator_state.snapshots import SnapshotHistory, StateView
 from statebackend.serializers import Compatibility, serializer_for
 from statebackend.types.model import Type
 
@@ -38,9 +41,9 @@ __all__ = ["OperatorStateBackend"]
 class OperatorStateBackend:
     """List and broadcast states of instance ``subtask_index`` of ``parallelism``.
 
-    ``restore`` is a list of what `contents` gave for each instance of an earlier run, in order; there may
-    have been another number of them. What is restored but not asked for is kept, and is part of `contents`
-    again.
+    ``restore`` is a `Checkpoint`, or a list of what `contents` gave for each instance of an earlier run, in order;
+    there may have been another number of them. What is restored but not asked for is kept, and is part of
+    snapshots and `contents` again.
 
     >>> first = OperatorStateBackend()
     >>> first.get_list_state(ListStateDescriptor("buffer", str)).add("a")
@@ -54,7 +57,7 @@ class OperatorStateBackend:
         *,
         subtask_index: int = 0,
         parallelism: int = 1,
-        restore: Sequence[Mapping[str, Any]] = (),
+        restore: Checkpoint | Sequence[Mapping[str, Any]] = (),
     ) -> None:
         if type(parallelism) is not int or parallelism < 1:
             raise UsageError("parallelism is a positive int")
@@ -62,18 +65,14 @@ class OperatorStateBackend:
             raise UsageError(
                 "no instance has this index", detail=f"index {subtask_index}, parallelism {parallelism}"
             )
-        if isinstance(restore, (Mapping, str, bytes)):
-            raise UsageError(
-                "restore is a list with the contents of each old instance", hint="write restore=[contents]"
-            )
         self.subtask_index = subtask_index
         self.parallelism = parallelism
         #: Whether it began with what an earlier run left.
         self.is_restored = bool(restore)
         self._states: dict[str, OperatorListState | BroadcastState] = {}
-        self._undeclared: OperatorContents = {}
-        if restore:
-            self._undeclared = redistribute(restore, parallelism)[subtask_index]
+        #: What was restored and has not been asked for; its parts are never changed.
+        self._undeclared = _restored(restore, subtask_index, parallelism)
+        self._snapshots = SnapshotHistory(subtask_index=subtask_index, parallelism=parallelism)
         self._marks = MarkStack("OperatorStateBackend")
         self._closed = False
 
@@ -175,6 +174,31 @@ class OperatorStateBackend:
         declared = {name: state.contents() for name, state in self._states.items()}
         return {**copy.deepcopy(self._undeclared), **declared}
 
+    # --- checkpoints ---
+
+    def snapshot(
+        self, checkpoint_id: int, store: CheckpointStore, *, incremental: bool = True
+    ) -> PendingSnapshot:
+        """Begin to write everything in it, as it is now, for a checkpoint of a store. O(number of states).
+
+        The rest is done in the background. Nothing is written if all states are empty, or if they are as they were in
+        the newest checkpoint that was committed; with ``incremental=False`` they are written again.
+
+        >>> import tempfile
+        >>> backend = OperatorStateBackend()
+        >>> backend.get_list_state(ListStateDescriptor("buffer", str)).add("a")
+        >>> with tempfile.TemporaryDirectory() as folder, CheckpointStore(folder) as store:
+        ...     pending = backend.snapshot(0, store.open_for_writing())
+        ...     checkpoint = store.commit(0, [pending.result()])
+        ...     again = OperatorStateBackend(restore=checkpoint)
+        >>> again.get_list_state(ListStateDescriptor("buffer", str)).get()
+        ['a']
+        """
+        self.check_open()
+        views = {name: _view_of(state) for name, state in self._undeclared.items()}
+        views |= {name: state.view() for name, state in self._states.items()}
+        return self._snapshots.take(checkpoint_id, store, views, incremental=incremental)
+
     # --- marks ---
 
     def mark(self) -> Mark:
@@ -217,6 +241,7 @@ class OperatorStateBackend:
         """
         self._closed = True
         self._marks.close()
+        self._snapshots.forget()
         self._states = {}
         self._undeclared = {}
 
@@ -232,6 +257,26 @@ class OperatorStateBackend:
         return (
             f"<OperatorStateBackend {self.subtask_index} of {self.parallelism}, {len(self._states)} states>"
         )
+
+
+def _restored(restore: Any, subtask_index: int, parallelism: int) -> OperatorContents:
+    """The share of an instance of what is to be restored."""
+    if isinstance(restore, Checkpoint):
+        return restored_contents(restore, subtask_index, parallelism)
+    if not isinstance(restore, (list, tuple)) or not all(isinstance(each, Mapping) for each in restore):
+        raise UsageError(
+            "restore is a Checkpoint, or a list with the contents of each old instance",
+            hint="write restore=store.open(id), restore=store.open_snapshots(snapshots) or restore=[contents]",
+        )
+    if not restore:
+        return {}
+    # A copy: whoever gave it may go on changing it.
+    return copy.deepcopy(redistribute(restore, parallelism)[subtask_index])
+
+
+def _view_of(state: Mapping[str, Any]) -> StateView:
+    rows = state["entries" if state["mode"] == BROADCAST else "elements"]
+    return StateView(state["mode"], state["config"]["types"], rows)
 
 
 def _other_mode(name: str, has: str, wanted: str) -> StateMigrationError:

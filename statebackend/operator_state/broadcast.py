@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from statebackend.descriptors import MapStateDescriptor
 from statebackend.errors import SerializationError, SerializationTypeError
 from statebackend.key_encoding import key_encoder
+from statebackend.operator_state.snapshots import StateView
 from statebackend.serializers import serializer_for
 
 if TYPE_CHECKING:
@@ -59,6 +60,11 @@ class _Entries:
 
     def value_of(self, data: bytes | None) -> Any:
         return None if data is None else self.serializer.deserialize(data)
+
+    def stored(self, by_key: Mapping[Any, bytes | None]) -> list[tuple[bytes, bytes | None]]:
+        """Pairs of serialised key and value."""
+        serialize, decode = self.key_serializer.serialize, self.encoder.decode
+        return [(serialize(decode(key)), data) for key, data in by_key.items()]
 
     def changing(self) -> dict[Any, bytes | None]:
         if self.is_kept:
@@ -230,10 +236,16 @@ class BroadcastState(ReadOnlyBroadcastState):
     def contents(self) -> dict[str, Any]:
         """Types and serialised entries, as plain data."""
         own = self._entries
-        entries = [
-            (own.key_serializer.serialize(own.encoder.decode(key)), data) for key, data in own.by_key.items()
-        ]
-        return {"mode": self.mode, "config": self.descriptor.config(), "entries": entries}
+        return {
+            "mode": self.mode,
+            "config": self.descriptor.config(),
+            "entries": own.stored(own.by_key),
+        }
+
+    def view(self) -> StateView:
+        """The entries as they are now. O(1)."""
+        types = self.descriptor.config()["types"]
+        return StateView(self.mode, types, self.keep(), self._entries.stored)
 
     def keep(self) -> dict[Any, bytes | None]:
         """The entries as they are now; the dict is not changed any more. O(1)."""

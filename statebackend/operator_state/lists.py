@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from statebackend.descriptors import ListStateDescriptor
 from statebackend.errors import SerializationError, SerializationTypeError
+from statebackend.operator_state.snapshots import StateView
 from statebackend.serializers import serializer_for
 from statebackend.state import ListState
 
@@ -57,6 +58,10 @@ class OperatorListState(ListState):
         """Mode, types and serialised elements, as plain data."""
         config = self.descriptor.config()
         return {"mode": self.mode, "config": config, "elements": list(self._elements)}
+
+    def view(self) -> StateView:
+        """The list as it is now. O(1)."""
+        return StateView(self.mode, self.descriptor.config()["types"], self.keep())
 
     def keep(self) -> list[bytes]:
         """The list as it is now; it is not changed any more. O(1)."""

@@ -47,8 +47,8 @@ def compatibility(old_config: dict[str, Any], new: Type) -> Compatibility:
     try:
         old = from_config(old_config)
     except SerializationError as error:
-        if error.code == "SERIALIZATION.CUSTOM_CONFIG":
-            return _INCOMPATIBLE  # a user's serializer inside a row or list
+        if error.code == "SERIALIZATION.CUSTOM_CONFIG":  # a user's serializer inside a row or list
+            return _AS_IS if old_config == new.config() else _INCOMPATIBLE
         raise
     return _compare(old, new)
 

@@ -24,7 +24,7 @@ from statebackend.serializers import serializer_for
 from statebackend.types.model import CustomType, ListType, MapType, RowType, TupleType, Type
 from statebackend.types.records import record_reader
 
-__all__ = ["check_lengths", "check_values", "to_arrow", "to_values"]
+__all__ = ["check_lengths", "check_values", "from_arrow", "has_objects", "to_arrow", "to_values"]
 
 Convert = Callable[[Any], Any]
 
@@ -66,10 +66,42 @@ def _plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, np.bytes_) else value
 
 
-def _from_arrow(declared: Type) -> Convert | None:
-    """From what ``as_py`` gives to what the serializer takes; None where they are the same."""
+def from_arrow(column: pa.Array, declared: Type) -> list[Any]:
+    """The values of a column that `to_arrow` has made, objects among them; O(n).
+
+    >>> from statebackend.types import PICKLE
+    >>> from_arrow(to_arrow([{1, 2}, None], PICKLE), PICKLE)
+    [{1, 2}, None]
+    """
+    convert = _from_arrow(declared, True) or _same
+    return [None if value is None else convert(value) for value in column.to_pylist()]
+
+
+def has_objects(declared: Type) -> bool:
+    """Whether values of a type are, or hold, objects of PICKLE or of a user's serializer.
+
+    >>> from statebackend.types import LIST, LONG, PICKLE
+    >>> has_objects(LIST(PICKLE)), has_objects(LIST(LONG))
+    (True, False)
+    """
+    if isinstance(declared, CustomType) or declared.name == "PICKLE":
+        return True
+    if isinstance(declared, (TupleType, RowType)):
+        return any(map(has_objects, declared.types))
+    if isinstance(declared, ListType):
+        return has_objects(declared.element)
+    return isinstance(declared, MapType) and has_objects(declared.value)
+
+
+def _from_arrow(declared: Type, deserializes: bool = False) -> Convert | None:
+    """From what ``as_py`` gives to what the serializer takes; None where they are the same.
+
+    Bytes of PICKLE and of a user's serializer are values of their own, unless they are to be deserialised.
+    """
+    if deserializes and (isinstance(declared, CustomType) or declared.name == "PICKLE"):
+        return serializer_for(declared).deserialize
     if isinstance(declared, TupleType):
-        parts = [_from_arrow(part) for part in declared.types]
+        parts = [_from_arrow(part, deserializes) for part in declared.types]
 
         def tuple_of(value: Any) -> Any:
             if not isinstance(value, dict) or len(value) != len(parts):
@@ -79,7 +111,10 @@ def _from_arrow(declared: Type) -> Convert | None:
 
         return tuple_of
     if isinstance(declared, RowType):
-        named = {name: _from_arrow(part) for name, part in zip(declared.names, declared.types, strict=True)}
+        named = {
+            name: _from_arrow(part, deserializes)
+            for name, part in zip(declared.names, declared.types, strict=True)
+        }
         if not any(named.values()):
             return None
 
@@ -94,12 +129,12 @@ def _from_arrow(declared: Type) -> Convert | None:
 
         return row_of
     if isinstance(declared, ListType):
-        element = _from_arrow(declared.element)
+        element = _from_arrow(declared.element, deserializes)
         if element is None:
             return None
         return lambda values: [v if v is None else element(v) for v in values]
     if isinstance(declared, MapType):
-        item = _from_arrow(declared.value)
+        item = _from_arrow(declared.value, deserializes)
 
         def map_of(pairs: Any) -> Any:
             if isinstance(pairs, dict):

@@ -282,7 +282,7 @@ def test_a_data_file_in_a_store(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        (Section("a", pa.schema({"value": pa.int64()}), []), "always key"),
+        (Section("a", pa.schema({"map_key": pa.int64()}), []), "always key or value"),
         (Section("a", pa.schema({"key": pa.int64(), "extra": pa.int64()}), []), "some of key, namespace"),
         (Section("a", pa.schema([("key", pa.int64()), ("key", pa.int64())]), []), "once each"),
         (Section("a", pa.schema({"key": pa.int64(), "op": pa.string()}), []), "op is of type uint8"),

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import needs
 import pytest
 from stateful_functions import Buffering, Total
 
 import statebackend as sb
 from statebackend.testing import Harness
 
-pytestmark = [needs.checkpoints, pytest.mark.parametrize("backend", ["heap"])]
+pytestmark = [pytest.mark.parametrize("backend", ["heap"])]
 
 
 def test_a_restart_between_any_two_steps_changes_nothing(backend: str) -> None:

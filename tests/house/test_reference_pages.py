@@ -39,7 +39,7 @@ WITHOUT_TABLE = {
 #: Public to the backend alone.
 NOT_FOR_USERS = {
     "sb.OperatorStateBackend": {"check_open"},
-    "sb.BroadcastState": {"contents", "keep", "put_back", "mode"},
+    "sb.BroadcastState": {"contents", "keep", "put_back", "view", "mode"},
 }
 
 

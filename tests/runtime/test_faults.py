@@ -8,7 +8,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import needs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,8 +17,6 @@ import statebackend as sb
 from statebackend.runtime import Job, Runner
 from statebackend.runtime.progress import Stopwatch
 from statebackend.types import STRING
-
-pytestmark = needs.checkpoints
 
 SCHEMA = "user string, total bigint, number bigint, token string"
 

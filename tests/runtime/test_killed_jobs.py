@@ -7,13 +7,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import needs
 import pytest
 import stream_process
 from store_process import Server, server
 from stream_process import BATCHES, check_stream
-
-pytestmark = needs.checkpoints
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import needs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,8 +17,6 @@ from statebackend.runtime import Committed, Job, Runner
 from statebackend.runtime.progress import Stopwatch
 from statebackend.testing import ManualClock
 from statebackend.types import of
-
-pytestmark = needs.checkpoints
 
 SCHEMA = "user string, total bigint"
 

@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import connect_query
-import needs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-pytestmark = [pytest.mark.spark, pytest.mark.stress, needs.checkpoints]
+pytestmark = [pytest.mark.spark, pytest.mark.stress]
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import needs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,7 +21,7 @@ from local_spark import spark
 import statebackend as sb
 
 __all__ = ["spark"]
-pytestmark = [pytest.mark.spark, needs.checkpoints]
+pytestmark = pytest.mark.spark
 
 UTC = datetime.timezone.utc
 

@@ -11,14 +11,13 @@ import sys
 from pathlib import Path
 
 import killed_query
-import needs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from killed_query import STEPS
 from stream_process import check_query, input_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, needs.checkpoints]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import needs
 import pytest
 from house_tools import ROOT
 from local_spark import spark
 
 __all__ = ["spark"]
-pytestmark = [pytest.mark.spark, needs.checkpoints]
+pytestmark = pytest.mark.spark
 
 
 def module(path: Path, name: str) -> ModuleType:

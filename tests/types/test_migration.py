@@ -9,7 +9,7 @@ import pytest
 
 from statebackend import types as t
 from statebackend.errors import StateMigrationError
-from statebackend.serializers import Compatibility, arrow_migration, serializer_for
+from statebackend.serializers import Compatibility, Serializer, arrow_migration, serializer_for
 
 AS_IS, AFTER, NEVER = Compatibility.AS_IS, Compatibility.AFTER_MIGRATION, Compatibility.INCOMPATIBLE
 
@@ -60,6 +60,27 @@ def test_compatibility(old: Any, new: Any, wanted: Compatibility) -> None:
     if wanted is NEVER:
         with pytest.raises(StateMigrationError, match="stored values cannot be read as"):
             reader.migration(old_type.config())
+
+
+class Text(Serializer):
+    def serialize(self, value: str) -> bytes:
+        return value.encode()
+
+    def deserialize(self, data: bytes) -> str:
+        return data.decode()
+
+
+class Other(Text):
+    pass
+
+
+@pytest.mark.parametrize("wrap", [t.of, t.LIST, lambda s: t.ROW(a=s, n=int), lambda s: t.MAP(int, t.LIST(s))])
+def test_a_serializer_of_the_users_reads_what_it_wrote_wherever_it_is(wrap: Any) -> None:
+    stored = wrap(Text()).config()
+    assert serializer_for(wrap(Text())).compatibility(stored) is AS_IS
+    for other in (wrap(Other()), wrap(t.STRING), t.BYTES):
+        assert serializer_for(other).compatibility(stored) is NEVER
+    assert serializer_for(wrap(Text())).compatibility(wrap(t.STRING).config()) is NEVER
 
 
 VALUES = [

@@ -72,8 +72,6 @@ class HeapBackend(StateBackend):
         reason = self.unavailable_reason()
         if reason is not None:
             raise BackendUnavailableError(f"backend 'heap' cannot be used here: {reason}")
-        if restore:
-            raise UsageError("the heap backend restores nothing yet", code="USAGE.NOT_AVAILABLE")
         from statebackend.backends.heap.keyed import HeapKeyedBackend
 
         return HeapKeyedBackend(
@@ -81,6 +79,7 @@ class HeapBackend(StateBackend):
             max_parallelism=max_parallelism,
             key_group_range=key_group_range,
             clock=clock,
+            restore=restore,
             max_bytes=self.max_bytes,
             check_mutations=self.check_mutations,
             threads=self.threads,

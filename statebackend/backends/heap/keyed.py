@@ -8,19 +8,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from statebackend import clocks
 from statebackend._core.key_context import KeyContext
 from statebackend._core.state_core import StateCore
-from statebackend.backend import BaseKeyedStateBackend
 from statebackend.backends.heap.codecs import key_codec
+from statebackend.backends.heap.loading import load
 from statebackend.backends.heap.mutations import MutationWatcher
+from statebackend.backends.heap.snapshots import HeapChanges, HeapView, row_tables
 from statebackend.backends.heap.states import make_state
 from statebackend.backends.heap.timers import HeapTimers
+from statebackend.checkpoint import CheckpointStore, PendingSnapshot
+from statebackend.checkpoint.format import Op
+from statebackend.checkpoint.keyed import CheckpointedKeyedBackend
 from statebackend.descriptors import StateDescriptor
 from statebackend.key_encoding import VOID, TimeWindow, encode_namespace
 from statebackend.key_encoding.run_batch import runs_of_list
@@ -41,7 +47,7 @@ def default_threads() -> int:
     return os.cpu_count() or 1
 
 
-class HeapKeyedBackend(KeyContext, BaseKeyedStateBackend):
+class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
     """Keyed state in the compiled core.
 
     >>> from statebackend.backends.heap import HeapBackend
@@ -60,7 +66,7 @@ class HeapKeyedBackend(KeyContext, BaseKeyedStateBackend):
         threads: int | None = None,
         **options: Any,
     ) -> None:
-        BaseKeyedStateBackend.__init__(self, key_type, **options)
+        CheckpointedKeyedBackend.__init__(self, key_type, **options)
         #: Threads of vectorised calls.
         self.threads = default_threads() if threads is None else threads
         #: Finds objects that were changed in place, with ``check_mutations``.
@@ -78,6 +84,7 @@ class HeapKeyedBackend(KeyContext, BaseKeyedStateBackend):
             frozenset({type(VOID), TimeWindow, int, str, bytes}),
         )
         self._timers = HeapTimers(self)
+        self._restore()
 
     def _check_groups(self, canonical_keys: Sequence[Any]) -> None:
         if not canonical_keys:
@@ -205,6 +212,52 @@ class HeapKeyedBackend(KeyContext, BaseKeyedStateBackend):
 
     def _forget_point(self, point: Any) -> None:
         self.core.release(point)
+
+    # --- checkpoints ---
+
+    def snapshot(
+        self, checkpoint_id: int, store: CheckpointStore, *, incremental: bool = True
+    ) -> PendingSnapshot:
+        if self.mutation_watcher is not None:
+            self.mutation_watcher.check()
+        return super().snapshot(checkpoint_id, store, incremental=incremental)
+
+    def _open_view(self, expired_at: int | None) -> HeapView:
+        return HeapView(self, expired_at)
+
+    def _read_changes(self, point: Any) -> HeapChanges:
+        return HeapChanges(self, point)
+
+    def _changes_since(self, point: Any) -> int:
+        return self.core.changes_since(point)
+
+    def _rows_held(self) -> int:
+        return sum(len(table) for state in self._written_states() for table in row_tables(state))
+
+    def _written_states(self) -> list[Any]:
+        """All states, and the timers as the states that they are in the core."""
+        assert isinstance(self._timers, HeapTimers)
+        return [*self._states.values(), *self._timers._handles().values()]
+
+    def _open_point(self) -> Any:
+        return self.core.mark()
+
+    def _is_valid(self, point: Any) -> bool:
+        return bool(point.is_open)
+
+    def _drop_point(self, point: Any) -> None:
+        self.core.release(point)
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        self.core.begin_load()
+        try:
+            yield
+        finally:
+            self.core.end_load()
+
+    def _load(self, state: Any, op: Op, rows: pa.RecordBatch) -> None:
+        load(self, state, op, rows)
 
     def _drop_all(self) -> None:
         self._timers._close()  # type: ignore[union-attr]

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from statebackend._core.time_index import TimerHandle, TimerIndex
 from statebackend.backends.heap.states import make_handle
-from statebackend.descriptors import MapStateDescriptor
-from statebackend.timers import DOMAINS, TimerRow, Timers, checked_domain, checked_time
+from statebackend.timers import DOMAINS, TimerRow, Timers, checked_domain, checked_time, timer_state
 
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
@@ -32,9 +31,8 @@ class HeapTimers(TimerIndex, Timers):
         Timers.__init__(self, backend)
 
     def _make(self, domain: str) -> TimerHandle:
-        # Not one of the backend's states: names of states are the user's.
-        descriptor = MapStateDescriptor(f"timers/{domain}", "bigint", "boolean")
-        handle: TimerHandle = make_handle(TimerHandle, self._backend, descriptor)
+        # Not one of the backend's states, which are the user's.
+        handle: TimerHandle = make_handle(TimerHandle, self._backend, timer_state(domain))
         return handle
 
     def _register(self, timestamp: int, domain: str) -> None:

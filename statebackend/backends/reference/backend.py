@@ -6,10 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from statebackend.backend import BaseKeyedStateBackend, StateBackend
+import pyarrow as pa
+
+from statebackend.backend import StateBackend
 from statebackend.backends.reference.base import ReferenceState
 from statebackend.backends.reference.lists import ReferenceListState
 from statebackend.backends.reference.maps import ReferenceMapState
@@ -19,10 +22,12 @@ from statebackend.backends.reference.single import (
     ReferenceReducingState,
     ReferenceValueState,
 )
+from statebackend.backends.reference.snapshots import Moment, ReferenceRows, load, written_states
 from statebackend.backends.reference.table import Journal, Place
 from statebackend.backends.reference.timers import ReferenceTimers
+from statebackend.checkpoint.format import Op
+from statebackend.checkpoint.keyed import CheckpointedKeyedBackend
 from statebackend.descriptors import StateDescriptor
-from statebackend.errors import UsageError
 from statebackend.key_groups import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
 
@@ -57,10 +62,12 @@ class ReferenceBackend(StateBackend):
         clock: Any = None,
         restore: Any = (),
     ) -> ReferenceKeyedBackend:
-        if restore:
-            raise UsageError("the reference backend restores nothing yet", code="USAGE.NOT_AVAILABLE")
         return ReferenceKeyedBackend(
-            key_type, max_parallelism=max_parallelism, key_group_range=key_group_range, clock=clock
+            key_type,
+            max_parallelism=max_parallelism,
+            key_group_range=key_group_range,
+            clock=clock,
+            restore=restore,
         )
 
     def create_operator_backend(
@@ -72,7 +79,7 @@ class ReferenceBackend(StateBackend):
         return "ReferenceBackend()"
 
 
-class ReferenceKeyedBackend(BaseKeyedStateBackend):
+class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     """Keyed state in nested dicts, with a journal for marks.
 
     >>> ReferenceKeyedBackend(int).advance()
@@ -84,7 +91,11 @@ class ReferenceKeyedBackend(BaseKeyedStateBackend):
     def __init__(self, key_type: Any, **options: Any) -> None:
         super().__init__(key_type, **options)
         self.journal = Journal()
+        #: Marks and points so far: a rollback invalidates the points that were opened after its mark.
+        self._opened = 0
+        self._points: list[Moment] = []
         self._timers = ReferenceTimers(self)
+        self._restore()
 
     def set_current_key(self, key: Any) -> None:
         super().set_current_key(key)
@@ -188,17 +199,57 @@ class ReferenceKeyedBackend(BaseKeyedStateBackend):
 
     # --- marks ---
 
-    def _mark_point(self) -> int:
-        return self.journal.open()
+    def _mark_point(self) -> tuple[int, int]:
+        self._opened += 1
+        return self.journal.open(), self._opened
 
-    def _return_to(self, point: int) -> None:
-        self.journal.undo_to(point)
+    def _return_to(self, point: tuple[int, int]) -> None:
+        position, number = point
+        self.journal.undo_to(position)
+        self._points = [each for each in self._points if each.number < number]
         for state in self._states.values():
             state.changed(None)
 
-    def _forget_point(self, point: int) -> None:
+    def _forget_point(self, point: tuple[int, int]) -> None:
         if not len(self._marks):
             self.journal.forget()
+
+    # --- checkpoints ---
+
+    def _open_view(self, expired_at: int | None) -> ReferenceRows:
+        return ReferenceRows(self, expired_at=expired_at)
+
+    def _read_changes(self, point: Moment) -> ReferenceRows:
+        return ReferenceRows(self, since=point)
+
+    def _changes_since(self, point: Moment) -> int:
+        return sum(len(point.changed_places(state)) for state in written_states(self))
+
+    def _rows_held(self) -> int:
+        return sum(len(state.table) for state in written_states(self))
+
+    def _open_point(self) -> Moment:
+        self._opened += 1
+        point = Moment(self, self._opened)
+        self._points.append(point)
+        return point
+
+    def _is_valid(self, point: Moment) -> bool:
+        return point in self._points
+
+    def _drop_point(self, point: Moment) -> None:
+        if point in self._points:
+            self._points.remove(point)
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        yield
+
+    def _load(self, state: Any, op: Op, rows: pa.RecordBatch) -> None:
+        for at, stored in load(self, state, op, rows):
+            state.table.load(at, stored)
+            for point in self._points:
+                point.put(state, at, stored)
 
     def _drop_all(self) -> None:
         self.journal.forget()

@@ -88,6 +88,17 @@ class NestedTable:
             self._journal.old.append((self, at, self.get(at)))
         self._groups.setdefault(at.group, {}).setdefault(at.namespace, {})[at.key] = stored
 
+    def load(self, at: Place, stored: Any) -> None:
+        """Store, or with None remove, what was there all the time: no journal knows of it."""
+        was_open, self._journal.is_open = self._journal.is_open, False
+        try:
+            if stored is None:
+                self.remove(at)
+            else:
+                self.put(at, stored)
+        finally:
+            self._journal.is_open = was_open
+
     def remove(self, at: Place) -> None:
         """Remove what is there, and dicts that it leaves empty."""
         stored = self.get(at)

@@ -49,6 +49,10 @@ class ReferenceTimers(Timers):
     def pending(self, domain: str = "event") -> list[int]:
         return sorted(self._tables[checked_domain(domain)].get(self._backend.place()) or ())
 
+    def tables(self) -> dict[str, NestedTable]:
+        """The table of each domain: what is stored is a frozenset of times."""
+        return self._tables
+
     def _take_due(self, now: int, domain: str) -> int | None:
         first = min(
             (

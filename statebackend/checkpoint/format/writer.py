@@ -74,9 +74,10 @@ def _shared_schema(sections: Sequence[Section]) -> tuple[pa.Schema, list[dict[st
         if name in seen:
             raise UsageError(f"state {name!r} has two sections")
         seen.add(name)
-        if len(set(schema.names)) != len(schema.names) or not {"key"} <= set(schema.names) <= set(COLUMNS):
+        own = set(schema.names)
+        if len(own) != len(schema.names) or not own <= set(COLUMNS) or not own & {"key", "value"}:
             raise UsageError(
-                f"the columns of a section are some of {', '.join(COLUMNS)}, once each, and always key",
+                f"the columns of a section are some of {', '.join(COLUMNS)}, once each, and always key or value",
                 detail=f"state {name!r}",
             )
         if "op" in schema.names and schema.field("op").type != pa.uint8():

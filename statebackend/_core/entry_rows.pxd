@@ -1,0 +1,25 @@
+"""Entries as rows."""
+
+from libc.stdint cimport uint64_t
+
+from statebackend._core.state_core cimport StateCore
+from statebackend._core.state_table cimport StateTable
+
+cdef class Moment:
+    cdef int begin_reading(self) except -1
+    cdef void end_reading(self) noexcept
+
+cdef class LiveMoment(Moment):
+    cdef StateCore owner
+    cdef uint64_t calls                  # of the backend, when the moment began
+
+cdef class EntryRows:
+    cdef StateTable table
+    cdef Moment moment
+    cdef readonly object addresses       # of the entries: uint64, only compared
+    cdef readonly object groups
+    cdef readonly object is_live
+
+cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_live)
+cdef dict read_keys(StateTable table, uint64_t[::1] rows)
+cdef dict read_columns(StateTable table, uint64_t[::1] rows)

@@ -1,0 +1,347 @@
+"""What keyed backends share that write checkpoints in this format, and restore from them.
+
+>>> from statebackend.registry import create_backend
+>>> isinstance(create_backend("reference").create_keyed_backend(int), CheckpointedKeyedBackend)
+True
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pyarrow as pa
+
+from statebackend.backend import BaseKeyedStateBackend
+from statebackend.checkpoint.data_files import DataWriter
+from statebackend.checkpoint.format import Op, Section, write_data_file
+from statebackend.checkpoint.keyed.chain import Chain, Flight, Rewriting
+from statebackend.checkpoint.keyed.description import StateDescription
+from statebackend.checkpoint.keyed.restoring import (
+    PART,
+    RestoredState,
+    RestoredStates,
+    keyed_snapshots,
+    migration,
+    read_checkpoint,
+)
+from statebackend.checkpoint.keyed.rows import RowSource, phases
+from statebackend.checkpoint.manifest import StateSnapshot, StoredFile
+from statebackend.checkpoint.pending import PendingSnapshot
+from statebackend.checkpoint.store import CheckpointStore
+from statebackend.descriptors import StateDescriptor
+from statebackend.errors import UsageError
+from statebackend.key_encoding import KeyEncoder
+from statebackend.key_encoding.run_batch import canonical_list
+from statebackend.serializers import Compatibility
+from statebackend.state import KeyedState
+from statebackend.timers import DOMAINS, TimerRow, timer_state
+
+__all__ = ["CheckpointedKeyedBackend"]
+
+
+class CheckpointedKeyedBackend(BaseKeyedStateBackend):
+    """The shared part. A backend writes the methods under "to be written", beside those of the base class.
+
+    A *point* is a moment since which the backend can tell what has changed.
+    """
+
+    def __init__(self, key_type: Any, *, restore: Any = (), **options: Any) -> None:
+        super().__init__(key_type, **options)
+        self._restored = RestoredStates({}, None)
+        self._chain: Chain | None = None
+        self._flights: list[Flight] = []
+        self._rewriting: Rewriting | None = None
+        #: What made bases that no manifest names yet.
+        self._bases: list[DataWriter] = []
+        self._checkpoint_to_restore = restore
+
+    # --- to be written ---
+
+    @abstractmethod
+    def _open_view(self, expired_at: int | None) -> RowSource:
+        """All rows of this moment. O(states).
+
+        What has expired at that time is left out of states that are cleaned up in full snapshots.
+        """
+
+    @abstractmethod
+    def _read_changes(self, point: Any) -> RowSource:
+        """What was inserted, written or removed since a point. O(changes)."""
+
+    @abstractmethod
+    def _changes_since(self, point: Any) -> int:
+        """About how many changes `_read_changes` would give."""
+
+    @abstractmethod
+    def _rows_held(self) -> int:
+        """About how many rows `_open_view` would give."""
+
+    @abstractmethod
+    def _open_point(self) -> Any:
+        """Remember this moment."""
+
+    @abstractmethod
+    def _is_valid(self, point: Any) -> bool:
+        """Whether no rollback has gone behind the point."""
+
+    @abstractmethod
+    def _drop_point(self, point: Any) -> None:
+        """Forget a point, valid or not. Idempotent."""
+
+    @abstractmethod
+    def _loading(self) -> AbstractContextManager[None]:
+        """What is put in here was there all the time: no change, and no rollback takes it away."""
+
+    @abstractmethod
+    def _load(self, state: KeyedState, op: Op, rows: pa.RecordBatch) -> None:
+        """Apply rows that all do the same, in order. They have the state's own types."""
+
+    # --- restoring ---
+
+    def _restore(self) -> None:
+        """Read what was given to restore from; called once, when the backend is ready."""
+        checkpoint, self._checkpoint_to_restore = self._checkpoint_to_restore, None
+        if checkpoint is None or checkpoint == () or checkpoint == []:
+            return
+        self._restored = read_checkpoint(
+            checkpoint, self.key_type, self.max_parallelism, self.key_group_range
+        )
+        self._load_timers()
+        snapshots = keyed_snapshots(checkpoint)
+        own = [each for each in snapshots if each.key_groups == self.key_group_range]
+        if len(own) == 1:
+            self._chain = Chain(own[0].files, self._open_point(), checkpoint.now)
+
+    def _load_timers(self) -> None:
+        if not self.has_timers:
+            return
+        for domain in DOMAINS:
+            restored = self._restored.take(timer_state(domain).name)
+            if restored is not None:
+                rows = _timer_rows(restored, domain, self._encoder)
+                self.timers.load(rows)
+
+    def _new_state(self, descriptor: StateDescriptor) -> KeyedState:
+        restored = self._restored.get(descriptor.name)
+        if restored is None:
+            return super()._new_state(descriptor)
+        answer = restored.description.check(descriptor)
+        state = super()._new_state(descriptor)
+        migrate = migration(restored.description, descriptor, self._time())
+        with self._loading():
+            for rows in restored.batches:
+                for op, batch in phases(rows):
+                    self._load(state, op, migrate(batch) if op in (Op.PUT, Op.APPEND) else batch)
+        self._restored.take(descriptor.name)
+        if answer is not Compatibility.AS_IS:
+            # What the files hold is of other types: none may be built on.
+            self._forget_checkpoints()
+        return state
+
+    def undeclared_states(self) -> list[str]:
+        self._check_open()
+        return self._restored.names
+
+    # --- taking ---
+
+    def snapshot(
+        self, checkpoint_id: int, store: CheckpointStore, *, incremental: bool = True
+    ) -> PendingSnapshot:
+        self._check_open()
+        if not isinstance(store, CheckpointStore):
+            raise UsageError(
+                f"a {type(store).__name__} is not a store of checkpoints",
+                hint='write sb.CheckpointStore("/path").open_for_writing(...)',
+            )
+        self._settle()
+        writer = store.begin_snapshot(checkpoint_id)
+        source = None
+        try:
+            now = self._time()
+            chain = self._chain_to_build_on(writer) if incremental else None
+            if chain is None:
+                source = self._open_view(None if self._chain is None else self._chain.now)
+            else:
+                source = self._read_changes(chain.point)
+            flight = Flight(writer, self._open_point(), now, chain)
+        except BaseException:
+            if source is not None:
+                source.release()
+            writer.abort()
+            raise
+        self._flights.append(flight)
+        written = self._writer_of(source, flight, self._describe(checkpoint_id, writer, now))
+        pending = PendingSnapshot(checkpoint_id, written, writer.abort)
+        if chain is not None and chain.needs_base and self._rewriting is None:
+            self._rewrite_base(store)
+        return pending
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        for flight in self._flights:
+            if flight.writer.checkpoint_id == checkpoint_id:
+                flight.is_committed = True
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        for flight in self._flights:
+            if flight.writer.checkpoint_id == checkpoint_id:
+                flight.is_aborted = True
+
+    def _describe(self, checkpoint_id: int, writer: DataWriter, now: int) -> dict[str, Any]:
+        described = [StateDescription.of(state.descriptor) for state in self._states.values()]
+        if self.has_timers:
+            described += [StateDescription.of(timer_state(domain)) for domain in DOMAINS]
+        described += [restored.description for restored in self._restored]
+        return {
+            "checkpoint_id": checkpoint_id,
+            "epoch": writer.epoch,
+            "key_groups": self.key_group_range,
+            "states": tuple(each.to_json() for each in sorted(described, key=lambda each: each.name)),
+            "now": now,
+            "extra": {
+                "part": PART,
+                "key_type": self.key_type.config(),
+                "max_parallelism": self.max_parallelism,
+            },
+        }
+
+    def _undeclared_sections(self) -> list[Section]:
+        return [restored.section() for restored in self._restored if restored.batches]
+
+    def _writer_of(
+        self, source: RowSource, flight: Flight, described: dict[str, Any]
+    ) -> Callable[[], StateSnapshot]:
+        chain = flight.chain
+        kind = "base" if chain is None else "delta"
+        undeclared = self._undeclared_sections() if chain is None else []
+        groups = self.key_group_range
+
+        def write() -> StateSnapshot:
+            try:
+                try:
+                    made = _write(flight.writer, kind, source, undeclared, groups)
+                finally:
+                    source.release()
+                flight.files = made if chain is None else (*chain.files, *made)
+                return StateSnapshot(files=flight.files, **described)
+            except BaseException:
+                flight.is_aborted = True
+                raise
+
+        return write
+
+    # --- which builds on which ---
+
+    def _settle(self) -> None:
+        """Let what has been committed since become what is built on, and forget what was given up."""
+        landed = [at for at, flight in enumerate(self._flights) if flight.has_landed]
+        if landed:
+            newest = self._flights[landed[-1]]
+            if self._chain is not None:
+                self._drop_point(self._chain.point)
+            assert newest.files is not None
+            self._chain = Chain(newest.files, newest.point, newest.now)
+            for flight in self._flights[: landed[-1]]:
+                self._drop_point(flight.point)
+            del self._flights[: landed[-1] + 1]
+        for flight in [each for each in self._flights if each.is_lost]:
+            self._drop_point(flight.point)
+            self._flights.remove(flight)
+        self._bases = [each for each in self._bases if each.unsettled]
+        for base in self._bases:
+            used = [self._chain, *(flight.chain for flight in self._flights)]
+            if not any(chain is not None and chain.base_writer is base for chain in used):
+                base.abort()
+
+    def _chain_to_build_on(self, writer: DataWriter) -> Chain | None:
+        """The chain, with a rewritten base if there is one; None if the next file is to be a base."""
+        self._adopt_rewritten()
+        chain = self._chain
+        if chain is None or not self._is_valid(chain.point) or not chain.is_kept_for(writer):
+            return None  # rolled back behind it; or another store, or one whose checkpoints were dropped
+        is_small = 2 * self._changes_since(chain.point) <= self._rows_held()
+        return chain if is_small else None
+
+    def _adopt_rewritten(self) -> None:
+        rewriting = self._rewriting
+        if rewriting is None or rewriting.is_running:
+            return
+        self._rewriting = None
+        chain = rewriting.chain()
+        if chain is None or self._chain is None or not self._is_valid(rewriting.point):
+            self._drop_point(rewriting.point)
+            rewriting.writer.abort()
+            return
+        self._drop_point(self._chain.point)
+        self._chain = chain
+        self._bases.append(rewriting.writer)
+
+    def _rewrite_base(self, store: CheckpointStore) -> None:
+        assert self._chain is not None
+        source = self._open_view(self._chain.now)
+        undeclared, groups = self._undeclared_sections(), self.key_group_range
+        try:
+            rewriting = Rewriting(store.begin_snapshot(None), self._open_point(), self._chain.now)
+        except BaseException:
+            source.release()
+            raise
+
+        def write(writer: DataWriter) -> tuple[StoredFile, ...]:
+            try:
+                return _write(writer, "base", source, undeclared, groups)
+            finally:
+                source.release()
+
+        self._rewriting = rewriting
+        rewriting.start(write)
+
+    def _forget_checkpoints(self) -> None:
+        """Build on nothing that was written so far."""
+        if self._chain is not None:
+            self._drop_point(self._chain.point)
+            self._chain = None
+        for flight in self._flights:
+            self._drop_point(flight.point)
+        if self._rewriting is not None:
+            self._drop_point(self._rewriting.point)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._chain, self._flights = None, []
+            if self._rewriting is not None:
+                self._rewriting.writer.abort()
+                self._rewriting = None
+        super().close()
+
+
+def _timer_rows(restored: RestoredState, domain: str, encoder: KeyEncoder) -> Iterator[TimerRow]:
+    """The timers that rows of a checkpoint leave."""
+    left: dict[tuple[Any, bytes], set[int]] = {}
+    for rows in restored.batches:
+        for op, batch in phases(rows):
+            keys = canonical_list(encoder.encode_many(batch["key"]))
+            names = batch["namespace"].to_pylist() if "namespace" in batch.schema.names else [b""] * len(keys)
+            times = batch["map_key"].to_pylist()
+            for place, time in zip(zip(keys, names, strict=True), times, strict=True):
+                if op is Op.CLEAR:
+                    left.pop(place, None)
+                elif op is Op.REMOVE:
+                    left.get(place, set()).discard(time)
+                else:
+                    left.setdefault(place, set()).add(time)
+    for (key, namespace), found in left.items():
+        for time in found:
+            yield TimerRow(domain, 0, key, namespace, time)
+
+
+def _write(
+    writer: DataWriter, kind: str, source: RowSource, undeclared: Sequence[Section], groups: Any
+) -> tuple[StoredFile, ...]:
+    """One data file with all rows; none if there are no rows."""
+    if source.is_empty and not undeclared:
+        return ()
+    with writer.create(kind, key_groups=groups) as file:
+        write_data_file(file, [*source.sections(), *undeclared])
+        return (file.finish(),)

@@ -1,0 +1,133 @@
+"""Which files a checkpoint builds on, and since which moment changes are known.
+
+    committed ---- in flight ---- in flight ---- now
+        |              |              |
+     chain.point   flight.point   flight.point       points: what has changed since can be read
+        |
+     base + deltas, and perhaps a base that is being rewritten, with a point of its own
+
+Every snapshot builds on the newest checkpoint that was committed when it was taken. It opens a point of its own, which
+becomes the chain's when it is committed. An aborted snapshot drops its point: what it held is read again from the
+chain's. A point that a rollback has gone behind is no longer valid, and the next snapshot is a base.
+
+>>> Chain((), object(), 0).needs_base
+False
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from statebackend.checkpoint.data_files import DataWriter
+from statebackend.checkpoint.format import read_data_file
+from statebackend.checkpoint.manifest import StoredFile
+
+__all__ = ["Chain", "Flight", "Rewriting"]
+
+_log = logging.getLogger(__name__)
+
+#: A base is rewritten when there are so many deltas, or when they are larger than it, and than this.
+MOST_DELTAS = 64
+SMALLEST_REWRITTEN = 256 << 10
+
+
+class Chain(NamedTuple):
+    """A committed checkpoint that can be built on."""
+
+    files: tuple[StoredFile, ...]
+    #: The moment of the checkpoint, for the backend.
+    point: Any
+    #: The time of its batch, by which what has expired may be left out.
+    now: int | None
+    #: What made the base, where no manifest names it yet.
+    base_writer: DataWriter | None = None
+
+    @property
+    def deltas(self) -> list[StoredFile]:
+        """The files after the base."""
+        return [file for file in self.files if file.kind == "delta"]
+
+    def is_kept_for(self, writer: DataWriter) -> bool:
+        """Whether the files will be there when the snapshot of ``writer`` is committed."""
+        own = () if self.base_writer is None else self.base_writer.unsettled
+        return all(file.name in writer.builds_on or file.name in own for file in self.files)
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the deltas have outgrown the base."""
+        deltas = sum(file.size for file in self.deltas)
+        base = sum(file.size for file in self.files) - deltas
+        return len(self.deltas) >= MOST_DELTAS or deltas > max(base, SMALLEST_REWRITTEN)
+
+
+class Flight:
+    """A snapshot that is neither committed nor aborted."""
+
+    def __init__(self, writer: DataWriter, point: Any, now: int, chain: Chain | None) -> None:
+        self.writer = writer
+        self.point = point
+        self.now = now
+        #: What it builds on; None: it is a base.
+        self.chain = chain
+        #: All files that it consists of; None until they are written.
+        self.files: tuple[StoredFile, ...] | None = None
+        #: Told by `notify_checkpoint_complete`, where the store that commits is in another process.
+        self.is_committed = False
+        self.is_aborted = False
+
+    @property
+    def has_landed(self) -> bool:
+        """Whether its checkpoint is committed."""
+        return self.files is not None and (self.is_committed or self.writer.is_committed)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it will never be committed."""
+        return self.is_aborted or self.writer.is_aborted
+
+
+class Rewriting:
+    """A base that is being written in the background; the next manifest names it."""
+
+    def __init__(self, writer: DataWriter, point: Any, now: int | None) -> None:
+        self.writer = writer
+        self.point = point
+        self.now = now
+        self.files: tuple[StoredFile, ...] | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, write: Callable[[DataWriter], tuple[StoredFile, ...]]) -> None:
+        """Write on a thread of its own, and read back what was written."""
+        self._thread = threading.Thread(target=self._run, args=(write,), name="statebackend-base")
+        self._thread.start()
+
+    def _run(self, write: Callable[[DataWriter], tuple[StoredFile, ...]]) -> None:
+        try:
+            files = write(self.writer)
+            for file in files:
+                with self.writer.read_back(file) as source:
+                    read_data_file(source, file.name).verify()
+            self.files = files
+        except Exception as error:  # noqa: BLE001 - the deltas are there, and another attempt will be made
+            if not self.writer.is_aborted:
+                _log.warning("a base could not be rewritten, deltas go on: %s", error)
+            self.writer.abort()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is still being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Until it is written, or has failed."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def chain(self) -> Chain | None:
+        """What the next snapshot builds on; None if nothing came of it."""
+        if self.files is None or self.writer.is_aborted:
+            return None
+        return Chain(self.files, self.point, self.now, self.writer)

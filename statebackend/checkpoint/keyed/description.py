@@ -1,0 +1,147 @@
+"""What a checkpoint says of a keyed state, and whether a descriptor can take over what was written.
+
+>>> from statebackend.descriptors import ValueStateDescriptor
+>>> old = StateDescription.of(ValueStateDescriptor("count", "int"))
+>>> old.check(ValueStateDescriptor("count", "bigint")).name
+'AFTER_MIGRATION'
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from statebackend.checkpoint.json_checks import Malformed, instance
+from statebackend.descriptors import StateDescriptor
+from statebackend.errors import CorruptCheckpointError, SerializationError, StateMigrationError
+from statebackend.serializers import Compatibility, compatibility
+from statebackend.serializers.migration import describe
+from statebackend.types.model import Type
+
+__all__ = ["StateDescription", "state_schema", "value_role"]
+
+_VALUE_ROLES = {"value": "value", "list": "element", "map": "value", "reducing": "value"}
+
+
+def value_role(kind: str) -> str:
+    """The role, in a descriptor's `stored_types`, of what the column ``value`` holds.
+
+    >>> value_role("list"), value_role("folding")
+    ('element', 'accumulator')
+    """
+    return _VALUE_ROLES.get(kind, "accumulator")
+
+
+@dataclass(frozen=True)
+class StateDescription:
+    """A state as `StateSnapshot.states` has it: name, kind, configurations of types by role, time to live or not.
+
+    >>> from statebackend.descriptors import ListStateDescriptor
+    >>> StateDescription.of(ListStateDescriptor("tags", str)).to_json()
+    {'name': 'tags', 'kind': 'list', 'types': {'element': {'type': 'string'}}, 'ttl': False}
+    """
+
+    name: str
+    kind: str
+    types: dict[str, Any]
+    ttl: bool
+
+    @classmethod
+    def of(cls, descriptor: StateDescriptor) -> StateDescription:
+        """That of a declared state.
+
+        >>> from statebackend.descriptors import ListStateDescriptor
+        >>> StateDescription.of(ListStateDescriptor("tags", str)).kind
+        'list'
+        """
+        return cls(descriptor.name, **descriptor.config())
+
+    @classmethod
+    def read(cls, data: Any, where: str) -> StateDescription:
+        """That of a manifest; `CorruptCheckpointError` naming ``where`` if it is none.
+
+        >>> StateDescription.read({"name": "n", "kind": "value", "types": {}, "ttl": False}, "a manifest").name
+        'n'
+        """
+        try:
+            return cls(
+                instance(data.get("name"), str, "the name of a state"),
+                instance(data.get("kind"), str, "the kind of a state"),
+                instance(data.get("types"), dict, "the types of a state"),
+                instance(data.get("ttl"), bool, "the time to live of a state"),
+            )
+        except Malformed as error:
+            raise CorruptCheckpointError(f"a state is described wrongly: {error}", detail=where) from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Its form in a manifest.
+
+        >>> StateDescription("n", "value", {}, False).to_json()["ttl"]
+        False
+        """
+        return {"name": self.name, "kind": self.kind, "types": self.types, "ttl": self.ttl}
+
+    def check(self, descriptor: StateDescriptor) -> Compatibility:
+        """What it takes to give the rows to a descriptor; `StateMigrationError` if it cannot have them.
+
+        >>> from statebackend.descriptors import ListStateDescriptor
+        >>> StateDescription.of(ListStateDescriptor("tags", str)).check(ListStateDescriptor("tags", int))
+        Traceback (most recent call last):
+        statebackend.errors.StateMigrationError: state 'tags' is LIST of string in the checkpoint, and is asked ...
+        """
+        answer = Compatibility.AS_IS
+        stored = descriptor.stored_types()
+        if descriptor.kind != self.kind or set(stored) != set(self.types):
+            raise self._refused(descriptor)
+        for role, declared in stored.items():
+            found = _compare(self.types[role], declared)
+            must_be_the_same = role == "key" and found is not Compatibility.AS_IS
+            if must_be_the_same or found is Compatibility.INCOMPATIBLE:
+                raise self._refused(descriptor)
+            if found is Compatibility.AFTER_MIGRATION:
+                answer = found
+        if self.ttl != (descriptor.ttl_config is not None):
+            answer = Compatibility.AFTER_MIGRATION
+        return answer
+
+    def _refused(self, descriptor: StateDescriptor) -> StateMigrationError:
+        mine = ", ".join(describe(config) for config in self.types.values())
+        return StateMigrationError(
+            f"state {self.name!r} is {self.kind.upper()} of {mine} in the checkpoint, and is asked for as "
+            f"{descriptor.describe()}",
+            code="STATE_MIGRATION.INCOMPATIBLE",
+            hint="declare it with a type that the old one widens to, or use another name for the new state",
+        )
+
+
+def _compare(config: Any, declared: Type) -> Compatibility:
+    try:
+        return compatibility(config, declared)
+    except SerializationError as error:
+        raise CorruptCheckpointError("the type of a state is described wrongly") from error
+
+
+def state_schema(key_type: Type, descriptor: StateDescriptor, *, namespaces: bool, ops: bool) -> pa.Schema:
+    """The columns that a state has in a data file.
+
+    >>> from statebackend.descriptors import MapStateDescriptor
+    >>> from statebackend.types import LONG
+    >>> state_schema(LONG, MapStateDescriptor("seen", str, int), namespaces=False, ops=True).names
+    ['key', 'map_key', 'value', 'op']
+    """
+    stored = descriptor.stored_types()
+    is_list = descriptor.kind == "list"
+    value = stored[value_role(descriptor.kind)].arrow
+    columns = [("key", key_type.arrow)]
+    if namespaces:
+        columns.append(("namespace", pa.binary()))
+    if descriptor.kind == "map":
+        columns.append(("map_key", stored["key"].arrow))
+    columns.append(("value", pa.list_(value) if is_list else value))
+    if descriptor.ttl_config is not None:
+        columns.append(("timestamp", pa.list_(pa.int64()) if is_list else pa.int64()))
+    if ops:
+        columns.append(("op", pa.uint8()))
+    return pa.schema(columns)

@@ -1,0 +1,117 @@
+"""Rows of keyed states on their way to a file, and from it.
+
+>>> import numpy as np
+>>> rows = pa.record_batch({"key": [1, 2, 3], "op": pa.array([1, 0, 0], pa.uint8())})
+>>> [(op.name, part["key"].to_pylist()) for op, part in phases(GroupedBatch.of(rows, [4, 4, 9]))]
+[('REMOVE', [1]), ('PUT', [2, 3])]
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from statebackend.checkpoint.format import GroupedBatch, Op, Section
+
+__all__ = ["RowSource", "grouped", "phases", "without_expired"]
+
+
+class RowSource(ABC):
+    """State at one moment, to be written. Made on the backend's thread, read and released on any.
+
+    >>> RowSource.__abstractmethods__ >= {"sections", "release"}
+    True
+    """
+
+    @property
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Whether there are no rows."""
+
+    @abstractmethod
+    def sections(self) -> Sequence[Section]:
+        """The states, each with its rows by ascending key groups, made as they are asked for.
+
+        In each key group of a state rows that clear and remove come first, then those that put, then those
+        that append.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Let go of what the moment keeps. Idempotent."""
+
+
+def grouped(parts: Sequence[tuple[pa.RecordBatch, np.ndarray]]) -> GroupedBatch:
+    """Batches with the key group of each row, joined, by key groups and within one in the order of the parts.
+
+    >>> part = pa.record_batch({"key": [1, 2]})
+    >>> grouped([(part, np.array([3, 8])), (part, np.array([3, 5]))]).batch["key"].to_pylist()
+    [1, 1, 2, 2]
+    """
+    if len(parts) == 1:
+        return GroupedBatch.of(*parts[0])
+    groups = np.concatenate([groups for _, groups in parts])
+    table = pa.Table.from_batches([batch for batch, _ in parts])
+    order = np.argsort(groups, kind="stable")
+    taken = table.take(pa.array(order)).combine_chunks()
+    batches = taken.to_batches()
+    batch = batches[0] if batches else parts[0][0].slice(0, 0)
+    return GroupedBatch.of(batch, groups[order])
+
+
+_RANK = np.array([1, 0, 2, 0], dtype=np.int8)  # by Op: those that remove, then put, then append
+
+
+def phases(rows: GroupedBatch) -> Iterator[tuple[Op, pa.RecordBatch]]:
+    """Rows by what they do, in batches whose order is as good as that of the rows.
+
+    Where rows of a key group stand in the order that `RowSource` promises, there is one batch for each operation.
+    """
+    batch = rows.batch
+    if "op" not in batch.schema.names:
+        if batch.num_rows:
+            yield Op.PUT, batch
+        return
+    ops = batch["op"].to_numpy(zero_copy_only=False)
+    batch = batch.drop_columns(["op"])
+    rank, group = _RANK[ops], rows.key_group_of_rows()
+    breaks = np.flatnonzero((np.diff(rank) < 0) & (np.diff(group) == 0)) + 1
+    ends = [0, *breaks.tolist(), len(ops)]
+    for start, end in itertools.pairwise(ends):
+        part, own = batch.slice(start, end - start), ops[start:end]
+        for op in (Op.CLEAR, Op.REMOVE, Op.PUT, Op.APPEND):
+            chosen = own == op
+            if chosen.all():
+                if len(own):
+                    yield op, part
+                break
+            if chosen.any():
+                yield op, part.filter(pa.array(chosen))
+
+
+def without_expired(batch: pa.RecordBatch, expired_before: int) -> tuple[pa.RecordBatch, np.ndarray]:
+    """The rows, and which those are, without values whose timestamp is not later; of lists, element by element.
+
+    >>> batch = pa.record_batch({"key": [1, 2], "value": [[5, 6], [7]], "timestamp": [[10, 30], [20]]})
+    >>> without_expired(batch, 20)[0].to_pydict()
+    {'key': [1], 'value': [[6]], 'timestamp': [[30]]}
+    """
+    stamps = batch["timestamp"]
+    if not pa.types.is_list(stamps.type):
+        kept = np.flatnonzero(stamps.to_numpy(zero_copy_only=False) > expired_before)
+        return batch.take(pa.array(kept)), kept
+    offsets = stamps.offsets.to_numpy()
+    elements = slice(int(offsets[0]), int(offsets[-1]))
+    is_kept = stamps.values.to_numpy(zero_copy_only=False)[elements] > expired_before
+    before = np.concatenate(([0], np.cumsum(is_kept)))[offsets - offsets[0]].astype(np.int32)
+    kept = np.flatnonzero(np.diff(before))
+    chosen = pa.array(np.flatnonzero(is_kept) + elements.start)
+    for name in ("value", "timestamp"):
+        column = batch[name]
+        filtered = pa.ListArray.from_arrays(pa.array(before), column.values.take(chosen), type=column.type)
+        batch = batch.set_column(batch.schema.get_field_index(name), name, filtered)
+    return batch.take(pa.array(kept)), kept

@@ -1,0 +1,144 @@
+"""Rows of data files, base and changes, turned into the rows that are left when all have been applied.
+
+Nothing is done row by row: the rows of one key get one number, and what a row does is decided by where the last row
+is that removes, or replaces, what it says.
+
+>>> base = pa.table({"key": ["a", "b"], "value": [1, 2]})
+>>> delta = pa.table({"key": ["a", "c"], "value": [None, 3], "op": pa.array([1, 0], pa.uint8())})
+>>> applied("value", [base, delta]).to_pylist()
+[{'key': 'b', 'value': 2}, {'key': 'c', 'value': 3}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from statebackend.checkpoint.format import Op
+
+__all__ = ["applied"]
+
+Rows = NDArray[Any]
+
+
+def applied(kind: str, tables: Sequence[pa.Table]) -> pa.Table:
+    """What is left of the rows of a state of a kind, given in the order of applying. O(rows).
+
+    Columns are those of data files without ``op``. Elements of a list stand in their order; rows in none.
+
+    >>> rows = pa.table({"key": [1, 1], "value": [[5], [6, 7]], "op": pa.array([0, 2], pa.uint8())})
+    >>> applied("list", [rows]).to_pylist()
+    [{'key': 1, 'value': [5, 6, 7]}]
+    """
+    rows = pa.concat_tables(tables, promote_options="default")
+    if "namespace" in rows.schema.names:
+        filled = pc.fill_null(rows["namespace"], pa.scalar(b"", pa.binary()))
+        rows = rows.set_column(rows.schema.get_field_index("namespace"), "namespace", filled)
+    if "op" in rows.schema.names:
+        ops = pc.fill_null(rows["op"], pa.scalar(Op.PUT, pa.uint8())).to_numpy()
+        rows = rows.drop_columns(["op"])
+    else:
+        ops = np.full(rows.num_rows, Op.PUT, np.uint8)
+    places = [rows["key"], *([rows["namespace"]] if "namespace" in rows.schema.names else [])]
+    if kind == "map":
+        return rows.filter(pa.array(_live_entries(places, rows["map_key"], ops)))
+    if kind == "list":
+        return _live_lists(rows, _numbered(places), ops)
+    numbers = _numbered(places)
+    last = _last(numbers, np.arange(len(ops)))
+    return rows.filter(_mask(last[ops[last] == Op.PUT], len(ops)))
+
+
+# --- numbers of keys ---
+
+
+def _numbered(columns: Sequence[pa.ChunkedArray]) -> Rows:
+    """A number for each row, the same for rows that are equal in all columns; without gaps, from 0."""
+    numbers: Rows | None = None
+    for flat in _flat(columns):
+        own = _codes(flat)
+        # Both are below 2**31, so that the product fits.
+        numbers = (
+            own if numbers is None else _codes(pa.chunked_array([numbers * (own.max(initial=0) + 1) + own]))
+        )
+    assert numbers is not None
+    return numbers
+
+
+def _flat(columns: Sequence[pa.ChunkedArray]) -> Iterator[pa.ChunkedArray]:
+    """Columns without structs: in their place their fields, and which of them are null."""
+    for column in columns:
+        if pa.types.is_struct(column.type):
+            if column.null_count:
+                yield column.is_valid()
+            yield from _flat(column.flatten())
+        else:
+            yield column
+
+
+def _codes(column: pa.ChunkedArray) -> Rows:
+    encoded = pc.dictionary_encode(column, null_encoding="encode")
+    codes = [chunk.indices.to_numpy() for chunk in encoded.chunks]
+    return np.concatenate(codes).astype(np.int64) if codes else np.empty(0, np.int64)
+
+
+def _last(numbers: Rows, at: Rows, size: int | None = None) -> Rows:
+    """By number the last of ``at``, which ascends; -1 where a number has none."""
+    found = np.full(numbers.max(initial=-1) + 1 if size is None else size, -1)
+    found[numbers] = at  # where a number comes more than once the last one stays
+    return found
+
+
+def _mask(at: Rows, size: int) -> pa.Array:
+    mask = np.zeros(size, bool)
+    mask[at] = True
+    return pa.array(mask)
+
+
+# --- kinds ---
+
+
+def _live_entries(places: list[pa.ChunkedArray], map_keys: pa.ChunkedArray, ops: Rows) -> Rows:
+    """Which rows put an entry that nothing removes or puts again, and whose map is not cleared after it."""
+    numbers = _numbered(places)
+    clears = np.flatnonzero(ops == Op.CLEAR)
+    cleared = _last(numbers[clears], clears, size=numbers.max(initial=-1) + 1)
+    others = np.flatnonzero(ops != Op.CLEAR)
+    entries = _numbered([pa.chunked_array([numbers[others]]), map_keys.filter(pa.array(ops != Op.CLEAR))])
+    last = _last(entries, others)
+    live = np.zeros(len(ops), bool)
+    live[last[(ops[last] == Op.PUT) & (last > cleared[numbers[last]])]] = True
+    return live
+
+
+def _live_lists(rows: pa.Table, numbers: Rows, ops: Rows) -> pa.Table:
+    """One row for each list: what was put last, and what has been appended since."""
+    resets = np.flatnonzero(ops != Op.APPEND)
+    reset = _last(numbers[resets], resets, size=numbers.max(initial=-1) + 1)[numbers]
+    at = np.arange(len(ops))
+    live = at[((ops == Op.PUT) & (at == reset)) | ((ops == Op.APPEND) & (at > reset))]
+    if len(live) == 0 or not (ops[live] == Op.APPEND).any():
+        return rows.filter(_mask(live, len(ops)))
+    live = live[np.argsort(numbers[live], kind="stable")]
+    starts = np.flatnonzero(np.diff(numbers[live], prepend=-1))
+    # In one chunk: the parts of a list stand next to each other.
+    sorted_rows = rows.take(pa.array(live)).combine_chunks()
+    joined = sorted_rows.take(pa.array(starts))
+    for name in ("value", "timestamp"):
+        if name in rows.schema.names:
+            column = _joined(sorted_rows[name], starts)
+            joined = joined.set_column(joined.schema.get_field_index(name), name, column)
+    return joined
+
+
+def _joined(lists: pa.ChunkedArray, starts: Rows) -> pa.Array:
+    """The lists from each start to the next one as one list."""
+    (chunk,) = lists.chunks
+    ends = np.cumsum(pc.list_value_length(chunk).to_numpy(zero_copy_only=False))
+    offsets = np.concatenate(([0], ends))[np.append(starts, len(chunk))]
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), chunk.flatten(), type=chunk.type)

@@ -1,0 +1,57 @@
+"""How far a long tool is, on a terminal.
+
+>>> import io
+>>> with Progress("rescaling", 100, stream=io.StringIO()) as progress:  # no terminal: nothing is shown
+...     progress.advance(50)
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Progress"]
+
+#: Seconds between two displays, and before the first: what is quick shows nothing.
+_INTERVAL = 0.5
+
+
+class Progress:
+    """A line with the share that is done, written over itself while a terminal is there to see it.
+
+    >>> Progress("rescaling", 100).is_shown in (False, True)
+    True
+    """
+
+    def __init__(self, doing: str, total: int, *, stream: Any = None) -> None:
+        self._doing = doing
+        self._total = total
+        self._done = 0
+        self._stream = sys.stderr if stream is None else stream
+        #: Whether there is a terminal.
+        self.is_shown: bool = self._stream is not None and self._stream.isatty()
+        self._next = time.monotonic() + _INTERVAL
+        self._has_line = False
+
+    def advance(self, done: int) -> None:
+        """So much more is done."""
+        self._done += done
+        if not self.is_shown or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _INTERVAL
+        share = 100 * self._done // max(self._total, 1)
+        self._stream.write(f"\r{self._doing}: {min(share, 100)} %")
+        self._stream.flush()
+        self._has_line = True
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._has_line:
+            self._stream.write("\r" + " " * (len(self._doing) + 8) + "\r")
+            self._stream.flush()

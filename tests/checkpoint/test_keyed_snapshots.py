@@ -1,0 +1,334 @@
+"""Snapshots of keyed state: what is restored is what was in memory when they were taken."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from keyed_story import DESCRIPTORS, Story, contents
+
+import statebackend as sb
+from statebackend.checkpoint.keyed import chain as chains
+
+BACKENDS = ["heap", "reference"]
+KEY_TYPES = {"int": int, "str": str, "row": "struct<a:int,b:string>"}
+
+
+def create(backend: str, key_type: Any, **options: Any) -> Any:
+    options.setdefault("max_parallelism", 32)
+    return sb.create_backend(backend).create_keyed_backend(key_type, **options)
+
+
+def open_store(path: Path, key_type: Any, **options: Any) -> sb.CheckpointStore:
+    store = sb.CheckpointStore(path, **options)
+    return store.open_for_writing(key_type=key_type, max_parallelism=32)
+
+
+def restored(backend: str, key_type: Any, checkpoint: sb.Checkpoint, **options: Any) -> list[Any]:
+    with create(backend, key_type, restore=checkpoint, **options) as keyed:
+        return contents(keyed)
+
+
+@pytest.mark.parametrize("key_type", KEY_TYPES.values(), ids=KEY_TYPES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_chain_of_checkpoints_restores_into_every_backend(
+    tmp_path: Path, backend: str, key_type: Any, rng: random.Random
+) -> None:
+    with create(backend, key_type) as keyed, open_store(tmp_path, key_type) as store:
+        story = Story(keyed, rng, key_type)
+        story.change(1500)
+        for checkpoint_id in range(8):
+            committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+            held = contents(keyed)
+            assert len(held) > 100
+            for other in BACKENDS:
+                assert restored(other, key_type, committed) == held
+            story.change(rng.randrange(60))
+        kinds = [file.kind for file in committed.files.values()]
+        assert kinds[0] == "base"
+        assert kinds[1:] == ["delta"] * 7
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_any_history_of_commits_aborts_and_rollbacks_restores_to_memory(
+    tmp_path: Path, backend: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several in flight, some given up, rolled back to before the last commit, bases rewritten in between."""
+    monkeypatch.setattr(chains, "MOST_DELTAS", 4)
+    other = BACKENDS[1 - BACKENDS.index(backend)]
+    rewritten = 0
+    with create(backend, int) as keyed, open_store(tmp_path, int, retain=3) as store:
+        story = Story(keyed, rng, int)
+        story.change(800)
+        marks, flights = [], []
+        for checkpoint_id in range(120):
+            story.change(rng.randrange(40))
+            if rng.random() < 0.2:
+                marks.append(keyed.mark())
+            if marks and rng.random() < 0.2:
+                keyed.rollback(marks[rng.randrange(len(marks))])
+                story.change(rng.randrange(5))
+                marks = [mark for mark in marks if mark.is_open]
+            if marks and rng.random() < 0.2:
+                keyed.release(marks.pop(0))
+            pending = keyed.snapshot(checkpoint_id, store, incremental=rng.random() < 0.95)
+            flights.append((checkpoint_id, pending, contents(keyed)))
+            while flights and rng.random() < 0.7:
+                flight = flights.pop(0)
+                if rng.random() < 0.2:
+                    rng.choice([flight[1].abort, lambda: store.abort(flight[0])])()  # noqa: B023
+                    continue
+                committed = store.commit(flight[0], [flight[1].result()])
+                if keyed._rewriting is not None and rng.random() < 0.7:
+                    keyed._rewriting.wait()
+                rewritten += len(committed.files) > 1 and not keyed._bases
+                assert restored(rng.choice([backend, other]), int, committed) == flight[2]
+    assert rewritten > 5
+    left = {path.name for path in (tmp_path / "data").rglob("*") if path.is_file()}
+    named = {Path(name).name for each in store.checkpoints() for name in store.open(each).files}
+    assert left == named
+
+
+def test_a_snapshot_describes_its_own_moment_while_state_changes_on(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    with create("heap", int) as keyed, open_store(tmp_path, int) as store:
+        story = Story(keyed, rng, int, keys=400)
+        story.change(4000)
+        for checkpoint_id in range(10):
+            held = contents(keyed)
+            pending = keyed.snapshot(checkpoint_id, store, incremental=checkpoint_id % 3 != 0)
+            story.change(500)
+            committed = store.commit(checkpoint_id, [pending.result()])
+            assert restored("reference", int, committed) == held
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_any_parallelism(tmp_path: Path, backend: str, rng: random.Random) -> None:
+    """1 → 3 → 32 → 2 instances, each with its own key groups, going on incrementally in between."""
+    held: list[Any] = []
+    checkpoint: Any = ()
+    with open_store(tmp_path, str, retain=1) as store:
+        for round_number, parallelism in enumerate([1, 3, 32, 2]):
+            ranges = [sb.key_groups.range_for(32, parallelism, index) for index in range(parallelism)]
+            instances = [create(backend, str, restore=checkpoint, key_group_range=own) for own in ranges]
+            found = sorted([row for each in instances for row in contents(each)], key=repr)
+            assert found == sorted(held, key=repr)
+            for step in range(3):
+                checkpoint_id = 10 * round_number + step
+                for each, own in zip(instances, ranges, strict=True):
+                    story = Story(each, rng, str)
+                    story.keys = [key for key in story.keys if story_group(each, key) in own]
+                    if story.keys:
+                        story.change(300 // parallelism)
+                taken = [each.snapshot(checkpoint_id, store) for each in instances]
+                checkpoint = store.commit(checkpoint_id, [pending.result() for pending in taken])
+            held = [row for each in instances for row in contents(each)]
+            for each in instances:
+                each.close()
+
+
+def story_group(keyed: Any, key: Any) -> int:
+    return keyed._encoder.key_group(key, keyed.max_parallelism)
+
+
+def test_a_state_that_nobody_asks_for_is_kept_and_written_again(tmp_path: Path, rng: random.Random) -> None:
+    with create("heap", int) as keyed, open_store(tmp_path, int, retain=1) as store:
+        Story(keyed, rng, int).change(1000)
+        checkpoint = store.commit(0, [keyed.snapshot(0, store).result()])
+        held = contents(keyed)
+        for checkpoint_id in range(1, 5):
+            with create(rng.choice(BACKENDS), int, restore=checkpoint) as again:
+                assert again.undeclared_states() == sorted(DESCRIPTORS)
+                pending = again.snapshot(checkpoint_id, store, incremental=checkpoint_id % 2 == 0)
+                checkpoint = store.commit(checkpoint_id, [pending.result()])
+        assert restored("heap", int, checkpoint) == held
+
+
+def test_a_state_asked_for_after_a_mark_has_what_was_restored_also_after_a_rollback(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    for backend in BACKENDS:
+        with create(backend, int) as keyed, open_store(tmp_path / backend, int) as store:
+            Story(keyed, rng, int).change(500)
+            checkpoint = store.commit(0, [keyed.snapshot(0, store).result()])
+            held = contents(keyed)
+            with create(backend, int, restore=checkpoint) as again:
+                mark = again.mark()
+                story = Story(again, rng, int)
+                story.change(200)
+                again.rollback(mark)
+                assert contents(again) == held
+                story.change(20)
+                committed = store.commit(1, [again.snapshot(1, store).result()])
+                assert [file.kind for file in committed.files.values()] == ["base", "delta"]
+                assert restored("heap", int, committed) == contents(again)
+
+
+def test_going_on_after_a_restart_is_incremental(tmp_path: Path, rng: random.Random) -> None:
+    with create("heap", int) as keyed, open_store(tmp_path, int) as store:
+        story = Story(keyed, rng, int)
+        story.change(2000)
+        committed = store.commit(0, [keyed.snapshot(0, store).result()])
+    with create("heap", int, restore=committed) as keyed, open_store(tmp_path, int) as store:
+        story = Story(keyed, rng, int)
+        story.change(10)
+        committed = store.commit(1, [keyed.snapshot(1, store).result()])
+        assert [file.kind for file in committed.files.values()] == ["base", "delta"]
+        # Another store has nothing to build on.
+        with open_store(tmp_path / "other", int) as other:
+            elsewhere = other.commit(2, [keyed.snapshot(2, other).result()])
+            assert [file.kind for file in elsewhere.files.values()] == ["base"]
+            assert restored("heap", int, elsewhere) == contents(keyed)
+
+
+def test_nothing_changed_writes_nothing(tmp_path: Path, rng: random.Random) -> None:
+    with create("heap", int) as keyed, open_store(tmp_path, int) as store:
+        empty = store.commit(0, [keyed.snapshot(0, store).result()])
+        assert empty.files == {}
+        Story(keyed, rng, int).change(100)
+        first = store.commit(1, [keyed.snapshot(1, store).result()])
+        second = store.commit(2, [keyed.snapshot(2, store).result()])
+        assert second.files == first.files
+
+
+def test_what_was_merely_moved_or_read_is_not_written_again(tmp_path: Path) -> None:
+    with create("heap", int) as keyed, open_store(tmp_path, int) as store:
+        count = keyed.get_value_state(sb.ValueStateDescriptor("count", int))
+        count.update_many(range(10_000), range(10_000))
+        store.commit(0, [keyed.snapshot(0, store).result()])
+        count.update_many(range(10_000, 14_000), range(4000))  # grows: entries move
+        pending = keyed.snapshot(1, store)
+        count.get_many(range(14_000))
+        count.update_many([5], [6])
+        rows = [file.size for file in store.commit(1, [pending.result()]).files.values()]
+        last = store.commit(2, [keyed.snapshot(2, store).result()])
+        assert len(last.files) == len(rows) + 1
+        table = sb.tools.read_state(tmp_path, "count")
+        assert dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))[5] == 6
+        delta = list(last.files.values())[-1]
+        assert delta.size < 4000
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_types_widen_and_time_to_live_comes_and_goes(tmp_path: Path, backend: str) -> None:
+    clock = sb.testing.ManualClock(1000)
+    with create(backend, int, clock=clock) as keyed, open_store(tmp_path, int) as store:
+        keyed.get_state(sb.ValueStateDescriptor("v", "struct<a:int,b:string>")).update_many([1], [(5, "x")])
+        keyed.get_state(sb.ListStateDescriptor("l", "int")).add_many([1, 1], [2, 3])
+        keyed.get_state(sb.MapStateDescriptor("m", str, "float")).put_many([1], ["k"], [0.5])
+        checkpoint = store.commit(0, [keyed.snapshot(0, store).result()])
+        clock.set(5000)
+        ttl = sb.StateTtlConfig(100)
+        with create(backend, int, clock=clock, restore=checkpoint) as again:
+            value = again.get_state(
+                sb.ValueStateDescriptor("v", "struct<c:bigint,a:bigint>").enable_time_to_live(ttl)
+            )
+            numbers = again.get_state(sb.ListStateDescriptor("l", "bigint").enable_time_to_live(ttl))
+            seen = again.get_state(sb.MapStateDescriptor("m", str, "double").enable_time_to_live(ttl))
+            clock.set(5099)
+            again.set_current_key(1)
+            assert (value.value(), numbers.get(), list(seen.items())) == ((None, 5), [2, 3], [("k", 0.5)])
+            checkpoint = store.commit(1, [again.snapshot(1, store).result()])
+            assert [file.kind for file in checkpoint.files.values()] == ["base"]
+        with create(backend, int, clock=clock, restore=checkpoint) as again:
+            value = again.get_state(
+                sb.ValueStateDescriptor("v", "struct<c:bigint,a:bigint>").enable_time_to_live(ttl)
+            )
+            clock.set(5100)
+            again.set_current_key(1)
+            assert value.value() is None
+            # Turned off, even what has expired is permanent.
+            assert again.get_state(sb.ListStateDescriptor("l", "bigint")).get() == [2, 3]
+            assert again.get_state(sb.MapStateDescriptor("m", str, "double")).get("k") == 0.5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_does_not_fit_is_refused_by_name_before_anything_is_loaded(tmp_path: Path, backend: str) -> None:
+    with create(backend, int) as keyed, open_store(tmp_path, int) as store:
+        keyed.get_state(sb.ValueStateDescriptor("v", int)).update_many([1], [5])
+        checkpoint = store.commit(0, [keyed.snapshot(0, store).result()])
+    with create(backend, int, restore=checkpoint) as again:
+        for descriptor in (
+            sb.ValueStateDescriptor("v", "int"),
+            sb.ValueStateDescriptor("v", str),
+            sb.ListStateDescriptor("v", int),
+            sb.ValueStateDescriptor("v", sb.types.PICKLE),
+        ):
+            with pytest.raises(
+                sb.StateMigrationError, match="state 'v' is VALUE of bigint in the checkpoint"
+            ):
+                again.get_state(descriptor)
+        assert again.get_state(sb.ValueStateDescriptor("v", int)).get_many([1]).to_pylist() == [5]
+    with pytest.raises(sb.StateMigrationError, match="keys of the checkpoint are bigint"):
+        create(backend, str, restore=checkpoint)
+    with pytest.raises(sb.StateMigrationError, match="has 32 key groups"):
+        create(backend, int, max_parallelism=16, restore=checkpoint)
+    with pytest.raises(sb.UsageError, match="a str is nothing to restore from"):
+        create(backend, int, restore=str(tmp_path))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_has_expired_is_left_out_of_full_snapshots_that_clean_up(tmp_path: Path, backend: str) -> None:
+    clock = sb.testing.ManualClock(0)
+    cleaning = sb.StateTtlConfig(100, cleanup_full_snapshot=True)
+    keeping = sb.StateTtlConfig(100)
+    with create(backend, int, clock=clock) as keyed, open_store(tmp_path, int) as store:
+        for name, ttl in [("cleaned", cleaning), ("kept", keeping)]:
+            keyed.get_state(sb.ValueStateDescriptor(f"{name} v", int).enable_time_to_live(ttl)).update_many(
+                [1], [5]
+            )
+            keyed.get_state(sb.ListStateDescriptor(f"{name} l", int).enable_time_to_live(ttl)).add_many(
+                [1], [5]
+            )
+            keyed.get_state(sb.MapStateDescriptor(f"{name} m", int, int).enable_time_to_live(ttl)).put_many(
+                [1], [5], [5]
+            )
+        clock.set(50)
+        keyed.get_state(sb.ListStateDescriptor("cleaned l", int).enable_time_to_live(cleaning)).add_many(
+            [1], [6]
+        )
+        clock.set(120)
+        store.commit(0, [keyed.snapshot(0, store, incremental=False).result()])
+        store.commit(1, [keyed.snapshot(1, store, incremental=False).result()])
+        # By the last committed time: the first full snapshot knows none.
+        for name, lists in [("cleaned", [[6]]), ("kept", [[5]])]:
+            assert sb.tools.read_state(tmp_path, f"{name} l")["value"].to_pylist() == lists
+            for kind in "vm":
+                assert sb.tools.read_state(tmp_path, f"{name} {kind}").num_rows == (name == "kept")
+        assert sb.tools.read_state(tmp_path, "cleaned v", id=0).num_rows == 1
+
+
+def test_map_entries_keep_their_order_through_removals_and_restarts(tmp_path: Path) -> None:
+    for backend in BACKENDS:
+        with create(backend, int) as keyed, open_store(tmp_path / backend, int) as store:
+            seen = keyed.get_state(sb.MapStateDescriptor("m", str, int))
+            keyed.set_current_key(1)
+            seen.put_all({"a": 1, "b": 2, "c": 3})
+            store.commit(0, [keyed.snapshot(0, store).result()])
+            seen.remove("a")
+            seen.put("a", 4)
+            seen.put("b", 5)
+            seen.put("d", 6)
+            filler = keyed.get_state(sb.ValueStateDescriptor("filler", int))
+            filler.update_many(range(100), range(100))
+            committed = store.commit(1, [keyed.snapshot(1, store).result()])
+            expected = list(seen.items())
+            assert expected == [("b", 5), ("c", 3), ("a", 4), ("d", 6)]
+            for other in BACKENDS:
+                with create(other, int, restore=committed) as again:
+                    again.set_current_key(1)
+                    assert list(again.get_state(sb.MapStateDescriptor("m", str, int)).items()) == expected
+
+
+def test_32768_key_groups(tmp_path: Path) -> None:
+    store = sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=32768)
+    with create("heap", int, max_parallelism=32768) as keyed, store:
+        count = keyed.get_state(sb.ValueStateDescriptor("count", int))
+        count.update_many(range(100_000), range(100_000))
+        committed = store.commit(0, [keyed.snapshot(0, store).result()])
+        with create("heap", int, max_parallelism=32768, restore=committed) as again:
+            found = again.get_state(sb.ValueStateDescriptor("count", int)).get_many(range(100_000))
+            assert found.to_pylist() == list(range(100_000))

@@ -1,0 +1,732 @@
+"""Operator state in checkpoints: what was taken comes back, whole or not at all, at any parallelism."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import errno
+import math
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_disk import Disk, SimulatedCalls
+from type_strategies import key_types, same, value_types, with_values
+
+import statebackend as sb
+from statebackend import types as t
+from statebackend.checkpoint import CheckpointStore, StateSnapshot
+from statebackend.checkpoint.files import PosixFiles
+from statebackend.checkpoint.format import read_data_file
+from statebackend.checkpoint.format.index import TRAILER, Trailer
+from statebackend.errors import (
+    ClosedError,
+    CorruptCheckpointError,
+    StateMigrationError,
+    StoreError,
+    UsageError,
+)
+from statebackend.operator_state.columns import to_bytes, to_column
+from statebackend.serializers import Serializer, serializer_for
+
+UTC = datetime.timezone.utc
+
+
+class Reversed(Serializer):
+    """Text, stored back to front."""
+
+    def serialize(self, value: Any) -> bytes:
+        return bytes(value[::-1].encode())
+
+    def deserialize(self, data: bytes) -> Any:
+        return data.decode()[::-1]
+
+
+class Eight(Reversed):
+    """Text of eight letters."""
+
+    fixed_width = 8
+
+
+class Thing:
+    """What only PICKLE can hold."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Thing) and self.n == other.n
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> Any:
+        return remade, (self.n,)
+
+
+#: How many things have been unpickled.
+unpickled = [0]
+
+
+def remade(n: int) -> Thing:
+    unpickled[0] += 1
+    return Thing(n)
+
+
+def text(rng: random.Random) -> str:
+    return "".join(rng.choice("aé日\0") for _ in range(rng.randrange(6)))
+
+
+def maybe(make: Callable[[random.Random], Any]) -> Callable[[random.Random], Any]:
+    return lambda rng: None if rng.random() < 0.3 else make(rng)
+
+
+def long(rng: random.Random) -> int:
+    return rng.choice([0, -1, 2**63 - 1, -(2**63), rng.randrange(1000)])
+
+
+def double(rng: random.Random) -> float:
+    return rng.choice([0.0, -0.0, math.nan, math.inf, rng.random()])
+
+
+def moment(rng: random.Random) -> datetime.datetime:
+    return datetime.datetime(1, 1, 1, tzinfo=UTC) + datetime.timedelta(microseconds=rng.randrange(10**17))
+
+
+#: Types of every sort, and how to make values of them.
+TYPES: dict[str, tuple[Any, Callable[[random.Random], Any]]] = {
+    "long": (t.LONG, long),
+    "byte": (t.BYTE, lambda rng: rng.randrange(-128, 128)),
+    "double": (t.DOUBLE, double),
+    "float": (t.FLOAT, lambda rng: rng.choice([0.5, -0.0, math.nan])),
+    "bool": (t.BOOL, lambda rng: rng.random() < 0.5),
+    "string": (t.STRING, text),
+    "bytes": (t.BYTES, lambda rng: rng.randbytes(rng.randrange(5))),
+    "date": (t.DATE, lambda rng: moment(rng).date()),
+    "timestamp": (t.TIMESTAMP, moment),
+    "timestamp_ntz": (t.TIMESTAMP_NTZ, lambda rng: moment(rng).replace(tzinfo=None)),
+    "decimal": (t.DECIMAL(10, 2), lambda rng: decimal.Decimal(rng.randrange(10**6)).scaleb(-2)),
+    "wide decimal": (t.DECIMAL(38, 0), lambda rng: decimal.Decimal(rng.randrange(10**38 - 9, 10**38))),
+    "list": (t.LIST(t.STRING), lambda rng: [maybe(text)(rng) for _ in range(rng.randrange(4))]),
+    "map": (t.MAP(t.TUPLE(t.LONG, t.STRING), t.DOUBLE), lambda rng: {(long(rng), None): maybe(double)(rng)}),
+    "row": (t.ROW(a=t.LONG, b=t.LIST(t.INT)), lambda rng: (maybe(long)(rng), [1, None])),
+    "tuple": (t.TUPLE(t.LONG, t.DATE), lambda rng: (maybe(long)(rng), None)),
+    "pickle": (t.PICKLE, lambda rng: Thing(rng.randrange(9))),
+    "row of pickles": (t.ROW(a=t.PICKLE, n=t.LONG), lambda rng: (maybe(lambda r: Thing(1))(rng), 7)),
+    "custom": (Reversed(), text),
+    "list of custom": (t.LIST(Eight()), lambda rng: [f"{rng.randrange(10**8):08}", None]),
+}
+KEYS = [name for name, (declared, _) in TYPES.items() if t.of(declared).is_key_type]
+
+
+@pytest.fixture(params=["heap", "reference"])
+def backend(request: pytest.FixtureRequest) -> sb.StateBackend:
+    return sb.create_backend(request.param)
+
+
+def elements(name: str) -> sb.ListStateDescriptor:
+    return sb.ListStateDescriptor(name, TYPES[name.split(":")[1]][0])
+
+
+def entries(name: str) -> sb.MapStateDescriptor:
+    _, key, value = name.split(":")
+    return sb.MapStateDescriptor(name, TYPES[key][0], TYPES[value][0])
+
+
+def states_of(operator: sb.OperatorStateBackend, names: list[str]) -> Iterator[Any]:
+    for name in names:
+        kind = name.split(":")[0]
+        if kind == "split":
+            yield operator.get_list_state(elements(name))
+        elif kind == "union":
+            yield operator.get_union_list_state(elements(name))
+        else:
+            yield operator.get_broadcast_state(entries(name))
+
+
+def fill(operator: sb.OperatorStateBackend, names: list[str], rng: random.Random) -> None:
+    """Let something happen to each of the states."""
+    for name, state in zip(names, states_of(operator, names), strict=True):
+        *kinds, of = name.split(":")
+        make = TYPES[of][1]
+        for _ in range(rng.randrange(5)):
+            if kinds[0] == "broadcast":
+                state.put(TYPES[kinds[1]][1](rng), maybe(make)(rng))
+            else:
+                state.add(make(rng))
+        if rng.random() < 0.2:
+            state.clear()
+
+
+NAMES = [
+    *(f"split:{name}" for name in TYPES),
+    *(f"union:{name}" for name in TYPES),
+    *(f"broadcast:{key}:long" for key in KEYS),
+    *(f"broadcast:string:{name}" for name in TYPES),
+]
+
+
+def checkpoint_of(
+    store: CheckpointStore, checkpoint_id: int, operators: list[sb.OperatorStateBackend]
+) -> sb.Checkpoint:
+    pending = [each.snapshot(checkpoint_id, store) for each in operators]
+    return store.commit(checkpoint_id, [each.result() for each in pending])
+
+
+def restored(backend: sb.StateBackend, restore: Any, parallelism: int) -> list[sb.OperatorStateBackend]:
+    return [
+        backend.create_operator_backend(subtask_index=index, parallelism=parallelism, restore=restore)
+        for index in range(parallelism)
+    ]
+
+
+# ------------------------------------------------------------------------------------------ round trips
+
+
+@given(with_values(value_types), with_values(key_types))
+def test_columns_give_the_same_bytes_back(value: tuple[t.Type, Any], key: tuple[t.Type, Any]) -> None:
+    for declared, each in (value, key):
+        data = [serializer_for(declared).serialize(each), None]
+        column = to_column(data, declared.config())
+        assert column.type == declared.arrow
+        assert to_bytes(column, declared.config()) == data
+
+
+@given(st.lists(st.none() | st.binary()))
+def test_pickles_and_what_a_serializer_of_the_users_writes_are_bytes(data: list[bytes | None]) -> None:
+    for config in (t.PICKLE.config(), t.of(Reversed()).config(), t.LIST(t.of(Eight())).config()):
+        column = to_column(data, config)
+        assert column.type == pa.binary()
+        assert column.to_pylist() == to_bytes(column, config) == data
+
+
+def test_every_mode_and_type_comes_back_at_another_parallelism(
+    backend: sb.StateBackend, store: CheckpointStore, rng: random.Random
+) -> None:
+    """What a checkpoint gives is what the same contents give without files, in any chain."""
+    operators = restored(backend, (), 1)
+    for checkpoint_id, parallelism in enumerate((3, 2, 2, 1, 5, 3)):
+        for each in operators:
+            fill(each, NAMES, rng)
+        expected = restored(backend, [each.contents() for each in operators], parallelism)
+        operators = restored(backend, checkpoint_of(store, checkpoint_id, operators), parallelism)
+        assert [each.contents() for each in operators] == [each.contents() for each in expected]
+        assert all(each.is_restored for each in operators)
+        for mine, other in zip(operators, expected, strict=True):
+            for state, same_state in zip(states_of(mine, NAMES), states_of(other, NAMES), strict=True):
+                if isinstance(state, sb.BroadcastState):
+                    assert same(list(state.items()), list(same_state.items()), keys=False)
+                elif isinstance(same_state.descriptor.element_type, t.Type):
+                    assert same(plain(state.get()), plain(same_state.get()))
+
+
+def plain(values: list[Any]) -> list[Any]:
+    return [(value.n,) if isinstance(value, Thing) else value for value in values]
+
+
+def test_files_hold_declared_types(backend: sb.StateBackend, store: CheckpointStore) -> None:
+    operator = backend.create_operator_backend()
+    operator.get_list_state(sb.ListStateDescriptor("rows", t.ROW(a=t.LONG, b=t.STRING))).add((1, "x"))
+    operator.get_broadcast_state(sb.MapStateDescriptor("rules", str, t.DECIMAL(4, 1))).put_all(
+        {"b": decimal.Decimal("1.5"), "a": None}
+    )
+    checkpoint = checkpoint_of(store, 0, [operator])
+    (snapshot,) = checkpoint.snapshots
+    (file,) = snapshot.files
+    assert file.kind == "operator"
+    assert snapshot.extra == {"part": "operator"}
+    assert [(state["name"], state["kind"]) for state in snapshot.states] == [
+        ("rows", "split"),
+        ("rules", "broadcast"),
+    ]
+    with checkpoint.open_file(file) as source:
+        data = read_data_file(source, file.name)
+        (rows,), (rules,) = list(data.read("rows")), list(data.read("rules"))
+    assert rows.batch.to_pylist() == [{"value": {"a": 1, "b": "x"}}]
+    assert rules.batch.schema.types == [pa.string(), pa.decimal128(4, 1)]
+    assert rules.batch.column("map_key").to_pylist() == ["b", "a"]
+    with checkpoint.open_file(file) as source:
+        assert pa.ipc.open_file(source).read_all().num_rows == 3
+
+
+def test_many_elements_come_back_in_order(backend: sb.StateBackend, store: CheckpointStore) -> None:
+    """More than one batch of the file, cut anywhere."""
+    old = restored(backend, (), 2)
+    old[0].get_list_state(sb.ListStateDescriptor("n", int)).add_all(range(150_001))
+    old[1].get_list_state(sb.ListStateDescriptor("n", int)).add_all(range(150_001, 200_000))
+    checkpoint = checkpoint_of(store, 0, old)
+    new = [
+        each.get_list_state(sb.ListStateDescriptor("n", int)).get()
+        for each in restored(backend, checkpoint, 3)
+    ]
+    assert [len(each) for each in new] == [66_667, 66_667, 66_666]
+    assert [*new[0], *new[1], *new[2]] == list(range(200_000))
+
+
+def test_large_elements_are_written_in_pieces(backend: sb.StateBackend, store: CheckpointStore) -> None:
+    blocks = [bytes([n]) * (12 << 20) for n in range(7)]
+    operator = backend.create_operator_backend()
+    state = operator.get_list_state(sb.ListStateDescriptor("blocks", bytes))
+    state.add_all(blocks)
+    checkpoint = checkpoint_of(store, 0, [operator])
+    again = backend.create_operator_backend(restore=checkpoint)
+    assert again.get_list_state(sb.ListStateDescriptor("blocks", bytes)).get() == blocks
+    file = checkpoint.snapshots[0].files[0]
+    with checkpoint.open_file(file) as source:
+        assert [rows.batch.num_rows for rows in read_data_file(source, file.name).read("blocks")] != [7]
+
+
+# ------------------------------------------------------------------------------- not asked for, migrated
+
+
+def test_what_is_not_asked_for_is_carried_along_and_never_unpickled(
+    backend: sb.StateBackend, store: CheckpointStore, rng: random.Random
+) -> None:
+    first = backend.create_operator_backend()
+    fill(first, NAMES, rng)
+    first.get_list_state(sb.ListStateDescriptor("things", t.PICKLE)).add_all([Thing(1), Thing(2)])
+    before, unpickled[0] = first.contents(), 0
+    operators = restored(backend, checkpoint_of(store, 0, [first]), 3)
+    assert all(each.registered_state_names() == [] for each in operators)
+    operators = restored(backend, checkpoint_of(store, 1, operators), 2)
+    (last,) = restored(backend, checkpoint_of(store, 2, operators), 1)
+    assert unpickled == [0]
+    after = last.contents()
+    assert set(after) == set(before)
+    for name, state in before.items():
+        if state["mode"] == "union":
+            # Once more for each instance of the generations between.
+            assert after[name]["elements"] == state["elements"] * 6
+        elif state["mode"] == "split":
+            assert sorted(after[name]["elements"]) == sorted(state["elements"])
+        else:
+            assert after[name] == state
+    things = last.get_list_state(sb.ListStateDescriptor("things", t.PICKLE)).get()
+    assert sorted(thing.n for thing in things) == [1, 2]
+    assert unpickled == [2]
+
+
+def test_restored_types_may_widen_and_rows_may_change(
+    backend: sb.StateBackend, store: CheckpointStore
+) -> None:
+    first = backend.create_operator_backend()
+    first.get_list_state(sb.ListStateDescriptor("n", "int")).add(7)
+    first.get_union_list_state(sb.ListStateDescriptor("r", "struct<a:int,b:string>")).add((1, "x"))
+    first.get_broadcast_state(sb.MapStateDescriptor("b", "int", "float")).put_all({1: 0.5, 2: None})
+    again = backend.create_operator_backend(restore=checkpoint_of(store, 0, [first]))
+    assert again.get_list_state(sb.ListStateDescriptor("n", "bigint")).get() == [7]
+    rows = again.get_union_list_state(sb.ListStateDescriptor("r", "struct<c:date,a:bigint>"))
+    assert [tuple(row) for row in rows.get()] == [(None, 1)]
+    assert list(again.get_broadcast_state(sb.MapStateDescriptor("b", "int", "double")).items()) == [
+        (1, 0.5),
+        (2, None),
+    ]
+    # What was migrated is written as it is now.
+    last = backend.create_operator_backend(restore=checkpoint_of(store, 1, [again]))
+    assert last.contents()["n"]["config"]["types"] == {"element": {"type": "long"}}
+
+
+@pytest.mark.parametrize(
+    ("ask", "name"),
+    [
+        (lambda b: b.get_list_state(sb.ListStateDescriptor("n", str)), "n"),
+        (lambda b: b.get_list_state(sb.ListStateDescriptor("n", "smallint")), "n"),
+        (lambda b: b.get_list_state(sb.ListStateDescriptor("n", t.PICKLE)), "n"),
+        (lambda b: b.get_list_state(sb.ListStateDescriptor("p", t.BYTES)), "p"),
+        (lambda b: b.get_list_state(sb.ListStateDescriptor("c", t.BYTES)), "c"),
+        (lambda b: b.get_list_state(sb.ListStateDescriptor("c", Eight())), "c"),
+        (lambda b: b.get_union_list_state(sb.ListStateDescriptor("n", "int")), "n"),
+        (lambda b: b.get_broadcast_state(sb.MapStateDescriptor("n", "int", "int")), "n"),
+        (lambda b: b.get_broadcast_state(sb.MapStateDescriptor("b", "bigint", "float")), "b"),
+        (lambda b: b.get_broadcast_state(sb.MapStateDescriptor("b", "int", "int")), "b"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_stays(
+    backend: sb.StateBackend, store: CheckpointStore, ask: Callable[[Any], Any], name: str
+) -> None:
+    first = backend.create_operator_backend()
+    first.get_list_state(sb.ListStateDescriptor("n", "int")).add(7)
+    first.get_list_state(sb.ListStateDescriptor("p", t.PICKLE)).add(7)
+    first.get_list_state(sb.ListStateDescriptor("c", Reversed())).add("ab")
+    first.get_broadcast_state(sb.MapStateDescriptor("b", "int", "float")).put(1, 0.5)
+    again = backend.create_operator_backend(restore=checkpoint_of(store, 0, [first]))
+    with pytest.raises(StateMigrationError, match=f"'{name}'"):
+        ask(again)
+    assert again.contents() == first.contents()
+
+
+# ------------------------------------------------------------------------------------- which snapshots
+
+
+def test_snapshots_of_keyed_state_are_passed_over(backend: sb.StateBackend, store: CheckpointStore) -> None:
+    operator = backend.create_operator_backend()
+    operator.get_list_state(sb.ListStateDescriptor("n", int)).add(7)
+    with store.begin_snapshot(0).create("base") as file:
+        file.write(b"no file of ours")
+        keyed = StateSnapshot(
+            0,
+            store.epoch,
+            files=(file.finish(),),
+            states=({"name": "n", "kind": "value"},),
+            extra={"part": "keyed"},
+        )
+    checkpoint = store.commit(0, [keyed, operator.snapshot(0, store).result()])
+    assert backend.create_operator_backend(restore=checkpoint).contents() == operator.contents()
+    only_keyed = store.commit(1, [StateSnapshot(1, store.epoch, extra={"part": "keyed"})])
+    again = backend.create_operator_backend(restore=only_keyed)
+    assert again.is_restored
+    assert again.contents() == {}
+
+
+def test_snapshots_that_are_not_committed_are_opened_by_their_store(
+    backend: sb.StateBackend, store: CheckpointStore
+) -> None:
+    old = restored(backend, (), 2)
+    for index, each in enumerate(old):
+        each.get_list_state(sb.ListStateDescriptor("n", int)).add_all([index, 10 + index])
+    snapshots = [each.snapshot(4, store).result() for each in old]
+    given = [snapshots[1].to_json(), snapshots[0]]
+    checkpoint = store.open_readonly().open_snapshots(given)
+    assert checkpoint.id == 4
+    (one,) = restored(backend, checkpoint, 1)
+    assert one.get_list_state(sb.ListStateDescriptor("n", int)).get() == [0, 10, 1, 11]
+    store.abort(4)
+    with pytest.raises(CorruptCheckpointError, match="missing"):
+        restored(backend, checkpoint, 1)
+    for refused in ([], [snapshots[0], StateSnapshot(5, store.epoch)]):
+        with pytest.raises(UsageError):
+            store.open_snapshots(refused)
+
+
+@pytest.mark.parametrize("wrong", [{}, "x", b"x", 7, [7], ["x"], [[]], [StateSnapshot(0, epoch=1)]], ids=repr)
+def test_what_cannot_be_restored_from_is_refused(backend: sb.StateBackend, wrong: Any) -> None:
+    with pytest.raises(UsageError, match="restore is a Checkpoint"):
+        backend.create_operator_backend(restore=wrong)
+
+
+def test_a_checkpoint_that_lacks_an_instance_is_refused(
+    backend: sb.StateBackend, store: CheckpointStore
+) -> None:
+    old = restored(backend, (), 3)
+    for each in old:
+        each.get_list_state(sb.ListStateDescriptor("n", int)).add(1)
+    for checkpoint_id, chosen in enumerate(((0, 1), (0, 2), (1,), (0, 1, 2, 2))):
+        snapshots = [old[index].snapshot(checkpoint_id, store).result() for index in chosen]
+        checkpoint = store.commit(checkpoint_id, snapshots)
+        with pytest.raises(CorruptCheckpointError, match="every instance") as caught:
+            backend.create_operator_backend(restore=checkpoint)
+        assert caught.value.code == "CORRUPT_CHECKPOINT.INCOMPLETE"
+
+
+def test_instances_that_disagree_are_refused(backend: sb.StateBackend, store: CheckpointStore) -> None:
+    old = restored(backend, (), 2)
+    old[0].get_list_state(sb.ListStateDescriptor("n", int)).add(1)
+    old[1].get_list_state(sb.ListStateDescriptor("n", str)).add("a")
+    checkpoint = checkpoint_of(store, 0, old)
+    with pytest.raises(StateMigrationError, match="'n'"):
+        backend.create_operator_backend(restore=checkpoint)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"name": "n", "kind": "value", "types": {"value": {"type": "long"}}},
+        {"name": "n", "kind": "split"},
+        {"name": "n", "kind": "split", "types": {"value": {"type": "long"}}},
+        {"name": "n", "kind": "broadcast", "types": {"element": {"type": "long"}}},
+        {"name": "n", "kind": "split", "types": {"element": {"type": "int"}}},
+        {"name": "n", "kind": "split", "types": {"element": {"type": "of another planet"}}},
+        {"name": "m", "kind": "split", "types": {"element": {"type": "long"}}},
+    ],
+    ids=str,
+)
+def test_a_file_that_is_not_as_described_is_refused(
+    backend: sb.StateBackend, store: CheckpointStore, state: dict[str, Any]
+) -> None:
+    operator = backend.create_operator_backend()
+    operator.get_list_state(sb.ListStateDescriptor("n", int)).add(1)
+    told = operator.snapshot(0, store).result().to_json()
+    told["states"] = [state]
+    checkpoint = store.commit(0, [told])
+    with pytest.raises(CorruptCheckpointError, match=told["files"][0]["name"]):
+        backend.create_operator_backend(restore=checkpoint)
+
+
+def test_nulls_that_no_list_can_hold_are_refused(backend: sb.StateBackend, store: CheckpointStore) -> None:
+    operator = backend.create_operator_backend()
+    operator.get_broadcast_state(sb.MapStateDescriptor("n", int, int)).put(1, None)
+    told = operator.snapshot(0, store).result().to_json()
+    told["states"] = [{"name": "n", "kind": "split", "types": {"element": {"type": "long"}}}]
+    checkpoint = store.commit(0, [told])
+    with pytest.raises(CorruptCheckpointError, match=told["files"][0]["name"]):
+        backend.create_operator_backend(restore=checkpoint)
+
+
+# --------------------------------------------------------------------------------------------- damage
+
+
+def regions(content: bytes) -> dict[str, range]:
+    """The parts of a data file, by the page that describes them."""
+    footer = int.from_bytes(content[-10:-6], "little") + 10
+    trailer_end = len(content) - footer
+    trailer_start = trailer_end - TRAILER.size
+    trailer = Trailer.decode(content[trailer_start:trailer_end], "", 0)
+    index_start = trailer_start - trailer.index_length
+    schema_end = 16 + int.from_bytes(content[12:16], "little")
+    return {
+        "start": range(schema_end),
+        "batches and their end": range(schema_end, index_start),
+        "index": range(index_start, trailer_start),
+        "trailer": range(trailer_start, trailer_end),
+        "footer": range(trailer_end, len(content)),
+    }
+
+
+def test_any_damage_of_a_file_is_found(backend: sb.StateBackend, root: Path, store: CheckpointStore) -> None:
+    old = restored(backend, (), 2)
+    for index, each in enumerate(old):
+        each.get_list_state(sb.ListStateDescriptor("n", int)).add_all(range(index, 20))
+        each.get_broadcast_state(sb.MapStateDescriptor("b", str, int)).put("who", index)
+        each.get_union_list_state(sb.ListStateDescriptor("u", str)).add("x" * index)
+    checkpoint = checkpoint_of(store, 0, old)
+    files = [snapshot.files[0].name for snapshot in checkpoint.snapshots]
+    contents = [(root / name).read_bytes() for name in files]
+
+    def check(how: str, changed: bytes | None) -> None:
+        path = root / files[1]
+        if changed is None:
+            path.unlink()
+        else:
+            path.write_bytes(changed)
+        for parallelism in (2, 3):  # both get all batches of the second file
+            with pytest.raises(CorruptCheckpointError) as caught:
+                backend.create_operator_backend(subtask_index=1, parallelism=parallelism, restore=checkpoint)
+            assert files[1] in str(caught.value.detail), how
+        path.write_bytes(contents[1])
+
+    found = regions(contents[1])
+    end_of_stream = found["index"].start - 8
+    assert sum(map(len, found.values())) == len(contents[1])
+    for region, place in found.items():
+        for at in place[:: max(len(place) // 40, 1)]:
+            if end_of_stream <= at < found["index"].start:
+                continue  # says only that no more follows; `verify` checks it
+            flipped = bytearray(contents[1])
+            flipped[at] ^= 1 << at % 8
+            check(f"byte {at} of {region}", bytes(flipped))
+        check(f"cut in {region}", contents[1][: place[len(place) // 2]])
+    check("emptied", b"")
+    check("another's", contents[0])
+    check("deleted", None)
+    assert len(restored(backend, checkpoint, 1)[0].contents()["n"]["elements"]) == 39
+
+
+def test_only_what_an_instance_gets_is_read(
+    backend: sb.StateBackend, root: Path, store: CheckpointStore
+) -> None:
+    old = restored(backend, (), 2)
+    for each in old:
+        each.get_list_state(sb.ListStateDescriptor("n", int)).add_all(range(1000))
+    checkpoint = checkpoint_of(store, 0, old)
+    path = root / checkpoint.snapshots[1].files[0].name
+    content = bytearray(path.read_bytes())
+    content[regions(bytes(content))["batches and their end"].start + 100] ^= 1
+    path.write_bytes(bytes(content))
+    states = [
+        backend.create_operator_backend(subtask_index=index, parallelism=parallelism, restore=checkpoint)
+        for index, parallelism in ((0, 2), (0, 4), (1, 4))
+    ]
+    sizes = [len(each.contents()["n"]["elements"]) for each in states]
+    assert sizes == [1000, 500, 500]
+    for index, parallelism in ((1, 2), (2, 4), (0, 1), (1, 3)):
+        with pytest.raises(CorruptCheckpointError, match=path.name):
+            backend.create_operator_backend(subtask_index=index, parallelism=parallelism, restore=checkpoint)
+
+
+# ------------------------------------------------------------------------------- in flight, aborted, kept
+
+
+def data_files(root: Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.glob("data/*/*"))
+
+
+@pytest.fixture
+def operator(backend: sb.StateBackend) -> Iterator[sb.OperatorStateBackend]:
+    with backend.create_operator_backend() as made:
+        made.get_list_state(sb.ListStateDescriptor("n", int)).add_all([1, 2])
+        yield made
+
+
+def numbers(operator: sb.OperatorStateBackend) -> Any:
+    return operator.get_list_state(sb.ListStateDescriptor("n", int))
+
+
+def rules(operator: sb.OperatorStateBackend) -> Any:
+    return operator.get_broadcast_state(sb.MapStateDescriptor("rules", str, int))
+
+
+def test_each_snapshot_in_flight_describes_its_own_moment(
+    backend: sb.StateBackend, operator: sb.OperatorStateBackend, store: CheckpointStore, rng: random.Random
+) -> None:
+    moments, pending, marks = [], [], [operator.mark()]
+    for checkpoint_id in range(12):
+        what = rng.randrange(6)
+        if what == 0:
+            numbers(operator).update([checkpoint_id])
+        elif what == 1:
+            numbers(operator).clear()
+        elif what == 2:
+            rules(operator).put("id", checkpoint_id)
+        elif what == 3:
+            operator.rollback(marks[0])
+            del marks[1:]
+        elif what == 4:
+            marks.append(operator.mark())
+        numbers(operator).add(checkpoint_id)
+        moments.append(operator.contents())
+        pending.append(operator.snapshot(checkpoint_id, store))
+        numbers(operator).add(-checkpoint_id)
+        rules(operator).put("late", checkpoint_id)
+        operator.rollback(marks[-1])
+    operator.close()
+    for checkpoint_id, (each, contents) in enumerate(zip(pending, moments, strict=True)):
+        checkpoint = store.commit(checkpoint_id, [each.result()])
+        assert backend.create_operator_backend(restore=checkpoint).contents() == contents
+
+
+def test_an_aborted_snapshot_leaves_nothing(
+    operator: sb.OperatorStateBackend, root: Path, store: CheckpointStore
+) -> None:
+    written = operator.snapshot(0, store)
+    written.result()
+    assert len(data_files(root)) == 1
+    written.abort()
+    written.abort()
+    assert data_files(root) == []
+    numbers(operator).add_all(range(300_000))
+    pending = operator.snapshot(1, store)
+    pending.abort()
+    assert data_files(root) == []
+    with pytest.raises(UsageError, match="aborted"):
+        pending.result()
+    store.restart()  # nothing is in flight
+    checkpoint = checkpoint_of(store, 2, [operator])
+    assert len(data_files(root)) == len(checkpoint.files) == 1
+
+
+def test_a_snapshot_that_cannot_be_written_says_so_and_leaves_nothing(
+    operator: sb.OperatorStateBackend,
+) -> None:
+    for failing in ("create", "write", "sync"):
+        disk = Disk()
+        calls = SimulatedCalls(disk)
+        store = CheckpointStore("/", _files=PosixFiles("/store", calls)).open_for_writing()
+        calls.plan = lambda number, name, failing=failing: errno.ENOSPC if name == failing else None
+        pending = operator.snapshot(0, store)
+        for _ in range(2):
+            with pytest.raises(StoreError) as caught:
+                pending.result()
+            assert caught.value.errno == errno.ENOSPC
+        calls.plan = lambda number, name: None
+        assert [name for name in disk.walk() if name.endswith(".arrow")] == []
+        store.restart()
+        checkpoint_of(store, 0, [operator])
+
+
+def test_what_has_not_changed_is_not_written_again(
+    backend: sb.StateBackend, operator: sb.OperatorStateBackend, root: Path, store: CheckpointStore
+) -> None:
+    rules(operator).put("limit", 1)
+    first = checkpoint_of(store, 0, [operator])
+    mark = operator.mark()
+    assert checkpoint_of(store, 1, [operator]).files == first.files
+    numbers(operator).add(3)
+    operator.rollback(mark)
+    third = checkpoint_of(store, 2, [operator])
+    assert third.files == first.files
+    assert len(data_files(root)) == 1
+    assert backend.create_operator_backend(restore=third).contents() == operator.contents()
+    rules(operator).put("limit", 2)
+    fourth = checkpoint_of(store, 3, [operator])
+    assert fourth.files != first.files
+    assert backend.create_operator_backend(restore=fourth).contents() == operator.contents()
+    whole = store.commit(4, [operator.snapshot(4, store, incremental=False).result()])
+    assert whole.files != fourth.files
+    store.abort(4)
+    operator.get_list_state(sb.ListStateDescriptor("another", int))
+    assert checkpoint_of(store, 5, [operator]).files != whole.files
+    store.close()
+    store.open_for_writing()
+    assert set(checkpoint_of(store, 6, [operator]).files) == set(store.open(5).files)
+
+
+def test_only_files_that_will_be_kept_are_named_again(
+    backend: sb.StateBackend, operator: sb.OperatorStateBackend, root: Path, store: CheckpointStore
+) -> None:
+    aborted = operator.snapshot(0, store)
+    aborted.result()
+    aborted.abort()
+    first = checkpoint_of(store, 1, [operator])
+    assert first.files
+    for checkpoint_id in (2, 3, 4):  # commits without this backend: its file goes
+        store.commit(checkpoint_id)
+    assert data_files(root) == []
+    again = checkpoint_of(store, 5, [operator])
+    assert again.files != first.files
+    in_flight = [operator.snapshot(checkpoint_id, store) for checkpoint_id in (6, 7)]
+    numbers(operator).add(9)
+    in_flight.append(operator.snapshot(8, store))
+    in_flight[1].abort()
+    store.commit(6, [in_flight[0].result()])
+    eighth = store.commit(8, [in_flight[2].result()])
+    assert store.open(6).files == again.files
+    assert backend.create_operator_backend(restore=eighth).contents() == operator.contents()
+    with CheckpointStore(root.parent / "other") as other:
+        checkpoint_of(other.open_for_writing(), 0, [operator]).verify()
+
+
+def test_without_elements_no_file_is_written(
+    backend: sb.StateBackend, root: Path, store: CheckpointStore
+) -> None:
+    operator = backend.create_operator_backend()
+    assert checkpoint_of(store, 0, [operator]).files == {}
+    numbers(operator).add(1)
+    numbers(operator).clear()
+    rules(operator)
+    checkpoint = checkpoint_of(store, 1, [operator])
+    assert checkpoint.files == {}
+    assert data_files(root) == []
+    again = backend.create_operator_backend(restore=checkpoint)
+    assert again.contents() == operator.contents()
+    assert set(again.contents()) == {"n", "rules"}
+
+
+def test_refused_snapshots_change_nothing(operator: sb.OperatorStateBackend, store: CheckpointStore) -> None:
+    for wrong_id in (-1, "7", None, True):
+        with pytest.raises(UsageError):
+            operator.snapshot(wrong_id, store)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="CheckpointStore"):
+        operator.snapshot(0, store.uri)  # type: ignore[arg-type]
+    store.restart()  # nothing is in flight
+    store.close()
+    with pytest.raises(ClosedError):
+        operator.snapshot(0, store)
+    operator.close()
+    with pytest.raises(ClosedError):
+        operator.snapshot(0, store)
+
+
+def test_given_contents_may_go_on_being_changed(backend: sb.StateBackend, store: CheckpointStore) -> None:
+    first = backend.create_operator_backend()
+    numbers(first).add(1)
+    contents = first.contents()
+    again = backend.create_operator_backend(restore=[contents])
+    pending = again.snapshot(0, store)
+    contents["n"]["elements"].append(b"no long")
+    checkpoint = store.commit(0, [pending.result()])
+    last = backend.create_operator_backend(restore=checkpoint)
+    assert numbers(last).get() == numbers(again).get() == [1]

@@ -1,0 +1,186 @@
+"""What changed since a mark, as rows: exactly the keys of the dirty set, each once, as they are now."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from statebackend._core.changes import changed_entries
+from statebackend._core.kernels import append_many, update_many
+from statebackend._core.map_kernels import put_many
+from statebackend._core.map_table import MapTable
+from statebackend._core.state_core import StateCore
+from statebackend._core.state_table import StateTable
+from statebackend.errors import UsageError
+
+
+def keys_in(rows, is_blob):
+    columns = rows.keys()
+    if not is_blob:
+        return columns["key"].tolist()
+    ends, data = columns["key_offsets"].tolist(), columns["key"].tobytes()
+    return [data[a:b] for a, b in itertools.pairwise(ends)]
+
+
+@pytest.mark.parametrize("hash_mask", [0xFFFFFFFF, 3])
+@pytest.mark.parametrize("is_blob", [False, True])
+def test_changes_are_the_dirty_set_with_what_is_there_now(is_blob, hash_mask):
+    rng = random.Random(7 + is_blob)
+    core = StateCore()
+    table = StateTable(core, key="bytes" if is_blob else "int", max_parallelism=8, hash_mask=hash_mask)
+
+    def key():
+        number = rng.randrange(300)
+        return str(number).encode() if is_blob else number
+
+    model = {}
+    views = []
+    for _ in range(30):
+        mark = core.mark()
+        for _ in range(rng.randrange(200)):
+            where, action = key(), rng.random()
+            if action < 0.7:
+                model[where] = rng.randrange(1000)
+                table.put(where, model[where])
+            elif action < 0.95:
+                model.pop(where, None)
+                table.remove(where)
+            elif len(views) < 3:
+                views.append(core.snapshot())
+            else:
+                views.pop(rng.randrange(3)).release()
+        dirty = {found for found, _ in table.dirty(mark)}
+        rows = changed_entries(table, mark)
+        assert core.changes_since(mark) >= len(dirty)
+        live, gone = rows.take(rows.is_live), rows.take(~rows.is_live)
+        assert sorted(keys_in(live, is_blob) + keys_in(gone, is_blob)) == sorted(dirty)
+        found = dict(zip(keys_in(live, is_blob), live.columns()["value"].tolist(), strict=True))
+        assert found == {each: model[each] for each in dirty if each in model}
+        assert not set(keys_in(gone, is_blob)) & set(model)
+        assert rows.groups.tolist() == sorted(rows.groups.tolist())
+        assert [table.group_of(each) for each in keys_in(live, is_blob)] == live.groups.tolist()
+        if rng.random() < 0.5:
+            core.rollback(mark)
+            assert len(changed_entries(table, mark)) == 0
+            model = {entry.key: entry.value for entry in table}
+        core.release(mark)
+        table._check()
+
+
+def test_anchors_name_their_keys_through_clones_removals_and_rollbacks():
+    rng = random.Random(3)
+    core = StateCore()
+    maps = MapTable(core, max_parallelism=4, hash_mask=7)
+    model: dict[int, dict[int, int]] = {}
+    views = []
+    for _ in range(60):
+        mark = core.mark()
+        before = {key: dict(entries) for key, entries in model.items()}
+        for _ in range(rng.randrange(60)):
+            key, map_key, action = rng.randrange(12), rng.randrange(4), rng.random()
+            if action < 0.55:
+                maps.put(key, map_key, rng.randrange(100))
+                model.setdefault(key, {})[map_key] = maps.get(key, map_key)
+            elif action < 0.85:
+                maps.remove(key, map_key)
+                model.get(key, {}).pop(map_key, None)
+                if not model.get(key, {1: 1}):
+                    del model[key]
+            elif action < 0.95:
+                maps.clear(key)
+                model.pop(key, None)
+            elif len(views) < 3:
+                views.append(core.snapshot())
+            else:
+                views.pop(rng.randrange(3)).release()
+        maps._check()
+        rows = changed_entries(maps.entries, mark)
+        heads = rows.heads(maps.heads)
+        live = rows.is_live & heads.is_live
+        owners = keys_in(heads.take(live), False)
+        found = {}
+        columns = rows.take(live).columns()
+        for key, map_key, value in zip(
+            owners, columns["key"].tolist(), columns["value"].tolist(), strict=True
+        ):
+            found[key, map_key] = value
+        assert all(model[key][map_key] == value for (key, map_key), value in found.items())
+        changed = {
+            (key, map_key)
+            for key, entries in model.items()
+            for map_key, value in entries.items()
+            if before.get(key, {}).get(map_key) != value
+        }
+        assert changed <= set(found)
+        if rng.random() < 0.5:
+            core.rollback(mark)
+            maps._check()
+            model = before
+        core.release(mark)
+
+
+def test_rows_are_good_until_the_next_call():
+    core = StateCore()
+    table = StateTable(core)
+    mark = core.mark()
+    table.put(1, 1)
+    rows = changed_entries(table, mark)
+    table.put(2, 2)
+    with pytest.raises(UsageError, match="has been called since"):
+        rows.keys()
+
+
+def test_what_is_loaded_is_no_change_and_stays_after_a_rollback():
+    core = StateCore()
+    table = StateTable(core)
+    mark = core.mark()
+    table.put(1, 1)
+    core.begin_load()
+    update_many(table, np.arange(100, 200), np.arange(100))
+    core.end_load()
+    table.put(100, -1)
+    table.put(2, 2)
+    assert {key for key, _ in table.dirty(mark)} == {1, 2, 100}
+    core.rollback(mark)
+    assert len(table) == 100
+    assert table.get(100) == 0
+    core.release(mark)
+    table._check()
+
+
+def test_rows_of_a_batch_may_each_have_a_timestamp():
+    core = StateCore()
+    values = StateTable(core, timestamps=True)
+    stamps = np.array([30, 40], dtype=np.int64)
+    update_many(values, np.array([1, 2]), np.array([10, 20]), timestamp=stamps)
+    assert [values.timestamp(1), values.timestamp(2)] == [30, 40]
+    lists = StateTable(core, value=("list", "long"), timestamps=True)
+    append_many(lists, np.array([1, 1]), np.array([10, 20]), timestamp=stamps)
+    with core.snapshot() as view:
+        assert view.rows(lists, 0, 127).columns()["timestamp"].tolist() == [30, 40]
+    maps = MapTable(core, timestamps=True)
+    put_many(maps, np.array([1, 1]), np.array([5, 6]), np.array([10, 20]), timestamp=stamps)
+    with core.snapshot() as view:
+        columns = view.rows(maps.entries, 0, 127).columns()
+        assert dict(zip(columns["key"].tolist(), columns["timestamp"].tolist(), strict=True)) == {
+            5: 30,
+            6: 40,
+        }
+    with pytest.raises(UsageError, match="differ in length"):
+        update_many(values, np.array([1]), np.array([10]), timestamp=stamps)
+
+
+def test_key_groups_are_read_together_in_order():
+    core = StateCore()
+    table = StateTable(core, max_parallelism=8)
+    update_many(table, np.arange(1000), np.arange(1000))
+    with core.snapshot() as view:
+        table.put(0, -1)
+        sizes = view.group_sizes(table)
+        assert sizes.tolist() == [view.group_size(table, group) for group in range(8)]
+        keys = view.rows(table, 2, 5).keys()["key"].tolist()
+        assert [table.group_of(key) for key in keys] == np.repeat([2, 3, 4, 5], sizes[2:6]).tolist()
+        assert view.rows(table, 0, 7).columns()["value"].min() == 0

@@ -1,0 +1,302 @@
+"""A state read as a table is what a backend would hold: bases, changes over them, any keys, any number of files."""
+
+from __future__ import annotations
+
+import decimal
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from keyed_files import GROUPS, Model, keyed_snapshot, shown, without_times, write
+
+import statebackend as sb
+from statebackend.checkpoint import CheckpointStore, StoredFile
+from statebackend.checkpoint.format import GroupedBatch, Op, Section
+from statebackend.errors import CorruptCheckpointError, UsageError
+from statebackend.key_encoding import encode_namespace
+from statebackend.key_groups import KeyGroupRange
+from statebackend.tools import states as reading
+from statebackend.tools.applying import applied
+
+# ------------------------------------------------------------------------------------------- histories
+
+KEYS: dict[str, tuple[Any, Callable[[int], Any]]] = {
+    "long": (int, lambda n: n - 3),
+    "string": (str, lambda n: "é" * n),
+    "bytes": (bytes, lambda n: bytes([n])),
+    "decimal": ("decimal(10,1)", lambda n: decimal.Decimal(n).scaleb(-1)),
+    "double": (float, lambda n: n / 2),
+    "row": ("struct<a:bigint,b:string>", lambda n: (None if n % 3 else n, None if n % 2 else "x")),
+}
+NAMESPACES: dict[str, list[Any]] = {
+    "none": [sb.VOID],
+    "windows": [sb.TimeWindow(0, 60), sb.TimeWindow(60, 120)],
+    "numbers": [1, -7],
+    "texts": ["a", ""],
+    "some": [sb.VOID, 5],
+}
+
+
+def long(rng: random.Random) -> int:
+    return rng.randrange(100)
+
+
+@pytest.mark.parametrize("namespaces", NAMESPACES)
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("kind", ["value", "list", "map", "folding"])
+def test_a_chain_of_changes_is_applied(
+    store: CheckpointStore, root: Path, rng: random.Random, kind: str, key: str, namespaces: str
+) -> None:
+    ttl = rng.random() < 0.5
+    key_type, make_key = KEYS[key]
+    keys = [make_key(n) for n in range(8)]
+    model, other = Model(kind, key_type, int, ttl=ttl), Model("value", key_type, str)
+    files: list[StoredFile] = []
+    for checkpoint_id in range(12):
+        for _ in range(rng.randrange(8)):
+            model.change(rng, keys, NAMESPACES[namespaces], long, time=checkpoint_id)
+            other.change(rng, keys, [sb.VOID], lambda rng: rng.choice("ab"), time=0)
+        is_base = not files or rng.random() < 0.2
+        sections = [other.section("other", is_base=is_base), model.section("state", is_base=is_base)]
+        if not is_base and rng.random() < 0.2:
+            sections = [
+                each for each in sections if each.batches
+            ]  # as of a state in which nothing has changed
+        file = write(store, checkpoint_id, "base" if is_base else "delta", sections)
+        files = [file] if is_base else [*files, file]
+        states = [model.described("state"), other.described("other")]
+        store.commit(checkpoint_id, [keyed_snapshot(store, checkpoint_id, files, states)])
+        found = sb.tools.read_state(root, "state")
+        assert shown(found, ttl) == without_times(model.expected(), ttl)
+        assert shown(sb.tools.read_state(root, "other"), False) == without_times(other.expected(), False)
+        assert "op" not in found.schema.names
+
+
+@pytest.mark.parametrize("kind", ["value", "list", "map"])
+def test_many_rows_are_applied_in_slices(
+    store: CheckpointStore, root: Path, rng: random.Random, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_SLICE_ROWS", 300)
+    model = Model(kind, int, int)
+    files = []
+    for number in range(4):
+        for _ in range(1500):
+            model.change(rng, range(700), [sb.VOID, 1], long, time=0)
+        files.append(
+            write(store, 0, "delta" if number else "base", [model.section("state", is_base=not number)])
+        )
+    store.commit(0, [keyed_snapshot(store, 0, files, [model.described("state")])])
+    assert shown(sb.tools.read_state(root, "state"), False) == without_times(model.expected(), False)
+
+
+def test_instances_give_only_rows_of_their_own_key_groups(
+    store: CheckpointStore, root: Path, rng: random.Random
+) -> None:
+    """After a change of parallelism files may hold more than their instance serves."""
+    model = Model("value", int, int)
+    for _ in range(200):
+        model.change(rng, range(100), [sb.VOID], long, time=0)
+    base = write(store, 0, "base", [model.section("state", is_base=True)])
+    snapshots = [
+        keyed_snapshot(
+            store,
+            0,
+            [base],
+            [model.described("state")],
+            subtask_index=index,
+            parallelism=2,
+            key_groups=KeyGroupRange(index * GROUPS // 2, (index + 1) * GROUPS // 2 - 1),
+        )
+        for index in range(2)
+    ]
+    store.commit(0, snapshots)
+    assert shown(sb.tools.read_state(root, "state"), False) == without_times(model.expected(), False)
+
+
+def test_rows_of_one_file_may_be_a_history_of_their_own(store: CheckpointStore, root: Path) -> None:
+    """A state that nobody asked for is written as it was read: its changes one after the other."""
+    ops = [Op.PUT, Op.REMOVE, Op.PUT, Op.APPEND, Op.REMOVE, Op.APPEND, Op.APPEND]
+    lists = pa.record_batch(
+        {
+            "key": [1] * 7,
+            "value": pa.array([[1], None, [2], [3], None, [4], [5, 6]], pa.list_(pa.int64())),
+            "op": pa.array(ops, pa.uint8()),
+        }
+    )
+    values = pa.record_batch({"key": [1, 2, 1], "value": [1, 2, 3]})
+    sections = [
+        Section("list", lists.schema, [GroupedBatch.of(lists, [4] * 7)]),
+        Section("value", values.schema, [GroupedBatch.of(values, [4] * 3)]),
+    ]
+    states = [Model("list", int, int).described("list"), Model("value", int, int).described("value")]
+    store.commit(0, [keyed_snapshot(store, 0, [write(store, 0, "base", sections)], states)])
+    assert sb.tools.read_state(root, "list").to_pylist() == [{"key": 1, "value": [4, 5, 6]}]
+    assert sb.tools.read_state(root, "value").to_pylist() == [{"key": 2, "value": 2}, {"key": 1, "value": 3}]
+
+
+def test_nulls_within_composite_keys_are_told_apart() -> None:
+    keys = pa.array(
+        [{"a": None}, {"a": {"x": None}}, {"a": {"x": 0}}], pa.struct({"a": pa.struct({"x": pa.int64()})})
+    )
+    base = pa.table({"key": keys, "value": [1, 2, 3]})
+    delta = pa.table({"key": keys.slice(0, 1), "value": [4]})
+    assert sorted(applied("value", [base, delta])["value"].to_pylist()) == [2, 3, 4]
+
+
+# ------------------------------------------------------------------------------------------ what is shown
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "wanted"),
+    [
+        ([1, 2], pa.array([1, 2])),
+        (["a", sb.VOID], pa.array(["a", None])),
+        ([b"a", b""], pa.array([b"a", b""])),
+        ([sb.TimeWindow(0, 5), sb.VOID], pa.array([{"start": 0, "end": 5}, None])),
+        ([(1, "a"), (2,)], pa.array(["(1, 'a')", "(2,)"])),
+        ([1, "a", sb.VOID], pa.array(["1", "'a'", None])),
+    ],
+    ids=["numbers", "texts", "bytes", "windows", "tuples", "mixed"],
+)
+def test_namespaces_are_readable(
+    store: CheckpointStore, root: Path, namespaces: list[Any], wanted: pa.Array
+) -> None:
+    count = len(namespaces)
+    rows = pa.record_batch(
+        {"key": range(count), "namespace": list(map(encode_namespace, namespaces)), "value": range(count)}
+    )
+    section = Section("state", rows.schema, [GroupedBatch.of(rows, [0] * count)])
+    states = [Model("value", int, int).described("state")]
+    store.commit(0, [keyed_snapshot(store, 0, [write(store, 0, "base", [section])], states)])
+    found = sb.tools.read_state(root, "state")
+    assert found.schema.names == ["key", "namespace", "value"]
+    assert found["namespace"].combine_chunks().equals(wanted)
+
+
+@pytest.mark.parametrize("ttl", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [
+        ("value", {"key": pa.int64(), "value": pa.string()}),
+        ("list", {"key": pa.int64(), "value": pa.list_(pa.string())}),
+        ("map", {"key": pa.int64(), "map_key": pa.int64(), "value": pa.string()}),
+        ("folding", {"key": pa.int64(), "value": pa.string()}),
+    ],
+)
+def test_a_state_without_rows_has_its_columns(
+    store: CheckpointStore, root: Path, kind: str, columns: dict[str, pa.DataType], ttl: bool
+) -> None:
+    states = [Model(kind, int, str, ttl=ttl).described("state")]
+    store.commit(0, [keyed_snapshot(store, 0, [], states)])
+    found = sb.tools.read_state(root, "state")
+    if ttl:
+        columns = {**columns, "timestamp": pa.list_(pa.int64()) if kind == "list" else pa.int64()}
+    assert found.schema == pa.schema(columns)
+    assert found.num_rows == 0
+
+
+def test_operator_states(store: CheckpointStore, root: Path) -> None:
+    operators = [sb.OperatorStateBackend(subtask_index=index, parallelism=2) for index in range(2)]
+    for index, each in enumerate(operators):
+        each.get_list_state(sb.ListStateDescriptor("split", int)).add_all([index, 10])
+        each.get_broadcast_state(sb.MapStateDescriptor("rules", str, int)).put_all({"b": index, "a": None})
+    operators[1].get_union_list_state(sb.ListStateDescriptor("late", str)).add("x")
+    operators[0].get_list_state(sb.ListStateDescriptor("empty", float))
+    operators[0].get_list_state(sb.ListStateDescriptor("pickled", sb.types.PICKLE)).add({1})
+    store.commit(0, [each.snapshot(0, store).result() for each in operators])
+    assert sb.tools.read_state(root, "split").to_pydict() == {
+        "subtask": [0, 0, 1, 1],
+        "value": [0, 10, 1, 10],
+    }
+    assert sb.tools.read_state(root, "rules").to_pydict() == {
+        "subtask": [0, 0, 1, 1],
+        "map_key": ["b", "a"] * 2,
+        "value": [0, None, 1, None],
+    }
+    assert sb.tools.read_state(root, "late").to_pydict() == {"subtask": [1], "value": ["x"]}
+    assert sb.tools.read_state(root, "empty").schema == pa.schema(
+        {"subtask": pa.int32(), "value": pa.float64()}
+    )
+    assert sb.tools.read_state(root, "pickled").schema.field("value").type == pa.binary()
+    for each in operators:
+        each.get_list_state(sb.ListStateDescriptor("split", int)).clear()
+        each.get_broadcast_state(sb.MapStateDescriptor("rules", str, int)).clear()
+    operators[0].get_list_state(sb.ListStateDescriptor("pickled", sb.types.PICKLE)).clear()
+    store.commit(1, [each.snapshot(1, store).result() for each in operators])
+    empty = sb.tools.read_state(root, "rules")
+    assert empty.schema == pa.schema({"subtask": pa.int32(), "map_key": pa.string(), "value": pa.int64()})
+    assert (empty.num_rows, sb.tools.read_state(root, "rules", id=0).num_rows) == (0, 4)
+
+
+def test_which_checkpoint_and_which_state(store: CheckpointStore, root: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        sb.tools.read_state(root, "state")
+    assert caught.value.code == "USAGE.NO_CHECKPOINT"
+    operator = sb.OperatorStateBackend()
+    for checkpoint_id in range(2):
+        operator.get_list_state(sb.ListStateDescriptor("n", int)).add(checkpoint_id)
+        store.commit(checkpoint_id, [operator.snapshot(checkpoint_id, store).result()])
+    assert sb.tools.read_state(str(root), "n")["value"].to_pylist() == [0, 1]
+    assert sb.tools.read_state(root, "n", 0)["value"].to_pylist() == [0]
+    for name, checkpoint_id, code in (("m", None, "USAGE.NO_STATE"), ("n", 7, "USAGE.NO_CHECKPOINT")):
+        with pytest.raises(UsageError) as caught:
+            sb.tools.read_state(root, name, checkpoint_id)
+        assert caught.value.code == code
+    keyed = keyed_snapshot(store, 2, [], [Model("value", int, int).described("n")])
+    store.commit(2, [keyed, operator.snapshot(2, store).result()])
+    with pytest.raises(UsageError, match="both a keyed state and an operator state"):
+        sb.tools.read_state(root, "n")
+    native = write(store, 3, "sst", [])
+    store.commit(3, [keyed_snapshot(store, 3, [native], [Model("value", int, int).described("n")])])
+    with pytest.raises(UsageError, match="'sst'"):
+        sb.tools.read_state(root, "n")
+
+
+def test_only_what_is_needed_is_read_and_damage_is_found(store: CheckpointStore, root: Path) -> None:
+    rows = pa.record_batch({"key": range(1000), "value": range(1000)})
+    sections = [
+        Section(name, rows.schema, [GroupedBatch.of(rows, [0] * 1000)]) for name in ("first", "second")
+    ]
+    file = write(store, 0, "base", sections)
+    states = [Model("value", int, int).described(name) for name in ("first", "second")]
+    store.commit(0, [keyed_snapshot(store, 0, [file], states)])
+    path = root / file.name
+    content = bytearray(path.read_bytes())
+    content[600] ^= 1  # in the first batch
+    path.write_bytes(bytes(content))
+    assert sb.tools.read_state(root, "second").num_rows == 1000
+    with pytest.raises(CorruptCheckpointError, match=file.name):
+        sb.tools.read_state(root, "first")
+    path.unlink()
+    with pytest.raises(CorruptCheckpointError, match=file.name):
+        sb.tools.read_state(root, "second")
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [
+        ("value", {"key": [1, 2], "namespace": [b"\x09", b""], "value": [1, 2]}),
+        ("map", {"key": [1, 2], "value": [1, 2], "op": pa.array([0, 1], pa.uint8())}),
+    ],
+)
+def test_files_that_are_not_as_described_are_refused(
+    store: CheckpointStore, root: Path, kind: str, columns: dict[str, Any]
+) -> None:
+    rows = pa.record_batch(columns)
+    file = write(store, 0, "base", [Section("state", rows.schema, [GroupedBatch.of(rows, [0, 0])])])
+    store.commit(0, [keyed_snapshot(store, 0, [file], [Model(kind, int, int).described("state")])])
+    with pytest.raises(CorruptCheckpointError, match="checkpoints/0-1.json"):
+        sb.tools.read_state(root, "state")
+
+
+def test_files_that_disagree_about_a_type_are_refused(store: CheckpointStore, root: Path) -> None:
+    files = []
+    for values in ([1], ["a"]):
+        rows = pa.record_batch({"key": [1], "value": values})
+        files.append(write(store, 0, "delta", [Section("state", rows.schema, [GroupedBatch.of(rows, [0])])]))
+    store.commit(0, [keyed_snapshot(store, 0, files, [Model("value", int, int).described("state")])])
+    with pytest.raises(CorruptCheckpointError, match="not as its snapshot describes it"):
+        sb.tools.read_state(root, "state")
