@@ -14,8 +14,7 @@ leaves its node, which is stale then, and so does one whose registration is roll
 
 What a rollback brings back needs its node again. So a node that leaves the queue while a mark is open is put aside, and
 goes back into the queue when the core has rolled back since; it is let go of when the oldest open mark is newer. Nodes
-hold a reference to their anchor, so that its number
-names no other key meanwhile.
+hold a reference to their anchor, so that its number names no other key meanwhile.
 
 Stale nodes are looked for a few at a time, by registrations, once they are more than half of the queue: no operation
 does more than a bounded expected amount of work.
