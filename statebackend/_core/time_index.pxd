@@ -29,11 +29,14 @@ cdef inline Node *node_at(NodeArray *array, uint64_t index) noexcept nogil:
 
 cdef bint nodes_reserve(Budget *budget, NodeArray *array) noexcept nogil
 cdef void nodes_shrink(Budget *budget, NodeArray *array) noexcept nogil
+cdef void nodes_forget_page(Budget *budget, NodeArray *array) noexcept nogil
 cdef void nodes_free(Budget *budget, NodeArray *array) noexcept nogil
 
 cdef class TimerHandle(MapHandle):
     cdef NodeArray queue                 # a heap of four children each, the earliest first
-    cdef NodeArray dropped               # taken off the queue while a mark was open
+    # Taken off the queue while a mark was open, oldest first. Their `key` is the core's version at that time.
+    cdef NodeArray dropped
+    cdef uint64_t dropped_first          # nodes before it have been let go of
     cdef uint64_t rollbacks              # of the core, when `dropped` was last looked at
     cdef uint64_t cursor                 # where the search for stale nodes goes on
     cdef readonly uint64_t fired
@@ -49,8 +52,12 @@ cdef class TimerHandle(MapHandle):
     cdef uint32_t entry_of(self, Node *node) except? 0xFFFFFFFF
     cdef void let_go(self, Node *node) noexcept
     cdef int settle(self) except -1
+    cdef int put_back(self) except -1
+    cdef int let_go_of_some(self) except -1
     cdef int drop_stale(self) except -1
     cdef uint64_t live(self) noexcept
+    cdef bint has_next(self) except -1
+    cdef int ask_for_next(self) except -1
     cdef int forget_all(self) except -1
     cdef int visit_all(self, MapTable map, list rows, uint32_t first, uint32_t last) except -1
 

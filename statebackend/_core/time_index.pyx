@@ -13,8 +13,8 @@ node counts if the set has its time below its anchor, with the sequence number o
 leaves its node, which is stale then, and so does one whose registration is rolled back.
 
 What a rollback brings back needs its node again. So a node that leaves the queue while a mark is open is put aside, and
-goes back into the queue when the core has rolled back since. Nodes hold a reference to their anchor, so that its number
-names no other key meanwhile.
+goes back into the queue when the core has rolled back since; it is let go of when the oldest open mark is newer. Nodes
+hold a reference to their anchor, so that its number names no other key meanwhile.
 
 Stale nodes are looked for a few at a time, by registrations, once they are more than half of the queue: no operation
 does more than a bounded expected amount of work.
@@ -22,8 +22,8 @@ does more than a bounded expected amount of work.
 
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy, memset
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 from statebackend._core.arena cimport Blob, Budget, address, blob_data, raw_alloc, raw_free
 from statebackend._core.cow_map cimport (
@@ -31,9 +31,11 @@ from statebackend._core.cow_map cimport (
     hash_int_key, namespace_of, thread_of)
 from statebackend._core.codecs cimport long_as_int64
 from statebackend._core.key_context cimport TIME_OF_CLOCK, TIME_OF_SYSTEM, KeyContext
+from statebackend._core.look_ahead cimport ask_for_bucket
 from statebackend._core.map_handle cimport MapHandle
 from statebackend._core.map_table cimport MapTable, insert_threaded
 from statebackend._core.platform cimport likely, prefetch, unlikely
+from statebackend._core.state_core cimport Mark
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
@@ -77,6 +79,14 @@ cdef void nodes_shrink(Budget *budget, NodeArray *array) noexcept nogil:
         raw_free(budget, array.pages[array.n_pages], PAGE_NODES * sizeof(Node))
 
 
+cdef void nodes_forget_page(Budget *budget, NodeArray *array) noexcept nogil:
+    """Forget the first page, with all of its nodes. O(pages)."""
+    raw_free(budget, array.pages[0], PAGE_NODES * sizeof(Node))
+    array.n_pages -= 1
+    array.size -= PAGE_NODES
+    memmove(array.pages, array.pages + 1, array.n_pages * sizeof(Node *))
+
+
 cdef void nodes_free(Budget *budget, NodeArray *array) noexcept nogil:
     while array.n_pages:
         array.n_pages -= 1
@@ -98,7 +108,7 @@ cdef class TimerHandle(MapHandle):
         if not self.core.closed:
             for i in range(self.queue.size):
                 self.let_go(node_at(&self.queue, i))
-            for i in range(self.dropped.size):
+            for i in range(self.dropped_first, self.dropped.size):
                 self.let_go(node_at(&self.dropped, i))
         nodes_free(&self.core.arena.budget, &self.queue)
         nodes_free(&self.core.arena.budget, &self.dropped)
@@ -156,12 +166,16 @@ cdef class TimerHandle(MapHandle):
 
     def next_time(self):
         """When the next timer of any key is due, or None. O(1), and a little for each stale node in front."""
+        return node_at(&self.queue, 0).time if self.has_next() else None
+
+    cdef bint has_next(self) except -1:
+        """Whether there is a timer, which is the first of the queue then: stale nodes in front of it are dropped."""
         self.settle()
         while self.queue.size:
             if self.entry_of(node_at(&self.queue, 0)):
-                return node_at(&self.queue, 0).time
+                return True
             self.take_off(0)
-        return None
+        return False
 
     def take_due(self, int64_t now):
         """Take the next timer that is due, make its key and namespace current; its time, or None. O(log timers)."""
@@ -172,11 +186,11 @@ cdef class TimerHandle(MapHandle):
         cdef object owner = None
         cdef int64_t clock = 0
         cdef Blob *blob
-        if self.next_time() is None or node_at(&self.queue, 0).time > now:
+        if not self.has_next() or node_at(&self.queue, 0).time > now:
             return None
         if self.context.time_source == TIME_OF_CLOCK:
             clock = self.context.read_clock(self.context.clock)
-            if self.next_time() is None or node_at(&self.queue, 0).time > now:   # a clock may do anything
+            if not self.has_next() or node_at(&self.queue, 0).time > now:   # a clock may do anything
                 return None
         node = node_at(&self.queue, 0)[0]
         anchor = self.anchor_at(node.anchor)
@@ -198,8 +212,30 @@ cdef class TimerHandle(MapHandle):
         inner.number = node.time
         self.remove_entry(&inner, self.find_entry(&inner), False)
         self.take_off(0)
+        self.ask_for_next()
         self.fired += 1
         return node.time
+
+    cdef int ask_for_next(self) except -1:
+        """Ask for what the next timer will need, while this one's function runs."""
+        cdef Node *node
+        cdef Anchor *anchor
+        cdef Table *table
+        cdef uint64_t child
+        cdef uint32_t hash
+        if self.queue.size == 0:
+            return 0
+        node = node_at(&self.queue, 0)
+        anchor = self.anchor_at(node.anchor)     # was asked for below, if it was not the last to rise
+        table = self.map_of(anchor).entries.table
+        hash = hash_int_key(table, node.time, node.anchor)
+        ask_for_bucket(table, anchor.group, hash)
+        if self.context.codec.is_int:
+            ask_for_bucket(self.map_of(anchor).heads.table, anchor.group,
+                           hash_int_key(table, anchor.key, anchor.namespace))
+        for child in range(1, 5 if self.queue.size > 4 else self.queue.size):
+            prefetch(self.anchor_at(node_at(&self.queue, child).anchor))
+        return 0
 
     # --- the queue ---
 
@@ -279,6 +315,7 @@ cdef class TimerHandle(MapHandle):
         if self.core.core.journal_version:
             if not nodes_reserve(&self.core.arena.budget, &self.dropped):
                 self.no_memory()
+            node.key = self.core.core.state_version
             node_at(&self.dropped, self.dropped.size)[0] = node
             self.dropped.size += 1
         else:
@@ -314,27 +351,48 @@ cdef class TimerHandle(MapHandle):
 
     cdef int settle(self) except -1:
         """What every call begins with: after a rollback, nodes that were put aside go back."""
-        cdef int _step
         if unlikely(self.core.closed):
             self.begin()
-        if likely(self.dropped.size == 0):
-            self.rollbacks = self.core.rollbacks
-            return 0
-        if self.rollbacks != self.core.rollbacks:
-            while self.dropped.size:
-                if not nodes_reserve(&self.core.arena.budget, &self.queue):
-                    self.no_memory()
-                self.dropped.size -= 1
-                self.queue.size += 1
-                self.sift_up(self.queue.size - 1, node_at(&self.dropped, self.dropped.size)[0])
+        if self.dropped.size:
+            if self.rollbacks != self.core.rollbacks:
+                self.put_back()
+            else:
+                self.let_go_of_some()
+        self.rollbacks = self.core.rollbacks
+        return 0
+
+    cdef int put_back(self) except -1:
+        cdef Node node
+        while self.dropped.size > self.dropped_first:
+            if not nodes_reserve(&self.core.arena.budget, &self.queue):
+                self.no_memory()
+            self.dropped.size -= 1
+            node = node_at(&self.dropped, self.dropped.size)[0]
+            node.key = self.anchor_at(node.anchor).key
+            self.queue.size += 1
+            self.sift_up(self.queue.size - 1, node)
+            nodes_shrink(&self.core.arena.budget, &self.dropped)
+        self.dropped.size = self.dropped_first = 0
+        return 0
+
+    cdef int let_go_of_some(self) except -1:
+        """Let go of a few nodes that were put aside before the oldest open mark: no rollback wants them."""
+        cdef int _step
+        cdef int64_t oldest = INT64_MAX
+        if self.core.open_marks:
+            oldest = (<Mark>self.core.open_marks[0]).version
+        for _step in range(LET_GO_PER_OPERATION):
+            if node_at(&self.dropped, self.dropped_first).key >= oldest:
+                return 0
+            self.let_go(node_at(&self.dropped, self.dropped_first))
+            self.dropped_first += 1
+            if self.dropped_first == self.dropped.size:
+                self.dropped.size = self.dropped_first = 0
                 nodes_shrink(&self.core.arena.budget, &self.dropped)
-            self.rollbacks = self.core.rollbacks
-        elif self.core.core.journal_version == 0:
-            for _step in range(LET_GO_PER_OPERATION):
-                if self.dropped.size:
-                    self.dropped.size -= 1
-                    self.let_go(node_at(&self.dropped, self.dropped.size))
-                    nodes_shrink(&self.core.arena.budget, &self.dropped)
+                return 0
+            if self.dropped_first == PAGE_NODES:
+                nodes_forget_page(&self.core.arena.budget, &self.dropped)
+                self.dropped_first = 0
         return 0
 
     cdef int drop_stale(self) except -1:
@@ -365,7 +423,7 @@ cdef class TimerHandle(MapHandle):
 
     def _queued(self):
         """How many nodes the queue and what was put aside have. O(1)."""
-        return self.queue.size, self.dropped.size
+        return self.queue.size, self.dropped.size - self.dropped_first
 
     def _close(self):
         """Let go of the core, which is about to be closed."""
@@ -375,11 +433,11 @@ cdef class TimerHandle(MapHandle):
         cdef uint64_t i
         for i in range(self.queue.size):
             self.let_go(node_at(&self.queue, i))
-        for i in range(self.dropped.size):
+        for i in range(self.dropped_first, self.dropped.size):
             self.let_go(node_at(&self.dropped, i))
         nodes_free(&self.core.arena.budget, &self.queue)
         nodes_free(&self.core.arena.budget, &self.dropped)
-        self.cursor = 0
+        self.dropped_first = self.cursor = 0
         return 0
 
     def _requeue(self):

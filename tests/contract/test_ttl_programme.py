@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from contract.conftest import MakeKeyed
 
 from statebackend.backend import KeyedStateBackend
+from statebackend.checkpoint import CheckpointStore
 from statebackend.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -25,6 +27,7 @@ from statebackend.descriptors import (
 from statebackend.key_encoding import VOID
 from statebackend.testing import ManualClock
 from statebackend.ttl import MAX_TIMESTAMP, StateTtlConfig
+from statebackend.types import LONG
 
 TTL = 100
 OnWrite = StateTtlConfig.UpdateType.OnCreateAndWrite
@@ -101,12 +104,17 @@ def incremental(cleanup: str) -> bool:
     return cleanup in ("default", "often", "slowly")
 
 
-@combinations
-def test_steps(
-    make_keyed: MakeKeyed, clock: ManualClock, kind: str, update: Any, visibility: Any, cleanup: str
+def run_steps(
+    keyed: KeyedStateBackend,
+    clock: ManualClock,
+    kind: str,
+    options: dict[str, Any],
+    restart: Callable[[KeyedStateBackend], KeyedStateBackend] | None = None,
 ) -> None:
-    keyed = make_keyed(max_parallelism=4)
-    state = make_state(keyed, kind, update_type=update, state_visibility=visibility, **CLEANUPS[cleanup])
+    """The programme; between every two steps ``restart``."""
+    update, visibility = options["update_type"], options["state_visibility"]
+    cleans_up = not {"cleanup_in_background"} & set(options)
+    state = make_state(keyed, kind, **options)
     write, read = KINDS[kind].write, KINDS[kind].read
     value: dict[tuple[int, Any], tuple[str, int]] = {}
     steps = [
@@ -131,6 +139,9 @@ def test_steps(
         (1, "n", 500, None),
     ]
     for key, namespace, now, written in steps:
+        if restart is not None:
+            keyed = restart(keyed)
+            state = make_state(keyed, kind, **options)
         clock.set(now)
         keyed.set_current_key(key)
         keyed.set_current_namespace(namespace)
@@ -150,11 +161,45 @@ def test_steps(
             assert state.exists()
             continue
         # What has expired may be seen, until it is cleaned up: by the read itself at the latest.
-        allowed = {None} if visibility is Never else {stored} if not incremental(cleanup) else {None, stored}
+        allowed = {None} if visibility is Never else {None, stored} if cleans_up or restart else {stored}
         assert found in allowed
         value.pop(at, None)
         assert read(state) is None
         assert not state.exists()
+
+
+@combinations
+def test_steps(
+    make_keyed: MakeKeyed, clock: ManualClock, kind: str, update: Any, visibility: Any, cleanup: str
+) -> None:
+    options = {"update_type": update, "state_visibility": visibility, **CLEANUPS[cleanup]}
+    run_steps(make_keyed(max_parallelism=4), clock, kind, options)
+
+
+@pytest.mark.parametrize("visibility", [Never, Show], ids=lambda each: each.name)
+@pytest.mark.parametrize("update", [OnWrite, OnRead], ids=lambda each: each.name)
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_steps_with_a_restart_between_every_two(
+    make_keyed: MakeKeyed,
+    clock: ManualClock,
+    tmp_path: Path,
+    kind: str,
+    update: Any,
+    visibility: Any,
+) -> None:
+    options = {"update_type": update, "state_visibility": visibility, "cleanup_idle": True}
+    ids = itertools.count()
+    with CheckpointStore(tmp_path) as store:
+        store.open_for_writing(key_type=LONG, max_parallelism=4)
+
+        def restart(keyed: KeyedStateBackend) -> KeyedStateBackend:
+            number = next(ids)
+            snapshot = keyed.snapshot(number, store, incremental=number % 3 != 0).result()
+            checkpoint = store.commit(number, [snapshot], now=clock.now())
+            keyed.close()
+            return make_keyed(max_parallelism=4, restore=checkpoint)
+
+        run_steps(make_keyed(max_parallelism=4), clock, kind, options, restart)
 
 
 @combinations
@@ -260,6 +305,28 @@ def test_rollback_returns_what_cleanup_has_removed(
     keyed.advance()
     KINDS[kind].read(state)
     assert keyed.num_entries() == 39
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_idle_cleanup_finds_again_what_a_rollback_has_brought_back(
+    make_keyed: MakeKeyed, clock: ManualClock, kind: str
+) -> None:
+    keyed = make_keyed(max_parallelism=4)
+    state = make_state(keyed, kind, **CLEANUPS["idle"])
+    for key in range(50):
+        clock.set(key)
+        keyed.set_current_key(key)
+        KINDS[kind].write(state, str(key))
+    clock.set(TTL + 24)
+    for _ in range(2):
+        mark = keyed.mark()
+        keyed.set_current_key(99)
+        assert keyed.advance() == 25
+        keyed.rollback(mark)
+        keyed.release(mark)
+    assert keyed.advance() == 25
+    assert keyed.advance() == 0
+    assert keyed.num_entries() == 25
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

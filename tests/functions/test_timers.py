@@ -137,6 +137,25 @@ class NoMethod(sb.KeyedProcessFunction):
         ctx.timers.register(0, "processing")
 
 
+def test_what_became_due_while_a_job_was_down_fires_in_its_first_batch(backend: str) -> None:
+    with Harness(Reminders(), str, backend=backend) as harness:
+        harness.process_element("a", remind(10, 30, 50))
+        harness.process_element("b", remind(20))
+        checkpoint = harness.snapshot()
+        assert harness.advance_time(20) == [(10, "a", 20), (20, "b", 20)]
+        harness.restore(checkpoint)
+        assert harness.keyed.timers.count("processing") == 4
+        harness.clock.set(35)
+        assert harness.process_element("c", remind(33)) == [
+            (10, "a", 35),
+            (20, "b", 35),
+            (30, "a", 35),
+            (33, "c", 35),
+        ]
+        harness.restart()
+        assert harness.advance_time(100) == [(50, "a", 100)]
+
+
 def test_a_function_that_registers_timers_has_on_timer(backend: str) -> None:
     with (
         Harness(NoMethod(), str, backend=backend) as harness,
@@ -159,7 +178,8 @@ def test_a_batch_function_has_no_timers(backend: str) -> None:
         harness.process_batch([{"user": "a"}])
 
 
-def test_sessions_of_clicks_are_those_of_a_loop(backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_sessions_of_clicks_are_those_of_a_loop(backend: str, tmp_path: Path, restarts: bool) -> None:
     spec = importlib.util.spec_from_file_location("click_sessions", CLICK_SESSIONS)
     assert spec is not None
     assert spec.loader is not None
@@ -180,7 +200,10 @@ def test_sessions_of_clicks_are_those_of_a_loop(backend: str, tmp_path: Path) ->
     ) as harness:
         for path in sorted((tmp_path / "in").iterdir()):
             sessions += map(tuple, harness.process_batch(pq.read_table(path)))
+            if restarts:
+                harness.restart()
         assert harness.keyed.timers.count() == 1, "of the click that ends the stream"
-        assert harness.keyed.num_entries("pages") == 1
+        if not restarts:  # after which no function has asked for its states
+            assert harness.keyed.num_entries("pages") == 1
     assert len(sessions) > users
     assert sorted(sessions) == example.expected(tmp_path)

@@ -92,6 +92,52 @@ def test_moving_timers_leaves_few_behind(keyed: Any, marks: bool) -> None:
     assert keyed.timers.next_due() is None
 
 
+def test_what_fired_before_the_oldest_mark_is_let_go_of(keyed: Any) -> None:
+    """A job has a mark open at any time: that of its newest checkpoint."""
+    oldest = keyed.mark()
+    most = 0
+    for batch in range(200):
+        mark = keyed.mark()
+        for key in range(100):
+            keyed.set_current_key(key)
+            keyed.timers.register(batch)
+        assert len(list(keyed.timers.due(batch))) == 100
+        if batch % 7 == 3:
+            keyed.rollback(mark)
+            check(keyed)
+            assert len(list(keyed.timers.due(batch))) == 0
+        most = max(most, sum(handle._queued()[1] for handle in keyed.timers._handles().values()))
+        keyed.release(oldest)
+        oldest = mark
+    assert most <= 400
+    keyed.rollback(oldest)
+    check(keyed)
+    assert keyed.timers.count() == 0
+
+
+def test_a_timer_has_one_node_however_often_it_is_registered(keyed: Any) -> None:
+    for _ in range(10):
+        for key in range(50):
+            keyed.set_current_key(key)
+            keyed.timers.register(10)
+            keyed.timers.register(20)
+            keyed.timers.delete(10)
+    mark = keyed.mark()
+    for key in range(0, 50, 2):
+        keyed.set_current_key(key)
+        keyed.timers.register(10)
+        keyed.timers.delete(20)
+    check(keyed)
+    keyed.rollback(mark)
+    check(keyed)
+    for key in range(50):
+        keyed.set_current_key(key)
+        keyed.timers.register(10)
+    check(keyed)
+    keyed.release(mark)
+    assert list(keyed.timers.due(20)) == [10] * 50 + [20] * 50
+
+
 def test_a_snapshot_does_not_see_what_timers_do_later(keyed: Any) -> None:
     for key in range(300):
         keyed.set_current_key(key)
@@ -134,7 +180,7 @@ def test_timers_respect_the_memory_limit() -> None:
                 keyed.set_current_key(keyed.timers.count())
                 keyed.timers.register(keyed.timers.count())
 
-        with pytest.raises(MemoryLimitError, match="timers/event"):
+        with pytest.raises(MemoryLimitError, match=r"statebackend\.timers\.event"):
             fill()
         registered = keyed.timers.count()
         assert registered > 1_000

@@ -1,0 +1,1 @@
+"""What a timer costs, beside Flink's heap timer queue: ``python -m bench.timers``."""
