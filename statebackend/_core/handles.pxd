@@ -47,6 +47,7 @@ cdef class Handle:
     cdef int64_t cleanup_size            # entries that an access looks at; 0: there is no incremental cleanup
     cdef Sweep walk                      # where the cleanup goes on
     cdef bint walks_spaced
+    cdef int64_t debt                    # slots' worth of long lists that later accesses pay for
     cdef readonly ExpiryIndex plain_index    # of what expires; None before `advance` first asks
     cdef readonly ExpiryIndex spaced_index
     cdef uint64_t expired_on_read

@@ -222,7 +222,8 @@ cdef class Handle:
     cdef int clean_some(self, int64_t entries) except -1:
         """Go on with the walk over the entries, over about so many of them, and remove what has expired.
 
-        At most eight times as many slots are looked at, and nothing more than once. What there is no memory for stays.
+        At most eight times as many slots are looked at, and nothing more than once. A list counts by its length: after
+        a long one, accesses look at nothing until it is paid for. What there is no memory for stays.
         """
         cdef int64_t slots = SLOTS_PER_ENTRY * entries, now
         cdef StateTable of
@@ -230,6 +231,9 @@ cdef class Handle:
         cdef uint32_t slot
         cdef int ends = 0
         if self.core.closed or self.core.inside or self.ttl == 0:
+            return 0
+        if unlikely(self.debt > 0):
+            self.debt -= slots
             return 0
         now = self.context.time()
         while entries > 0 and slots > 0 and ends < 2:
@@ -249,6 +253,7 @@ cdef class Handle:
                     ends += 1
                     self.oldest = self.walk.oldest
                     self.walk.oldest = INT64_MAX
+        self.debt = -slots
         self.core.arena.budget.refused = 0
         return 0
 

@@ -64,12 +64,16 @@ def describe(progress: dict[str, Any]) -> str:
     >>> describe({"batchId": 3, "numInputRows": 10, "numOutputRows": 2, "numRowsTotal": 7,
     ...           "memoryUsedBytes": 2_500_000, "commitTimeMs": 4.2, "processedRowsPerSecond": 1234.5})
     'batch 3: 10 rows in, 2 out, 1,234 rows/s; 7 keys, 2.5 MB; commit 4.2 ms'
+
+    Timers are told of where some fired, and so is where the time went where it is known.
     """
     text = (
         f"batch {progress['batchId']}: {progress['numInputRows']:,} rows in, {progress['numOutputRows']:,} out, "
         f"{progress['processedRowsPerSecond']:,.0f} rows/s; {progress['numRowsTotal']:,} keys, "
         f"{progress['memoryUsedBytes'] / 1e6:,.1f} MB; commit {progress['commitTimeMs']:.1f} ms"
     )
+    if progress.get("numTimersFired"):
+        text += f"; {progress['numTimersFired']:,} timers fired"
     durations = progress.get("durationMs")
     if durations:
         text += "; " + ", ".join(f"{name} {took:.0f}" for name, took in durations.items()) + " ms"

@@ -303,6 +303,30 @@ def test_idle_cleanup_misses_nothing_while_maps_grow_and_snapshots_live(
     check(keyed)
 
 
+def test_accesses_pay_for_a_long_list_one_after_the_other(clock: ManualClock) -> None:
+    with HeapBackend().create_keyed_backend(int, max_parallelism=1, clock=clock) as keyed:
+        state = keyed.get_list_state(expiring(ListStateDescriptor("list", int)))
+        for key, length in ((1, 10_000), (2, 1)):
+            clock.set(HOUR if key == 1 else 0)
+            keyed.set_current_key(key)
+            state.add_all([0] * length)
+        clock.set(HOUR)
+        keyed.set_current_key(3)
+        while keyed.num_entries() == 2:
+            state.clear()  # until the walk begins anew
+        clock.set(0)
+        keyed.set_current_key(2)
+        state.add(0)
+        clock.set(HOUR)
+        keyed.set_current_key(3)
+        accesses = 0
+        while keyed.num_entries() == 2:
+            state.clear()
+            accesses += 1
+        # 10,000 elements are as much as 1,250 slots, of which an access has 40.
+        assert 25 < accesses < 70
+
+
 @pytest.mark.parametrize("descriptor", descriptors(), ids=lambda d: d.name)
 @pytest.mark.parametrize("vectorised", [False, True])
 def test_a_day_of_traffic_over_moving_keys_holds_memory_flat(

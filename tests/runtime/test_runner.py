@@ -113,6 +113,53 @@ def test_a_restart_goes_on_where_the_commit_was(job: Job0) -> None:
     assert rows_of(run(job.open(), 2, ("a", 4), ("b", 4))) == [("a", 7), ("b", 5)]
 
 
+class Later(sb.KeyedProcessFunction):
+    """Gives each user out again when so many milliseconds have passed."""
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
+        ctx.timers.register(ctx.now + row.amount, "processing")
+
+    def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield ctx.current_key, timestamp
+
+
+def test_timers_outlive_a_restart_and_are_told_of(job: Job0) -> None:
+    clock = ManualClock(100)
+    runner = job.open(Later(), clock=clock)
+    progress = run(runner, 0, ("a", 20), ("b", 10), ("c", 500)).progress
+    assert (progress["numTimersFired"], progress["numTimersPending"]) == (0, 3)
+    runner.close()
+    clock.set(150)
+    committed = run(job.open(Later(), clock=clock), 1, ("d", 1_000))
+    assert rows_of(committed) == [("b", 110), ("a", 120)]
+    assert (committed.progress["numTimersFired"], committed.progress["numTimersPending"]) == (2, 2)
+    assert committed.checkpoint.manifest.progress["numTimersFired"] == 2
+
+
+class Idle(sb.KeyedProcessFunction):
+    """Remembers users for a hundred milliseconds."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        ttl = sb.StateTtlConfig(100, cleanup_idle=True)
+        self.seen = ctx.get_value_state(sb.ValueStateDescriptor("seen", int).enable_time_to_live(ttl))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> None:
+        self.seen.update(row.amount)
+
+
+def test_idle_state_leaves_a_job_with_its_batches(job: Job0) -> None:
+    clock = ManualClock(0)
+    runner = job.open(Idle(), clock=clock)
+    for number in range(30):
+        clock.set(number * 10)
+        progress = run(runner, number, *((f"{number}-{n}", n) for n in range(50))).progress
+        assert progress["states"]["seen"] == min(number + 1, 10) * 50
+    runner.close()
+    clock.set(340)
+    reopened = job.open(Idle(), clock=clock)
+    assert run(reopened, 30, ("x", 1)).progress["states"]["seen"] == 5 * 50 + 1
+
+
 def test_a_committed_batch_is_not_run_again(job: Job0) -> None:
     class Random(Total):
         def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
