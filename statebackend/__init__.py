@@ -13,6 +13,7 @@ from statebackend import errors, key_groups, serializers, types
 from statebackend._version import __version__
 from statebackend.backend import KeyedStateBackend, StateBackend
 from statebackend.checkpoint import Checkpoint, CheckpointStore, StateSnapshot
+from statebackend.checkpoint.keyed import check_compatibility
 from statebackend.descriptors import (
     AggregateFunction,
     AggregatingStateDescriptor,
@@ -99,6 +100,7 @@ __all__ = [
     "CheckpointStore",
     "Checkpoint",
     "StateSnapshot",
+    "check_compatibility",
     # operator state
     "OperatorStateBackend",
     "CheckpointedFunction",

@@ -1,7 +1,7 @@
 """Measures what checkpoints cost: ``python -m bench.checkpoint P5 P10 P11 slow-down``, or all without names.
 
-Prints a table and writes ``build/bench/checkpoint.json``. Nothing else should run on the machine meanwhile. ``--n`` entries,
-``--folder`` on the disk that is to be measured.
+Prints a table and writes ``build/bench/checkpoint.json``. Nothing else should run on the machine meanwhile. ``--n``
+entries, ``--folder`` on the disk that is to be measured.
 """
 
 from __future__ import annotations

@@ -195,7 +195,16 @@ class _Copy:
         return dataclasses.replace(snapshot, files=tuple(map(self.file, snapshot.files)))
 
     def file(self, file: StoredFile) -> StoredFile:
-        """A file as it is, once however often it is named; its checksum is compared."""
+        """A file as it is, once however often it is named; its checksum, or those in it, are compared."""
+        if file.name not in self._copied and file.kind in ("base", "delta", "operator"):
+            # Data files hold their own names, so that a copy is written anew.
+            with self._source.open_file(file) as opened:
+                reader = read_data_file(opened, file.name)
+                reader.verify()
+                sections = [Section(each, reader.schema(each), reader.read(each)) for each in reader.states]
+                copied = self._written(file, reader, sections, file.key_groups)
+                assert copied is not None, "a data file has states"
+                self._copied[file.name] = copied
         if file.name not in self._copied:
             suffix = os.path.splitext(file.name)[1]
             created = self._writer.create(
@@ -258,7 +267,7 @@ class _Copy:
         if not sections:
             return None
         with self._writer.create(file.kind, key_groups=key_groups, label=file.label) as sink:
-            write_data_file(sink, sections, extra=reader.extra)
+            write_data_file(sink, sections, extra=reader.extra, name=sink.name)
             self._progress.advance(file.size)
             return sink.finish()
 

@@ -6,12 +6,14 @@ On a simulated one, where every call may fail or be the last, and on moto's S3 s
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Callable, Iterator
 from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from keyed_story import Story, contents
 from pyarrow import fs
 from simulated_disk import Dead
 from simulated_objects import Bucket, Client
@@ -22,6 +24,7 @@ from statebackend.checkpoint import CheckpointStore, StateSnapshot
 from statebackend.checkpoint.files.objects import ObjectFiles
 from statebackend.checkpoint.reading import CheckpointReader
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, StateBackendError, UsageError
+from statebackend.registry import create_backend
 
 
 def files_of(client: Client) -> ObjectFiles:
@@ -200,6 +203,27 @@ def test_a_store_on_s3_is_written_and_read(uri: str) -> None:
     }
     with pytest.raises(UsageError, match="another query"):
         CheckpointStore(uri, single_writer=True).open_for_writing(query="other")
+
+
+def test_keyed_state_on_s3_goes_on_incrementally_after_a_restart(uri: str, rng: random.Random) -> None:
+    restore: object = ()
+    with CheckpointStore(uri, single_writer=True, retain=1) as store:
+        store.open_for_writing(key_type=int, max_parallelism=32)
+        for step in range(3):
+            keyed = create_backend("heap").create_keyed_backend(int, max_parallelism=32, restore=restore)
+            story = Story(keyed, rng, int)
+            for checkpoint_id in range(3 * step, 3 * step + 3):
+                story.change(500 if checkpoint_id == 0 else 20)
+                restore = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+            held = contents(keyed)
+            keyed.close()
+        assert [file.kind for file in restore.files.values()] == ["base"] + ["delta"] * 8
+    checkpoint = CheckpointReader(uri).open(8)
+    checkpoint.verify()
+    with create_backend("reference").create_keyed_backend(
+        int, max_parallelism=32, restore=checkpoint
+    ) as keyed:
+        assert contents(keyed) == held
 
 
 def test_another_process_writes_to_s3_for_the_writer(uri: str) -> None:

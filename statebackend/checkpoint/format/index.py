@@ -4,7 +4,8 @@ The index stands between the end of the batches and Arrow's own footer, where Ar
 line of JSON and a table of runs, followed by a trailer of 40 bytes; what comes after that is Arrow's footer.
 
 >>> region = Region(0, 8, 0xE3069283)
->>> index = Index(region, (), Region(8, 8, 1), (StateColumns("sum", {"key": 0, "value": 1}, 0, 0),), no_runs(), {})
+>>> sums = StateColumns("sum", {"key": 0, "value": 1}, 0, 0)
+>>> index = Index(region, (), Region(8, 8, 1), (sums,), no_runs(), {}, "a")
 >>> block = index.encode(after=16, footer=b"footer")
 >>> Index.decode(memoryview(block)[:-TRAILER.size], Trailer.decode(block[-TRAILER.size:], "a", 0), 16, "a").states
 (StateColumns(name='sum', columns={'key': 0, 'value': 1}, first_run=0, n_runs=0),)
@@ -169,6 +170,8 @@ class Index(NamedTuple):
     states: tuple[StateColumns, ...]
     runs: NDArray[np.void]
     extra: dict[str, Any]
+    #: What the file was called when it was written; None: its writer did not say.
+    file: str | None
 
     def encode(self, after: int, footer: bytes) -> bytes:
         """Index and trailer as they stand in the file, from offset ``after`` on, in front of ``footer``."""
@@ -187,6 +190,7 @@ class Index(NamedTuple):
             "runs": len(self.runs),
             "runs_codec": "zstd" if is_compressed else None,
             "extra": self.extra,
+            "file": self.file,
         }
         try:
             text = json.dumps(described, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
@@ -219,7 +223,7 @@ class Index(NamedTuple):
 
     @classmethod
     def _read(cls, data: Any, stored_runs: memoryview) -> Index:
-        needed = {"schema", "batches", "end", "states", "runs", "runs_codec", "extra"}
+        needed = {"schema", "batches", "end", "states", "runs", "runs_codec", "extra", "file"}
         members = members_of(data, "the index", needed)
         at = 0
 
@@ -240,7 +244,11 @@ class Index(NamedTuple):
         runs = _read_runs(members["runs"], members["runs_codec"], stored_runs)
         states = _read_states(members["states"], len(runs))
         _check_runs(runs, np.array([batch.rows for batch in batches], np.int64), states)
-        return cls(schema, tuple(batches), end, states, runs, instance(members["extra"], dict, "extra"))
+        file = members["file"]
+        if file is not None:
+            instance(file, str, "the name of the file")
+        extra = instance(members["extra"], dict, "extra")
+        return cls(schema, tuple(batches), end, states, runs, extra, file)
 
 
 def _integers(value: Any, count: int, what: str) -> list[int]:

@@ -65,6 +65,11 @@ class DataFileReader:
         self._index = Index.decode(
             self._read(start, offset - start) if index is None else index, trailer, start, name
         )
+        if self._index.file not in (None, name):
+            raise CorruptCheckpointError(
+                "the content of the file is that of another one",
+                detail=f"{name}, written as {self._index.file}",
+            )
         self._schema_message = self._region(self._index.schema)[8:]
         self._schema = self._read_schema()
         self._states = {state.name: state for state in self._index.states}

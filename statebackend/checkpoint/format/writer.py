@@ -40,12 +40,14 @@ def write_data_file(
     *,
     compression: str | None = "zstd",
     extra: Mapping[str, Any] | None = None,
+    name: str | None = None,
 ) -> None:
     """Write a file to ``sink``, anything with ``write``; it is neither flushed nor closed.
 
     Batches of the sections are taken one after another, so that they may be made on the way. Small ones are put
     together, large ones divided. Memory: one batch of 65,536 rows, or of 64 MB. ``compression`` is ``"zstd"``,
     ``"lz4"`` or None; less than 4 KB are not compressed. ``extra`` is free, JSON-able, and returned by the reader.
+    ``name`` is what the file will be called: under another one it is not read.
 
     >>> import io
     >>> from statebackend.checkpoint.format.reader import read_data_file
@@ -64,7 +66,7 @@ def write_data_file(
             writer.add(_widened(rows.batch, schema, numbers), rows.key_groups, rows.counts)
         states.append(StateColumns(section.name, numbers, first_run, writer.n_runs - first_run))
         first_run = writer.n_runs
-    writer.close(tuple(states), dict(extra or {}))
+    writer.close(tuple(states), dict(extra or {}), name)
 
 
 def _shared_schema(sections: Sequence[Section]) -> tuple[pa.Schema, list[dict[str, int]]]:
@@ -234,7 +236,7 @@ class _Writer:
         self._at = region.end
         return region
 
-    def close(self, states: tuple[StateColumns, ...], extra: dict[str, Any]) -> None:
+    def close(self, states: tuple[StateColumns, ...], extra: dict[str, Any], name: str | None) -> None:
         self._write_early(None if self._arrow is None else self._compression)
         self._arrow.close()
         data = b"".join(self._pieces)
@@ -246,7 +248,7 @@ class _Writer:
         footer = data[len(data) - length - ARROW_TAIL.size :]
         end = self._put(data[: len(data) - len(footer)])
         runs = np.concatenate(self._runs) if self._runs else no_runs()
-        index = Index(self._start, tuple(self._batches), end, states, runs, extra)
+        index = Index(self._start, tuple(self._batches), end, states, runs, extra, name)
         self._sink.write(index.encode(self._at, footer))
         self._sink.write(footer)
 

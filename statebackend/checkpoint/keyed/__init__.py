@@ -7,7 +7,22 @@
 """
 
 from statebackend.checkpoint.keyed.backend import CheckpointedKeyedBackend
+from statebackend.checkpoint.keyed.compatibility import (
+    CompatibilityReport,
+    StateCheck,
+    StateOutcome,
+    check_compatibility,
+)
 from statebackend.checkpoint.keyed.description import StateDescription, state_schema
 from statebackend.checkpoint.keyed.rows import RowSource
 
-__all__ = ["CheckpointedKeyedBackend", "RowSource", "StateDescription", "state_schema"]
+__all__ = [
+    "CheckpointedKeyedBackend",
+    "CompatibilityReport",
+    "RowSource",
+    "StateCheck",
+    "StateDescription",
+    "StateOutcome",
+    "check_compatibility",
+    "state_schema",
+]

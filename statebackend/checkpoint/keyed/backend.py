@@ -391,5 +391,5 @@ def _write(
     if source.is_empty and not undeclared:
         return ()
     with writer.create(kind, key_groups=groups) as file:
-        write_data_file(file, [*source.sections(), *undeclared])
+        write_data_file(file, [*source.sections(), *undeclared], name=file.name)
         return (file.finish(),)

@@ -18,6 +18,7 @@ from statebackend.descriptors import StateDescriptor
 from statebackend.errors import CorruptCheckpointError, SerializationError, StateMigrationError
 from statebackend.serializers import Compatibility, compatibility
 from statebackend.serializers.migration import describe
+from statebackend.timers import RESERVED
 from statebackend.types.model import Type
 
 __all__ = ["StateDescription", "state_schema", "value_role"]
@@ -74,6 +75,15 @@ class StateDescription:
             )
         except Malformed as error:
             raise CorruptCheckpointError(f"a state is described wrongly: {error}", detail=where) from error
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether it is one of the library's own, such as timers.
+
+        >>> StateDescription("statebackend.timers.event", "map", {}, False).is_reserved
+        True
+        """
+        return self.name.startswith(RESERVED)
 
     def to_json(self) -> dict[str, Any]:
         """Its form in a manifest.

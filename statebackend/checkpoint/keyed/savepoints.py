@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statebackend._core.key_groups import HashPlan
 from statebackend.checkpoint.applying import applied
 from statebackend.checkpoint.format import COLUMNS, GroupedBatch, Section
 from statebackend.checkpoint.json_checks import Malformed, groups_json, groups_of, integer
@@ -201,6 +200,9 @@ def _rows_of(
     savepoint: Savepoint, stored: StoredState, key_type: Type, max_parallelism: int, key_groups: KeyGroupRange
 ) -> Iterator[GroupedBatch]:
     encoder = key_encoder(key_type)
+    # Here, so that the package is imported where its compiled part is not built.
+    from statebackend._core.key_groups import HashPlan
+
     plan = HashPlan(encoder.hash_plan)
     with savepoint.open_state(stored) as file:
         for batch in file.iter_batches(_BATCH_ROWS):

@@ -1,0 +1,52 @@
+"""Checkpoints and savepoints of every version that was released are read, by every backend."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import statebackend as sb
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+VERSIONS = sorted(path for path in GOLDEN.iterdir() if (path / "expected.txt").exists())
+
+
+@pytest.fixture(scope="module")
+def make() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_golden", GOLDEN / "make.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def check(make: ModuleType, folder: Path, backend: str, restore: Any) -> None:
+    clock = sb.testing.ManualClock(1030)
+    factory = sb.create_backend(backend)
+    keyed = factory.create_keyed_backend("string", max_parallelism=16, clock=clock, restore=restore)
+    operator = factory.create_operator_backend(restore=restore)
+    assert make.held(keyed, operator) == (folder / "expected.txt").read_text(encoding="utf-8")
+    keyed.close()
+
+
+@pytest.mark.parametrize("backend", ["heap", "reference"])
+@pytest.mark.parametrize("folder", VERSIONS, ids=lambda path: path.name)
+def test_a_golden_checkpoint_is_read(make: ModuleType, folder: Path, backend: str) -> None:
+    checkpoint = sb.CheckpointStore(folder / "store").open(2)
+    checkpoint.verify()
+    check(make, folder, backend, checkpoint)
+
+
+@pytest.mark.parametrize("backend", ["heap", "reference"])
+@pytest.mark.parametrize("folder", VERSIONS, ids=lambda path: path.name)
+def test_a_golden_savepoint_is_read(make: ModuleType, folder: Path, backend: str) -> None:
+    check(make, folder, backend, folder / "savepoint")
+
+
+def test_there_is_one_of_this_version() -> None:
+    assert VERSIONS

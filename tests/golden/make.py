@@ -1,0 +1,72 @@
+"""Makes a golden checkpoint and savepoint: ``python tests/golden/make.py tests/golden/1``, once for each version of the
+format that is released. They stay readable for ever; `test_golden.py` reads them all.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from keyed_story import Story, contents
+
+import statebackend as sb
+
+#: What has objects of Python is left out: pickles are Python's format.
+NAMES = ["count", "pair", "name", "tags", "numbers", "seen", "deep", "total", "mean", "joined"]
+
+
+def make(folder: Path) -> None:
+    """A checkpoint of a base and two deltas, a savepoint of the same moment, and what they hold as text."""
+    folder.mkdir()
+    clock = sb.testing.ManualClock(1000)
+    store = sb.CheckpointStore(folder / "store", retain=1).open_for_writing(
+        key_type="string", max_parallelism=16
+    )
+    keyed = sb.create_backend("heap").create_keyed_backend("string", max_parallelism=16, clock=clock)
+    operator = sb.create_backend("heap").create_operator_backend()
+    operator.get_list_state(sb.ListStateDescriptor("offsets", "bigint")).update([3, 1, 2])
+    operator.get_union_list_state(sb.ListStateDescriptor("parts", "string")).update(["a", "b"])
+    operator.get_broadcast_state(sb.MapStateDescriptor("rules", "string", "double")).put("limit", 0.5)
+    story = Story(keyed, random.Random(1), str, names=NAMES, keys=15)
+    aging = keyed.get_state(aging_descriptor())
+    story.change(400)
+    for checkpoint_id in range(3):
+        clock.advance(10)
+        aging.put_many(["key 1"], [checkpoint_id], [str(checkpoint_id)])
+        story.change(12)
+        taken = [each.snapshot(checkpoint_id, store) for each in (keyed, operator)]
+        store.commit(checkpoint_id, [pending.result() for pending in taken])
+    for each in (keyed, operator):
+        each.savepoint(folder / "savepoint")
+    (folder / "expected.txt").write_text(held(keyed, operator), encoding="utf-8")
+    (folder / "versions.json").write_text(json.dumps({"statebackend": sb.__version__}) + "\n")
+    keyed.close()
+    store.close()
+
+
+def aging_descriptor() -> sb.MapStateDescriptor:
+    return sb.MapStateDescriptor("aging", "int", "string").enable_time_to_live(sb.StateTtlConfig(1_000_000))
+
+
+def held(keyed: sb.KeyedStateBackend, operator: sb.OperatorStateBackend) -> str:
+    """Everything, a line each."""
+    rows = contents(keyed, NAMES)
+    aging = keyed.get_state(aging_descriptor())
+    keyed.set_current_namespace(sb.VOID)
+    for key in sorted(keyed.keys("aging")):
+        keyed.set_current_key(key)
+        rows.append(("aging", key, list(aging.items())))
+    rows.append(("offsets", operator.get_list_state(sb.ListStateDescriptor("offsets", "bigint")).get()))
+    rows.append(("parts", operator.get_union_list_state(sb.ListStateDescriptor("parts", "string")).get()))
+    rules = operator.get_broadcast_state(sb.MapStateDescriptor("rules", "string", "double"))
+    rows.append(("rules", sorted(rules.items())))
+    return "".join(f"{row!r}\n" for row in rows)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))
