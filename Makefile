@@ -26,7 +26,7 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 .PHONY: help demo test debug bench docs lint format clean
 
 help:
-	@echo 'make demo   build, then run examples/map_demo.py'
+	@echo 'make demo   build, then run a streaming query with state, killed and restarted on the way'
 	@echo 'make test   release build, whole test suite'
 	@echo 'make debug  checked build (bounds checks, invariants, live counters), whole test suite'
 	@echo 'make bench  benchmarks, with the peers in the same run'
@@ -62,10 +62,10 @@ debug: export STATEBACKEND_DEBUG := 1
 debug: export STATEBACKEND_BUILD := checked
 debug: export PYTHONDEVMODE := 1
 
-# No Java yet: the demo of today runs the map itself. The Spark job, when it comes, calls tools/check_java.sh.
-demo: $(STAMP).none
+demo: $(STAMP).spark
+	@tools/check_java.sh
 	@$(BUILD)
-	@$(PY) examples/map_demo.py
+	@$(PY) examples/spark/demo.py
 
 test: $(STAMP).test+spark
 	@$(BUILD)

@@ -13,6 +13,7 @@ was broken off is not there, and whether all parts are there can be seen from th
 >>> [part] = savepoint.parts("keyed")
 >>> part.described["now"], [state.rows for state in part.states]
 (5, [1])
+>>> import pyarrow.parquet
 >>> pa.parquet.read_table(folder.name + "/keyed/user").to_pylist()
 [{'key': 1, 'value': 'Ann'}]
 >>> folder.cleanup()
@@ -26,11 +27,10 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from statebackend.checkpoint.checksums import crc32c
 from statebackend.checkpoint.data_files import storing
@@ -39,6 +39,9 @@ from statebackend.checkpoint.json_checks import FORMAT, Malformed, instance, int
 from statebackend.checkpoint.reading import CheckpointReader
 from statebackend.checkpoint.sealed import seal, unseal
 from statebackend.errors import CorruptCheckpointError, StateBackendError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 __all__ = ["PartWriter", "Savepoint", "SavepointPart", "StoredState"]
 
@@ -163,6 +166,8 @@ class Savepoint:
     @contextmanager
     def open_state(self, state: StoredState) -> Iterator[pq.ParquetFile]:
         """The file of a state, after all of it has been compared with its checksum."""
+        import pyarrow.parquet as pq  # it loads Arrow's file systems
+
         with self._opened(state) as source:
             checksum = size = 0
             with storing(f"reading {state.file}"):
@@ -241,6 +246,8 @@ class PartWriter:
         self, described: Mapping[str, Any], schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     ) -> None:
         """Write a state to a Parquet file of its own. Durable when it returns."""
+        import pyarrow.parquet as pq  # it loads Arrow's file systems
+
         folder = f"{self._kind}/{_folder_name(described['name'])}"
         name = f"{folder}/{self._own}.parquet"
         with storing(f"creating {folder}"):

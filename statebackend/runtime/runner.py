@@ -139,6 +139,7 @@ class Runner:
         assert task is not None
         with watch.part("function"):
             given = task.run(batch_id, batch, now)
+        pending: list[Any] = []
         try:
             rows = len(given)
             if rows and not self._keeps_output:
@@ -158,6 +159,8 @@ class Runner:
                 snapshots = [each.result() for each in pending]
         except BaseException:
             task.undo()
+            for each in pending:
+                each.abort()  # waits, so that what is still being written is gone when the error leaves
             self._store.abort(batch_id)
             raise
         progress = self._progress(batch_id, batch, rows, snapshots)

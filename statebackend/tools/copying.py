@@ -27,7 +27,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from statebackend._core.key_groups import HashPlan
 from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, StateSnapshot, StoredFile
 from statebackend.checkpoint.checksums import crc32c
 from statebackend.checkpoint.format import (
@@ -38,8 +37,8 @@ from statebackend.checkpoint.format import (
     read_data_file,
     write_data_file,
 )
+from statebackend.checkpoint.grouping import grouping
 from statebackend.errors import CorruptCheckpointError, StateMigrationError, UsageError
-from statebackend.key_encoding import key_encoder
 from statebackend.key_groups import MAX_PARALLELISM, KeyGroupRange
 from statebackend.operator_state.snapshots import PART as OPERATOR
 from statebackend.tools.opening import no_state, open_checkpoint
@@ -137,17 +136,7 @@ def _regrouping(checkpoint: Checkpoint, snapshot: StateSnapshot, max_parallelism
             detail=f"checkpoint {checkpoint.id}",
             hint="open its store with open_for_writing(key_type=...)",
         )
-    encoder = key_encoder(from_config(config))
-    plan = HashPlan(encoder.hash_plan)
-
-    def groups_of(keys: pa.Array) -> NDArray[Any]:
-        canonical = encoder.encode_many(keys)
-        if encoder.kind == "int":
-            return plan.key_groups_of_ints(canonical, max_parallelism)
-        offsets, data = canonical
-        return plan.key_groups_of_bytes(offsets, data, max_parallelism)
-
-    return groups_of
+    return grouping(from_config(config), max_parallelism)
 
 
 @contextmanager

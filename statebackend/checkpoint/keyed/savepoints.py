@@ -18,12 +18,13 @@ import pyarrow.compute as pc
 
 from statebackend.checkpoint.applying import applied
 from statebackend.checkpoint.format import COLUMNS, GroupedBatch, Section
+from statebackend.checkpoint.grouping import grouping
 from statebackend.checkpoint.json_checks import Malformed, groups_json, groups_of, integer
 from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.restoring import RestoredState, RestoredStates
 from statebackend.checkpoint.savepoints import Savepoint, SavepointPart, StoredState
 from statebackend.errors import CorruptCheckpointError, StateMigrationError
-from statebackend.key_encoding import TimeWindow, encode_namespace, key_encoder
+from statebackend.key_encoding import TimeWindow, encode_namespace
 from statebackend.key_encoding.namespace_columns import readable_namespaces
 from statebackend.key_groups import MAX_PARALLELISM, KeyGroupRange
 from statebackend.serializers.migration import describe
@@ -199,18 +200,10 @@ def _check_whole(
 def _rows_of(
     savepoint: Savepoint, stored: StoredState, key_type: Type, max_parallelism: int, key_groups: KeyGroupRange
 ) -> Iterator[GroupedBatch]:
-    encoder = key_encoder(key_type)
-    # Here, so that the package is imported where its compiled part is not built.
-    from statebackend._core.key_groups import HashPlan
-
-    plan = HashPlan(encoder.hash_plan)
+    groups_of = grouping(key_type, max_parallelism)
     with savepoint.open_state(stored) as file:
         for batch in file.iter_batches(_BATCH_ROWS):
-            canonical = encoder.encode_many(batch["key"])
-            if encoder.kind == "int":
-                groups = plan.key_groups_of_ints(canonical, max_parallelism)
-            else:
-                groups = plan.key_groups_of_bytes(*canonical, max_parallelism)  # type: ignore[call-arg]
+            groups = groups_of(batch["key"])
             own = np.flatnonzero((groups >= key_groups.start) & (groups <= key_groups.end))
             own = own[np.argsort(groups[own], kind="stable")]
             if len(own):
