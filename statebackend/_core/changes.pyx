@@ -2,6 +2,9 @@
 
 The journal names the slots that were inserted, written or removed. Each key among them is looked up once more: if it
 is there now, its row is the live entry, else the entry that a record still holds, of which only the key is read.
+
+Of lists the journal holds old heads. A list with the stamp of its oldest one has only grown since: the elements that
+one counts are as they were. Whatever else is done to a list gives it another stamp.
 """
 
 import numpy as np
@@ -11,8 +14,8 @@ from libc.string cimport memcmp
 
 from statebackend._core.arena cimport Blob, blob_data
 from statebackend._core.cow_map cimport (
-    RECORD_COPIED, RECORD_MOVED, RECORD_REPLACED, RECORD_WRITE, BucketTable, CowMap, Entry, Journal, Table,
-    active_table, bucket, entry_at, find_blob, find_int, hash_of, namespace_of)
+    RECORD_COPIED, RECORD_MOVED, RECORD_REPLACED, RECORD_WRITE, VALUE_LIST, BucketTable, CowMap, Entry, Journal,
+    ListHead, Table, active_table, bucket, entry_at, find_blob, find_int, hash_of, namespace_of, value_of)
 from statebackend._core.entry_rows cimport LiveMoment, new_rows
 from statebackend._core.journal cimport LogChunk, chunk_data
 from statebackend._core.platform cimport prefetch
@@ -48,13 +51,16 @@ def changed_entries(StateTable table not None, Mark mark not None):
         groups = np.empty(max(n, 1), dtype=np.uint16)
         hashes = np.empty(max(n, 1), dtype=np.uint32)
         live = np.zeros(max(n, 1), dtype=np.bool_)
+        # Of lists: the stamp of the oldest head and how many elements it counts, 0 where the list was not there.
+        stamps = np.zeros(max(n, 1), dtype=np.uint32)
+        kept = np.zeros(max(n, 1), dtype=np.int64)
         seen = np.zeros(1 << int(2 * n).bit_length(), dtype=np.uint32)
-        distinct = collect(table.table, mark.version, found, groups, hashes, seen)
-        find_live(table.table, distinct, found, groups, hashes, live.view(np.uint8))
+        distinct = collect(table.table, mark.version, found, groups, hashes, stamps, kept, seen)
+        find_live(table.table, distinct, found, groups, hashes, stamps, kept, live.view(np.uint8))
     finally:
         owner.leave()
     order = np.argsort(groups[:distinct], kind="stable")
-    return new_rows(table, LiveMoment(owner), found[order], groups[order].astype(np.int64), live[order])
+    return new_rows(table, LiveMoment(owner), found[order], groups[order].astype(np.int64), live[order], kept[order])
 
 
 cdef int64_t count_records(Table *table, uint32_t version) noexcept nogil:
@@ -67,7 +73,7 @@ cdef int64_t count_records(Table *table, uint32_t version) noexcept nogil:
 
 
 cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsigned short[::1] groups,
-                     uint32_t[::1] hashes, uint32_t[::1] seen) noexcept nogil:
+                     uint32_t[::1] hashes, uint32_t[::1] stamps, int64_t[::1] kept, uint32_t[::1] seen) noexcept nogil:
     """Entries that records name, each key once; how many."""
     cdef Journal *journal = table.journal
     cdef uint32_t i, at, width
@@ -76,7 +82,9 @@ cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsign
     cdef int op
     cdef Table *owner
     cdef Entry *entry
-    cdef int64_t n = 0, j, distinct = 0
+    cdef ListHead *head
+    cdef bint is_list = table.layout.value_kind == VALUE_LIST
+    cdef int64_t n = 0, j, k, distinct = 0
     for i in range(journal.n_segments):
         if journal.segments[i].version < version:
             continue
@@ -96,6 +104,15 @@ cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsign
                     # Also a slot that a clone replaced or that was removed still holds its key.
                     found[n] = <uint64_t><uintptr_t>entry_at(table.core, <uint32_t>last)
                     groups[n] = <unsigned short>(last >> 32)
+                    head = NULL
+                    if is_list and op == RECORD_WRITE:
+                        head = <ListHead *>(chunk_data(chunk) + at - width + table.layout.off_value
+                                            - table.layout.off_payload)
+                    elif is_list and op == RECORD_REPLACED:
+                        head = <ListHead *>value_of(table, <Entry *><uintptr_t>found[n])
+                    if head != NULL:
+                        stamps[n] = head.stamp
+                        kept[n] = head.length
                     n += 1
                 at -= width
             chunk = chunk.prev
@@ -109,11 +126,17 @@ cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsign
         while seen[place] != 0 and not (hashes[seen[place] - 1] == hashes[j]
                                         and same_key(table, <Entry *><uintptr_t>found[seen[place] - 1], entry)):
             place = (place + 1) & mask
-        if seen[place] == 0:
-            # Kept rows move to the front, where none that is still to come lies.
-            found[distinct], groups[distinct], hashes[distinct] = found[j], groups[j], hashes[j]
-            distinct += 1
-            seen[place] = <uint32_t>distinct
+        if seen[place]:
+            # Between two heads of one stamp the list has only grown, or gone back to where it had been.
+            k = seen[place] - 1
+            if stamps[k] != stamps[j] or kept[j] < kept[k]:
+                kept[k] = kept[j] if stamps[k] == stamps[j] else 0
+            continue
+        # What is kept moves to the front, where none that is still to come lies.
+        found[distinct], groups[distinct], hashes[distinct] = found[j], groups[j], hashes[j]
+        stamps[distinct], kept[distinct] = stamps[j], kept[j]
+        distinct += 1
+        seen[place] = <uint32_t>distinct
     return distinct
 
 
@@ -130,8 +153,9 @@ cdef bint same_key(Table *table, Entry *a, Entry *b) noexcept nogil:
 
 
 cdef void find_live(Table *table, int64_t n, uint64_t[::1] found, unsigned short[::1] groups, uint32_t[::1] hashes,
-                    unsigned char[::1] live) noexcept nogil:
+                    uint32_t[::1] stamps, int64_t[::1] kept, unsigned char[::1] live) noexcept nogil:
     """Put the live entries of keys in the place of those that records name."""
+    cdef ListHead *head
     cdef int64_t i, ahead
     cdef CowMap *map
     cdef BucketTable *buckets
@@ -154,3 +178,9 @@ cdef void find_live(Table *table, int64_t n, uint64_t[::1] found, unsigned short
         if slot:
             found[i] = <uint64_t><uintptr_t>entry_at(table.core, slot)
             live[i] = 1
+            if kept[i]:
+                head = <ListHead *>value_of(table, entry_at(table.core, slot))
+                if head.stamp != stamps[i] or head.length < <uint64_t>kept[i]:
+                    kept[i] = 0
+        else:
+            kept[i] = 0

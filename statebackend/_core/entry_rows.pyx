@@ -13,9 +13,8 @@ from libc.string cimport memcpy
 
 from statebackend._core.arena cimport Blob, address, blob_data
 from statebackend._core.cow_map cimport (
-    Anchor, CowMap, Entry, ListHead, Table, entry_at, find_blob, find_int, hash_blob_key, hash_int_key, namespace_of,
+    Anchor, CowMap, Entry, ListChunk, ListHead, Table, entry_at, find_blob, find_int, hash_blob_key, hash_int_key, namespace_of,
     thread_of)
-from statebackend._core.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
 from statebackend._core.platform cimport prefetch
 from statebackend._core.state_core cimport StateCore
 from statebackend._core.state_table cimport (
@@ -57,6 +56,7 @@ cdef class EntryRows:
     """Entries of a table, in ascending order of key groups.
 
     `groups` is the key group of each; `is_live` whether the key is there: of one that is not, only the key is read.
+    `kept` is how many elements of a list are passed over, because they have not changed; None for none.
     """
 
     def __len__(self):
@@ -64,7 +64,8 @@ cdef class EntryRows:
 
     def take(self, rows):
         """Some of the rows, by number, mask or slice."""
-        return new_rows(self.table, self.moment, self.addresses[rows], self.groups[rows], self.is_live[rows])
+        kept = None if self.kept is None else self.kept[rows]
+        return new_rows(self.table, self.moment, self.addresses[rows], self.groups[rows], self.is_live[rows], kept)
 
     def keys(self):
         """The columns of keys and namespaces, as `SnapshotView.read_group` names them."""
@@ -80,7 +81,7 @@ cdef class EntryRows:
             raise UsageError("of what was removed only keys are left")
         self.moment.begin_reading()
         try:
-            return read_columns(self.table, self.addresses)
+            return read_columns(self.table, self.addresses, self.kept)
         finally:
             self.moment.end_reading()
 
@@ -155,7 +156,7 @@ cdef class EntryRows:
                 slot = find_head(heads.table, anchor)
                 if slot:
                     out[i] = <uint64_t><uintptr_t>entry_at(table.core, slot)
-        return new_rows(heads, self.moment, found, self.groups, found != 0)
+        return new_rows(heads, self.moment, found, self.groups, found != 0, None)
 
 
 cdef uint32_t find_head(Table *heads, Anchor *anchor) noexcept nogil:
@@ -172,13 +173,14 @@ cdef uint32_t find_head(Table *heads, Anchor *anchor) noexcept nogil:
     return find_int(heads, map, anchor.key, anchor.namespace, hash_int_key(heads, anchor.key, anchor.namespace))
 
 
-cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_live):
+cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_live, kept):
     cdef EntryRows made = EntryRows.__new__(EntryRows)
     made.table = table
     made.moment = moment
     made.addresses = np.ascontiguousarray(addresses)
     made.groups = groups
     made.is_live = is_live
+    made.kept = kept
     return made
 
 
@@ -195,8 +197,8 @@ cdef dict read_keys(StateTable table, uint64_t[::1] rows):
     return columns
 
 
-cdef dict read_columns(StateTable table, uint64_t[::1] rows):
-    """Gather all columns of entries by address."""
+cdef dict read_columns(StateTable table, uint64_t[::1] rows, kept):
+    """Gather all columns of entries by address; of lists without the first `kept` elements of each."""
     cdef Table *t = table.table
     columns = read_keys(table, rows)
     if t.layout.off_thread:
@@ -204,7 +206,7 @@ cdef dict read_columns(StateTable table, uint64_t[::1] rows):
     if t.layout.has_timestamp:
         columns["timestamp"] = gather_fixed(rows, t.layout.off_payload, 8).view(np.int64).ravel()
     if table.value_code == CODE_LIST:
-        gather_lists(table, rows, columns)
+        gather_lists(table, rows, kept, columns)
     elif table.value_code == CODE_ANCHOR:
         columns["value"] = gather_fixed(rows, t.layout.off_value, 4).view(np.uint32).ravel()
     else:
@@ -279,33 +281,39 @@ cdef object gather_objects(uint64_t[::1] rows, uint32_t offset):
     return out
 
 
-cdef object gather_lists(StateTable table, uint64_t[::1] rows, dict columns):
+cdef object gather_lists(StateTable table, uint64_t[::1] rows, kept, dict columns):
     """Elements of all lists one after another, by the addresses of the elements."""
     cdef Table *t = table.table
-    cdef uint64_t n = rows.shape[0], i, total = 0
-    cdef ListCursor cursor
+    cdef int64_t n = rows.shape[0], i, at, left, used, k
     cdef ListHead *head
-    cdef char *element
+    cdef ListChunk *chunk
     offsets = np.zeros(n + 1, dtype=np.int64)
+    passed = np.zeros(max(n, 1), dtype=np.int64) if kept is None else np.ascontiguousarray(kept)
     cdef int64_t[::1] ends = offsets
-    for i in range(n):
-        head = <ListHead *>(<char *><uintptr_t>rows[i] + t.layout.off_value)
-        total += head.length
-        ends[i + 1] = total
-    addresses = np.empty(total, dtype=np.uint64)
+    cdef int64_t[::1] skipped = passed
+    with nogil:
+        for i in range(n):
+            head = <ListHead *>(<char *><uintptr_t>rows[i] + t.layout.off_value)
+            ends[i + 1] = ends[i] + <int64_t>head.length - skipped[i]
+    addresses = np.empty(offsets[n], dtype=np.uint64)
     cdef uint64_t[::1] elements = addresses
-    total = 0
-    for i in range(n):
-        head = <ListHead *>(<char *><uintptr_t>rows[i] + t.layout.off_value)
-        if not cursor_open(&table.owner.arena.budget, head, &cursor):
-            table.owner.out_of_memory()
-        while True:
-            element = cursor_next(t, &cursor)
-            if element == NULL:
-                break
-            elements[total] = <uint64_t><uintptr_t>element
-            total += 1
-        cursor_close(&cursor)
+    with nogil:
+        for i in range(n):
+            head = <ListHead *>(<char *><uintptr_t>rows[i] + t.layout.off_value)
+            chunk = head.tail
+            used = head.tail_used
+            at = ends[i + 1]
+            left = at - ends[i]
+            while left:
+                for k in range(used):
+                    if k == left:
+                        break
+                    elements[at - 1 - k] = <uint64_t><uintptr_t>(
+                        <char *>chunk + sizeof(ListChunk) + (used - 1 - k) * t.element_width)
+                at -= used
+                left = left - used if left > used else 0
+                used = chunk.prev_used
+                chunk = chunk.prev
     columns["list_offsets"] = offsets
     if t.element_has_timestamp:
         columns["timestamp"] = gather_fixed(elements, 0, 8).view(np.int64).ravel()

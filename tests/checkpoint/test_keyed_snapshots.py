@@ -334,3 +334,28 @@ def test_32768_key_groups(tmp_path: Path) -> None:
         with create("heap", int, max_parallelism=32768, restore=committed) as again:
             found = again.get_state(sb.ValueStateDescriptor("count", int)).get_many(range(100_000))
             assert found.to_pylist() == list(range(100_000))
+
+
+def test_one_element_of_a_large_collection_is_written_alone(tmp_path: Path) -> None:
+    with create("heap", int) as keyed, open_store(tmp_path, int) as store:
+        numbers = keyed.get_state(sb.ListStateDescriptor("numbers", int))
+        entries = keyed.get_state(sb.MapStateDescriptor("entries", int, int))
+        filler = keyed.get_state(sb.ValueStateDescriptor("filler", int))
+        zeros = [0] * 100_000
+        numbers.add_many(zeros, range(100_000))
+        entries.put_many(zeros, range(100_000), range(100_000))
+        filler.update_many(range(100), range(100))
+        store.commit(0, [keyed.snapshot(0, store).result()])
+        keyed.set_current_key(0)
+        numbers.add(-1)
+        entries.put(5, -1)
+        committed = store.commit(1, [keyed.snapshot(1, store).result()])
+        base, delta = committed.files.values()
+        assert base.size > 100_000
+        assert delta.size < 3000
+        for backend in BACKENDS:
+            with create(backend, int, restore=committed) as again:
+                again.set_current_key(0)
+                found = again.get_state(sb.ListStateDescriptor("numbers", int)).get()
+                assert (len(found), found[-1]) == (100_001, -1)
+                assert again.get_state(sb.MapStateDescriptor("entries", int, int)).get(5) == -1

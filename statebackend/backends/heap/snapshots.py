@@ -219,8 +219,12 @@ class _Reader:
             rows = changed_entries(table, mark)
             absent, live = rows.take(~rows.is_live), rows.take(rows.is_live)
             removed.append(_Copied(self, Op.REMOVE, absent.keys(), absent.groups))
-            columns = live.columns()
-            put.append(_Copied(self, Op.PUT, columns, live.groups, columns))
+            grown = np.zeros(len(live), dtype=bool)
+            if self.is_list and live.kept is not None:
+                grown = live.kept > 0
+            for op, rows in ((Op.PUT, live.take(~grown)), (Op.APPEND, live.take(grown))):
+                columns = rows.columns()
+                put.append(_Copied(self, op, columns, rows.groups, columns))
         return removed + put
 
     # --- columns to Arrow ---
