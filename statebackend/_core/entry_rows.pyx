@@ -13,8 +13,8 @@ from libc.string cimport memcpy
 
 from statebackend._core.arena cimport Blob, address, blob_data
 from statebackend._core.cow_map cimport (
-    Anchor, CowMap, Entry, ListChunk, ListHead, Table, entry_at, find_blob, find_int, hash_blob_key, hash_int_key, namespace_of,
-    thread_of)
+    Anchor, CowMap, Entry, ListChunk, ListHead, Table, entry_at, find_blob, find_int, hash_blob_key, hash_int_key,
+    namespace_of, thread_of)
 from statebackend._core.platform cimport prefetch
 from statebackend._core.state_core cimport StateCore
 from statebackend._core.state_table cimport (

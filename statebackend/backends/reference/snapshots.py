@@ -233,6 +233,7 @@ def load(
     if puts:
         values = _values(rows, value_type, descriptor.kind == "list")
     stamps = rows["timestamp"].to_pylist() if puts and "timestamp" in rows.schema.names else None
+    maps: dict[Place, dict[Any, Stamped]] = {}
     for row, key in enumerate(from_arrow(rows["key"], backend.key_type)):
         canonical = keys.encode(key)
         at = Place(backend._group_of(canonical), names[row], canonical)
@@ -242,17 +243,19 @@ def load(
             made = tuple(map(Stamped, map(serialize, values[row]), each))
             yield at, ((state.table.get(at) or ()) if op is Op.APPEND else ()) + made
         elif inner is not None and op in (Op.PUT, Op.REMOVE):
-            map_key = inner.encode(map_keys[row])
-            stored = dict(state.table.get(at) or {})
-            stored.pop(map_key, None) if op is Op.REMOVE else None
-            if puts:
-                value = values[row]
-                stored[map_key] = Stamped(None if value is None else serialize(value), stamp)
-            yield at, stored or None
+            map_key, value = inner.encode(map_keys[row]), values[row]
+            if at not in maps:
+                maps[at] = dict(state.table.get(at) or {})
+            if op is Op.REMOVE:
+                maps[at].pop(map_key, None)
+            else:
+                maps[at][map_key] = Stamped(None if value is None else serialize(value), stamp)
         elif puts:
             yield at, Stamped(serialize(values[row]), stamp)
         else:
             yield at, None
+    for at, entries in maps.items():
+        yield at, entries or None
 
 
 def _plain(rows: pa.RecordBatch, name: str, declared: Any) -> list[Any]:
