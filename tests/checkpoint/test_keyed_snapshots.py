@@ -10,6 +10,7 @@ import pytest
 from keyed_story import DESCRIPTORS, Story, contents
 
 import statebackend as sb
+from statebackend.backends.heap import keyed as heap_keyed
 from statebackend.checkpoint.keyed import chain as chains
 
 BACKENDS = ["heap", "reference"]
@@ -26,9 +27,11 @@ def open_store(path: Path, key_type: Any, **options: Any) -> sb.CheckpointStore:
     return store.open_for_writing(key_type=key_type, max_parallelism=32)
 
 
-def restored(backend: str, key_type: Any, checkpoint: sb.Checkpoint, **options: Any) -> list[Any]:
+def restored(
+    backend: str, key_type: Any, checkpoint: sb.Checkpoint, *, names: Any = None, **options: Any
+) -> list[Any]:
     with create(backend, key_type, restore=checkpoint, **options) as keyed:
-        return contents(keyed)
+        return contents(keyed, names)
 
 
 @pytest.mark.parametrize("key_type", KEY_TYPES.values(), ids=KEY_TYPES)
@@ -359,3 +362,21 @@ def test_one_element_of_a_large_collection_is_written_alone(tmp_path: Path) -> N
                 found = again.get_state(sb.ListStateDescriptor("numbers", int)).get()
                 assert (len(found), found[-1]) == (100_001, -1)
                 assert again.get_state(sb.MapStateDescriptor("entries", int, int)).get(5) == -1
+
+
+def test_changes_that_no_delta_will_be_written_of_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heap_keyed, "_MOST_CHANGES", 1000)
+    with create("heap", int) as keyed, open_store(tmp_path, int) as store:
+        count = keyed.get_state(sb.ValueStateDescriptor("count", int))
+        count.update_many(range(100), range(100))
+        store.commit(0, [keyed.snapshot(0, store).result()])
+        for _ in range(100):
+            count.update_many(range(100, 200), range(100))
+            count.clear_many(range(100, 200))
+            keyed.advance()
+        assert keyed.metrics()["marks"] == 0
+        committed = store.commit(2, [keyed.snapshot(2, store).result()])
+        assert [file.kind for file in committed.files.values()] == ["base"]
+        assert restored("reference", int, committed, names=["count"]) == contents(keyed, ["count"])

@@ -185,6 +185,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         O(what has expired): an index knows where that is.
         """
         self._check_open()
+        self._drop_outgrown_point()
         done = 0
         saved = self._save_key()
         self._now = self._time()
@@ -230,6 +231,11 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
 
     def _changes_since(self, point: Any) -> int:
         return self.core.changes_since(point)
+
+    def _is_outgrown(self, point: Any) -> bool:
+        if not point.is_open or self.core.changes_since(point) <= _MOST_CHANGES:
+            return False
+        return self.core.changes_since(point) > 2 * self._rows_held()
 
     def _rows_held(self) -> int:
         return sum(len(table) for state in self._written_states() for table in row_tables(state))
@@ -285,6 +291,10 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         core = self.core.metrics()
         metrics.update({each: core[each] for each in _OF_CORE})
         return metrics
+
+
+#: Up to so many changes since a checkpoint are kept in the journal, however small the state is.
+_MOST_CHANGES = 1_000_000
 
 
 def _cleans_on_record(descriptor: StateDescriptor) -> bool:

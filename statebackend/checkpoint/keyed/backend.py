@@ -345,6 +345,21 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._rewriting = rewriting
         rewriting.start(write)
 
+    def mark(self) -> Any:
+        self._drop_outgrown_point()
+        return super().mark()
+
+    def _drop_outgrown_point(self) -> None:
+        """No delta will be written of so many changes: what they hold need not be kept. The next file is a base."""
+        if self._flights:
+            self._settle()
+        if self._chain is not None and self._is_outgrown(self._chain.point):
+            self._drop_point(self._chain.point)
+
+    def _is_outgrown(self, point: Any) -> bool:
+        """Whether keeping what has changed since a point costs more than it can be worth; asked often."""
+        return False
+
     def _forget_checkpoints(self) -> None:
         """Build on nothing that was written so far."""
         if self._chain is not None:
