@@ -11,8 +11,8 @@ from libc.string cimport memcmp
 
 from statebackend._core.arena cimport Blob, blob_data
 from statebackend._core.cow_map cimport (
-    RECORD_COPIED, RECORD_MOVED, RECORD_REPLACED, RECORD_WRITE, BucketTable, CowMap, Entry, Journal, Table,
-    active_table, bucket, entry_at, find_blob, find_int, hash_of, namespace_of)
+    RECORD_COPIED, RECORD_MOVED, RECORD_REMOVE, RECORD_REPLACED, RECORD_WRITE, BucketTable, CowMap, Entry, Journal,
+    Table, active_table, bucket, entry_at, find_blob, find_int, hash_of, namespace_of)
 from statebackend._core.entry_rows cimport LiveMoment, new_rows
 from statebackend._core.journal cimport LogChunk, chunk_data
 from statebackend._core.platform cimport prefetch
@@ -48,13 +48,15 @@ def changed_entries(StateTable table not None, Mark mark not None):
         groups = np.empty(max(n, 1), dtype=np.uint16)
         hashes = np.empty(max(n, 1), dtype=np.uint32)
         live = np.zeros(max(n, 1), dtype=np.bool_)
+        removed = np.zeros(max(n, 1), dtype=np.bool_)
         seen = np.zeros(1 << int(2 * n).bit_length(), dtype=np.uint32)
-        distinct = collect(table.table, mark.version, found, groups, hashes, seen)
+        distinct = collect(table.table, mark.version, found, groups, hashes, removed.view(np.uint8), seen)
         find_live(table.table, distinct, found, groups, hashes, live.view(np.uint8))
     finally:
         owner.leave()
     order = np.argsort(groups[:distinct], kind="stable")
-    return new_rows(table, LiveMoment(owner), found[order], groups[order].astype(np.int64), live[order])
+    return new_rows(table, LiveMoment(owner), found[order], groups[order].astype(np.int64), live[order],
+                    removed[order])
 
 
 cdef int64_t count_records(Table *table, uint32_t version) noexcept nogil:
@@ -67,8 +69,8 @@ cdef int64_t count_records(Table *table, uint32_t version) noexcept nogil:
 
 
 cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsigned short[::1] groups,
-                     uint32_t[::1] hashes, uint32_t[::1] seen) noexcept nogil:
-    """Entries that records name, each key once; how many."""
+                     uint32_t[::1] hashes, unsigned char[::1] removed, uint32_t[::1] seen) noexcept nogil:
+    """Entries that records name, each key once, and whether it was ever removed; how many."""
     cdef Journal *journal = table.journal
     cdef uint32_t i, at, width
     cdef LogChunk *chunk
@@ -96,6 +98,7 @@ cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsign
                     # Also a slot that a clone replaced or that was removed still holds its key.
                     found[n] = <uint64_t><uintptr_t>entry_at(table.core, <uint32_t>last)
                     groups[n] = <unsigned short>(last >> 32)
+                    removed[n] = op == RECORD_REMOVE
                     n += 1
                 at -= width
             chunk = chunk.prev
@@ -112,8 +115,11 @@ cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsign
         if seen[place] == 0:
             # Kept rows move to the front, where none that is still to come lies.
             found[distinct], groups[distinct], hashes[distinct] = found[j], groups[j], hashes[j]
+            removed[distinct] = removed[j]
             distinct += 1
             seen[place] = <uint32_t>distinct
+        else:
+            removed[seen[place] - 1] |= removed[j]
     return distinct
 
 

@@ -19,7 +19,8 @@ cdef class EntryRows:
     cdef readonly object addresses       # of the entries: uint64, only compared
     cdef readonly object groups
     cdef readonly object is_live
+    cdef readonly object was_removed
 
-cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_live)
+cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_live, was_removed=*)
 cdef dict read_keys(StateTable table, uint64_t[::1] rows)
 cdef dict read_columns(StateTable table, uint64_t[::1] rows)

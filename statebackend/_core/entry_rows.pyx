@@ -57,6 +57,7 @@ cdef class EntryRows:
     """Entries of a table, in ascending order of key groups.
 
     `groups` is the key group of each; `is_live` whether the key is there: of one that is not, only the key is read.
+    Of rows of `changed_entries`, `was_removed` says which keys were removed since, though they may have come back.
     """
 
     def __len__(self):
@@ -64,7 +65,9 @@ cdef class EntryRows:
 
     def take(self, rows):
         """Some of the rows, by number, mask or slice."""
-        return new_rows(self.table, self.moment, self.addresses[rows], self.groups[rows], self.is_live[rows])
+        was_removed = None if self.was_removed is None else self.was_removed[rows]
+        return new_rows(self.table, self.moment, self.addresses[rows], self.groups[rows], self.is_live[rows],
+                        was_removed)
 
     def keys(self):
         """The columns of keys and namespaces, as `SnapshotView.read_group` names them."""
@@ -172,13 +175,14 @@ cdef uint32_t find_head(Table *heads, Anchor *anchor) noexcept nogil:
     return find_int(heads, map, anchor.key, anchor.namespace, hash_int_key(heads, anchor.key, anchor.namespace))
 
 
-cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_live):
+cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_live, was_removed=None):
     cdef EntryRows made = EntryRows.__new__(EntryRows)
     made.table = table
     made.moment = moment
     made.addresses = np.ascontiguousarray(addresses)
     made.groups = groups
     made.is_live = is_live
+    made.was_removed = was_removed
     return made
 
 
