@@ -14,8 +14,8 @@ from libc.string cimport memcmp
 
 from statebackend._core.arena cimport Blob, blob_data
 from statebackend._core.cow_map cimport (
-    RECORD_COPIED, RECORD_MOVED, RECORD_REPLACED, RECORD_WRITE, VALUE_LIST, BucketTable, CowMap, Entry, Journal,
-    ListHead, Table, active_table, bucket, entry_at, find_blob, find_int, hash_of, namespace_of, value_of)
+    RECORD_COPIED, RECORD_MOVED, RECORD_REMOVE, RECORD_REPLACED, RECORD_WRITE, VALUE_LIST, BucketTable, CowMap, Entry,
+    Journal, ListHead, Table, active_table, bucket, entry_at, find_blob, find_int, hash_of, namespace_of, value_of)
 from statebackend._core.entry_rows cimport LiveMoment, new_rows
 from statebackend._core.journal cimport LogChunk, chunk_data
 from statebackend._core.platform cimport prefetch
@@ -51,16 +51,18 @@ def changed_entries(StateTable table not None, Mark mark not None):
         groups = np.empty(max(n, 1), dtype=np.uint16)
         hashes = np.empty(max(n, 1), dtype=np.uint32)
         live = np.zeros(max(n, 1), dtype=np.bool_)
+        removed = np.zeros(max(n, 1), dtype=np.bool_)
         # Of lists: the stamp of the oldest head and how many elements it counts, 0 where the list was not there.
         stamps = np.zeros(max(n, 1), dtype=np.uint32)
         kept = np.zeros(max(n, 1), dtype=np.int64)
         seen = np.zeros(1 << int(2 * n).bit_length(), dtype=np.uint32)
-        distinct = collect(table.table, mark.version, found, groups, hashes, stamps, kept, seen)
+        distinct = collect(table.table, mark.version, found, groups, hashes, removed.view(np.uint8), stamps, kept, seen)
         find_live(table.table, distinct, found, groups, hashes, stamps, kept, live.view(np.uint8))
     finally:
         owner.leave()
     order = np.argsort(groups[:distinct], kind="stable")
-    return new_rows(table, LiveMoment(owner), found[order], groups[order].astype(np.int64), live[order], kept[order])
+    return new_rows(table, LiveMoment(owner), found[order], groups[order].astype(np.int64), live[order], kept[order],
+                    removed[order])
 
 
 cdef int64_t count_records(Table *table, uint32_t version) noexcept nogil:
@@ -73,8 +75,9 @@ cdef int64_t count_records(Table *table, uint32_t version) noexcept nogil:
 
 
 cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsigned short[::1] groups,
-                     uint32_t[::1] hashes, uint32_t[::1] stamps, int64_t[::1] kept, uint32_t[::1] seen) noexcept nogil:
-    """Entries that records name, each key once; how many."""
+                     uint32_t[::1] hashes, unsigned char[::1] removed, uint32_t[::1] stamps, int64_t[::1] kept,
+                     uint32_t[::1] seen) noexcept nogil:
+    """Entries that records name, each key once, and whether it was ever removed; how many."""
     cdef Journal *journal = table.journal
     cdef uint32_t i, at, width
     cdef LogChunk *chunk
@@ -104,6 +107,7 @@ cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsign
                     # Also a slot that a clone replaced or that was removed still holds its key.
                     found[n] = <uint64_t><uintptr_t>entry_at(table.core, <uint32_t>last)
                     groups[n] = <unsigned short>(last >> 32)
+                    removed[n] = op == RECORD_REMOVE
                     head = NULL
                     if is_list and op == RECORD_WRITE:
                         head = <ListHead *>(chunk_data(chunk) + at - width + table.layout.off_value
@@ -127,14 +131,15 @@ cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsign
                                         and same_key(table, <Entry *><uintptr_t>found[seen[place] - 1], entry)):
             place = (place + 1) & mask
         if seen[place]:
-            # Between two heads of one stamp the list has only grown, or gone back to where it had been.
             k = seen[place] - 1
+            removed[k] |= removed[j]
+            # Between two heads of one stamp the list has only grown, or gone back to where it had been.
             if stamps[k] != stamps[j] or kept[j] < kept[k]:
                 kept[k] = kept[j] if stamps[k] == stamps[j] else 0
             continue
         # What is kept moves to the front, where none that is still to come lies.
         found[distinct], groups[distinct], hashes[distinct] = found[j], groups[j], hashes[j]
-        stamps[distinct], kept[distinct] = stamps[j], kept[j]
+        removed[distinct], stamps[distinct], kept[distinct] = removed[j], stamps[j], kept[j]
         distinct += 1
         seen[place] = <uint32_t>distinct
     return distinct

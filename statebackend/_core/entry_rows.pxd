@@ -20,7 +20,8 @@ cdef class EntryRows:
     cdef readonly object groups
     cdef readonly object is_live
     cdef readonly object kept            # of lists: how many elements at the beginning are left out
+    cdef readonly object was_removed
 
-cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_live, kept)
+cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_live, kept=*, was_removed=*)
 cdef dict read_keys(StateTable table, uint64_t[::1] rows)
 cdef dict read_columns(StateTable table, uint64_t[::1] rows, kept)

@@ -57,6 +57,7 @@ cdef class EntryRows:
 
     `groups` is the key group of each; `is_live` whether the key is there: of one that is not, only the key is read.
     `kept` is how many elements of a list are passed over, because they have not changed; None for none.
+    Of rows of `changed_entries`, `was_removed` says which keys were removed since, though they may have come back.
     """
 
     def __len__(self):
@@ -64,8 +65,9 @@ cdef class EntryRows:
 
     def take(self, rows):
         """Some of the rows, by number, mask or slice."""
-        kept = None if self.kept is None else self.kept[rows]
-        return new_rows(self.table, self.moment, self.addresses[rows], self.groups[rows], self.is_live[rows], kept)
+        return new_rows(self.table, self.moment, self.addresses[rows], self.groups[rows], self.is_live[rows],
+                        None if self.kept is None else self.kept[rows],
+                        None if self.was_removed is None else self.was_removed[rows])
 
     def keys(self):
         """The columns of keys and namespaces, as `SnapshotView.read_group` names them."""
@@ -156,7 +158,7 @@ cdef class EntryRows:
                 slot = find_head(heads.table, anchor)
                 if slot:
                     out[i] = <uint64_t><uintptr_t>entry_at(table.core, slot)
-        return new_rows(heads, self.moment, found, self.groups, found != 0, None)
+        return new_rows(heads, self.moment, found, self.groups, found != 0)
 
 
 cdef uint32_t find_head(Table *heads, Anchor *anchor) noexcept nogil:
@@ -173,7 +175,7 @@ cdef uint32_t find_head(Table *heads, Anchor *anchor) noexcept nogil:
     return find_int(heads, map, anchor.key, anchor.namespace, hash_int_key(heads, anchor.key, anchor.namespace))
 
 
-cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_live, kept):
+cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_live, kept=None, was_removed=None):
     cdef EntryRows made = EntryRows.__new__(EntryRows)
     made.table = table
     made.moment = moment
@@ -181,6 +183,7 @@ cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_l
     made.groups = groups
     made.is_live = is_live
     made.kept = kept
+    made.was_removed = was_removed
     return made
 
 

@@ -171,7 +171,7 @@ cdef class SnapshotView(Moment):
             self.end_reading()
         groups = np.repeat(np.array([group for group, _, _ in found], dtype=np.int64),
                            np.array([size for _, size, _ in found], dtype=np.int64))
-        return new_rows(table, self, addresses, groups, np.ones(n, dtype=np.bool_), None)
+        return new_rows(table, self, addresses, groups, np.ones(n, dtype=np.bool_))
 
     def items(self, StateTable table not None):
         """All rows as {(key, namespace): value}; lists as lists. For tests and small states."""

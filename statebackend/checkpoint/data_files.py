@@ -307,6 +307,10 @@ class DataWriter:
         """Whether a checkpoint of its id that names all its files has been committed by the store that made it."""
         return self._is_committed
 
+    def shares_store_with(self, other: DataWriter) -> bool:
+        """Whether a manifest that names files of ``other`` may name those of this one."""
+        return self._files is other._files and self.epoch == other.epoch
+
     @property
     def unsettled(self) -> list[str]:
         """The names of its files, open ones included, that no committed checkpoint names."""

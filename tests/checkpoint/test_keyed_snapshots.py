@@ -312,14 +312,15 @@ def test_map_entries_keep_their_order_through_removals_and_restarts(tmp_path: Pa
             seen = keyed.get_state(sb.MapStateDescriptor("m", str, int))
             keyed.set_current_key(1)
             seen.put_all({"a": 1, "b": 2, "c": 3})
+            filler = keyed.get_state(sb.ValueStateDescriptor("filler", int))
+            filler.update_many(range(100), range(100))
             store.commit(0, [keyed.snapshot(0, store).result()])
             seen.remove("a")
             seen.put("a", 4)
             seen.put("b", 5)
             seen.put("d", 6)
-            filler = keyed.get_state(sb.ValueStateDescriptor("filler", int))
-            filler.update_many(range(100), range(100))
             committed = store.commit(1, [keyed.snapshot(1, store).result()])
+            assert [file.kind for file in committed.files.values()] == ["base", "delta"]
             expected = list(seen.items())
             assert expected == [("b", 5), ("c", 3), ("a", 4), ("d", 6)]
             for other in BACKENDS:

@@ -207,7 +207,9 @@ class _Reader:
                 owners = entries.heads(maps.heads)
                 # What lies below a key that was removed is gone with it.
                 of_cleared = np.isin(owners.addresses, cleared.addresses[cleared.is_live])
-                gone = np.flatnonzero(owners.is_live & ~entries.is_live & ~of_cleared)
+                # So is the place in the order of an entry that was removed and has come back.
+                left = ~entries.is_live | entries.was_removed
+                gone = np.flatnonzero(owners.is_live & left & ~of_cleared)
                 map_keys, keys = entries.take(gone).keys(), owners.take(gone).keys()
                 removed.append(_Copied(self, Op.REMOVE, keys, entries.groups[gone], map_keys))
                 there = np.flatnonzero(owners.is_live & entries.is_live)

@@ -7,17 +7,18 @@ True
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import pyarrow as pa
 
 from statebackend.backend import BaseKeyedStateBackend
 from statebackend.checkpoint.data_files import DataWriter
-from statebackend.checkpoint.format import Op, Section, write_data_file
+from statebackend.checkpoint.format import Op, write_data_file
 from statebackend.checkpoint.keyed.chain import Chain, Flight, Rewriting
 from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.restoring import (
@@ -27,6 +28,7 @@ from statebackend.checkpoint.keyed.restoring import (
     keyed_snapshots,
     migration,
     read_checkpoint,
+    timer_rows,
 )
 from statebackend.checkpoint.keyed.rows import RowSource, phases
 from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savepoint
@@ -36,13 +38,13 @@ from statebackend.checkpoint.savepoints import Savepoint
 from statebackend.checkpoint.store import CheckpointStore
 from statebackend.descriptors import StateDescriptor
 from statebackend.errors import UsageError
-from statebackend.key_encoding import KeyEncoder
-from statebackend.key_encoding.run_batch import canonical_list
 from statebackend.serializers import Compatibility
 from statebackend.state import KeyedState
-from statebackend.timers import DOMAINS, TimerRow, timer_state
+from statebackend.timers import DOMAINS, timer_state
 
 __all__ = ["CheckpointedKeyedBackend"]
+
+_log = logging.getLogger(__name__)
 
 
 class CheckpointedKeyedBackend(BaseKeyedStateBackend):
@@ -132,7 +134,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         for domain in DOMAINS:
             restored = self._restored.take(timer_state(domain).name)
             if restored is not None:
-                rows = _timer_rows(restored, domain, self._encoder)
+                rows = timer_rows(restored, domain, self._encoder)
                 self.timers.load(rows)
 
     def _new_state(self, descriptor: StateDescriptor) -> KeyedState:
@@ -168,24 +170,22 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 hint='write sb.CheckpointStore("/path").open_for_writing(...)',
             )
         self._settle()
-        writer = store.begin_snapshot(checkpoint_id)
-        source = None
-        try:
+        with ExitStack() as undo:
+            writer = store.begin_snapshot(checkpoint_id)
+            undo.callback(writer.abort)
             now = self._time()
             chain = self._chain_to_build_on(writer) if incremental else None
             if chain is None:
                 source = self._open_view(None if self._chain is None else self._chain.now)
             else:
                 source = self._read_changes(chain.point)
+            undo.callback(source.release)
             flight = Flight(writer, self._open_point(), now, chain)
-        except BaseException:
-            if source is not None:
-                source.release()
-            writer.abort()
-            raise
+            undo.callback(self._drop_point, flight.point)
+            written = self._writer_of(source, flight, self._describe(checkpoint_id, writer, now))
+            pending = PendingSnapshot(checkpoint_id, written, writer.abort)
+            undo.pop_all()
         self._flights.append(flight)
-        written = self._writer_of(source, flight, self._describe(checkpoint_id, writer, now))
-        pending = PendingSnapshot(checkpoint_id, written, writer.abort)
         if chain is not None and chain.needs_base and self._rewriting is None:
             self._rewrite_base(store)
         return pending
@@ -211,7 +211,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         savepoint = Savepoint.at(store_or_uri)
         source = self._open_view(None if self._chain is None else self._chain.now)
         try:
-            sections = {each.name: each for each in (*source.sections(), *self._undeclared_sections())}
+            undeclared = [each.section() for each in self._undeclared()]
+            sections = {each.name: each for each in (*source.sections(), *undeclared)}
             write_savepoint(
                 savepoint,
                 self.key_type,
@@ -255,15 +256,15 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         described += [restored.description for restored in self._restored]
         return sorted(described, key=lambda each: each.name)
 
-    def _undeclared_sections(self) -> list[Section]:
-        return [restored.section() for restored in self._restored if restored.batches]
+    def _undeclared(self) -> list[RestoredState]:
+        return [restored for restored in self._restored if restored.batches]
 
     def _writer_of(
         self, source: RowSource, flight: Flight, described: dict[str, Any]
     ) -> Callable[[], StateSnapshot]:
         chain = flight.chain
         kind = "base" if chain is None else "delta"
-        undeclared = self._undeclared_sections() if chain is None else []
+        undeclared = self._undeclared() if chain is None else []
         groups = self.key_group_range
 
         def write() -> StateSnapshot:
@@ -275,7 +276,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 flight.files = made if chain is None else (*chain.files, *made)
                 return StateSnapshot(files=flight.files, **described)
             except BaseException:
-                flight.is_aborted = True
+                flight.writer.abort()
                 raise
 
         return write
@@ -297,10 +298,14 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         for flight in [each for each in self._flights if each.is_lost]:
             self._drop_point(flight.point)
             self._flights.remove(flight)
+        self._abort_bases([self._chain, *(flight.chain for flight in self._flights)])
+
+    def _abort_bases(self, used: Iterable[Chain | None]) -> None:
+        """Remove rewritten bases that no manifest names and none of the chains builds on."""
         self._bases = [each for each in self._bases if each.unsettled]
+        kept = [chain.base_writer for chain in used if chain is not None]
         for base in self._bases:
-            used = [self._chain, *(flight.chain for flight in self._flights)]
-            if not any(chain is not None and chain.base_writer is base for chain in used):
+            if base not in kept:
                 base.abort()
 
     def _chain_to_build_on(self, writer: DataWriter) -> Chain | None:
@@ -328,13 +333,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
     def _rewrite_base(self, store: CheckpointStore) -> None:
         assert self._chain is not None
-        source = self._open_view(self._chain.now)
-        undeclared, groups = self._undeclared_sections(), self.key_group_range
-        try:
-            rewriting = Rewriting(store.begin_snapshot(None), self._open_point(), self._chain.now)
-        except BaseException:
-            source.release()
-            raise
+        now, undeclared, groups = self._chain.now, self._undeclared(), self.key_group_range
 
         def write(writer: DataWriter) -> tuple[StoredFile, ...]:
             try:
@@ -342,8 +341,20 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             finally:
                 source.release()
 
+        try:
+            with ExitStack() as undo:
+                writer = store.begin_snapshot(None)
+                undo.callback(writer.abort)
+                source = self._open_view(now)
+                undo.callback(source.release)
+                rewriting = Rewriting(writer, self._open_point(), now)
+                undo.callback(self._drop_point, rewriting.point)
+                rewriting.start(write)
+                undo.pop_all()
+        except Exception as error:  # noqa: BLE001 - the snapshot that was asked for has been taken
+            _log.warning("a base could not be rewritten, deltas go on: %s", error)
+            return
         self._rewriting = rewriting
-        rewriting.start(write)
 
     def mark(self) -> Any:
         self._drop_outgrown_point()
@@ -372,6 +383,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
     def close(self) -> None:
         if not self._closed:
+            # What is in flight may still be committed.
+            self._abort_bases(flight.chain for flight in self._flights if not flight.is_lost)
             self._chain, self._flights = None, []
             if self._rewriting is not None:
                 self._rewriting.writer.abort()
@@ -379,32 +392,13 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         super().close()
 
 
-def _timer_rows(restored: RestoredState, domain: str, encoder: KeyEncoder) -> Iterator[TimerRow]:
-    """The timers that rows of a checkpoint leave."""
-    left: dict[tuple[Any, bytes], set[int]] = {}
-    for rows in restored.batches:
-        for op, batch in phases(rows):
-            keys = canonical_list(encoder.encode_many(batch["key"]))
-            names = batch["namespace"].to_pylist() if "namespace" in batch.schema.names else [b""] * len(keys)
-            times = batch["map_key"].to_pylist()
-            for place, time in zip(zip(keys, names, strict=True), times, strict=True):
-                if op is Op.CLEAR:
-                    left.pop(place, None)
-                elif op is Op.REMOVE:
-                    left.get(place, set()).discard(time)
-                else:
-                    left.setdefault(place, set()).add(time)
-    for (key, namespace), found in left.items():
-        for time in found:
-            yield TimerRow(domain, 0, key, namespace, time)
-
-
 def _write(
-    writer: DataWriter, kind: str, source: RowSource, undeclared: Sequence[Section], groups: Any
+    writer: DataWriter, kind: str, source: RowSource, undeclared: Sequence[RestoredState], groups: Any
 ) -> tuple[StoredFile, ...]:
     """One data file with all rows; none if there are no rows."""
     if source.is_empty and not undeclared:
         return ()
     with writer.create(kind, key_groups=groups) as file:
-        write_data_file(file, [*source.sections(), *undeclared], name=file.name)
+        sections = [*source.sections(), *(each.section() for each in undeclared)]
+        write_data_file(file, sections, name=file.name)
         return (file.finish(),)

@@ -52,7 +52,8 @@ class Chain(NamedTuple):
 
     def is_kept_for(self, writer: DataWriter) -> bool:
         """Whether the files will be there when the snapshot of ``writer`` is committed."""
-        own = () if self.base_writer is None else self.base_writer.unsettled
+        base = self.base_writer
+        own = base.unsettled if base is not None and base.shares_store_with(writer) else ()
         return all(file.name in writer.builds_on or file.name in own for file in self.files)
 
     @property

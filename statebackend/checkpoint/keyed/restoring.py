@@ -13,19 +13,23 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend.checkpoint.applying import applied
-from statebackend.checkpoint.format import GroupedBatch, Section, read_data_file
+from statebackend.checkpoint.format import GroupedBatch, Op, Section, read_data_file
 from statebackend.checkpoint.keyed.description import StateDescription, value_role
+from statebackend.checkpoint.keyed.rows import phases
 from statebackend.checkpoint.manifest import StateSnapshot
 from statebackend.checkpoint.reading import Checkpoint
 from statebackend.descriptors import StateDescriptor
 from statebackend.errors import CorruptCheckpointError, StateMigrationError, UsageError
+from statebackend.key_encoding import KeyEncoder
+from statebackend.key_encoding.run_batch import canonical_list
 from statebackend.key_groups import KeyGroupRange
 from statebackend.serializers import arrow_migration
 from statebackend.serializers.migration import describe
+from statebackend.timers import TimerRow
 from statebackend.types.constructors import from_config
 from statebackend.types.model import ListType, Type
 
-__all__ = ["PART", "RestoredState", "RestoredStates", "keyed_snapshots"]
+__all__ = ["PART", "RestoredState", "RestoredStates", "keyed_snapshots", "timer_rows"]
 
 #: What ``extra["part"]`` of a snapshot of keyed state says.
 PART = "keyed"
@@ -218,3 +222,23 @@ def _stamped(rows: pa.RecordBatch, stamp: int) -> pa.RecordBatch:
 
 def _zeros(count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(bytes(8 * count))])
+
+
+def timer_rows(restored: RestoredState, domain: str, encoder: KeyEncoder) -> Iterator[TimerRow]:
+    """The timers that rows of a checkpoint leave."""
+    left: dict[tuple[Any, bytes], set[int]] = {}
+    for rows in restored.batches:
+        for op, batch in phases(rows):
+            keys = canonical_list(encoder.encode_many(batch["key"]))
+            names = batch["namespace"].to_pylist() if "namespace" in batch.schema.names else [b""] * len(keys)
+            times = batch["map_key"].to_pylist()
+            for place, time in zip(zip(keys, names, strict=True), times, strict=True):
+                if op is Op.CLEAR:
+                    left.pop(place, None)
+                elif op is Op.REMOVE:
+                    left.get(place, set()).discard(time)
+                else:
+                    left.setdefault(place, set()).add(time)
+    for (key, namespace), found in left.items():
+        for time in found:
+            yield TimerRow(domain, 0, key, namespace, time)

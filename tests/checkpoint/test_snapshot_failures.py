@@ -1,0 +1,196 @@
+"""What a snapshot, or a base that is rewritten, leaves behind when it comes to nothing: no file, and nothing in flight."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statebackend as sb
+from statebackend.checkpoint.keyed import backend as backends
+from statebackend.checkpoint.keyed import chain as chains
+
+BACKENDS = ["heap", "reference"]
+COUNT = sb.ValueStateDescriptor("count", int)
+
+
+def create(backend: str, **options: Any) -> Any:
+    return sb.create_backend(backend).create_keyed_backend(int, max_parallelism=32, **options)
+
+
+def open_store(path: Path) -> sb.CheckpointStore:
+    return sb.CheckpointStore(path).open_for_writing(key_type=int, max_parallelism=32)
+
+
+def filled(backend: str) -> tuple[Any, Any]:
+    keyed = create(backend)
+    count = keyed.get_state(COUNT)
+    count.update_many(range(100), range(100))
+    return keyed, count
+
+
+def counts(count: Any) -> list[int]:
+    found: list[int] = count.get_many(range(100)).to_pylist()
+    return found
+
+
+def restored(checkpoint: sb.Checkpoint) -> list[int]:
+    with create("heap", restore=checkpoint) as keyed:
+        return counts(keyed.get_state(COUNT))
+
+
+def data_files(path: Path) -> set[str]:
+    return {file.name for file in (path / "data").rglob("*") if file.is_file()}
+
+
+def with_rewritten_base(backend: str, store: sb.CheckpointStore, monkeypatch: Any) -> tuple[Any, Any, int]:
+    """A backend with a base that has been rewritten, which the next snapshot names."""
+    monkeypatch.setattr(chains, "MOST_DELTAS", 2)
+    keyed, count = filled(backend)
+    checkpoint_id = 0
+    while keyed._rewriting is None:
+        count.update_many([checkpoint_id], [1000])
+        store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+        checkpoint_id += 1
+    keyed._rewriting.wait()
+    return keyed, count, checkpoint_id
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_thread_that_cannot_be_started(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyed, count = filled(backend)
+    with keyed, open_store(tmp_path) as store:
+        store.commit(0, [keyed.snapshot(0, store).result()])
+        count.update_many([1], [7])
+
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        for incremental in (True, False):
+            with monkeypatch.context() as patched:
+                patched.setattr(threading.Thread, "start", refuse)
+                with pytest.raises(RuntimeError, match="can't start new thread"):
+                    keyed.snapshot(1, store, incremental=incremental)
+            assert not store._in_flight
+            keyed.advance()
+            metrics = keyed.metrics()
+            assert (metrics.get("marks", 1), metrics.get("snapshots", [])) == (1, [])
+        committed = store.commit(1, [keyed.snapshot(1, store).result()])
+        assert restored(committed) == counts(count)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_error_while_writing(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyed, count = filled(backend)
+    with keyed, open_store(tmp_path) as store:
+        store.commit(0, [keyed.snapshot(0, store).result()])
+        count.update_many([1], [7])
+        before = data_files(tmp_path)
+
+        def fill_the_disk(file: Any, *rows: Any, **options: Any) -> None:
+            file.write(bytes(1 << 20))
+            raise OSError("no space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(backends, "write_data_file", fill_the_disk)
+            pending = keyed.snapshot(1, store)
+            with pytest.raises(OSError, match="no space left on device"):
+                pending.result()
+        assert data_files(tmp_path) == before
+        assert not store._in_flight
+        committed = store.commit(1, [keyed.snapshot(1, store).result()])
+        assert [file.kind for file in committed.files.values()] == ["base", "delta"]
+        assert restored(committed) == counts(count)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_base_that_cannot_be_begun_spoils_no_snapshot(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(chains, "MOST_DELTAS", 2)
+    keyed, count = filled(backend)
+    with keyed, open_store(tmp_path) as store:
+        begin = store.begin_snapshot
+
+        def begin_snapshot(checkpoint_id: int | None = None) -> Any:
+            if checkpoint_id is None:
+                raise sb.StoreError("the folder is gone")
+            return begin(checkpoint_id)
+
+        monkeypatch.setattr(store, "begin_snapshot", begin_snapshot)
+        for checkpoint_id in range(5):
+            count.update_many([checkpoint_id], [1000])
+            committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+            assert restored(committed) == counts(count)
+        assert "a base could not be rewritten, deltas go on: the folder is gone" in caplog.text
+        monkeypatch.setattr(store, "begin_snapshot", begin)
+        store.commit(5, [keyed.snapshot(5, store).result()])
+        keyed._rewriting.wait()
+        committed = store.commit(6, [keyed.snapshot(6, store).result()])
+        assert [file.kind for file in committed.files.values()] == ["base"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rewritten_base_is_not_built_on_in_another_store(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(tmp_path / "a") as store, open_store(tmp_path / "b") as other:
+        keyed, count, checkpoint_id = with_rewritten_base(backend, store, monkeypatch)
+        with keyed:
+            count.update_many([51], [8])
+            committed = other.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, other).result()])
+            assert [file.kind for file in committed.files.values()] == ["base"]
+            assert restored(committed) == counts(count)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_closing_a_backend_gives_up_a_rewritten_base_that_nothing_names(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(tmp_path) as store:
+        keyed, count, checkpoint_id = with_rewritten_base(backend, store, monkeypatch)
+        count.update_many([51], [8])
+        keyed.snapshot(checkpoint_id, store).abort()
+        keyed.close()
+        store.restart()
+        assert data_files(tmp_path) == set()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_closing_a_backend_keeps_a_rewritten_base_that_a_snapshot_in_flight_names(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(tmp_path) as store:
+        keyed, count, checkpoint_id = with_rewritten_base(backend, store, monkeypatch)
+        count.update_many([51], [8])
+        held = counts(count)
+        pending = keyed.snapshot(checkpoint_id, store)
+        keyed.close()
+        committed = store.commit(checkpoint_id, [pending.result()])
+        assert [file.kind for file in committed.files.values()] == ["base", "delta"]
+        assert restored(committed) == held
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_states_that_nobody_asked_for_are_sorted_by_the_writing_thread(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyed, count = filled(backend)
+    with keyed, open_store(tmp_path) as store:
+        checkpoint = store.commit(0, [keyed.snapshot(0, store).result()])
+        with create(backend, restore=checkpoint) as again:
+            threads = []
+            section = type(again._restored.get("count")).section
+
+            def noting(state: Any) -> Any:
+                threads.append(threading.current_thread())
+                return section(state)
+
+            monkeypatch.setattr(type(again._restored.get("count")), "section", noting)
+            committed = store.commit(1, [again.snapshot(1, store, incremental=False).result()])
+            assert threads and threading.current_thread() not in threads
+            assert restored(committed) == counts(count)
