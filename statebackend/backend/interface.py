@@ -306,8 +306,10 @@ class KeyedStateBackend(ABC):
     def metrics(self) -> dict[str, Any]:
         """Figures: at least ``entries``, and ``states`` with ``kind`` and ``entries`` by name.
 
-        Of states with a time to live also ``expired_on_read``, ``expired_by_cleanup`` and ``oldest_timestamp``; of
-        backends with timers ``timers``, how many wait by domain, and ``timers_fired``. Counts begin with the backend.
+        Of states with a time to live also ``expired_on_read``, ``expired_by_cleanup`` and ``oldest_timestamp``, and,
+        where checkpoints are written, ``expired_in_snapshots``: what full ones have left out, in values, list
+        elements and map entries. Of backends with timers ``timers``, how many wait by domain, and ``timers_fired``.
+        Counts begin with the backend.
         """
 
     @abstractmethod

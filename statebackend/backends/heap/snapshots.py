@@ -25,7 +25,7 @@ from statebackend.backends.heap.columns import Array, arrow_column
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed import RowSource, state_schema
 from statebackend.checkpoint.keyed.description import value_role
-from statebackend.checkpoint.keyed.rows import grouped, without_expired
+from statebackend.checkpoint.keyed.rows import grouped, stamp_count, without_expired
 from statebackend.key_encoding import key_encoder
 from statebackend.state.columns import to_arrow
 
@@ -47,6 +47,7 @@ class HeapView(RowSource):
     """
 
     def __init__(self, backend: HeapKeyedBackend, expired_at: int | None) -> None:
+        super().__init__()
         self._readers = [_Reader(backend, state, ops=False) for state in backend._written_states()]
         self._rows = backend._rows_held()
         self._view = backend.core.snapshot()
@@ -66,12 +67,20 @@ class HeapView(RowSource):
             parts = [part for part in reader.parts_of(self._view, first, last) if len(part)]
             weight = sum(int(part.weights().sum()) for part in parts)
             if weight <= BATCH_BYTES and first != last:
-                yield from _not_empty([part.rows(expired_before) for part in parts])
+                yield from _not_empty([self._rows_of(part, expired_before) for part in parts])
                 continue
             for group in range(first, last + 1):
                 for part in parts:
                     for piece in _pieces(part.take(np.flatnonzero(part.groups == group))):
-                        yield from _not_empty([piece.rows(expired_before)])
+                        yield from _not_empty([self._rows_of(piece, expired_before)])
+
+    def _rows_of(self, part: _Part, expired_before: int | None) -> tuple[pa.RecordBatch, Array]:
+        batch, groups = part.rows()
+        if expired_before is None:
+            return batch, groups
+        left, kept = without_expired(batch, expired_before)
+        self.expired[part.reader.name] += stamp_count(batch) - stamp_count(left)
+        return left, groups[kept]
 
     def release(self) -> None:
         self._view.release()
@@ -85,6 +94,7 @@ class HeapChanges(RowSource):
     """
 
     def __init__(self, backend: HeapKeyedBackend, mark: Any) -> None:
+        super().__init__()
         self._changes = []
         for state in backend._written_states():
             reader = _Reader(backend, state, ops=True)
@@ -301,7 +311,7 @@ class _Part:
     """Rows of one table of a state; of a map state also the entry of each row's key."""
 
     def __init__(self, reader: _Reader, rows: EntryRows, owners: EntryRows | None = None) -> None:
-        self._reader = reader
+        self.reader = reader
         self._entries = rows
         self._owners = owners
 
@@ -317,18 +327,14 @@ class _Part:
 
     def take(self, rows: Any) -> _Part:
         owners = None if self._owners is None else self._owners.take(rows)
-        return _Part(self._reader, self._entries.take(rows), owners)
+        return _Part(self.reader, self._entries.take(rows), owners)
 
-    def rows(self, expired_before: int | None) -> tuple[pa.RecordBatch, Array]:
-        """A batch and the key group of each row, without values up to a timestamp."""
+    def rows(self) -> tuple[pa.RecordBatch, Array]:
+        """A batch and the key group of each row."""
         columns = self._entries.columns()
         keys = columns if self._owners is None else self._owners.keys()
-        namespaces = self._reader.namespaces(keys, len(self))
-        batch, groups = self._reader.batch(None, keys, namespaces, columns), self.groups
-        if expired_before is None:
-            return batch, groups
-        batch, kept = without_expired(batch, expired_before)
-        return batch, groups[kept]
+        namespaces = self.reader.namespaces(keys, len(self))
+        return self.reader.batch(None, keys, namespaces, columns), self.groups
 
 
 class _Copied:

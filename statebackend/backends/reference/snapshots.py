@@ -114,11 +114,12 @@ class ReferenceRows(RowSource):
     def __init__(
         self, backend: ReferenceKeyedBackend, *, since: Moment | None = None, expired_at: int | None = None
     ) -> None:
+        super().__init__()
         self._key_type = backend.key_type
         self._ops = since is not None
         self._states: list[tuple[Any, list[Row]]] = []
         for state in written_states(backend):
-            found = _all_rows(state, expired_at) if since is None else _changed_rows(state, since)
+            found = self._all_rows(state, expired_at) if since is None else _changed_rows(state, since)
             rows = sorted(found, key=lambda row: (row.group, row.op in (Op.PUT, Op.APPEND)))
             if rows:
                 self._states.append((state.descriptor, rows))
@@ -165,29 +166,30 @@ class ReferenceRows(RowSource):
         batch = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
         return Section(descriptor.name, schema, [GroupedBatch.of(batch, [row.group for row in rows])])
 
+    def _all_rows(self, state: Any, expired_at: int | None) -> Iterator[Row]:
+        config = state.descriptor.ttl_config
+
+        def is_left(stamped: Stamped) -> bool:
+            if expired_at is None or config is None or not config.cleanup_full_snapshot:
+                return True
+            is_expired = expired(stamped.timestamp, config.ttl, expired_at)
+            self.expired[state.descriptor.name] += is_expired
+            return not is_expired
+
+        for at, stored in list(state.table):
+            if state.descriptor.kind == "map":
+                for map_key, entry in _entries(stored).items():
+                    if is_left(entry):
+                        yield Row(at.group, Op.PUT, at, map_key, entry)
+            elif state.descriptor.kind == "list":
+                left = tuple(filter(is_left, stored))
+                if left:
+                    yield Row(at.group, Op.PUT, at, None, left)
+            elif is_left(stored):
+                yield Row(at.group, Op.PUT, at, None, stored)
+
     def release(self) -> None:
         self._states = []
-
-
-def _all_rows(state: Any, expired_at: int | None) -> Iterator[Row]:
-    config = state.descriptor.ttl_config
-
-    def is_left(stamped: Stamped) -> bool:
-        if expired_at is None or config is None or not config.cleanup_full_snapshot:
-            return True
-        return not expired(stamped.timestamp, config.ttl, expired_at)
-
-    for at, stored in list(state.table):
-        if state.descriptor.kind == "map":
-            for map_key, entry in _entries(stored).items():
-                if is_left(entry):
-                    yield Row(at.group, Op.PUT, at, map_key, entry)
-        elif state.descriptor.kind == "list":
-            left = tuple(filter(is_left, stored))
-            if left:
-                yield Row(at.group, Op.PUT, at, None, left)
-        elif is_left(stored):
-            yield Row(at.group, Op.PUT, at, None, stored)
 
 
 def _changed_rows(state: Any, since: Moment) -> Iterator[Row]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -62,6 +64,10 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         #: What made bases that no manifest names yet.
         self._bases: list[DataWriter] = []
         self._checkpoint_to_restore = restore
+        #: The time of the newest checkpoint that is known to be committed: what has expired is left out by it.
+        self._committed_now: int | None = None
+        self._expired_in_snapshots: Counter[str] = Counter()
+        self._counting = threading.Lock()  # several threads may end their writing at once
 
     # --- to be written ---
 
@@ -115,6 +121,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             self._restored = read_savepoint(
                 checkpoint, self.key_type, self.max_parallelism, self.key_group_range
             )
+            self._committed_now = self._restored.now
             self._load_timers()
             return
         if checkpoint is None or checkpoint == () or checkpoint == []:
@@ -122,11 +129,12 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._restored = read_checkpoint(
             checkpoint, self.key_type, self.max_parallelism, self.key_group_range
         )
+        self._committed_now = self._restored.now
         self._load_timers()
         snapshots = keyed_snapshots(checkpoint)
         own = [each for each in snapshots if each.key_groups == self.key_group_range]
         if len(own) == 1:
-            self._chain = Chain(own[0].files, self._open_point(), checkpoint.now)
+            self._chain = Chain(own[0].files, self._open_point())
 
     def _load_timers(self) -> None:
         if not self.has_timers:
@@ -176,7 +184,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             now = self._time()
             chain = self._chain_to_build_on(writer) if incremental else None
             if chain is None:
-                source = self._open_view(None if self._chain is None else self._chain.now)
+                source = self._open_view(self._committed_now)
             else:
                 source = self._read_changes(chain.point)
             undo.callback(source.release)
@@ -209,7 +217,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._check_open()
         self._settle()
         savepoint = Savepoint.at(store_or_uri)
-        source = self._open_view(None if self._chain is None else self._chain.now)
+        source = self._open_view(self._committed_now)
         try:
             undeclared = [each.section() for each in self._undeclared()]
             sections = {each.name: each for each in (*source.sections(), *undeclared)}
@@ -221,6 +229,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 self._time(),
                 [(each, sections.get(each.name)) for each in self._descriptions()],
             )
+            self._count_expired(source)
         finally:
             source.release()
         return savepoint
@@ -271,6 +280,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             try:
                 try:
                     made = _write(flight.writer, kind, source, undeclared, groups)
+                    self._count_expired(source)
                 finally:
                     source.release()
                 flight.files = made if chain is None else (*chain.files, *made)
@@ -280,6 +290,20 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 raise
 
         return write
+
+    # --- figures ---
+
+    def _count_expired(self, source: RowSource) -> None:
+        """Note what a full snapshot has left out; it is written."""
+        with self._counting:
+            self._expired_in_snapshots.update(source.expired)
+
+    def metrics(self) -> dict[str, Any]:
+        metrics = super().metrics()
+        for name, state in self._states.items():
+            if state.descriptor.ttl_config is not None:
+                metrics["states"][name]["expired_in_snapshots"] = self._expired_in_snapshots[name]
+        return metrics
 
     # --- which builds on which ---
 
@@ -291,7 +315,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             if self._chain is not None:
                 self._drop_point(self._chain.point)
             assert newest.files is not None
-            self._chain = Chain(newest.files, newest.point, newest.now)
+            self._chain = Chain(newest.files, newest.point)
+            self._committed_now = newest.now
             for flight in self._flights[: landed[-1]]:
                 self._drop_point(flight.point)
             del self._flights[: landed[-1] + 1]
@@ -332,12 +357,13 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._bases.append(rewriting.writer)
 
     def _rewrite_base(self, store: CheckpointStore) -> None:
-        assert self._chain is not None
-        now, undeclared, groups = self._chain.now, self._undeclared(), self.key_group_range
+        undeclared, groups = self._undeclared(), self.key_group_range
 
         def write(writer: DataWriter) -> tuple[StoredFile, ...]:
             try:
-                return _write(writer, "base", source, undeclared, groups)
+                made = _write(writer, "base", source, undeclared, groups)
+                self._count_expired(source)
+                return made
             finally:
                 source.release()
 
@@ -345,9 +371,9 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             with ExitStack() as undo:
                 writer = store.begin_snapshot(None)
                 undo.callback(writer.abort)
-                source = self._open_view(now)
+                source = self._open_view(self._committed_now)
                 undo.callback(source.release)
-                rewriting = Rewriting(writer, self._open_point(), now)
+                rewriting = Rewriting(writer, self._open_point())
                 undo.callback(self._drop_point, rewriting.point)
                 rewriting.start(write)
                 undo.pop_all()

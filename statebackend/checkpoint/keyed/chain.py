@@ -10,7 +10,7 @@ Every snapshot builds on the newest checkpoint that was committed when it was ta
 becomes the chain's when it is committed. An aborted snapshot drops its point: what it held is read again from the
 chain's. A point that a rollback has gone behind is no longer valid, and the next snapshot is a base.
 
->>> Chain((), object(), 0).needs_base
+>>> Chain((), object()).needs_base
 False
 """
 
@@ -40,8 +40,6 @@ class Chain(NamedTuple):
     files: tuple[StoredFile, ...]
     #: The moment of the checkpoint, for the backend.
     point: Any
-    #: The time of its batch, by which what has expired may be left out.
-    now: int | None
     #: What made the base, where no manifest names it yet.
     base_writer: DataWriter | None = None
 
@@ -70,6 +68,7 @@ class Flight:
     def __init__(self, writer: DataWriter, point: Any, now: int, chain: Chain | None) -> None:
         self.writer = writer
         self.point = point
+        #: The time of its batch.
         self.now = now
         #: What it builds on; None: it is a base.
         self.chain = chain
@@ -93,10 +92,9 @@ class Flight:
 class Rewriting:
     """A base that is being written in the background; the next manifest names it."""
 
-    def __init__(self, writer: DataWriter, point: Any, now: int | None) -> None:
+    def __init__(self, writer: DataWriter, point: Any) -> None:
         self.writer = writer
         self.point = point
-        self.now = now
         self.files: tuple[StoredFile, ...] | None = None
         self._thread: threading.Thread | None = None
 
@@ -131,4 +129,4 @@ class Rewriting:
         """What the next snapshot builds on; None if nothing came of it."""
         if self.files is None or self.writer.is_aborted:
             return None
-        return Chain(self.files, self.point, self.now, self.writer)
+        return Chain(self.files, self.point, self.writer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 
-__all__ = ["RowSource", "grouped", "phases", "without_expired"]
+__all__ = ["RowSource", "grouped", "phases", "stamp_count", "without_expired"]
 
 
 class RowSource(ABC):
@@ -26,6 +27,10 @@ class RowSource(ABC):
     >>> RowSource.__abstractmethods__ >= {"sections", "release"}
     True
     """
+
+    def __init__(self) -> None:
+        #: By state, how many values, list elements and map entries were left out so far, as they had expired.
+        self.expired: Counter[str] = Counter()
 
     @property
     @abstractmethod
@@ -115,3 +120,13 @@ def without_expired(batch: pa.RecordBatch, expired_before: int) -> tuple[pa.Reco
         filtered = pa.ListArray.from_arrays(pa.array(before), column.values.take(chosen), type=column.type)
         batch = batch.set_column(batch.schema.get_field_index(name), name, filtered)
     return batch.take(pa.array(kept)), kept
+
+
+def stamp_count(batch: pa.RecordBatch) -> int:
+    """How many timestamps rows have: one for each value and map entry, and one for each element of a list.
+
+    >>> stamp_count(pa.record_batch({"key": [1, 2], "timestamp": [[10, 30], [20]]}))
+    3
+    """
+    stamps = batch["timestamp"]
+    return len(stamps.flatten()) if pa.types.is_list(stamps.type) else len(stamps)
