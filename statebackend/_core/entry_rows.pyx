@@ -96,7 +96,8 @@ cdef class EntryRows:
         cdef char *value
         cdef int code = self.table.value_code
         cdef bint is_list = code == CODE_LIST, is_blob = code == CODE_BLOB
-        cdef uint32_t width = t.element_width + (32 if is_list and self.table.element_code == CODE_BLOB else 0)
+        cdef bint of_blobs = is_list and self.table.element_code == CODE_BLOB
+        cdef int64_t bytes_held = 0
         found = np.zeros(n, dtype=np.int64)
         cdef int64_t[::1] out = found
         self.moment.begin_reading()
@@ -107,10 +108,17 @@ cdef class EntryRows:
                     if t.layout.key_is_blob:
                         out[i] = (<Blob *>(<Entry *><uintptr_t>rows[i]).key).length
                     if is_list:
-                        out[i] += width * (<ListHead *>value).length
+                        out[i] += t.element_width * (<ListHead *>value).length
+                        if of_blobs:
+                            bytes_held = blob_bytes(t, <ListHead *>value)
+                            if bytes_held < 0:
+                                break
+                            out[i] += bytes_held
                     elif is_blob:
                         blob = (<Blob **>value)[0]
                         out[i] += blob.length if blob != NULL else 0
+            if bytes_held < 0:
+                self.table.owner.out_of_memory()
         finally:
             self.moment.end_reading()
         return found
@@ -281,6 +289,25 @@ cdef object gather_objects(uint64_t[::1] rows, uint32_t offset):
     for i in range(n):
         out[i] = <object>(<PyObject **>(<char *><uintptr_t>rows[i] + offset))[0]
     return out
+
+
+cdef int64_t blob_bytes(Table *table, ListHead *head) noexcept nogil:
+    """How many bytes the elements of a list of blobs have; -1 without memory to find out."""
+    cdef uint32_t offset = 8 if table.element_has_timestamp else 0
+    cdef ListCursor cursor
+    cdef Blob *blob
+    cdef char *element
+    cdef int64_t total = 0
+    if not cursor_open(table.core.arena.budget, head, &cursor):
+        return -1
+    while True:
+        element = cursor_next(table, &cursor)
+        if element == NULL:
+            break
+        blob = (<Blob **>(element + offset))[0]
+        total += blob.length if blob != NULL else 0
+    cursor_close(&cursor)
+    return total
 
 
 cdef object gather_lists(StateTable table, uint64_t[::1] rows, dict columns):

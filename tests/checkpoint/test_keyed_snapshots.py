@@ -10,6 +10,7 @@ import pytest
 from keyed_story import DESCRIPTORS, Story, contents
 
 import statebackend as sb
+from statebackend.backends.heap import snapshots as heap_snapshots
 from statebackend.checkpoint.keyed import chain as chains
 
 BACKENDS = ["heap", "reference"]
@@ -335,3 +336,30 @@ def test_32768_key_groups(tmp_path: Path) -> None:
         with create("heap", int, max_parallelism=32768, restore=committed) as again:
             found = again.get_state(sb.ValueStateDescriptor("count", int)).get_many(range(100_000))
             assert found.to_pylist() == list(range(100_000))
+
+
+def test_batches_of_a_base_are_bounded_whatever_is_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys that stand in the row of each entry, and elements of lists, count like values."""
+    limit = 1 << 20
+    monkeypatch.setattr(heap_snapshots, "BATCH_BYTES", limit)
+    long_text = "x" * 40_000
+    with create("heap", str) as keyed:
+        seen = keyed.get_state(sb.MapStateDescriptor("seen", int, int))
+        tags = keyed.get_state(sb.ListStateDescriptor("tags", str))
+        names = keyed.get_state(sb.ValueStateDescriptor("names", str))
+        for number in range(100):
+            keyed.set_current_key(f"{number}" + long_text)
+            seen.put_all(dict.fromkeys(range(10), 1))
+            keyed.set_current_key(str(number))
+            tags.update([long_text] * 10)
+            names.update(long_text)
+        view = keyed._open_view(None)
+        try:
+            for section in view.sections():
+                sizes = [rows.batch.nbytes for rows in section.batches if rows.batch.num_rows]
+                if section.name in ("seen", "tags", "names"):
+                    assert 0 < max(sizes) < 2 * limit
+        finally:
+            view.release()

@@ -309,7 +309,9 @@ class _Part:
         return self._entries.groups
 
     def weights(self) -> Array:
-        return self._entries.weights()
+        weights = self._entries.weights()
+        # The key stands in the row of each of its entries.
+        return weights if self._owners is None else weights + self._owners.weights()
 
     def take(self, rows: Any) -> _Part:
         owners = None if self._owners is None else self._owners.take(rows)
