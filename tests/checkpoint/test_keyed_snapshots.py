@@ -12,6 +12,7 @@ from keyed_story import DESCRIPTORS, Story, contents
 import statebackend as sb
 from statebackend.backends.heap import snapshots as heap_snapshots
 from statebackend.checkpoint.keyed import chain as chains
+from statebackend.key_encoding import VOID
 
 BACKENDS = ["heap", "reference"]
 KEY_TYPES = {"int": int, "str": str, "row": "struct<a:int,b:string>"}
@@ -363,3 +364,35 @@ def test_batches_of_a_base_are_bounded_whatever_is_long(
                     assert 0 < max(sizes) < 2 * limit
         finally:
             view.release()
+
+
+def test_batches_of_changes_are_bounded_and_restore_to_memory(
+    tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 1 << 16
+    monkeypatch.setattr(heap_snapshots, "BATCH_BYTES", limit)
+    monkeypatch.setattr(heap_snapshots, "BATCH_ROWS", 64)
+    long_text = "x" * 5000
+    with create("heap", str) as keyed, open_store(tmp_path, str) as store:
+        story = Story(keyed, rng, str)
+        story.change(6000)
+        tags = keyed.get_state(sb.ListStateDescriptor("tags", str))
+        store.commit(0, [keyed.snapshot(0, store).result()])
+        point = keyed._open_point()
+        story.change(500)
+        for number in range(40):
+            keyed.set_current_key(f"{number}" + long_text)
+            tags.update([long_text] * 3)
+        source = keyed._read_changes(point)
+        batches = [rows.batch for section in source.sections() for rows in section.batches]
+        assert len(batches) > 20
+        assert max(batch.nbytes for batch in batches) < 2.5 * limit
+        held, texts = contents(keyed), sorted(keyed.keys("tags", VOID))
+        committed = store.commit(1, [keyed.snapshot(1, store).result()])
+        assert [file.kind for file in committed.files.values()] == ["base", "delta"]
+        assert restored("heap", str, committed) == held
+        with create("reference", str, restore=committed) as again:
+            tags = again.get_state(sb.ListStateDescriptor("tags", str))
+            assert sorted(again.keys("tags", VOID)) == texts
+            again.set_current_key(texts[5])
+            assert tags.get() == [long_text] * 3
