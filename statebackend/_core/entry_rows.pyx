@@ -65,9 +65,8 @@ cdef class EntryRows:
 
     def take(self, rows):
         """Some of the rows, by number, mask or slice."""
-        was_removed = None if self.was_removed is None else self.was_removed[rows]
         return new_rows(self.table, self.moment, self.addresses[rows], self.groups[rows], self.is_live[rows],
-                        was_removed)
+                        self.was_removed[rows])
 
     def keys(self):
         """The columns of keys and namespaces, as `SnapshotView.read_group` names them."""
@@ -190,7 +189,7 @@ cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_l
     made.addresses = np.ascontiguousarray(addresses)
     made.groups = groups
     made.is_live = is_live
-    made.was_removed = was_removed
+    made.was_removed = ~is_live if was_removed is None else was_removed
     return made
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from keyed_story import DESCRIPTORS, Story, contents
 
 import statebackend as sb
 from statebackend.backends.heap import snapshots as heap_snapshots
+from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import chain as chains
 from statebackend.key_encoding import VOID
 
@@ -396,3 +399,24 @@ def test_batches_of_changes_are_bounded_and_restore_to_memory(
             assert sorted(again.keys("tags", VOID)) == texts
             again.set_current_key(texts[5])
             assert tags.get() == [long_text] * 3
+
+
+@pytest.mark.parametrize("element", ["bigint", "string", sb.types.PICKLE], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_of_a_list_that_is_put_twice_the_last_one_counts(backend: str, element: Any) -> None:
+    """Other writers may leave such files, and the tools that read them do the same."""
+    with create(backend, int) as keyed:
+        tags = keyed.get_state(sb.ListStateDescriptor("tags", element))
+        lists = {number: [to_stored(element, each) for each in number] for number in [(5,), (6, 7), (9,)]}
+        stored = sb.types.of(element).arrow
+        for puts in ([(1, (5,)), (1, (6, 7)), (2, (9,))], [(1, (9,)), (2, (5,)), (2, (6, 7))]):
+            values = pa.array([lists[each] for _, each in puts], pa.list_(stored))
+            with keyed._loading():
+                keyed._load(tags, Op.PUT, pa.record_batch({"key": [key for key, _ in puts], "value": values}))
+            for key, last in dict(puts).items():
+                keyed.set_current_key(key)
+                assert [str(each) for each in tags.get()] == [str(each) for each in last]
+
+
+def to_stored(element: Any, number: int) -> Any:
+    return {"bigint": number, "string": str(number)}.get(element, pickle.dumps(number))

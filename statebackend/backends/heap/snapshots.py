@@ -374,8 +374,9 @@ class _Copied:
 
     def weights(self) -> Array:
         weights = bytes_of_rows(self._keys, len(self))
-        other = self._columns is not None and self._columns is not self._keys
-        return weights + bytes_of_rows(self._columns, len(self)) if other else weights
+        if self._columns is None or self._columns is self._keys:
+            return weights
+        return weights + bytes_of_rows(self._columns, len(self))
 
     def take(self, rows: slice) -> _Copied:
         """Consecutive rows; nothing is copied."""
