@@ -15,6 +15,7 @@ from statebackend._core.arena cimport Blob, address, blob_data
 from statebackend._core.cow_map cimport (
     Anchor, CowMap, Entry, ListChunk, ListHead, Table, entry_at, find_blob, find_int, hash_blob_key, hash_int_key,
     namespace_of, thread_of)
+from statebackend._core.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
 from statebackend._core.platform cimport prefetch
 from statebackend._core.state_core cimport StateCore
 from statebackend._core.state_table cimport (
@@ -66,8 +67,7 @@ cdef class EntryRows:
     def take(self, rows):
         """Some of the rows, by number, mask or slice."""
         return new_rows(self.table, self.moment, self.addresses[rows], self.groups[rows], self.is_live[rows],
-                        None if self.kept is None else self.kept[rows],
-                        None if self.was_removed is None else self.was_removed[rows])
+                        None if self.kept is None else self.kept[rows], self.was_removed[rows])
 
     def keys(self):
         """The columns of keys and namespaces, as `SnapshotView.read_group` names them."""
@@ -96,7 +96,8 @@ cdef class EntryRows:
         cdef char *value
         cdef int code = self.table.value_code
         cdef bint is_list = code == CODE_LIST, is_blob = code == CODE_BLOB
-        cdef uint32_t width = t.element_width + (32 if is_list and self.table.element_code == CODE_BLOB else 0)
+        cdef bint of_blobs = is_list and self.table.element_code == CODE_BLOB
+        cdef int64_t bytes_held = 0
         found = np.zeros(n, dtype=np.int64)
         cdef int64_t[::1] out = found
         self.moment.begin_reading()
@@ -107,10 +108,17 @@ cdef class EntryRows:
                     if t.layout.key_is_blob:
                         out[i] = (<Blob *>(<Entry *><uintptr_t>rows[i]).key).length
                     if is_list:
-                        out[i] += width * (<ListHead *>value).length
+                        out[i] += t.element_width * (<ListHead *>value).length
+                        if of_blobs:
+                            bytes_held = blob_bytes(t, <ListHead *>value)
+                            if bytes_held < 0:
+                                break
+                            out[i] += bytes_held
                     elif is_blob:
                         blob = (<Blob **>value)[0]
                         out[i] += blob.length if blob != NULL else 0
+            if bytes_held < 0:
+                self.table.owner.out_of_memory()
         finally:
             self.moment.end_reading()
         return found
@@ -183,7 +191,7 @@ cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_l
     made.groups = groups
     made.is_live = is_live
     made.kept = kept
-    made.was_removed = was_removed
+    made.was_removed = ~is_live if was_removed is None else was_removed
     return made
 
 
@@ -282,6 +290,25 @@ cdef object gather_objects(uint64_t[::1] rows, uint32_t offset):
     for i in range(n):
         out[i] = <object>(<PyObject **>(<char *><uintptr_t>rows[i] + offset))[0]
     return out
+
+
+cdef int64_t blob_bytes(Table *table, ListHead *head) noexcept nogil:
+    """How many bytes the elements of a list of blobs have; -1 without memory to find out."""
+    cdef uint32_t offset = 8 if table.element_has_timestamp else 0
+    cdef ListCursor cursor
+    cdef Blob *blob
+    cdef char *element
+    cdef int64_t total = 0
+    if not cursor_open(table.core.arena.budget, head, &cursor):
+        return -1
+    while True:
+        element = cursor_next(table, &cursor)
+        if element == NULL:
+            break
+        blob = (<Blob **>(element + offset))[0]
+        total += blob.length if blob != NULL else 0
+    cursor_close(&cursor)
+    return total
 
 
 cdef object gather_lists(StateTable table, uint64_t[::1] rows, kept, dict columns):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from keyed_story import DESCRIPTORS, Story, contents
 
 import statebackend as sb
 from statebackend.backends.heap import keyed as heap_keyed
+from statebackend.backends.heap import snapshots as heap_snapshots
+from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import chain as chains
+from statebackend.key_encoding import VOID
 
 BACKENDS = ["heap", "reference"]
 KEY_TYPES = {"int": int, "str": str, "row": "struct<a:int,b:string>"}
@@ -381,3 +386,83 @@ def test_changes_that_no_delta_will_be_written_of_are_not_kept(
         committed = store.commit(2, [keyed.snapshot(2, store).result()])
         assert [file.kind for file in committed.files.values()] == ["base"]
         assert restored("reference", int, committed, names=["count"]) == contents(keyed, ["count"])
+
+
+def test_batches_of_a_base_are_bounded_whatever_is_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys that stand in the row of each entry, and elements of lists, count like values."""
+    limit = 1 << 20
+    monkeypatch.setattr(heap_snapshots, "BATCH_BYTES", limit)
+    long_text = "x" * 40_000
+    with create("heap", str) as keyed:
+        seen = keyed.get_state(sb.MapStateDescriptor("seen", int, int))
+        tags = keyed.get_state(sb.ListStateDescriptor("tags", str))
+        names = keyed.get_state(sb.ValueStateDescriptor("names", str))
+        for number in range(100):
+            keyed.set_current_key(f"{number}" + long_text)
+            seen.put_all(dict.fromkeys(range(10), 1))
+            keyed.set_current_key(str(number))
+            tags.update([long_text] * 10)
+            names.update(long_text)
+        view = keyed._open_view(None)
+        try:
+            for section in view.sections():
+                sizes = [rows.batch.nbytes for rows in section.batches if rows.batch.num_rows]
+                if section.name in ("seen", "tags", "names"):
+                    assert 0 < max(sizes) < 2 * limit
+        finally:
+            view.release()
+
+
+def test_batches_of_changes_are_bounded_and_restore_to_memory(
+    tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 1 << 16
+    monkeypatch.setattr(heap_snapshots, "BATCH_BYTES", limit)
+    monkeypatch.setattr(heap_snapshots, "BATCH_ROWS", 64)
+    long_text = "x" * 5000
+    with create("heap", str) as keyed, open_store(tmp_path, str) as store:
+        story = Story(keyed, rng, str)
+        story.change(6000)
+        tags = keyed.get_state(sb.ListStateDescriptor("tags", str))
+        store.commit(0, [keyed.snapshot(0, store).result()])
+        point = keyed._open_point()
+        story.change(500)
+        for number in range(40):
+            keyed.set_current_key(f"{number}" + long_text)
+            tags.update([long_text] * 3)
+        source = keyed._read_changes(point)
+        batches = [rows.batch for section in source.sections() for rows in section.batches]
+        assert len(batches) > 20
+        assert max(batch.nbytes for batch in batches) < 2.5 * limit
+        held, texts = contents(keyed), sorted(keyed.keys("tags", VOID))
+        committed = store.commit(1, [keyed.snapshot(1, store).result()])
+        assert [file.kind for file in committed.files.values()] == ["base", "delta"]
+        assert restored("heap", str, committed) == held
+        with create("reference", str, restore=committed) as again:
+            tags = again.get_state(sb.ListStateDescriptor("tags", str))
+            assert sorted(again.keys("tags", VOID)) == texts
+            again.set_current_key(texts[5])
+            assert tags.get() == [long_text] * 3
+
+
+@pytest.mark.parametrize("element", ["bigint", "string", sb.types.PICKLE], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_of_a_list_that_is_put_twice_the_last_one_counts(backend: str, element: Any) -> None:
+    """Other writers may leave such files, and the tools that read them do the same."""
+    with create(backend, int) as keyed:
+        tags = keyed.get_state(sb.ListStateDescriptor("tags", element))
+        lists = {number: [to_stored(element, each) for each in number] for number in [(5,), (6, 7), (9,)]}
+        stored = sb.types.of(element).arrow
+        for puts in ([(1, (5,)), (1, (6, 7)), (2, (9,))], [(1, (9,)), (2, (5,)), (2, (6, 7))]):
+            values = pa.array([lists[each] for _, each in puts], pa.list_(stored))
+            with keyed._loading():
+                keyed._load(tags, Op.PUT, pa.record_batch({"key": [key for key, _ in puts], "value": values}))
+            for key, last in dict(puts).items():
+                keyed.set_current_key(key)
+                assert [str(each) for each in tags.get()] == [str(each) for each in last]
+
+
+def to_stored(element: Any, number: int) -> Any:
+    return {"bigint": number, "string": str(number)}.get(element, pickle.dumps(number))

@@ -1,4 +1,4 @@
-"""What a snapshot, or a base that is rewritten, leaves behind when it comes to nothing: no file, and nothing in flight."""
+"""What a snapshot, or a base that is rewritten, leaves behind when it fails: no file, and nothing in flight."""
 
 from __future__ import annotations
 
@@ -192,5 +192,6 @@ def test_states_that_nobody_asked_for_are_sorted_by_the_writing_thread(
 
             monkeypatch.setattr(type(again._restored.get("count")), "section", noting)
             committed = store.commit(1, [again.snapshot(1, store, incremental=False).result()])
-            assert threads and threading.current_thread() not in threads
+            assert threads
+            assert threading.current_thread() not in threads
             assert restored(committed) == counts(count)

@@ -21,6 +21,7 @@ from statebackend._core import kernels, map_kernels
 from statebackend.backends.heap.codecs import holds_references
 from statebackend.backends.heap.columns import Column, value_column
 from statebackend.backends.heap.vectorised import count_of, take_rows
+from statebackend.checkpoint.applying import applied
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed.description import value_role
 from statebackend.key_encoding import key_encoder
@@ -91,9 +92,10 @@ class _Loading:
         elif self._kind == "map":
             self._put_entries(keys, self._map_keys(rows), rows)
         elif self._kind == "list":
-            if op is Op.PUT and len(self._table):
-                self._drop(keys)
-            self._append(keys, rows)
+            if op is Op.PUT:
+                self._put_lists(keys, rows)
+            else:
+                self._append(keys, rows)
         else:
             self._put(keys, rows)
 
@@ -132,6 +134,18 @@ class _Loading:
             return
         values, _ = self._values(rows["value"])
         kernels.update_many(self._table, keys, values, timestamp=stamps, **self._options)
+
+    def _put_lists(self, keys: Any, rows: pa.RecordBatch) -> None:
+        if len(self._table):
+            self._drop(keys)
+        before = len(self._table)
+        self._append(keys, rows)
+        if len(self._table) - before == rows.num_rows:
+            return
+        # A key came more than once, and the elements of all its lists have been put together: the last one counts.
+        self._drop(keys)
+        for last in applied("list", [pa.Table.from_batches([rows])]).to_batches():
+            self._append(self._backend._encoder.encode_many(last["key"]), last)
 
     def _append(self, keys: Any, rows: pa.RecordBatch) -> None:
         lists = rows["value"]

@@ -12,6 +12,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from statebackend._core.changes import changed_entries
 from statebackend._core.entry_rows import EntryRows
 from statebackend.backends.heap.codecs import holds_references
 from statebackend.backends.heap.columns import Array, arrow_column
+from statebackend.backends.heap.core_columns import bytes_of_rows, sliced
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed import RowSource, state_schema
 from statebackend.checkpoint.keyed.description import value_role
@@ -48,10 +51,12 @@ class HeapView(RowSource):
 
     def __init__(self, backend: HeapKeyedBackend, expired_at: int | None) -> None:
         super().__init__()
-        self._readers = [_Reader(backend, state, ops=False) for state in backend._written_states()]
+        self._readers = [
+            _Reader(backend, state, ops=False, expired_at=expired_at, expired=self.expired)
+            for state in backend._written_states()
+        ]
         self._rows = backend._rows_held()
         self._view = backend.core.snapshot()
-        self._expired_at = expired_at
 
     @property
     def is_empty(self) -> bool:
@@ -61,26 +66,9 @@ class HeapView(RowSource):
         return [Section(reader.name, reader.schema, self._batches(reader)) for reader in self._readers]
 
     def _batches(self, reader: _Reader) -> Iterator[GroupedBatch]:
-        expired_before = reader.expired_before(self._expired_at)
         sizes = np.sum([self._view.group_sizes(table) for table in reader.tables], axis=0)
         for first, last in _ranges(sizes, reader.first_group):
-            parts = [part for part in reader.parts_of(self._view, first, last) if len(part)]
-            weight = sum(int(part.weights().sum()) for part in parts)
-            if weight <= BATCH_BYTES and first != last:
-                yield from _not_empty([self._rows_of(part, expired_before) for part in parts])
-                continue
-            for group in range(first, last + 1):
-                for part in parts:
-                    for piece in _pieces(part.take(np.flatnonzero(part.groups == group))):
-                        yield from _not_empty([self._rows_of(piece, expired_before)])
-
-    def _rows_of(self, part: _Part, expired_before: int | None) -> tuple[pa.RecordBatch, Array]:
-        batch, groups = part.rows()
-        if expired_before is None:
-            return batch, groups
-        left, kept = without_expired(batch, expired_before)
-        self.expired[part.reader.name] += stamp_count(batch) - stamp_count(left)
-        return left, groups[kept]
+            yield from _batched(reader.parts_of(self._view, first, last))
 
     def release(self) -> None:
         self._view.release()
@@ -98,7 +86,7 @@ class HeapChanges(RowSource):
         self._changes = []
         for state in backend._written_states():
             reader = _Reader(backend, state, ops=True)
-            parts = [part for part in reader.changes_since(mark) if part.count]
+            parts = [part for part in reader.changes_since(mark) if len(part)]
             if parts:
                 self._changes.append((reader, parts))
 
@@ -107,13 +95,40 @@ class HeapChanges(RowSource):
         return not self._changes
 
     def sections(self) -> Sequence[Section]:
-        return [Section(reader.name, reader.schema, self._batches(parts)) for reader, parts in self._changes]
+        return [
+            Section(reader.name, reader.schema, self._batches(reader, parts))
+            for reader, parts in self._changes
+        ]
 
-    def _batches(self, parts: list[_Copied]) -> Iterator[GroupedBatch]:
-        yield from _not_empty([part.rows() for part in parts])
+    def _batches(self, reader: _Reader, parts: list[_Copied]) -> Iterator[GroupedBatch]:
+        sizes = np.bincount(np.concatenate([part.groups for part in parts]) - reader.first_group)
+        for first, last in _ranges(sizes, reader.first_group):
+            yield from _batched([part.take(_rows_of(part, first, last)) for part in parts])
 
     def release(self) -> None:
         self._changes = []
+
+
+def _batched(parts: Sequence[_Part | _Copied]) -> Iterator[GroupedBatch]:
+    """The rows of some key groups in batches: of each key group in the order of the parts, which have theirs sorted."""
+    parts = [part for part in parts if len(part)]
+    if sum(int(_sizes(part).sum()) for part in parts) <= 2 * BATCH_BYTES:
+        yield from _not_empty([part.rows() for part in parts])
+        return
+    for group in np.unique(np.concatenate([part.groups for part in parts])):
+        for part in parts:
+            for piece in _pieces(part.take(_rows_of(part, group, group))):
+                yield from _not_empty([piece.rows()])
+
+
+def _rows_of(part: _Part | _Copied, first: int, last: int) -> slice:
+    start, end = np.searchsorted(part.groups, [first, last + 1])
+    return slice(int(start), int(end))
+
+
+def _sizes(part: _Part | _Copied) -> Array:
+    sizes: Array = part.weights() + BATCH_BYTES // BATCH_ROWS
+    return sizes
 
 
 def _not_empty(parts: list[tuple[pa.RecordBatch, Array]]) -> Iterator[GroupedBatch]:
@@ -134,12 +149,11 @@ def _ranges(sizes: Array, first_group: int) -> Iterator[tuple[int, int]]:
         yield first_group + int(of_range[0]), first_group + int(of_range[-1])
 
 
-def _pieces(part: _Part) -> Iterator[_Part]:
+def _pieces(part: _Part | _Copied) -> Iterator[_Part | _Copied]:
     """Parts of about as many rows and bytes as a batch has."""
     if not len(part):
         return
-    ends = np.cumsum(part.weights() + BATCH_BYTES // BATCH_ROWS)
-    number = (ends - 1) // BATCH_BYTES
+    number = (np.cumsum(_sizes(part)) - 1) // BATCH_BYTES
     starts = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
     for start, end in zip(starts, [*starts[1:], len(part)], strict=True):
         yield part.take(slice(start, end))
@@ -167,14 +181,27 @@ def row_tables(state: Any) -> list[Any]:
 class _Reader:
     """One state: which tables it has, and how its columns become Arrow's."""
 
-    def __init__(self, backend: HeapKeyedBackend, state: Any, *, ops: bool) -> None:
+    def __init__(
+        self,
+        backend: HeapKeyedBackend,
+        state: Any,
+        *,
+        ops: bool,
+        expired_at: int | None = None,
+        expired: Counter[str] | None = None,
+    ) -> None:
         descriptor = state.descriptor
+        ttl = descriptor.ttl_config
         self.name = descriptor.name
         self.ops = ops
         self.is_map = descriptor.kind == "map"
         self.is_list = descriptor.kind == "list"
-        self.ttl = 0 if descriptor.ttl_config is None else descriptor.ttl_config.ttl
-        self._filters = descriptor.ttl_config is not None and descriptor.ttl_config.cleanup_full_snapshot
+        self.has_timestamps = ttl is not None
+        filters = ttl is not None and ttl.cleanup_full_snapshot and expired_at is not None
+        #: Up to which timestamp values are left out; None if all are written.
+        self.expired_before = expired_at - ttl.ttl if filters else None
+        #: Where those are counted, by state.
+        self.expired = Counter() if expired is None else expired
         self.maps = _maps_of(state) if self.is_map else []
         self.tables = row_tables(state)
         self.has_namespaces = len(self.tables) > 1
@@ -186,10 +213,6 @@ class _Reader:
         self.map_key_encoder = key_encoder(stored["key"]) if self.is_map else None
         self._namespaces = backend.core.namespaces
         self.first_group = backend.key_group_range.start
-
-    def expired_before(self, now: int | None) -> int | None:
-        """Up to which timestamp values are left out; None if all are written."""
-        return None if now is None or not self._filters else now - self.ttl
 
     def parts_of(self, view: Any, first: int, last: int) -> list[_Part]:
         """The rows of some key groups, table by table."""
@@ -262,7 +285,7 @@ class _Reader:
             )
         if op in (Op.REMOVE, Op.CLEAR) or columns is None:
             arrays.append(_nulls(self.schema.field("value"), count))
-            if self.ttl:
+            if self.has_timestamps:
                 arrays.append(_nulls(self.schema.field("timestamp"), count))
         else:
             arrays += self._values(columns)
@@ -282,10 +305,10 @@ class _Reader:
     def _values(self, columns: dict[str, Array]) -> list[pa.Array]:
         if not self.is_list:
             value = self._arrow(columns)
-            return [value, pa.array(columns["timestamp"])] if self.ttl else [value]
+            return [value, pa.array(columns["timestamp"])] if self.has_timestamps else [value]
         offsets = pa.array(columns["list_offsets"].astype(np.int32))
         lists = [pa.ListArray.from_arrays(offsets, self._arrow(columns), self.schema.field("value").type)]
-        if self.ttl:
+        if self.has_timestamps:
             stamps = pa.array(columns["timestamp"])
             lists.append(pa.ListArray.from_arrays(offsets, stamps, self.schema.field("timestamp").type))
         return lists
@@ -311,7 +334,7 @@ class _Part:
     """Rows of one table of a state; of a map state also the entry of each row's key."""
 
     def __init__(self, reader: _Reader, rows: EntryRows, owners: EntryRows | None = None) -> None:
-        self.reader = reader
+        self._reader = reader
         self._entries = rows
         self._owners = owners
 
@@ -323,18 +346,26 @@ class _Part:
         return self._entries.groups
 
     def weights(self) -> Array:
-        return self._entries.weights()
+        weights = self._entries.weights()
+        # The key stands in the row of each of its entries.
+        return weights if self._owners is None else weights + self._owners.weights()
 
     def take(self, rows: Any) -> _Part:
         owners = None if self._owners is None else self._owners.take(rows)
-        return _Part(self.reader, self._entries.take(rows), owners)
+        return _Part(self._reader, self._entries.take(rows), owners)
 
     def rows(self) -> tuple[pa.RecordBatch, Array]:
-        """A batch and the key group of each row."""
+        """A batch and the key group of each row, without what has expired."""
+        expired_before = self._reader.expired_before
         columns = self._entries.columns()
         keys = columns if self._owners is None else self._owners.keys()
-        namespaces = self.reader.namespaces(keys, len(self))
-        return self.reader.batch(None, keys, namespaces, columns), self.groups
+        namespaces = self._reader.namespaces(keys, len(self))
+        batch, groups = self._reader.batch(None, keys, namespaces, columns), self.groups
+        if expired_before is None:
+            return batch, groups
+        left, kept = without_expired(batch, expired_before)
+        self._reader.expired[self._reader.name] += stamp_count(batch) - stamp_count(left)
+        return left, groups[kept]
 
 
 class _Copied:
@@ -349,12 +380,31 @@ class _Copied:
         columns: dict[str, Array] | None = None,
     ) -> None:
         self.groups = groups
-        self.count = len(groups)
         self._reader = reader
         self._op = op
         self._keys = keys
-        self._namespaces = reader.namespaces(keys, self.count)
+        self._namespaces = reader.namespaces(keys, len(groups))
         self._columns = columns
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def weights(self) -> Array:
+        weights = bytes_of_rows(self._keys, len(self))
+        if self._columns is None or self._columns is self._keys:
+            return weights
+        return weights + bytes_of_rows(self._columns, len(self))
+
+    def take(self, rows: slice) -> _Copied:
+        """Consecutive rows; nothing is copied."""
+        taken = copy.copy(self)
+        taken.groups = self.groups[rows]
+        taken._keys = sliced(self._keys, rows)
+        if self._namespaces is not None:
+            taken._namespaces = self._namespaces[rows]
+        if self._columns is not None:
+            taken._columns = sliced(self._columns, rows)
+        return taken
 
     def rows(self) -> tuple[pa.RecordBatch, Array]:
         return self._reader.batch(self._op, self._keys, self._namespaces, self._columns), self.groups
