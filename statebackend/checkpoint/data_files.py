@@ -177,11 +177,14 @@ class DataWriter:
         checkpoint_id: int | None = None,
         ended: Callable[[DataWriter], None] | None = None,
         builds_on: frozenset[str] = frozenset(),
+        compression: str | None = "zstd",
     ) -> None:
         self.epoch = epoch
         self.checkpoint_id = checkpoint_id
         #: The names of the files that its snapshot may name again: those of the newest checkpoint when it began.
         self.builds_on = builds_on
+        #: That of Arrow's buffers.
+        self.compression = compression
         self._files = files
         self._ended = ended
         self._lock = threading.Lock()
@@ -192,7 +195,15 @@ class DataWriter:
         self._made: dict[str, bool] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DataWriter, (self._files, self.epoch, self.checkpoint_id)
+        arguments: tuple[Any, ...] = (
+            self._files,
+            self.epoch,
+            self.checkpoint_id,
+            None,
+            frozenset(),
+            self.compression,
+        )
+        return DataWriter, arguments
 
     def create(
         self,

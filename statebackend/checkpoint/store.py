@@ -56,7 +56,8 @@ class CheckpointStore(CheckpointReader):
 
     Making one touches nothing; reading needs nothing more. `open_for_writing` takes an epoch, which ends that
     of every other writer. ``single_writer`` is needed for ``s3://``, where nothing can keep a second writer
-    out: whoever passes it vouches that there is none. All methods may be called from any thread.
+    out: whoever passes it vouches that there is none. ``compression`` of data files is ``"zstd"``, ``"lz4"`` or
+    None; it may change from one opening to the next. All methods may be called from any thread.
 
     >>> CheckpointStore("/nowhere", retain=3).checkpoints()
     []
@@ -68,12 +69,16 @@ class CheckpointStore(CheckpointReader):
         *,
         retain: int = 2,
         single_writer: bool = False,
+        compression: str | None = "zstd",
         _files: StoreFiles | None = None,
     ) -> None:
         if type(retain) is not int or retain < 1:
             raise UsageError("retain is the number of checkpoints to keep, at least 1")
+        if compression not in ("zstd", "lz4", None):
+            raise UsageError('compression is "zstd", "lz4" or None')
         super().__init__(uri, single_writer=single_writer, _files=_files)
         self._retain = retain
+        self._compression = compression
         self._lock = threading.RLock()
         self._epoch: int | None = None
         self._process: int | None = None
@@ -225,13 +230,15 @@ class CheckpointStore(CheckpointReader):
             epoch = self._writing()
             newest = None if checkpoint_id is None else self._retention.newest
             names = self._retention.names_of(newest)
-            writer = DataWriter(self._files, epoch, checkpoint_id, self._ended, builds_on=names)
+            writer = DataWriter(
+                self._files, epoch, checkpoint_id, self._ended, builds_on=names, compression=self._compression
+            )
             self._in_flight[writer] = names
             return writer
 
     def data_writer(self, checkpoint_id: int | None = None) -> DataWriter:
         """The same for another process, to be pickled. This process does not know what it makes: discard it."""
-        return DataWriter(self._files, self._writing(), checkpoint_id)
+        return DataWriter(self._files, self._writing(), checkpoint_id, compression=self._compression)
 
     def commit(
         self,

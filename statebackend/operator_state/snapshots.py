@@ -162,7 +162,13 @@ class _Taken:
         try:
             sections = [section(name, self._views[name]) for name in sorted(self._views)]
             with self.writer.create("operator", subtask=self.snapshot.subtask_index) as file:
-                write_data_file(file, sections, extra={"part": PART}, name=file.name)
+                write_data_file(
+                    file,
+                    sections,
+                    extra={"part": PART},
+                    name=file.name,
+                    compression=self.writer.compression,
+                )
                 self.snapshot = dataclasses.replace(self.snapshot, files=(file.finish(),))
         except BaseException as error:
             if self.writer.is_aborted:

@@ -59,6 +59,24 @@ def test_a_chain_of_checkpoints_restores_into_every_backend(
         assert kinds[1:] == ["delta"] * 7
 
 
+@pytest.mark.parametrize("compression", ["zstd", "lz4", None])
+def test_with_and_without_compression(tmp_path: Path, compression: str | None, rng: random.Random) -> None:
+    with create("heap", str) as keyed, open_store(tmp_path, str, compression=compression) as store:
+        story = Story(keyed, rng, str)
+        story.change(3000)
+        for checkpoint_id in range(3):
+            committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+            held = contents(keyed)
+            story.change(50)
+        assert restored("heap", str, committed) == restored("reference", str, committed) == held
+        text = keyed.get_state(sb.ValueStateDescriptor("text", str))
+        text.update_many([f"key {n}" for n in range(1000)], ["the same " * 20] * 1000)
+        committed = store.commit(3, [keyed.snapshot(3, store, incremental=False).result()])
+        assert (sum(file.size for file in committed.files.values()) < 150_000) == (compression is not None)
+    with pytest.raises(sb.UsageError, match='compression is "zstd", "lz4" or None'):
+        sb.CheckpointStore(tmp_path, compression="gzip")
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_any_history_of_commits_aborts_and_rollbacks_restores_to_memory(
     tmp_path: Path, backend: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch

@@ -426,5 +426,5 @@ def _write(
         return ()
     with writer.create(kind, key_groups=groups) as file:
         sections = [*source.sections(), *(each.section() for each in undeclared)]
-        write_data_file(file, sections, name=file.name)
+        write_data_file(file, sections, name=file.name, compression=writer.compression)
         return (file.finish(),)
