@@ -378,7 +378,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 rewriting.start(write)
                 undo.pop_all()
         except Exception as error:  # noqa: BLE001 - the snapshot that was asked for has been taken
-            _log.warning("a base could not be rewritten, deltas go on: %s", error)
+            _log.warning("a base could not be rewritten, deltas go on: %s", str(error))
             return
         self._rewriting = rewriting
 

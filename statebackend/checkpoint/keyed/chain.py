@@ -112,7 +112,7 @@ class Rewriting:
             self.files = files
         except Exception as error:  # noqa: BLE001 - the deltas are there, and another attempt will be made
             if not self.writer.is_aborted:
-                _log.warning("a base could not be rewritten, deltas go on: %s", error)
+                _log.warning("a base could not be rewritten, deltas go on: %s", str(error))
             self.writer.abort()
 
     @property
