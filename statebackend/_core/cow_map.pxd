@@ -487,11 +487,16 @@ cdef inline uint32_t slot_for_write(Lane *lane, Table *table, CowMap *map, uint3
     set_value_version(table, entry, core.state_version)
     return slot
 
+cdef inline uint32_t slots_of_run(Table *table, uint64_t run, uint32_t *end) noexcept nogil:
+    """The first slot of a run of entries, as `CowMap.runs` has it; `end` is the slot behind the last."""
+    cdef uint32_t slot = <uint32_t>(run >> 8)
+    cdef uint32_t slots = <uint32_t>((<uint64_t>1 << (run & 0xFF)) // table.layout.stride)
+    end[0] = slot + slots * (table.layout.stride >> UNIT_SHIFT)
+    return slot
+
 cdef inline uint32_t first_of_run(Table *table, CowMap *map, uint64_t run, uint32_t *end) noexcept nogil:
     """The first slot of a run of entries; `end` is the slot behind the last that was ever used."""
-    cdef uint32_t slot = <uint32_t>(map.runs[run] >> 8)
-    cdef uint32_t slots = <uint32_t>((<uint64_t>1 << (map.runs[run] & 0xFF)) // table.layout.stride)
-    end[0] = slot + slots * (table.layout.stride >> UNIT_SHIFT)
+    cdef uint32_t slot = slots_of_run(table, map.runs[run], end)
     if map.fresh_end == end[0]:
         end[0] = map.fresh
     return slot

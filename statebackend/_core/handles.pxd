@@ -67,10 +67,14 @@ cdef class Handle:
     cdef int clear_here(self) except -1
     cdef bint clean_here(self) except -1
     cdef int clean_some(self, int64_t entries) except -1
+    cdef int walk_on(self, int64_t entries, int64_t now) except -1
+    cdef int begin_round(self, int64_t now) except -1
+    cdef int end_round(self) except -1
+    cdef uint64_t copies(self) except? 0
     cdef StateTable swept(self, bint spaced)
     cdef bint clean_slot(self, bint spaced, CowMap *map, uint32_t slot) except -1
     cdef bint clean_key(self, object canonical, uint32_t number) except -1
-    cdef int forget_index(self) except -1
+    cdef int forget_bounds(self) except -1
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1
     cdef StateTable here(self)
     cdef int gather(self, StateTable of, int wanted, list keys, list namespaces, bint all, uint32_t number) except -1

@@ -19,14 +19,14 @@ are dropped the core counts one more call `inside`, so that a finaliser that clo
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
-from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from statebackend._core.arena cimport CHECKED, Blob, blob_data
 from statebackend._core.codecs cimport (
     FORM_FLOAT, FORM_LONG, FORM_OBJECT, FORM_STRING, MAX_STORED, ValueCodec)
 from statebackend._core.cow_map cimport (
-    VALUE_OBJECT, BucketTable, CoreKey, CowMap, Entry, Table, before_operation, bucket, entry_at, find_blob,
+    VALUE_LIST, VALUE_OBJECT, BucketTable, CoreKey, CowMap, Entry, Table, before_operation, bucket, entry_at, find_blob,
     find_int, hash_blob_key, hash_int_key, hash_of, insert, key_object, map_new, namespace_of, payload_drop,
     payload_of, payload_ref, remove, slot_for_write, value_of)
 from statebackend._core.expiry cimport is_expired
@@ -34,7 +34,8 @@ from statebackend._core.key_context cimport KeyContext
 from statebackend._core.look_ahead cimport REACH_BLOB, REACH_ENTRY, note_visit
 from statebackend._core.platform cimport likely, unlikely
 from statebackend._core.state_table cimport StateTable
-from statebackend._core.sweeping cimport MAX_FOUND, SLOTS_PER_ENTRY, ExpiryIndex, is_live, oldest_in, sweep
+from statebackend._core.sweeping cimport (
+    MAX_FOUND, SLOTS_PER_ENTRY, ExpiryIndex, Sweep, is_live, oldest_in, sweep)
 
 
 @cython.no_gc_clear                      # C pointers into the core must not outlive it
@@ -54,7 +55,8 @@ cdef class Handle:
         self.refreshes = refreshes
         self.shows_expired = shows_expired
         self.cleanup_size = cleanup_size
-        self.walk.oldest = self.oldest = INT64_MAX
+        self.walk.bound = INT64_MIN
+        self.oldest = INT64_MAX
         self.stamp = NEVER
         self.reach = REACH_BLOB if codec.layout == "bytes" else REACH_ENTRY
         self.adopt_table(make_table(False), False)
@@ -220,42 +222,85 @@ cdef class Handle:
         return self.spaced if spaced else self.plain
 
     cdef int clean_some(self, int64_t entries) except -1:
+        """Remove some of what has expired, if anything may have."""
+        cdef int64_t now
+        if self.core.closed or self.core.inside or self.ttl == 0:
+            return 0
+        now = self.context.time()
+        if likely(not is_expired(self.walk.bound, self.ttl, now) and self.walk.undone == self.core.core.undone
+                  and self.walk.setbacks == self.context.setbacks):
+            return 0
+        return self.walk_on(entries, now)
+
+    cdef int walk_on(self, int64_t entries, int64_t now) except -1:
         """Go on with the walk over the entries, over about so many of them, and remove what has expired.
 
         At most eight times as many slots are looked at, and nothing more than once. A list counts by its length: after
         a long one, accesses look at nothing until it is paid for. What there is no memory for stays.
         """
-        cdef int64_t slots = SLOTS_PER_ENTRY * entries, now
+        cdef int64_t slots = SLOTS_PER_ENTRY * entries
         cdef StateTable of
         cdef CowMap *map = NULL
         cdef uint32_t slot
         cdef int ends = 0
-        if self.core.closed or self.core.inside or self.ttl == 0:
-            return 0
+        cdef bint cleaned
         if unlikely(self.debt > 0):
             self.debt -= slots
             return 0
-        now = self.context.time()
         while entries > 0 and slots > 0 and ends < 2:
+            if not self.walk.is_under_way:
+                self.begin_round(now)
             of = self.swept(self.walks_spaced)
             slot = sweep(of.table, &self.walk, self.ttl, now, &entries, &slots, &map)
             if self.walk.has_moved:
                 self.walk.has_moved = False
                 self.core.calls += 1     # whoever remembers a slot looks again
             if slot:
-                self.expired_by_cleanup += self.clean_slot(self.walks_spaced, map, slot)
+                cleaned = self.clean_slot(self.walks_spaced, map, slot)
+                self.expired_by_cleanup += cleaned
+                if not cleaned or of.table.layout.value_kind == VALUE_LIST:
+                    self.walk.is_sure = False    # something is left, or other elements of the list are
                 if self.core.closed:     # a finaliser did
                     return 0
             elif self.walk.map >= of.table.n_maps:
-                self.walk.map = self.walk.run = self.walk.slot = 0
+                self.walk.map = self.walk.run = 0
+                self.walk.run_word = 0
                 self.walks_spaced = not self.walks_spaced and self.spaced is not None
                 if not self.walks_spaced:
                     ends += 1
-                    self.oldest = self.walk.oldest
-                    self.walk.oldest = INT64_MAX
+                    self.end_round()
         self.debt = -slots
         self.core.arena.budget.refused = 0
         return 0
+
+    cdef int begin_round(self, int64_t now) except -1:
+        cdef Sweep *walk = &self.walk
+        walk.map = walk.run = 0
+        walk.run_word = 0
+        walk.is_under_way = walk.is_sure = True
+        walk.began = now
+        walk.oldest = INT64_MAX
+        walk.bound = INT64_MIN
+        walk.copies = self.copies()
+        walk.undone = self.core.core.undone
+        walk.setbacks = self.context.setbacks
+        return 0
+
+    cdef int end_round(self) except -1:
+        """The walk has seen all entries: note what it knows."""
+        cdef Sweep *walk = &self.walk
+        walk.is_under_way = False
+        self.oldest = walk.oldest
+        if walk.is_sure and walk.copies == self.copies():
+            walk.bound = min(walk.oldest, walk.began)    # what was written behind the walk is no older
+        else:
+            walk.bound = INT64_MIN
+        return 0
+
+    cdef uint64_t copies(self) except? 0:
+        """Clones of entries that were made so far."""
+        cdef uint64_t n = self.swept(False).table.lane.copied_entries
+        return n if self.spaced is None else n + self.swept(True).table.lane.copied_entries
 
     cdef bint clean_slot(self, bint spaced, CowMap *map, uint32_t slot) except -1:
         """Remove what has expired of a live entry that has something expired; False where that cannot be done now."""
@@ -354,8 +399,10 @@ cdef class Handle:
         self.core.arena.budget.refused = 0
         return done
 
-    cdef int forget_index(self) except -1:
+    cdef int forget_bounds(self) except -1:
         """Something with an old timestamp was put in."""
+        self.walk.bound = INT64_MIN
+        self.walk.is_sure = False
         if self.plain_index is not None:
             self.plain_index.forget()
         if self.spaced_index is not None:
@@ -617,7 +664,7 @@ cdef class SingleHandle(Handle):
         """Set the value of the current key, with a timestamp."""
         self.write(value)
         if self.ttl:
-            self.forget_index()
+            self.forget_bounds()
             (<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0] = timestamp
 
     # --- writing ---

@@ -6,6 +6,7 @@ from statebackend._core.codecs cimport KeyCodec
 from statebackend._core.cow_map cimport CoreKey
 from statebackend._core.look_ahead cimport LookAhead
 from statebackend._core.state_core cimport StateCore
+from statebackend._core.wall_clock cimport WallClock
 
 cdef enum TimeSource:
     TIME_OF_SYSTEM = 0                   # read when first asked for after the key was set
@@ -27,6 +28,7 @@ cdef class KeyContext:
     cdef object namespace_object         # as it was given, if it can never change; else None
     cdef object encode_namespace         # callable(namespace) -> bytes
     cdef object frozen_types             # of namespaces that can never change
+    cdef WallClock wall_clock            # of the machine
     cdef object clock
     cdef object read_clock               # callable(clock) -> int
     cdef int time_source

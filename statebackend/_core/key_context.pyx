@@ -20,23 +20,12 @@ from statebackend._core.look_ahead cimport (
     ENTRIES_AHEAD, GUESSES, Guess, ask_for_bucket, ask_for_entry, follow_values, guess_of, peek)
 from statebackend._core.platform cimport hash_bytes, hash_int, likely, unlikely
 from statebackend._core.state_core cimport StateCore
+from statebackend._core.wall_clock cimport wall_clock_init, wall_clock_ms
 
 from statebackend.errors import ClosedError, KeyGroupError, UsageError
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
-
-cdef extern from *:
-    """
-    #include <time.h>
-    static inline int64_t sb_wall_clock_ms(void) {
-        struct timespec now;
-        clock_gettime(CLOCK_REALTIME, &now);
-        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-    }
-    """
-    int64_t wall_clock_ms "sb_wall_clock_ms"() noexcept nogil
-
 
 cdef inline uint32_t group_of_hash(int32_t spark, uint32_t max_parallelism) noexcept nogil:
     # For a power of two, the mask is the non-negative remainder in two's complement: no division.
@@ -55,6 +44,7 @@ cdef class KeyContext:
         """Begin to work; `read_clock(clock)` gives milliseconds, `frozen_types` are of namespaces that never change."""
         memset(&self.key, 0, sizeof(CoreKey))
         memset(&self.ahead, 0, sizeof(self.ahead))
+        wall_clock_init(&self.wall_clock)
         self.core = core
         self.codec = codec
         self.max_parallelism = max_parallelism
@@ -320,7 +310,7 @@ cdef class KeyContext:
     cdef int64_t time(self) except? -1:
         """The time at which the current key was set, or that of the vectorised call that is running."""
         if self.time_source == TIME_OF_SYSTEM and not self.now_known:
-            self.now = wall_clock_ms()
+            self.now = wall_clock_ms(&self.wall_clock)
             self.now_known = True
         if unlikely(self.now < self.latest):
             self.setbacks += 1

@@ -303,7 +303,7 @@ cdef class ListHandle(Handle):
             self.make_room()
         parts.elements = NULL
         parts.n = 0
-        self.forget_index()
+        self.forget_bounds()
         try:
             self.put_elements(elements, n, False)
         finally:

@@ -12,12 +12,22 @@ cdef enum:
     MAX_FOUND = 64
 
 cdef struct Sweep:
-    # Where the incremental cleanup of a state goes on.
+    # Where the incremental cleanup of a state goes on, and what it knows.
     uint32_t map                         # index among the table's maps
     uint32_t run
-    uint32_t slot                        # of the run
+    uint32_t slot                        # where it goes on in that run
+    uint32_t run_end                     # the slot behind the run
+    uint64_t run_word                    # what the map said of the run when it was begun; 0: it is not
+    bint is_under_way                    # a round is
+    int64_t began                        # the time when it did
     int64_t oldest                       # timestamp that was seen on this round and has not expired
+    uint64_t copies                      # of entries of the state, made before it
     bint has_moved                       # entries may lie elsewhere than before
+    bint is_sure                         # nothing older than `oldest` was left where this round has been
+    # The round before: nothing is older than `bound` while these two stay as they are.
+    int64_t bound
+    uint64_t undone                      # of the core
+    uint64_t setbacks                    # of the clock
 
 cdef struct Stretches:
     # What is known of one map.

@@ -2,8 +2,12 @@
 
 The walk (`sweep`) is what accesses of a state pay for. It goes over the slots of the entries run by run, which is over
 memory from its beginning to its end, and looks up only what has expired, to learn whether the slot is the live one. A
-step is bounded by entries and, where slots are free or retired, by eight times as many slots. Entries that move
+step is bounded by entries and, where slots are free or retired, by eight times as many slots. Entries that are cloned
 meanwhile may be skipped or come twice.
+
+A round over all entries knows the oldest timestamp that it has left. Until that expires there is nothing to find, for
+the same reason for which bounds of the index hold, and the walk rests. It does not rest after a round in which entries
+were cloned, which it may have missed, or were left although they had something expired.
 
 The index (`ExpiryIndex`) is what `advance` asks, for states that shall leave memory without being touched:
 
@@ -26,12 +30,12 @@ cimport cython
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from statebackend._core.arena cimport raw_alloc, raw_free
+from statebackend._core.arena cimport UNIT_SHIFT, raw_alloc, raw_free
 from statebackend._core.cow_map cimport (
     FREE_SLOT, VALUE_LIST, BucketTable, CowMap, Entry, ListChunk, ListHead, Table, before_operation, bucket, entry_at,
-    first_of_run, payload_of, value_of)
+    payload_of, slots_of_run, value_of)
 from statebackend._core.expiry cimport is_expired
-from statebackend._core.platform cimport likely
+from statebackend._core.platform cimport likely, prefetch, unlikely
 from statebackend._core.state_table cimport StateTable
 
 cdef enum:
@@ -69,39 +73,59 @@ cdef uint32_t sweep(Table *table, Sweep *at, int64_t ttl, int64_t now, int64_t *
     """
     cdef CowMap *here
     cdef Entry *entry
-    cdef uint32_t slot, end, units = table.layout.stride >> 3
-    cdef int64_t oldest, elements
-    while at.map < table.n_maps and entries[0] > 0 and slots[0] > 0:
+    cdef uint32_t end, units = table.layout.stride >> UNIT_SHIFT, offset = table.layout.off_payload
+    cdef bint is_list = table.layout.value_kind == VALUE_LIST
+    cdef int64_t oldest, elements, entries_left = entries[0], slots_left = slots[0]
+    cdef uint32_t found = 0
+    while at.map < table.n_maps and entries_left > 0 and slots_left > 0:
         here = table.maps[at.map]
         if here == NULL or at.run >= here.n_runs:
             at.map += 1
-            at.run = at.slot = 0
-            slots[0] -= 1
+            at.run = 0
+            at.run_word = 0
+            slots_left -= 1
             continue
-        slot = first_of_run(table, here, at.run, &end) + at.slot * units
-        while slot < end and entries[0] > 0 and slots[0] > 0:
-            entry = entry_at(table.core, slot)
-            at.slot += 1
-            slots[0] -= 1
-            if entry.version == FREE_SLOT:
-                slot += units
-                continue
-            entries[0] -= 1
-            elements = 0
-            oldest = oldest_in(table, entry, &elements)
-            slots[0] -= elements // ELEMENTS_PER_SLOT
-            if is_expired(oldest, ttl, now):
-                at.has_moved = True
-                if before_operation(&table.lane, table, here) and is_live(table, here, slot):
-                    map[0] = here
-                    return slot
-            elif oldest < at.oldest:
-                at.oldest = oldest
-            slot += units
-        if slot >= end:
+        if unlikely(at.run_word != here.runs[at.run]):
+            at.run_word = here.runs[at.run]
+            at.slot = slots_of_run(table, at.run_word, &at.run_end)
+        end = here.fresh if here.fresh_end == at.run_end else at.run_end
+        entry = entry_at(table.core, at.slot)
+        while at.slot < end and entries_left > 0 and slots_left > 0:
+            slots_left -= 1
+            if likely(entry.version != FREE_SLOT):
+                entries_left -= 1
+                if likely(not is_list):
+                    oldest = (<int64_t *>(<char *>entry + offset))[0]
+                else:
+                    elements = 0
+                    oldest = oldest_in(table, entry, &elements)
+                    slots_left -= elements // ELEMENTS_PER_SLOT
+                if unlikely(is_expired(oldest, ttl, now)):
+                    found = at.slot
+                elif oldest < at.oldest:
+                    at.oldest = oldest
+            at.slot += units
+            entry = <Entry *>(<char *>entry + table.layout.stride)
+            if unlikely(found):
+                break
+        if found:
+            at.has_moved = True
+            if not before_operation(&table.lane, table, here):
+                at.is_sure = False
+            elif is_live(table, here, found):
+                map[0] = here
+                break
+            found = 0
+        elif at.slot >= end:
             at.run += 1
-            at.slot = 0
-    return 0
+            at.run_word = 0
+        else:                            # what the next step looks at
+            prefetch(entry)
+            prefetch(<char *>entry + 64)
+            prefetch(<char *>entry + 128)
+    entries[0] = entries_left
+    slots[0] = slots_left
+    return found
 
 
 # --- the index -----------------------------------------------------------------------------------------------------
