@@ -269,6 +269,8 @@ cdef class Handle:
                 if not self.walks_spaced:
                     ends += 1
                     self.end_round()
+                    if not is_expired(self.walk.bound, self.ttl, now):
+                        break            # there is nothing to find
         self.debt = -slots
         self.core.arena.budget.refused = 0
         return 0

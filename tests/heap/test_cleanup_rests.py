@@ -102,10 +102,10 @@ def test_an_entry_is_cloned_to_where_the_walk_has_been(keyed: Any, at: Any) -> N
     begin_round(at, 10, state)
     snapshot = keyed.core.snapshot()
     at(10, state.value, keys=[KEYS - 1])  # a copy, as the snapshot has the object
+    snapshot.release()
     rest(at, 10, state)
     rest(at, HOUR, state)
     assert keyed.num_entries() == KEYS - 2
-    snapshot.release()
 
 
 def test_a_list_keeps_elements_that_expire_later(keyed: Any, at: Any) -> None:
