@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from contract.conftest import backend_params
+from contract.ttl_samples import CLEANUPS, TTL, OnRead, OnWrite, Show
 
 from statebackend.backend import StateBackend
 from statebackend.checkpoint import CheckpointStore
@@ -31,19 +31,6 @@ from statebackend.registry import create_backend
 from statebackend.testing import ManualClock
 from statebackend.ttl import StateTtlConfig, expired
 
-TTL = 100
-OnRead = StateTtlConfig.UpdateType.OnReadAndWrite
-Show = StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
-
-CLEANUPS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "off": {"cleanup_in_background": False},
-    "often": {"cleanup_incrementally": (1_000, True)},
-    "slowly": {"cleanup_incrementally": (1, False)},
-    "snapshot": {"cleanup_full_snapshot": True, "cleanup_in_background": False},
-    "rocksdb": {"cleanup_in_rocksdb_compact_filter": (10,), "cleanup_in_background": False},
-    "idle": {"cleanup_idle": True, "cleanup_in_background": False},
-}
 #: What removes nothing but what a read finds, as these backends have no compaction filter.
 EXACT = ("off", "rocksdb")
 
@@ -147,7 +134,9 @@ class Model:
                 self.put(at, renewed)
             return
         others = iter(renewed)
-        left = [next(others) if part in alive else part for part in there if part in alive or part not in read]
+        left = [
+            next(others) if part in alive else part for part in there if part in alive or part not in read
+        ]
         self.put(at, left)
 
     def check(self, found: list[Any], read: list[Part], alive: list[Part]) -> None:
@@ -367,7 +356,9 @@ class Driver:
         now = self.clock.now()
         if self.rng.random() < 0.5:
             # What had expired by a shorter duration may be there still or not: no use to ask.
-            all_alive = all(len(self.model.alive(at, now)) == len(self.model.parts[at]) for at in self.model.parts)
+            all_alive = all(
+                len(self.model.alive(at, now)) == len(self.model.parts[at]) for at in self.model.parts
+            )
             self.ttl = self.model.ttl = self.rng.choice([1, 50, 100, 150] if all_alive else [1, self.ttl])
         self.start(create_backend(self.rng.choice(["heap", "reference"])), stored)
         self.set_key()
@@ -392,7 +383,7 @@ class Driver:
 @pytest.mark.parametrize("steps", [60, pytest.param(2_000, marks=pytest.mark.stress)])
 @pytest.mark.parametrize("cleanup", list(CLEANUPS))
 @pytest.mark.parametrize("visibility", list(StateTtlConfig.StateVisibility), ids=lambda each: each.name)
-@pytest.mark.parametrize("update", [StateTtlConfig.UpdateType.OnCreateAndWrite, OnRead], ids=lambda each: each.name)
+@pytest.mark.parametrize("update", [OnWrite, OnRead], ids=lambda each: each.name)
 @pytest.mark.parametrize("name", list(KINDS))
 def test_random_use_agrees_with_the_rules(
     backend: StateBackend,
