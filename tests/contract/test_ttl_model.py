@@ -151,11 +151,11 @@ class Model:
 
     def merge(self, key: Any, target: Any, sources: list[Any], now: int) -> None:
         found = [parts for parts in (self.parts.pop((key, each), None) for each in sources) if parts]
-        if not found:
+        merged: list[Part] = []
+        for parts in found:
+            merged = self.merged(merged, parts, now) if merged else parts
+        if not merged:
             return
-        merged = found[0]
-        for parts in found[1:]:
-            merged = self.merged(merged, parts, now)
         if (key, target) in self.parts:
             merged = self.merged(self.parts[key, target], merged, now)
         self.put((key, target), merged) if merged else self.parts.pop((key, target), None)
@@ -380,7 +380,7 @@ class Driver:
         self.store.close()
 
 
-@pytest.mark.parametrize("steps", [60, pytest.param(2_000, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("steps", [60, pytest.param(600, marks=pytest.mark.stress)])
 @pytest.mark.parametrize("cleanup", list(CLEANUPS))
 @pytest.mark.parametrize("visibility", list(StateTtlConfig.StateVisibility), ids=lambda each: each.name)
 @pytest.mark.parametrize("update", [OnWrite, OnRead], ids=lambda each: each.name)
