@@ -327,6 +327,12 @@ class Driver:
         if self.kind.merged is None:
             return
         target, *sources = (self.rng.choice(NAMESPACES) for _ in range(self.rng.randrange(1, 5)))
+        places = [(self.key, each) for each in (target, *sources)]
+        if not self.model.is_exact and any(
+            len(self.model.alive(at, self.now)) < len(self.model.parts.get(at, [])) for at in places
+        ):
+            # What is merged with something expired is stamped anew, what is merged with nothing is not.
+            return
         self.keyed.merge_namespaces(self.descriptor(), target, sources)
         self.model.merge(self.key, target, sources, self.now)
 
