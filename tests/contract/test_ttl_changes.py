@@ -17,6 +17,8 @@ from statebackend.testing import ManualClock
 from statebackend.ttl import StateTtlConfig
 from statebackend.types import LONG
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 #: With these nothing is removed but by reads.
 QUIET = ("off", "snapshot", "rocksdb")
 

@@ -34,6 +34,8 @@ from statebackend.ttl import StateTtlConfig, expired
 #: What removes nothing but what a read finds, as these backends have no compaction filter.
 EXACT = ("off", "rocksdb")
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 KEYS = [f"k{number}" * (1 + number % 3) for number in range(9)]
 MAP_KEYS = ["", "a", "b", "é" * 20]
 TEXTS = ["", "x", "yy", "z" * 60]

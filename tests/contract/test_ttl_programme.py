@@ -23,6 +23,8 @@ from statebackend.testing import ManualClock
 from statebackend.ttl import MAX_TIMESTAMP, StateTtlConfig
 from statebackend.types import LONG
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 
 def incremental(cleanup: str) -> bool:
     return cleanup in ("default", "often", "slowly")
