@@ -20,6 +20,8 @@ from statebackend.errors import UsageError
 
 __all__ = ["Clock", "SystemClock", "checked_clock", "read"]
 
+_FIRST, _LAST = -(2**63), 2**63 - 1
+
 
 @runtime_checkable
 class Clock(Protocol):
@@ -88,13 +90,22 @@ def read(clock: Clock) -> int:
     True
     """
     now = clock.now()
-    if type(now) is int:
+    if type(now) is int and _FIRST <= now <= _LAST:
         return now
     try:
-        return operator.index(now)
+        if isinstance(now, bool):
+            raise TypeError
+        checked = operator.index(now)
     except TypeError:
-        raise UsageError(
-            f"the clock's now() answered a {type(now).__name__}",
-            detail=f"class {type(clock).__qualname__}",
-            hint="it answers milliseconds as an int, for example time.time_ns() // 1_000_000",
-        ) from None
+        raise _not_a_time(clock, f"a {type(now).__name__}") from None
+    if not _FIRST <= checked <= _LAST:
+        raise _not_a_time(clock, "more than 64 bits")
+    return checked
+
+
+def _not_a_time(clock: Clock, answer: str) -> UsageError:
+    return UsageError(
+        f"the clock's now() answered {answer}",
+        detail=f"class {type(clock).__qualname__}",
+        hint="it answers milliseconds as an int, for example time.time_ns() // 1_000_000",
+    )

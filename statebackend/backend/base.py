@@ -9,6 +9,7 @@ True
 from __future__ import annotations
 
 import copy
+import operator
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ from statebackend.timers import DOMAINS, RESERVED, Timers
 from statebackend.ttl import StateTtlConfig
 from statebackend.types.model import Type
 
-__all__ = ["BaseKeyedStateBackend", "checked_range"]
+__all__ = ["BaseKeyedStateBackend", "checked_budget", "checked_range"]
 
 _MERGING = ("list", "reducing", "aggregating")
 #: Stands for all namespaces where an encoded one is expected.
@@ -63,6 +64,17 @@ def checked_range(max_parallelism: Any, key_group_range: Any) -> KeyGroupRange:
             detail=f"{key_group_range!r}, max_parallelism {max_parallelism}",
         )
     return key_group_range
+
+
+def checked_budget(budget: Any) -> int:
+    """How many steps `advance` may do, checked to be a whole number and not negative.
+
+    >>> checked_budget(5)
+    5
+    """
+    if isinstance(budget, bool) or not hasattr(budget, "__index__") or operator.index(budget) < 0:
+        raise UsageError("the budget is a number of steps, and not negative", hint="write advance(1000)")
+    return min(operator.index(budget), 2**62)
 
 
 class BaseKeyedStateBackend(KeyedStateBackend):
@@ -432,6 +444,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     def advance(self, budget: int = 1000) -> int:
         self._check_open()
+        checked_budget(budget)
         return 0
 
     def metrics(self) -> dict[str, Any]:

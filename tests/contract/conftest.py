@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from statebackend.backend import KeyedStateBackend, StateBackend
+from statebackend.checkpoint.files.calls import PosixCalls
 from statebackend.registry import available_backends, create_backend
 from statebackend.testing import ManualClock
 
@@ -71,3 +72,9 @@ def keyed(make_keyed: MakeKeyed) -> KeyedStateBackend:
     made = make_keyed()
     made.set_current_key(1)
     return made
+
+
+@pytest.fixture
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints do not wait for the disk: for tests of what is in thousands of them, and not of how they last."""
+    monkeypatch.setattr(PosixCalls, "sync", lambda self, descriptor: None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from contract.samples import KINDS, Kind, last_of
 
 from statebackend import types as t
 from statebackend.backend import KeyedStateBackend, StateBackend
+from statebackend.checkpoint import CheckpointStore
 from statebackend.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -32,6 +35,7 @@ from statebackend.state import (
     ValueState,
 )
 from statebackend.testing import ManualClock
+from statebackend.ttl import StateTtlConfig
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
@@ -275,8 +279,6 @@ def test_typed_getters(keyed: KeyedStateBackend) -> None:
 
 
 def test_changing_a_descriptor_later_changes_nothing(keyed: KeyedStateBackend) -> None:
-    from statebackend.ttl import StateTtlConfig
-
     descriptor = ValueStateDescriptor("s", int)
     state = keyed.get_value_state(descriptor)
     descriptor.enable_time_to_live(StateTtlConfig(1))
@@ -290,12 +292,64 @@ def test_advance_does_at_most_what_it_may(keyed: KeyedStateBackend) -> None:
     assert 0 <= keyed.advance(budget=5) <= 5
 
 
-class Broken:
-    def now(self) -> float:
-        return 1.5
+@pytest.mark.parametrize("budget", [-1, 1.5, None, True, "5"])
+def test_advance_takes_a_number_of_steps(keyed: KeyedStateBackend, budget: Any) -> None:
+    with pytest.raises(UsageError, match="number of steps"):
+        keyed.advance(budget)
+    assert keyed.advance(2**70) == 0
 
 
-def test_a_clock_that_gives_no_int_is_refused(make_keyed: MakeKeyed) -> None:
-    keyed = make_keyed(clock=Broken())
-    with pytest.raises(UsageError, match="float"):
-        keyed.set_current_key(1)
+class Telling:
+    """A clock that answers what it was given."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def now(self) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [1.5, None, True, "1", 2**63, -(2**63) - 1], ids=repr)
+def test_a_clock_that_gives_no_milliseconds_is_refused(make_keyed: MakeKeyed, answer: Any) -> None:
+    clock = Telling(5)
+    keyed = make_keyed(clock=clock)
+    config = StateTtlConfig(10, cleanup_idle=True)
+    state = keyed.get_value_state(ValueStateDescriptor("s", int).enable_time_to_live(config))
+    keyed.set_current_key(1)
+    state.update(7)
+    keyed.timers.register(1)
+    clock.answer = answer
+    calls: list[Callable[[], Any]] = [
+        lambda: keyed.set_current_key(2),
+        lambda: state.update_many([1], [2]),
+        lambda: state.get_many([1]),
+        lambda: keyed.advance(),
+        lambda: list(keyed.timers.due(1)),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match=r"answered .*Hint: it answers milliseconds"):
+            call()
+    clock.answer = 14
+    assert keyed.current_key == 1
+    assert keyed.timers.pending() == [1]
+    keyed.set_current_key(1)
+    assert state.value() == 7
+
+
+@pytest.mark.parametrize("now", [1_700_000_000_000_000_000, 2**63 - 1, -(2**63)])
+def test_a_time_that_no_checkpoint_can_hold_is_refused_before_one_is_written(
+    make_keyed: MakeKeyed, tmp_path: Path, now: int
+) -> None:
+    """Nanoseconds, most likely."""
+    clock = Telling(now)
+    keyed = make_keyed(clock=clock)
+    keyed.set_current_key(1)
+    keyed.get_value_state(ValueStateDescriptor("s", int)).update(7)
+    with CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=128) as store:
+        for call in (lambda: keyed.snapshot(0, store), lambda: keyed.savepoint(str(tmp_path / "savepoint"))):
+            with pytest.raises(UsageError, match=r"further from 1970.*milliseconds"):
+                call()
+        assert not (tmp_path / "savepoint").exists()
+        clock.answer = now // 1_000_000
+        store.commit(0, [keyed.snapshot(0, store).result()])
+        assert store.open(0).now == now // 1_000_000

@@ -396,3 +396,20 @@ def test_timers_are_not_state(keyed: KeyedStateBackend) -> None:
     assert keyed.metrics()["states"] == {}
     keyed.clear_key()
     assert keyed.timers.pending() == [10]
+
+
+def test_metrics_tell_how_many_wait_and_how_many_have_fired(keyed: KeyedStateBackend) -> None:
+    register(keyed, 1, 10, 20, 30)
+    register(keyed, 2, 10, domain="processing")
+    keyed.timers.delete(10, "processing")
+    register(keyed, 2, 15, domain="processing")
+    assert keyed.metrics()["timers"] == {"event": 3, "processing": 1}
+    assert keyed.metrics()["timers_fired"] == 0
+    mark = keyed.mark()
+    assert len(fire(keyed, 20)) == 2
+    assert len(fire(keyed, 20, "processing")) == 1
+    assert keyed.metrics()["timers"] == {"event": 1, "processing": 0}
+    assert keyed.metrics()["timers_fired"] == 3
+    keyed.rollback(mark)
+    assert keyed.metrics()["timers"] == {"event": 3, "processing": 1}
+    assert keyed.metrics()["timers_fired"] == 3, "counters are not rolled back"

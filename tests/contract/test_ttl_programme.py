@@ -9,95 +9,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from contract.conftest import MakeKeyed
+from contract.ttl_samples import CLEANUPS, KINDS, TTL, Never, OnRead, OnWrite, Show, combinations, make_state
 
 from statebackend.backend import KeyedStateBackend
 from statebackend.checkpoint import CheckpointStore
-from statebackend.descriptors import (
-    AggregatingStateDescriptor,
-    FoldingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    ValueStateDescriptor,
-)
+from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor
 from statebackend.key_encoding import VOID
 from statebackend.testing import ManualClock
 from statebackend.ttl import MAX_TIMESTAMP, StateTtlConfig
 from statebackend.types import LONG
 
-TTL = 100
-OnWrite = StateTtlConfig.UpdateType.OnCreateAndWrite
-OnRead = StateTtlConfig.UpdateType.OnReadAndWrite
-Never = StateTtlConfig.StateVisibility.NeverReturnExpired
-Show = StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
-
-CLEANUPS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "off": {"cleanup_in_background": False},
-    "often": {"cleanup_incrementally": (1_000, True)},
-    "slowly": {"cleanup_incrementally": (1, False)},
-    "snapshot": {"cleanup_full_snapshot": True, "cleanup_in_background": False},
-    "rocksdb": {"cleanup_in_rocksdb_compact_filter": (10,), "cleanup_in_background": False},
-    "idle": {"cleanup_idle": True, "cleanup_in_background": False},
-}
-
-
-class Kind(NamedTuple):
-    """How a state of one kind is made, written and read: always to hold one text, or nothing."""
-
-    make: Callable[[], Any]
-    write: Callable[[Any, str], None]
-    read: Callable[[Any], Any]
-
-
-def first(elements: list[str]) -> str | None:
-    return elements[-1] if elements else None
-
-
-KINDS = {
-    "value": Kind(lambda: ValueStateDescriptor("s", str), lambda s, v: s.update(v), lambda s: s.value()),
-    "list": Kind(lambda: ListStateDescriptor("s", str), lambda s, v: s.update([v]), lambda s: first(s.get())),
-    "iterated list": Kind(
-        lambda: ListStateDescriptor("s", str), lambda s, v: s.update([v]), lambda s: first(list(s))
-    ),
-    "map": Kind(
-        lambda: MapStateDescriptor("s", str, str),
-        lambda s, v: s.put("k", v),
-        lambda s: s.get("k"),
-    ),
-    "iterated map": Kind(
-        lambda: MapStateDescriptor("s", str, str),
-        lambda s, v: s.put_all({"k": v}),
-        lambda s: first(list(s.values())),
-    ),
-    "reducing": Kind(
-        lambda: ReducingStateDescriptor("s", "last", str), lambda s, v: s.add(v), lambda s: s.get()
-    ),
-    "aggregating": Kind(
-        lambda: AggregatingStateDescriptor("s", "max", str), lambda s, v: s.add(v), lambda s: s.get()
-    ),
-    "folding": Kind(
-        lambda: FoldingStateDescriptor("s", "", lambda old, new: new, str),
-        lambda s, v: s.add(v),
-        lambda s: s.get(),
-    ),
-}
-
-combinations = pytest.mark.parametrize(
-    ("kind", "update", "visibility", "cleanup"),
-    [
-        pytest.param(*each, id="-".join(getattr(part, "name", part) for part in each))
-        for each in itertools.product(KINDS, (OnWrite, OnRead), (Never, Show), CLEANUPS)
-    ],
-)
-
-
-def make_state(keyed: KeyedStateBackend, kind: str, **options: Any) -> Any:
-    return keyed.get_state(KINDS[kind].make().enable_time_to_live(StateTtlConfig(TTL, **options)))
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 def incremental(cleanup: str) -> bool:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from statebackend import clocks
 from statebackend._core.key_context import KeyContext
 from statebackend._core.state_core import StateCore
+from statebackend.backend.base import checked_budget
 from statebackend.backends.heap.codecs import key_codec
 from statebackend.backends.heap.loading import load
 from statebackend.backends.heap.mutations import MutationWatcher
@@ -185,6 +186,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         O(what has expired): an index knows where that is.
         """
         self._check_open()
+        budget = checked_budget(budget)
         self._drop_outgrown_point()
         done = 0
         saved = self._save_key()
@@ -196,7 +198,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
                     done += state._expire(budget - done)
         finally:
             self._restore_key(saved)
-        self.core.advance(max(budget - done, 0))
+        self.core.advance(budget - done)
         return done
 
     # --- marks ---

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from statebackend.backend import StateBackend
+from statebackend.backend.base import checked_budget
 from statebackend.backends.reference.base import ReferenceState
 from statebackend.backends.reference.lists import ReferenceListState
 from statebackend.backends.reference.maps import ReferenceMapState
@@ -172,6 +173,7 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     def advance(self, budget: int = 1000) -> int:
         """Remove what has expired from states with ``cleanup_idle``: up to ``budget`` values, map entries, lists."""
         self._check_open()
+        budget = checked_budget(budget)
         done = 0
         saved = self._save_key()
         self._now = self._time()

@@ -21,6 +21,7 @@ import pyarrow as pa
 from statebackend.backend import BaseKeyedStateBackend
 from statebackend.checkpoint.data_files import DataWriter
 from statebackend.checkpoint.format import Op, write_data_file
+from statebackend.checkpoint.json_checks import MAX_INTEGER
 from statebackend.checkpoint.keyed.chain import Chain, Flight, Rewriting
 from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.restoring import (
@@ -178,10 +179,10 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 hint='write sb.CheckpointStore("/path").open_for_writing(...)',
             )
         self._settle()
+        now = _stored_time(self._time())
         with ExitStack() as undo:
             writer = store.begin_snapshot(checkpoint_id)
             undo.callback(writer.abort)
-            now = self._time()
             chain = self._chain_to_build_on(writer) if incremental else None
             if chain is None:
                 source = self._open_view(self._committed_now)
@@ -216,6 +217,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         """
         self._check_open()
         self._settle()
+        now = _stored_time(self._time())
         savepoint = Savepoint.at(store_or_uri)
         source = self._open_view(self._committed_now)
         try:
@@ -226,7 +228,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 self.key_type,
                 self.max_parallelism,
                 self.key_group_range,
-                self._time(),
+                now,
                 [(each, sections.get(each.name)) for each in self._descriptions()],
             )
             self._count_expired(source)
@@ -416,6 +418,17 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 self._rewriting.writer.abort()
                 self._rewriting = None
         super().close()
+
+
+def _stored_time(now: int) -> int:
+    """The time itself, if manifests can hold it."""
+    if -MAX_INTEGER <= now <= MAX_INTEGER:
+        return now
+    raise UsageError(
+        "the clock is further from 1970 than checkpoints can tell",
+        detail=f"now() answered {now}",
+        hint="it answers milliseconds, for example time.time_ns() // 1_000_000",
+    )
 
 
 def _write(

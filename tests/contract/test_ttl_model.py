@@ -1,0 +1,412 @@
+"""Random use of state with a time to live, in every combination of the options, against a model.
+
+The model is written from the rules alone. It holds each part (a value, a list element, a map entry) with its stamp and
+says what a call may give. Between any two steps the backend may be started anew: from a full checkpoint, a delta or a
+savepoint, as this backend or as another one, with this duration or another one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from contract.ttl_samples import CLEANUPS, TTL, OnRead, OnWrite, Show
+
+from statebackend.backend import StateBackend
+from statebackend.checkpoint import CheckpointStore
+from statebackend.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
+from statebackend.key_encoding import VOID
+from statebackend.registry import create_backend
+from statebackend.testing import ManualClock
+from statebackend.ttl import StateTtlConfig, expired
+
+#: What removes nothing but what a read finds, as these backends have no compaction filter.
+EXACT = ("off", "rocksdb")
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+KEYS = [f"k{number}" * (1 + number % 3) for number in range(9)]
+MAP_KEYS = ["", "a", "b", "é" * 20]
+TEXTS = ["", "x", "yy", "z" * 60]
+NUMBERS = range(-20, 20)
+NAMESPACES = [VOID, VOID, "n", 7]
+
+
+class Kind(NamedTuple):
+    """How a state is made and written on; the model holds what `added` makes of what is there and what is new."""
+
+    make: Callable[[], Any]
+    values: Any
+    added: Callable[[Any, Any], Any] = lambda old, new: new
+    #: What two of them come to, for kinds whose namespaces can be merged.
+    merged: Callable[[Any, Any], Any] | None = None
+    shown: Callable[[Any], Any] = lambda stored: stored
+
+
+def plus(old: Any, new: Any) -> Any:
+    return new if old is None else old + new
+
+
+KINDS = {
+    "value": Kind(lambda: ValueStateDescriptor("s", int), NUMBERS),
+    "text": Kind(lambda: ValueStateDescriptor("s", str), TEXTS),
+    "list": Kind(lambda: ListStateDescriptor("s", int), NUMBERS, merged=plus),
+    "list of texts": Kind(lambda: ListStateDescriptor("s", str), TEXTS, merged=plus),
+    "map": Kind(lambda: MapStateDescriptor("s", str, int), NUMBERS),
+    "map of texts": Kind(lambda: MapStateDescriptor("s", str, str), TEXTS),
+    "sum": Kind(lambda: ReducingStateDescriptor("s", "sum", int), NUMBERS, plus, plus),
+    "join": Kind(lambda: ReducingStateDescriptor("s", plus, str), TEXTS, plus, plus),
+    "avg": Kind(
+        lambda: AggregatingStateDescriptor("s", "avg", int),
+        NUMBERS,
+        lambda old, new: (new, 1) if old is None else (old[0] + new, old[1] + 1),
+        lambda one, other: (one[0] + other[0], one[1] + other[1]),
+        lambda stored: stored[0] / stored[1],
+    ),
+    "fold": Kind(
+        lambda: FoldingStateDescriptor("s", 0, lambda old, new: 2 * old + new, int),
+        NUMBERS,
+        lambda old, new: 2 * (old or 0) + new,
+    ),
+}
+
+
+class Part(NamedTuple):
+    """Something with a stamp of its own; ``key`` is that of a map entry."""
+
+    key: Any
+    value: Any
+    stamp: int
+
+
+class Model:
+    """The parts of each key and namespace, in their order."""
+
+    def __init__(self, kind: Kind, config: StateTtlConfig, *, is_exact: bool) -> None:
+        self.kind, self.of = kind, kind.make().kind
+        self.ttl, self.refreshes = config.ttl, config.update_type is OnRead
+        self.shows, self.is_exact = config.state_visibility is Show, is_exact
+        self.parts: dict[tuple[Any, Any], list[Part]] = {}
+
+    def is_alive(self, part: Part, now: int) -> bool:
+        return not expired(part.stamp, self.ttl, now)
+
+    def alive(self, at: Any, now: int) -> list[Part]:
+        return [part for part in self.parts.get(at, []) if self.is_alive(part, now)]
+
+    def put(self, at: Any, parts: list[Part]) -> None:
+        self.parts[at] = parts
+        if not parts:
+            del self.parts[at]
+
+    def write(self, at: Any, key: Any, value: Any, now: int) -> None:
+        there = self.parts.get(at, [])
+        if self.of == "list":
+            self.put(at, [*there, Part(None, value, now)])
+        elif self.of == "map":
+            written = Part(key, value, now)
+            if any(part.key == key and self.is_alive(part, now) for part in there):
+                self.put(at, [written if part.key == key else part for part in there])
+            else:
+                self.put(at, [*(part for part in there if part.key != key), written])
+        else:
+            old = next((part.value for part in self.alive(at, now)), None)
+            self.put(at, [Part(None, self.kind.added(old, value), now)])
+
+    def check_read(self, at: Any, keys: Iterable[Any] | None, now: int, found: list[Any]) -> None:
+        """What a read of everything, or of some map keys, gave; and what it does."""
+        there = self.parts.get(at, [])
+        read = [part for part in there if keys is None or part.key in keys]
+        alive = [part for part in read if self.is_alive(part, now)]
+        self.check(found, read, alive)
+        renewed = [part._replace(stamp=now) if self.refreshes else part for part in alive]
+        if self.of == "list":
+            if not alive or self.refreshes:
+                self.put(at, renewed)
+            return
+        others = iter(renewed)
+        left = [
+            next(others) if part in alive else part for part in there if part in alive or part not in read
+        ]
+        self.put(at, left)
+
+    def check(self, found: list[Any], read: list[Part], alive: list[Part]) -> None:
+        shown = [(part.key, self.kind.shown(part.value)) for part in (read if self.shows else alive)]
+        if self.is_exact or not self.shows:
+            assert found == shown
+            return
+        # What has expired may have been cleaned up, part by part.
+        rest = iter(shown)
+        assert all(each in rest for each in found)
+        assert {(part.key, self.kind.shown(part.value)) for part in alive} <= set(found)
+
+    def merge(self, key: Any, target: Any, sources: list[Any], now: int) -> None:
+        found = [parts for parts in (self.parts.pop((key, each), None) for each in sources) if parts]
+        merged: list[Part] = []
+        for parts in found:
+            merged = self.merged(merged, parts, now) if merged else parts
+        if not merged:
+            return
+        if (key, target) in self.parts:
+            merged = self.merged(self.parts[key, target], merged, now)
+        self.put((key, target), merged) if merged else self.parts.pop((key, target), None)
+
+    def merged(self, one: list[Part], other: list[Part], now: int) -> list[Part]:
+        if self.of == "list":
+            return one + other
+        both = [part.value for part in one + other if self.is_alive(part, now)]
+        assert self.kind.merged is not None
+        return [Part(None, self.kind.merged(*both) if len(both) == 2 else both[0], now)] if both else []
+
+
+class Driver:
+    """Does the same to a backend and to the model."""
+
+    def __init__(
+        self, backend: StateBackend, folder: Path, name: str, options: dict[str, Any], rng: random.Random
+    ) -> None:
+        self.rng, self.folder, self.options, self.kind = rng, folder, options, KINDS[name]
+        self.cleanup = options["cleanup"]
+        self.ttl = TTL
+        self.clock = ManualClock(rng.choice([0, -1_000, 10**12, 10**18 - 10**6]))
+        self.max_parallelism = rng.choice([1, 4, 128])
+        self.store = CheckpointStore(folder / "store").open_for_writing(
+            key_type=str, max_parallelism=self.max_parallelism
+        )
+        self.numbers = itertools.count()
+        self.model = Model(self.kind, self.config, is_exact=self.cleanup in EXACT)
+        self.marks: list[Any] = []
+        self.start(backend)
+        self.key, self.namespace, self.now = KEYS[0], VOID, 0
+        self.set_key()
+
+    @property
+    def config(self) -> StateTtlConfig:
+        chosen = {name: self.options[name] for name in ("update_type", "state_visibility")}
+        return StateTtlConfig(self.ttl, **chosen, **CLEANUPS[self.cleanup])
+
+    def descriptor(self) -> Any:
+        return self.kind.make().enable_time_to_live(self.config)
+
+    def start(self, backend: StateBackend, restore: Any = ()) -> None:
+        self.keyed = backend.create_keyed_backend(
+            str, max_parallelism=self.max_parallelism, clock=self.clock, restore=restore
+        )
+        self.state = self.keyed.get_state(self.descriptor())
+
+    @property
+    def at(self) -> tuple[Any, Any]:
+        return self.key, self.namespace
+
+    # --- steps ---
+
+    def step(self) -> None:
+        steps: list[tuple[Callable[[], None], int]] = [
+            (self.let_time_pass, 8),
+            (self.set_namespace, 2),
+            (self.write, 6),
+            (self.read, 6),
+            (self.clear, 1),
+            (self.write_many, 2),
+            (self.read_many, 2),
+            (self.look, 2),
+            (self.advance, 1),
+            (self.merge, 1),
+            (self.mark, 1),
+            (self.roll_back_or_release, 1),
+            (self.restart, 1),
+        ]
+        self.rng.choices([each for each, _ in steps], [weight for _, weight in steps])[0]()
+
+    def set_key(self) -> None:
+        self.keyed.set_current_key(self.key)
+        self.keyed.set_current_namespace(self.namespace)
+        self.now = self.clock.now()
+
+    def let_time_pass(self) -> None:
+        self.clock.advance(self.rng.choice([0, 1, 1, TTL // 2, TTL - 1, TTL]))
+        self.key = self.rng.choice(KEYS)
+        self.set_key()
+
+    def set_namespace(self) -> None:
+        self.namespace = self.rng.choice(NAMESPACES)
+        self.keyed.set_current_namespace(self.namespace)
+
+    def write(self) -> None:
+        for _ in range(self.rng.choice([1, 1, 3])):
+            key, value = self.rng.choice(MAP_KEYS), self.rng.choice(self.kind.values)
+            if self.model.of == "map":
+                self.state.put(key, value)
+            elif self.model.of == "value":
+                self.state.update(value)
+            else:
+                self.state.add(value)
+            self.model.write(self.at, key, value, self.now)
+
+    def read(self) -> None:
+        keys = None
+        if self.model.of == "map":
+            way = self.rng.randrange(3)
+            if way == 0:
+                found = list(self.state.items())
+            else:
+                keys = [self.rng.choice(MAP_KEYS)]
+                if way == 1:
+                    value = self.state.get(keys[0])
+                    found = [] if value is None else [(keys[0], value)]
+                else:
+                    there = self.model.parts.get(self.at, []) if keys[0] in self.state else []
+                    found = [(part.key, part.value) for part in there if part.key == keys[0]]
+        elif self.model.of == "list":
+            elements = self.state.get() if self.rng.random() < 0.5 else list(self.state)
+            found = [(None, element) for element in elements]
+        else:
+            value = self.state.value() if self.model.of == "value" else self.state.get()
+            found = [] if value is None else [(None, value)]
+        self.model.check_read(self.at, keys, self.now, found)
+
+    def clear(self) -> None:
+        self.state.clear()
+        self.model.put(self.at, []) if self.at in self.model.parts else None
+
+    def look(self) -> None:
+        """What changes nothing: `exists`, and the keys."""
+        there, alive = self.model.parts.get(self.at, []), self.model.alive(self.at, self.now)
+        certain = self.model.is_exact or not self.model.shows
+        shown = bool(there if self.model.shows else alive)
+        assert self.state.exists() in ({shown} if certain else {bool(alive), shown})
+        for namespace in (VOID, "n", 7):
+            places = [at for at in self.model.parts if at[1] == namespace]
+            wanted = [key for key, _ in places if self.model.alive((key, namespace), self.clock.now())]
+            assert sorted(self.keyed.keys("s", namespace)) == sorted(wanted)
+
+    def write_many(self) -> None:
+        if self.kind.make().kind == "folding":
+            return
+        rows = [self.rng.choice(KEYS) for _ in range(self.rng.randrange(8))]
+        map_keys = [self.rng.choice(MAP_KEYS) for _ in rows]
+        values = [self.rng.choice(self.kind.values) for _ in rows]
+        if self.model.of == "map":
+            self.state.put_many(rows, map_keys, values)
+        elif self.model.of == "value":
+            self.state.update_many(rows, values)
+        else:
+            self.state.add_many(rows, values)
+        for key, map_key, value in zip(rows, map_keys, values, strict=True):
+            self.model.write((key, self.namespace), map_key, value, self.clock.now())
+
+    def read_many(self) -> None:
+        rows = [self.rng.choice(KEYS) for _ in range(self.rng.randrange(8))]
+        map_keys = [self.rng.choice(MAP_KEYS) for _ in rows]
+        is_map = self.model.of == "map"
+        found = (self.state.get_many(rows, map_keys) if is_map else self.state.get_many(rows)).to_pylist()
+        for key, map_key, given in zip(rows, map_keys, found, strict=True):
+            parts = [] if given is None else given if self.model.of == "list" else [given]
+            named = [(map_key if is_map else None, part) for part in parts]
+            wanted = [map_key] if is_map else None
+            self.model.check_read((key, self.namespace), wanted, self.clock.now(), named)
+
+    def advance(self) -> None:
+        self.keyed.advance(10**9)
+        now = self.clock.now()
+        if self.cleanup == "idle":
+            assert self.keyed.num_entries() == sum(1 for at in self.model.parts if self.model.alive(at, now))
+            self.model.parts = {at: self.model.alive(at, now) for at in self.model.parts}
+            self.model.parts = {at: parts for at, parts in self.model.parts.items() if parts}
+
+    def merge(self) -> None:
+        if self.kind.merged is None:
+            return
+        target, *sources = (self.rng.choice(NAMESPACES) for _ in range(self.rng.randrange(1, 5)))
+        places = [(self.key, each) for each in (target, *sources)]
+        if not self.model.is_exact and any(
+            len(self.model.alive(at, self.now)) < len(self.model.parts.get(at, [])) for at in places
+        ):
+            # What is merged with something expired is stamped anew, what is merged with nothing is not.
+            return
+        self.keyed.merge_namespaces(self.descriptor(), target, sources)
+        self.model.merge(self.key, target, sources, self.now)
+
+    def mark(self) -> None:
+        self.marks.append((self.keyed.mark(), dict(self.model.parts)))
+
+    def roll_back_or_release(self) -> None:
+        if self.marks:
+            mark, parts = self.marks.pop()
+            if self.rng.random() < 0.6:
+                self.keyed.rollback(mark)
+                self.model.parts = parts
+            self.keyed.release(mark)
+
+    def restart(self) -> None:
+        """From what is stored now, whatever is written afterwards."""
+        self.marks.clear()
+        number = next(self.numbers)
+        if self.rng.random() < 0.3:
+            stored: Any = self.keyed.savepoint(str(self.folder / f"savepoint {number}"))
+        else:
+            pending = self.keyed.snapshot(number, self.store, incremental=self.rng.random() < 0.6)
+            self.keyed.advance(10**9)
+            self.write_elsewhere()
+            stored = self.store.commit(number, [pending.result()], now=self.clock.now())
+        self.keyed.close()
+        now = self.clock.now()
+        if self.rng.random() < 0.5:
+            # What had expired by a shorter duration may be there still or not: no use to ask.
+            all_alive = all(
+                len(self.model.alive(at, now)) == len(self.model.parts[at]) for at in self.model.parts
+            )
+            self.ttl = self.model.ttl = self.rng.choice([1, 50, 100, 150] if all_alive else [1, self.ttl])
+        self.start(create_backend(self.rng.choice(["heap", "reference"])), stored)
+        self.set_key()
+
+    def write_elsewhere(self) -> None:
+        """What the snapshot must not see."""
+        rows = [*KEYS, "other"]
+        if self.model.of == "value":
+            self.state.clear_many(rows)
+        elif self.model.of == "map":
+            self.state.put_many(rows, MAP_KEYS[:1] * len(rows), [self.kind.values[3]] * len(rows))
+        else:
+            for key in rows:
+                self.keyed.set_current_key(key)
+                self.state.add(self.kind.values[3])
+
+    def close(self) -> None:
+        self.keyed.close()
+        self.store.close()
+
+
+@pytest.mark.parametrize("steps", [60, pytest.param(600, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("cleanup", list(CLEANUPS))
+@pytest.mark.parametrize("visibility", list(StateTtlConfig.StateVisibility), ids=lambda each: each.name)
+@pytest.mark.parametrize("update", [OnWrite, OnRead], ids=lambda each: each.name)
+@pytest.mark.parametrize("name", list(KINDS))
+def test_random_use_agrees_with_the_rules(
+    backend: StateBackend,
+    tmp_path: Path,
+    name: str,
+    update: Any,
+    visibility: Any,
+    cleanup: str,
+    steps: int,
+    rng: random.Random,
+) -> None:
+    options = {"update_type": update, "state_visibility": visibility, "cleanup": cleanup}
+    driver = Driver(backend, tmp_path, name, options, rng)
+    try:
+        for _ in range(steps):
+            driver.step()
+    finally:
+        driver.close()
