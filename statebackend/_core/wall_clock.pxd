@@ -1,11 +1,10 @@
 """The machine's clock in milliseconds, read again when it may have gone on.
 
-A record with state that expires asks for the time, and asking the system costs a third of such a record: it waits for
-everything that the processor has under way. Where there is a counter of the processor that goes on at a steady rate, its
-reading tells that the millisecond cannot be over, and nothing is asked: the counter makes at least one step in four
-nanoseconds, and mostly many more, so that a quarter of what is left of the millisecond, counted in steps, is over
-before the millisecond is. What is returned is what asking would have returned, but for a clock that is set within that
-time, which shows with the next millisecond.
+A record whose state expires asks for the time. Asking the system is a third of what such a record costs: it waits for
+everything that the processor has under way. Where the processor counts steps at a steady rate, its counter tells that
+the millisecond cannot be over: it makes at least one step in four nanoseconds, and mostly many more, so that a quarter
+of the millisecond's rest, in steps, is no longer than that rest. What is returned is what asking would have returned,
+but where the clock is set meanwhile: that shows with the next millisecond.
 """
 
 from libc.stdint cimport int64_t, uint64_t
