@@ -107,9 +107,9 @@ def test_any_history_of_commits_aborts_and_rollbacks_restores_to_memory(
                     rng.choice([flight[1].abort, lambda: store.abort(flight[0])])()  # noqa: B023
                     continue
                 committed = store.commit(flight[0], [flight[1].result()])
-                if keyed._rewriting is not None and rng.random() < 0.7:
-                    keyed._rewriting.wait()
-                rewritten += len(committed.files) > 1 and not keyed._bases
+                if keyed._lineage.rewriting is not None and rng.random() < 0.7:
+                    keyed._lineage.rewriting.wait()
+                rewritten += len(committed.files) > 1 and not keyed._lineage._bases
                 assert restored(rng.choice([backend, other]), int, committed) == flight[2]
     assert rewritten > 5
     left = {path.name for path in (tmp_path / "data").rglob("*") if path.is_file()}

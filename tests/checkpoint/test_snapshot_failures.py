@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import statebackend as sb
-from statebackend.checkpoint.keyed import backend as backends
 from statebackend.checkpoint.keyed import chain as chains
+from statebackend.checkpoint.keyed import writing
 
 BACKENDS = ["heap", "reference"]
 COUNT = sb.ValueStateDescriptor("count", int)
@@ -50,11 +50,11 @@ def with_rewritten_base(backend: str, store: sb.CheckpointStore, monkeypatch: An
     monkeypatch.setattr(chains, "MOST_DELTAS", 2)
     keyed, count = filled(backend)
     checkpoint_id = 0
-    while keyed._rewriting is None:
+    while keyed._lineage.rewriting is None:
         count.update_many([checkpoint_id], [1000])
         store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
         checkpoint_id += 1
-    keyed._rewriting.wait()
+    keyed._lineage.rewriting.wait()
     return keyed, count, checkpoint_id
 
 
@@ -66,6 +66,7 @@ def test_a_thread_that_cannot_be_started(
     with keyed, open_store(tmp_path) as store:
         store.commit(0, [keyed.snapshot(0, store).result()])
         count.update_many([1], [7])
+        keyed._threads.close()  # the one of the first snapshot would do
 
         def refuse(thread: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
@@ -96,7 +97,7 @@ def test_an_error_while_writing(tmp_path: Path, backend: str, monkeypatch: pytes
             raise OSError("no space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr(backends, "write_data_file", fill_the_disk)
+            patched.setattr(writing, "write_data_file", fill_the_disk)
             pending = keyed.snapshot(1, store)
             with pytest.raises(OSError, match="no space left on device"):
                 pending.result()
@@ -129,7 +130,7 @@ def test_a_base_that_cannot_be_begun_spoils_no_snapshot(
         assert "a base could not be rewritten, deltas go on: the folder is gone" in caplog.text
         monkeypatch.setattr(store, "begin_snapshot", begin)
         store.commit(5, [keyed.snapshot(5, store).result()])
-        keyed._rewriting.wait()
+        keyed._lineage.rewriting.wait()
         committed = store.commit(6, [keyed.snapshot(6, store).result()])
         assert [file.kind for file in committed.files.values()] == ["base"]
 

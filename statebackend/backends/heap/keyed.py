@@ -185,7 +185,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         O(what has expired): an index knows where that is.
         """
         self._check_open()
-        self._drop_outgrown_point()
+        self._lineage.drop_outgrown_point()
         done = 0
         saved = self._save_key()
         self._now = self._time()

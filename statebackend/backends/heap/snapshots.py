@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,8 +30,9 @@ from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed import RowSource, state_schema
 from statebackend.checkpoint.keyed.description import value_role
 from statebackend.checkpoint.keyed.rows import grouped, stamp_count, without_expired
-from statebackend.key_encoding import key_encoder
+from statebackend.key_encoding import KeyEncoder, key_encoder
 from statebackend.state.columns import to_arrow
+from statebackend.types.model import Type
 
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
@@ -55,18 +57,27 @@ class HeapView(RowSource):
             _Reader(backend, state, ops=False, expired_at=expired_at, expired=self.expired)
             for state in backend._written_states()
         ]
-        self._rows = backend._rows_held()
         self._view = backend.core.snapshot()
+
+    @cached_property
+    def _sizes(self) -> list[Array]:
+        """By state, how many entries each key group has."""
+        return [
+            np.sum([self._view.group_sizes(table) for table in reader.tables], axis=0)
+            for reader in self._readers
+        ]
 
     @property
     def is_empty(self) -> bool:
-        return self._rows == 0
+        return not any(sizes.any() for sizes in self._sizes)
 
     def sections(self) -> Sequence[Section]:
-        return [Section(reader.name, reader.schema, self._batches(reader)) for reader in self._readers]
+        return [
+            Section(reader.name, reader.schema, self._batches(reader, sizes))
+            for reader, sizes in zip(self._readers, self._sizes, strict=True)
+        ]
 
-    def _batches(self, reader: _Reader) -> Iterator[GroupedBatch]:
-        sizes = np.sum([self._view.group_sizes(table) for table in reader.tables], axis=0)
+    def _batches(self, reader: _Reader, sizes: Array) -> Iterator[GroupedBatch]:
         for first, last in _ranges(sizes, reader.first_group):
             yield from _batched(reader.parts_of(self._view, first, last))
 
@@ -179,7 +190,11 @@ def row_tables(state: Any) -> list[Any]:
 
 
 class _Reader:
-    """One state: which tables it has, and how its columns become Arrow's."""
+    """One state: which tables it has, and how its columns become Arrow's.
+
+    It is made when the snapshot is taken. All that only follows from the descriptor is found out when it is asked for,
+    which is on the writing thread.
+    """
 
     def __init__(
         self,
@@ -190,29 +205,50 @@ class _Reader:
         expired_at: int | None = None,
         expired: Counter[str] | None = None,
     ) -> None:
-        descriptor = state.descriptor
-        ttl = descriptor.ttl_config
-        self.name = descriptor.name
-        self.ops = ops
-        self.is_map = descriptor.kind == "map"
-        self.is_list = descriptor.kind == "list"
-        self.has_timestamps = ttl is not None
-        filters = ttl is not None and ttl.cleanup_full_snapshot and expired_at is not None
-        #: Up to which timestamp values are left out; None if all are written.
-        self.expired_before = expired_at - ttl.ttl if filters else None
-        #: Where those are counted, by state.
+        #: A state that is declared anew gets another descriptor; this one stays as it is.
+        self._descriptor = state.descriptor
+        self._expired_at = expired_at
+        #: Where what has expired is counted, by state.
         self.expired = Counter() if expired is None else expired
+        self.name = self._descriptor.name
+        self.ops = ops
+        self.is_map = self._descriptor.kind == "map"
+        self.is_list = self._descriptor.kind == "list"
         self.maps = _maps_of(state) if self.is_map else []
-        self.tables = row_tables(state)
+        self.tables = [maps.entries for maps in self.maps] if self.is_map else state._tables()
         self.has_namespaces = len(self.tables) > 1
-        self.schema = state_schema(backend.key_type, descriptor, namespaces=self.has_namespaces, ops=ops)
-        stored = descriptor.stored_types()
-        self.value_type = stored[value_role(descriptor.kind)]
-        self.holds_objects = holds_references(self.value_type)
         self.key_encoder = backend._encoder
-        self.map_key_encoder = key_encoder(stored["key"]) if self.is_map else None
         self._namespaces = backend.core.namespaces
         self.first_group = backend.key_group_range.start
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        key_type = self.key_encoder.declared_type
+        return state_schema(key_type, self._descriptor, namespaces=self.has_namespaces, ops=self.ops)
+
+    @cached_property
+    def value_type(self) -> Type:
+        return self._descriptor.stored_types()[value_role(self._descriptor.kind)]
+
+    @cached_property
+    def holds_objects(self) -> bool:
+        return holds_references(self.value_type)
+
+    @cached_property
+    def map_key_encoder(self) -> KeyEncoder:
+        return key_encoder(self._descriptor.stored_types()["key"])
+
+    @cached_property
+    def has_timestamps(self) -> bool:
+        return self._descriptor.ttl_config is not None
+
+    @cached_property
+    def expired_before(self) -> int | None:
+        """Up to which timestamp values are left out; None if all are written."""
+        ttl = self._descriptor.ttl_config
+        if ttl is None or not ttl.cleanup_full_snapshot or self._expired_at is None:
+            return None
+        return self._expired_at - ttl.ttl
 
     def parts_of(self, view: Any, first: int, last: int) -> list[_Part]:
         """The rows of some key groups, table by table."""
@@ -277,7 +313,6 @@ class _Reader:
         if namespaces is not None:
             arrays.append(namespaces)
         if self.is_map:
-            assert self.map_key_encoder is not None
             arrays.append(
                 _nulls(self.schema.field("map_key"), count)
                 if columns is None
