@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from statebackend.checkpoint.manifest import StateSnapshot
-from statebackend.errors import UsageError
 
 __all__ = ["PendingSnapshot", "WritingThreads"]
 

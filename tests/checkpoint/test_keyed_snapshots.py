@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from statebackend.backends.heap import keyed as heap_keyed
 from statebackend.backends.heap import snapshots as heap_snapshots
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import chain as chains
+from statebackend.checkpoint.keyed import writing
 from statebackend.key_encoding import VOID
 
 BACKENDS = ["heap", "reference"]
@@ -129,6 +131,94 @@ def test_a_snapshot_describes_its_own_moment_while_state_changes_on(
             story.change(500)
             committed = store.commit(checkpoint_id, [pending.result()])
             assert restored("reference", int, committed) == held
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_said_of_states_is_of_the_moment_too(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States that are declared, restored or get their first namespace while a snapshot is written are not in it."""
+    go = threading.Event()
+    write_data_file = writing.write_data_file
+
+    def write_late(*arguments: Any, **options: Any) -> Any:
+        assert go.wait(60)
+        return write_data_file(*arguments, **options)
+
+    with create(backend, int) as keyed, open_store(tmp_path, int) as store:
+        for name, declared in [("carried", "int"), ("count", "bigint")]:
+            keyed.get_state(sb.ValueStateDescriptor(name, declared)).update_many(range(50), range(50))
+        checkpoint: Any = store.commit(0, [keyed.snapshot(0, store).result()])
+    for checkpoint_id, incremental in enumerate([False, True, False, True], start=1):
+        with create(backend, int, restore=checkpoint) as keyed, open_store(tmp_path, int) as store:
+            count = keyed.get_state(sb.ValueStateDescriptor("count", int))
+            count.update_many([1, 2], [checkpoint_id, 7])
+            held = list(count.get_many(range(50)).to_pylist())
+            monkeypatch.setattr(writing, "write_data_file", write_late)
+            pending = keyed.snapshot(checkpoint_id, store, incremental=incremental)
+            keyed.get_state(sb.ListStateDescriptor("late", str)).add_many([1], ["late"])
+            keyed.get_state(sb.ValueStateDescriptor("count", int, default=99)).update_many([3], [-1])
+            keyed.get_state(sb.ValueStateDescriptor("carried", "bigint")).update_many([1], [1 << 40])
+            keyed.set_current_key(1)
+            keyed.timers.register(5)
+            keyed.set_current_namespace("later")
+            count.update(-5)
+            go.set()
+            snapshot = pending.result()
+            monkeypatch.undo()
+            described = {each["name"]: each for each in snapshot.states}
+            assert [name for name in described if "timers" not in name] == ["carried", "count"]
+            assert described["carried"]["types"] == {"value": {"type": "int"}}
+            checkpoint = store.commit(checkpoint_id, [snapshot])
+            kinds = [file.kind for file in checkpoint.files.values()]
+            assert kinds == (["base", "delta"] if incremental else ["base"])
+            go.clear()
+            table = sb.tools.read_state(tmp_path, "count")
+            assert (table.schema.names, table.num_rows) == (["key", "value"], 50)
+            carried = sb.tools.read_state(tmp_path, "carried")["value"].to_pylist()
+            assert sorted(carried) == list(range(50))
+            with create(backend, int, restore=checkpoint) as again:
+                found = again.get_state(sb.ValueStateDescriptor("count", int)).get_many(range(50))
+                assert found.to_pylist() == held
+                assert again.timers.count() == 0
+
+
+def test_the_next_snapshot_knows_what_became_of_states(tmp_path: Path) -> None:
+    """What a backend remembers of its states from one snapshot to the next is found anew when one has changed."""
+    with create("heap", int) as keyed, open_store(tmp_path, int) as store:
+        count = keyed.get_state(sb.ValueStateDescriptor("count", int))
+        filler = keyed.get_state(sb.ValueStateDescriptor("filler", int))
+        filler.update_many(range(100), range(100))
+        clock = iter(range(100))
+
+        def taken() -> dict[str, Any]:
+            for incremental in (True, False):
+                checkpoint_id = next(clock)
+                pending = keyed.snapshot(checkpoint_id, store, incremental=incremental)
+                committed = store.commit(checkpoint_id, [pending.result()])
+                with create("reference", int, restore=committed) as again:
+                    states = {name: again.get_state(each) for name, each in asked.items()}
+                    held = {name: sorted(again.keys_and_namespaces(name), key=repr) for name in states}
+                    held["timers"] = [row.timestamp for row in again.timers.rows()]
+            return held
+
+        asked: dict[str, Any] = {"count": sb.ValueStateDescriptor("count", int)}
+        keyed.set_current_key(1)
+        count.update(1)
+        assert taken() == {"count": [(1, sb.VOID)], "timers": []}
+        keyed.set_current_namespace(7)
+        count.update(2)
+        assert taken() == {"count": [(1, 7), (1, sb.VOID)], "timers": []}
+        keyed.timers.register(5)
+        assert taken() == {"count": [(1, 7), (1, sb.VOID)], "timers": [5]}
+        asked["seen"] = sb.MapStateDescriptor("seen", int, int)
+        keyed.set_current_namespace(sb.VOID)
+        seen = keyed.get_state(asked["seen"])
+        seen.put(1, 1)
+        assert taken()["seen"] == [(1, sb.VOID)]
+        keyed.set_current_namespace(7)
+        seen.put(1, 1)
+        assert taken()["seen"] == [(1, 7), (1, sb.VOID)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

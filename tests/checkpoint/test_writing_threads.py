@@ -109,10 +109,15 @@ def test_what_is_written_is_let_go_before_the_result_is_known() -> None:
 
     def writing() -> Callable[[], StateSnapshot]:
         view = View()
-        return lambda: StateSnapshot(0, 1, extra={"held": isinstance(view, View)})
+        return lambda: StateSnapshot(0, 1, extra={"held": isinstance(view, View), "told": go.wait(20)})
 
-    assert PendingSnapshot(0, writing()).result().extra == {"held": True}
-    assert View.ended.is_set()
+    go, ended = threading.Event(), []
+    pending = PendingSnapshot(0, writing())
+    pending._written.add_done_callback(lambda _: ended.append(View.ended.is_set()))
+    go.set()
+    assert pending.result(20).extra == {"held": True, "told": True}
+    wait_until(lambda: bool(ended))
+    assert ended == [True]
 
 
 def test_work_whose_thread_could_not_be_started_is_never_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,9 @@ def read_back(folder: Path) -> list[int]:
 
 
 def test_an_idle_writing_thread_does_not_keep_the_interpreter(tmp_path: Path) -> None:
-    assert_silent(run(SNAPSHOT + "store.commit(0, [keyed.snapshot(0, store).result()])\n", "-X", "dev", to=tmp_path))
+    assert_silent(
+        run(SNAPSHOT + "store.commit(0, [keyed.snapshot(0, store).result()])\n", "-X", "dev", to=tmp_path)
+    )
     assert sorted(read_back(tmp_path)) == list(range(100_000))
 
 

@@ -12,7 +12,7 @@ import threading
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pyarrow as pa
@@ -164,20 +164,24 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             )
         lineage = self._lineage
         lineage.settle()
-        with ExitStack() as undo:
-            writer = store.begin_snapshot(checkpoint_id)
-            undo.callback(writer.abort)
+        writer = store.begin_snapshot(checkpoint_id)
+        rows = flight = None
+        try:
             now = self._time()
             chain = lineage.chain_for(writer) if incremental else None
             rows = self._take_rows() if chain is None else self._take_changes(chain)
-            undo.callback(rows.source.release)
             flight = Flight(writer, self._open_point(), now, chain)
-            undo.callback(self._drop_point, flight.point)
             writing = SnapshotWriting(
                 checkpoint_id, flight, rows, self._taken_states(), self.key_type, self.max_parallelism
             )
             pending = PendingSnapshot(checkpoint_id, writing.write, writer.abort, self._threads)
-            undo.pop_all()
+        except BaseException:
+            if flight is not None:
+                self._drop_point(flight.point)
+            if rows is not None:
+                rows.source.release()
+            writer.abort()
+            raise
         lineage.add(flight)
         if chain is not None and chain.needs_base and lineage.rewriting is None:
             lineage.rewrite_base(store, self._take_rows)

@@ -92,7 +92,9 @@ class Flight:
 class Rewriting:
     """A base that is being written in the background; the next manifest names it."""
 
-    def __init__(self, writer: DataWriter, point: Any, written: Future[tuple[StoredFile, ...] | None]) -> None:
+    def __init__(
+        self, writer: DataWriter, point: Any, written: Future[tuple[StoredFile, ...] | None]
+    ) -> None:
         self.writer = writer
         self.point = point
         self._written = written
