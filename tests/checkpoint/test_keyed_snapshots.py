@@ -555,6 +555,61 @@ def test_batches_of_changes_are_bounded_and_restore_to_memory(
             assert tags.get() == [long_text] * 3
 
 
+def test_objects_count_by_what_they_are_when_serialised(
+    tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few large ones among many small ones; whether they lie in one namespace or in several."""
+    limit = 1 << 18
+    monkeypatch.setattr(heap_snapshots, "BATCH_BYTES", limit)
+    asked = {
+        "value": sb.ValueStateDescriptor("value", sb.types.PICKLE),
+        "list": sb.ListStateDescriptor("list", sb.types.PICKLE),
+        "map": sb.MapStateDescriptor("map", int, sb.types.PICKLE),
+    }
+
+    def thing() -> list[Any]:
+        return ["x" * 40_000 if rng.random() < 0.1 else "y"]
+
+    def fill(keyed: Any, numbers: range) -> None:
+        for number in numbers:
+            keyed.set_current_key(number)
+            keyed.set_current_namespace(sb.VOID if number % 3 else "other")
+            keyed.get_state(asked["value"]).update(thing())
+            keyed.get_state(asked["list"]).update([thing() for _ in range(number % 4)])
+            keyed.get_state(asked["map"]).put_all({n: thing() if n else None for n in range(number % 4)})
+
+    with create("heap", int, max_parallelism=4) as keyed:
+        fill(keyed, range(400))
+        point = keyed._open_point()
+        fill(keyed, range(200, 500))
+        for source in (keyed._open_view(None), keyed._read_changes(point)):
+            for section in source.sections():
+                batches = [rows.batch for rows in section.batches]
+                assert len(batches) > 3
+                assert max(each.nbytes for each in batches) < 2.5 * limit
+            source.release()
+        expected = held(keyed, asked)
+        savepoint = keyed.savepoint(tmp_path / "savepoint")
+    for backend in BACKENDS:
+        with create(backend, int, max_parallelism=4, restore=savepoint) as again:
+            assert held(again, asked) == expected
+
+
+def held(keyed: Any, asked: dict[str, Any]) -> list[Any]:
+    found = []
+    for name, descriptor in asked.items():
+        state = keyed.get_state(descriptor)
+        for key, namespace in sorted(keyed.keys_and_namespaces(name), key=repr):
+            keyed.set_current_key(key)
+            keyed.set_current_namespace(namespace)
+            kind = descriptor.kind
+            value = (
+                state.value() if kind == "value" else list(state.items()) if kind == "map" else state.get()
+            )
+            found.append((name, key, namespace, value))
+    return found
+
+
 @pytest.mark.parametrize("element", ["bigint", "string", sb.types.PICKLE], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_of_a_list_that_is_put_twice_the_last_one_counts(backend: str, element: Any) -> None:

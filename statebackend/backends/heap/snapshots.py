@@ -113,23 +113,32 @@ class HeapChanges(RowSource):
 def _batched(parts: Sequence[Part | Copied]) -> Iterator[GroupedBatch]:
     """The rows of some key groups in batches: of each key group in the order of the parts, which have theirs sorted."""
     parts = [part for part in parts if len(part)]
-    if sum(int(_sizes(part).sum()) for part in parts) <= 2 * BATCH_BYTES:
-        yield from _not_empty([part.rows() for part in parts])
+    whole = _whole(parts)
+    if whole is not None:
+        yield from _not_empty([piece.rows() for piece in whole])
         return
     for group in np.unique(np.concatenate([part.groups for part in parts])):
         for part in parts:
-            for piece in _pieces(part.take(_rows_of(part, group, group))):
+            for piece, _ in _pieces(part.take(_rows_of(part, group, group)), BATCH_BYTES):
                 yield from _not_empty([piece.rows()])
+
+
+def _whole(parts: Sequence[Part | Copied]) -> list[Copied] | None:
+    """All rows of each part; None if together they are too many for a batch."""
+    found = []
+    left = 2 * BATCH_BYTES
+    for part in parts:
+        piece, size = next(_pieces(part, max(left, 1)))
+        left -= size
+        if left < 0 or len(piece) < len(part):
+            return None
+        found.append(piece)
+    return found
 
 
 def _rows_of(part: Part | Copied, first: int, last: int) -> slice:
     start, end = np.searchsorted(part.groups, [first, last + 1])
     return slice(int(start), int(end))
-
-
-def _sizes(part: Part | Copied) -> Array:
-    sizes: Array = part.weights() + BATCH_BYTES // BATCH_ROWS
-    return sizes
 
 
 def _not_empty(parts: list[tuple[pa.RecordBatch, Array]]) -> Iterator[GroupedBatch]:
@@ -150,11 +159,15 @@ def _ranges(sizes: Array, first_group: int) -> Iterator[tuple[int, int]]:
         yield first_group + int(of_range[0]), first_group + int(of_range[-1])
 
 
-def _pieces(part: Part | Copied) -> Iterator[Part | Copied]:
-    """Parts of about as many rows and bytes as a batch has."""
+def _pieces(part: Part | Copied, limit: int) -> Iterator[tuple[Copied, int]]:
+    """The rows in pieces of about so many bytes at most, and how many each has."""
     if not len(part):
         return
-    number = (np.cumsum(_sizes(part)) - 1) // BATCH_BYTES
-    starts = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
+    sizes = part.weights() + BATCH_BYTES // BATCH_ROWS
+    if part.has_objects:
+        yield from part.copied().serialised(sizes, limit)
+        return
+    ends = np.cumsum(sizes)
+    starts = np.flatnonzero(np.diff((ends - 1) // limit, prepend=-1)).tolist()
     for start, end in zip(starts, [*starts[1:], len(part)], strict=True):
-        yield part.take(slice(start, end))
+        yield part.take(slice(start, end)).copied(), int(sizes[start:end].sum())

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +29,7 @@ from statebackend.checkpoint.keyed import state_schema
 from statebackend.checkpoint.keyed.description import value_role
 from statebackend.checkpoint.keyed.rows import stamp_count, without_expired
 from statebackend.key_encoding import KeyEncoder, key_encoder
-from statebackend.state.columns import to_arrow
+from statebackend.serializers import serializer_for
 from statebackend.types.model import Type
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ class WrittenState:
         self.is_list = self.descriptor.kind == "list"
         all_tables = state._tables()
         #: Of a map state: heads and entries together.
-        self.maps = [maps for maps in (state.plain_map, state.spaced_map) if maps] if self.is_map else []
+        self.maps = (
+            [maps for maps in (state.plain_map, state.spaced_map) if maps is not None] if self.is_map else []
+        )
         #: The tables whose entries are rows of a checkpoint.
         self.tables = [maps.entries for maps in self.maps] if self.is_map else all_tables
         self.first_group = backend.key_group_range.start
@@ -94,8 +97,14 @@ class WrittenState:
         return found
 
     @cached_property
-    def _holds_objects(self) -> bool:
+    def holds_objects(self) -> bool:
+        """Whether values are kept as Python objects."""
         return holds_references(self._value_type)
+
+    @property
+    def serialize(self) -> Callable[[Any], bytes]:
+        """From an object to what checkpoints hold of it."""
+        return serializer_for(self._value_type).serialize
 
     @cached_property
     def _map_key_encoder(self) -> KeyEncoder:
@@ -218,8 +227,8 @@ class WrittenState:
 
     def _arrow(self, columns: dict[str, Array]) -> pa.Array:
         value = columns["value"]
-        if self._holds_objects:
-            return to_arrow(value.tolist(), self._value_type)
+        if self.holds_objects:
+            return pa.array(value.tolist(), self._value_type.arrow)
         is_null = columns.get("is_null")
         stored = (columns["value_offsets"], value) if "value_offsets" in columns else value
         return arrow_column(stored, None if is_null is None else ~is_null, self._value_type)
@@ -234,12 +243,12 @@ def _nulls(field: pa.Field, count: int) -> pa.Array:
 
 
 class Part:
-    """Rows of one table of a state; of a map state also the entry of each row's key."""
+    """Rows of one table of a state, still in the core; of a map state also the entry of each row's key."""
 
     def __init__(
         self, state: WrittenState, rows: EntryRows, owners: EntryRows | None, left_out: LeftOut | None
     ) -> None:
-        self._state = state
+        self.state = state
         self._entries = rows
         self._owners = owners
         self._left_out = left_out
@@ -251,26 +260,27 @@ class Part:
     def groups(self) -> Array:
         return self._entries.groups
 
+    @property
+    def has_objects(self) -> bool:
+        """Whether values are objects, which weigh what they are when they are serialised."""
+        return self.state.holds_objects
+
     def weights(self) -> Array:
+        """About how many bytes each row has beside what is of a fixed width, and without objects."""
         weights = self._entries.weights()
         # The key stands in the row of each of its entries.
         return weights if self._owners is None else weights + self._owners.weights()
 
     def take(self, rows: Any) -> Part:
+        """Some of the rows."""
         owners = None if self._owners is None else self._owners.take(rows)
-        return Part(self._state, self._entries.take(rows), owners, self._left_out)
+        return Part(self.state, self._entries.take(rows), owners, self._left_out)
 
-    def rows(self) -> tuple[pa.RecordBatch, Array]:
-        """A batch and the key group of each row, without what has expired."""
+    def copied(self) -> Copied:
+        """The columns of all rows."""
         columns = self._entries.columns()
         keys = columns if self._owners is None else self._owners.keys()
-        namespaces = self._state.namespaces(keys, len(self))
-        batch, groups = self._state.batch(None, keys, namespaces, columns), self.groups
-        if self._left_out is None:
-            return batch, groups
-        left, kept = without_expired(batch, self._left_out.before)
-        self._left_out.counts[self._state.name] += stamp_count(batch) - stamp_count(left)
-        return left, groups[kept]
+        return Copied(self.state, None, keys, self.groups, columns, self._left_out)
 
 
 class Copied:
@@ -279,22 +289,30 @@ class Copied:
     def __init__(
         self,
         state: WrittenState,
-        op: Op,
+        op: Op | None,
         keys: dict[str, Array],
         groups: Array,
         columns: dict[str, Array] | None = None,
+        left_out: LeftOut | None = None,
     ) -> None:
+        self.state = state
         self.groups = groups
-        self._state = state
         self._op = op
         self._keys = keys
         self._namespaces = state.namespaces(keys, len(groups))
         self._columns = columns
+        self._left_out = left_out
 
     def __len__(self) -> int:
         return len(self.groups)
 
+    @property
+    def has_objects(self) -> bool:
+        """Whether the rows have values, and these are objects, which weigh what they are when they are serialised."""
+        return self.state.holds_objects and self._op in (None, Op.PUT, Op.APPEND)
+
     def weights(self) -> Array:
+        """About how many bytes each row has beside what is of a fixed width, and without objects."""
         weights = bytes_of_rows(self._keys, len(self))
         if self._columns is None or self._columns is self._keys:
             return weights
@@ -311,5 +329,43 @@ class Copied:
             taken._columns = sliced(self._columns, rows)
         return taken
 
+    def copied(self) -> Copied:
+        return self
+
+    def serialised(self, weights: Array, limit: int) -> Iterator[tuple[Copied, int]]:
+        """The rows in pieces with their objects serialised, and what each weighs: `limit`, but for single rows.
+
+        No more than a piece and a row is serialised ahead of what is taken.
+        """
+        assert self._columns is not None
+        values = self._columns["value"]
+        ends = self._columns["list_offsets"][1:].tolist() if self.state.is_list else range(1, len(self) + 1)
+        serialize = self.state.serialize
+        start = begin = total = 0
+        data: list[bytes | None] = []
+        for row, (end, weight) in enumerate(zip(ends, weights.tolist(), strict=True)):
+            own = [None if value is None else serialize(value) for value in values[begin:end].tolist()]
+            size = weight + sum(len(each) for each in own if each is not None)
+            if row > start and total + size > limit:
+                yield self._with_data(slice(start, row), data), total
+                start, total, data = row, 0, []
+            data += own
+            total += size
+            begin = end
+        yield self._with_data(slice(start, len(self)), data), total
+
+    def _with_data(self, rows: slice, data: list[bytes | None]) -> Copied:
+        taken = self.take(rows)
+        column = np.empty(len(data), dtype=object)
+        column[:] = data
+        taken._columns = {**(taken._columns or {}), "value": column}
+        return taken
+
     def rows(self) -> tuple[pa.RecordBatch, Array]:
-        return self._state.batch(self._op, self._keys, self._namespaces, self._columns), self.groups
+        """A batch and the key group of each row, without what has expired. Objects have been serialised."""
+        batch = self.state.batch(self._op, self._keys, self._namespaces, self._columns)
+        if self._left_out is None:
+            return batch, self.groups
+        left, kept = without_expired(batch, self._left_out.before)
+        self._left_out.counts[self.state.name] += stamp_count(batch) - stamp_count(left)
+        return left, self.groups[kept]
