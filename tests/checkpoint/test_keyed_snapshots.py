@@ -223,13 +223,24 @@ def test_the_next_snapshot_knows_what_became_of_states(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_any_parallelism(tmp_path: Path, backend: str, rng: random.Random) -> None:
-    """1 → 3 → 32 → 2 instances, each with its own key groups, going on incrementally in between."""
+    """1 → 3 → 128 → 2 instances, each with its own key groups, on either backend, incrementally in between."""
     held: list[Any] = []
     checkpoint: Any = ()
-    with open_store(tmp_path, str, retain=1) as store:
-        for round_number, parallelism in enumerate([1, 3, 32, 2]):
-            ranges = [sb.key_groups.range_for(32, parallelism, index) for index in range(parallelism)]
-            instances = [create(backend, str, restore=checkpoint, key_group_range=own) for own in ranges]
+    groups = 128
+    store = sb.CheckpointStore(tmp_path, retain=1).open_for_writing(key_type=str, max_parallelism=groups)
+    with store:
+        for round_number, parallelism in enumerate([1, 3, 128, 2]):
+            ranges = [sb.key_groups.range_for(groups, parallelism, index) for index in range(parallelism)]
+            instances = [
+                create(
+                    rng.choice(BACKENDS) if round_number else backend,
+                    str,
+                    restore=checkpoint,
+                    key_group_range=own,
+                    max_parallelism=groups,
+                )
+                for own in ranges
+            ]
             found = sorted([row for each in instances for row in contents(each)], key=repr)
             assert found == sorted(held, key=repr)
             for step in range(3):
@@ -238,7 +249,7 @@ def test_any_parallelism(tmp_path: Path, backend: str, rng: random.Random) -> No
                     story = Story(each, rng, str)
                     story.keys = [key for key in story.keys if story_group(each, key) in own]
                     if story.keys:
-                        story.change(300 // parallelism)
+                        story.change(600 // min(parallelism, 20))
                 taken = [each.snapshot(checkpoint_id, store) for each in instances]
                 checkpoint = store.commit(checkpoint_id, [pending.result() for pending in taken])
             held = [row for each in instances for row in contents(each)]
@@ -442,15 +453,66 @@ def test_map_entries_keep_their_order_through_removals_and_restarts(tmp_path: Pa
                     assert list(again.get_state(sb.MapStateDescriptor("m", str, int)).items()) == expected
 
 
-def test_32768_key_groups(tmp_path: Path) -> None:
-    store = sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=32768)
-    with create("heap", int, max_parallelism=32768) as keyed, store:
-        count = keyed.get_state(sb.ValueStateDescriptor("count", int))
+def test_32768_key_groups(tmp_path: Path, rng: random.Random) -> None:
+    groups = 32_768
+    store = sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=groups)
+    with create("heap", int, max_parallelism=groups) as keyed, store:
+        count = keyed.get_state(sb.ValueStateDescriptor("many", int))
         count.update_many(range(100_000), range(100_000))
-        committed = store.commit(0, [keyed.snapshot(0, store).result()])
-        with create("heap", int, max_parallelism=32768, restore=committed) as again:
-            found = again.get_state(sb.ValueStateDescriptor("count", int)).get_many(range(100_000))
-            assert found.to_pylist() == list(range(100_000))
+        story = Story(keyed, rng, int, keys=300)
+        for checkpoint_id in range(4):
+            story.change(800)
+            keyed.set_current_namespace(sb.VOID)
+            count.update_many([checkpoint_id], [-1])
+            committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+        assert [file.kind for file in committed.files.values()] == ["base", "delta", "delta", "delta"]
+        numbers = count.get_many(range(100_000)).to_pylist()
+        held = contents(keyed)
+    for parallelism, backend in [(1, "heap"), (5, "heap"), (3, "reference")]:
+        found, seen = [], [None] * 100_000
+        for index in range(parallelism):
+            own = sb.key_groups.range_for(groups, parallelism, index)
+            with create(
+                backend, int, max_parallelism=groups, restore=committed, key_group_range=own
+            ) as again:
+                found += contents(again)
+                again.set_current_namespace(sb.VOID)
+                many = again.get_state(sb.ValueStateDescriptor("many", int))
+                keys = list(again.keys("many"))
+                for key, value in zip(keys, many.get_many(keys).to_pylist(), strict=True):
+                    seen[key] = value
+        assert sorted(found, key=repr) == sorted(held, key=repr)
+        assert seen == numbers
+
+
+def test_a_chain_of_200_checkpoints_with_bases_in_between(tmp_path: Path, rng: random.Random) -> None:
+    """With the sizes and numbers of the library: a base is rewritten after 64 deltas, or after 256 KB of them."""
+    names = ["count", "tags", "seen", "total"]
+    bases: list[int] = []
+    longest = 0
+    with create("heap", int) as keyed, open_store(tmp_path, int) as store:
+        story = Story(keyed, rng, int, names=names)
+        story.change(2000)
+        for checkpoint_id in range(230):
+            story.change(rng.randrange(4))
+            committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+            files = list(committed.files.values())
+            assert [file.kind for file in files] == ["base"] + ["delta"] * (len(files) - 1)
+            bases += [checkpoint_id] if files[0].name not in earlier(store, checkpoint_id) else []
+            longest = max(longest, len(files))
+            if keyed._lineage.rewriting is not None:
+                keyed._lineage.rewriting.wait()
+            if checkpoint_id % 23 == 22:
+                held = contents(keyed, names)
+                for backend in BACKENDS:
+                    assert restored(backend, int, committed, names=names) == held
+    assert len(bases) >= 3
+    assert longest >= 64
+
+
+def earlier(store: sb.CheckpointStore, checkpoint_id: int) -> set[str]:
+    before = [each for each in store.checkpoints() if each < checkpoint_id]
+    return set(store.open(before[-1]).files) if before else set()
 
 
 def test_one_element_of_a_large_collection_is_written_alone(tmp_path: Path) -> None:

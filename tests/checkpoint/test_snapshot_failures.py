@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,34 @@ def test_a_rewritten_base_is_not_built_on_in_another_store(
             committed = other.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, other).result()])
             assert [file.kind for file in committed.files.values()] == ["base"]
             assert restored(committed) == counts(count)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_stores_in_turn(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each checkpoint is whole in its own store, whichever base was rewritten for which."""
+    monkeypatch.setattr(chains, "MOST_DELTAS", 2)
+    rng = random.Random(5)
+    keyed, count = filled(backend)
+    with keyed, open_store(tmp_path / "a") as first, open_store(tmp_path / "b") as second:
+        kinds: dict[tuple[bool, bool], set[str]] = {}
+        store = before = first
+        flights: list[Any] = []
+        for checkpoint_id in range(150):
+            count.update_many([rng.randrange(100)], [checkpoint_id])
+            if rng.random() < 0.25:
+                store = second if store is first else first
+            flights.append((checkpoint_id, store, keyed.snapshot(checkpoint_id, store), counts(count)))
+            while flights and rng.random() < 0.8:
+                number, own, pending, held = flights.pop(0)
+                committed = own.commit(number, [pending.result()])
+                assert restored(committed) == held
+                files = [file.kind for file in committed.files.values()]
+                kinds.setdefault((own is before, not flights), set()).add(files[-1])
+                before = own
+                if keyed._lineage.rewriting is not None and rng.random() < 0.7:
+                    keyed._lineage.rewriting.wait()
+        assert "delta" in kinds[True, True]
+        assert "base" in kinds[False, True]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -19,7 +19,7 @@ from statebackend import clocks
 from statebackend._core.key_context import KeyContext
 from statebackend._core.state_core import StateCore
 from statebackend.backends.heap.codecs import key_codec
-from statebackend.backends.heap.loading import load
+from statebackend.backends.heap.loading import load, unload
 from statebackend.backends.heap.mutations import MutationWatcher
 from statebackend.backends.heap.snapshots import HeapChanges, HeapView
 from statebackend.backends.heap.state_rows import WrittenState
@@ -74,6 +74,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         self.mutation_watcher = MutationWatcher() if check_mutations else None
         #: Counted up whenever a state gets a table or another descriptor.
         self.shape_changes = 0
+        self._max_bytes = max_bytes
         self._written: list[WrittenState] = []
         self._written_made_of = (0, 0)
         self._open(
@@ -275,6 +276,16 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
 
     def _load(self, state: Any, op: Op, rows: pa.RecordBatch) -> None:
         load(self, state, op, rows)
+
+    def _unload(self, state: Any) -> None:
+        # Giving memory back may need a little first, and there may be none left.
+        self.core.arena.set_limit(0)
+        try:
+            unload(state)
+            self.core.advance(1 << 30)
+            self.core.arena.trim()
+        finally:
+            self.core.arena.set_limit(self._max_bytes)
 
     def _drop_all(self) -> None:
         self._timers._close()  # type: ignore[union-attr]

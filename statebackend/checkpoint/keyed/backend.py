@@ -35,7 +35,7 @@ from statebackend.checkpoint.pending import PendingSnapshot, WritingThreads
 from statebackend.checkpoint.savepoints import Savepoint
 from statebackend.checkpoint.store import CheckpointStore
 from statebackend.descriptors import StateDescriptor
-from statebackend.errors import UsageError
+from statebackend.errors import MemoryLimitError, UsageError
 from statebackend.serializers import Compatibility
 from statebackend.state import KeyedState
 from statebackend.timers import DOMAINS, timer_state
@@ -101,6 +101,10 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     def _load(self, state: KeyedState, op: Op, rows: pa.RecordBatch) -> None:
         """Apply rows that all do the same, in order. They have the state's own types."""
 
+    @abstractmethod
+    def _unload(self, state: KeyedState) -> None:
+        """Take out whatever was loaded: the state could not be loaded whole, and nobody will have it."""
+
     # --- restoring ---
 
     def _restore(self) -> None:
@@ -138,9 +142,19 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         state = super()._new_state(descriptor)
         migrate = migration(restored.description, descriptor, self._time())
         with self._loading():
-            for rows in restored.batches:
-                for op, batch in phases(rows):
-                    self._load(state, op, migrate(batch) if op in (Op.PUT, Op.APPEND) else batch)
+            try:
+                for rows in restored.batches:
+                    for op, batch in phases(rows):
+                        self._load(state, op, migrate(batch) if op in (Op.PUT, Op.APPEND) else batch)
+            except BaseException as error:
+                self._unload(state)
+                if isinstance(error, MemoryLimitError):
+                    raise MemoryLimitError(
+                        f"state {descriptor.name!r} cannot be restored within the memory limit",
+                        detail=error.detail,
+                        hint="raise max_bytes, or restore into more instances; nothing of the state was loaded",
+                    ) from error
+                raise
         self._restored.take(descriptor.name)
         if answer is not Compatibility.AS_IS:
             # What the files hold is of other types: none may be built on.
