@@ -21,15 +21,7 @@ __all__ = ["ambiguous", "names_of", "no_state", "open_checkpoint", "open_saved"]
 def open_checkpoint(uri: str | os.PathLike[str], checkpoint_id: int | None) -> Checkpoint:
     """The checkpoint of an id, or for None the newest."""
     store = CheckpointReader(uri)
-    chosen = store.latest() if checkpoint_id is None else checkpoint_id
-    if chosen is None:
-        raise UsageError(
-            "there is no checkpoint",
-            code="USAGE.NO_CHECKPOINT",
-            detail=store.uri,
-            hint="give the uri of a store",
-        )
-    return store.open(chosen)
+    return store.open_latest() if checkpoint_id is None else store.open(checkpoint_id)
 
 
 def open_saved(uri: Any, checkpoint_id: int | None) -> Checkpoint | Savepoint:
