@@ -26,6 +26,12 @@ cdef enum:
     AHEAD = 16                           # how many rows ahead memory is asked for
 
 
+def has_changes(StateTable table not None, Mark mark not None):
+    """Whether anything was journalled since `mark`, of this table or one that shares its journal. O(open marks)."""
+    (<StateCore>table.owner).require_open(mark)
+    return count_records(table.table, mark.version) != 0
+
+
 def changed_entries(StateTable table not None, Mark mark not None):
     """What was inserted, written or removed since `mark`: each key once, those that are there now as they are.
 

@@ -203,6 +203,23 @@ class CheckpointReader:
             )
         return self._open((checkpoint_id, committed[checkpoint_id]))
 
+    def open_latest(self) -> Checkpoint:
+        """The newest checkpoint.
+
+        >>> CheckpointReader("/nowhere").open_latest()
+        Traceback (most recent call last):
+        statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store ...
+        """
+        newest = self.latest()
+        if newest is None:
+            raise UsageError(
+                "there is no checkpoint",
+                code="USAGE.NO_CHECKPOINT",
+                detail=self.uri,
+                hint="give the uri of a store",
+            )
+        return self.open(newest)
+
     def open_snapshots(self, snapshots: Iterable[StateSnapshot | Mapping[str, Any]]) -> Checkpoint:
         """Snapshots of one checkpoint that is not committed, to restore from; as `CheckpointStore.commit` takes them.
 

@@ -262,7 +262,7 @@ class OperatorStateBackend:
         """
         self._closed = True
         self._marks.close()
-        self._snapshots.forget()
+        self._snapshots.close()
         self._states = {}
         self._undeclared = {}
 

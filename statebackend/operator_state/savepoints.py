@@ -29,7 +29,7 @@ from statebackend.operator_state.redistribution import (
 )
 from statebackend.operator_state.snapshots import StateView, section, type_roles
 
-__all__ = ["savepoint_contents", "write_savepoint"]
+__all__ = ["operator_parts", "savepoint_contents", "write_savepoint"]
 
 _PART = "operator"
 
@@ -52,9 +52,20 @@ def write_savepoint(
 def savepoint_contents(savepoint: Savepoint, subtask_index: int, parallelism: int) -> OperatorContents:
     """What an instance gets of the operator state of a savepoint. O(rows)."""
     savepoint.check_exists()
+    contents = [
+        {state.described["name"]: _read_state(savepoint, part, state) for state in part.states}
+        for part in operator_parts(savepoint)
+    ]
+    return redistribute(contents, parallelism)[subtask_index] if contents else {}
+
+
+def operator_parts(savepoint: Savepoint) -> list[SavepointPart]:
+    """What each instance has written, in their order; every instance is there once.
+
+    >>> operator_parts(Savepoint("/nowhere"))
+    []
+    """
     parts = savepoint.parts(_PART)
-    if not parts:
-        return {}
     in_order = sorted(parts, key=_number_of)
     wanted = [(number, len(parts)) for number in range(len(parts))]
     if [(_number_of(part), part.described.get("parallelism")) for part in in_order] != wanted:
@@ -64,11 +75,7 @@ def savepoint_contents(savepoint: Savepoint, subtask_index: int, parallelism: in
             detail=savepoint.uri,
             hint="let every instance write its part, at the same moment",
         )
-    contents = [
-        {state.described["name"]: _read_state(savepoint, part, state) for state in part.states}
-        for part in in_order
-    ]
-    return redistribute(contents, parallelism)[subtask_index]
+    return in_order
 
 
 def _number_of(part: SavepointPart) -> int:

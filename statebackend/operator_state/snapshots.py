@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from statebackend.checkpoint import CheckpointStore, DataWriter, PendingSnapshot, StateSnapshot
 from statebackend.checkpoint.format import GroupedBatch, Section, write_data_file
+from statebackend.checkpoint.pending import WritingThreads
 from statebackend.errors import UsageError
 from statebackend.operator_state.columns import column_type, to_column
 from statebackend.operator_state.redistribution import BROADCAST
@@ -89,6 +90,7 @@ class SnapshotHistory:
         self._parallelism = parallelism
         #: The newest that was committed, and those after it that may still be.
         self._taken: list[_Taken] = []
+        self._threads = WritingThreads()
 
     def take(
         self,
@@ -115,19 +117,21 @@ class SnapshotHistory:
                 states=tuple(views[name].described(name) for name in sorted(views)),
                 extra={"part": PART},
             )
+            taken = _Taken(writer, views, snapshot)
+            before = self._newest_committed()
+            if incremental and before is not None and before.can_stand_for(taken):
+                taken.snapshot = dataclasses.replace(snapshot, files=before.snapshot.files)
+            pending = PendingSnapshot(checkpoint_id, taken.write, writer.abort, self._threads)
         except BaseException:
             writer.abort()
             raise
-        taken = _Taken(writer, views, snapshot)
-        before = self._newest_committed()
-        if incremental and before is not None and before.can_stand_for(taken):
-            taken.snapshot = dataclasses.replace(snapshot, files=before.snapshot.files)
         self._taken.append(taken)
-        return PendingSnapshot(checkpoint_id, taken.write, writer.abort)
+        return pending
 
-    def forget(self) -> None:
-        """Drop what is known of earlier snapshots: the next one is written."""
+    def close(self) -> None:
+        """Drop what is known of earlier snapshots. What has been begun is written."""
         self._taken = []
+        self._threads.close()
 
     def _newest_committed(self) -> _Taken | None:
         self._taken = [each for each in self._taken if not each.writer.is_aborted]

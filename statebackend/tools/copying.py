@@ -41,7 +41,7 @@ from statebackend.checkpoint.grouping import grouping
 from statebackend.errors import CorruptCheckpointError, StateMigrationError, UsageError
 from statebackend.key_groups import MAX_PARALLELISM, KeyGroupRange
 from statebackend.operator_state.snapshots import PART as OPERATOR
-from statebackend.tools.opening import no_state, open_checkpoint
+from statebackend.tools.opening import names_of, no_state, open_checkpoint
 from statebackend.tools.progress import Progress
 from statebackend.types import from_config
 
@@ -62,7 +62,7 @@ def drop_state(source: Uri, target: Uri, name: str, *, id: int | None = None) ->
     """
     checkpoint = open_checkpoint(source, id)
     if not any(state["name"] == name for each in checkpoint.snapshots for state in each.states):
-        raise no_state(checkpoint, name)
+        raise no_state(name, names_of(checkpoint), f"checkpoint {checkpoint.id}")
 
     def dropped(copy: _Copy, snapshot: StateSnapshot) -> StateSnapshot:
         states = tuple(state for state in snapshot.states if state["name"] != name)

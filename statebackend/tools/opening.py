@@ -8,33 +8,56 @@ statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give th
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import Any
 
 from statebackend.checkpoint import Checkpoint, CheckpointReader
+from statebackend.checkpoint.savepoints import Savepoint
 from statebackend.errors import UsageError
 
-__all__ = ["no_state", "open_checkpoint"]
+__all__ = ["ambiguous", "names_of", "no_state", "open_checkpoint", "open_saved"]
 
 
 def open_checkpoint(uri: str | os.PathLike[str], checkpoint_id: int | None) -> Checkpoint:
     """The checkpoint of an id, or for None the newest."""
     store = CheckpointReader(uri)
-    chosen = store.latest() if checkpoint_id is None else checkpoint_id
-    if chosen is None:
-        raise UsageError(
-            "there is no checkpoint",
-            code="USAGE.NO_CHECKPOINT",
-            detail=store.uri,
-            hint="give the uri of a store",
-        )
-    return store.open(chosen)
+    return store.open_latest() if checkpoint_id is None else store.open(checkpoint_id)
 
 
-def no_state(checkpoint: Checkpoint, name: str) -> UsageError:
-    """The error for a state that a checkpoint does not have."""
-    known = sorted({state["name"] for each in checkpoint.snapshots for state in each.states})
+def open_saved(uri: Any, checkpoint_id: int | None) -> Checkpoint | Savepoint:
+    """The same, or the savepoint that lies there, which has no ids.
+
+    >>> open_saved(Savepoint("/data/savepoint"), None)
+    Savepoint('/data/savepoint')
+    """
+    if isinstance(uri, Savepoint):
+        return uri
+    if checkpoint_id is None and CheckpointReader(uri).latest() is None:
+        savepoint = Savepoint(uri)
+        if savepoint.parts("keyed") or savepoint.parts("operator"):
+            return savepoint
+    return open_checkpoint(uri, checkpoint_id)
+
+
+def no_state(name: str, known: Iterable[str], where: str) -> UsageError:
+    """The error for a state that a checkpoint or savepoint does not have."""
     return UsageError(
         f"there is no state {name!r}",
         code="USAGE.NO_STATE",
-        detail=f"checkpoint {checkpoint.id}",
-        hint=f"there are: {', '.join(map(repr, known)) or 'none'}",
+        detail=where,
+        hint=f"there are: {', '.join(map(repr, sorted(set(known)))) or 'none'}",
+    )
+
+
+def names_of(checkpoint: Checkpoint) -> list[str]:
+    """The names of all states of a checkpoint."""
+    return [state["name"] for each in checkpoint.snapshots for state in each.states]
+
+
+def ambiguous(name: str, where: str) -> UsageError:
+    """The error for a name that means two states."""
+    return UsageError(
+        f"both a keyed state and an operator state are called {name!r}",
+        detail=where,
+        hint="give one of them another name",
     )

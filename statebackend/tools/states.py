@@ -27,25 +27,32 @@ import pyarrow as pa
 from statebackend.checkpoint import Checkpoint, StateSnapshot
 from statebackend.checkpoint.applying import applied
 from statebackend.checkpoint.format import DataFileReader, read_data_file
-from statebackend.errors import CorruptCheckpointError, SerializationError, UsageError
-from statebackend.key_encoding.namespace_columns import readable_namespaces
+from statebackend.checkpoint.savepoints import Savepoint
+from statebackend.errors import UsageError
 from statebackend.key_groups import MAX_PARALLELISM, KeyGroupRange
-from statebackend.operator_state.columns import column_type
 from statebackend.operator_state.snapshots import PART as OPERATOR
 from statebackend.operator_state.snapshots import type_roles
-from statebackend.tools.opening import no_state, open_checkpoint
+from statebackend.tools.opening import ambiguous, names_of, no_state, open_saved
+from statebackend.tools.savepoint_tables import savepoint_table
+from statebackend.tools.tables import (
+    KEYED_KINDS,
+    empty_table,
+    joined,
+    stored_type,
+    unreadable,
+    with_namespaces,
+)
 
 __all__ = ["read_state"]
 
 #: Rows, of base and changes together, that are applied at a time.
 _SLICE_ROWS = 1 << 22
 
-_KINDS = ("value", "list", "map", "reducing", "aggregating", "folding")
-_VALUE_ROLES = ("value", "element", "accumulator")
 
-
-def read_state(uri: str | os.PathLike[str], name: str, id: int | None = None) -> pa.Table:
+def read_state(uri: str | os.PathLike[str] | Savepoint, name: str, id: int | None = None) -> pa.Table:
     """The rows of a state in a checkpoint, of the newest one unless ``id`` says which. O(rows of the state).
+
+    ``uri`` is that of a store, or of a savepoint, which has no ids.
 
     Keyed states have the columns ``key``, ``namespace`` where there are others than `VOID`, ``map_key`` for map
     states, ``value``, and ``timestamp`` (milliseconds) where there is a time to live. Operator states have ``subtask``,
@@ -53,17 +60,15 @@ def read_state(uri: str | os.PathLike[str], name: str, id: int | None = None) ->
     a list, are in their order; keys in none.
     What has expired and is still there is read too. Pickles are bytes: nothing is executed.
     """
-    checkpoint = open_checkpoint(uri, id)
+    checkpoint = open_saved(uri, id)
+    if isinstance(checkpoint, Savepoint):
+        return savepoint_table(checkpoint, name)
     snapshots = [each for each in checkpoint.snapshots if _described(each, name) is not None]
     if not snapshots:
-        raise no_state(checkpoint, name)
+        raise no_state(name, names_of(checkpoint), f"checkpoint {checkpoint.id}")
     operators = [each for each in snapshots if each.extra.get("part") == OPERATOR]
     if operators and len(operators) < len(snapshots):
-        raise UsageError(
-            f"both a keyed state and an operator state are called {name!r}",
-            detail=f"checkpoint {checkpoint.id}",
-            hint="give one of them another name",
-        )
+        raise ambiguous(name, f"checkpoint {checkpoint.id}")
     if operators:
         return _operator_table(checkpoint, operators, name)
     return _keyed_table(checkpoint, snapshots, name)
@@ -85,13 +90,13 @@ def _operator_table(checkpoint: Checkpoint, snapshots: list[StateSnapshot], name
             tables += files.read(None)
         if not files.readers:
             fields = [
-                (column, _arrow(state, [role], checkpoint))
+                (column, stored_type(state, [role], checkpoint.manifest.name))
                 for column, role in type_roles(state["kind"]).items()
             ]
             tables.append(pa.schema(fields).empty_table())
         number = pa.repeat(pa.scalar(snapshot.subtask_index, pa.int32()), tables[-1].num_rows)
         tables[-1] = tables[-1].add_column(0, "subtask", number)
-    return _together(tables, checkpoint, name)
+    return joined(tables, name, checkpoint.manifest.name)
 
 
 # --- keyed state ---
@@ -102,7 +107,7 @@ def _keyed_table(checkpoint: Checkpoint, snapshots: list[StateSnapshot], name: s
     for snapshot in snapshots:
         state = _described(snapshot, name)
         assert state is not None
-        if state["kind"] not in _KINDS:
+        if state["kind"] not in KEYED_KINDS:
             raise UsageError(
                 f"a state of kind {state['kind']!r} cannot be read as a table",
                 detail=f"state {name!r}, checkpoint {checkpoint.id}",
@@ -111,44 +116,19 @@ def _keyed_table(checkpoint: Checkpoint, snapshots: list[StateSnapshot], name: s
             for key_groups in files.slices():
                 tables.append(_applied(state["kind"], files.read(key_groups), checkpoint, name))
     if not tables:
-        return _empty(checkpoint, snapshots[0], name)
-    table = _together(tables, checkpoint, name)
-    if "namespace" not in table.schema.names:
-        return table
-    return _with_namespaces(table, checkpoint, name)
+        state = _described(snapshots[0], name)
+        assert state is not None
+        key_config = snapshots[0].extra.get("key_type") or checkpoint.metadata.key_type
+        return empty_table(state, key_config, checkpoint.manifest.name)
+    table = joined(tables, name, checkpoint.manifest.name)
+    return with_namespaces(table, name, checkpoint.manifest.name)
 
 
 def _applied(kind: str, tables: Sequence[pa.Table], checkpoint: Checkpoint, name: str) -> pa.Table:
     try:
         return applied(kind, tables)
     except (pa.ArrowException, KeyError) as error:
-        raise _unreadable(checkpoint, name) from error
-
-
-def _with_namespaces(table: pa.Table, checkpoint: Checkpoint, name: str) -> pa.Table:
-    at = table.schema.get_field_index("namespace")
-    try:
-        namespaces = readable_namespaces(table["namespace"])
-    except SerializationError as error:
-        raise _unreadable(checkpoint, name) from error
-    if namespaces.null_count == len(namespaces):
-        return table.remove_column(at)
-    return table.set_column(at, "namespace", namespaces)
-
-
-def _empty(checkpoint: Checkpoint, snapshot: StateSnapshot, name: str) -> pa.Table:
-    state = _described(snapshot, name)
-    assert state is not None
-    is_list = state["kind"] == "list"
-    value = _arrow(state, _VALUE_ROLES, checkpoint)
-    key_config = snapshot.extra.get("key_type") or checkpoint.metadata.key_type
-    fields = [("key", pa.null() if key_config is None else column_type(key_config).arrow)]
-    if state["kind"] == "map":
-        fields.append(("map_key", _arrow(state, ["key"], checkpoint)))
-    fields.append(("value", pa.list_(value) if is_list else value))
-    if state.get("ttl"):
-        fields.append(("timestamp", pa.list_(pa.int64()) if is_list else pa.int64()))
-    return pa.schema(fields).empty_table()
+        raise unreadable(name, checkpoint.manifest.name) from error
 
 
 # --- both ---
@@ -205,27 +185,3 @@ class _Files:
             )
             for reader in self.readers
         ]
-
-
-def _together(tables: list[pa.Table], checkpoint: Checkpoint, name: str) -> pa.Table:
-    try:
-        return pa.concat_tables(tables, promote_options="default")
-    except pa.ArrowException as error:
-        raise _unreadable(checkpoint, name) from error
-
-
-def _arrow(state: dict[str, Any], roles: Sequence[str], checkpoint: Checkpoint) -> pa.DataType:
-    """The Arrow type of the first of some roles that a state has."""
-    types = state.get("types")
-    try:
-        found = [types[role] for role in roles if role in types]  # type: ignore[index,operator]
-        return column_type(found[0]).arrow
-    except (TypeError, IndexError, SerializationError) as error:
-        raise _unreadable(checkpoint, state["name"]) from error
-
-
-def _unreadable(checkpoint: Checkpoint, name: str) -> CorruptCheckpointError:
-    return CorruptCheckpointError(
-        "the files of a state are not as its snapshot describes it",
-        detail=f"state {name!r}, {checkpoint.manifest.name}",
-    )

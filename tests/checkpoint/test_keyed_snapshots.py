@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from statebackend.backends.heap import keyed as heap_keyed
 from statebackend.backends.heap import snapshots as heap_snapshots
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import chain as chains
+from statebackend.checkpoint.keyed import writing
 from statebackend.key_encoding import VOID
 
 BACKENDS = ["heap", "reference"]
@@ -107,9 +109,9 @@ def test_any_history_of_commits_aborts_and_rollbacks_restores_to_memory(
                     rng.choice([flight[1].abort, lambda: store.abort(flight[0])])()  # noqa: B023
                     continue
                 committed = store.commit(flight[0], [flight[1].result()])
-                if keyed._rewriting is not None and rng.random() < 0.7:
-                    keyed._rewriting.wait()
-                rewritten += len(committed.files) > 1 and not keyed._bases
+                if keyed._lineage.rewriting is not None and rng.random() < 0.7:
+                    keyed._lineage.rewriting.wait()
+                rewritten += len(committed.files) > 1 and not keyed._lineage._bases
                 assert restored(rng.choice([backend, other]), int, committed) == flight[2]
     assert rewritten > 5
     left = {path.name for path in (tmp_path / "data").rglob("*") if path.is_file()}
@@ -132,14 +134,113 @@ def test_a_snapshot_describes_its_own_moment_while_state_changes_on(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_said_of_states_is_of_the_moment_too(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States that are declared, restored or get their first namespace while a snapshot is written are not in it."""
+    go = threading.Event()
+    write_data_file = writing.write_data_file
+
+    def write_late(*arguments: Any, **options: Any) -> Any:
+        assert go.wait(60)
+        return write_data_file(*arguments, **options)
+
+    with create(backend, int) as keyed, open_store(tmp_path, int) as store:
+        for name, declared in [("carried", "int"), ("count", "bigint")]:
+            keyed.get_state(sb.ValueStateDescriptor(name, declared)).update_many(range(50), range(50))
+        checkpoint: Any = store.commit(0, [keyed.snapshot(0, store).result()])
+    for checkpoint_id, incremental in enumerate([False, True, False, True], start=1):
+        with create(backend, int, restore=checkpoint) as keyed, open_store(tmp_path, int) as store:
+            count = keyed.get_state(sb.ValueStateDescriptor("count", int))
+            count.update_many([1, 2], [checkpoint_id, 7])
+            held = list(count.get_many(range(50)).to_pylist())
+            monkeypatch.setattr(writing, "write_data_file", write_late)
+            pending = keyed.snapshot(checkpoint_id, store, incremental=incremental)
+            keyed.get_state(sb.ListStateDescriptor("late", str)).add_many([1], ["late"])
+            keyed.get_state(sb.ValueStateDescriptor("count", int, default=99)).update_many([3], [-1])
+            keyed.get_state(sb.ValueStateDescriptor("carried", "bigint")).update_many([1], [1 << 40])
+            keyed.set_current_key(1)
+            keyed.timers.register(5)
+            keyed.set_current_namespace("later")
+            count.update(-5)
+            go.set()
+            snapshot = pending.result()
+            monkeypatch.undo()
+            described = {each["name"]: each for each in snapshot.states}
+            assert [name for name in described if "timers" not in name] == ["carried", "count"]
+            assert described["carried"]["types"] == {"value": {"type": "int"}}
+            checkpoint = store.commit(checkpoint_id, [snapshot])
+            kinds = [file.kind for file in checkpoint.files.values()]
+            assert kinds == (["base", "delta"] if incremental else ["base"])
+            go.clear()
+            table = sb.tools.read_state(tmp_path, "count")
+            assert (table.schema.names, table.num_rows) == (["key", "value"], 50)
+            carried = sb.tools.read_state(tmp_path, "carried")["value"].to_pylist()
+            assert sorted(carried) == list(range(50))
+            with create(backend, int, restore=checkpoint) as again:
+                found = again.get_state(sb.ValueStateDescriptor("count", int)).get_many(range(50))
+                assert found.to_pylist() == held
+                assert again.timers.count() == 0
+
+
+def test_the_next_snapshot_knows_what_became_of_states(tmp_path: Path) -> None:
+    """What a backend remembers of its states from one snapshot to the next is found anew when one has changed."""
+    with create("heap", int) as keyed, open_store(tmp_path, int) as store:
+        count = keyed.get_state(sb.ValueStateDescriptor("count", int))
+        filler = keyed.get_state(sb.ValueStateDescriptor("filler", int))
+        filler.update_many(range(100), range(100))
+        clock = iter(range(100))
+
+        def taken() -> dict[str, Any]:
+            for incremental in (True, False):
+                checkpoint_id = next(clock)
+                pending = keyed.snapshot(checkpoint_id, store, incremental=incremental)
+                committed = store.commit(checkpoint_id, [pending.result()])
+                with create("reference", int, restore=committed) as again:
+                    states = {name: again.get_state(each) for name, each in asked.items()}
+                    held = {name: sorted(again.keys_and_namespaces(name), key=repr) for name in states}
+                    held["timers"] = [row.timestamp for row in again.timers.rows()]
+            return held
+
+        asked: dict[str, Any] = {"count": sb.ValueStateDescriptor("count", int)}
+        keyed.set_current_key(1)
+        count.update(1)
+        assert taken() == {"count": [(1, sb.VOID)], "timers": []}
+        keyed.set_current_namespace(7)
+        count.update(2)
+        assert taken() == {"count": [(1, 7), (1, sb.VOID)], "timers": []}
+        keyed.timers.register(5)
+        assert taken() == {"count": [(1, 7), (1, sb.VOID)], "timers": [5]}
+        asked["seen"] = sb.MapStateDescriptor("seen", int, int)
+        keyed.set_current_namespace(sb.VOID)
+        seen = keyed.get_state(asked["seen"])
+        seen.put(1, 1)
+        assert taken()["seen"] == [(1, sb.VOID)]
+        keyed.set_current_namespace(7)
+        seen.put(1, 1)
+        assert taken()["seen"] == [(1, 7), (1, sb.VOID)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_any_parallelism(tmp_path: Path, backend: str, rng: random.Random) -> None:
-    """1 → 3 → 32 → 2 instances, each with its own key groups, going on incrementally in between."""
+    """1 → 3 → 128 → 2 instances, each with its own key groups, on either backend, incrementally in between."""
     held: list[Any] = []
     checkpoint: Any = ()
-    with open_store(tmp_path, str, retain=1) as store:
-        for round_number, parallelism in enumerate([1, 3, 32, 2]):
-            ranges = [sb.key_groups.range_for(32, parallelism, index) for index in range(parallelism)]
-            instances = [create(backend, str, restore=checkpoint, key_group_range=own) for own in ranges]
+    groups = 128
+    store = sb.CheckpointStore(tmp_path, retain=1).open_for_writing(key_type=str, max_parallelism=groups)
+    with store:
+        for round_number, parallelism in enumerate([1, 3, 128, 2]):
+            ranges = [sb.key_groups.range_for(groups, parallelism, index) for index in range(parallelism)]
+            instances = [
+                create(
+                    rng.choice(BACKENDS) if round_number else backend,
+                    str,
+                    restore=checkpoint,
+                    key_group_range=own,
+                    max_parallelism=groups,
+                )
+                for own in ranges
+            ]
             found = sorted([row for each in instances for row in contents(each)], key=repr)
             assert found == sorted(held, key=repr)
             for step in range(3):
@@ -148,7 +249,7 @@ def test_any_parallelism(tmp_path: Path, backend: str, rng: random.Random) -> No
                     story = Story(each, rng, str)
                     story.keys = [key for key in story.keys if story_group(each, key) in own]
                     if story.keys:
-                        story.change(300 // parallelism)
+                        story.change(600 // min(parallelism, 20))
                 taken = [each.snapshot(checkpoint_id, store) for each in instances]
                 checkpoint = store.commit(checkpoint_id, [pending.result() for pending in taken])
             held = [row for each in instances for row in contents(each)]
@@ -352,15 +453,66 @@ def test_map_entries_keep_their_order_through_removals_and_restarts(tmp_path: Pa
                     assert list(again.get_state(sb.MapStateDescriptor("m", str, int)).items()) == expected
 
 
-def test_32768_key_groups(tmp_path: Path) -> None:
-    store = sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=32768)
-    with create("heap", int, max_parallelism=32768) as keyed, store:
-        count = keyed.get_state(sb.ValueStateDescriptor("count", int))
+def test_32768_key_groups(tmp_path: Path, rng: random.Random) -> None:
+    groups = 32_768
+    store = sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=groups)
+    with create("heap", int, max_parallelism=groups) as keyed, store:
+        count = keyed.get_state(sb.ValueStateDescriptor("many", int))
         count.update_many(range(100_000), range(100_000))
-        committed = store.commit(0, [keyed.snapshot(0, store).result()])
-        with create("heap", int, max_parallelism=32768, restore=committed) as again:
-            found = again.get_state(sb.ValueStateDescriptor("count", int)).get_many(range(100_000))
-            assert found.to_pylist() == list(range(100_000))
+        story = Story(keyed, rng, int, keys=300)
+        for checkpoint_id in range(4):
+            story.change(800)
+            keyed.set_current_namespace(sb.VOID)
+            count.update_many([checkpoint_id], [-1])
+            committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+        assert [file.kind for file in committed.files.values()] == ["base", "delta", "delta", "delta"]
+        numbers = count.get_many(range(100_000)).to_pylist()
+        held = contents(keyed)
+    for parallelism, backend in [(1, "heap"), (5, "heap"), (3, "reference")]:
+        found, seen = [], [None] * 100_000
+        for index in range(parallelism):
+            own = sb.key_groups.range_for(groups, parallelism, index)
+            with create(
+                backend, int, max_parallelism=groups, restore=committed, key_group_range=own
+            ) as again:
+                found += contents(again)
+                again.set_current_namespace(sb.VOID)
+                many = again.get_state(sb.ValueStateDescriptor("many", int))
+                keys = list(again.keys("many"))
+                for key, value in zip(keys, many.get_many(keys).to_pylist(), strict=True):
+                    seen[key] = value
+        assert sorted(found, key=repr) == sorted(held, key=repr)
+        assert seen == numbers
+
+
+def test_a_chain_of_200_checkpoints_with_bases_in_between(tmp_path: Path, rng: random.Random) -> None:
+    """With the sizes and numbers of the library: a base is rewritten after 64 deltas, or after 256 KB of them."""
+    names = ["count", "tags", "seen", "total"]
+    bases: list[int] = []
+    longest = 0
+    with create("heap", int) as keyed, open_store(tmp_path, int) as store:
+        story = Story(keyed, rng, int, names=names)
+        story.change(2000)
+        for checkpoint_id in range(230):
+            story.change(rng.randrange(4))
+            committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+            files = list(committed.files.values())
+            assert [file.kind for file in files] == ["base"] + ["delta"] * (len(files) - 1)
+            bases += [checkpoint_id] if files[0].name not in earlier(store, checkpoint_id) else []
+            longest = max(longest, len(files))
+            if keyed._lineage.rewriting is not None:
+                keyed._lineage.rewriting.wait()
+            if checkpoint_id % 23 == 22:
+                held = contents(keyed, names)
+                for backend in BACKENDS:
+                    assert restored(backend, int, committed, names=names) == held
+    assert len(bases) >= 3
+    assert longest >= 64
+
+
+def earlier(store: sb.CheckpointStore, checkpoint_id: int) -> set[str]:
+    before = [each for each in store.checkpoints() if each < checkpoint_id]
+    return set(store.open(before[-1]).files) if before else set()
 
 
 def test_one_element_of_a_large_collection_is_written_alone(tmp_path: Path) -> None:
@@ -447,6 +599,7 @@ def test_batches_of_changes_are_bounded_and_restore_to_memory(
         store.commit(0, [keyed.snapshot(0, store).result()])
         point = keyed._open_point()
         story.change(500)
+        keyed.set_current_namespace(VOID)
         for number in range(40):
             keyed.set_current_key(f"{number}" + long_text)
             tags.update([long_text] * 3)
@@ -461,8 +614,63 @@ def test_batches_of_changes_are_bounded_and_restore_to_memory(
         with create("reference", str, restore=committed) as again:
             tags = again.get_state(sb.ListStateDescriptor("tags", str))
             assert sorted(again.keys("tags", VOID)) == texts
-            again.set_current_key(texts[5])
+            again.set_current_key("5" + long_text)
             assert tags.get() == [long_text] * 3
+
+
+def test_objects_count_by_what_they_are_when_serialised(
+    tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few large ones among many small ones; whether they lie in one namespace or in several."""
+    limit = 1 << 18
+    monkeypatch.setattr(heap_snapshots, "BATCH_BYTES", limit)
+    asked = {
+        "value": sb.ValueStateDescriptor("value", sb.types.PICKLE),
+        "list": sb.ListStateDescriptor("list", sb.types.PICKLE),
+        "map": sb.MapStateDescriptor("map", int, sb.types.PICKLE),
+    }
+
+    def thing() -> list[Any]:
+        return ["x" * 40_000 if rng.random() < 0.1 else "y"]
+
+    def fill(keyed: Any, numbers: range) -> None:
+        for number in numbers:
+            keyed.set_current_key(number)
+            keyed.set_current_namespace(sb.VOID if number % 3 else "other")
+            keyed.get_state(asked["value"]).update(thing())
+            keyed.get_state(asked["list"]).update([thing() for _ in range(number % 4)])
+            keyed.get_state(asked["map"]).put_all({n: thing() if n else None for n in range(number % 4)})
+
+    with create("heap", int, max_parallelism=4) as keyed:
+        fill(keyed, range(400))
+        point = keyed._open_point()
+        fill(keyed, range(200, 500))
+        for source in (keyed._open_view(None), keyed._read_changes(point)):
+            for section in source.sections():
+                batches = [rows.batch for rows in section.batches]
+                assert len(batches) > 3
+                assert max(each.nbytes for each in batches) < 2.5 * limit
+            source.release()
+        expected = held(keyed, asked)
+        savepoint = keyed.savepoint(tmp_path / "savepoint")
+    for backend in BACKENDS:
+        with create(backend, int, max_parallelism=4, restore=savepoint) as again:
+            assert held(again, asked) == expected
+
+
+def held(keyed: Any, asked: dict[str, Any]) -> list[Any]:
+    found = []
+    for name, descriptor in asked.items():
+        state = keyed.get_state(descriptor)
+        for key, namespace in sorted(keyed.keys_and_namespaces(name), key=repr):
+            keyed.set_current_key(key)
+            keyed.set_current_namespace(namespace)
+            kind = descriptor.kind
+            value = (
+                state.value() if kind == "value" else list(state.items()) if kind == "map" else state.get()
+            )
+            found.append((name, key, namespace, value))
+    return found
 
 
 @pytest.mark.parametrize("element", ["bigint", "string", sb.types.PICKLE], ids=str)

@@ -23,8 +23,11 @@ from store_story import QUERY, RETAIN, Told, check_checkpoints, give_up, open_st
 from statebackend.checkpoint import CheckpointStore, StateSnapshot
 from statebackend.checkpoint.files.objects import ObjectFiles
 from statebackend.checkpoint.reading import CheckpointReader
+from statebackend.descriptors import ListStateDescriptor, ValueStateDescriptor
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, StateBackendError, UsageError
+from statebackend.key_groups import range_for
 from statebackend.registry import create_backend
+from statebackend.tools import read_state
 
 
 def files_of(client: Client) -> ObjectFiles:
@@ -224,6 +227,71 @@ def test_keyed_state_on_s3_goes_on_incrementally_after_a_restart(uri: str, rng: 
         int, max_parallelism=32, restore=checkpoint
     ) as keyed:
         assert contents(keyed) == held
+
+
+@pytest.mark.parametrize("backend", ["heap", "reference"])
+def test_a_savepoint_on_s3_is_restored_and_read(uri: str, rng: random.Random, backend: str) -> None:
+    base, options = uri.split("?")
+    where = f"{base}/{backend}/savepoint?{options}"
+    held = []
+    for index in range(2):
+        own = range_for(32, 2, index)
+        with create_backend(backend).create_keyed_backend(
+            int, max_parallelism=32, key_group_range=own
+        ) as keyed:
+            story = Story(keyed, rng, int)
+            story.keys = [key for key in story.keys if keyed._encoder.key_group(key, 32) in own]
+            story.change(800)
+            savepoint = keyed.savepoint(where)
+            held += contents(keyed)
+    assert "secret" not in repr(savepoint)
+    with create_backend(backend).create_operator_backend() as operator:
+        operator.get_list_state(ListStateDescriptor("offsets", int)).add_all([7, 9])
+        operator.savepoint(where)
+    other = create_backend("reference" if backend == "heap" else "heap")
+    for given in (where, savepoint):
+        with other.create_keyed_backend(int, max_parallelism=32, restore=given) as again:
+            assert sorted(contents(again), key=repr) == sorted(held, key=repr)
+        operator = other.create_operator_backend(restore=given)
+        assert operator.get_list_state(ListStateDescriptor("offsets", int)).get() == [7, 9]
+        counts = sorted(row["value"] for row in read_state(given, "count").to_pylist())
+        assert counts == sorted(row[3] for row in held if row[0] == "count")
+        assert read_state(given, "offsets").to_pydict() == {"subtask": [0, 0], "value": [7, 9]}
+    first = range_for(32, 2, 0)
+    with (
+        create_backend(backend).create_keyed_backend(int, max_parallelism=32, key_group_range=first) as again,
+        pytest.raises(UsageError, match="there is a savepoint already"),
+    ):
+        again.savepoint(where)
+    filesystem, root = fs.FileSystem.from_uri(where)
+    (name,) = [name for name in objects_at(where)() if name.startswith("keyed/count/0-")]
+    with filesystem.open_input_stream(f"{root}/{name}") as source:
+        content = source.read()
+    with filesystem.open_output_stream(f"{root}/{name}") as out:
+        out.write(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    with pytest.raises(CorruptCheckpointError, match=name.split("/")[-1]):
+        read_state(where, "count")
+    filesystem.delete_file(f"{root}/{name}")
+    with pytest.raises(CorruptCheckpointError, match="a file is missing"):
+        other.create_keyed_backend(int, max_parallelism=32, restore=where)
+
+
+def test_savepoints_in_a_store_on_s3(uri: str) -> None:
+    with CheckpointStore(uri, single_writer=True) as store:
+        store.open_for_writing(key_type=int, max_parallelism=32)
+        with create_backend("heap").create_keyed_backend(int, max_parallelism=32) as keyed:
+            with pytest.raises(UsageError, match="the store has no checkpoint"):
+                keyed.savepoint(store)
+            count = keyed.get_state(ValueStateDescriptor("count", int))
+            count.update_many(range(100_000), range(100_000))
+            store.commit(0, [keyed.snapshot(0, store).result()])
+            count.update_many([0], [-1])
+            savepoint = keyed.savepoint(store)
+        store.restart()
+    assert any(name.startswith("savepoints/0/keyed/count/") for name in objects_at(uri)())
+    with create_backend("heap").create_keyed_backend(int, max_parallelism=32, restore=savepoint) as again:
+        found = again.get_state(ValueStateDescriptor("count", int)).get_many(range(100_000))
+        assert found.to_pylist() == [-1, *range(1, 100_000)]
 
 
 def test_another_process_writes_to_s3_for_the_writer(uri: str) -> None:

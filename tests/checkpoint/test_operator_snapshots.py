@@ -7,6 +7,7 @@ import decimal
 import errno
 import math
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -616,6 +617,21 @@ def test_an_aborted_snapshot_leaves_nothing(
     store.restart()  # nothing is in flight
     checkpoint = checkpoint_of(store, 2, [operator])
     assert len(data_files(root)) == len(checkpoint.files) == 1
+
+
+def test_a_thread_that_cannot_be_started(
+    operator: sb.OperatorStateBackend, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            operator.snapshot(0, store)
+    assert not store._in_flight
+    committed = store.commit(0, [operator.snapshot(0, store).result()])
+    assert [file.kind for file in committed.files.values()] == ["operator"]
 
 
 def test_a_snapshot_that_cannot_be_written_says_so_and_leaves_nothing(

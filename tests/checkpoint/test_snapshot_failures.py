@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 
 import statebackend as sb
-from statebackend.checkpoint.keyed import backend as backends
 from statebackend.checkpoint.keyed import chain as chains
+from statebackend.checkpoint.keyed import writing
 
 BACKENDS = ["heap", "reference"]
 COUNT = sb.ValueStateDescriptor("count", int)
@@ -50,11 +51,11 @@ def with_rewritten_base(backend: str, store: sb.CheckpointStore, monkeypatch: An
     monkeypatch.setattr(chains, "MOST_DELTAS", 2)
     keyed, count = filled(backend)
     checkpoint_id = 0
-    while keyed._rewriting is None:
+    while keyed._lineage.rewriting is None:
         count.update_many([checkpoint_id], [1000])
         store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
         checkpoint_id += 1
-    keyed._rewriting.wait()
+    keyed._lineage.rewriting.wait()
     return keyed, count, checkpoint_id
 
 
@@ -66,6 +67,7 @@ def test_a_thread_that_cannot_be_started(
     with keyed, open_store(tmp_path) as store:
         store.commit(0, [keyed.snapshot(0, store).result()])
         count.update_many([1], [7])
+        keyed._threads.close()  # the one of the first snapshot would do
 
         def refuse(thread: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
@@ -96,7 +98,7 @@ def test_an_error_while_writing(tmp_path: Path, backend: str, monkeypatch: pytes
             raise OSError("no space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr(backends, "write_data_file", fill_the_disk)
+            patched.setattr(writing, "write_data_file", fill_the_disk)
             pending = keyed.snapshot(1, store)
             with pytest.raises(OSError, match="no space left on device"):
                 pending.result()
@@ -129,7 +131,7 @@ def test_a_base_that_cannot_be_begun_spoils_no_snapshot(
         assert "a base could not be rewritten, deltas go on: the folder is gone" in caplog.text
         monkeypatch.setattr(store, "begin_snapshot", begin)
         store.commit(5, [keyed.snapshot(5, store).result()])
-        keyed._rewriting.wait()
+        keyed._lineage.rewriting.wait()
         committed = store.commit(6, [keyed.snapshot(6, store).result()])
         assert [file.kind for file in committed.files.values()] == ["base"]
 
@@ -145,6 +147,34 @@ def test_a_rewritten_base_is_not_built_on_in_another_store(
             committed = other.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, other).result()])
             assert [file.kind for file in committed.files.values()] == ["base"]
             assert restored(committed) == counts(count)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_stores_in_turn(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each checkpoint is whole in its own store, whichever base was rewritten for which."""
+    monkeypatch.setattr(chains, "MOST_DELTAS", 2)
+    rng = random.Random(5)
+    keyed, count = filled(backend)
+    with keyed, open_store(tmp_path / "a") as first, open_store(tmp_path / "b") as second:
+        kinds: dict[tuple[bool, bool], set[str]] = {}
+        store = before = first
+        flights: list[Any] = []
+        for checkpoint_id in range(150):
+            count.update_many([rng.randrange(100)], [checkpoint_id])
+            if rng.random() < 0.25:
+                store = second if store is first else first
+            flights.append((checkpoint_id, store, keyed.snapshot(checkpoint_id, store), counts(count)))
+            while flights and rng.random() < 0.8:
+                number, own, pending, held = flights.pop(0)
+                committed = own.commit(number, [pending.result()])
+                assert restored(committed) == held
+                files = [file.kind for file in committed.files.values()]
+                kinds.setdefault((own is before, not flights), set()).add(files[-1])
+                before = own
+                if keyed._lineage.rewriting is not None and rng.random() < 0.7:
+                    keyed._lineage.rewriting.wait()
+        assert "delta" in kinds[True, True]
+        assert "base" in kinds[False, True]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from house_tools import compiled_modules
 
+import statebackend as sb
+
 HEAVY = ("pyspark", "py4j", "pandas", "hypothesis", "pytest")
 
 
-def run(code: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run(code: str, *options: str, to: Path | None = None) -> subprocess.CompletedProcess[str]:
+    arguments = [] if to is None else [str(to)]
     return subprocess.run(
-        [sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *options, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -57,3 +65,38 @@ def test_the_package_imports_without_its_compiled_core() -> None:
         "[getattr(statebackend, name) for name in statebackend.__all__]\n"
     )
     assert_silent(run(code))
+
+
+SNAPSHOT = """
+import atexit, sys, tempfile
+import statebackend as sb
+folder = sys.argv[1]
+keyed = sb.create_backend("heap").create_keyed_backend(int)
+keyed.get_value_state(sb.ValueStateDescriptor("count", int)).update_many(range(100_000), range(100_000))
+store = sb.CheckpointStore(folder).open_for_writing(key_type=int, max_parallelism=128)
+"""
+
+
+def read_back(folder: Path) -> list[int]:
+    return sb.tools.read_state(folder, "count")["value"].to_pylist()
+
+
+def test_an_idle_writing_thread_does_not_keep_the_interpreter(tmp_path: Path) -> None:
+    assert_silent(
+        run(SNAPSHOT + "store.commit(0, [keyed.snapshot(0, store).result()])\n", "-X", "dev", to=tmp_path)
+    )
+    assert sorted(read_back(tmp_path)) == list(range(100_000))
+
+
+def test_what_is_being_written_is_waited_for(tmp_path: Path) -> None:
+    assert_silent(run(SNAPSHOT + "pending = keyed.snapshot(0, store)\n", to=tmp_path))
+    assert [path for path in tmp_path.glob("data/*/*.arrow") if path.stat().st_size > 100_000]
+
+
+def test_a_last_checkpoint_when_the_interpreter_is_about_to_end(tmp_path: Path) -> None:
+    code = "atexit.register(lambda: store.commit(1, [keyed.snapshot(1, store).result()]))\n"
+    for before in ("", "store.commit(0, [keyed.snapshot(0, store).result()])\n"):
+        folder = tmp_path / str(len(before))
+        assert_silent(run(SNAPSHOT + before + code, to=folder))
+        assert sb.CheckpointStore(folder).latest() == 1
+        assert sorted(read_back(folder)) == list(range(100_000))

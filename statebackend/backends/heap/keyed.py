@@ -20,9 +20,10 @@ from statebackend._core.key_context import KeyContext
 from statebackend._core.state_core import StateCore
 from statebackend.backend.base import checked_budget
 from statebackend.backends.heap.codecs import key_codec
-from statebackend.backends.heap.loading import load
+from statebackend.backends.heap.loading import load, unload
 from statebackend.backends.heap.mutations import MutationWatcher
-from statebackend.backends.heap.snapshots import HeapChanges, HeapView, row_tables
+from statebackend.backends.heap.snapshots import HeapChanges, HeapView
+from statebackend.backends.heap.state_rows import WrittenState
 from statebackend.backends.heap.states import make_state
 from statebackend.backends.heap.timers import HeapTimers
 from statebackend.checkpoint import CheckpointStore, PendingSnapshot
@@ -72,6 +73,11 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         self.threads = default_threads() if threads is None else threads
         #: Finds objects that were changed in place, with ``check_mutations``.
         self.mutation_watcher = MutationWatcher() if check_mutations else None
+        #: Counted up whenever a state gets a table or another descriptor.
+        self.shape_changes = 0
+        self._max_bytes = max_bytes
+        self._written: list[WrittenState] = []
+        self._written_made_of = (0, 0)
         self._open(
             StateCore(max_bytes=max_bytes),
             key_codec(self._encoder.declared_type),
@@ -112,6 +118,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
 
     def _redeclare_state(self, state: Any, descriptor: StateDescriptor) -> None:
         state._redeclare(descriptor)
+        self.shape_changes += 1
 
     def _canonical_keys(self, state: Any, namespace: bytes | None) -> Iterable[Any]:
         if namespace is None:
@@ -187,7 +194,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         """
         self._check_open()
         budget = checked_budget(budget)
-        self._drop_outgrown_point()
+        self._lineage.drop_outgrown_point()
         done = 0
         saved = self._save_key()
         self._now = self._time()
@@ -240,12 +247,17 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         return self.core.changes_since(point) > 2 * self._rows_held()
 
     def _rows_held(self) -> int:
-        return sum(len(table) for state in self._written_states() for table in row_tables(state))
+        return sum(len(table) for state in self._written_states() for table in state.tables)
 
-    def _written_states(self) -> list[Any]:
-        """All states, and the timers as the states that they are in the core."""
+    def _written_states(self) -> list[WrittenState]:
+        """All states, and the timers as the states that they are in the core. Not to be changed: snapshots keep it."""
         assert isinstance(self._timers, HeapTimers)
-        return [*self._states.values(), *self._timers._handles().values()]
+        made_of = (self.shape_changes, len(self._states))
+        if self._written_made_of != made_of:
+            states = [*self._states.values(), *self._timers._handles().values()]
+            self._written = [WrittenState(self, state) for state in states]
+            self._written_made_of = made_of
+        return self._written
 
     def _open_point(self) -> Any:
         return self.core.mark()
@@ -267,10 +279,21 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
     def _load(self, state: Any, op: Op, rows: pa.RecordBatch) -> None:
         load(self, state, op, rows)
 
+    def _unload(self, state: Any) -> None:
+        # Giving memory back may need a little first, and there may be none left.
+        self.core.arena.set_limit(0)
+        try:
+            unload(state)
+            self.core.advance(1 << 30)
+            self.core.arena.trim()
+        finally:
+            self.core.arena.set_limit(self._max_bytes)
+
     def _drop_all(self) -> None:
         self._timers._close()  # type: ignore[union-attr]
         for state in self._states.values():
             state._close()
+        self._written = []
         self.core.close()
         if self.mutation_watcher is not None:
             self.mutation_watcher.start_over()

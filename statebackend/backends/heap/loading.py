@@ -32,7 +32,10 @@ from statebackend.types.model import Type
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
 
-__all__ = ["load"]
+__all__ = ["load", "unload"]
+
+#: How many entries are looked for at a time, to be taken out again.
+_SLOTS = 4096
 
 
 def load(backend: HeapKeyedBackend, state: Any, op: Op, rows: pa.RecordBatch) -> None:
@@ -44,6 +47,28 @@ def load(backend: HeapKeyedBackend, state: Any, op: Op, rows: pa.RecordBatch) ->
             _Loading(backend, state).apply(op, part)
     finally:
         backend._restore_key(saved)
+
+
+def unload(state: Any) -> None:
+    """Remove everything. O(entries).
+
+    >>> from statebackend.backends.heap import HeapBackend
+    >>> from statebackend.descriptors import MapStateDescriptor
+    >>> seen = HeapBackend().create_keyed_backend(int).get_state(MapStateDescriptor("seen", int, int))
+    >>> seen.put_many([1, 1], [2, 3], [4, 5])
+    >>> unload(seen)
+    >>> seen.get_many([1, 1], [2, 3]).to_pylist()
+    [None, None]
+    """
+    tables = [state.plain, state.spaced]
+    remove: list[Any] = [None if table is None else table.remove for table in tables]
+    if state.descriptor.kind == "map":
+        remove = [None if maps is None else maps.clear for maps in (state.plain_map, state.spaced_map)]
+    for table, remove_from in zip(tables, remove, strict=True):
+        while table is not None and len(table):
+            for entries in table.visitor(_SLOTS):
+                for key, namespace in [(entry.key, entry.namespace) for entry in entries]:
+                    remove_from(key, namespace)
 
 
 def _by_namespace(rows: pa.RecordBatch) -> Iterator[tuple[bytes, pa.RecordBatch]]:

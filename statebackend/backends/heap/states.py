@@ -171,6 +171,7 @@ def make_handle(handle: type[Handle], backend: HeapKeyedBackend, descriptor: Sta
     table: Any = MapTable if descriptor.kind == "map" else StateTable
 
     def make_table(namespaces: bool) -> Any:
+        backend.shape_changes += 1
         return table(backend.core, namespaces=namespaces, **shape)
 
     return handle(backend, descriptor, codec, make_table, **options)

@@ -253,6 +253,12 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
             for point in self._points:
                 point.put(state, at, stored)
 
+    def _unload(self, state: Any) -> None:
+        for at, _ in list(state.table):
+            state.table.load(at, None)
+            for point in self._points:
+                point.put(state, at, None)
+
     def _drop_all(self) -> None:
         self.journal.forget()
         self._timers = ReferenceTimers(self)

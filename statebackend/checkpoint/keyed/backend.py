@@ -7,26 +7,22 @@ True
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pyarrow as pa
 
 from statebackend.backend import BaseKeyedStateBackend
-from statebackend.checkpoint.data_files import DataWriter
-from statebackend.checkpoint.format import Op, write_data_file
+from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.json_checks import MAX_INTEGER
-from statebackend.checkpoint.keyed.chain import Chain, Flight, Rewriting
-from statebackend.checkpoint.keyed.description import StateDescription
+from statebackend.checkpoint.keyed.chain import Chain, Flight
+from statebackend.checkpoint.keyed.lineage import Lineage
 from statebackend.checkpoint.keyed.restoring import (
-    PART,
-    RestoredState,
     RestoredStates,
     keyed_snapshots,
     migration,
@@ -35,19 +31,19 @@ from statebackend.checkpoint.keyed.restoring import (
 )
 from statebackend.checkpoint.keyed.rows import RowSource, phases
 from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savepoint
-from statebackend.checkpoint.manifest import StateSnapshot, StoredFile
-from statebackend.checkpoint.pending import PendingSnapshot
+from statebackend.checkpoint.keyed.writing import SnapshotWriting, TakenRows, TakenStates
+from statebackend.checkpoint.pending import PendingSnapshot, WritingThreads
 from statebackend.checkpoint.savepoints import Savepoint
 from statebackend.checkpoint.store import CheckpointStore
 from statebackend.descriptors import StateDescriptor
-from statebackend.errors import UsageError
+from statebackend.errors import MemoryLimitError, UsageError
 from statebackend.serializers import Compatibility
 from statebackend.state import KeyedState
 from statebackend.timers import DOMAINS, timer_state
 
 __all__ = ["CheckpointedKeyedBackend"]
 
-_log = logging.getLogger(__name__)
+_TIMER_STATES = [timer_state(domain) for domain in DOMAINS]
 
 
 class CheckpointedKeyedBackend(BaseKeyedStateBackend):
@@ -59,14 +55,9 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     def __init__(self, key_type: Any, *, restore: Any = (), **options: Any) -> None:
         super().__init__(key_type, **options)
         self._restored = RestoredStates({}, None)
-        self._chain: Chain | None = None
-        self._flights: list[Flight] = []
-        self._rewriting: Rewriting | None = None
-        #: What made bases that no manifest names yet.
-        self._bases: list[DataWriter] = []
         self._checkpoint_to_restore = restore
-        #: The time of the newest checkpoint that is known to be committed: what has expired is left out by it.
-        self._committed_now: int | None = None
+        self._lineage = Lineage(self, None)
+        self._threads = WritingThreads()
         self._expired_in_snapshots: Counter[str] = Counter()
         self._counting = threading.Lock()  # several threads may end their writing at once
 
@@ -111,31 +102,29 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     def _load(self, state: KeyedState, op: Op, rows: pa.RecordBatch) -> None:
         """Apply rows that all do the same, in order. They have the state's own types."""
 
+    @abstractmethod
+    def _unload(self, state: KeyedState) -> None:
+        """Take out whatever was loaded: the state could not be loaded whole, and nobody will have it."""
+
     # --- restoring ---
 
     def _restore(self) -> None:
         """Read what was given to restore from; called once, when the backend is ready."""
-        checkpoint, self._checkpoint_to_restore = self._checkpoint_to_restore, None
-        if isinstance(checkpoint, (str, os.PathLike)):
-            checkpoint = Savepoint(checkpoint)
-        if isinstance(checkpoint, Savepoint):
-            self._restored = read_savepoint(
-                checkpoint, self.key_type, self.max_parallelism, self.key_group_range
-            )
-            self._committed_now = self._restored.now
-            self._load_timers()
+        given, self._checkpoint_to_restore = self._checkpoint_to_restore, None
+        if given is None or given == () or given == []:
             return
-        if checkpoint is None or checkpoint == () or checkpoint == []:
-            return
-        self._restored = read_checkpoint(
-            checkpoint, self.key_type, self.max_parallelism, self.key_group_range
+        if isinstance(given, (str, os.PathLike)):
+            given = Savepoint(given)
+        read: Callable[..., RestoredStates] = (
+            read_savepoint if isinstance(given, Savepoint) else read_checkpoint
         )
-        self._committed_now = self._restored.now
+        self._restored = read(given, self.key_type, self.max_parallelism, self.key_group_range)
+        self._lineage = Lineage(self, self._restored.now)
         self._load_timers()
-        snapshots = keyed_snapshots(checkpoint)
-        own = [each for each in snapshots if each.key_groups == self.key_group_range]
-        if len(own) == 1:
-            self._chain = Chain(own[0].files, self._open_point())
+        if not isinstance(given, Savepoint):
+            own = [each for each in keyed_snapshots(given) if each.key_groups == self.key_group_range]
+            if len(own) == 1:
+                self._lineage.build_on(own[0].files)
 
     def _load_timers(self) -> None:
         if not self.has_timers:
@@ -154,13 +143,23 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         state = super()._new_state(descriptor)
         migrate = migration(restored.description, descriptor, self._time())
         with self._loading():
-            for rows in restored.batches:
-                for op, batch in phases(rows):
-                    self._load(state, op, migrate(batch) if op in (Op.PUT, Op.APPEND) else batch)
+            try:
+                for rows in restored.batches:
+                    for op, batch in phases(rows):
+                        self._load(state, op, migrate(batch) if op in (Op.PUT, Op.APPEND) else batch)
+            except BaseException as error:
+                self._unload(state)
+                if isinstance(error, MemoryLimitError):
+                    raise MemoryLimitError(
+                        f"state {descriptor.name!r} cannot be restored within the memory limit",
+                        detail=error.detail,
+                        hint="raise max_bytes, or restore into more instances; nothing of the state was loaded",
+                    ) from error
+                raise
         self._restored.take(descriptor.name)
         if answer is not Compatibility.AS_IS:
             # What the files hold is of other types: none may be built on.
-            self._forget_checkpoints()
+            self._lineage.forget()
         return state
 
     def undeclared_states(self) -> list[str]:
@@ -178,26 +177,44 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 f"a {type(store).__name__} is not a store of checkpoints",
                 hint='write sb.CheckpointStore("/path").open_for_writing(...)',
             )
-        self._settle()
+        lineage = self._lineage
+        lineage.settle()
         now = _stored_time(self._time())
-        with ExitStack() as undo:
-            writer = store.begin_snapshot(checkpoint_id)
-            undo.callback(writer.abort)
-            chain = self._chain_to_build_on(writer) if incremental else None
-            if chain is None:
-                source = self._open_view(self._committed_now)
-            else:
-                source = self._read_changes(chain.point)
-            undo.callback(source.release)
+        writer = store.begin_snapshot(checkpoint_id)
+        rows = flight = None
+        try:
+            chain = lineage.chain_for(writer) if incremental else None
+            rows = self._take_rows() if chain is None else self._take_changes(chain)
             flight = Flight(writer, self._open_point(), now, chain)
-            undo.callback(self._drop_point, flight.point)
-            written = self._writer_of(source, flight, self._describe(checkpoint_id, writer, now))
-            pending = PendingSnapshot(checkpoint_id, written, writer.abort)
-            undo.pop_all()
-        self._flights.append(flight)
-        if chain is not None and chain.needs_base and self._rewriting is None:
-            self._rewrite_base(store)
+            writing = SnapshotWriting(
+                checkpoint_id, flight, rows, self._taken_states(), self.key_type, self.max_parallelism
+            )
+            pending = PendingSnapshot(checkpoint_id, writing.write, writer.abort, self._threads)
+        except BaseException:
+            if flight is not None:
+                self._drop_point(flight.point)
+            if rows is not None:
+                rows.source.release()
+            writer.abort()
+            raise
+        lineage.add(flight)
+        if chain is not None and chain.needs_base and lineage.rewriting is None:
+            lineage.rewrite_base(store, self._take_rows)
         return pending
+
+    def _take_rows(self) -> TakenRows:
+        source = self._open_view(self._lineage.committed_now)
+        return TakenRows("base", source, tuple(self._restored), self.key_group_range, self._count_expired)
+
+    def _take_changes(self, chain: Chain) -> TakenRows:
+        source = self._read_changes(chain.point)
+        return TakenRows("delta", source, (), self.key_group_range, self._count_expired)
+
+    def _taken_states(self) -> TakenStates:
+        declared = [state.descriptor for state in self._states.values()]
+        if self.has_timers:
+            declared += _TIMER_STATES
+        return TakenStates(tuple(declared), tuple(self._restored))
 
     def savepoint(self, store_or_uri: Any) -> Savepoint:
         """Write everything in it, as it is now, as Parquet files that any backend restores from. O(entries).
@@ -216,82 +233,30 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         [{'key': 7, 'value': 'Ann'}]
         """
         self._check_open()
-        self._settle()
+        self._lineage.settle()
         now = _stored_time(self._time())
         savepoint = Savepoint.at(store_or_uri)
-        source = self._open_view(self._committed_now)
+        rows = self._take_rows()
         try:
-            undeclared = [each.section() for each in self._undeclared()]
-            sections = {each.name: each for each in (*source.sections(), *undeclared)}
+            sections = {each.name: each for each in rows.sections()}
             write_savepoint(
                 savepoint,
                 self.key_type,
                 self.max_parallelism,
                 self.key_group_range,
                 now,
-                [(each, sections.get(each.name)) for each in self._descriptions()],
+                [(each, sections.get(each.name)) for each in self._taken_states().descriptions()],
             )
-            self._count_expired(source)
+            self._count_expired(rows.source)
         finally:
-            source.release()
+            rows.source.release()
         return savepoint
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        for flight in self._flights:
-            if flight.writer.checkpoint_id == checkpoint_id:
-                flight.is_committed = True
+        self._lineage.note_committed(checkpoint_id)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        for flight in self._flights:
-            if flight.writer.checkpoint_id == checkpoint_id:
-                flight.is_aborted = True
-
-    def _describe(self, checkpoint_id: int, writer: DataWriter, now: int) -> dict[str, Any]:
-        return {
-            "checkpoint_id": checkpoint_id,
-            "epoch": writer.epoch,
-            "key_groups": self.key_group_range,
-            "states": tuple(each.to_json() for each in self._descriptions()),
-            "now": now,
-            "extra": {
-                "part": PART,
-                "key_type": self.key_type.config(),
-                "max_parallelism": self.max_parallelism,
-            },
-        }
-
-    def _descriptions(self) -> list[StateDescription]:
-        described = [StateDescription.of(state.descriptor) for state in self._states.values()]
-        if self.has_timers:
-            described += [StateDescription.of(timer_state(domain)) for domain in DOMAINS]
-        described += [restored.description for restored in self._restored]
-        return sorted(described, key=lambda each: each.name)
-
-    def _undeclared(self) -> list[RestoredState]:
-        return [restored for restored in self._restored if restored.batches]
-
-    def _writer_of(
-        self, source: RowSource, flight: Flight, described: dict[str, Any]
-    ) -> Callable[[], StateSnapshot]:
-        chain = flight.chain
-        kind = "base" if chain is None else "delta"
-        undeclared = self._undeclared() if chain is None else []
-        groups = self.key_group_range
-
-        def write() -> StateSnapshot:
-            try:
-                try:
-                    made = _write(flight.writer, kind, source, undeclared, groups)
-                    self._count_expired(source)
-                finally:
-                    source.release()
-                flight.files = made if chain is None else (*chain.files, *made)
-                return StateSnapshot(files=flight.files, **described)
-            except BaseException:
-                flight.writer.abort()
-                raise
-
-        return write
+        self._lineage.note_aborted(checkpoint_id)
 
     # --- figures ---
 
@@ -307,116 +272,20 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 metrics["states"][name]["expired_in_snapshots"] = self._expired_in_snapshots[name]
         return metrics
 
-    # --- which builds on which ---
-
-    def _settle(self) -> None:
-        """Let what has been committed since become what is built on, and forget what was given up."""
-        landed = [at for at, flight in enumerate(self._flights) if flight.has_landed]
-        if landed:
-            newest = self._flights[landed[-1]]
-            if self._chain is not None:
-                self._drop_point(self._chain.point)
-            assert newest.files is not None
-            self._chain = Chain(newest.files, newest.point)
-            self._committed_now = newest.now
-            for flight in self._flights[: landed[-1]]:
-                self._drop_point(flight.point)
-            del self._flights[: landed[-1] + 1]
-        for flight in [each for each in self._flights if each.is_lost]:
-            self._drop_point(flight.point)
-            self._flights.remove(flight)
-        self._abort_bases([self._chain, *(flight.chain for flight in self._flights)])
-
-    def _abort_bases(self, used: Iterable[Chain | None]) -> None:
-        """Remove rewritten bases that no manifest names and none of the chains builds on."""
-        self._bases = [each for each in self._bases if each.unsettled]
-        kept = [chain.base_writer for chain in used if chain is not None]
-        for base in self._bases:
-            if base not in kept:
-                base.abort()
-
-    def _chain_to_build_on(self, writer: DataWriter) -> Chain | None:
-        """The chain, with a rewritten base if there is one; None if the next file is to be a base."""
-        self._adopt_rewritten()
-        chain = self._chain
-        if chain is None or not self._is_valid(chain.point) or not chain.is_kept_for(writer):
-            return None  # rolled back behind it; or another store, or one whose checkpoints were dropped
-        is_small = 2 * self._changes_since(chain.point) <= self._rows_held()
-        return chain if is_small else None
-
-    def _adopt_rewritten(self) -> None:
-        rewriting = self._rewriting
-        if rewriting is None or rewriting.is_running:
-            return
-        self._rewriting = None
-        chain = rewriting.chain()
-        if chain is None or self._chain is None or not self._is_valid(rewriting.point):
-            self._drop_point(rewriting.point)
-            rewriting.writer.abort()
-            return
-        self._drop_point(self._chain.point)
-        self._chain = chain
-        self._bases.append(rewriting.writer)
-
-    def _rewrite_base(self, store: CheckpointStore) -> None:
-        undeclared, groups = self._undeclared(), self.key_group_range
-
-        def write(writer: DataWriter) -> tuple[StoredFile, ...]:
-            try:
-                made = _write(writer, "base", source, undeclared, groups)
-                self._count_expired(source)
-                return made
-            finally:
-                source.release()
-
-        try:
-            with ExitStack() as undo:
-                writer = store.begin_snapshot(None)
-                undo.callback(writer.abort)
-                source = self._open_view(self._committed_now)
-                undo.callback(source.release)
-                rewriting = Rewriting(writer, self._open_point())
-                undo.callback(self._drop_point, rewriting.point)
-                rewriting.start(write)
-                undo.pop_all()
-        except Exception as error:  # noqa: BLE001 - the snapshot that was asked for has been taken
-            _log.warning("a base could not be rewritten, deltas go on: %s", str(error))
-            return
-        self._rewriting = rewriting
+    # --- marks, and the end ---
 
     def mark(self) -> Any:
-        self._drop_outgrown_point()
+        self._lineage.drop_outgrown_point()
         return super().mark()
-
-    def _drop_outgrown_point(self) -> None:
-        """No delta will be written of so many changes: what they hold need not be kept. The next file is a base."""
-        if self._flights:
-            self._settle()
-        if self._chain is not None and self._is_outgrown(self._chain.point):
-            self._drop_point(self._chain.point)
 
     def _is_outgrown(self, point: Any) -> bool:
         """Whether keeping what has changed since a point costs more than it can be worth; asked often."""
         return False
 
-    def _forget_checkpoints(self) -> None:
-        """Build on nothing that was written so far."""
-        if self._chain is not None:
-            self._drop_point(self._chain.point)
-            self._chain = None
-        for flight in self._flights:
-            self._drop_point(flight.point)
-        if self._rewriting is not None:
-            self._drop_point(self._rewriting.point)
-
     def close(self) -> None:
         if not self._closed:
-            # What is in flight may still be committed.
-            self._abort_bases(flight.chain for flight in self._flights if not flight.is_lost)
-            self._chain, self._flights = None, []
-            if self._rewriting is not None:
-                self._rewriting.writer.abort()
-                self._rewriting = None
+            self._lineage.close()
+            self._threads.close()
         super().close()
 
 
@@ -429,15 +298,3 @@ def _stored_time(now: int) -> int:
         detail=f"now() answered {now}",
         hint="it answers milliseconds, for example time.time_ns() // 1_000_000",
     )
-
-
-def _write(
-    writer: DataWriter, kind: str, source: RowSource, undeclared: Sequence[RestoredState], groups: Any
-) -> tuple[StoredFile, ...]:
-    """One data file with all rows; none if there are no rows."""
-    if source.is_empty and not undeclared:
-        return ()
-    with writer.create(kind, key_groups=groups) as file:
-        sections = [*source.sections(), *(each.section() for each in undeclared)]
-        write_data_file(file, sections, name=file.name, compression=writer.compression)
-        return (file.finish(),)

@@ -17,15 +17,15 @@ False
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
 from statebackend.checkpoint.data_files import DataWriter
 from statebackend.checkpoint.format import read_data_file
 from statebackend.checkpoint.manifest import StoredFile
 
-__all__ = ["Chain", "Flight", "Rewriting"]
+__all__ = ["Chain", "Flight", "Rewriting", "written_and_read_back"]
 
 _log = logging.getLogger(__name__)
 
@@ -92,41 +92,42 @@ class Flight:
 class Rewriting:
     """A base that is being written in the background; the next manifest names it."""
 
-    def __init__(self, writer: DataWriter, point: Any) -> None:
+    def __init__(
+        self, writer: DataWriter, point: Any, written: Future[tuple[StoredFile, ...] | None]
+    ) -> None:
         self.writer = writer
         self.point = point
-        self.files: tuple[StoredFile, ...] | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self, write: Callable[[DataWriter], tuple[StoredFile, ...]]) -> None:
-        """Write on a thread of its own, and read back what was written."""
-        self._thread = threading.Thread(target=self._run, args=(write,), name="statebackend-base")
-        self._thread.start()
-
-    def _run(self, write: Callable[[DataWriter], tuple[StoredFile, ...]]) -> None:
-        try:
-            files = write(self.writer)
-            for file in files:
-                with self.writer.read_back(file) as source:
-                    read_data_file(source, file.name).verify()
-            self.files = files
-        except Exception as error:  # noqa: BLE001 - the deltas are there, and another attempt will be made
-            if not self.writer.is_aborted:
-                _log.warning("a base could not be rewritten, deltas go on: %s", str(error))
-            self.writer.abort()
+        self._written = written
 
     @property
     def is_running(self) -> bool:
         """Whether it is still being written."""
-        return self._thread is not None and self._thread.is_alive()
+        return not self._written.done()
 
     def wait(self) -> None:
         """Until it is written, or has failed."""
-        if self._thread is not None:
-            self._thread.join()
+        wait([self._written])
 
     def chain(self) -> Chain | None:
         """What the next snapshot builds on; None if nothing came of it."""
-        if self.files is None or self.writer.is_aborted:
+        files = self._written.result()
+        if files is None or self.writer.is_aborted:
             return None
-        return Chain(self.files, self.point, self.writer)
+        return Chain(files, self.point, self.writer)
+
+
+def written_and_read_back(
+    writer: DataWriter, write: Callable[[DataWriter], tuple[StoredFile, ...]]
+) -> tuple[StoredFile, ...] | None:
+    """What ``write`` has written, once it has been read again; None if that cannot be, and nothing is left of it."""
+    try:
+        files = write(writer)
+        for file in files:
+            with writer.read_back(file) as source:
+                read_data_file(source, file.name).verify()
+    except Exception as error:  # noqa: BLE001 - the deltas are there, and another attempt will be made
+        if not writer.is_aborted:
+            _log.warning("a base could not be rewritten, deltas go on: %s", str(error))
+        writer.abort()
+        return None
+    return files

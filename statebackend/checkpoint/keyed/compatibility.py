@@ -30,7 +30,7 @@ from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.restoring import keyed_snapshots
 from statebackend.checkpoint.reading import Checkpoint, CheckpointReader
 from statebackend.descriptors import StateDescriptor
-from statebackend.errors import StateMigrationError, UsageError
+from statebackend.errors import StateMigrationError
 from statebackend.serializers import Compatibility
 
 __all__ = ["CompatibilityReport", "StateCheck", "StateOutcome", "check_compatibility"]
@@ -128,12 +128,4 @@ def _checkpoint_of(store: Checkpoint | CheckpointReader | str | os.PathLike[str]
     if isinstance(store, Checkpoint):
         return store
     reader = store if isinstance(store, CheckpointReader) else CheckpointReader(store)
-    newest = reader.latest()
-    if newest is None:
-        raise UsageError(
-            "there is no checkpoint",
-            code="USAGE.NO_CHECKPOINT",
-            detail=reader.uri,
-            hint="give the uri of a store",
-        )
-    return reader.open(newest)
+    return reader.open_latest()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -30,7 +30,7 @@ class RowSource(ABC):
 
     def __init__(self) -> None:
         #: By state, how many values, list elements and map entries were left out so far, as they had expired.
-        self.expired: Counter[str] = Counter()
+        self.expired: dict[str, int] = defaultdict(int)
 
     @property
     @abstractmethod

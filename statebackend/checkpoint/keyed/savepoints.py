@@ -30,7 +30,14 @@ from statebackend.key_groups import MAX_PARALLELISM, KeyGroupRange
 from statebackend.serializers.migration import describe
 from statebackend.types.model import Type
 
-__all__ = ["encoded_namespaces", "namespace_columns", "read_savepoint", "write_savepoint"]
+__all__ = [
+    "encoded_namespaces",
+    "keyed_parts",
+    "namespace_columns",
+    "read_savepoint",
+    "with_encoded_namespaces",
+    "write_savepoint",
+]
 
 _PART = "keyed"
 _BATCH_ROWS = 65_536
@@ -139,11 +146,8 @@ def read_savepoint(
     Files of instances whose key groups are all others are not read. Every file that is read is checked whole.
     """
     savepoint.check_exists()
-    parts = savepoint.parts(_PART)
-    ranges = [_range_of(part) for part in parts]
-    _check_whole(savepoint, parts, ranges)
     states: dict[str, RestoredState] = {}
-    for part, own in zip(parts, ranges, strict=True):
+    for part, own in keyed_parts(savepoint):
         if part.described.get("key_type") != key_type.config():
             raise StateMigrationError(
                 f"the keys of the savepoint are {describe(part.described.get('key_type'))}, and those of this "
@@ -164,6 +168,18 @@ def read_savepoint(
             if stored.rows and (not same_groups or key_groups.intersection(own) is not None):
                 known.batches.extend(_rows_of(savepoint, stored, key_type, max_parallelism, key_groups))
     return RestoredStates(states, savepoint.now)
+
+
+def keyed_parts(savepoint: Savepoint) -> list[tuple[SavepointPart, KeyGroupRange]]:
+    """What each instance has written, and for which key groups; together every key group once.
+
+    >>> keyed_parts(Savepoint("/nowhere"))
+    []
+    """
+    parts = savepoint.parts(_PART)
+    ranges = [_range_of(part) for part in parts]
+    _check_whole(savepoint, parts, ranges)
+    return list(zip(parts, ranges, strict=True))
 
 
 def _range_of(part: SavepointPart) -> KeyGroupRange:
@@ -207,11 +223,16 @@ def _rows_of(
             own = np.flatnonzero((groups >= key_groups.start) & (groups <= key_groups.end))
             own = own[np.argsort(groups[own], kind="stable")]
             if len(own):
-                rows = _with_encoded_namespaces(batch).take(pa.array(own))
+                rows = with_encoded_namespaces(batch).take(pa.array(own))
                 yield GroupedBatch.of(rows, groups[own])
 
 
-def _with_encoded_namespaces(batch: pa.RecordBatch) -> pa.RecordBatch:
+def with_encoded_namespaces(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of a savepoint with their namespaces as checkpoints have them.
+
+    >>> with_encoded_namespaces(pa.record_batch({"namespace": ["a"], "value": [1]})).column("namespace").type
+    DataType(binary)
+    """
     if "namespace" not in batch.schema.names:
         return batch
     columns = {name: batch[name] for name in batch.schema.names}

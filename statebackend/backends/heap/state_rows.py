@@ -1,0 +1,371 @@
+"""The states of a heap backend as checkpoints see them: entries of tables, gathered into columns, made into Arrow's.
+
+>>> from statebackend.backends.heap import HeapBackend
+>>> from statebackend.descriptors import ValueStateDescriptor
+>>> keyed = HeapBackend().create_keyed_backend(int)
+>>> keyed.get_value_state(ValueStateDescriptor("count", int)).update_many([1, 2], [10, 20])
+>>> written, = keyed._written_states()
+>>> written.schema.names, [len(table) for table in written.tables]
+(['key', 'value'], [2])
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from statebackend._core.changes import changed_entries, has_changes
+from statebackend._core.entry_rows import EntryRows
+from statebackend.backends.heap.codecs import holds_references
+from statebackend.backends.heap.columns import Array, arrow_column
+from statebackend.backends.heap.core_columns import bytes_of_rows, sliced
+from statebackend.checkpoint.format import Op
+from statebackend.checkpoint.keyed import state_schema
+from statebackend.checkpoint.keyed.description import value_role
+from statebackend.checkpoint.keyed.rows import stamp_count, without_expired
+from statebackend.key_encoding import KeyEncoder, key_encoder
+from statebackend.serializers import serializer_for
+from statebackend.types.model import Type
+
+if TYPE_CHECKING:
+    from statebackend.backends.heap.keyed import HeapKeyedBackend
+
+__all__ = ["Copied", "LeftOut", "Part", "WrittenState"]
+
+
+class LeftOut(NamedTuple):
+    """What a full snapshot leaves out of a state."""
+
+    #: Up to which timestamp values have expired.
+    before: int
+    #: Where they are counted, by state.
+    counts: dict[str, int]
+
+
+class WrittenState:
+    """One state: which tables it has, and how their columns become Arrow's.
+
+    The backend makes another one when the state gets another descriptor or table, so that snapshots share it. What
+    follows from the descriptor is found out when it is first asked for, which is on a writing thread.
+    """
+
+    def __init__(self, backend: HeapKeyedBackend, state: Any) -> None:
+        self.descriptor = state.descriptor
+        self.name = self.descriptor.name
+        self.is_map = self.descriptor.kind == "map"
+        self.is_list = self.descriptor.kind == "list"
+        all_tables = state._tables()
+        #: Of a map state: heads and entries together.
+        self.maps = (
+            [maps for maps in (state.plain_map, state.spaced_map) if maps is not None] if self.is_map else []
+        )
+        #: The tables whose entries are rows of a checkpoint.
+        self.tables = [maps.entries for maps in self.maps] if self.is_map else all_tables
+        self.first_group = backend.key_group_range.start
+        self._all_tables = all_tables
+        self._key_encoder = backend._encoder
+        self._namespaces = backend.core.namespaces
+
+    # --- what follows from the descriptor ---
+
+    @property
+    def has_namespaces(self) -> bool:
+        return len(self.tables) > 1
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of a base."""
+        return self._schema(ops=False)
+
+    @cached_property
+    def delta_schema(self) -> pa.Schema:
+        """The columns of a delta."""
+        return self._schema(ops=True)
+
+    def _schema(self, *, ops: bool) -> pa.Schema:
+        key_type = self._key_encoder.declared_type
+        return state_schema(key_type, self.descriptor, namespaces=self.has_namespaces, ops=ops)
+
+    @cached_property
+    def _value_type(self) -> Type:
+        found: Type = self.descriptor.stored_types()[value_role(self.descriptor.kind)]
+        return found
+
+    @cached_property
+    def holds_objects(self) -> bool:
+        """Whether values are kept as Python objects."""
+        return holds_references(self._value_type)
+
+    @property
+    def serialize(self) -> Callable[[Any], bytes]:
+        """From an object to what checkpoints hold of it."""
+        return serializer_for(self._value_type).serialize
+
+    @cached_property
+    def _map_key_encoder(self) -> KeyEncoder:
+        return key_encoder(self.descriptor.stored_types()["key"])
+
+    @cached_property
+    def _has_timestamps(self) -> bool:
+        return self.descriptor.ttl_config is not None
+
+    def left_out(self, expired_at: int | None, counts: dict[str, int]) -> LeftOut | None:
+        """What a full snapshot leaves out by the time of the last commit; None if everything is written."""
+        ttl = self.descriptor.ttl_config
+        if ttl is None or not ttl.cleanup_full_snapshot or expired_at is None:
+            return None
+        return LeftOut(expired_at - ttl.ttl, counts)
+
+    # --- rows ---
+
+    def parts_of(self, view: Any, first: int, last: int, left_out: LeftOut | None) -> list[Part]:
+        """The rows of some key groups, table by table."""
+        if not self.is_map:
+            return [Part(self, view.rows(table, first, last), None, left_out) for table in self.tables]
+        parts = []
+        for maps in self.maps:
+            entries, heads = view.rows(maps.entries, first, last), view.rows(maps.heads, first, last)
+            anchors, places = entries.links()
+            order = np.lexsort((places, entries.groups))
+            numbers = heads.columns()["value"]
+            by_number = np.argsort(numbers)
+            owners = by_number[np.searchsorted(numbers, anchors[order], sorter=by_number)]
+            parts.append(Part(self, entries.take(order), heads.take(owners), left_out))
+        return parts
+
+    def has_changed_since(self, mark: Any) -> bool:
+        """Whether anything of it was inserted, written, removed or moved since a mark."""
+        return any(has_changes(table, mark) for table in self._all_tables)
+
+    def changes_since(self, mark: Any) -> list[Copied]:
+        """What has changed, in the order in which it is to be applied within a key group."""
+        removed, put = [], []
+        if self.is_map:
+            for maps in self.maps:
+                cleared = changed_entries(maps.heads, mark)
+                removed.append(Copied(self, Op.CLEAR, cleared.keys(), cleared.groups))
+                entries = changed_entries(maps.entries, mark)
+                owners = entries.heads(maps.heads)
+                # What lies below a key that was removed is gone with it.
+                of_cleared = np.isin(owners.addresses, cleared.addresses[cleared.is_live])
+                # So is the place in the order of an entry that was removed and has come back.
+                left = ~entries.is_live | entries.was_removed
+                gone = np.flatnonzero(owners.is_live & left & ~of_cleared)
+                map_keys, keys = entries.take(gone).keys(), owners.take(gone).keys()
+                removed.append(Copied(self, Op.REMOVE, keys, entries.groups[gone], map_keys))
+                there = np.flatnonzero(owners.is_live & entries.is_live)
+                there = there[np.lexsort((entries.take(there).links()[1], entries.groups[there]))]
+                columns, keys = entries.take(there).columns(), owners.take(there).keys()
+                put.append(Copied(self, Op.PUT, keys, entries.groups[there], columns))
+            return removed + put
+        for table in self.tables:
+            rows = changed_entries(table, mark)
+            absent, live = rows.take(~rows.is_live), rows.take(rows.is_live)
+            removed.append(Copied(self, Op.REMOVE, absent.keys(), absent.groups))
+            grown = np.zeros(len(live), dtype=bool)
+            if self.is_list and live.kept is not None:
+                grown = live.kept > 0
+            for op, rows in ((Op.PUT, live.take(~grown)), (Op.APPEND, live.take(grown))):
+                columns = rows.columns()
+                put.append(Copied(self, op, columns, rows.groups, columns))
+        return removed + put
+
+    # --- columns to Arrow ---
+
+    def batch(
+        self,
+        op: Op | None,
+        keys: dict[str, Array],
+        namespaces: pa.Array | None,
+        columns: dict[str, Array] | None,
+    ) -> pa.RecordBatch:
+        """Columns of the core as a batch of the state's schema; without values where only keys are given."""
+        arrays = [self._key_encoder.decode_many(_canonical(keys))]
+        count = len(arrays[0])
+        if namespaces is not None:
+            arrays.append(namespaces)
+        if self.is_map:
+            arrays.append(
+                _nulls(self.schema.field("map_key"), count)
+                if columns is None
+                else self._map_key_encoder.decode_many(_canonical(columns))
+            )
+        if op in (Op.REMOVE, Op.CLEAR) or columns is None:
+            arrays.append(_nulls(self.schema.field("value"), count))
+            if self._has_timestamps:
+                arrays.append(_nulls(self.schema.field("timestamp"), count))
+        else:
+            arrays += self._values(columns)
+        if op is not None:
+            arrays.append(pa.array(np.full(count, op, dtype=np.uint8)))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema if op is None else self.delta_schema)
+
+    def namespaces(self, keys: dict[str, Array], count: int) -> pa.Array | None:
+        """The column of namespaces, if there is one. Numbers mean something only while their entries are held."""
+        if not self.has_namespaces:
+            return None
+        numbers = keys.get("namespace", np.zeros(count, dtype=np.uint32))
+        distinct, inverse = np.unique(numbers, return_inverse=True)
+        names = [b"" if number == 0 else self._namespaces.name(int(number)) for number in distinct]
+        return pa.array(names, pa.binary()).take(pa.array(inverse.reshape(-1)))
+
+    def _values(self, columns: dict[str, Array]) -> list[pa.Array]:
+        if not self.is_list:
+            value = self._arrow(columns)
+            return [value, pa.array(columns["timestamp"])] if self._has_timestamps else [value]
+        offsets = pa.array(columns["list_offsets"].astype(np.int32))
+        lists = [pa.ListArray.from_arrays(offsets, self._arrow(columns), self.schema.field("value").type)]
+        if self._has_timestamps:
+            stamps = pa.array(columns["timestamp"])
+            lists.append(pa.ListArray.from_arrays(offsets, stamps, self.schema.field("timestamp").type))
+        return lists
+
+    def _arrow(self, columns: dict[str, Array]) -> pa.Array:
+        value = columns["value"]
+        if self.holds_objects:
+            return pa.array(value.tolist(), self._value_type.arrow)
+        is_null = columns.get("is_null")
+        stored = (columns["value_offsets"], value) if "value_offsets" in columns else value
+        return arrow_column(stored, None if is_null is None else ~is_null, self._value_type)
+
+
+def _canonical(columns: dict[str, Array]) -> Any:
+    return (columns["key_offsets"], columns["key"]) if "key_offsets" in columns else columns["key"]
+
+
+def _nulls(field: pa.Field, count: int) -> pa.Array:
+    return pa.nulls(count, field.type)
+
+
+class Part:
+    """Rows of one table of a state, still in the core; of a map state also the entry of each row's key."""
+
+    def __init__(
+        self, state: WrittenState, rows: EntryRows, owners: EntryRows | None, left_out: LeftOut | None
+    ) -> None:
+        self.state = state
+        self._entries = rows
+        self._owners = owners
+        self._left_out = left_out
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def groups(self) -> Array:
+        return self._entries.groups
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether values are objects, which weigh what they are when they are serialised."""
+        return self.state.holds_objects
+
+    def weights(self) -> Array:
+        """About how many bytes each row has beside what is of a fixed width, and without objects."""
+        weights = self._entries.weights()
+        # The key stands in the row of each of its entries.
+        return weights if self._owners is None else weights + self._owners.weights()
+
+    def take(self, rows: Any) -> Part:
+        """Some of the rows."""
+        owners = None if self._owners is None else self._owners.take(rows)
+        return Part(self.state, self._entries.take(rows), owners, self._left_out)
+
+    def copied(self) -> Copied:
+        """The columns of all rows."""
+        columns = self._entries.columns()
+        keys = columns if self._owners is None else self._owners.keys()
+        return Copied(self.state, None, keys, self.groups, columns, self._left_out)
+
+
+class Copied:
+    """Rows whose columns have been copied out of the core."""
+
+    def __init__(
+        self,
+        state: WrittenState,
+        op: Op | None,
+        keys: dict[str, Array],
+        groups: Array,
+        columns: dict[str, Array] | None = None,
+        left_out: LeftOut | None = None,
+    ) -> None:
+        self.state = state
+        self.groups = groups
+        self._op = op
+        self._keys = keys
+        self._namespaces = state.namespaces(keys, len(groups))
+        self._columns = columns
+        self._left_out = left_out
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether the rows have values, and these are objects, which weigh what they are when they are serialised."""
+        return self.state.holds_objects and self._op in (None, Op.PUT, Op.APPEND)
+
+    def weights(self) -> Array:
+        """About how many bytes each row has beside what is of a fixed width, and without objects."""
+        weights = bytes_of_rows(self._keys, len(self))
+        if self._columns is None or self._columns is self._keys:
+            return weights
+        return weights + bytes_of_rows(self._columns, len(self))
+
+    def take(self, rows: slice) -> Copied:
+        """Consecutive rows; nothing is copied."""
+        taken = copy.copy(self)
+        taken.groups = self.groups[rows]
+        taken._keys = sliced(self._keys, rows)
+        if self._namespaces is not None:
+            taken._namespaces = self._namespaces[rows]
+        if self._columns is not None:
+            taken._columns = sliced(self._columns, rows)
+        return taken
+
+    def copied(self) -> Copied:
+        return self
+
+    def serialised(self, weights: Array, limit: int) -> Iterator[tuple[Copied, int]]:
+        """The rows in pieces with their objects serialised, and what each weighs: `limit`, but for single rows.
+
+        No more than a piece and a row is serialised ahead of what is taken.
+        """
+        assert self._columns is not None
+        values = self._columns["value"]
+        ends = self._columns["list_offsets"][1:].tolist() if self.state.is_list else range(1, len(self) + 1)
+        serialize = self.state.serialize
+        start = begin = total = 0
+        data: list[bytes | None] = []
+        for row, (end, weight) in enumerate(zip(ends, weights.tolist(), strict=True)):
+            own = [None if value is None else serialize(value) for value in values[begin:end].tolist()]
+            size = weight + sum(len(each) for each in own if each is not None)
+            if row > start and total + size > limit:
+                yield self._with_data(slice(start, row), data), total
+                start, total, data = row, 0, []
+            data += own
+            total += size
+            begin = end
+        yield self._with_data(slice(start, len(self)), data), total
+
+    def _with_data(self, rows: slice, data: list[bytes | None]) -> Copied:
+        taken = self.take(rows)
+        column = np.empty(len(data), dtype=object)
+        column[:] = data
+        taken._columns = {**(taken._columns or {}), "value": column}
+        return taken
+
+    def rows(self) -> tuple[pa.RecordBatch, Array]:
+        """A batch and the key group of each row, without what has expired. Objects have been serialised."""
+        batch = self.state.batch(self._op, self._keys, self._namespaces, self._columns)
+        if self._left_out is None:
+            return batch, self.groups
+        left, kept = without_expired(batch, self._left_out.before)
+        self._left_out.counts[self.state.name] += stamp_count(batch) - stamp_count(left)
+        return left, self.groups[kept]

@@ -1,0 +1,79 @@
+"""The tables that tools give, of checkpoints and savepoints alike.
+
+>>> empty_table({"name": "n", "kind": "value", "types": {"value": {"type": "int"}}}, {"type": "string"}, "here").schema
+key: string
+value: int32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from statebackend.errors import CorruptCheckpointError, SerializationError
+from statebackend.key_encoding.namespace_columns import readable_namespaces
+from statebackend.operator_state.columns import column_type
+
+__all__ = ["KEYED_KINDS", "empty_table", "joined", "stored_type", "unreadable", "with_namespaces"]
+
+#: The kinds of keyed states whose rows are read as tables.
+KEYED_KINDS = ("value", "list", "map", "reducing", "aggregating", "folding")
+_VALUE_ROLES = ("value", "element", "accumulator")
+
+
+def empty_table(state: dict[str, Any], key_config: Any, where: str) -> pa.Table:
+    """The columns of a keyed state without rows, as it is described."""
+    is_list = state["kind"] == "list"
+    value = stored_type(state, _VALUE_ROLES, where)
+    fields = [("key", pa.null() if key_config is None else column_type(key_config).arrow)]
+    if state["kind"] == "map":
+        fields.append(("map_key", stored_type(state, ["key"], where)))
+    fields.append(("value", pa.list_(value) if is_list else value))
+    if state.get("ttl"):
+        fields.append(("timestamp", pa.list_(pa.int64()) if is_list else pa.int64()))
+    return pa.schema(fields).empty_table()
+
+
+def stored_type(state: dict[str, Any], roles: Sequence[str], where: str) -> pa.DataType:
+    """The Arrow type of the first of some roles that a state has."""
+    types = state.get("types")
+    try:
+        found = [types[role] for role in roles if role in types]  # type: ignore[index,operator]
+        return column_type(found[0]).arrow
+    except (TypeError, IndexError, SerializationError) as error:
+        raise unreadable(state["name"], where) from error
+
+
+def joined(tables: list[pa.Table], name: str, where: str) -> pa.Table:
+    """One table of several, of which some may have columns that others lack."""
+    try:
+        return pa.concat_tables(tables, promote_options="default")
+    except pa.ArrowException as error:
+        raise unreadable(name, where) from error
+
+
+def with_namespaces(table: pa.Table, name: str, where: str) -> pa.Table:
+    """Encoded namespaces made readable; without the column where all are `VOID`.
+
+    >>> with_namespaces(pa.table({"namespace": pa.array([b""], pa.binary()), "value": [1]}), "n", "here").to_pydict()
+    {'value': [1]}
+    """
+    if "namespace" not in table.schema.names:
+        return table
+    at = table.schema.get_field_index("namespace")
+    try:
+        namespaces = readable_namespaces(table["namespace"])
+    except SerializationError as error:
+        raise unreadable(name, where) from error
+    if namespaces.null_count == len(namespaces):
+        return table.remove_column(at)
+    return table.set_column(at, "namespace", namespaces)
+
+
+def unreadable(name: str, where: str) -> CorruptCheckpointError:
+    """The error for files that hold something else than is said of them."""
+    return CorruptCheckpointError(
+        "the files of a state are not as its snapshot describes it", detail=f"state {name!r}, {where}"
+    )
