@@ -151,6 +151,8 @@ class Runner:
                 )
             with watch.part("snapshot"):
                 pending = task.snapshot(batch_id, self._store)
+                # Meanwhile files are being written.
+                changed = task.rows_changed
             files = []
             if rows:
                 with watch.part("output"):
@@ -163,7 +165,7 @@ class Runner:
                 each.abort()  # waits, so that what is still being written is gone when the error leaves
             self._store.abort(batch_id)
             raise
-        progress = self._progress(batch_id, batch, rows, snapshots)
+        progress = self._progress(batch_id, batch, rows, changed)
         try:
             with watch.part("commit"):
                 self._checkpoint = self._store.commit(
@@ -193,7 +195,9 @@ class Runner:
             pq.write_table(table, file, row_group_size=_ROW_GROUP, compression="snappy")
             return file.finish()
 
-    def _progress(self, batch_id: int, batch: Batch, rows: int, snapshots: list[Any]) -> dict[str, Any]:
+    def _progress(
+        self, batch_id: int, batch: Batch, rows: int, changed: tuple[int | None, int | None]
+    ) -> dict[str, Any]:
         assert self._task is not None
         metrics = self._task.keyed.metrics()
         return {
@@ -202,6 +206,8 @@ class Runner:
             "numOutputRows": rows,
             "numRowsDroppedByNullKey": batch.dropped_rows,
             **sizes(metrics),
+            "numRowsUpdated": changed[0],
+            "numRowsRemoved": changed[1],
             "numTimersFired": self._task.timers_fired,
             "numTimersPending": sum(metrics.get("timers", {}).values()),
             "states": {name: state["entries"] for name, state in metrics["states"].items()},

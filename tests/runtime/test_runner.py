@@ -105,6 +105,41 @@ def test_state_and_output_are_in_one_checkpoint(job: Job0) -> None:
     assert progress["memoryUsedBytes"] > 0
 
 
+class Latest(sb.KeyedProcessFunction):
+    """Keeps the largest amount of each user, and how often each amount came; a negative one forgets the user."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.most = ctx.get_aggregating_state(sb.AggregatingStateDescriptor("most", "max", int))
+        self.times = ctx.get_map_state(sb.MapStateDescriptor("times", int, int))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        if row.amount < 0:
+            self.most.clear()
+            self.times.clear()
+            return
+        self.most.add(row.amount)
+        self.times[row.amount] = self.times.get(row.amount, 0) + 1
+        yield row.user, self.most.get()
+
+
+@pytest.mark.parametrize("backend", ["heap", "reference"])
+def test_progress_counts_the_rows_of_state(job: Job0, backend: str) -> None:
+    def counts(committed: Committed) -> tuple[int, ...]:
+        names = ("numRowsTotal", "numRowsUpdated", "numRowsRemoved")
+        stored = committed.checkpoint.manifest.progress
+        assert all(committed.progress[name] == stored[name] for name in names)
+        return tuple(stored[name] for name in names)
+
+    runner = job.open(Latest(), backend=backend)
+    assert counts(run(runner, 0, ("a", 1), ("a", 2), ("b", 1), ("a", 1))) == (5, 5, 0)
+    assert counts(run(runner, 1)) == (5, 0, 0)
+    assert counts(run(runner, 2, ("a", -1), ("b", 7), ("c", 1), ("c", -1))) == (3, 2, 3)
+    with pytest.raises(TypeError):
+        run(runner, 3, ("a", 5), ("d", 1), ("b", None))
+    runner.close()
+    assert counts(run(job.open(Latest(), backend=backend), 3, ("b", 7))) == (3, 2, 0)
+
+
 def test_a_restart_goes_on_where_the_commit_was(job: Job0) -> None:
     runner = job.open()
     run(runner, 0, ("a", 1))

@@ -106,6 +106,7 @@ def test_state_lives_from_batch_to_batch_and_from_run_to_run(stream: Stream) -> 
     assert sink.calls[2] == (2, [("a", 3), ("b", 30)])
     progress = batches.last_progress
     assert (progress["batchId"], progress["numInputRows"], progress["numRowsTotal"]) == (2, 2, 2)
+    assert (progress["numRowsUpdated"], progress["numRowsRemoved"]) == (2, 0)
     assert {"read", "function", "state", "output", "commit", "sink"} <= progress["durationMs"].keys()
 
     stream.add(numbers(("a", 1)))

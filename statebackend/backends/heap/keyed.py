@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend import clocks
+from statebackend._core.changes import count_changes
 from statebackend._core.key_context import KeyContext
 from statebackend._core.state_core import StateCore
 from statebackend.backends.heap.codecs import key_codec
@@ -214,6 +215,13 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
     def _forget_point(self, point: Any) -> None:
         self.core.release(point)
 
+    def count_changes(self, mark: Any) -> tuple[int, int]:
+        self._check_open()
+        point = self._marks.point_of(mark)
+        tables = [table for state in self._states.values() for table in row_tables(state)]
+        counts = [count_changes(table, point) for table in tables]
+        return sum(written for written, _ in counts), sum(removed for _, removed in counts)
+
     # --- checkpoints ---
 
     def snapshot(
@@ -238,7 +246,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         return self.core.changes_since(point) > 2 * self._rows_held()
 
     def _rows_held(self) -> int:
-        return sum(len(table) for state in self._written_states() for table in row_tables(state))
+        return sum(map(self._row_count, self._written_states()))
 
     def _written_states(self) -> list[Any]:
         """All states, and the timers as the states that they are in the core."""
@@ -274,6 +282,9 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
             self.mutation_watcher.start_over()
 
     # --- figures ---
+
+    def _row_count(self, state: Any) -> int:
+        return sum(map(len, row_tables(state)))
 
     def _expiry_metrics(self, state: Any) -> dict[str, Any]:
         return state._expiry_metrics()  # type: ignore[no-any-return]
