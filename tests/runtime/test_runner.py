@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -48,7 +49,7 @@ class Job0:
         key_type = options.pop("key_type", "string")
         job_options = {
             name: options.pop(name)
-            for name in ("max_parallelism", "event_time", "delay", "backend")
+            for name in ("max_parallelism", "event_time", "delay", "backend", "null_keys")
             if name in options
         }
         store = sb.CheckpointStore(options.pop("folder", self.folder), retain=options.pop("retain", 2))
@@ -489,3 +490,31 @@ def test_old_outputs_go_with_their_checkpoints(job: Job0) -> None:
     assert len(outputs) <= 2
     runner.close()
     assert len([name for name in job.files() if "-output-" in name]) == 1
+
+
+class Wide(sb.BatchProcessFunction):
+    """Gives every row out as it is, columns that are nested or have odd names too."""
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> pa.RecordBatch:
+        return batch
+
+
+def test_a_large_output_is_several_files_of_about_the_same_size(job: Job0) -> None:
+    rows = 600_000
+    given = pa.table(
+        {
+            "user": pa.array(["a", "b", None, "d"] * (rows // 4)),
+            "n": pa.array(range(rows), pa.int64()),
+            "a.b": pa.array([1, None, -(2**31), 2**31 - 1] * (rows // 4), pa.int32()),
+            "s": pa.array([{"x": 1}, None, {"x": 2}, {"x": None}] * (rows // 4)),
+        }
+    )
+    schema = "user string, n bigint, `a.b` int, s struct<x:bigint>"
+    committed = job.open(Wide(), schema=schema, null_keys="drop").run(0, lambda: given, Stopwatch())
+    read = []
+    for file in committed.output:
+        with committed.checkpoint.open_file(file) as source:
+            read.append(pq.read_table(source))
+    wanted = given.filter(pc.is_valid(given["user"]))
+    assert [table.num_rows for table in read] == [225_000] * 2
+    assert pa.concat_tables(read).equals(wanted)
