@@ -47,7 +47,7 @@ FIGURES: dict[str, list[tuple[str, str, float]]] = {
     "P13": [("batches", "transformWithState", 60.0), ("batches", "applyInPandasWithState", 60.0)],
     "P14": [("rows", "transformWithState", 15.0)],
 }
-#: The size of batch that favours each. The Python ones of Spark gain little from large ones, of which each takes minutes.
+#: The size of batch that favours each. The Python ones of Spark gain little from large ones, which take minutes each.
 FAVOURED = {
     "batches": LARGE,
     "rows": LARGE,
