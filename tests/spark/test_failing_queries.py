@@ -16,6 +16,7 @@ from spark_streams import Stream, len_of, spark, stream
 from stream_process import Numbered, input_of
 
 import statebackend as sb
+from statebackend.checkpoint.keyed.chain import MOST_DELTAS
 
 __all__ = ["spark", "stream"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -126,8 +127,8 @@ def resident() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_memory_and_files_of_the_driver_stay_flat(stream: Stream, request: pytest.FixtureRequest) -> None:
-    """Over a thousand batches in the long run, sixty otherwise."""
-    batches = 1000 if request.config.getoption("stress") else 60
+    """Over a thousand batches in the long run, forty otherwise."""
+    batches = 1000 if request.config.getoption("stress") else 40
     rng = random.Random(3)
     for _ in range(batches):
         stream.add(table_of([(f"u{rng.randrange(200)}", 1) for _ in range(100)]))
@@ -147,7 +148,7 @@ def test_memory_and_files_of_the_driver_stay_flat(stream: Stream, request: pytes
     finally:
         job.close()
     assert len(files) == batches
-    middle = batches // 2
-    assert max(files[middle:]) <= max(files[:middle]) + 2
+    # A base, the most deltas that there may be upon it, and while it is rewritten another one; outputs; manifests.
+    assert max(files) <= MOST_DELTAS + 12
     assert max(memory[10:]) <= max(memory[:10]) + (8 << 20)
     assert objects[-1] <= objects[5] + 2_000
