@@ -249,7 +249,7 @@ SPARK = ["pyspark>=4.1", "pandas>=2.2,<3"]
 TEST = ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "mypy>=1.11", "moto[server]>=5"]
 LINT = ["ruff>=0.6", "mypy>=1.11", "cython-lint>=0.16"]
 DOCS = ["mkdocs>=1.6"]
-#: The peers: Flink's jars; and what `transformWithState` in Python needs beside PySpark itself.
+#: The peers: Flink's jars; and what `transformWithState` in Python needs beside PySpark itself. matplotlib: the plots.
 BENCH = [
     *SPARK,
     "pytest>=8",
@@ -260,6 +260,7 @@ BENCH = [
     "grpcio>=1.67",
     "grpcio-status>=1.67",
     "googleapis-common-protos>=1.65",
+    "matplotlib>=3.8",
 ]
 
 

@@ -1,6 +1,7 @@
 """What every test gets: profiles, seeds, and the check that nothing of the core stays alive.
 
-Options: ``--stress`` runs the tests marked ``stress`` too and draws a new seed; ``--seed N`` repeats a run.
+Options: ``--stress`` runs the tests marked ``stress`` too and draws a new seed; ``--seed N`` repeats a run;
+``--kills N`` says how often the long run kills a query.
 The environment variable ``STATEBACKEND_BUILD`` (``release`` or ``checked``, set by the Makefile) says which
 build must be found, so that a suite meant for one can never pass on the other.
 """
@@ -38,6 +39,7 @@ DEFAULT_SEED = 20_240_101
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("statebackend")
     group.addoption("--stress", action="store_true", help="run the tests marked 'stress' too, on a new seed")
+    group.addoption("--kills", type=int, default=200, help="of real queries, in the long run (%(default)s)")
     group.addoption("--seed", type=int, default=None, help="seed of the fixtures rng and np_rng")
 
 

@@ -147,6 +147,8 @@ def check_query(root: Path, files: int) -> int:
         counted[row["user"], row["total"] - totals.get(row["user"], 0)] += 1
         totals[row["user"]] = row["total"]
     assert counted == Counter(itertools.chain.from_iterable(map(input_of, range(files))))
+    state = sb.tools.read_state(root / "state", "total")
+    assert dict(zip(state["key"].to_pylist(), state["value"].to_pylist(), strict=True)) == totals
     return again
 
 

@@ -1,14 +1,27 @@
-"""Measures end to end under Structured Streaming: ``python -m bench.spark`` prints P12, P13 and P14.
+"""Measures jobs end to end under Structured Streaming, beside Spark's own ways to keep state: P12, P13 and P14.
 
-The job is a running sum and count per key. Each contender runs alone, in a process and JVM of its own, over the same
-files, one file a micro-batch; state and output are durable after every batch, and all have the same sink. The first
-batches warm up; the figure is the median of the others. Then comes where a batch of ours spends its time. Writes
-``build/bench/spark.json``. Nothing else should run on the machine meanwhile.
+The job is a running sum and count per key, in large micro-batches and in small ones, one file each. Contenders:
+
+  batches                 ours, a BatchProcessFunction
+  rows                    ours, a KeyedProcessFunction, called for each row
+  spark                   Spark's own aggregation, in the JVM
+  transformWithState      Spark's state API in Python (Row)
+  applyInPandasWithState  Spark's older one
+
+P12 is batches against spark, P13 batches against the two Python ones, each side at the size of batch that favours it
+and then both at the small one, P14 rows against transformWithState. Each contender runs alone, in a process and JVM of
+its own, over the same files and with the same sink; state and output are durable after every batch, and the result is
+checked. A figure is the median of the batches after the first ones. Then comes where a batch of ours spends its time.
+
+It needs Java 17 and the packages of the extra: pip install '.[bench]'. All of it takes about a quarter of an hour;
+nothing else should run on the machine meanwhile. Writes build/bench/spark.json, from which `python -m bench.spark.page`
+renews docs/performance/spark.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import re
 import shutil
@@ -23,15 +36,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import statebackend as sb
 from bench.common.report import Report
+from bench.spark.parts import LABELS, batch_parts
 
 LARGE, SMALL = "large", "small"
-#: Contenders of each figure: ours, peer, target; and the batch size that favours each.
+#: Contenders of each figure: ours, peer, what the ratio has to be.
 FIGURES: dict[str, list[tuple[str, str, float]]] = {
     "P12": [("batches", "spark", 4.0)],
     "P13": [("batches", "transformWithState", 60.0), ("batches", "applyInPandasWithState", 60.0)],
     "P14": [("rows", "transformWithState", 15.0)],
 }
+#: The size of batch that favours each. The Python ones of Spark gain little from large ones, which take minutes each.
 FAVOURED = {
     "batches": LARGE,
     "rows": LARGE,
@@ -39,6 +55,8 @@ FAVOURED = {
     "transformWithState": SMALL,
     "applyInPandasWithState": SMALL,
 }
+#: What the Python ones of Spark import, which PySpark does not bring.
+NEEDED = ("pyspark", "pandas", "google.protobuf", "grpc", "grpc_status")
 
 
 class Bench:
@@ -52,32 +70,27 @@ class Bench:
         folder = self.folder / size
         if not (folder / "in").exists():
             (folder / "in").mkdir(parents=True)
-            rows, keys = (
-                (self.args.rows, self.args.keys)
-                if size == LARGE
-                else (self.args.small_rows, self.args.small_keys)
-            )
-            rng = np.random.default_rng(self.args.seed)
-            for batch in range(self.args.warmup + self.args.batches):
+            args = self.args
+            rows, keys = (args.rows, args.keys) if size == LARGE else (args.small_rows, args.small_keys)
+            rng = np.random.default_rng(args.seed)
+            for batch in range(args.warmup + args.batches):
                 table = pa.table({"k": rng.integers(0, keys, rows), "v": rng.integers(-100, 100, rows)})
                 pq.write_table(table, folder / "in" / f"{batch:04}.parquet")
         return folder
 
     def run(self, name: str, size: str) -> dict[str, Any] | None:
-        """What the contender said, or None if it cannot run here."""
+        """What the contender said, or None if it failed."""
         if (name, size) not in self.runs:
             folder = self.input(size)
             command = [sys.executable, "-m", "bench.spark.job", name, str(folder)]
-            command += ["--driver-memory", self.args.driver_memory]
+            command += ["--memory", self.args.memory]
+            print(f"running {name}, {size} batches", file=sys.stderr, flush=True)
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-            said = None
+            self.runs[name, size] = None
             if done.returncode == 0:
-                said = json.loads(done.stdout.splitlines()[-1])
+                self.runs[name, size] = json.loads(done.stdout.splitlines()[-1])
             else:
-                print(
-                    f"{name} cannot run here: {(done.stderr.strip().splitlines() or ['?'])[-1]}", flush=True
-                )
-            self.runs[name, size] = said
+                print(f"{name} has failed: {reason(done.stderr)}", flush=True)
             for written in ("out", "state", "stream"):
                 shutil.rmtree(folder / written, ignore_errors=True)
         return self.runs[name, size]
@@ -87,71 +100,104 @@ class Bench:
         said = self.run(name, size)
         if said is None:
             return None
-        rates = [each["rows"] / each["ms"] for each in said["batches"][self.args.warmup :]]
-        return statistics.median(rates)
+        return statistics.median(each["rows"] / each["ms"] for each in said["batches"][self.args.warmup :])
 
     def figure(self, report: Report, figure: str) -> None:
         for ours, peer, target in FIGURES[figure]:
-            sizes = [(FAVOURED[ours], FAVOURED[peer], target)]
+            sizes: list[tuple[str, str, float | None]] = [(FAVOURED[ours], FAVOURED[peer], target)]
             if FAVOURED[ours] != FAVOURED[peer]:
-                sizes.append((SMALL, SMALL, None))  # type: ignore[arg-type]
+                sizes.append((SMALL, SMALL, None))
             for our_size, peer_size, wanted in sizes:
                 mine, theirs = self.rate(ours, our_size), self.rate(peer, peer_size)
-                if mine is None:
+                if mine is None or theirs is None:
+                    print(f"{figure:11} {ours} and {peer}: not measured", flush=True)
                     continue
                 what = f"{ours} ({our_size} batches), {peer} ({peer_size})"
-                report.row(figure, what, mine, "k rows/s", theirs, peer_name=peer, target=wanted)
+                report.row(
+                    figure,
+                    what,
+                    mine,
+                    "k rows/s",
+                    theirs,
+                    peer_name=peer,
+                    target=wanted,
+                    contender=ours,
+                    sizes=[our_size, peer_size],
+                )
 
     def breakdown(self, name: str, size: str) -> None:
-        """Where the median batch of ours spends its time."""
+        """Print where the median batch of ours spends its time."""
         said = self.runs.get((name, size))
-        if not said or not said["parts"]:
+        if not said:
             return
-        parts = said["parts"][self.args.warmup :]
-        whole = statistics.median(each["ms"] for each in said["batches"][self.args.warmup :])
-        print(f"\n{name}, {size} batches: {whole:.0f} ms each, of which")
-        seen = 0.0
-        for part in parts[0]["durationMs"]:
-            took = statistics.median(each["durationMs"].get(part, 0.0) for each in parts)
-            if part == "batch":
-                continue
-            seen += took
-            print(f"  {part:12} {took:8.1f} ms")
-        print(f"  {'Spark':12} {whole - seen:8.1f} ms (offsets, planning, its own commit)")
+        whole, parts = batch_parts(said, self.args.warmup)
+        print(f"\n{name}, {size} batches: {whole:.0f} ms each")
+        for part in parts:
+            print(f"  {'  ' * part.is_within + part.name:12} {part.ms:8.1f} ms  {LABELS[part.name]}")
 
 
 def reason(stderr: str) -> str:
-    """The last line of a traceback that says what it was, without Spark's description of the query."""
-    lines = [line for line in stderr.splitlines() if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
-    return lines[-1] if lines else stderr.strip()[-300:]
+    """The line of a failed run that says why: where a Python worker of Spark died, its error."""
+    lines = [line.strip() for line in stderr.splitlines()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
+    told = [line for line in errors if not line.startswith(("pyspark.", "py4j.", "org.apache."))]
+    return (told or errors or [stderr.strip()[-300:]])[-1]
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("figures", nargs="*", choices=[*FIGURES, []], help="P12, P13, P14; default: all")
-    parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--keys", type=int, default=1_000_000)
-    parser.add_argument("--small-rows", type=int, default=200_000)
-    parser.add_argument("--small-keys", type=int, default=100_000)
-    parser.add_argument("--batches", type=int, default=6, help="measured ones")
-    parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--driver-memory", default="4g")
+def missing() -> list[str]:
+    """Which packages that Spark's own contenders import are not there."""
+
+    def is_there(name: str) -> bool:
+        try:
+            return importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:  # of the package it lies in
+            return False
+
+    return [name for name in NEEDED if not is_there(name)]
+
+
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.spark",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="P12, P13 or P14; default: all of them")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="of a large batch (%(default)s)")
+    parser.add_argument("--keys", type=int, default=1_000_000, help="in large batches (%(default)s)")
+    parser.add_argument("--small-rows", type=int, default=200_000, help="of a small batch (%(default)s)")
+    parser.add_argument("--small-keys", type=int, default=100_000, help="in small batches (%(default)s)")
+    parser.add_argument("--batches", type=int, default=6, help="measured ones (%(default)s)")
+    parser.add_argument("--warmup", type=int, default=2, help="batches before them (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of keys and values (%(default)s)")
+    parser.add_argument("--memory", default="4g", help="-Xms and -Xmx of every JVM (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("build/bench/spark.json"))
     args = parser.parse_args(argv)
+    unknown = sorted(set(args.figures) - set(FIGURES))
+    if unknown:
+        parser.error(f"no figure {', '.join(unknown)}; there are {', '.join(FIGURES)}")
+    lacking = missing()
+    if lacking:
+        parser.error(f"not installed: {', '.join(lacking)}; pip install '.[bench]' has what is needed")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, and write the JSON; 1 if a contender has failed."""
+    args = parsed(argv)
     report = Report()
     with tempfile.TemporaryDirectory(prefix="statebackend-bench-") as folder:
         bench = Bench(args, Path(folder))
         for figure in args.figures or FIGURES:
             bench.figure(report, figure)
-        for name, size in [("batches", LARGE), ("batches", SMALL), ("rows", LARGE)]:
-            bench.breakdown(name, size)
-        versions = {said["spark"] for said in bench.runs.values() if said}
-        args.out = str(args.out)
-        report.write(
-            Path(args.out), args, spark=sorted(versions), runs={"/".join(k): v for k, v in bench.runs.items()}
-        )
+    for name, size in [("batches", LARGE), ("batches", SMALL), ("rows", LARGE)]:
+        bench.breakdown(name, size)
+    runs = {"/".join(which): said for which, said in bench.runs.items() if said}
+    session = next(iter(runs.values()))["session"] if runs else {}
+    args.out = str(args.out)
+    report.write(Path(args.out), args, statebackend=sb.__version__, session=session, runs=runs)
+    return int(None in bench.runs.values())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,7 +1,8 @@
 """One contender on one input, in a process and JVM of its own: ``python -m bench.spark.job NAME FOLDER``.
 
 Prints one JSON object: rows and milliseconds of each micro-batch, as Spark reports them, and where ours spent its
-time. Every contender has the same sink: each batch is written as Parquet.
+time. FOLDER/in holds the input, a file a micro-batch. Every contender has the same sink: each batch is written as
+Parquet.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import statebackend as sb
+from bench.spark.parts import KERNELS
 
 SCHEMA = "k bigint, total bigint, n bigint"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -30,11 +33,14 @@ class Batches(sb.BatchProcessFunction):
     def open(self, ctx: sb.FunctionContext) -> None:
         self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "sum", int))
         self.n = ctx.get_aggregating_state(sb.AggregatingStateDescriptor("n", "count", int))
+        self.kernels = ctx.metrics.counter(KERNELS)
 
     def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> pa.RecordBatch:
         keys, values = ctx.keys, batch["v"]
+        began = time.perf_counter()
         touched, totals = self.total.add_many(keys, values, return_changed=True)
         _, counts = self.n.add_many(keys, values, return_changed=True)
+        self.kernels.inc(round((time.perf_counter() - began) * 1e6))
         return pa.record_batch({"k": touched, "total": totals, "n": counts})
 
 
@@ -167,11 +173,11 @@ def check(folder: Path, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.spark.job", description=__doc__)
     parser.add_argument("name", choices=CONTENDERS)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cores", type=int, default=os.cpu_count())
-    parser.add_argument("--driver-memory", default="4g")
+    parser.add_argument("--memory", default="4g", help="-Xms and -Xmx of the JVM")
     args = parser.parse_args()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers are not always what runs this
     from pyspark.sql import SparkSession
@@ -179,7 +185,8 @@ def main() -> None:
     spark = (
         SparkSession.builder.master(f"local[{args.cores}]")
         .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", args.driver_memory)
+        .config("spark.driver.memory", args.memory)
+        .config("spark.driver.extraJavaOptions", f"-Xms{args.memory} -XX:+UseG1GC")
         .config("spark.driver.maxResultSize", "0")
         .config("spark.sql.shuffle.partitions", str(args.cores))
         .config("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
@@ -196,7 +203,16 @@ def main() -> None:
         if each["numInputRows"]
     ]
     check(args.folder, run.out)
-    sys.stdout.write(json.dumps({"batches": batches, "parts": run.parts, "spark": spark.version}) + "\n")
+    java = spark.sparkContext._jvm.java.lang.System.getProperty("java.version")
+    session = {
+        "spark": spark.version,
+        "java": java,
+        "collector": "G1",
+        "cores": args.cores,
+        "heap": args.memory,
+    }
+    said = {"batches": batches, "parts": run.parts, "session": session}
+    sys.stdout.write("\n" + json.dumps(said) + "\n")
 
 
 if __name__ == "__main__":

@@ -111,6 +111,13 @@ def expected(folder: Path) -> list[Session]:
     return sorted(sessions)
 
 
+def example_of(sessions: list[Session]) -> str:
+    if not sessions:
+        return ""
+    user, start, end, pages = max(sessions, key=lambda session: len(session[3]))
+    return f"; the longest: {user}, {(end - start) // 60_000} minutes, {', '.join(pages)}"
+
+
 def run(spark: Any, folder: Path) -> list[Session]:
     """Run the query over the input that is there; the sessions that have ended, sorted."""
     sessions: list[Session] = []
@@ -118,7 +125,7 @@ def run(spark: Any, folder: Path) -> list[Session]:
     def sink(frame: Any, batch_id: int) -> None:
         new = [tuple(row) for row in frame.collect()]
         sessions.extend(new)
-        print(f"batch {batch_id}: {len(new):,} sessions ended", flush=True)
+        print(f"batch {batch_id}: {len(new):,} sessions have ended{example_of(new)}", flush=True)
 
     batches = sb.spark.stateful(
         Sessions(),
@@ -147,16 +154,19 @@ def run(spark: Any, folder: Path) -> list[Session]:
 def main() -> None:
     from pyspark.sql import SparkSession
 
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    sizes = {"batches": 15, "clicks": 10_000, "users": 40_000}
+    print("{batches} batches of {clicks:,} clicks by {users:,} users\n".format(**sizes))
     with tempfile.TemporaryDirectory(prefix="statebackend-clicks-") as name:
         folder = Path(name)
-        generate(folder, batches=15, clicks=10_000, users=4_000)
+        generate(folder, **sizes)
         sessions = run(spark, folder)
         wanted = expected(folder)
     spark.stop()
     right = sessions == wanted
-    print(f"{len(sessions):,} sessions; the same as those of a loop over the whole input: {right}")
+    print(f"\n{len(sessions):,} sessions; the same as those of a loop over the whole input: {right}")
     if not right:
         raise SystemExit(1)
 

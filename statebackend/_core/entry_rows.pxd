@@ -1,7 +1,8 @@
 """Entries as rows."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
+from statebackend._core.cow_map cimport Anchor, Table
 from statebackend._core.state_core cimport StateCore
 from statebackend._core.state_table cimport StateTable
 
@@ -22,6 +23,7 @@ cdef class EntryRows:
     cdef readonly object kept            # of lists: how many elements at the beginning are left out
     cdef readonly object was_removed
 
+cdef uint32_t find_owner(Table *heads, Anchor *anchor) noexcept nogil
 cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_live, kept=*, was_removed=*)
 cdef dict read_keys(StateTable table, uint64_t[::1] rows)
 cdef dict read_columns(StateTable table, uint64_t[::1] rows, kept)

@@ -171,11 +171,13 @@ cdef class EntryRows:
 
 cdef uint32_t find_head(Table *heads, Anchor *anchor) noexcept nogil:
     """The live entry of an anchor's key, 0 if the key was removed, or has another anchor by now."""
-    cdef CowMap *map
+    return find_owner(heads, anchor) if anchor.first else 0
+
+
+cdef uint32_t find_owner(Table *heads, Anchor *anchor) noexcept nogil:
+    """The live entry of the key that an anchor was made for, 0 if there is none. It may have another anchor by now."""
+    cdef CowMap *map = heads.maps[anchor.group - heads.first_group]
     cdef Blob *blob
-    if anchor.first == 0:
-        return 0
-    map = heads.maps[anchor.group - heads.first_group]
     if heads.layout.key_is_blob:
         blob = <Blob *>anchor.key
         return find_blob(heads, map, blob_data(blob), blob.length, anchor.namespace,

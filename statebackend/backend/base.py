@@ -456,11 +456,19 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         for name, state in self._states.items():
             if state.descriptor.ttl_config is not None:
                 states[name].update(self._expiry_metrics(state))
-        metrics = {"entries": sum(each["entries"] for each in states.values()), "states": states}
+        metrics = {
+            "entries": sum(each["entries"] for each in states.values()),
+            "rows": sum(map(self._row_count, self._states.values())),
+            "states": states,
+        }
         if self._timers is not None:
             metrics["timers"] = {domain: self._timers.count(domain) for domain in DOMAINS}
             metrics["timers_fired"] = self._timers.fired
         return metrics
+
+    def _row_count(self, state: KeyedState) -> int:
+        """Values, lists and map entries of a state."""
+        return self._entry_count(state)
 
     def _expiry_metrics(self, state: KeyedState) -> dict[str, Any]:
         """What is known of a state with a time to live: what has expired, and what is left."""

@@ -275,6 +275,23 @@ class KeyedStateBackend(ABC):
     def release(self, mark: Any) -> None:
         """Give up the possibility to roll back to ``mark``. Idempotent."""
 
+    def count_changes(self, mark: Any) -> tuple[int, int] | None:
+        """How many rows were put or written since ``mark`` and are there, and how many were there then and are gone.
+
+        A row is a value, a list or a map entry, as in ``metrics()["rows"]``. Optional: None if it is not known.
+
+        >>> from statebackend.descriptors import ValueStateDescriptor
+        >>> from statebackend.registry import create_backend
+        >>> keyed = create_backend("reference").create_keyed_backend(int)
+        >>> count = keyed.get_value_state(ValueStateDescriptor("count", int))
+        >>> count.update_many([1, 2], [10, 20])
+        >>> mark = keyed.mark()
+        >>> count.update_many([1, 2, 3, 4], [11, None, 30, 40])
+        >>> keyed.count_changes(mark)
+        (3, 1)
+        """
+        return None
+
     # --- checkpoints: optional, a backend without them keeps state in memory only ---
 
     def snapshot(self, checkpoint_id: int, store: Any, *, incremental: bool = True) -> Any:
@@ -305,6 +322,8 @@ class KeyedStateBackend(ABC):
     @abstractmethod
     def metrics(self) -> dict[str, Any]:
         """Figures: at least ``entries``, and ``states`` with ``kind`` and ``entries`` by name.
+
+        An entry is what a key has of a state; ``rows``, where it is there, counts each entry of a map.
 
         Of states with a time to live also ``expired_on_read``, ``expired_by_cleanup`` and ``oldest_timestamp``, and,
         where checkpoints are written, ``expired_in_snapshots``: what full ones have left out, in values, list

@@ -61,8 +61,8 @@ class MarkStack:
         self._marks.append(mark)
         return mark
 
-    def back_to(self, mark: Mark) -> Any:
-        """The point of an open mark, which stays; newer marks are closed. O(newer marks)."""
+    def point_of(self, mark: Mark) -> Any:
+        """The point of an open mark. O(1)."""
         self._check_own(mark)
         if not mark.is_open:
             raise UsageError(
@@ -70,9 +70,14 @@ class MarkStack:
                 code="USAGE.STALE_MARK",
                 hint="it was released, or an older mark was rolled back to",
             )
+        return mark.point
+
+    def back_to(self, mark: Mark) -> Any:
+        """The point of an open mark, which stays; newer marks are closed. O(newer marks)."""
+        point = self.point_of(mark)
         while self._marks[-1] is not mark:
             self._marks.pop().is_open = False
-        return mark.point
+        return point
 
     def release(self, mark: Mark) -> bool:
         """Close a mark; whether it was open. O(newer marks)."""

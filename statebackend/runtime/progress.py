@@ -51,11 +51,11 @@ class Stopwatch:
 def sizes(metrics: dict[str, Any]) -> dict[str, int]:
     """Of a keyed backend's metrics, what Spark calls its state's size.
 
-    >>> sizes({"entries": 3, "run_bytes": 100, "blob_bytes": 20})
+    >>> sizes({"entries": 2, "rows": 3, "run_bytes": 100, "blob_bytes": 20})
     {'numRowsTotal': 3, 'memoryUsedBytes': 120}
     """
     used = [metrics.get(each, 0) for each in ("run_bytes", "blob_bytes")]
-    return {"numRowsTotal": metrics["entries"], "memoryUsedBytes": sum(used)}
+    return {"numRowsTotal": metrics.get("rows", metrics["entries"]), "memoryUsedBytes": sum(used)}
 
 
 def describe(progress: dict[str, Any]) -> str:
@@ -63,15 +63,18 @@ def describe(progress: dict[str, Any]) -> str:
 
     >>> describe({"batchId": 3, "numInputRows": 10, "numOutputRows": 2, "numRowsTotal": 7,
     ...           "memoryUsedBytes": 2_500_000, "commitTimeMs": 4.2, "processedRowsPerSecond": 1234.5})
-    'batch 3: 10 rows in, 2 out, 1,234 rows/s; 7 keys, 2.5 MB; commit 4.2 ms'
+    'batch 3: 10 rows in, 2 out, 1,234 rows/s; state 7 rows, 2.5 MB; commit 4.2 ms'
 
-    Timers are told of where some fired, and so is where the time went where it is known.
+    What was written and removed is told of where it is known, timers where some fired, and where the time went.
     """
     text = (
         f"batch {progress['batchId']}: {progress['numInputRows']:,} rows in, {progress['numOutputRows']:,} out, "
-        f"{progress['processedRowsPerSecond']:,.0f} rows/s; {progress['numRowsTotal']:,} keys, "
-        f"{progress['memoryUsedBytes'] / 1e6:,.1f} MB; commit {progress['commitTimeMs']:.1f} ms"
+        f"{progress['processedRowsPerSecond']:,.0f} rows/s; state {progress['numRowsTotal']:,} rows, "
+        f"{progress['memoryUsedBytes'] / 1e6:,.1f} MB"
     )
+    if progress.get("numRowsUpdated") is not None:
+        text += f", {progress['numRowsUpdated']:,} written, {progress['numRowsRemoved']:,} removed"
+    text += f"; commit {progress['commitTimeMs']:.1f} ms"
     if progress.get("numTimersFired"):
         text += f"; {progress['numTimersFired']:,} timers fired"
     durations = progress.get("durationMs")

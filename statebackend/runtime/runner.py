@@ -29,8 +29,10 @@ __all__ = ["Committed", "Runner"]
 _log = logging.getLogger(__name__)
 
 ON_GAP = ("fail", "restart_from_empty")
-#: Rows in a row group of the output: several tasks of Spark can share a file.
+#: Rows in a row group of the output, of which each file of a smaller output has one: what the tasks of Spark share.
 _ROW_GROUP = 262_144
+#: Files of the output of a batch. Those of a large output have several row groups.
+_MOST_FILES = 16
 
 
 class Committed(NamedTuple):
@@ -151,10 +153,12 @@ class Runner:
                 )
             with watch.part("snapshot"):
                 pending = task.snapshot(batch_id, self._store)
-            files = []
+                # Meanwhile files are being written.
+                changed = task.rows_changed
+            files: list[StoredFile] = []
             if rows:
                 with watch.part("output"):
-                    files.append(self._write_output(batch_id, given))
+                    files = self._write_output(batch_id, given)
             with watch.part("state"):
                 snapshots = [each.result() for each in pending]
         except BaseException:
@@ -163,7 +167,7 @@ class Runner:
                 each.abort()  # waits, so that what is still being written is gone when the error leaves
             self._store.abort(batch_id)
             raise
-        progress = self._progress(batch_id, batch, rows, snapshots)
+        progress = self._progress(batch_id, batch, rows, changed)
         try:
             with watch.part("commit"):
                 self._checkpoint = self._store.commit(
@@ -187,13 +191,29 @@ class Runner:
             now = None if event_time is None else event_time - self._job.delay
         return max((each for each in (now, self._now) if each is not None), default=0)
 
-    def _write_output(self, batch_id: int, table: pa.Table) -> StoredFile:
+    def _write_output(self, batch_id: int, table: pa.Table) -> list[StoredFile]:
         writer = self._store.begin_snapshot(batch_id)
-        with writer.create("output", suffix=".parquet") as file:
-            pq.write_table(table, file, row_group_size=_ROW_GROUP, compression="snappy")
-            return file.finish()
+        files = min(-(-len(table) // _ROW_GROUP), _MOST_FILES)
+        rows = -(-len(table) // files)
+        # Numbers in differences are half as large as in a dictionary, where most of them occur once.
+        numbers = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+        written = []
+        for start in range(0, len(table), rows):
+            with writer.create("output", suffix=".parquet") as file:
+                pq.write_table(
+                    table.slice(start, rows),
+                    file,
+                    row_group_size=_ROW_GROUP,
+                    compression="snappy",
+                    use_dictionary=[name for name in table.column_names if name not in numbers],
+                    column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
+                )
+                written.append(file.finish())
+        return written
 
-    def _progress(self, batch_id: int, batch: Batch, rows: int, snapshots: list[Any]) -> dict[str, Any]:
+    def _progress(
+        self, batch_id: int, batch: Batch, rows: int, changed: tuple[int | None, int | None]
+    ) -> dict[str, Any]:
         assert self._task is not None
         metrics = self._task.keyed.metrics()
         return {
@@ -202,6 +222,8 @@ class Runner:
             "numOutputRows": rows,
             "numRowsDroppedByNullKey": batch.dropped_rows,
             **sizes(metrics),
+            "numRowsUpdated": changed[0],
+            "numRowsRemoved": changed[1],
             "numTimersFired": self._task.timers_fired,
             "numTimersPending": sum(metrics.get("timers", {}).values()),
             "states": {name: state["entries"] for name, state in metrics["states"].items()},

@@ -171,6 +171,13 @@ class Task:
         """How many timers the last batch fired."""
         return self.keyed.timers.fired - self._fired_before if self.keyed.has_timers else 0
 
+    @property
+    def rows_changed(self) -> tuple[int | None, int | None]:
+        """How many rows of state the batch has written, and removed; None if the backend does not know."""
+        if self._marks is None:
+            raise UsageError("no batch has been run")
+        return self.keyed.count_changes(self._marks[0]) or (None, None)
+
     def snapshot(self, checkpoint_id: int, store: CheckpointStore) -> list[Any]:
         """Open a view of all state, which is written in the background; what is returned has ``result()``."""
         self._taken = checkpoint_id

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from house_tools import ROOT
+from refusing_disks import SealOff, fill, read_only, small_disk
 from store_files import commit, write
 
 import statebackend as sb
@@ -29,6 +30,8 @@ from statebackend.errors import (
     UsageError,
 )
 from statebackend.key_groups import KeyGroupRange
+
+__all__ = ["read_only", "small_disk"]
 
 
 def data_files(root: Path) -> set[str]:
@@ -572,26 +575,7 @@ def test_a_forked_process_is_not_the_writer(store: CheckpointStore) -> None:
 # ------------------------------------------------------------------------------------ the disk says no
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path):  # type: ignore[no-untyped-def]
-    """A file system of 1 MB, or None where none can be made."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    made = sys.platform.startswith("linux") and os.getuid() == 0
-    made = (
-        made
-        and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
-        ).returncode
-    )
-    yield folder if made else None
-    if made:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_full_disk(small_disk: Path | None) -> None:
-    if small_disk is None:
-        pytest.skip("needs the right to mount a small file system")
+def test_a_full_disk(small_disk: Path) -> None:
     store = CheckpointStore(small_disk / "store").open_for_writing()
     commit(store, 0)
     with pytest.raises(StoreError, match="No space left on device") as caught:
@@ -602,14 +586,7 @@ def test_a_full_disk(small_disk: Path | None) -> None:
     # Full to the last byte: not even a manifest can be written.
     stored = write(store.begin_snapshot(2))
     ballast = small_disk / "ballast"
-
-    def fill() -> None:
-        with ballast.open("wb", buffering=0) as file:
-            while file.write(bytes(4096)):
-                pass
-
-    with pytest.raises(OSError, match="No space left"):
-        fill()
+    fill(ballast)
     with pytest.raises(StoreError, match="nothing was committed") as caught:
         store.commit(2, [StateSnapshot(2, store.epoch, files=(stored,))])
     assert caught.value.errno == errno.ENOSPC
@@ -649,38 +626,13 @@ def test_a_file_that_may_not_grow(root: Path) -> None:
     assert len(data_files(root)) == 2
 
 
-@pytest.fixture
-def read_only(root: Path):  # type: ignore[no-untyped-def]
-    """Makes the store's folder one that nothing can be written to, also for root."""
-    mounted = False
-
-    def seal_off() -> None:
-        nonlocal mounted
-        if os.getuid() != 0:
-            for path in [root, *root.rglob("*")]:
-                path.chmod(0o555 if path.is_dir() else 0o444)
-            return
-        if not sys.platform.startswith("linux"):
-            pytest.skip("root may write everywhere here")
-        bind = subprocess.run(["mount", "--bind", str(root), str(root)], capture_output=True, check=False)
-        if bind.returncode:
-            pytest.skip("needs the right to mount")
-        mounted = True
-        subprocess.run(["mount", "-o", "remount,ro,bind", str(root)], check=True)
-
-    yield seal_off
-    if mounted:
-        subprocess.run(["umount", "-l", str(root)], check=True)
-    elif os.getuid() != 0:
-        for path in [root, *root.rglob("*")]:
-            path.chmod(0o755 if path.is_dir() else 0o644)
-
-
-def test_a_read_only_folder_is_read_and_not_written(store: CheckpointStore, root: Path, read_only) -> None:  # type: ignore[no-untyped-def]
+def test_a_read_only_folder_is_read_and_not_written(
+    store: CheckpointStore, root: Path, read_only: SealOff
+) -> None:
     stored = commit(store, 0)
     pending = store.begin_snapshot(1)
     store.begin_snapshot(2)
-    read_only()
+    read_only(root)
     reader = CheckpointReader(root)
     assert reader.latest(intact=True) == 0
     assert reader.open(0).read_file(stored) == b"of 0"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -48,7 +49,7 @@ class Job0:
         key_type = options.pop("key_type", "string")
         job_options = {
             name: options.pop(name)
-            for name in ("max_parallelism", "event_time", "delay", "backend")
+            for name in ("max_parallelism", "event_time", "delay", "backend", "null_keys")
             if name in options
         }
         store = sb.CheckpointStore(options.pop("folder", self.folder), retain=options.pop("retain", 2))
@@ -103,6 +104,41 @@ def test_state_and_output_are_in_one_checkpoint(job: Job0) -> None:
     progress = committed.progress
     assert (progress["numInputRows"], progress["numOutputRows"], progress["numRowsTotal"]) == (1, 1, 2)
     assert progress["memoryUsedBytes"] > 0
+
+
+class Latest(sb.KeyedProcessFunction):
+    """Keeps the largest amount of each user, and how often each amount came; a negative one forgets the user."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.most = ctx.get_aggregating_state(sb.AggregatingStateDescriptor("most", "max", int))
+        self.times = ctx.get_map_state(sb.MapStateDescriptor("times", int, int))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        if row.amount < 0:
+            self.most.clear()
+            self.times.clear()
+            return
+        self.most.add(row.amount)
+        self.times[row.amount] = self.times.get(row.amount, 0) + 1
+        yield row.user, self.most.get()
+
+
+@pytest.mark.parametrize("backend", ["heap", "reference"])
+def test_progress_counts_the_rows_of_state(job: Job0, backend: str) -> None:
+    def counts(committed: Committed) -> tuple[int, ...]:
+        names = ("numRowsTotal", "numRowsUpdated", "numRowsRemoved")
+        stored = committed.checkpoint.manifest.progress
+        assert all(committed.progress[name] == stored[name] for name in names)
+        return tuple(stored[name] for name in names)
+
+    runner = job.open(Latest(), backend=backend)
+    assert counts(run(runner, 0, ("a", 1), ("a", 2), ("b", 1), ("a", 1))) == (5, 5, 0)
+    assert counts(run(runner, 1)) == (5, 0, 0)
+    assert counts(run(runner, 2, ("a", -1), ("b", 7), ("c", 1), ("c", -1))) == (3, 2, 3)
+    with pytest.raises(TypeError):
+        run(runner, 3, ("a", 5), ("d", 1), ("b", None))
+    runner.close()
+    assert counts(run(job.open(Latest(), backend=backend), 3, ("b", 7))) == (3, 2, 0)
 
 
 def test_a_restart_goes_on_where_the_commit_was(job: Job0) -> None:
@@ -454,3 +490,31 @@ def test_old_outputs_go_with_their_checkpoints(job: Job0) -> None:
     assert len(outputs) <= 2
     runner.close()
     assert len([name for name in job.files() if "-output-" in name]) == 1
+
+
+class Wide(sb.BatchProcessFunction):
+    """Gives every row out as it is, columns that are nested or have odd names too."""
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> pa.RecordBatch:
+        return batch
+
+
+def test_a_large_output_is_several_files_of_about_the_same_size(job: Job0) -> None:
+    rows = 600_000
+    given = pa.table(
+        {
+            "user": pa.array(["a", "b", None, "d"] * (rows // 4)),
+            "n": pa.array(range(rows), pa.int64()),
+            "a.b": pa.array([1, None, -(2**31), 2**31 - 1] * (rows // 4), pa.int32()),
+            "s": pa.array([{"x": 1}, None, {"x": 2}, {"x": None}] * (rows // 4)),
+        }
+    )
+    schema = "user string, n bigint, `a.b` int, s struct<x:bigint>"
+    committed = job.open(Wide(), schema=schema, null_keys="drop").run(0, lambda: given, Stopwatch())
+    read = []
+    for file in committed.output:
+        with committed.checkpoint.open_file(file) as source:
+            read.append(pq.read_table(source))
+    wanted = given.filter(pc.is_valid(given["user"]))
+    assert [table.num_rows for table in read] == [225_000] * 2
+    assert pa.concat_tables(read).equals(wanted)

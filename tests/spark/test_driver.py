@@ -5,96 +5,21 @@ from __future__ import annotations
 import contextlib
 import datetime
 import decimal
-import os
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from local_spark import spark
+from spark_streams import Collecting, Stream, Total, len_of, numbers, spark, stream
 
 import statebackend as sb
 
-__all__ = ["spark"]
+__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 UTC = datetime.timezone.utc
-
-
-class Total(sb.KeyedProcessFunction):
-    def open(self, ctx: sb.FunctionContext) -> None:
-        self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "sum", int))
-
-    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
-        self.total.add(row.n)
-        yield row.user, self.total.get()
-
-
-class Stream:
-    """A folder of input files, one batch each, and a query over it that is run to its end."""
-
-    def __init__(self, spark: Any, folder: Path) -> None:
-        self.spark = spark
-        self.folder = folder
-        self.state = folder / "state"
-        self.written = 0
-        (folder / "in").mkdir()
-
-    def add(self, table: pa.Table) -> None:
-        path = self.folder / "in" / f"{self.written:04}.parquet"
-        pq.write_table(table, path)
-        self.written += 1
-        os.utime(path, (1_700_000_000 + self.written,) * 2)  # Spark takes the oldest first
-
-    def batches(self, function: Any = None, sink: Any = None, **options: Any) -> Any:
-        settings = {"key": "user", "schema": "user string, total bigint", "checkpoint": self.state}
-        return sb.spark.stateful(function or Total(), **{**settings, **options}, sink=sink)
-
-    def start(self, batches: Any, checkpoint: str = "stream", transform: Any = None) -> Any:
-        folder = str(self.folder / "in")
-        schema = self.spark.read.parquet(folder).schema
-        rows = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(folder)
-        rows = rows if transform is None else transform(rows)
-        writer = rows.writeStream.foreachBatch(batches).trigger(availableNow=True)
-        return writer.option("checkpointLocation", str(self.folder / checkpoint)).start()
-
-    def run(self, batches: Any, **options: Any) -> None:
-        try:
-            self.start(batches, **options).awaitTermination()
-        finally:
-            batches.close()  # which would happen by itself, a moment later
-
-    def fails(self, batches: Any, **options: Any) -> str:
-        with pytest.raises(Exception, match="Python Proxy") as caught:
-            self.run(batches, **options)
-        return str(caught.value)
-
-
-@pytest.fixture
-def stream(spark: Any, tmp_path: Path) -> Stream:
-    return Stream(spark, tmp_path)
-
-
-def numbers(*pairs: tuple[str | None, int]) -> pa.Table:
-    return pa.table({"user": [user for user, _ in pairs], "n": [n for _, n in pairs]})
-
-
-class Collecting:
-    """A sink that remembers what each call was given."""
-
-    def __init__(self, before: Callable[[int], None] = lambda batch_id: None) -> None:
-        self.calls: list[tuple[int, list[tuple[Any, ...]]]] = []
-        self.before = before
-
-    def __call__(self, frame: Any, batch_id: int) -> None:
-        rows = [tuple(row) for row in frame.collect()]
-        self.calls.append((batch_id, rows))
-        self.before(batch_id)
 
 
 def test_state_lives_from_batch_to_batch_and_from_run_to_run(stream: Stream) -> None:
@@ -106,6 +31,7 @@ def test_state_lives_from_batch_to_batch_and_from_run_to_run(stream: Stream) -> 
     assert sink.calls[2] == (2, [("a", 3), ("b", 30)])
     progress = batches.last_progress
     assert (progress["batchId"], progress["numInputRows"], progress["numRowsTotal"]) == (2, 2, 2)
+    assert (progress["numRowsUpdated"], progress["numRowsRemoved"]) == (2, 0)
     assert {"read", "function", "state", "output", "commit", "sink"} <= progress["durationMs"].keys()
 
     stream.add(numbers(("a", 1)))
@@ -116,10 +42,6 @@ def test_state_lives_from_batch_to_batch_and_from_run_to_run(stream: Stream) -> 
     stream.add(numbers(("b", 1)))
     stream.run(stream.batches(sink=sink))
     assert sink.calls[4] == (5, [("b", 32)])
-
-
-def len_of(frame: Any, batch_id: int) -> None:
-    frame.count()
 
 
 class Outage(Exception):

@@ -52,12 +52,29 @@ def run(folder: Path, step: str = "none", batch: int = 0) -> bool:
     return done.returncode != 0
 
 
-def test_killed_in_a_commit_and_in_the_sink(tmp_path: Path) -> None:
-    write_input(tmp_path, 4)
-    assert run(tmp_path, "after the manifest", 1)
-    assert run(tmp_path, "after the sink", 2)
+def test_killed_at_every_step(tmp_path: Path) -> None:
+    """One stream, killed in each of its first batches, a step later each time."""
+    # More files than batches that are killed: a batch after a kill may be of several.
+    files = 2 * len(STEPS) + 2
+    write_input(tmp_path, files)
+    for batch, step in enumerate(STEPS):
+        assert run(tmp_path, step, batch)
     assert not run(tmp_path)
-    assert check_query(tmp_path, 4) == 1
+    assert check_query(tmp_path, files) >= 1, "a kill right after the sink makes it be called again"
+
+
+def kill_at_random(folder: Path, rng: random.Random, kills: int, longest: int) -> None:
+    """One stream, killed up to so many milliseconds after its first batch has begun, again and again."""
+    files = 4 * kills
+    write_input(folder, files)
+    killed = sum(run(folder, str(rng.randrange(longest))) for _ in range(kills))
+    assert not run(folder)
+    check_query(folder, files)
+    assert killed > 0.9 * kills
+
+
+def test_killed_at_random(tmp_path: Path, rng: random.Random) -> None:
+    kill_at_random(tmp_path, rng, 9, 1500)
 
 
 @pytest.mark.stress
@@ -71,11 +88,6 @@ def test_killed_at_a_step(tmp_path: Path, step: str) -> None:
 
 
 @pytest.mark.stress
-def test_killed_at_random(tmp_path: Path, rng: random.Random) -> None:
-    batches = 400
-    write_input(tmp_path, batches)
-    for _ in range(200):
-        if not run(tmp_path, str(rng.randrange(3000))):
-            break
-    assert not run(tmp_path)
-    check_query(tmp_path, batches)
+def test_killed_for_long(tmp_path: Path, rng: random.Random, request: pytest.FixtureRequest) -> None:
+    """``--kills`` says how often."""
+    kill_at_random(tmp_path, rng, request.config.getoption("kills"), 2500)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend import clocks
+from statebackend._core.changes import count_changes
 from statebackend._core.key_context import KeyContext
 from statebackend._core.state_core import StateCore
 from statebackend.backend.base import checked_budget
@@ -23,7 +24,7 @@ from statebackend.backends.heap.codecs import key_codec
 from statebackend.backends.heap.loading import load, unload
 from statebackend.backends.heap.mutations import MutationWatcher
 from statebackend.backends.heap.snapshots import HeapChanges, HeapView
-from statebackend.backends.heap.state_rows import WrittenState
+from statebackend.backends.heap.state_rows import WrittenState, row_tables
 from statebackend.backends.heap.states import make_state
 from statebackend.backends.heap.timers import HeapTimers
 from statebackend.checkpoint import CheckpointStore, PendingSnapshot
@@ -223,6 +224,13 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
     def _forget_point(self, point: Any) -> None:
         self.core.release(point)
 
+    def count_changes(self, mark: Any) -> tuple[int, int]:
+        self._check_open()
+        point = self._marks.point_of(mark)
+        tables = [table for state in self._states.values() for table in row_tables(state)]
+        counts = [count_changes(table, point) for table in tables]
+        return sum(written for written, _ in counts), sum(removed for _, removed in counts)
+
     # --- checkpoints ---
 
     def snapshot(
@@ -299,6 +307,9 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
             self.mutation_watcher.start_over()
 
     # --- figures ---
+
+    def _row_count(self, state: Any) -> int:
+        return sum(map(len, row_tables(state)))
 
     def _expiry_metrics(self, state: Any) -> dict[str, Any]:
         return state._expiry_metrics()  # type: ignore[no-any-return]

@@ -35,7 +35,7 @@ from statebackend.types.model import Type
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
 
-__all__ = ["Copied", "LeftOut", "Part", "WrittenState"]
+__all__ = ["Copied", "LeftOut", "Part", "WrittenState", "row_tables"]
 
 
 class LeftOut(NamedTuple):
@@ -45,6 +45,26 @@ class LeftOut(NamedTuple):
     before: int
     #: Where they are counted, by state.
     counts: dict[str, int]
+
+
+def _maps_of(state: Any) -> list[Any]:
+    """Of a map state: heads and entries together."""
+    return [maps for maps in (state.plain_map, state.spaced_map) if maps is not None]
+
+
+def row_tables(state: Any) -> list[Any]:
+    """The tables of a state whose entries are rows of a checkpoint.
+
+    >>> from statebackend.backends.heap import HeapBackend
+    >>> from statebackend.descriptors import MapStateDescriptor
+    >>> seen = HeapBackend().create_keyed_backend(int).get_state(MapStateDescriptor("seen", int, int))
+    >>> [len(table) for table in row_tables(seen)]
+    [0]
+    """
+    if state.descriptor.kind == "map":
+        return [maps.entries for maps in _maps_of(state)]
+    tables: list[Any] = state._tables()
+    return tables
 
 
 class WrittenState:
@@ -59,15 +79,11 @@ class WrittenState:
         self.name = self.descriptor.name
         self.is_map = self.descriptor.kind == "map"
         self.is_list = self.descriptor.kind == "list"
-        all_tables = state._tables()
-        #: Of a map state: heads and entries together.
-        self.maps = (
-            [maps for maps in (state.plain_map, state.spaced_map) if maps is not None] if self.is_map else []
-        )
+        self.maps = _maps_of(state) if self.is_map else []
         #: The tables whose entries are rows of a checkpoint.
-        self.tables = [maps.entries for maps in self.maps] if self.is_map else all_tables
+        self.tables = row_tables(state)
         self.first_group = backend.key_group_range.start
-        self._all_tables = all_tables
+        self._all_tables = state._tables()
         self._key_encoder = backend._encoder
         self._namespaces = backend.core.namespaces
 

@@ -216,6 +216,21 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
         if not len(self._marks):
             self.journal.forget()
 
+    def count_changes(self, mark: Any) -> tuple[int, int]:
+        self._check_open()
+        position, _ = self._marks.point_of(mark)
+        before = self.journal.before(position)
+        written = removed = 0
+        for state in self._states.values():
+            for at, stored in before.get(state.table, {}).items():
+                old, new = state.rows_of(stored), state.rows_of(state.table.get(at))
+                written += sum(old.get(row) is not what for row, what in new.items())
+                removed += sum(row not in new for row in old)
+        return written, removed
+
+    def _row_count(self, state: Any) -> int:
+        return sum(len(state.rows_of(stored)) for _, stored in state.table)
+
     # --- checkpoints ---
 
     def _open_view(self, expired_at: int | None) -> ReferenceRows:

@@ -145,6 +145,10 @@ class ReferenceState(KeyedState, Generic[S]):
     def _timestamps(self, stored: S) -> Iterable[int]:
         """The timestamps of all of it."""
 
+    def rows_of(self, stored: S | None) -> dict[Any, Any]:
+        """What is stored for a key, row by row: one, but for maps."""
+        return {} if stored is None else {None: stored}
+
     def merged(self, a: S, b: S) -> S | None:
         """What the stored of two namespaces come to, those of ``a`` first."""
         raise NotImplementedError

@@ -45,6 +45,9 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
         gone = [key for key, entry in stored.items() if self._expired(entry)][:budget]
         return {key: entry for key, entry in stored.items() if key not in gone} or None, len(gone)
 
+    def rows_of(self, stored: dict[Any, Stamped] | None) -> dict[Any, Any]:
+        return stored or {}
+
     def _timestamps(self, stored: dict[Any, Stamped]) -> Iterable[int]:
         return (entry.timestamp for entry in stored.values())
 

@@ -59,6 +59,13 @@ class Journal:
                 table.put(at, stored)
         self.is_open = True
 
+    def before(self, point: int) -> dict[NestedTable, dict[Place, Any]]:
+        """What was there at the point where something was written since, by table and place."""
+        found: dict[NestedTable, dict[Place, Any]] = {}
+        for table, at, stored in self.old[point:]:
+            found.setdefault(table, {}).setdefault(at, stored)
+        return found
+
     def forget(self) -> None:
         """No mark is open any more."""
         self.is_open = False

@@ -1,0 +1,57 @@
+"""Where a micro-batch of ours spends its time.
+
+The parts are those of ``last_progress["durationMs"]``; `KERNELS` is what the function itself has counted of its part,
+and the rest of what Spark reports for the micro-batch is Spark's.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any, NamedTuple
+
+#: The counter in which the function sums up its calls of state, in microseconds.
+KERNELS = "kernels_us"
+
+LABELS = {
+    "open": "looking whether it is still the same run",
+    "read": "Spark reads the input and hands it over as Arrow",
+    "prepare": "null keys, chunks put together",
+    "function": "the function, all of it",
+    "kernels": "of which in the calls of state",
+    "snapshot": "opening the view of state, copying what changed, counting it",
+    "output": "output written and fsynced, while state is",
+    "state": "waiting for the rest of the state's files",
+    "commit": "the manifest",
+    "sink": "the sink: Spark reads the output and writes it",
+    "Spark": "Spark's own: offsets, planning, its log of commits",
+}
+
+
+class Part(NamedTuple):
+    """A part of the median batch, in milliseconds."""
+
+    name: str
+    ms: float
+    #: Whether it is counted in the part before it.
+    is_within: bool = False
+
+
+def batch_parts(said: dict[str, Any], warmup: int) -> tuple[float, list[Part]]:
+    """Milliseconds of the median batch after warm-up, and of its parts, each the median of its own."""
+    whole = statistics.median(each["ms"] for each in said["batches"][warmup:])
+    progress = said["parts"][warmup:]
+    durations = [each["durationMs"] for each in progress]
+    took = {
+        name: statistics.median(each.get(name, 0.0) for each in durations)
+        for name in durations[0]
+        if name != "batch"
+    }
+    parts = []
+    for name, ms in took.items():
+        parts.append(Part(name, ms))
+        counted = [each["customMetrics"].get(KERNELS) for each in said["parts"]]
+        if name == "function" and None not in counted:
+            # A counter goes on from batch to batch.
+            gone = [now - before for before, now in zip([0, *counted], counted, strict=False)]
+            parts.append(Part("kernels", statistics.median(gone[warmup:]) / 1000, True))
+    return whole, [*parts, Part("Spark", whole - sum(took.values()))]

@@ -1,0 +1,95 @@
+"""The comparison of jobs under Spark: what a run says becomes the page, and what failed is told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# `bench` is not an installed package: it is imported from the root of the repository.
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from bench.spark.__main__ import main, reason  # noqa: E402
+from bench.spark.page import main as renew_page  # noqa: E402
+from bench.spark.parts import batch_parts  # noqa: E402
+
+
+def said(ms: list[int], rows: int, **parts: list[float]) -> dict[str, Any]:
+    durations = [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
+    kernels = 0
+    progress = []
+    for number, each in enumerate(durations):
+        kernels += 1000 * (number + 1)
+        progress.append({"durationMs": {**each, "batch": 0.0}, "customMetrics": {"kernels_us": kernels}})
+    return {"batches": [{"rows": rows, "ms": each} for each in ms], "parts": progress}
+
+
+def test_parts_are_medians_after_the_warm_up_and_the_rest_is_sparks() -> None:
+    whole, parts = batch_parts(said([900, 100, 120, 110], 10, function=[9, 30, 40, 50], sink=[9, 5, 5, 5]), 1)
+    assert whole == 110
+    assert [(part.name, part.ms) for part in parts] == [
+        ("function", 40),
+        ("kernels", 3),
+        ("sink", 5),
+        ("Spark", 65),
+    ]
+
+
+def test_a_run_becomes_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    runs = {
+        "batches/large": said([9000, 1000], 2_000_000, function=[9, 300], sink=[9, 500]),
+        "spark/large": {"batches": [{"rows": 2_000_000, "ms": 4000}] * 2, "parts": []},
+    }
+    rows = [
+        {
+            "figure": "P12",
+            "contender": "batches",
+            "peer_name": "spark",
+            "sizes": ["large", "large"],
+            "ours": 2000.0,
+            "peer": 500.0,
+            "ratio": 4.0,
+            "met": False,
+            "target": 5.0,
+        }
+    ]
+    machine = {"processor": "a processor", "cores": 2, "python": "3.11"}
+    args = {"rows": 2_000_000, "keys": 5, "small_rows": 7, "small_keys": 3, "batches": 1, "warmup": 1}
+    session = {"spark": "4.3", "java": "17", "collector": "G1", "cores": 2, "heap": "4g"}
+    run = {"machine": machine, "arguments": args, "session": session, "statebackend": "0.1", "runs": runs}
+    (tmp_path / "run.json").write_text(json.dumps({**run, "rows": rows}))
+    page = tmp_path / "spark.md"
+    page.write_text((ROOT / "docs/performance/spark.md").read_text())
+    for _ in range(2):  # a page that was renewed can be renewed
+        assert renew_page(["--run", str(tmp_path / "run.json"), "--page", str(page)]) == 0
+    text = page.read_text()
+    assert "| P12 | whole batches, large batches | 2,000k rows/s |" in text
+    assert "| **4.0 ×** | at least 5 × |" in text
+    assert "| the whole micro-batch | 1000 |" in text
+    assert "Not measured yet" not in text
+    assert (tmp_path / "spark.svg").exists()
+
+
+def test_the_reason_is_that_of_the_worker_that_died() -> None:
+    stderr = (
+        "ImportError: cannot import name 'descriptor'\n\tat org.apache.spark\n"
+        "pyspark.errors.StreamingQueryException: [STREAM_FAILED] Query terminated\nLogical Plan:\n+- x\n"
+    )
+    assert reason(stderr) == "ImportError: cannot import name 'descriptor'"
+    assert reason("pyspark.errors.X.FirstError: what\n") == "pyspark.errors.X.FirstError: what"
+    assert reason("killed") == "killed"
+
+
+def test_figures_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["P99"])
+    assert "no figure P99; there are P12, P13, P14" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "P13 batches against the two Python ones" in capsys.readouterr().out

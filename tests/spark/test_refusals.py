@@ -1,0 +1,118 @@
+"""What a real query is refused, and what it is told: each time nothing has changed, and the right query goes on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from refusing_disks import SealOff, fill, read_only, small_disk
+from spark_streams import Collecting, Stream, Total, numbers, spark, stream
+
+import statebackend as sb
+
+__all__ = ["read_only", "small_disk", "spark", "stream"]
+pytestmark = pytest.mark.spark
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All that counts: who opens the store takes an epoch, which does not."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "epochs"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def begun(stream: Stream, batches: int) -> Collecting:
+    """A query that has run so many batches, and another file that is to come."""
+    for _ in range(batches):
+        stream.add(numbers(("a", 1)))
+    sink = Collecting()
+    stream.run(stream.batches(sink=sink))
+    stream.add(numbers(("a", 1)))
+    return sink
+
+
+class OfAnotherType(Total):
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "max", "string"))
+
+
+class OfAnotherKind(Total):
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.total = ctx.get_list_state(sb.ListStateDescriptor("total", int))
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "code"),
+    [
+        (Total(), {"key": "n"}, "STATE_MIGRATION"),
+        (Total(), {"max_parallelism": 64}, "STATE_MIGRATION"),
+        (OfAnotherType(), {}, "STATE_MIGRATION"),
+        (OfAnotherKind(), {}, "STATE_MIGRATION"),
+        (Total(), {"name": "another"}, "USAGE.OTHER_QUERY"),
+    ],
+)
+def test_another_job_on_the_same_state(
+    stream: Stream, function: Any, options: dict[str, Any], code: str
+) -> None:
+    sink = begun(stream, 2)
+    before = content(stream.state)
+    assert code in stream.fails(stream.batches(function, sink, **options))
+    after = content(stream.state)
+    assert {name: data for name, data in after.items() if name in before} == before
+    assert not [name for name in after.keys() - before.keys() if name.startswith(("data/", "checkpoints/"))]
+    stream.run(stream.batches(sink=sink))
+    assert sink.calls[2:] == [(2, [("a", 3)])]
+
+
+def test_state_that_is_older_than_the_stream(stream: Stream, tmp_path: Path) -> None:
+    sink = begun(stream, 1)
+    shutil.copytree(stream.state, tmp_path / "copy")
+    stream.add(numbers(("a", 1)))
+    stream.run(stream.batches(sink=sink))
+    stream.add(numbers(("a", 1)))
+    shutil.rmtree(stream.state)
+    shutil.copytree(tmp_path / "copy", stream.state)
+    told = stream.fails(stream.batches(sink=sink))
+    assert "BATCH_GAP.STATE_BEHIND" in told
+    assert "on_gap" in told
+    shutil.rmtree(stream.state)
+    assert "BATCH_GAP.NO_STATE" in stream.fails(stream.batches(sink=sink))
+    assert [batch_id for batch_id, _ in sink.calls] == [0, 1, 2]
+    stream.run(stream.batches(sink=sink, on_gap="restart_from_empty"))
+    assert sink.calls[3:] == [(3, [("a", 1)])]
+
+
+class Long(Total):
+    """Gives out rows that take as much room as they are told."""
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        for user, total in super().process_element(row, ctx):
+            yield user * row.n, total
+
+
+def test_a_full_disk_costs_a_retry(stream: Stream, small_disk: Path) -> None:
+    for _ in range(2):
+        stream.add(numbers(("a", 1)))
+    sink = Collecting()
+    settings = {"function": Long(), "sink": sink, "checkpoint": small_disk / "state"}
+    stream.run(stream.batches(**settings))
+    before = content(small_disk / "state")
+    stream.add(numbers(("a", 1)))
+    fill(small_disk / "ballast")
+    told = stream.fails(stream.batches(**settings))
+    assert "No space left on device" in told
+    assert content(small_disk / "state") == before
+    (small_disk / "ballast").unlink()
+    stream.run(stream.batches(**settings))
+    assert sink.calls == [(0, [("a", 1)]), (1, [("a", 2)]), (2, [("a", 3)])]
+
+
+def test_a_read_only_folder_is_told_at_the_start(stream: Stream, read_only: SealOff) -> None:
+    sink = begun(stream, 1)
+    before = content(stream.state)
+    read_only(stream.state)
+    told = stream.fails(stream.batches(sink=sink))
+    assert "must be writable" in told
+    assert content(stream.state) == before
+    assert len(sink.calls) == 1
