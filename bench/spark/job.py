@@ -186,7 +186,7 @@ def main() -> None:
         SparkSession.builder.master(f"local[{args.cores}]")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", args.memory)
-        .config("spark.driver.extraJavaOptions", f"-Xms{args.memory} -XX:+UseG1GC")
+        .config("spark.driver.extraJavaOptions", f"-Xms{args.memory} -XX:+UseG1GC -XX:+AlwaysPreTouch")
         .config("spark.driver.maxResultSize", "0")
         .config("spark.sql.shuffle.partitions", str(args.cores))
         .config("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
