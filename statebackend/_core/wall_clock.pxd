@@ -3,8 +3,8 @@
 A record whose state expires asks for the time. Asking the system is a third of what such a record costs: it waits for
 everything that the processor has under way. Where the processor counts steps at a steady rate, its counter tells that
 the millisecond cannot be over: it makes at least one step in four nanoseconds, and mostly many more, so that a quarter
-of the millisecond's rest, in steps, is no longer than that rest. What is returned is what asking would have returned,
-but where the clock is set meanwhile: that shows with the next millisecond.
+of the millisecond's rest, in steps, is no longer than that rest. What is returned is what asking would have returned;
+a clock that is set meanwhile shows when that quarter is over.
 """
 
 from libc.stdint cimport int64_t, uint64_t

@@ -72,9 +72,13 @@ def checked_budget(budget: Any) -> int:
     >>> checked_budget(5)
     5
     """
-    if isinstance(budget, bool) or not hasattr(budget, "__index__") or operator.index(budget) < 0:
+    try:
+        steps = -1 if isinstance(budget, bool) else operator.index(budget)
+    except TypeError:
+        steps = -1
+    if steps < 0:
         raise UsageError("the budget is a number of steps, and not negative", hint="write advance(1000)")
-    return min(operator.index(budget), 2**62)
+    return min(steps, 2**62)
 
 
 class BaseKeyedStateBackend(KeyedStateBackend):

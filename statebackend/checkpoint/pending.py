@@ -83,10 +83,12 @@ class WritingThreads:
         job = _Job(work)
         try:
             return self._executor.submit(job)
-        except BaseException:
+        except BaseException as error:
+            self._executor = None
+            if "interpreter shutdown" in str(error):
+                return _done(job)  # the main thread waits for what others are writing, and takes nothing more
             # It may lie in the executor's queue, without a thread that is meant to take it.
             job.drop()
-            self._executor = None
             raise
 
     def close(self) -> None:

@@ -31,6 +31,10 @@ def open_saved(uri: Any, checkpoint_id: int | None) -> Checkpoint | Savepoint:
     Savepoint('/data/savepoint')
     """
     if isinstance(uri, Savepoint):
+        if checkpoint_id is not None:
+            raise UsageError(
+                "a savepoint has no ids", detail=uri.uri, hint="leave id out, or give the uri of a store"
+            )
         return uri
     if checkpoint_id is None and CheckpointReader(uri).latest() is None:
         savepoint = Savepoint(uri)

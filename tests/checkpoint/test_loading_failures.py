@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +142,24 @@ def test_an_object_that_does_not_come_back(tmp_path: Path, backend: str, kind: s
         assert keyed.num_entries("things") == len(list(keyed.keys_and_namespaces("things"))) == 21
         keyed.get_state(SMALL)
         assert keyed.undeclared_states() == []
+
+
+def test_nothing_is_kept_of_a_state_that_was_to_be_cleaned_up_for_every_record(tmp_path: Path) -> None:
+    cleanup = sb.StateTtlConfig.new_builder(10**12).cleanup_incrementally(5, True).build()
+    descriptor = sb.ValueStateDescriptor("things", sb.types.PICKLE).enable_time_to_live(cleanup)
+    Fragile.left = 10**6
+    store = sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=32)
+    with store, create("heap") as keyed:
+        keyed.set_current_key(1)
+        keyed.get_state(descriptor).update(Fragile())
+        handle = type(keyed.get_state(descriptor))
+        checkpoint = store.commit(0, [keyed.snapshot(0, store).result()])
+    del keyed
+    with create("heap", restore=checkpoint) as keyed:
+        Fragile.left = 0
+        with pytest.raises(sb.SerializationError, match="a pickled value cannot be read"):
+            keyed.get_state(descriptor)
+        gc.collect()
+        assert not [each for each in gc.get_objects() if type(each) is handle and each.backend is keyed]
+        Fragile.left = 1
+        assert isinstance(keyed.get_state(descriptor), handle)

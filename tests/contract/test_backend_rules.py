@@ -14,6 +14,7 @@ from contract.samples import KINDS, Kind, last_of
 from statebackend import types as t
 from statebackend.backend import KeyedStateBackend, StateBackend
 from statebackend.checkpoint import CheckpointStore
+from statebackend.clocks import SystemClock
 from statebackend.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -292,7 +293,7 @@ def test_advance_does_at_most_what_it_may(keyed: KeyedStateBackend) -> None:
     assert 0 <= keyed.advance(budget=5) <= 5
 
 
-@pytest.mark.parametrize("budget", [-1, 1.5, None, True, "5"])
+@pytest.mark.parametrize("budget", [-1, 1.5, None, True, "5", int])
 def test_advance_takes_a_number_of_steps(keyed: KeyedStateBackend, budget: Any) -> None:
     with pytest.raises(UsageError, match="number of steps"):
         keyed.advance(budget)
@@ -307,6 +308,26 @@ class Telling:
 
     def now(self) -> Any:
         return self.answer
+
+
+class Set(SystemClock):
+    """A clock that is derived from the machine's and tells another time."""
+
+    answer = 0
+
+    def now(self) -> int:
+        return self.answer
+
+
+def test_a_clock_derived_from_the_machines_is_asked(make_keyed: MakeKeyed) -> None:
+    clock = Set()
+    keyed = make_keyed(clock=clock)
+    state = keyed.get_value_state(ValueStateDescriptor("s", int).enable_time_to_live(StateTtlConfig(10)))
+    for clock.answer, found in [(0, None), (9, 7), (18, 7), (28, None)]:
+        keyed.set_current_key(1)
+        assert state.value() == found
+        if clock.answer < 18:
+            state.update(7)
 
 
 @pytest.mark.parametrize("answer", [1.5, None, True, "1", 2**63, -(2**63) - 1], ids=repr)

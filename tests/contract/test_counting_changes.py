@@ -70,16 +70,20 @@ def test_reading_is_no_change_unless_it_counts_as_use(
     plain = keyed.get_state(
         sb.ValueStateDescriptor("plain", sb.types.PICKLE).enable_time_to_live(sb.StateTtlConfig(100))
     )
+    entries = keyed.get_state(sb.MapStateDescriptor("entries", str, int).enable_time_to_live(on_read))
     keyed.set_current_key(1)
     used.update(1)
     plain.update([1])
+    entries.put_all({"a": 1, "b": 2})
     mark = keyed.mark()
+    assert (used.value(), entries.get("a")) == (1, 1)
+    assert keyed.count_changes(mark) == (0, 0)  # no stamp is another one
     clock.advance(50)
     keyed.set_current_key(1)
     assert plain.value() == [1]
     assert keyed.count_changes(mark) == (0, 0)
-    assert used.value() == 1
-    assert keyed.count_changes(mark) == (1, 0)
+    assert (used.value(), entries.get("a")) == (1, 1)
+    assert keyed.count_changes(mark) == (2, 0)
 
 
 def test_what_expires_is_removed(make_keyed: Callable[..., KeyedStateBackend], clock: ManualClock) -> None:

@@ -93,6 +93,25 @@ def test_what_is_being_written_is_waited_for(tmp_path: Path) -> None:
     assert [path for path in tmp_path.glob("data/*/*.arrow") if path.stat().st_size > 100_000]
 
 
+def test_a_checkpoint_of_another_thread_while_what_is_being_written_is_waited_for(tmp_path: Path) -> None:
+    code = """
+import threading, time
+import concurrent.futures.thread as pool
+go = threading.Event()
+keyed._threads.run(go.wait)
+def at_the_end():
+    try:
+        while not pool._shutdown:
+            time.sleep(0.001)
+        store.commit(0, [keyed.snapshot(0, store).result()])
+    finally:
+        go.set()
+threading.Thread(target=at_the_end).start()
+"""
+    assert_silent(run(SNAPSHOT + code, to=tmp_path))
+    assert sorted(read_back(tmp_path)) == list(range(100_000))
+
+
 def test_a_last_checkpoint_when_the_interpreter_is_about_to_end(tmp_path: Path) -> None:
     code = "atexit.register(lambda: store.commit(1, [keyed.snapshot(1, store).result()]))\n"
     for before in ("", "store.commit(0, [keyed.snapshot(0, store).result()])\n"):

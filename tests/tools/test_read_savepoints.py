@@ -72,6 +72,8 @@ def test_a_savepoint_within_a_store_is_read_and_the_store_is_preferred(tmp_path:
     assert sb.tools.read_state(tmp_path / "savepoints" / "4", "count")["value"].to_pylist() == [11]
     with pytest.raises(sb.UsageError, match="there is no checkpoint"):
         sb.tools.read_state(tmp_path / "savepoints", "count")
+    with pytest.raises(sb.UsageError, match="a savepoint has no ids"):
+        sb.tools.read_state(savepoint, "count", 4)
 
 
 def test_one_name_for_two_states_and_parts_that_are_missing(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
             self._key_group_range.end,
             self._clock,
             clocks.read,
-            isinstance(self._clock, clocks.SystemClock),
+            type(self._clock) is clocks.SystemClock,  # one that is derived may tell another time
             encode_namespace,
             frozenset({type(VOID), TimeWindow, int, str, bytes}),
         )
@@ -112,9 +112,12 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
     # --- states ---
 
     def _create_state(self, descriptor: StateDescriptor) -> Any:
-        state = make_state(self, descriptor)
+        return make_state(self, descriptor)
+
+    def _new_state(self, descriptor: StateDescriptor) -> Any:
+        state = super()._new_state(descriptor)
         if _cleans_on_record(descriptor):
-            self._clean_on_record(state)
+            self._clean_on_record(state)  # now that it has been restored whole
         return state
 
     def _redeclare_state(self, state: Any, descriptor: StateDescriptor) -> None:
