@@ -507,14 +507,21 @@ def test_a_large_output_is_several_files_of_about_the_same_size(job: Job0) -> No
             "n": pa.array(range(rows), pa.int64()),
             "a.b": pa.array([1, None, -(2**31), 2**31 - 1] * (rows // 4), pa.int32()),
             "s": pa.array([{"x": 1}, None, {"x": 2}, {"x": None}] * (rows // 4)),
+            "s.x": pa.array(range(rows), pa.int64()),  # Parquet has another column of this path
+            "texts": pa.array([["a long text"], [], None, ["another"]] * (rows // 4)),
         }
     )
-    schema = "user string, n bigint, `a.b` int, s struct<x:bigint>"
+    schema = "user string, n bigint, `a.b` int, s struct<x:bigint>, `s.x` bigint, texts array<string>"
     committed = job.open(Wide(), schema=schema, null_keys="drop").run(0, lambda: given, Stopwatch())
     read = []
     for file in committed.output:
         with committed.checkpoint.open_file(file) as source:
             read.append(pq.read_table(source))
+            group = pq.read_metadata(source).row_group(0)
+            columns = [group.column(at) for at in range(group.num_columns)]
+            encodings = {each.path_in_schema: each.encodings for each in columns}
+            assert "DELTA_BINARY_PACKED" in encodings["n"]
+            assert "RLE_DICTIONARY" in encodings["texts.list.element"]
     wanted = given.filter(pc.is_valid(given["user"]))
     assert [table.num_rows for table in read] == [225_000] * 2
     assert pa.concat_tables(read).equals(wanted)
