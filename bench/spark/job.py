@@ -152,22 +152,21 @@ CONTENDERS: dict[str, Callable[[Run], Any]] = {
 
 
 def check(folder: Path, out: Path) -> None:
-    """The newest row of each key, over all batches, is the sum and count of its input."""
-    given = pa.concat_tables([pq.read_table(path) for path in sorted(out.iterdir())])
-    keys, totals_then, counts_then = (given.column(name).to_numpy() for name in ("k", "total", "n"))
-    # The newest has counted most. Where it lies says nothing: Spark reads the files of an output in an order of its own.
-    by_age = np.lexsort((counts_then, keys))
-    keys = keys[by_age]
-    is_newest = np.append(keys[1:] != keys[:-1], True)
-    newest = by_age[is_newest]
+    """The last row of each key, over all batches, is the sum and count of its input."""
+    given = pa.concat_tables(
+        [pq.read_table(path) for path in sorted(out.iterdir())]  # batch by batch
+    )
+    columns = [given.column(name).to_numpy()[::-1] for name in ("k", "total", "n")]
+    # The newest of ours comes last; Spark gives each key once a batch.
+    keys, last = np.unique(columns[0], return_index=True)
     rows = pa.concat_tables([pq.read_table(path) for path in sorted((folder / "in").iterdir())])
     wanted_keys, inverse, counts = np.unique(rows["k"].to_numpy(), return_inverse=True, return_counts=True)
     totals = np.zeros(len(wanted_keys), dtype=np.int64)
     np.add.at(totals, inverse, rows["v"].to_numpy())
     same = (
-        np.array_equal(keys[is_newest], wanted_keys)
-        and np.array_equal(totals_then[newest], totals)
-        and np.array_equal(counts_then[newest], counts)
+        np.array_equal(keys, wanted_keys)
+        and np.array_equal(columns[1][last], totals)
+        and np.array_equal(columns[2][last], counts)
     )
     if not same:
         raise SystemExit("the result is not that of a batch computation")
@@ -187,7 +186,7 @@ def main() -> None:
         SparkSession.builder.master(f"local[{args.cores}]")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", args.memory)
-        .config("spark.driver.extraJavaOptions", f"-Xms{args.memory} -XX:+UseG1GC")
+        .config("spark.driver.extraJavaOptions", f"-Xms{args.memory} -XX:+UseG1GC -XX:+AlwaysPreTouch")
         .config("spark.driver.maxResultSize", "0")
         .config("spark.sql.shuffle.partitions", str(args.cores))
         .config("spark.sql.streaming.stateStore.providerClass", ROCKSDB)

@@ -29,10 +29,8 @@ __all__ = ["Committed", "Runner"]
 _log = logging.getLogger(__name__)
 
 ON_GAP = ("fail", "restart_from_empty")
-#: Rows in a row group of the output, of which each file of a smaller output has one: what the tasks of Spark share.
+#: Rows in a row group of the output: what the tasks of Spark share.
 _ROW_GROUP = 262_144
-#: Files of the output of a batch. Those of a large output have several row groups.
-_MOST_FILES = 16
 
 
 class Committed(NamedTuple):
@@ -193,22 +191,17 @@ class Runner:
 
     def _write_output(self, batch_id: int, table: pa.Table) -> list[StoredFile]:
         writer = self._store.begin_snapshot(batch_id)
-        files = min(-(-len(table) // _ROW_GROUP), _MOST_FILES)
-        rows = -(-len(table) // files)
         numbers, others = _encodings(table.schema)
-        written = []
-        for start in range(0, len(table), rows):
-            with writer.create("output", suffix=".parquet") as file:
-                pq.write_table(
-                    table.slice(start, rows),
-                    file,
-                    row_group_size=_ROW_GROUP,
-                    compression="snappy",
-                    use_dictionary=others,
-                    column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
-                )
-                written.append(file.finish())
-        return written
+        with writer.create("output", suffix=".parquet") as file:
+            pq.write_table(
+                table,
+                file,
+                row_group_size=_ROW_GROUP,
+                compression="snappy",
+                use_dictionary=others,
+                column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
+            )
+            return [file.finish()]
 
     def _progress(
         self, batch_id: int, batch: Batch, rows: int, changed: tuple[int | None, int | None]

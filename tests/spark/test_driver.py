@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from spark_streams import Collecting, Stream, Total, len_of, numbers, spark, stream
@@ -180,6 +181,24 @@ def test_columns_together_are_a_key_and_the_order_is_the_users(stream: Stream) -
         stream.batches(function, sink, key=["a", "b"], schema="a bigint, b string, at bigint", order_by="at")
     )
     assert sink.calls == [(0, [(1, "x", 1), (1, "x", 2), (None, "x", 3)])]
+
+
+def test_a_large_output_keeps_its_order(stream: Stream) -> None:
+    given = np.random.default_rng(1).integers(0, 2**62, 1_000_000)
+
+    class Numbers(sb.BatchProcessFunction):
+        def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> pa.RecordBatch:
+            return pa.record_batch({"user": ["a"] * len(given), "total": given})
+
+    read = []
+
+    def sink(frame: Any, batch_id: int) -> None:
+        assert frame.rdd.getNumPartitions() > 1, "so large that tasks share it"
+        read.append(frame.toArrow()["total"].to_numpy())
+
+    stream.add(numbers(("a", 1)))
+    stream.run(stream.batches(Numbers(), sink))
+    assert np.array_equal(read[0], given)
 
 
 def test_batches_without_rows_are_batches(stream: Stream) -> None:
