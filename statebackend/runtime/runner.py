@@ -191,15 +191,14 @@ class Runner:
 
     def _write_output(self, batch_id: int, table: pa.Table) -> list[StoredFile]:
         writer = self._store.begin_snapshot(batch_id)
-        # Numbers in differences are half as large as in a dictionary, where most of them occur once.
-        numbers = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+        numbers, others = _encodings(table.schema)
         with writer.create("output", suffix=".parquet") as file:
             pq.write_table(
                 table,
                 file,
                 row_group_size=_ROW_GROUP,
                 compression="snappy",
-                use_dictionary=[name for name in table.column_names if name not in numbers],
+                use_dictionary=others,
                 column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
             )
             return [file.finish()]
@@ -249,6 +248,36 @@ class Runner:
                 task.close()
         finally:
             self._store.close()
+
+
+def _encodings(schema: pa.Schema) -> tuple[list[str], list[str]]:
+    """The columns that are written in differences, and those with a dictionary, nested ones as Parquet names them.
+
+    Whole numbers in differences are half as large as in a dictionary, where most of them occur once.
+
+    >>> _encodings(pa.schema([("n", pa.int64()), ("s", pa.struct({"x": pa.int64()})), ("s.x", pa.int64())]))
+    (['n'], ['s.x'])
+    """
+    numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
+    nested = [leaf for field in schema if field.name not in numbers for leaf in _leaves(field.name, field.type)]
+    return [name for name in numbers if name not in nested], nested
+
+
+def _leaves(path: str, kind: pa.DataType) -> list[str]:
+    """What Parquet makes of a column: columns of its own for what a struct, list or map holds.
+
+    >>> _leaves("a", pa.list_(pa.struct({"x": pa.string(), "y": pa.map_(pa.string(), pa.int64())})))
+    ['a.list.element.x', 'a.list.element.y.key_value.key', 'a.list.element.y.key_value.value']
+    """
+    if pa.types.is_struct(kind):
+        return [leaf for field in kind for leaf in _leaves(f"{path}.{field.name}", field.type)]
+    if pa.types.is_map(kind):
+        within = {"key_value.key": kind.key_type, "key_value.value": kind.item_type}
+    elif pa.types.is_list(kind):
+        within = {"list.element": kind.value_type}
+    else:
+        return [path]
+    return [leaf for name, each in within.items() for leaf in _leaves(f"{path}.{name}", each)]
 
 
 def _gap_error(batch_id: int, last: int | None, uri: str) -> BatchGapError:

@@ -22,6 +22,7 @@ from statebackend.spark.session import (
     Query,
     active_execution,
     arrow_of,
+    check_output_names,
     check_reachable,
     column_types,
     output_frame,
@@ -139,6 +140,8 @@ class StatefulBatches:
         self.close()
         check_reachable(frame, self._checkpoint)
         self._job.check_columns(frame.columns)
+        if self._sink is not None and self._job.output is not None:
+            check_output_names(frame, self._job.output.arrow.names)
         key_type = self._job.key_type(column_types(frame))
         store = self._store()
         other = _open.get(store.uri)

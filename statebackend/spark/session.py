@@ -6,13 +6,23 @@ Nothing here imports pyspark: the session comes with the batch.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from statebackend.errors import UsageError
 
-__all__ = ["Query", "active_execution", "arrow_of", "check_reachable", "column_types", "output_frame"]
+__all__ = [
+    "Query",
+    "active_execution",
+    "arrow_of",
+    "check_output_names",
+    "check_reachable",
+    "column_types",
+    "output_frame",
+]
 
 _QUERY_ID = "sql.streaming.queryId"
 #: Spark runs the jobs of a query in a job group that is named after the run.
@@ -80,6 +90,20 @@ def check_reachable(frame: Any, checkpoint: str) -> None:
             code="USAGE.LOCAL_CHECKPOINT",
             detail=f"{checkpoint}, master {master}",
             hint="use s3://, or file:///path for a folder that every machine mounts under this path",
+        )
+
+
+def check_output_names(frame: Any, names: Sequence[str]) -> None:
+    """Raise if Spark would not read an output with these columns: it may take two of the names for one."""
+    if frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true":
+        return
+    counts = Counter(name.lower() for name in names)
+    twice = [name for name in names if counts[name.lower()] > 1]
+    if twice:
+        raise UsageError(
+            "two columns of the schema have the same name but for upper and lower case",
+            detail=f"columns {', '.join(twice)}",
+            hint="rename one, or set spark.sql.caseSensitive to true",
         )
 
 

@@ -507,12 +507,19 @@ def test_a_large_output_is_one_file_of_several_row_groups(job: Job0) -> None:
             "n": pa.array(range(rows), pa.int64()),
             "a.b": pa.array([1, None, -(2**31), 2**31 - 1] * (rows // 4), pa.int32()),
             "s": pa.array([{"x": 1}, None, {"x": 2}, {"x": None}] * (rows // 4)),
+            "s.x": pa.array(range(rows), pa.int64()),  # Parquet has another column of this path
+            "texts": pa.array([["a long text"], [], None, ["another"]] * (rows // 4)),
         }
     )
-    schema = "user string, n bigint, `a.b` int, s struct<x:bigint>"
+    schema = "user string, n bigint, `a.b` int, s struct<x:bigint>, `s.x` bigint, texts array<string>"
     committed = job.open(Wide(), schema=schema, null_keys="drop").run(0, lambda: given, Stopwatch())
     (file,) = committed.output
     with committed.checkpoint.open_file(file) as source:
         read = pq.ParquetFile(source)
         assert [read.metadata.row_group(at).num_rows for at in range(2)] == [262_144, 450_000 - 262_144]
         assert read.read().equals(given.filter(pc.is_valid(given["user"])))
+        group = read.metadata.row_group(0)
+        columns = [group.column(at) for at in range(group.num_columns)]
+    encodings = {each.path_in_schema: each.encodings for each in columns}
+    assert "DELTA_BINARY_PACKED" in encodings["n"]
+    assert "RLE_DICTIONARY" in encodings["texts.list.element"]

@@ -65,6 +65,21 @@ def test_another_job_on_the_same_state(
     assert sink.calls[2:] == [(2, [("a", 3)])]
 
 
+def test_an_output_that_spark_would_not_read(stream: Stream) -> None:
+    """It is not committed first: then the sink could never have it."""
+    stream.add(numbers(("a", 1)))
+    sink = Collecting()
+    job = stream.batches(sink=sink, schema="user string, USER bigint")
+    assert "columns user, USER" in stream.fails(job)
+    assert not stream.state.exists()
+    stream.spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        stream.run(job)
+    finally:
+        stream.spark.conf.unset("spark.sql.caseSensitive")
+    assert sink.calls == [(0, [("a", 1)])]
+
+
 def test_state_that_is_older_than_the_stream(stream: Stream, tmp_path: Path) -> None:
     sink = begun(stream, 1)
     shutil.copytree(stream.state, tmp_path / "copy")
