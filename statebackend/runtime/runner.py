@@ -259,7 +259,9 @@ def _encodings(schema: pa.Schema) -> tuple[list[str], list[str]]:
     (['n'], ['s.x'])
     """
     numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
-    nested = [leaf for field in schema if field.name not in numbers for leaf in _leaves(field.name, field.type)]
+    nested = [
+        leaf for field in schema if field.name not in numbers for leaf in _leaves(field.name, field.type)
+    ]
     return [name for name in numbers if name not in nested], nested
 
 
