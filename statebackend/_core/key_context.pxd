@@ -37,11 +37,14 @@ cdef class KeyContext:
     cdef int64_t now
     cdef int64_t latest                  # that was asked for
     cdef uint64_t setbacks               # how often time went back between two of them
+    cdef bint has_worked
+    cdef int64_t worked_at               # time of `clock` at the last operation that may have changed something
     cdef list on_record                  # states that clean up whenever a key is set; None: none does
     cdef LookAhead ahead
     cdef void look_ahead(self) noexcept
     cdef void ask_for_buckets(self) noexcept
     cdef int64_t time(self) except? -1
+    cdef void begin_at(self, int64_t now) noexcept
     cdef int clean_on_record(self) except -1
     cdef int set_other_key(self, object key) except -1
     cdef int adopt(self, CoreKey *key, object owner) except -1

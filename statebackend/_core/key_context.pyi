@@ -11,6 +11,7 @@ class KeyContext:
     _namespace: bytes
     _now: int
     _fixed_now: int | None
+    _worked_at: int | None
     @property
     def _group(self) -> int: ...
     def _open(

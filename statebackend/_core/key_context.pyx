@@ -75,7 +75,7 @@ cdef class KeyContext:
         if unlikely(group - self.first_group >= self.n_groups):
             self.group_outside(group)
         if self.time_source == TIME_OF_CLOCK:
-            self.now = self.read_clock(self.clock)
+            self.begin_at(self.read_clock(self.clock))
         elif self.time_source == TIME_OF_SYSTEM:
             self.now_known = False
         self.key.number = number
@@ -151,7 +151,7 @@ cdef class KeyContext:
         if unlikely(new.group - self.first_group >= self.n_groups):
             self.group_outside(new.group)
         if self.time_source == TIME_OF_CLOCK:
-            self.now = self.read_clock(self.clock)
+            self.begin_at(self.read_clock(self.clock))
         elif self.time_source == TIME_OF_SYSTEM:
             self.now_known = False
         if unlikely(self.core.closed):   # encoders and clocks may run anything
@@ -317,6 +317,11 @@ cdef class KeyContext:
         self.latest = self.now
         return self.now
 
+    cdef void begin_at(self, int64_t now) noexcept:
+        """A key is set at this time of the clock that was given."""
+        self.now = self.worked_at = now
+        self.has_worked = True
+
     def _saw(self, int64_t now):
         """A call goes by this time; gives it back."""
         if now < self.latest:
@@ -332,6 +337,17 @@ cdef class KeyContext:
     def _now(self, int64_t now):
         self.now = now
         self.now_known = True
+
+    @property
+    def _worked_at(self):
+        """The time of the last operation that may have changed something, or None; never the machine's."""
+        return self.worked_at if self.has_worked else None
+
+    @_worked_at.setter
+    def _worked_at(self, now):
+        self.has_worked = now is not None
+        if self.has_worked:
+            self.worked_at = now
 
     @property
     def _fixed_now(self):

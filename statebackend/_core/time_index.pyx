@@ -204,7 +204,7 @@ cdef class TimerHandle(MapHandle):
         self.context.number_namespace(anchor.namespace)
         self.context.adopt(&at, owner)
         if self.context.time_source == TIME_OF_CLOCK:
-            self.context.now = clock
+            self.context.begin_at(clock)
         elif self.context.time_source == TIME_OF_SYSTEM:
             self.context.now_known = False
         self.find_here()

@@ -112,6 +112,8 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._namespace = b""
         #: The time of the vectorised call that is running.
         self._fixed_now: int | None = None
+        #: What a clock that was given told the last operation that may have changed something. Never the machine's.
+        self._worked_at: int | None = None
         #: Set by a backend that has timers.
         self._timers: Timers | None = None
 
@@ -192,7 +194,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._check_open()
         canonical = self._encoder.encode(key)
         group = self._group_of(canonical)
-        self._now = self._time()
+        self._now = self._work_time()
         self._key, self._key_group = canonical, group
 
     def _group_of(self, canonical: Any) -> int:
@@ -208,6 +210,13 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     def _time(self) -> int:
         return clocks.read(self._clock) if self._fixed_now is None else self._fixed_now
+
+    def _work_time(self) -> int:
+        """The time of an operation that may change something."""
+        now = self._time()
+        if type(self._clock) is not clocks.SystemClock:
+            self._worked_at = now
+        return now
 
     def _require_key(self) -> Any:
         self._check_open()
@@ -426,7 +435,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._check_open()
         self._check_groups(canonical_keys)
         saved = self._save_key()
-        self._fixed_now = self._time()
+        self._fixed_now = self._work_time()
         try:
             with self._undone_on_error():
                 yield

@@ -84,8 +84,12 @@ class Savepoint:
     []
     """
 
-    def __init__(self, uri: str | os.PathLike[str], *, _files: StoreFiles | None = None) -> None:
+    def __init__(
+        self, uri: str | os.PathLike[str], *, timeless: bool = False, _files: StoreFiles | None = None
+    ) -> None:
         self._files = open_files(uri, single_writer=True) if _files is None else _files
+        #: Whether what is written into it carries no time: it belongs to no batch.
+        self._timeless = timeless
 
     def __repr__(self) -> str:
         return f"Savepoint({self.uri!r})"
@@ -122,13 +126,20 @@ class Savepoint:
 
     @property
     def now(self) -> int | None:
-        """The time of the batch that it was taken after, the latest of its parts.
+        """The time of the batch that it was taken after; None if it was taken after none.
+
+        The latest of the parts with keyed state. Those with operator state, which knows only the time that it was
+        restored with, count where these have none.
 
         >>> Savepoint("/nowhere").now is None
         True
         """
-        times = [part.described.get("now") for kind in ("keyed", "operator") for part in self.parts(kind)]
-        return max((each for each in times if each is not None), default=None)
+        for kind in ("keyed", "operator"):
+            times = [part.described.get("now") for part in self.parts(kind)]
+            known: list[int] = [each for each in times if each is not None]
+            if known:
+                return max(known)
+        return None
 
     # --- reading ---
 
@@ -204,7 +215,8 @@ class Savepoint:
                 detail=self.uri,
                 hint="give each savepoint a folder of its own",
             )
-        return PartWriter(self._files, kind, own, name, dict(described))
+        times = {"now": None} if self._timeless else {}
+        return PartWriter(self._files, kind, own, name, {**described, **times})
 
 
 def _stored_state(data: Any) -> StoredState:

@@ -75,6 +75,8 @@ class OperatorStateBackend:
         self._states: dict[str, OperatorListState | BroadcastState] = {}
         #: What was restored and has not been asked for; its parts are never changed.
         self._undeclared = _restored(restore, subtask_index, parallelism)
+        #: The time of the batch that it was restored from; it has no clock of its own.
+        self._restored_now = _restored_now(restore)
         self._snapshots = SnapshotHistory(subtask_index=subtask_index, parallelism=parallelism)
         self._marks = MarkStack("OperatorStateBackend")
         self._closed = False
@@ -203,6 +205,8 @@ class OperatorStateBackend:
     def savepoint(self, store_or_uri: Any) -> Savepoint:
         """Write everything in it, as it is now, beside the keyed state in the folder of a savepoint. O(elements).
 
+        Its time is that of the batch it was restored from, if any; the keyed state's counts before it.
+
         >>> import tempfile
         >>> backend = OperatorStateBackend()
         >>> backend.get_list_state(ListStateDescriptor("buffer", str)).add("a")
@@ -213,7 +217,7 @@ class OperatorStateBackend:
         """
         self.check_open()
         savepoint = Savepoint.at(store_or_uri)
-        write_savepoint(savepoint, self._views(), self.subtask_index, self.parallelism)
+        write_savepoint(savepoint, self._views(), self.subtask_index, self.parallelism, self._restored_now)
         return savepoint
 
     def _views(self) -> dict[str, StateView]:
@@ -284,7 +288,7 @@ def _restored(restore: Any, subtask_index: int, parallelism: int) -> OperatorCon
     """The share of an instance of what is to be restored."""
     if isinstance(restore, Checkpoint):
         return restored_contents(restore, subtask_index, parallelism)
-    if isinstance(restore, (Savepoint, os.PathLike)) or (isinstance(restore, str) and restore):
+    if _is_savepoint(restore):
         return savepoint_contents(Savepoint.at(restore), subtask_index, parallelism)
     if not isinstance(restore, (list, tuple)) or not all(isinstance(each, Mapping) for each in restore):
         raise UsageError(
@@ -295,6 +299,16 @@ def _restored(restore: Any, subtask_index: int, parallelism: int) -> OperatorCon
         return {}
     # A copy: whoever gave it may go on changing it.
     return copy.deepcopy(redistribute(restore, parallelism)[subtask_index])
+
+
+def _restored_now(restore: Any) -> int | None:
+    if isinstance(restore, Checkpoint):
+        return restore.now
+    return Savepoint.at(restore).now if _is_savepoint(restore) else None
+
+
+def _is_savepoint(restore: Any) -> bool:
+    return isinstance(restore, (Savepoint, os.PathLike)) or (isinstance(restore, str) and restore != "")
 
 
 def _view_of(state: Mapping[str, Any]) -> StateView:

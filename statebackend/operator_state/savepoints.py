@@ -35,10 +35,14 @@ _PART = "operator"
 
 
 def write_savepoint(
-    savepoint: Savepoint, views: Mapping[str, StateView], subtask_index: int, parallelism: int
+    savepoint: Savepoint,
+    views: Mapping[str, StateView],
+    subtask_index: int,
+    parallelism: int,
+    now: int | None = None,
 ) -> None:
     """Write the states of one instance."""
-    described = {"subtask": subtask_index, "parallelism": parallelism, "now": None}
+    described = {"subtask": subtask_index, "parallelism": parallelism, "now": now}
     with savepoint.write_part(_PART, f"{subtask_index}-of-{parallelism}", described) as part:
         for name in sorted(views):
             view = views[name]

@@ -57,7 +57,8 @@ def bootstrap(
     state is the one that is called as it, unless the descriptor comes in a pair with the name of another. A value
     state gets the last value of a key, a reducing or aggregating one all of them, a list state all elements, or all of
     a column of lists. A map state takes a column of maps, or two columns, of map keys and of values. Rows with null
-    leave a state as it is. The result, a savepoint at ``uri``, is there when the call returns, whole.
+    leave a state as it is. The result, a savepoint at ``uri``, is there when the call returns, whole. It carries no
+    time: ``clock`` stamps values with a time to live, and the job that begins with it goes by its own.
     """
     rows = table if isinstance(table, pa.Table) else pa.table(table)
     sources = [_Source(rows.schema, each) for each in descriptors]
@@ -72,7 +73,7 @@ def bootstrap(
             for source, state in zip(sources, states, strict=True):
                 source.fill(state, keys, batch)
             progress.advance(batch.num_rows)
-        savepoint: Savepoint = keyed.savepoint(uri)
+        savepoint: Savepoint = keyed.savepoint(Savepoint(uri, timeless=True))
     return savepoint
 
 

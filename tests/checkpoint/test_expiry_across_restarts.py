@@ -335,6 +335,7 @@ def test_a_restart_knows_what_was_committed_last(
         story.clock.set(130)
         with story.create(backend, restore=story.stored) as keyed:
             keyed.get_state(declared("value", TTL))
+            keyed.advance()
             stored = keyed.savepoint(str(tmp_path / "later"))
     story.clock.set(1_000)
     taken, left_out = [], 0

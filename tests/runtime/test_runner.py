@@ -405,15 +405,27 @@ def test_a_new_store_begins_with_the_state_of_another(job: Job0, tmp_path: Path)
 
 
 def test_a_new_store_begins_from_a_savepoint(job: Job0, tmp_path: Path) -> None:
-    orders = pa.table({"user": ["a"], "amount": [40]})
-    descriptors = [(sb.ReducingStateDescriptor("total", "sum", int), "amount")]
+    total = sb.ReducingStateDescriptor("total", "sum", int)
     path = tmp_path / "savepoint"
     later = 2**42
-    sb.tools.bootstrap(orders, "user", descriptors, path, clock=ManualClock(later))
+    with sb.create_backend("heap").create_keyed_backend("string", clock=ManualClock(later)) as keyed:
+        keyed.get_state(total).add_many(["a"], [40])
+        keyed.savepoint(path)
     runner = job.open(folder=tmp_path / "new", restore_from=str(path))
     assert rows_of(run(runner, 0, ("a", 2))) == [("a", 42)]
     with sb.CheckpointStore(tmp_path / "new") as store:
         assert store.open(0).now == later, "time goes on from that of the savepoint"
+
+
+def test_a_new_store_begins_from_a_table_at_its_own_time(job: Job0, tmp_path: Path) -> None:
+    orders = pa.table({"user": ["a"], "amount": [40]})
+    descriptors = [(sb.ReducingStateDescriptor("total", "sum", int), "amount")]
+    path = tmp_path / "savepoint"
+    sb.tools.bootstrap(orders, "user", descriptors, path, clock=ManualClock(2**42))
+    runner = job.open(folder=tmp_path / "new", restore_from=str(path), clock=ManualClock(5))
+    assert rows_of(run(runner, 0, ("a", 2))) == [("a", 42)]
+    with sb.CheckpointStore(tmp_path / "new") as store:
+        assert store.open(0).now == 5
 
 
 class Waiting(sb.KeyedProcessFunction, sb.CheckpointedFunction):

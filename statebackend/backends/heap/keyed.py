@@ -74,6 +74,8 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         self.threads = default_threads() if threads is None else threads
         #: Finds objects that were changed in place, with ``check_mutations``.
         self.mutation_watcher = MutationWatcher() if check_mutations else None
+        #: The time of the newest vectorised call.
+        self.called_at = 0
         #: Counted up whenever a state gets a table or another descriptor.
         self.shape_changes = 0
         self._max_bytes = max_bytes
@@ -191,6 +193,11 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
     def _time(self) -> int:
         return self._saw(super()._time())
 
+    def begin_call(self, *, expires: bool) -> None:
+        """Read the clock for a vectorised call, the machine's only where something expires."""
+        if expires or type(self._clock) is not clocks.SystemClock:
+            self.called_at = self._work_time()
+
     def advance(self, budget: int = 1000) -> int:
         """Remove what has expired of states with ``cleanup_idle``, and reclaim memory; returns how much expired.
 
@@ -201,7 +208,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         self._lineage.drop_outgrown_point()
         done = 0
         saved = self._save_key()
-        self._now = self._time()
+        self._now = self._work_time()
         try:
             for state in self._states.values():
                 config = state.descriptor.ttl_config

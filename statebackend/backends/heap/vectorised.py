@@ -85,7 +85,9 @@ class ColumnsState(KeyedState):
 
     def _key_column(self, keys: Any) -> Any:
         self.backend._check_open()
-        return self.backend._encoder.encode_many(keys)
+        canonical = self.backend._encoder.encode_many(keys)
+        self.backend.begin_call(expires=self._ttl() > 0)
+        return canonical
 
     def _value_column(self, column: Any, declared: Type, nullable: bool = True) -> Column:
         with self._naming_state():
@@ -123,7 +125,7 @@ class ColumnsState(KeyedState):
         """The time of a call that is about to access so many rows, for which it cleans up; 0 where nothing expires."""
         if not self._ttl():
             return 0
-        now: int = self.backend._time()
+        now: int = self.backend.called_at
         self._clean_some(rows, now)
         return now
 
@@ -148,7 +150,7 @@ class ColumnsState(KeyedState):
             if table is None:
                 return pa.array(np.zeros(count_of(canonical), dtype=bool))
             if self._ttl():
-                expiry = self._expiry(self.backend._time())
+                expiry = self._expiry(self.backend.called_at)
                 return pa.array(expiring_kernels.look_many(table, canonical, **expiry, **self._options()))
             return pa.array(kernels.find_many(table, canonical, **self._options()) != 0)
 

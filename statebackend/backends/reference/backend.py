@@ -125,7 +125,7 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     def enter(self, key: Any, namespace: bytes) -> None:
         """Make a canonical key and an encoded namespace current, and read the clock."""
         self._key, self._key_group, self._namespace = key, self._group_of(key), namespace
-        self._now = self._time()
+        self._now = self._work_time()
 
     # --- states ---
 
@@ -176,7 +176,7 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
         budget = checked_budget(budget)
         done = 0
         saved = self._save_key()
-        self._now = self._time()
+        self._now = self._work_time()
         for state in self._states.values():
             config = state.descriptor.ttl_config
             if config is None or not config.cleanup_idle:

@@ -179,7 +179,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             )
         lineage = self._lineage
         lineage.settle()
-        now = _stored_time(self._time())
+        now = _stored_time(self._work_time())
         writer = store.begin_snapshot(checkpoint_id)
         rows = flight = None
         try:
@@ -222,6 +222,9 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         Given is the path or uri of a new folder, which the instances of a job share, or a store, which keeps it below
         ``savepoints``. Waits until all is durable.
 
+        Its time is what the clock told the last operation that may have changed something, if this backend was given
+        a clock and has worked; otherwise that of the checkpoint it was restored from, or committed last; or None.
+
         >>> import tempfile
         >>> from statebackend.descriptors import ValueStateDescriptor
         >>> from statebackend.registry import create_backend
@@ -234,7 +237,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         """
         self._check_open()
         self._lineage.settle()
-        now = _stored_time(self._time())
+        now = self._lineage.committed_now if self._worked_at is None else _stored_time(self._worked_at)
         savepoint = Savepoint.at(store_or_uri)
         rows = self._take_rows()
         try:
