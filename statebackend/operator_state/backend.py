@@ -129,6 +129,21 @@ class OperatorStateBackend:
         self.check_open()
         return sorted(self._states)
 
+    def undeclared_states(self) -> list[str]:
+        """The names of restored states that nobody has asked for yet, sorted; they are kept and written again.
+
+        >>> first = OperatorStateBackend()
+        >>> first.get_list_state(ListStateDescriptor("buffer", str)).add("a")
+        >>> again = OperatorStateBackend(restore=[first.contents()])
+        >>> again.undeclared_states()
+        ['buffer']
+        >>> _ = again.get_list_state(ListStateDescriptor("buffer", str))
+        >>> again.undeclared_states()
+        []
+        """
+        self.check_open()
+        return sorted(self._undeclared)
+
     def _state(self, descriptor: Any, wanted: type[StateDescriptor], mode: str) -> Any:
         self.check_open()
         if not isinstance(descriptor, wanted):

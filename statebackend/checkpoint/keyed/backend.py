@@ -39,7 +39,7 @@ from statebackend.descriptors import StateDescriptor
 from statebackend.errors import MemoryLimitError, UsageError
 from statebackend.serializers import Compatibility
 from statebackend.state import KeyedState
-from statebackend.timers import DOMAINS, timer_state
+from statebackend.timers import DOMAINS, RESERVED, timer_state
 
 __all__ = ["CheckpointedKeyedBackend"]
 
@@ -164,7 +164,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
     def undeclared_states(self) -> list[str]:
         self._check_open()
-        return self._restored.names
+        return [name for name in self._restored.names if not name.startswith(RESERVED)]
 
     # --- taking ---
 
