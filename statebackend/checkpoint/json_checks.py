@@ -12,6 +12,7 @@ statebackend.checkpoint.json_checks.Malformed: the size is not an integer from 0
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ __all__ = [
     "groups_of",
     "instance",
     "integer",
+    "jsonable",
     "made",
     "match",
     "members_of",
@@ -108,6 +110,20 @@ def time_of(value: Any) -> int | None:
     -1
     """
     return None if value is None else integer(value, "now", -MAX_INTEGER)
+
+
+def jsonable(value: Any, what: str) -> None:
+    """What JSON can hold: so it is known before the commit that writes it.
+
+    >>> jsonable({"part": "keyed", "sizes": (1, 2)}, "extra")
+    >>> jsonable({"share": float("nan")}, "extra")
+    Traceback (most recent call last):
+    statebackend.checkpoint.json_checks.Malformed: extra is not JSON-able
+    """
+    try:
+        json.dumps(value, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Malformed(f"{what} is not JSON-able") from error
 
 
 def groups_of(value: Any, what: str) -> KeyGroupRange | None:

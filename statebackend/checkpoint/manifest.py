@@ -25,6 +25,7 @@ from statebackend.checkpoint.json_checks import (
     groups_of,
     instance,
     integer,
+    jsonable,
     made,
     match,
     members_of,
@@ -157,6 +158,8 @@ class StateSnapshot(Checked):
                     raise Malformed(f"a state has no {member}")
         time_of(self.now)
         instance(self.extra, dict, "extra")
+        jsonable(self.extra, "extra")
+        jsonable(self.states, "a state")
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form, which `CheckpointStore.commit` also takes.

@@ -32,6 +32,7 @@ from statebackend import types
 from statebackend.checkpoint.data_files import DataWriter, storing
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.interface import Fenced, Taken
+from statebackend.checkpoint.json_checks import Malformed, integer
 from statebackend.checkpoint.layout import CHECKPOINTS, METADATA, data_folder, manifest_name
 from statebackend.checkpoint.manifest import Manifest, StateSnapshot, StoredFile
 from statebackend.checkpoint.metadata import Metadata, check_same_use
@@ -226,6 +227,8 @@ class CheckpointStore(CheckpointReader):
         are kept, because the snapshot may build on them. None: for files that the next manifest will name,
         whichever it is, such as a base written in the background. It stays in flight until they are named.
         """
+        if checkpoint_id is not None:
+            _check_id(checkpoint_id)
         with self._lock:
             epoch = self._writing()
             newest = None if checkpoint_id is None else self._retention.newest
@@ -501,3 +504,12 @@ class CheckpointStore(CheckpointReader):
             detail=self.uri,
             hint="one query writes to a store; what this one holds in memory is as it was",
         )
+
+
+def _check_id(checkpoint_id: int) -> None:
+    try:
+        integer(checkpoint_id, "the checkpoint id")
+    except Malformed as error:
+        raise UsageError(
+            f"no snapshot can be taken: {error}", hint="write int(...) of a numpy number"
+        ) from None

@@ -8,13 +8,22 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
+import numpy as np
+
 from statebackend.errors import UsageError
 
 __all__ = ["Counter", "Metrics"]
 
+_LEAST, _MOST = -(2**63), 2**63 - 1
+
 
 class Counter:
-    """A number that goes up and down. Counting is not undone when a batch is.
+    """A whole number of 64 bits that goes up and down. Counting is not undone when a batch is.
+
+    Counters are written into every checkpoint: whatever that could not hold is refused when it is counted.
 
     >>> counter = Counter()
     >>> counter.inc(3)
@@ -29,18 +38,27 @@ class Counter:
         self._count = 0
 
     def inc(self, n: int = 1) -> None:
-        """Count up.
+        """Increment by ``n``, an int or a numpy integer.
 
         >>> Counter().inc()
         """
-        self._count += n
+        if type(n) is not int:
+            n = _whole(n)
+        self._set(self._count + n)
 
     def dec(self, n: int = 1) -> None:
-        """Count down.
+        """Decrement by ``n``, an int or a numpy integer.
 
         >>> Counter().dec()
         """
-        self._count -= n
+        if type(n) is not int:
+            n = _whole(n)
+        self._set(self._count - n)
+
+    def _set(self, count: int) -> None:
+        if not _LEAST <= count <= _MOST:
+            raise UsageError("a counter holds 64 bits", hint="count in larger units")
+        self._count = count
 
     def get_count(self) -> int:
         """The number.
@@ -65,7 +83,7 @@ class Metrics:
         self._counters: dict[str, Counter] = {}
 
     def counter(self, name: str) -> Counter:
-        """The counter of a name, made at the first call.
+        """The counter of a name, a non-empty str that UTF-8 can write; made at the first call.
 
         >>> Metrics().counter("late").get_count()
         0
@@ -74,6 +92,12 @@ class Metrics:
             raise UsageError("the name of a counter is a non-empty str")
         counter = self._counters.get(name)
         if counter is None:
+            try:
+                name.encode("utf-8")
+            except UnicodeEncodeError:
+                raise UsageError(
+                    "the name of a counter has a lone surrogate, which no file can hold"
+                ) from None
             counter = self._counters[name] = Counter()
         return counter
 
@@ -84,3 +108,15 @@ class Metrics:
         {}
         """
         return {name: counter.get_count() for name, counter in self._counters.items()}
+
+
+def _whole(n: Any) -> int:
+    try:
+        if isinstance(n, (bool, np.bool_)):
+            raise TypeError
+        return operator.index(n)
+    except TypeError:
+        raise UsageError(
+            f"a counter counts in whole numbers, not by a {type(n).__name__}",
+            hint="write an int; for a sum of other numbers use state, or int(...)",
+        ) from None

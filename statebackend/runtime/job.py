@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from statebackend.backend import StateBackend
+from statebackend.backend.base import checked_range
 from statebackend.errors import UsageError
 from statebackend.functions import BatchProcessFunction, KeyedProcessFunction, ProcessFunction
 from statebackend.registry import create_backend
@@ -64,6 +65,7 @@ class Job:
         self.backend = create_backend(backend) if isinstance(backend, str) else backend
         if not isinstance(self.backend, StateBackend):
             raise UsageError("backend is the name of one, or a StateBackend")
+        checked_range(max_parallelism, None)
         self.max_parallelism = max_parallelism
         self.event_time = _column(event_time, "event_time")
         self.delay = _milliseconds(delay)

@@ -9,12 +9,16 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Stopwatch", "describe", "sizes"]
+import numpy as np
+
+__all__ = ["Stopwatch", "describe", "sizes", "storable"]
 
 
 class Stopwatch:
@@ -58,6 +62,37 @@ def sizes(metrics: dict[str, Any]) -> dict[str, int]:
     return {"numRowsTotal": metrics.get("rows", metrics["entries"]), "memoryUsedBytes": sum(used)}
 
 
+def storable(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures as JSON holds them: numbers of any library as Python's own, and None for what JSON has no word for.
+
+    A backend of another package may count in what it likes, and no commit may fail for it.
+
+    >>> storable({"entries": np.int64(3), "share": float("nan"), "states": {"count": np.float32(0.5)}})
+    {'entries': 3, 'share': None, 'states': {'count': 0.5}}
+    """
+    return {str(name): _storable(figure) for name, figure in figures.items()}
+
+
+def _storable(figure: Any) -> Any:
+    if figure is None or isinstance(figure, bool):
+        return figure
+    if isinstance(figure, str):
+        return str(figure)
+    if isinstance(figure, Mapping):
+        return storable(figure)
+    if isinstance(figure, (list, tuple)):
+        return [_storable(each) for each in figure]
+    if isinstance(figure, (float, np.floating)):
+        return float(figure) if math.isfinite(figure) else None
+    if isinstance(figure, np.bool_):
+        return bool(figure)
+    try:
+        number = operator.index(figure)
+    except TypeError:
+        return None
+    return number if -(2**63) <= number < 2**63 else None
+
+
 def describe(progress: dict[str, Any]) -> str:
     """One line for the log.
 
@@ -69,11 +104,12 @@ def describe(progress: dict[str, Any]) -> str:
     """
     text = (
         f"batch {progress['batchId']}: {progress['numInputRows']:,} rows in, {progress['numOutputRows']:,} out, "
-        f"{progress['processedRowsPerSecond']:,.0f} rows/s; state {progress['numRowsTotal']:,} rows, "
-        f"{progress['memoryUsedBytes'] / 1e6:,.1f} MB"
+        f"{progress['processedRowsPerSecond']:,.0f} rows/s; state {progress['numRowsTotal'] or 0:,} rows, "
+        f"{(progress['memoryUsedBytes'] or 0) / 1e6:,.1f} MB"
     )
-    if progress.get("numRowsUpdated") is not None:
-        text += f", {progress['numRowsUpdated']:,} written, {progress['numRowsRemoved']:,} removed"
+    updated, removed = progress.get("numRowsUpdated"), progress.get("numRowsRemoved")
+    if updated is not None and removed is not None:
+        text += f", {updated:,} written, {removed:,} removed"
     text += f"; commit {progress['commitTimeMs']:.1f} ms"
     if progress.get("numTimersFired"):
         text += f"; {progress['numTimersFired']:,} timers fired"

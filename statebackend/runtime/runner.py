@@ -20,7 +20,7 @@ from statebackend.checkpoint.savepoints import Savepoint
 from statebackend.errors import BatchGapError, UsageError
 from statebackend.runtime.batches import Batch
 from statebackend.runtime.job import Job
-from statebackend.runtime.progress import Stopwatch, sizes
+from statebackend.runtime.progress import Stopwatch, sizes, storable
 from statebackend.runtime.task import Task
 from statebackend.types.model import Type
 
@@ -159,13 +159,13 @@ class Runner:
                     files = self._write_output(batch_id, given)
             with watch.part("state"):
                 snapshots = [each.result() for each in pending]
+            progress = self._progress(batch_id, batch, rows, changed)
         except BaseException:
             task.undo()
             for each in pending:
                 each.abort()  # waits, so that what is still being written is gone when the error leaves
             self._store.abort(batch_id)
             raise
-        progress = self._progress(batch_id, batch, rows, changed)
         try:
             with watch.part("commit"):
                 self._checkpoint = self._store.commit(
@@ -208,7 +208,7 @@ class Runner:
     ) -> dict[str, Any]:
         assert self._task is not None
         metrics = self._task.keyed.metrics()
-        return {
+        figures = {
             "batchId": batch_id,
             "numInputRows": batch.num_input_rows,
             "numOutputRows": rows,
@@ -221,6 +221,7 @@ class Runner:
             "states": {name: state["entries"] for name, state in metrics["states"].items()},
             "customMetrics": self._task.metrics.values(),
         }
+        return storable(figures)
 
     # --- gaps ---
 

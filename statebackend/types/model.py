@@ -8,6 +8,7 @@ ROW(user=LONG, tags=LIST(STRING))
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, NoReturn
 
@@ -317,6 +318,10 @@ class RowType(Type):
             raise UsageError("a ROW needs at least one field", hint="for example ROW(sum=LONG, n=LONG)")
         if len(set(names)) != len(names):
             raise UsageError("a ROW has two fields of the same name", detail=f"fields {', '.join(names)}")
+        try:
+            "".join(names).encode("utf-8")
+        except UnicodeEncodeError:
+            raise UsageError("the name of a field has a lone surrogate, which no file can hold") from None
         self._set(name="ROW", names=names, types=types, record_class=record_class)
         self._set(_identity=("ROW", names, types, record_class), fixed_width=_composite_width(types))
         self._set(is_key_type=all(field.is_key_type for field in types))
@@ -376,6 +381,14 @@ class CustomType(Type):
     def __init__(self, serializer: Serializer) -> None:
         self._set(name="CUSTOM", serializer=serializer, _arrow=pa.binary(), is_key_type=False)
         self._set(is_immutable=serializer.is_immutable, fixed_width=serializer.fixed_width)
+        try:
+            json.dumps(serializer.config(), sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(
+                "config() of a serializer is not JSON-able, and every checkpoint holds it",
+                detail=f"class {type(serializer).__qualname__}",
+                hint="give str, int, finite float, bool, None, and lists and dicts of these; int(x) of a numpy number",
+            ) from error
         # Serializers need not define equality: two are the same if class and configuration are.
         self._set(_identity=("CUSTOM", type(serializer), repr(serializer.config())))
 
