@@ -76,6 +76,7 @@ MODULES: dict[str, Module] = {
     "statebackend._core.gathering": Module("values and lists of many entries as columns"),
     "statebackend._core.expiring_kernels": Module("batches of reads where values expire"),
     "statebackend._core.map_kernels": Module("batches over map states"),
+    "statebackend._core.row_digest": Module("hashes of columns, added up row by row"),
     "statebackend._core.adding_handles": Module("the scalar handles of operations with a name"),
 }
 
