@@ -245,22 +245,40 @@ class build_ext(_build_ext):
 #: pyspark 4.1: `DataFrame.repartitionById` came with it (and `DataFrame.toArrow` with 4.0).
 #: pandas: what PySpark's Arrow path imports; PySpark does not work with pandas 3 yet.
 SPARK = ["pyspark>=4.1", "pandas>=2.2,<3"]
+#: What Spark Connect imports beside PySpark itself, and so does `transformWithState` in Python.
+CONNECT = [
+    "grpcio>=1.76",
+    "grpcio-status>=1.76",
+    "googleapis-common-protos>=1.71",
+    "protobuf>=6",
+    "zstandard>=0.25",
+]
+#: All that the tests need: where a package of these is missing, tests fail.
 #: mypy: its stubtest checks the hand-kept stubs of the compiled modules.
 #: moto: an S3 server on the loopback interface, for the tests of checkpoints in an object store.
-TEST = ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "mypy>=1.11", "moto[server]>=5"]
+#: matplotlib: it draws the pages of the benchmarks. Cython and setuptools: two tests build a package without isolation.
+TEST = [
+    *SPARK,
+    *CONNECT,
+    "pytest>=8",
+    "pytest-xdist>=3.6",
+    "hypothesis>=6.100",
+    "mypy>=1.11",
+    "moto[server]>=5",
+    "matplotlib>=3.8",
+    "Cython>=3.1,<4",
+    "setuptools>=77",
+]
 LINT = ["ruff>=0.6", "mypy>=1.11", "cython-lint>=0.16"]
 DOCS = ["mkdocs>=1.6"]
 #: The peers: Flink's jars; and what `transformWithState` in Python needs beside PySpark itself. matplotlib: the plots.
 BENCH = [
     *SPARK,
+    *CONNECT,
     "pytest>=8",
     "pytest-benchmark>=5",
     "psutil>=6",
     "apache-flink-libraries==2.3.0",
-    "protobuf>=5",
-    "grpcio>=1.67",
-    "grpcio-status>=1.67",
-    "googleapis-common-protos>=1.65",
     "matplotlib>=3.8",
 ]
 

@@ -10,12 +10,13 @@ import pytest
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A session on two threads; skipped without pyspark or Java. Spark stops it when the process ends."""
-    sql = pytest.importorskip("pyspark.sql")
+    """A session on two threads; skipped without Java. Spark stops it when the process ends."""
+    from pyspark.sql import SparkSession  # takes a while
+
     if shutil.which("java") is None:
         pytest.skip("needs Java 17 or newer")
     return (
-        sql.SparkSession.builder.master("local[2]")
+        SparkSession.builder.master("local[2]")
         .appName("statebackend tests")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))

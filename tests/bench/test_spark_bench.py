@@ -41,7 +41,6 @@ def test_parts_are_medians_after_the_warm_up_and_the_rest_is_sparks() -> None:
 
 
 def test_a_run_becomes_the_page(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     runs = {
         "batches/large": said([9000, 1000], 2_000_000, function=[9, 300], sink=[9, 500]),
         "spark/large": {"batches": [{"rows": 2_000_000, "ms": 4000}] * 2, "parts": []},

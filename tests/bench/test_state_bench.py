@@ -201,7 +201,6 @@ class TestReport:
 
 class TestPage:
     def test_a_run_fills_every_table_of_the_page(self, run, tmp_path):
-        pytest.importorskip("matplotlib")
         page = tmp_path / "state.md"
         page.write_text((ROOT / "docs/performance/state.md").read_text(encoding="utf-8"), encoding="utf-8")
         renew_page(["--run", str(run), "--page", str(page)])

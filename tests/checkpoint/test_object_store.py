@@ -135,8 +135,9 @@ def test_two_writers_at_once_are_found_at_the_next_open() -> None:
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    server_module = pytest.importorskip("moto.server", reason="moto's S3 server is not installed")
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    from moto.server import ThreadedMotoServer  # takes a while
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     yield f"{host}:{port}"

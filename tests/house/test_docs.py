@@ -100,8 +100,6 @@ def headings(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", sorted({*python_modules(), *compiled_modules()}))
 def test_doctests(name: str) -> None:
-    if name.startswith("statebackend.spark"):
-        pytest.importorskip("pyspark")
     module = importlib.import_module(name)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     seen: set[str | None] = set()

@@ -54,7 +54,6 @@ def test_the_page_shows_the_package_as_it_is() -> None:
 
 @pytest.mark.slow
 def test_the_package_is_found_once_it_is_installed(tmp_path: Path) -> None:
-    pytest.importorskip("setuptools", minversion="77", reason="builds with what is there, not in isolation")
     source = tmp_path / "source"
     source.mkdir()
     for path in AUDITED.iterdir():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -22,6 +25,33 @@ def run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
+def requirements(extra: str) -> set[str]:
+    """The names of the packages that an extra of setup.py brings."""
+    spec = importlib.util.spec_from_file_location("statebackend_setup", ROOT / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return {re.split(r"[\[<>=!~;]", each)[0].lower() for each in getattr(module, extra)}
+
+
+def test_the_extra_for_tests_brings_what_spark_connect_needs() -> None:
+    # pyarrow and numpy come with the library itself.
+    wanted = [each for each in importlib.metadata.requires("pyspark") or () if 'extra == "connect"' in each]
+    names = {re.split(r"[<>=!~;]", each)[0].lower() for each in wanted} - {"pyarrow", "numpy"}
+    assert names
+    assert names <= requirements("TEST")
+
+
+def test_no_test_is_skipped_for_want_of_a_package() -> None:
+    """Whatever the tests import belongs into the extra; our own compiled modules are for the build to make."""
+    found = {}
+    for path in [*ROOT.glob("tests/**/*.py"), *ROOT.glob("bench/**/*.py")]:
+        names = re.findall(r"importorskip\(\s*[\"']([\w.]+)", path.read_text(encoding="utf-8"))
+        found[path.name] = [name for name in names if not name.startswith("statebackend.")]
+    assert not any(found.values()), found
+
+
 def files(*suffixes: str) -> set[str]:
     found = (path for suffix in suffixes for path in ROOT.glob(f"statebackend/**/*.{suffix}"))
     return {path.relative_to(ROOT).as_posix() for path in found}
@@ -29,7 +59,6 @@ def files(*suffixes: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("Cython", reason="builds with what the environment has, not in isolation")
     folder = tmp_path_factory.mktemp("sdist")
     run(sys.executable, "setup.py", "-q", "egg_info", "-e", str(folder), "sdist", "-d", str(folder), cwd=ROOT)
     return next(folder.glob("*.tar.gz"))

@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 @pytest.fixture(autouse=True)
 def needs_spark() -> None:
-    pytest.importorskip("pyspark.sql")
     if shutil.which("java") is None:
         pytest.skip("needs Java 17 or newer")
 

@@ -7,11 +7,10 @@ import sys
 from typing import Any
 
 import pytest
+from pyspark.sql import types as spark_types
 
 from statebackend import types as t
 from statebackend.errors import UsageError
-
-spark_types = pytest.importorskip("pyspark.sql.types")
 
 
 def test_spark_type_objects() -> None:
