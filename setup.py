@@ -49,6 +49,7 @@ class Module(NamedTuple):
 MODULES: dict[str, Module] = {
     "statebackend._core.key_groups": Module("Murmur3 as Spark computes it, scalar and batch; ranges"),
     "statebackend._core.crc32c": Module("CRC-32C, by the processor's instruction where it has one"),
+    "statebackend._core.extents": Module("memory from the system, and the thread that makes some ahead"),
     "statebackend._core.arena": Module("extents cut into page runs; size-classed bytes; live counters"),
     "statebackend._core.journal": Module("undo segments of marks; the dirty set"),
     "statebackend._core.cow_map": Module("entries, copy-on-write map, snapshot view, visitor: one unit"),

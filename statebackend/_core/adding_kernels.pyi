@@ -17,5 +17,5 @@ def add_many(
     timestamp: int = 0,
     ttl: int = 0,
     threads: int = 1,
-    return_slots: bool = False,
+    return_touched: bool = False,
 ) -> Any: ...

@@ -19,6 +19,7 @@ from statebackend._core.reductions cimport OP_BLOCK_WRITE, OP_FIRST, OP_LAST, OP
 from statebackend._core.state_table cimport CODE_BLOB, CODE_RAW, StateTable
 
 from statebackend._core.accumulators import OPERATIONS
+from statebackend._core.gathering import distinct_slots, values_at
 from statebackend.errors import UsageError
 
 
@@ -112,12 +113,12 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
 
 
 def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, nulls=None, uint32_t namespace=0,
-             int64_t timestamp=0, int64_t ttl=0, int threads=1, return_slots=False):
+             int64_t timestamp=0, int64_t ttl=0, int threads=1, return_touched=False):
     """Add each value to its key's, in order; a null clears. Atomic, overflow raises.
 
     With `ttl`, what is older than that at `timestamp` counts as absent. `values` are an array of the plan's
-    numbers, (offsets, data), or an array of bytes by row. With `return_slots`, gives the slot that each row wrote,
-    0 where it was a null; they are good until the next call.
+    numbers, (offsets, data), or an array of bytes by row. With `return_touched`, and without nulls, gives the first row
+    of each distinct key, in order, and what the keys hold now.
 
     >>> from statebackend._core.state_core import StateCore
     >>> from statebackend._core.state_table import StateTable
@@ -156,9 +157,15 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
     if op == OP_BLOCK_WRITE or nulls is not None:
         call.batch.block = add_block
         call.batch.extra = &plan.adding
-    if return_slots:
-        slots = np.zeros(call.batch.n, dtype=np.uint32)
-        call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
-    call.run(op)
-    if return_slots:
-        return slots
+    if not return_touched:
+        call.run(op)
+        return None
+    slots = np.zeros(call.batch.n, dtype=np.uint32)
+    call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
+    table.owner.hold()                   # slots are good until something else is called
+    try:
+        call.run(op)
+        rows = distinct_slots(slots)
+        return rows, values_at(table, slots[rows])
+    finally:
+        table.owner.let_go()

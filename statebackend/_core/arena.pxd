@@ -1,23 +1,22 @@
 """Memory of a backend: 2 MB extents, a buddy system of runs in them, and blobs for variable-length data.
 
-    extent   2 MB of zeroed memory behind one numpy array, aligned to 2 MB so that one huge page can hold it
+    extent   2 MB of zeroed memory, aligned to 2 MB so that one huge page can hold it
     run      a power of two of bytes (256 B to 2 MB), aligned to its own size: pages of buckets, stretches of
              entries, chunks of journals, slabs of blobs
     ref      a 32-bit number for an 8-byte unit in an extent; 0 is NIL. Entries and bucket pages are named by
              refs, which halves the size of every link; one arena reaches 32 GB.
     blob     a counted byte string, cut from slabs of its size class
 
-Runs come and go under a spin lock, because the threads of a batch kernel share the arena. Extents are
-made and dropped with the GIL held; the lock is never held then.
+Runs come and go under a spin lock, because the threads of a batch kernel share the arena. Extents come from the
+system and go back to it in the middle of operations: without Python, in which finalisers and signal handlers run.
 """
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
+from statebackend._core.extents cimport EXTENT_BYTES, Spares
 from statebackend._core.platform cimport add_i64
 
 cdef enum:
-    EXTENT_BYTES = 1 << 21
     UNIT_SHIFT = 3                       # refs count units of 8 bytes
     EXTENT_UNITS_SHIFT = 18
     EXTENT_UNITS_MASK = (1 << 18) - 1
@@ -51,10 +50,18 @@ cdef struct Budget:
     uint32_t refused                     # set when the limit, not the system, said no
     Probe *probe
 
+cdef struct LentExtent:
+    # An extent that numpy arrays show. It stays mapped until the last of them is gone.
+    LentExtent *next                     # of the arena
+    char *base
+    uint32_t arrays
+    uint32_t is_dropped                  # by the arena: it is no longer in its list
+
 cdef struct ArenaCore:
     char **extents                       # extent number -> base, NULL where free; never moves
     uint8_t **orders                     # extent number -> per 256 bytes: order of the block that begins there
     uint32_t top                         # extents below this number have been used
+    uint32_t lowest                      # no number below it is free
     uint32_t live
     uint32_t idle                        # extents that are one whole free block
     uint32_t nonempty                    # bit i: free_head[i] is not NIL
@@ -62,7 +69,8 @@ cdef struct ArenaCore:
     uint32_t lock
     int64_t run_bytes
     Budget *budget
-    PyObject *owner                      # the Arena; borrowed
+    Spares spares
+    LentExtent *lent
 
 cdef struct Slab:
     Slab *next                           # slabs of the class with room, in no order
@@ -130,15 +138,12 @@ cdef inline void blob_drop(BlobHeap *heap, Blob *blob) noexcept nogil:
         blob_free(heap, blob)
 
 cdef class Arena:
-    cdef object __weakref__
-    cdef list spares                     # extents made ahead
-    cdef uint32_t spares_wanted
-    cdef bint spares_requested
     cdef ArenaCore core
     cdef BlobHeap blobs
     cdef Budget budget
     cdef object scratch_memory           # see `scratch`
-    cdef list extents                    # extent number -> numpy array, or None
-    cdef int _add_extent(self) except -1
-    cdef void _forget(self, uint32_t number) noexcept
-    cdef void _drop_extent(self, uint32_t number) noexcept
+
+cdef class ExtentMemory:
+    cdef Arena arena                     # in whose list `lent` may be
+    cdef LentExtent *lent
+    cdef bint lend(self, uint32_t number) except -1

@@ -1,19 +1,16 @@
 """The memory of a heap backend: extents, runs and blobs. The layout is described in `arena.pxd`."""
 
 import mmap
-import os
-import queue
-import threading
-import weakref
 
 import numpy as np
 
 cimport cython
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
+from statebackend._core.extents cimport extent_map, extent_unmap, spare_take, spares_drop
 from statebackend._core.platform cimport add_i64, ctz, spin_lock, spin_unlock, unlikely
 
 cdef extern from "Python.h":
@@ -25,7 +22,6 @@ cdef enum:
     EXTENTS_PER_SPARE = 32
     IDLE_EXTENTS = 16                    # 32 MB: the undo log of a batch of two million rows
     EXTENTS_BEFORE_SPARE = 8
-    MAX_SPARES = 16
     TRACE_DOMAIN = 0x53420001
 
 cdef Probe the_probe
@@ -104,17 +100,92 @@ cdef inline void unlink_free(ArenaCore *arena, uint32_t ref, int order) noexcept
         (<uint32_t *>address(arena, links[0]))[1] = links[1]
 
 
+# --- extents -------------------------------------------------------------------------------------
+#
+# What is here runs in the middle of operations, also on threads without the GIL: it neither makes Python objects nor
+# runs Python. (While tracemalloc traces, it takes the GIL for itself, and notes a place in the program.)
+
 cdef bint add_extent(ArenaCore *arena) noexcept nogil:
-    """Make one more extent. Takes the GIL; the arena's lock must not be held."""
-    if arena.budget.limit and arena.budget.used + EXTENT_BYTES > arena.budget.limit:
-        arena.budget.refused = 1
+    """Make one more extent; False without memory. The arena's lock must not be held."""
+    cdef Budget *budget = arena.budget
+    cdef uint32_t number, wanted = 0
+    cdef uint8_t *orders
+    cdef char *base = NULL
+    if budget.limit and budget.used + EXTENT_BYTES > budget.limit:
+        budget.refused = 1
         return False
-    with gil:
-        try:
-            (<Arena>arena.owner)._add_extent()
-        except (MemoryError, OSError):
-            return False
+    orders = <uint8_t *>calloc(EXTENT_BYTES >> MIN_ORDER, 1)
+    if orders == NULL:
+        return False
+    if arena.live + 1 >= EXTENTS_BEFORE_SPARE:
+        # A part of what there is, because maps of the same size grow at the same time.
+        wanted = 1 + (arena.live + 1) // EXTENTS_PER_SPARE
+        base = spare_take(&arena.spares, wanted)
+    if base == NULL:
+        base = extent_map()
+    if base == NULL:
+        free(orders)
+        return False
+    # Known before it is there: another lane could give it back at once.
+    PyTraceMalloc_Track(TRACE_DOMAIN, <uintptr_t>base, EXTENT_BYTES)
+    spin_lock(&arena.lock)
+    number = arena.lowest
+    while number < arena.top and arena.extents[number] != NULL:
+        number += 1
+    arena.lowest = number
+    # Another lane may have taken what there was below the limit. No ref behind the last unit may wrap around.
+    if (budget.limit and budget.used + EXTENT_BYTES > budget.limit) or number >= MAX_EXTENTS - 1:
+        if number < MAX_EXTENTS - 1:
+            budget.refused = 1
+        spin_unlock(&arena.lock)
+        PyTraceMalloc_Untrack(TRACE_DOMAIN, <uintptr_t>base)
+        extent_unmap(base)
+        free(orders)
+        return False
+    arena.extents[number] = base
+    arena.orders[number] = orders
+    if number == arena.top:
+        arena.top += 1
+    arena.live += 1
+    arena.idle += 1
+    push_free(arena, number << EXTENT_UNITS_SHIFT, MAX_ORDER)
+    add_i64(&budget.used, EXTENT_BYTES)
+    spin_unlock(&arena.lock)
+    count(budget.probe, LIVE_EXTENTS, 1)
     return True
+
+
+cdef bint hand_over(ArenaCore *arena, char *base) noexcept nogil:
+    """Leave an extent to the arrays that show it, if there are any. The lock is held."""
+    cdef LentExtent **link = &arena.lent
+    while link[0] != NULL:
+        if link[0].base == base:
+            link[0].is_dropped = True
+            link[0] = link[0].next
+            return True
+        link = &link[0].next
+    return False
+
+
+cdef void drop_extent(ArenaCore *arena, uint32_t number) noexcept nogil:
+    """Give an extent back, whose only block is on no list any more. The lock must not be held."""
+    cdef char *base = arena.extents[number]
+    cdef uint8_t *orders = arena.orders[number]
+    cdef bint is_lent
+    PyTraceMalloc_Untrack(TRACE_DOMAIN, <uintptr_t>base)
+    spin_lock(&arena.lock)
+    arena.extents[number] = NULL
+    arena.orders[number] = NULL
+    if number < arena.lowest:
+        arena.lowest = number
+    arena.live -= 1
+    is_lent = hand_over(arena, base)
+    spin_unlock(&arena.lock)
+    add_i64(&arena.budget.used, -<int64_t>EXTENT_BYTES)
+    count(arena.budget.probe, LIVE_EXTENTS, -1)
+    free(orders)
+    if not is_lent:
+        extent_unmap(base)
 
 
 cdef uint32_t run_alloc(ArenaCore *arena, int order) noexcept nogil:
@@ -176,8 +247,7 @@ cdef void run_free(ArenaCore *arena, uint32_t ref, int order) noexcept nogil:
             extent = ref >> EXTENT_UNITS_SHIFT
     spin_unlock(&arena.lock)
     if extent:
-        with gil:
-            (<Arena>arena.owner)._drop_extent(extent)
+        drop_extent(arena, extent)
 
 
 # --- blobs: slabs of size classes ------------------------------------------------------------------
@@ -335,94 +405,36 @@ cdef class Arena:
         self.core.orders = <uint8_t **>calloc(MAX_EXTENTS, sizeof(uint8_t *))
         if self.core.extents == NULL or self.core.orders == NULL:
             raise MemoryError("no memory for the directory of an arena")
-        self.core.top = 1                # extent 0 does not exist, so that ref 0 can mean NIL
-        self.core.owner = <PyObject *>self
+        self.core.top = self.core.lowest = 1     # extent 0 does not exist, so that ref 0 can mean NIL
         self.budget.probe = &the_probe
         self.core.budget = &self.budget
         self.blobs.arena = &self.core
-        self.extents = [None]
-        self.spares = []
 
     def __dealloc__(self):
-        cdef uint32_t i
-        for i in range(1, self.core.top):
-            if self.core.extents[i] != NULL:
-                self._forget(i)
+        cdef uint32_t number
+        spares_drop(&self.core.spares)
+        if self.core.extents != NULL and self.core.orders != NULL:
+            for number in range(1, self.core.top):
+                if self.core.extents[number] != NULL:
+                    drop_extent(&self.core, number)
         free(self.core.extents)
         free(self.core.orders)
 
-    cdef int _add_extent(self) except -1:
-        cdef uint32_t number
-        cdef uint8_t *orders
-        cdef char *base
-        cdef object memory
-        memory = self.spares.pop() if self.spares else _map_extent()
-        base = <char *><uintptr_t>memory.__array_interface__["data"][0]
-        orders = <uint8_t *>calloc(EXTENT_BYTES >> MIN_ORDER, 1)
-        if orders == NULL:
-            raise MemoryError("no memory for the block map of an extent")
-        # From here on no Python code runs: two lanes of a kernel may want an extent at the same time.
-        if self.budget.limit and self.budget.used + EXTENT_BYTES > self.budget.limit:
-            self.budget.refused = 1
-            free(orders)
-            raise MemoryError("another lane took what there was below the limit")
-        for number in range(1, self.core.top):
-            if self.core.extents[number] == NULL:
-                break
-        else:
-            number = self.core.top
-        if number >= MAX_EXTENTS - 1:        # so that no ref behind the last unit wraps around
-            free(orders)
-            raise MemoryError("an arena holds at most 32 GB")
-        if number == self.core.top:
-            self.extents.append(memory)
-        else:
-            self.extents[number] = memory
-        PyTraceMalloc_Track(TRACE_DOMAIN, <uintptr_t>base, EXTENT_BYTES)
-        count(&the_probe, LIVE_EXTENTS, 1)
-        spin_lock(&self.core.lock)
-        self.core.extents[number] = base
-        self.core.orders[number] = orders
-        if number == self.core.top:
-            self.core.top += 1
-        self.core.live += 1
-        self.core.idle += 1
-        push_free(&self.core, number << EXTENT_UNITS_SHIFT, MAX_ORDER)
-        spin_unlock(&self.core.lock)
-        add_i64(&self.budget.used, EXTENT_BYTES)
-        # A part of what there is, because maps of the same size grow at the same time.
-        self.spares_wanted = min(1 + self.core.live // EXTENTS_PER_SPARE, MAX_SPARES)
-        if (self.core.live >= EXTENTS_BEFORE_SPARE and 2 * len(self.spares) < self.spares_wanted
-                and not self.spares_requested):
-            self.spares_requested = True
-            _request_spares(self)
-        return 0
-
-    def spares_to_make(self):
-        """How many extents the thread that touches them shall make."""
-        return self.spares_wanted - len(self.spares)
-
-    def take_spares(self, extents):
-        """Keep extents, made and touched elsewhere, for when they are needed."""
-        self.spares += extents
-        self.spares_requested = False
-
-    cdef void _forget(self, uint32_t number) noexcept:
-        PyTraceMalloc_Untrack(TRACE_DOMAIN, <uintptr_t>self.core.extents[number])
-        count(&the_probe, LIVE_EXTENTS, -1)
-        free(self.core.orders[number])
-        self.core.orders[number] = NULL
-        self.core.extents[number] = NULL
-
-    cdef void _drop_extent(self, uint32_t number) noexcept:
-        self._forget(number)
-        self.core.live -= 1
-        self.extents[number] = None
-        add_i64(&self.budget.used, -<int64_t>EXTENT_BYTES)
-
     def memory(self):
-        """The extents as numpy arrays of bytes. O(extents), nothing is copied."""
-        return [extent for extent in self.extents if extent is not None]
+        """The extents as numpy arrays of bytes, each good for as long as it is kept. O(extents), nothing is copied.
+
+        An array goes on showing the memory of an extent that the arena has given back.
+        """
+        cdef uint32_t number = 1
+        cdef ExtentMemory extent
+        found = []
+        while number < self.core.top:
+            extent = ExtentMemory.__new__(ExtentMemory)
+            extent.arena = self
+            if extent.lend(number):
+                found.append(np.asarray(extent))
+            number += 1
+        return found
 
     def usage(self):
         """Bytes: of extents, in runs, in blobs; used in all; of extents made ahead; of working memory."""
@@ -431,7 +443,7 @@ cdef class Arena:
             "run_bytes": self.core.run_bytes,
             "blob_bytes": self.blobs.bytes,
             "used_bytes": self.budget.used,
-            "spare_bytes": <int64_t>len(self.spares) * EXTENT_BYTES,
+            "spare_bytes": <int64_t>self.core.spares.n * EXTENT_BYTES,
             "scratch_bytes": len(self.scratch_memory) if self.scratch_memory is not None else 0,
         }
 
@@ -445,14 +457,17 @@ cdef class Arena:
         """Give the working memory of batches, and extents in which nothing lies, back to the system."""
         cdef uint32_t ref
         self.scratch_memory = None
-        self.spares = []
-        while self.core.idle:
+        spares_drop(&self.core.spares)
+        while True:
             spin_lock(&self.core.lock)
             ref = self.core.free_head[MAX_ORDER]
-            unlink_free(&self.core, ref, MAX_ORDER)
-            self.core.idle -= 1
+            if ref:
+                unlink_free(&self.core, ref, MAX_ORDER)
+                self.core.idle -= 1
             spin_unlock(&self.core.lock)
-            self._drop_extent(ref >> EXTENT_UNITS_SHIFT)
+            if ref == 0:
+                return
+            drop_extent(&self.core, ref >> EXTENT_UNITS_SHIFT)
 
     def set_limit(self, limit):
         """Refuse to grow beyond `limit` bytes; 0 takes the limit away."""
@@ -495,76 +510,61 @@ cdef class Arena:
         assert listed == free_blocks, "free lists and block maps differ"
 
 
-# --- extents touched ahead -------------------------------------------------------------------------------
-#
-# The first touch of an extent costs 0.1 ms, and milliseconds when the memory is new to the machine: too much for
-# the operation that happens to need it. So once a state grows, a thread makes the next extents ahead of time.
+@cython.final
+@cython.no_gc                            # as the arena that it keeps
+cdef class ExtentMemory:
+    """An extent, for the numpy arrays that show it; made by `Arena.memory`."""
 
-_requests = None
+    cdef bint lend(self, uint32_t number) except -1:
+        """Take hold of an extent; False if there is none of that number."""
+        cdef ArenaCore *core = &self.arena.core
+        cdef LentExtent *fresh = <LentExtent *>malloc(sizeof(LentExtent))
+        cdef LentExtent *lent
+        if fresh == NULL:
+            raise MemoryError("no memory to show an extent")
+        spin_lock(&core.lock)
+        if core.extents[number] != NULL:
+            lent = core.lent
+            while lent != NULL and lent.base != core.extents[number]:
+                lent = lent.next
+            if lent == NULL:
+                fresh.base, fresh.arrays, fresh.is_dropped = core.extents[number], 0, False
+                fresh.next = core.lent
+                core.lent = lent = fresh
+                fresh = NULL
+            lent.arrays += 1
+            self.lent = lent
+        spin_unlock(&core.lock)
+        free(fresh)
+        return self.lent != NULL
 
-
-def _request_spares(arena):
-    global _requests
-    if _requests is None:
-        requests = queue.SimpleQueue()
-        try:
-            threading.Thread(target=_make_spares, args=(requests,), name="statebackend-memory", daemon=True).start()
-        except RuntimeError:             # no thread to be had, now or at the interpreter's end: do without
-            arena.take_spares([])
+    def __dealloc__(self):
+        cdef ArenaCore *core
+        cdef LentExtent **link
+        cdef bint is_last
+        if self.lent == NULL:
             return
-        _requests = requests
-    _requests.put(weakref.ref(arena))
+        core = &self.arena.core
+        spin_lock(&core.lock)
+        self.lent.arrays -= 1
+        is_last = self.lent.arrays == 0
+        if is_last and not self.lent.is_dropped:
+            link = &core.lent
+            while link[0] != self.lent:
+                link = &link[0].next
+            link[0] = self.lent.next
+        spin_unlock(&core.lock)
+        if is_last:
+            if self.lent.is_dropped:
+                extent_unmap(self.lent.base)
+            free(self.lent)
 
-
-def _make_spares(requests):
-    while True:
-        wanted = requests.get()
-        arena = wanted()
-        if arena is None:
-            continue
-        count = arena.spares_to_make()
-        del arena                        # it may go while its extents are made
-        extents = []
-        try:
-            for _ in range(count):
-                extents.append(_map_extent())
-        except (MemoryError, OSError):
-            pass                         # the arena tries for itself when it comes to that
-        for extent in extents:
-            _touch(extent)
-        arena = wanted()
-        if arena is not None:
-            arena.take_spares(extents)
-        del arena, extents
-
-
-def _touch(unsigned char[::1] memory):
-    cdef char *base = <char *>&memory[0]
-    cdef uint64_t at = 0, size = memory.shape[0]
-    with nogil:
-        while at < size:
-            base[at] = 0
-            at += 4096
-
-
-def _forget_requests():
-    global _requests
-    _requests = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_requests)
-
-
-def _map_extent():
-    """2 MB of private zeroed memory, aligned to 2 MB, as a numpy array, on a huge page if the system has one."""
-    size = EXTENT_BYTES
-    array = _map_bytes(size)
-    if array.__array_interface__["data"][0] % size:
-        array = _map_bytes(2 * size)
-        start = -array.__array_interface__["data"][0] % size
-        array = array[start:start + size]
-    return array
+    @property
+    def __array_interface__(self):
+        """What numpy asks for."""
+        if self.lent == NULL:
+            raise TypeError("no extent")
+        return {"data": (<uintptr_t>self.lent.base, False), "shape": (EXTENT_BYTES,), "typestr": "|u1", "version": 3}
 
 
 def _map_bytes(size):

@@ -29,6 +29,7 @@ cdef enum:
 
 def has_changes(StateTable table not None, Mark mark not None):
     """Whether anything was journalled since `mark`, of this table or one that shares its journal. O(open marks)."""
+    table.usable()
     (<StateCore>table.owner).require_open(mark)
     return count_records(table.table, mark.version) != 0
 
@@ -52,6 +53,7 @@ def changed_entries(StateTable table not None, Mark mark not None):
     cdef int64_t n, distinct
     owner.require_open(mark)
     owner.enter()
+    owner.hold()
     try:
         n = count_records(table.table, mark.version)
         found = np.empty(max(n, 1), dtype=np.uint64)
@@ -68,6 +70,7 @@ def changed_entries(StateTable table not None, Mark mark not None):
                            seen)
         find_live(table.table, distinct, found, groups, hashes, stamps, kept, live.view(np.uint8))
     finally:
+        owner.let_go()
         owner.leave()
     order = np.argsort(groups[:distinct], kind="stable")
     return new_rows(table, LiveMoment(owner), found[order], groups[order].astype(np.int64), live[order], kept[order],
@@ -93,6 +96,7 @@ def count_changes(StateTable table not None, Mark mark not None):
     cdef int64_t n, distinct
     owner.require_open(mark)
     owner.enter()
+    owner.hold()
     try:
         n = count_distinct(table.table, mark.version)
         if n >= 0:
@@ -109,6 +113,7 @@ def count_changes(StateTable table not None, Mark mark not None):
         if table.table.anchors != NULL:
             find_returned(table.table, distinct, found, born, live)
     finally:
+        owner.let_go()
         owner.leave()
     there = int(np.count_nonzero(live[:distinct]))
     return there, distinct - there - int(np.count_nonzero(born[:distinct] > live[:distinct]))

@@ -80,7 +80,6 @@ cdef enum RecordOp:
     RECORD_COPIED = 5                    # as WRITE, but what is there now is a mere copy: not dirty
     RETIRED_SLOT = 6                     # in lists of what awaits reclaiming: table pointer, then trailer
     RETIRED_RUN = 7                      # a bucket page or a stretch of entries: its order in place of the group
-    RETIRED_CHUNK = 8                    # table pointer, chunk pointer: the older chunks of a dropped list
     RECORD_REPLACED = 9                  # as MOVED, and the clone was written: the payload is in the replaced slot
 
 cdef struct Layout:
@@ -204,6 +203,7 @@ cdef struct Core:
     uint32_t directory_lock              # guards `directories` of all maps
     Log garbage
     Directory *dead_directories
+    Table *dead_lists                    # tables with chunks of dropped lists that await reclaiming
     Journal *journals
     uint32_t pending                     # `drain` has something to do; set by any thread
     uint64_t undone                      # how often something was undone: what is old may be back
@@ -211,6 +211,8 @@ cdef struct Core:
     Table *tables                        # all of the backend
     int64_t *namespace_refs              # by number: entries that carry it, and pins
     uint32_t namespace_capacity
+    uint32_t busy                        # how many calls of `busy_thread` nobody is to disturb; see `wait_for_others`
+    unsigned long busy_thread
 
 cdef struct Lane:
     # What one thread of a batch kernel appends to; calls outside kernels use lane 0 of the table.
@@ -245,6 +247,8 @@ cdef struct Table:
     uint8_t journal_every_write          # objects: a read may have copied, which is no write
     Lane lane
     Table *next                          # of the backend
+    ListChunk *dead_chunks               # of lists that were dropped, linked by `next_dead`
+    Table *next_dead_lists
 
 cdef struct CoreKey:
     # A key, split and hashed: what every operation on a table begins with.
@@ -275,6 +279,10 @@ cdef struct ListChunk:
     uint32_t used                        # elements written, by whichever list reached furthest
     uint32_t capacity
     # elements follow
+
+cdef inline ListChunk **next_dead(ListChunk *chunk) noexcept nogil:
+    """Of a chunk that nobody refers to, in the place of `refs` and `prev_used`: setting it aside takes no memory."""
+    return <ListChunk **>&chunk.refs
 
 # --- entries ---------------------------------------------------------------------------------------
 
@@ -396,6 +404,7 @@ cdef bint segment_for_writing(Core *core, Journal *journal, Log **log) noexcept 
 cdef object key_object(Table *table, Entry *entry)
 cdef int absorb_moves(Log *carried, uint64_t known, dict moved) except -1
 cdef void drain(Core *core, int64_t budget) noexcept nogil
+cdef void wait_for_others(Core *core) noexcept
 cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved, list dropped) except -1
 cdef bint complete_rehash(Lane *lane, Table *table, CowMap *map) noexcept nogil
 cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) noexcept nogil

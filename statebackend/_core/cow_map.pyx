@@ -11,6 +11,10 @@ from libc.string cimport memcmp, memcpy, memset
 cdef extern from "Python.h":
     void Py_INCREF(PyObject *object)
     void Py_XDECREF(PyObject *object)
+    unsigned long PyThread_get_thread_ident() nogil
+
+cdef extern from "unistd.h":
+    int usleep(unsigned int microseconds) noexcept nogil
 
 from statebackend._core.arena cimport (
     EXTENT_UNITS_SHIFT, LIVE_DIRECTORIES, LIVE_ENTRIES, LIVE_SNAPSHOTS, MAX_ORDER, MIN_ORDER, UNIT_SHIFT, Blob,
@@ -95,17 +99,16 @@ cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogi
     cdef ListChunk *older
     cdef uint32_t i, offset = 8 if table.element_has_timestamp else 0
     cdef int freed = 0
-    cdef char *room
     while chunk != NULL:
         chunk.refs -= 1
         if chunk.refs:
             return
-        if freed == at_once and log_reserve(table.core.arena, &table.core.garbage, 24):
-            chunk.refs = 1
-            room = log_take(&table.core.garbage, 24)
-            (<Table **>room)[0] = table
-            (<ListChunk **>(room + 8))[0] = chunk
-            (<uint64_t *>(room + 16))[0] = <uint64_t>RETIRED_CHUNK << 56
+        if freed == at_once:
+            if table.dead_chunks == NULL:
+                table.next_dead_lists = table.core.dead_lists
+                table.core.dead_lists = table
+            next_dead(chunk)[0] = table.dead_chunks
+            table.dead_chunks = chunk
             table.core.pending = 1
             return
         if table.element_kind != VALUE_FIXED:
@@ -222,7 +225,11 @@ cdef inline void slot_return(Table *table, CowMap *map, uint32_t slot) noexcept 
 cdef void slot_free(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
     """Forget a slot that no chain, journal or snapshot names; the last one gives the map's memory back."""
     cdef Entry *entry = entry_at(table.core, slot)
-    payload_drop(table, payload_of(table, entry))
+    cdef PyObject *last = NULL
+    if table.layout.value_kind == VALUE_OBJECT:
+        last = (<PyObject **>value_of(table, entry))[0]
+    else:
+        payload_drop(table, payload_of(table, entry))
     if table.layout.key_is_blob:
         blob_drop(table.core.blobs, <Blob *>entry.key)
     if table.layout.off_namespace:
@@ -230,6 +237,9 @@ cdef void slot_free(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
     slot_return(table, map, slot)
     if map.used == 0:
         map_clear_storage(table, map)
+    if last != NULL:
+        with gil:                        # when the map is whole: a finaliser may call anything
+            Py_XDECREF(last)
 
 
 cdef void release_run(Core *core, uint32_t ref, int order, uint32_t *freed) noexcept nogil:
@@ -1154,24 +1164,32 @@ cdef void reclaim_garbage(Core *core, int64_t *budget) noexcept nogil:
     cdef uint64_t last
     cdef int op
     cdef Table *table
-    cdef ListChunk *chunk
     while budget[0] > 0 and not log_empty(core.arena, &core.garbage):
         budget[0] -= 1
         last = trailer_to_reclaim(core, &core.garbage)
         op = <int>(last >> 56)
-        if op == RETIRED_CHUNK:
-            table = (<Table **>(chunk_data(core.garbage.last) + core.garbage.last.used - 24))[0]
-            chunk = (<ListChunk **>(chunk_data(core.garbage.last) + core.garbage.last.used - 16))[0]
-            log_pop(core.arena, &core.garbage, 24)
-            drop_chunks(table, chunk, 2)
-            budget[0] -= 3
-        elif op == RETIRED_RUN:
+        if op == RETIRED_RUN:
             log_pop(core.arena, &core.garbage, 16)
             run_free(core.arena, <uint32_t>last, <int>((last >> 32) & 0xFFFF))
         else:
             table = (<Table **>(chunk_data(core.garbage.last) + core.garbage.last.used - 16))[0]
             log_pop(core.arena, &core.garbage, 16)
             slot_free(table, table.maps[((last >> 32) & 0xFFFF) - table.first_group], <uint32_t>last)
+
+
+cdef void reclaim_lists(Core *core, int64_t *budget) noexcept nogil:
+    """Drop chunks of dropped lists, off their list first: an object's finaliser may call anything."""
+    cdef Table *table
+    cdef ListChunk *chunk
+    while budget[0] > 0 and core.dead_lists != NULL:
+        budget[0] -= 4
+        table = core.dead_lists
+        chunk = table.dead_chunks
+        table.dead_chunks = next_dead(chunk)[0]
+        if table.dead_chunks == NULL:
+            core.dead_lists = table.next_dead_lists
+        chunk.refs = 1
+        drop_chunks(table, chunk, 2)
 
 
 cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil:
@@ -1235,12 +1253,23 @@ cdef void drain(Core *core, int64_t budget) noexcept nogil:
             end_snapshot(core, snapshot)
         snapshot = newer
     free_directories(core, &budget)
+    reclaim_lists(core, &budget)
     reclaim_garbage(core, &budget)
     while journal != NULL and budget > 0:
         reclaim_log(core, journal, &journal.dead, &budget)
         journal = journal.next
-    if budget <= 0 or core.dead_directories != NULL or core.garbage.records:
+    if budget <= 0 or core.dead_directories != NULL or core.dead_lists != NULL or core.garbage.records:
         store_u32(&core.pending, 1)
+
+
+cdef void wait_for_others(Core *core) noexcept:
+    """Wait while another thread does what is not to be disturbed: a batch without the GIL, for example.
+
+    A backend is used by one thread at a time. But collections run finalisers on any thread, and those may use it.
+    """
+    while load_u32(&core.busy) and core.busy_thread != PyThread_get_thread_ident():
+        with nogil:
+            usleep(20)
 
 
 cdef object key_object(Table *table, Entry *entry):

@@ -47,9 +47,14 @@ cdef class LiveMoment(Moment):
         self.calls = owner.calls
 
     cdef int begin_reading(self) except -1:
+        self.owner.hold()
         if self.owner.closed or self.calls != self.owner.calls:
+            self.owner.let_go()
             raise UsageError("the backend has been called since")
         return 0
+
+    cdef void end_reading(self) noexcept:
+        self.owner.let_go()
 
 
 @cython.final
@@ -158,14 +163,17 @@ cdef class EntryRows:
         if self.table.anchors is not heads or not isinstance(self.moment, LiveMoment):
             raise UsageError("these are not live entries of those keys")
         self.moment.begin_reading()
-        with nogil:
-            for i in range(n):
-                if i + AHEAD < n:
-                    prefetch(<void *><uintptr_t>rows[i + AHEAD])
-                anchor = <Anchor *>address(table.core.arena, namespace_of(table, <Entry *><uintptr_t>rows[i]))
-                slot = find_head(heads.table, anchor)
-                if slot:
-                    out[i] = <uint64_t><uintptr_t>entry_at(table.core, slot)
+        try:
+            with nogil:
+                for i in range(n):
+                    if i + AHEAD < n:
+                        prefetch(<void *><uintptr_t>rows[i + AHEAD])
+                    anchor = <Anchor *>address(table.core.arena, namespace_of(table, <Entry *><uintptr_t>rows[i]))
+                    slot = find_head(heads.table, anchor)
+                    if slot:
+                        out[i] = <uint64_t><uintptr_t>entry_at(table.core, slot)
+        finally:
+            self.moment.end_reading()
         return new_rows(heads, self.moment, found, self.groups, found != 0)
 
 

@@ -47,7 +47,8 @@ cdef class StateEntry:
     @property
     def value(self):
         """The value as it is stored; an object is not copied."""
-        return self.owner._load_at(self.entry())
+        cdef list elements = self.owner._room()
+        return self.owner._load_at(self.entry(), elements)
 
     @property
     def version(self):
@@ -60,14 +61,17 @@ cdef class StateEntry:
 
 cpdef StateEntry new_entry(StateTable owner, uint32_t slot, uint32_t group):
     """A StateEntry on a live slot of a key group; the caller vouches for both."""
+    # What is to be known of the slot, before an object is made, which may run finalisers.
+    cdef object key = key_object(owner.table, entry_at(owner.table.core, slot))
+    cdef uint32_t namespace = namespace_of(owner.table, entry_at(owner.table.core, slot))
+    cdef uint64_t calls = owner.owner.calls
     cdef StateEntry entry = StateEntry.__new__(StateEntry)
-    cdef Entry *where = entry_at(owner.table.core, slot)
     entry.owner = owner
     entry.slot = slot
-    entry.key = key_object(owner.table, where)
-    entry.namespace = namespace_of(owner.table, where)
+    entry.key = key
+    entry.namespace = namespace
     entry.group = group
-    entry.calls = owner.owner.calls
+    entry.calls = calls
     return entry
 
 
@@ -97,9 +101,9 @@ cdef class StateEntryIterator:
     def __next__(self):
         cdef Table *table = self.owner.table
         cdef CowMap *map
+        cdef StateEntry found
         cdef uint32_t *head
         cdef uint32_t slot
-        cdef Entry *entry
         self.owner.usable()
         if self.rollbacks != self.owner.owner.rollbacks:
             raise RuntimeError("the state changed during iteration: it was rolled back")
@@ -118,10 +122,10 @@ cdef class StateEntryIterator:
                 self.find_place(table, map)
             if self.slot:
                 slot = self.slot
-                entry = entry_at(table.core, slot)
-                self.slot = entry.next
-                self.last = key_object(table, entry), namespace_of(table, entry)
-                return new_entry(self.owner, slot, map.group)
+                self.slot = entry_at(table.core, slot).next
+                found = new_entry(self.owner, slot, map.group)
+                self.last = found.key, found.namespace
+                return found
             if self.bucket >= map.primary.capacity:
                 self.group += 1
                 self.bucket = 0
@@ -210,4 +214,5 @@ cdef class IncrementalVisitor:
             looked += 1
             if is_live(table, map, slot):
                 out.append(new_entry(self.owner, slot, map.group))
+                self.owner.usable()      # making an object may run finalisers
         return out

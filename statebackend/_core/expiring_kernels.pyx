@@ -107,6 +107,7 @@ def read_many(StateTable table not None, keys, *, int64_t now, int64_t ttl, bint
     if table.value_code == CODE_BLOB:
         blobs = np.zeros(max(call.batch.n, 1), dtype=np.uint64)
         call.batch.blobs = <Blob **>call.pointer(blobs, np.uint64)
+        table.owner.hold()
         try:
             call.run(OP_BLOCK_WRITE)
             return blobs_of(blobs[:call.batch.n]), found.view(bool)
@@ -115,6 +116,7 @@ def read_many(StateTable table not None, keys, *, int64_t now, int64_t ttl, bint
             for i in range(call.batch.n):
                 if pointers[i]:
                     blob_drop(table.table.core.blobs, <Blob *>pointers[i])
+            table.owner.let_go()
     out = np.zeros((call.batch.n, width), dtype=np.uint8)
     call.batch.out = <char *>call.pointer(out.reshape(-1), np.uint8)
     call.run(OP_BLOCK_WRITE)

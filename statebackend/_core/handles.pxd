@@ -62,6 +62,7 @@ cdef class Handle:
     cdef int find_here(self) except -1
     cdef int begin(self) except -1
     cdef int make_room(self) except -1
+    cdef int make_spaced(self) except -1
     cdef int no_memory(self) except -1
     cdef int remove_here(self) except -1
     cdef int clear_here(self) except -1

@@ -133,13 +133,20 @@ cdef class Handle:
         """There is a table and a map for the current key. May run Python, and remembers the map anew."""
         cdef CowMap *map
         if self.table == NULL:
-            self.adopt_table(self.make_table(True), True)
+            self.make_spaced()
             self.find_here()
         if self.map == NULL:
             map = map_new(self.table, self.context.key.group)
             if map == NULL:
                 self.no_memory()
             self.map = map
+        return 0
+
+    cdef int make_spaced(self) except -1:
+        """There is a table for namespaces. Making it runs Python, and so perhaps this method."""
+        cdef object made = self.make_table(True)
+        if self.spaced_table == NULL:
+            self.adopt_table(made, True)
         return 0
 
     cdef int no_memory(self) except -1:
@@ -178,6 +185,10 @@ cdef class Handle:
         if self.slot:
             if self.watcher is not None:
                 self.watcher.forget(self)
+                if self.stamp != self.core.calls:
+                    self.find_here()
+                    if self.slot == 0:
+                        return 0
             self.remove_here()
         return 0
 
@@ -481,10 +492,10 @@ cdef class Handle:
 
         O(namespaces of the backend) or O(entries of the key group), whichever is less.
         """
+        cdef list found = []
         cdef CowMap *map
         cdef Table *table = self.spaced_table
         cdef CoreKey *key = &self.context.key
-        cdef list found = []
         cdef list names = self.core.namespaces.names
         cdef uint32_t ns
         if table == NULL:
@@ -521,7 +532,7 @@ cdef class Handle:
         """The number of the current namespace; with `makes_table` there is a table for it afterwards."""
         cdef uint32_t number = self.context.key.namespace
         if makes_table and number and self.spaced_table == NULL:
-            self.adopt_table(self.make_table(True), True)
+            self.make_spaced()
         return number
 
     def _enter_namespace(self, uint32_t number):
@@ -667,6 +678,10 @@ cdef class SingleHandle(Handle):
         self.write(value)
         if self.ttl:
             self.forget_bounds()
+            if self.stamp != self.core.calls:    # what has noted the value, or ended, may have run anything
+                self.find_here()
+                if self.slot == 0:
+                    return
             (<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0] = timestamp
 
     # --- writing ---

@@ -22,6 +22,7 @@ cdef enum Failure:
     FAILED_NOT = 0
     FAILED_MEMORY = 1
     FAILED_OVERFLOW = 2
+    FAILED_GROUP = 3                     # a key of a key group that the table does not have
 
 cdef struct Batch
 cdef struct LaneRun
@@ -119,24 +120,39 @@ cdef inline void load_key(Batch *batch, int64_t at, RowKey *key) noexcept nogil:
 cdef CowMap *map_of_row(Batch *batch, CowMap **where, int64_t row) noexcept nogil
 cdef void stage_block(Batch *batch, int64_t at, uint32_t n, CowMap **maps, RowKey *keys) noexcept nogil
 
+cdef struct Crew:
+    # What the threads of a call look at. They have joined it with the GIL held, and work along without.
+    Batch *batch
+    LaneRun *runs
+    uint32_t turn                        # counts phases
+    uint32_t phase                       # of this turn
+    uint32_t claimed[16]                 # by lane: the newest turn that somebody works on
+    uint32_t done[16]                    # by lane: the newest turn that is done
+    uint32_t is_over
+    uint32_t joined                      # threads; does not rise once the call is over
+    int64_t left                         # of those
+
 cdef class BatchCall:
     cdef StateTable table
     cdef Batch batch
     cdef LaneRun runs[16]
-    cdef uint32_t turn                   # counts phases
-    cdef uint32_t claimed[16]            # by lane: the newest turn that somebody works on
-    cdef uint32_t done[16]               # by lane: the newest turn that is done
+    cdef Crew crew
     cdef object keep                     # arrays that the pointers point into
     cdef void *pointer(self, array, dtype) except NULL
     cdef int set_values(self, values, int code, uint32_t width) except -1
     cdef int set_nulls(self, nulls) except -1
     cdef int set_timestamps(self, timestamps) except -1
     cdef int run(self, Operation op) except -1
+    cdef int _prepare(self) except -1
+    cdef int _call_crew(self, list works) except -1
+    cdef int _dismiss(self, list works) except -1
     cdef int _begin(self, bint writes) except -1
     cdef FastPath _fast_path(self) noexcept
     cdef int _make_scratch(self) except -1
-    cdef int _run_chunk(self) except -1
-    cdef void _assign_groups(self) noexcept
-    cdef int _phase(self, int phase) except -1
+    cdef Failure _work(self) noexcept nogil
+    cdef Failure _run_chunk(self) noexcept nogil
+    cdef void _assign_groups(self) noexcept nogil
+    cdef void _phase(self, uint32_t phase) noexcept nogil
     cdef int _end(self, bint failed, bint writes) except -1
     cdef void _settle_lane(self, int i) noexcept
+    cdef int _raise(self, Failure failure) except -1

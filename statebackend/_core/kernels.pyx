@@ -12,6 +12,10 @@ but the arena. Short batches skip the first two phases. Rows of the same key are
 
 A call is atomic: arguments are checked first, and what a lane overwrites, adds or removes is kept in its undo log
 or in the journal until the call has succeeded.
+
+From the first phase to the end, undoing included, a call makes no Python object: a collection could run finalisers,
+which may use the table. Those that collections on other threads run meanwhile wait (`StateCore.occupy`). Threads are
+called before the first phase, and whoever comes in time works along: each phase is there to be claimed, lane by lane.
 """
 
 import os
@@ -34,7 +38,8 @@ from statebackend._core.cow_map cimport (
     slot_for_write, value_of)
 from statebackend._core.journal cimport Log, log_append, log_reserve, log_take
 from statebackend._core.key_groups cimport key_groups_of_byte_runs, key_groups_of_ints
-from statebackend._core.platform cimport claim, hash_int, likely, load_u32, prefetch, store_u32, unlikely
+from statebackend._core.platform cimport (
+    add_i64, claim, hash_int, likely, load_i64, load_u32, prefetch, store_u32, unlikely)
 from statebackend._core.state_table cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT64,
     CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable)
@@ -665,27 +670,41 @@ cdef void work_on(Batch *batch, LaneRun *run, int phase, int lane) noexcept nogi
         apply_rows(batch, run)
 
 
+cdef void work_along(Crew *crew, int first) noexcept nogil:
+    """Do what lanes of each phase nobody has begun with, until the call is over."""
+    cdef uint32_t seen = 0, turn
+    cdef int i, lane, others = crew.batch.n_lanes - 1
+    while not load_u32(&crew.is_over):
+        turn = load_u32(&crew.turn)
+        if turn == seen:
+            usleep(5)
+            continue
+        seen = turn
+        for i in range(others):
+            lane = 1 + (first - 1 + i) % others
+            if claim(&crew.claimed[lane], turn):
+                work_on(crew.batch, &crew.runs[lane], crew.phase, lane)
+                store_u32(&crew.done[lane], turn)
+
+
 @cython.final
 cdef class LaneWork:
-    """One lane of one phase, for a thread of the pool.
+    """What a thread of the pool does for a call: mainly one lane of each phase.
 
     The thread may come to it when the call is long over. So it holds no reference to the call, which would keep a
-    closed backend's memory; pointers into a call that waits for whoever claimed the lane do.
+    closed backend's memory; a pointer into a call that waits for whoever has joined it does.
     """
-    cdef Batch *batch                    # NULL once the phase is over
-    cdef LaneRun *run
-    cdef uint32_t *claimed
-    cdef uint32_t *done
-    cdef int phase
+    cdef Crew *crew                      # NULL once the call is over
     cdef int lane
-    cdef uint32_t turn
 
     def __call__(self):
-        if self.batch == NULL or not claim(self.claimed, self.turn):
+        cdef Crew *crew = self.crew
+        if crew == NULL:
             return
+        crew.joined += 1
         with nogil:
-            work_on(self.batch, self.run, self.phase, self.lane)
-            store_u32(self.done, self.turn)
+            work_along(crew, self.lane)
+            add_i64(&crew.left, 1)
 
 
 @cython.final
@@ -697,7 +716,10 @@ cdef class BatchCall:
         if table.anchors is not None:
             raise UsageError("the entries of a map state are reached through their MapTable only")
         memset(&self.batch, 0, sizeof(Batch))
+        memset(&self.crew, 0, sizeof(Crew))
         memset(self.runs, 0, sizeof(self.runs))
+        self.crew.batch = &self.batch
+        self.crew.runs = self.runs
         self.table = table
         self.keep = []
         self.batch.table = table.table
@@ -776,49 +798,83 @@ cdef class BatchCall:
         """All chunks of the batch, or none of them."""
         cdef StateCore owner = self.table.owner
         cdef Core *core = &owner.core
-        cdef int64_t first = 0
         cdef bint writes = is_write(op)
-        cdef int64_t limit = owner.arena.budget.limit
+        cdef int64_t limit
+        cdef Failure failure = FAILED_NOT
+        cdef list works = []
         self.batch.op = op
-        owner.enter()
+        self._prepare()
         try:
-            drain(core, self.batch.n + 64)
-            if self.batch.n == 0:
-                return 0
-            self._begin(writes)
+            self._call_crew(works)
+            owner.enter()
             try:
-                while first < self.batch.n:
-                    self.batch.first = first
-                    self.batch.size = min(<int64_t>CHUNK, self.batch.n - first)
-                    self._run_chunk()
-                    first += self.batch.size
-            except BaseException:
-                try:
-                    self._end(True, writes)
-                finally:
-                    owner.arena.budget.limit = limit
-                    if limit and owner.arena.budget.used > limit:
+                drain(core, self.batch.n + 64)
+                if self.batch.n:
+                    limit = owner.arena.budget.limit
+                    self._begin(writes)
+                    try:
+                        failure = self._work()
+                        self._end(failure != FAILED_NOT, writes)
+                    finally:
+                        owner.arena.budget.limit = limit
+                        owner.vacate()
+                    if failure != FAILED_NOT and limit and owner.arena.budget.used > limit:
                         # What undoing took beyond the limit would make it refuse the next call too.
                         drain(core, 4 * self.batch.n + 64)
                         owner.arena.trim()
-                raise
-            self._end(False, writes)
+                    self._raise(failure)
+            finally:
+                owner.leave()
+                owner.end_dropped()
         finally:
-            owner.leave()
+            self._dismiss(works)
+        return 0
+
+    cdef int _prepare(self) except -1:
+        """What runs Python."""
+        # Sorting costs time for each key group, a lane for each group and for its thread.
+        self.batch.sorted = self.batch.n >= SHORT_BATCH and self.batch.n >= 4 * <int64_t>self.batch.table.n_maps
+        if not self.batch.sorted:
+            self.batch.n_lanes = 1
+        self.batch.n_lanes = <int>min(<int64_t>self.batch.n_lanes, 1 + self.batch.n // SHORT_BATCH)
+        self._make_scratch()
+        return 0
+
+    cdef int _call_crew(self, list works) except -1:
+        """Ask the pool for as many threads as there are other lanes. Whatever this raises, nothing has begun."""
+        cdef int lane
+        cdef LaneWork work
+        if self.batch.n_lanes == 1:
+            return 0
+        try:
+            pool = _thread_pool()
+            for lane in range(1, self.batch.n_lanes):
+                work = LaneWork.__new__(LaneWork)
+                work.crew = &self.crew
+                work.lane = lane
+                works.append(work)
+                pool.submit(work)
+        except RuntimeError:             # no thread to be had: the caller's own does all
+            pass
+        return 0
+
+    cdef int _dismiss(self, list works) except -1:
+        """Wait until no thread looks at this call any more; those that have not come yet shall not."""
+        cdef LaneWork work
+        for work in works:
+            work.crew = NULL
+        store_u32(&self.crew.is_over, 1)
+        with nogil:
+            while load_i64(&self.crew.left) != self.crew.joined:
+                usleep(5)
         return 0
 
     cdef int _begin(self, bint writes) except -1:
         cdef Table *table = self.batch.table
         cdef Core *core = table.core
-        cdef Journal *journal = table.journal
+        cdef StateCore owner = self.table.owner
         cdef int lane
         cdef Log *log
-        # Sorting costs time for each key group, a lane for each group and for its thread.
-        self.batch.sorted = self.batch.n >= SHORT_BATCH and self.batch.n >= 4 * <int64_t>table.n_maps
-        if not self.batch.sorted:
-            self.batch.n_lanes = 1
-        self.batch.n_lanes = <int>min(<int64_t>self.batch.n_lanes, 1 + self.batch.n // SHORT_BATCH)
-        self._make_scratch()
         self.batch.fast = self._fast_path()
         for lane in range(self.batch.n_lanes):
             self.runs[lane].lane.core = core
@@ -828,13 +884,14 @@ cdef class BatchCall:
         self.runs[0].used = &table.lane
         if core.journal_version:
             # Reads too can move entries, and a lane's journal needs a place to go afterwards.
-            if not segment_for_writing(core, journal, &log):
-                self.table.owner.out_of_memory()
+            if not segment_for_writing(core, table.journal, &log):
+                owner.out_of_memory()
             self.runs[0].journal_records = log.records
         if writes:
             for lane in range(self.batch.n_lanes):
                 self.runs[lane].used.keep_undo = 1
         core.blobs.shared = self.batch.n_lanes > 1
+        owner.occupy()
         return 0
 
     cdef FastPath _fast_path(self) noexcept:
@@ -871,31 +928,53 @@ cdef class BatchCall:
         self.batch.counts = <uint32_t *>(base + (groups + 1) * 4)
         return 0
 
-    cdef int _run_chunk(self) except -1:
+    cdef Failure _work(self) noexcept nogil:
+        """All chunks, until one fails."""
+        cdef Failure failure = FAILED_NOT
+        while self.batch.first < self.batch.n and failure == FAILED_NOT:
+            self.batch.size = min(<int64_t>CHUNK, self.batch.n - self.batch.first)
+            failure = self._run_chunk()
+            self.batch.first += self.batch.size
+        return failure
+
+    cdef Failure _run_chunk(self) noexcept nogil:
         cdef int lane, lanes = self.batch.n_lanes
         cdef int64_t share = (self.batch.size + lanes - 1) // lanes
+        cdef Failure failure = FAILED_NOT
         for lane in range(lanes):
             self.runs[lane].first_row = min(lane * share, self.batch.size)
             self.runs[lane].last_row = min((lane + 1) * share, self.batch.size)
         self._phase(0)
         for lane in range(lanes):
-            # Lanes have rising rows here: the first failure is the lowest.
             if self.runs[lane].failed_row >= 0:
-                raise KeyGroupError("a key belongs to a key group that this backend does not own",
-                                    detail=f"position {self.runs[lane].failed_row}")
+                return FAILED_GROUP
         if self.batch.sorted:
             self._assign_groups()
             self._phase(1)
         self._phase(2)
         for lane in range(lanes):
             if self.runs[lane].failure == FAILED_MEMORY:
-                self.table.owner.out_of_memory()
-        overflows = [self.runs[lane].failed_row for lane in range(lanes) if self.runs[lane].failure]
-        if overflows:
-            raise OverflowError(f"a reduced value does not fit its type, at position {min(overflows)}")
-        return 0
+                return FAILED_MEMORY
+            if self.runs[lane].failure != FAILED_NOT:
+                failure = FAILED_OVERFLOW
+        return failure
 
-    cdef void _assign_groups(self) noexcept:
+    cdef int _raise(self, Failure failure) except -1:
+        """Raise what fits after a call has failed and was undone."""
+        cdef int lane
+        if failure == FAILED_NOT:
+            return 0
+        if failure == FAILED_MEMORY:
+            self.table.owner.out_of_memory()
+        rows = [self.runs[lane].failed_row for lane in range(self.batch.n_lanes)
+                if failure == FAILED_GROUP or self.runs[lane].failure]
+        first = min([row for row in rows if row >= 0])
+        if failure == FAILED_GROUP:
+            raise KeyGroupError("a key belongs to a key group that this backend does not own",
+                                detail=f"position {first}")
+        raise OverflowError(f"a reduced value does not fit its type, at position {first}")
+
+    cdef void _assign_groups(self) noexcept nogil:
         """Turn counts into positions; give each lane a range of groups with its share of the first chunk's rows.
 
         A group keeps its lane for the whole call: the undo logs of lanes are in order only group by group.
@@ -922,43 +1001,21 @@ cdef class BatchCall:
         for lane in range(filling + 1, lanes):
             self.runs[lane].first_group = self.runs[lane].last_group = groups
 
-    cdef int _phase(self, int phase) except -1:
-        """All lanes of one phase. Whatever happens, no lane is at work any more when this returns or raises."""
+    cdef void _phase(self, uint32_t phase) noexcept nogil:
+        """All lanes of one phase. No lane is at work any more when this returns."""
+        cdef Crew *crew = &self.crew
         cdef int lane, lanes = self.batch.n_lanes
-        cdef uint32_t turn
-        cdef object failure = None
-        cdef LaneWork work
-        cdef list submitted = []
-        self.turn += 1
-        turn = self.turn
-        if lanes > 1:
-            try:
-                pool = _thread_pool()
-                for lane in range(1, lanes):
-                    work = LaneWork.__new__(LaneWork)
-                    work.batch = &self.batch
-                    work.run = &self.runs[lane]
-                    work.claimed = &self.claimed[lane]
-                    work.done = &self.done[lane]
-                    work.phase, work.lane, work.turn = phase, lane, turn
-                    submitted.append(work)
-                    pool.submit(work)
-            except BaseException as error:       # an interrupt, or no thread to be had: see below
-                failure = None if isinstance(error, RuntimeError) else error
-        with nogil:
-            work_on(&self.batch, &self.runs[0], phase, 0)
-            for lane in range(1, lanes):
-                if claim(&self.claimed[lane], turn):
-                    work_on(&self.batch, &self.runs[lane], phase, lane)      # nobody has begun with it
-                    store_u32(&self.done[lane], turn)
-            for lane in range(1, lanes):
-                while load_u32(&self.done[lane]) != turn:
-                    usleep(5)
-        for work in submitted:
-            work.batch = NULL
-        if failure is not None:
-            raise failure
-        return 0
+        cdef uint32_t turn = crew.turn + 1
+        crew.phase = phase
+        store_u32(&crew.turn, turn)
+        work_on(&self.batch, &self.runs[0], phase, 0)
+        for lane in range(1, lanes):
+            if claim(&crew.claimed[lane], turn):
+                work_on(&self.batch, &self.runs[lane], phase, lane)      # nobody has begun with it
+                store_u32(&crew.done[lane], turn)
+        for lane in range(1, lanes):
+            while load_u32(&crew.done[lane]) != turn:
+                usleep(5)
 
     cdef int _end(self, bint failed, bint writes) except -1:
         """Undo what a failed call did, or settle what a good one leaves: journals, retired entries, counts."""
@@ -969,8 +1026,6 @@ cdef class BatchCall:
         cdef Lane *lane
         cdef Log *log
         cdef Log carried
-        cdef dict moved = {}
-        cdef list dropped = []
         cdef int i
         core.blobs.shared = 0
         for i in range(self.batch.n_lanes):
@@ -982,13 +1037,14 @@ cdef class BatchCall:
         if failed and writes:
             owner.arena.budget.limit = 0       # undoing may need a little; restored by `run`
             memset(&carried, 0, sizeof(Log))
+            owner.moved.clear()
             try:
                 for i in range(self.batch.n_lanes):
-                    owner.undo_failed(journal, &self.runs[i].used.undo, 0, &carried, moved, dropped)
+                    owner.undo_failed(journal, &self.runs[i].used.undo, 0, &carried)
                 for i in range(1, self.batch.n_lanes):
-                    owner.undo_failed(journal, &self.runs[i].lane.own_journal, 0, &carried, moved, dropped)
+                    owner.undo_failed(journal, &self.runs[i].lane.own_journal, 0, &carried)
                 if core.journal_version and segment_for_writing(core, journal, &log):
-                    owner.undo_failed(journal, log, self.runs[0].journal_records, &carried, moved, dropped)
+                    owner.undo_failed(journal, log, self.runs[0].journal_records, &carried)
                 owner.settle_undone(journal, &carried)
             except MemoryError:
                 for i in range(self.batch.n_lanes):      # the backend is closed; what the logs hold goes with it
@@ -1093,8 +1149,12 @@ def get_many(StateTable table not None, keys, *, uint32_t namespace=0, int threa
     if table.value_code == CODE_BLOB:
         blobs = np.zeros(call.batch.n, dtype=np.uint64)
         call.batch.blobs = <Blob **>call.pointer(blobs, np.uint64)
-        call.run(OP_GET)
-        return _copy_blobs(blobs), found.view(bool)
+        table.owner.hold()
+        try:
+            call.run(OP_GET)
+            return _copy_blobs(blobs), found.view(bool)
+        finally:
+            table.owner.let_go()
     out = np.zeros((call.batch.n, width), dtype=np.uint8)
     call.batch.out = <char *>call.pointer(out.reshape(-1), np.uint8)
     call.run(OP_GET)
@@ -1176,9 +1236,15 @@ def reduce_many(StateTable table not None, keys, values, reduction, *, uint32_t 
     if return_touched:
         slots = np.zeros(call.batch.n, dtype=np.uint32)
         call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
-    call.run(REDUCTIONS[reduction])
-    if return_touched:
+    if not return_touched:
+        call.run(REDUCTIONS[reduction])
+        return None
+    table.owner.hold()
+    try:
+        call.run(REDUCTIONS[reduction])
         return touched_rows(table, slots, code)
+    finally:
+        table.owner.let_go()
 
 
 def touched_rows(StateTable table not None, slots, int code):

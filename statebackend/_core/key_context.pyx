@@ -291,12 +291,20 @@ cdef class KeyContext:
 
     cdef int number_namespace(self, uint32_t number) except -1:
         """Make a namespace current by its number, which stays its own for as long as it is current."""
+        cdef list names = self.core.namespaces.names
+        cdef int64_t *refs
+        cdef object _old_object          # ends with this call, when all is set
         if number == self.key.namespace:
             return 0
-        self.core.namespaces.pin(number, 1)
-        self.core.namespaces.pin(self.key.namespace, -1)
-        self.namespace_name = self.core.namespaces.name(number)
-        self.namespace_object = None
+        self.core.namespaces.usable()
+        refs = self.core.core.namespace_refs
+        if number >= <uint32_t>len(names) or names[number] is None:
+            raise KeyError(number)
+        # A number that nobody holds is good until Python runs.
+        refs[number] += 1
+        refs[self.key.namespace] -= 1
+        _old_object, self.namespace_object = self.namespace_object, None
+        self.namespace_name = names[number]
         self.key.namespace = number
         if self.has_key:
             self.hash_key()

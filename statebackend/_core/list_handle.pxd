@@ -10,9 +10,9 @@ cdef class ListHandle(Handle):
     cdef uint64_t iterators              # that are open
     cdef ListHead *head(self) noexcept
     cdef int open_cursor(self, ListHead *head, ListCursor *cursor) except -1
-    cdef list raw_elements(self, bint all)
+    cdef list raw_elements(self, bint all, list found)
     cdef int put_elements(self, char *elements, uint64_t n, bint replace) except -1
     cdef int store_all(self, list values, bint replace) except -1
     cdef char *unexpired_elements(self, int64_t stamp, uint64_t *n) except? NULL
     cdef bint all_expired(self) except -1
-    cdef list read_list(self)
+    cdef list read_list(self, list found)

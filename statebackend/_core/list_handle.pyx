@@ -56,9 +56,8 @@ cdef class ListHandle(Handle):
     cdef bint all_expired(self) except -1:
         return not self.has_any(self.table, entry_at(self.table.core, self.slot), WANT_ALIVE)
 
-    cdef list raw_elements(self, bint all):
-        """What `finished` makes the elements of, of all or of the unexpired. Runs no Python."""
-        cdef list found = []
+    cdef list raw_elements(self, bint all, list found):
+        """What `finished` makes the elements of, of all or of the unexpired, in `found`. Runs no Python."""
         cdef ListCursor cursor
         cdef char *element
         cdef int64_t now = 0 if all else self.context.time()
@@ -154,19 +153,20 @@ cdef class ListHandle(Handle):
 
     def get(self):
         """The elements, in order, as a new list; empty where there are none. O(length)."""
+        cdef list found = []             # before the entry is found: making it may run finalisers
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
         if self.slot == 0:
-            return []
-        return self.read_list()
+            return found
+        return self.read_list(found)
 
-    cdef list read_list(self):
-        cdef list found = self.raw_elements(self.ttl == 0 or self.shows_expired)
+    cdef list read_list(self, list found):
         cdef char *copies
         cdef uint64_t n = 0
         cdef Py_ssize_t i
+        self.raw_elements(self.ttl == 0 or self.shows_expired, found)
         if self.ttl:
             if self.all_expired():
                 self.expired_on_read += 1
@@ -284,6 +284,10 @@ cdef class ListHandle(Handle):
             self.watcher.forget(self)
         if parts is None:
             parts = ListParts.__new__(ListParts, self)
+        if self.stamp != self.core.calls:        # both may have run finalisers
+            self.find_here()
+            if self.slot == 0:
+                return parts
         self.ttl = 0                     # all elements, expired or not
         try:
             copies = self.unexpired_elements(-1, &n)
@@ -381,13 +385,14 @@ cdef class ListIterator:
     cdef int64_t now
 
     def __cinit__(self, ListHandle handle not None):
+        cdef list found = []             # before the entry is found: making it may run finalisers
         if handle.stamp != handle.core.calls:
             handle.find_here()
         self.handle = handle
         handle.iterators += 1
         self.now = handle.context.time() if handle.ttl else 0
         if handle.slot and handle.ttl and (handle.refreshes or handle.all_expired()):
-            self.values = iter(handle.read_list())
+            self.values = iter(handle.read_list(found))
             if handle.stamp != handle.core.calls:
                 handle.find_here()
         self.key = handle.context.key

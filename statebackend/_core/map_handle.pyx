@@ -136,6 +136,11 @@ cdef class MapHandle(Handle):
         cdef object _owner = self.context.key_owner
         if self.watcher is not None:
             self.watcher.forget(self, self.keys_codec.canonical(inner))
+            if self.stamp != self.core.calls:
+                slot = self.find_entry(inner)
+                if slot == 0:
+                    return 0
+                at = self.context.key
         return self.unlink_entry(self.map_here(), &at, self.slot, inner, slot, is_cleanup)
 
     cdef int unlink_entry(self, MapTable map, CoreKey *at, uint32_t head_slot, CoreKey *inner, uint32_t slot,
@@ -233,7 +238,10 @@ cdef class MapHandle(Handle):
             self.remove_entry(inner, slot, False)        # what has expired does not keep its place
             self.find_here()
             self.make_map()
-            slot = 0
+            map = self.map_here()
+            entries = map.entries
+            table = entries.table
+            slot = self.find_entry(inner)        # a finaliser may have put one
         if value is None and self.codec.form != FORM_OBJECT:
             (<void **>stored)[0] = NULL
             source = stored if table.layout.off_null == 0 else NULL
@@ -556,11 +564,12 @@ cdef class MapIterator:
         return (self.handle.plain_map if self.key.namespace == 0 else self.handle.spaced_map).entries
 
     def __next__(self):
-        cdef uint32_t slot = self.step()
+        cdef uint32_t slot
+        if self.handle.ttl:
+            return self.next_with_ttl()
+        slot = self.step()
         if slot == 0:
             raise StopIteration
-        if self.handle.ttl:
-            return self.next_with_ttl(slot)
         return self.visit(slot)
 
     cdef uint32_t step(self) except? 0:
@@ -653,22 +662,17 @@ cdef class MapIterator:
         key = self.handle.keys_codec.key_of(inner.number, inner.data, inner.length)
         return key if self.shown == SHOW_KEYS else (key, value)
 
-    cdef object next_with_ttl(self, uint32_t slot):
+    cdef object next_with_ttl(self):
         """Go on where reading may remove or renew: the iterator's key has to be the current one."""
         cdef object saved = None
-        cdef bint has_place
         if self.handle.context.turn != self.turn:
             saved = self.handle.context._save_key()
             self.handle.context.return_to(&self.key, self.owner)
-            self.calls = self.handle.core.calls
         try:
-            return self.next_unexpired(slot)
+            return self.next_unexpired(self.step())
         finally:
             if saved is not None and not self.handle.core.closed:
-                has_place = self.calls == self.handle.core.calls
                 self.handle.context._restore_key(saved)
-                if has_place:
-                    self.calls = self.handle.core.calls
 
     cdef object next_unexpired(self, uint32_t slot):
         cdef MapHandle handle = self.handle

@@ -280,6 +280,7 @@ def get_many(MapTable maps not None, keys, map_keys, *, uint32_t namespace=0, in
     if maps.entries.value_code == CODE_BLOB:
         blobs = np.zeros(max(call.batch.n, 1), dtype=np.uint64)
         call.batch.blobs = <Blob **>call.pointer(blobs, np.uint64)
+        maps.owner.hold()
         try:
             call.run(OP_BLOCK_WRITE if ttl else OP_BLOCK_READ)
             return blobs_of(blobs[:call.batch.n]), found.view(bool)
@@ -288,6 +289,7 @@ def get_many(MapTable maps not None, keys, map_keys, *, uint32_t namespace=0, in
             for i in range(call.batch.n):
                 if pointers[i]:
                     blob_drop(call.batch.inner.core.blobs, <Blob *>pointers[i])
+            maps.owner.let_go()
     out = np.zeros((call.batch.n, call.batch.width), dtype=np.uint8)
     call.batch.out = <char *>call.pointer(out.reshape(-1), np.uint8)
     call.run(OP_BLOCK_WRITE if ttl else OP_BLOCK_READ)

@@ -36,6 +36,6 @@ cdef class MapTable:
                         int64_t timestamp) except -1
     cdef bint remove_entry(self, object key, object map_key, uint32_t namespace) except -1
     cdef int clear_at(self, CoreKey *head) except -1
-    cdef int unlink_all(self, CoreKey *head) except -1
+    cdef bint unlink_all(self, CoreKey *head) noexcept
     cdef Anchor *anchor_of(self, uint32_t head_slot) noexcept
     cdef int unlink(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, uint32_t slot) except -1

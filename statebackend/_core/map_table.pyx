@@ -21,7 +21,7 @@ from statebackend._core.cow_map cimport (
 from statebackend._core.journal cimport Log, log_append
 from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.state_core cimport StateCore, discard_log
-from statebackend._core.state_table cimport CODE_LIST, StateTable
+from statebackend._core.state_table cimport CODE_LIST, CODE_OBJECT, StateTable
 
 from statebackend.errors import UsageError
 
@@ -184,7 +184,7 @@ cdef class MapTable:
             slot = self.locate_entry(key, map_key, namespace, &head, &head_slot, &inner, &map)
             if slot == 0:
                 return None
-            return self.entries._load(self.entries._unshare(map, slot, &inner))
+            return self.entries._load(self.entries._unshare(map, slot, &inner), None)
         finally:
             self.owner.leave()
 
@@ -214,8 +214,11 @@ cdef class MapTable:
         cdef CowMap *map = NULL
         cdef uint32_t head_slot = 0
         cdef uint32_t slot = self.locate_entry(key, map_key, namespace, &head, &head_slot, &inner, &map)
+        cdef object _dropped = None      # ends with this call, when both tables are whole again
         if slot == 0:
             return False
+        if self.entries.value_code == CODE_OBJECT:
+            _dropped = self.entries._load(slot, None)
         self.unlink(&head, head_slot, &inner, slot)
         return True
 
@@ -244,28 +247,29 @@ cdef class MapTable:
         cdef Table *heads = self.heads.table
         cdef Log removed
         cdef Log *log = NULL
+        cdef bint done
         owner.enter()
         try:
             if core.journal_version and not segment_for_writing(core, heads.journal, &log):
                 owner.out_of_memory()
             memset(&removed, 0, sizeof(Log))
             table.lane.override = heads.lane.override = &removed
-            try:
-                self.unlink_all(head)
-            except BaseException:
+            done = self.unlink_all(head)
+            table.lane.override = heads.lane.override = NULL
+            if not done:                 # undone before an error is made: that may run finalisers
                 owner.undo_call(heads.journal, &removed)
-                raise
-            finally:
-                table.lane.override = heads.lane.override = NULL
+                owner.out_of_memory()
             if log != NULL:
                 log_append(core.arena, log, &removed)
             else:
                 discard_log(core, heads.journal, &removed)
         finally:
             owner.leave()
+            owner.end_dropped()
         return 0
 
-    cdef int unlink_all(self, CoreKey *head) except -1:
+    cdef bint unlink_all(self, CoreKey *head) noexcept:
+        """False without memory; what is removed goes to the log that takes the records."""
         cdef CowMap *head_map = self.heads.map_or_null(head.group)
         cdef CowMap *map = self.entries.map_or_null(head.group)
         cdef Table *table = self.entries.table
@@ -275,15 +279,16 @@ cdef class MapTable:
         cdef bint more = True
         while more:
             if not (before_operation(&heads.lane, heads, head_map) and before_operation(&table.lane, table, map)):
-                self.owner.out_of_memory()
+                return False
             head_slot = self.heads.find(head_map, head)
             if head_slot == 0:
                 break                    # a finaliser was quicker
             slot = self.anchor_of(head_slot).first
             more = slot != self.anchor_of(head_slot).last
             inner.hash = hash_of(table, entry_at(table.core, slot))
-            self.unlink(head, head_slot, &inner, slot)
-        return 0
+            if not remove_threaded(&heads.lane, heads, head_map, head, head_slot, &table.lane, table, map, &inner, slot):
+                return False
+        return True
 
     def items(self, key, uint32_t namespace=0):
         """The entries of a key's map in insertion order; fails at the next step when entries came or went."""
@@ -344,7 +349,7 @@ cdef class MapItems:
         if table.layout.off_value_version:
             entries.split_map_key(self.map_key, self.anchor, self.group, &inner)
             self.slot = entries._unshare(entries.map_or_null(self.group), self.slot, &inner)
-        value = entries._load(self.slot)
+        value = entries._load(self.slot, None)
         return self.map_key, value
 
     cdef int find_place(self) except -1:

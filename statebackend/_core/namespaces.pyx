@@ -9,6 +9,8 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from statebackend._core.arena cimport raw_alloc, raw_free
+from statebackend._core.cow_map cimport wait_for_others
+from statebackend._core.platform cimport unlikely
 
 from statebackend.errors import ClosedError, UsageError
 
@@ -60,6 +62,8 @@ cdef class NamespaceTable:
     cdef int usable(self) except -1:
         if self.core == NULL:
             raise ClosedError("the backend of these namespaces is gone")
+        if unlikely(self.core.busy):
+            wait_for_others(self.core)
         return 0
 
     cdef uint32_t intern(self, bytes name) except? 0xFFFFFFFF:

@@ -190,7 +190,8 @@ cdef class SnapshotView(Moment):
                 collect_entries(&self.owner.core, directory, &rows[0])
                 for i in range(directory.size):
                     entry = <Entry *><uintptr_t>rows[i]
-                    out[key_object(table.table, entry), namespace_of(table.table, entry)] = table._load_at(entry)
+                    out[key_object(table.table, entry), namespace_of(table.table, entry)] = table._load_at(
+                        entry, table._room())
             return out
         finally:
             self.end_reading()

@@ -18,14 +18,25 @@ cdef class StateCore:
     cdef readonly uint64_t calls         # how many calls have entered
     cdef readonly uint64_t rollbacks
     cdef uint32_t inside                 # calls in progress: more than one only from finalisers of objects
+    cdef bint is_ending                  # `after_close` is at work
+    cdef uint32_t holds
+    cdef bint collects                   # whether collections were enabled before `hold`
+    # For undoing, which makes no objects: a collection could run finalisers that see what is half undone.
+    cdef dict moved                      # of the log that is being undone: see `undo_log`
+    cdef list dropped                    # objects that end when the call is over
     cdef int enter(self) except -1
+    cdef int refuse_or_wait(self) except -1
+    cdef int occupy(self) except -1
+    cdef void vacate(self) noexcept
+    cdef int hold(self) except -1
+    cdef void let_go(self) noexcept
+    cdef int end_dropped(self) except -1
     cdef void leave(self) noexcept
     cdef void after_close(self) noexcept
     cdef int out_of_memory(self) except -1
     cdef int undo_to(self, Journal *journal, uint32_t version) except -1
     cdef int undo_call(self, Journal *journal, Log *log) except -1
-    cdef int undo_failed(self, Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved,
-                         list dropped) except -1
+    cdef int undo_failed(self, Journal *journal, Log *log, uint64_t down_to, Log *carried) except -1
     cdef int settle_undone(self, Journal *journal, Log *carried) except -1
     cdef int give_up(self, Journal *journal, Log *carried) except -1
     cdef void end(self) noexcept

@@ -2,27 +2,36 @@
 
 Threads: one call at a time is inside a StateCore, on whichever thread. A SnapshotView may be read and released
 on any other thread meanwhile.
+
+Finalisers of objects may use the backend that held them, and of other objects too: a collection runs those wherever
+a Python object is made, on any thread. So nothing is half changed where objects are made or dropped. What lets go of
+the GIL halfway is `busy`, and calls from other threads wait; what looks at state while it makes objects holds off
+collections (`hold`).
 """
 
 import os
 
-import numpy as np
-
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.string cimport memset
+from libc.stdlib cimport free, malloc
+from libc.string cimport memmove, memset
 
 from statebackend._core.arena cimport (
     CHECKED, LIVE_ENTRIES, LIVE_SNAPSHOTS, blob_drop, Blob, count, raw_alloc, raw_free)
 from statebackend._core.cow_map cimport (
     FREE_SLOT, LAST_VERSION, VALUE_FIXED, BucketTable, CowMap, Directory, Entry, Journal, Segment, Table,
     absorb_moves, drain, entry_at, first_of_run, map_clear_storage, payload_drop, payload_of, segment_for_writing,
-    undo_log)
+    undo_log, wait_for_others)
 from statebackend._core.journal cimport Log, log_append, log_clear
 from statebackend._core.namespaces cimport new_namespaces
-from statebackend._core.platform cimport spin_lock, spin_unlock, unlikely
+from statebackend._core.platform cimport load_u32, spin_lock, spin_unlock, store_u32, unlikely
 
 from statebackend.errors import ClosedError, MemoryLimitError, UsageError
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() nogil
+    bint PyGC_Disable()
+    bint PyGC_Enable()
 
 _snapshot_view = None                    # the module, which imports this one
 
@@ -64,6 +73,8 @@ cdef class StateCore:
         self.namespaces = new_namespaces(&self.core)
         self.core.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         self.open_marks = []
+        self.moved = {}
+        self.dropped = []
 
     def __dealloc__(self):
         if self.namespaces is not None:
@@ -73,6 +84,7 @@ cdef class StateCore:
 
     def close(self):
         """Drop all state; every later call raises. Live snapshots stay readable until they are released."""
+        wait_for_others(&self.core)
         if self.closed:
             return
         if CHECKED:
@@ -93,15 +105,62 @@ cdef class StateCore:
 
     cdef void after_close(self) noexcept:
         """Free the state of a closed backend once no call is inside and no snapshot is left."""
-        if self.inside:
-            return                       # a finaliser closed it: the outermost call comes back here
-        drain(&self.core, RECLAIM_AT_CLOSE)
-        if self.core.newest == NULL:
-            teardown(&self.core)
+        if self.inside or self.core.busy or self.is_ending:
+            # A finaliser closed it, or released the last view: the outermost call comes back here, or goes on below.
+            return
+        self.is_ending = True
+        self.core.pending = 1
+        while load_u32(&self.core.pending):      # finalisers, and other threads meanwhile, may release views
+            drain(&self.core, RECLAIM_AT_CLOSE)
+            if self.core.newest == NULL:
+                teardown(&self.core)
+                break
+        self.is_ending = False
+
+    cdef int refuse_or_wait(self) except -1:
+        wait_for_others(&self.core)
+        if self.closed:
+            raise ClosedError("the backend is closed", hint="create a new backend and restore into it")
+        return 0
+
+    cdef int occupy(self) except -1:
+        """Keep calls of other threads waiting until `vacate`."""
+        wait_for_others(&self.core)
+        self.core.busy_thread = PyThread_get_thread_ident()
+        store_u32(&self.core.busy, self.core.busy + 1)
+        self.core.pending = 1            # so that handles, too, look before they work
+        return 0
+
+    cdef void vacate(self) noexcept:
+        store_u32(&self.core.busy, self.core.busy - 1)
+        if unlikely(self.closed):
+            self.after_close()
+
+    cdef int hold(self) except -1:
+        """Until `let_go`, nothing changes but by calls of this thread: collections, which run finalisers, wait."""
+        self.occupy()
+        if self.holds == 0:
+            self.collects = PyGC_Disable()
+        self.holds += 1
+        return 0
+
+    cdef void let_go(self) noexcept:
+        self.holds -= 1
+        if self.holds == 0 and self.collects:
+            PyGC_Enable()
+        self.vacate()
+
+    cdef int end_dropped(self) except -1:
+        """Drop the objects that undoing has put off. Their finalisers may call anything."""
+        cdef list _dropped
+        if self.dropped:
+            _dropped = self.dropped
+            self.dropped = []
+        return 0
 
     cdef int enter(self) except -1:
-        if unlikely(self.closed):
-            raise ClosedError("the backend is closed", hint="create a new backend and restore into it")
+        if unlikely(self.closed or self.core.busy):
+            self.refuse_or_wait()
         if CHECKED and self.inside:
             raise UsageError("another call is inside this backend", code="USAGE.OVERLAPPING_CALL",
                              hint="use a backend from one thread at a time")
@@ -129,12 +188,11 @@ cdef class StateCore:
 
     def mark(self):
         """Open a mark. O(1)."""
-        cdef Mark mark
+        cdef Mark mark = Mark.__new__(Mark)
         self.enter()
         try:
             self.bump_version()
             self.core.journal_version = self.core.state_version
-            mark = Mark.__new__(Mark)
             mark.owner = self
             mark.version = self.core.state_version
             mark.is_open = True
@@ -177,14 +235,14 @@ cdef class StateCore:
         finally:
             self.arena.budget.limit = limit
             self.leave()
+            self.end_dropped()
 
     cdef int undo_to(self, Journal *journal, uint32_t version) except -1:
-        cdef dict moved = {}
-        cdef list dropped = []
-        absorb_moves(&journal.carried, 0, moved)
+        self.moved.clear()
+        absorb_moves(&journal.carried, 0, self.moved)
         while journal.n_segments and journal.segments[journal.n_segments - 1].version >= version:
-            if not undo_log(journal, &journal.segments[journal.n_segments - 1].log, 0, &journal.carried, moved,
-                            dropped):
+            if not undo_log(journal, &journal.segments[journal.n_segments - 1].log, 0, &journal.carried, self.moved,
+                            self.dropped):
                 raise MemoryError("no memory to finish a rollback; make room and call it again")
             journal.n_segments -= 1
         return 0
@@ -192,24 +250,22 @@ cdef class StateCore:
     cdef int undo_call(self, Journal *journal, Log *log) except -1:
         """Undo what a failed call of several steps has done, which `log` has taken instead of the journal."""
         cdef Log carried
-        cdef dict moved = {}
-        cdef list dropped = []
         cdef int64_t limit = self.arena.budget.limit
         memset(&carried, 0, sizeof(Log))
         self.arena.budget.limit = 0      # undoing may need a little
         try:
-            self.undo_failed(journal, log, 0, &carried, moved, dropped)
+            self.moved.clear()
+            self.undo_failed(journal, log, 0, &carried)
             self.settle_undone(journal, &carried)
         finally:
             self.arena.budget.limit = limit
         return 0
 
-    cdef int undo_failed(self, Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved,
-                         list dropped) except -1:
+    cdef int undo_failed(self, Journal *journal, Log *log, uint64_t down_to, Log *carried) except -1:
         """Reverse what a failed call has done. Without the little memory that takes, twice, it is the backend's end."""
         # What was reversed is off the log: the second attempt goes on.
-        if undo_log(journal, log, down_to, carried, moved, dropped) \
-                or undo_log(journal, log, down_to, carried, moved, dropped):
+        if undo_log(journal, log, down_to, carried, self.moved, self.dropped) \
+                or undo_log(journal, log, down_to, carried, self.moved, self.dropped):
             return 0
         log_append(self.core.arena, &journal.dead, log)
         self.give_up(journal, carried)
@@ -278,6 +334,7 @@ cdef class StateCore:
         cdef Journal *journal = self.core.journals
         cdef uint64_t total = 0
         cdef uint32_t i
+        wait_for_others(&self.core)
         self.require_open(mark)
         while journal != NULL:
             for i in range(journal.n_segments):
@@ -367,27 +424,38 @@ cdef class StateCore:
         cdef Journal *journal = self.core.journals
         cdef Table *table = self.core.tables
         cdef Mark mark
-        cdef uint32_t i
-        cdef object thresholds = {self.core.journal_version} if self.core.journal_version else set()
+        cdef uint32_t *old               # the versions that are compared with, each once, in order
+        cdef uint32_t i, n = 0
+        cdef uint64_t most = 1 + len(self.open_marks)
         while snapshot != NULL:
-            thresholds.add(snapshot.version)
+            most += 1
+            snapshot = snapshot.newer
+        while journal != NULL:
+            most += journal.n_segments
+            journal = journal.next
+        old = <uint32_t *>malloc(most * sizeof(uint32_t))
+        if old == NULL:
+            raise MemoryError("no memory to count versions anew; nothing has changed")
+        if self.core.journal_version:
+            enter_version(old, &n, self.core.journal_version)
+        snapshot = self.core.oldest
+        while snapshot != NULL:
+            enter_version(old, &n, snapshot.version)
             snapshot = snapshot.newer
         for mark in self.open_marks:
-            thresholds.add(mark.version)
+            enter_version(old, &n, mark.version)
+        journal = self.core.journals
         while journal != NULL:
             for i in range(journal.n_segments):
-                thresholds.add(journal.segments[i].version)
+                enter_version(old, &n, journal.segments[i].version)
             journal = journal.next
-        old = np.array(sorted(thresholds), dtype=np.uint32)
-        cdef uint32_t[::1] view = old if len(old) else np.zeros(1, np.uint32)
-        cdef uint32_t n = len(old)
         spin_lock(&self.core.directory_lock)
         while table != NULL:
-            renumber_table(table, &view[0], n)
+            renumber_table(table, old, n)
             table = table.next
         snapshot = self.core.oldest
         while snapshot != NULL:
-            snapshot.version = renumbered(snapshot.version, &view[0], n)
+            snapshot.version = renumbered(snapshot.version, old, n)
             snapshot = snapshot.newer
         if self.core.newest != NULL:
             self.core.highest_required_snapshot_version = self.core.newest.version
@@ -395,23 +463,24 @@ cdef class StateCore:
         journal = self.core.journals
         while journal != NULL:
             for i in range(journal.n_segments):
-                journal.segments[i].version = renumbered(journal.segments[i].version, &view[0], n)
+                journal.segments[i].version = renumbered(journal.segments[i].version, old, n)
             journal = journal.next
         for mark in self.open_marks:
-            mark.version = renumbered(mark.version, &view[0], n)
+            mark.version = renumbered(mark.version, old, n)
         if self.core.journal_version:
-            self.core.journal_version = renumbered(self.core.journal_version, &view[0], n)
+            self.core.journal_version = renumbered(self.core.journal_version, old, n)
         self.core.state_version = n
+        free(old)
         return 0
 
     # --- inspection ---
 
     def metrics(self):
         """Versions, marks, snapshots, memory and copies so far, as a dict."""
+        cdef list live = []              # before anything is looked at: making it may run finalisers
         cdef Snapshot *snapshot = self.core.oldest
         cdef Table *table = self.core.tables
         cdef uint64_t entries = 0, pages = 0, moved = 0
-        live = []
         while snapshot != NULL:
             live.append(snapshot.version)
             snapshot = snapshot.newer
@@ -441,6 +510,18 @@ cdef class StateCore:
     def _check(self):
         """Verify the arena; tables have `_check` of their own."""
         self.arena._check()
+
+
+cdef void enter_version(uint32_t *versions, uint32_t *n, uint32_t version) noexcept nogil:
+    """Enter a version among those that are there, in order, if it is new."""
+    cdef uint32_t at = n[0]
+    while at and versions[at - 1] > version:
+        at -= 1
+    if at and versions[at - 1] == version:
+        return
+    memmove(versions + at + 1, versions + at, (n[0] - at) * sizeof(uint32_t))
+    versions[at] = version
+    n[0] += 1
 
 
 cdef inline uint32_t renumbered(uint32_t version, uint32_t *old, uint32_t n) noexcept nogil:
@@ -517,12 +598,12 @@ cdef void teardown(Core *core) noexcept nogil:
     core.pending = 1
     while core.pending:
         drain(core, 1 << 40)
-        if core.pending and core.garbage.records == 0 and core.dead_directories == NULL:
+        if core.pending and core.garbage.records == 0 and core.dead_lists == NULL and core.dead_directories == NULL:
             break
     while table != NULL:
         next_table = table.next
         teardown_table(table)
-        while core.garbage.records:
+        while core.garbage.records or core.dead_lists != NULL:
             drain(core, 1 << 40)
         raw_free(core.arena.budget, table, sizeof(Table))
         core.tables = table = next_table

@@ -47,13 +47,14 @@ cdef class StateTable:
     cdef object _put(self, key, value, uint32_t namespace, int64_t timestamp, bint want_old)
     cdef void _fill(self, uint32_t slot, char *value, int64_t timestamp) noexcept
     cdef uint32_t _locate(self, key, uint32_t namespace, CoreKey *k, CowMap **map) except? 0
-    cdef object _load(self, uint32_t slot)
-    cdef object _load_at(self, Entry *entry)
+    cdef list _room(self)
+    cdef object _load(self, uint32_t slot, list elements)
+    cdef object _load_at(self, Entry *entry, list elements)
     cdef uint32_t _unshare(self, CowMap *map, uint32_t slot, CoreKey *k) except 0
     cdef object _let_go(self, uint32_t slot)
     cdef int usable(self) except -1
     cdef tuple _remove(self, key, uint32_t namespace, bint want_old)
-    cdef list _list_elements(self, ListHead *head)
+    cdef list _list_elements(self, ListHead *head, list out)
 
 cdef inline bint is_null(Table *table, Entry *entry) noexcept nogil:
     """Whether a value that is no object is None."""

@@ -18,7 +18,7 @@ from statebackend._core.cow_map cimport (
     VALUE_BLOB, VALUE_FIXED, VALUE_LIST, VALUE_OBJECT, Core, CowMap, Directory, Entry, Journal, ListHead, Table, Thread,
     before_operation, chain_head, entry_at, find_blob, find_int, hash_blob_key, hash_int_key, insert,
     keep_payload, key_object, map_new, namespace_of, own_entry, payload_drop, payload_of, remove, see_snapshots,
-    set_value_version, slot_for_write, value_of)
+    set_value_version, slot_for_write, value_of, wait_for_others)
 from statebackend._core.invariants cimport check_map
 from statebackend._core.journal cimport LogChunk, chunk_data
 from statebackend._core.key_groups cimport HashPlan, hash_canonical_bytes, hash_canonical_int, pmod_group
@@ -110,6 +110,8 @@ cdef class StateTable:
             self._lay_out(table, key, value, namespaces or anchors is not None, timestamps, is_anchor_table)
             if nullable:
                 self._make_nullable(table)
+            if owner.closed:             # a finaliser did
+                raise ClosedError("the backend is closed")
             table.core = &owner.core
             table.lane.core = &owner.core
             table.seed = owner.core.seed
@@ -419,7 +421,7 @@ cdef class StateTable:
                     if slot:
                         if want_old:
                             slot = self._unshare(map, slot, &k)
-                            old = self._load(slot)
+                            old = self._load(slot, None)
                         slot = slot_for_write(&table.lane, table, map, slot, k.hash, &kept)
                         if slot and not kept:
                             _dropped = self._let_go(slot)
@@ -466,12 +468,13 @@ cdef class StateTable:
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
+        cdef list elements = self._room()
         self.owner.enter()
         try:
             slot = self._locate(key, namespace, &k, &map)
             if slot == 0:
                 return None
-            return self._load(self._unshare(map, slot, &k))
+            return self._load(self._unshare(map, slot, &k), elements)
         finally:
             self.owner.leave()
 
@@ -485,13 +488,17 @@ cdef class StateTable:
             self.owner.out_of_memory()
         return self.find(map[0], k)
 
-    cdef object _load(self, uint32_t slot):
-        return self._load_at(entry_at(self.table.core, slot))
+    cdef list _room(self):
+        """What `_load` puts the elements of a list in: made before the entry is looked for, as it may run finalisers."""
+        return [] if self.value_code == CODE_LIST else None
 
-    cdef object _load_at(self, Entry *entry):
+    cdef object _load(self, uint32_t slot, list elements):
+        return self._load_at(entry_at(self.table.core, slot), elements)
+
+    cdef object _load_at(self, Entry *entry, list elements):
         cdef char *value = value_of(self.table, entry)
         if self.value_code == CODE_LIST:
-            return self._list_elements(<ListHead *>value)
+            return self._list_elements(<ListHead *>value, elements)
         if self.value_code == CODE_ANCHOR:
             return (<uint32_t *>value)[0]
         if self.takes_none and is_null(self.table, entry):
@@ -574,6 +581,8 @@ cdef class StateTable:
         cdef CowMap *map
         cdef uint32_t slot
         cdef object old = None
+        cdef object _dropped = None      # ends with this call, when the table is whole again
+        cdef list elements = self._room() if want_old else None
         self.owner.enter()
         try:
             if self.value_code == CODE_ANCHOR:
@@ -583,7 +592,9 @@ cdef class StateTable:
                 return False, None
             if want_old:
                 slot = self._unshare(map, slot, &k)
-                old = self._load(slot)
+                old = self._load(slot, elements)
+            if self.value_code == CODE_OBJECT:
+                _dropped = <object>(<PyObject **>value_of(self.table, entry_at(self.table.core, slot)))[0]
             if not remove(&self.table.lane, self.table, map, slot, k.hash):
                 self.owner.out_of_memory()
             return True, old
@@ -650,8 +661,7 @@ cdef class StateTable:
         finally:
             self.owner.leave()
 
-    cdef list _list_elements(self, ListHead *head):
-        cdef list out = []
+    cdef list _list_elements(self, ListHead *head, list out):
         cdef ListCursor cursor
         cdef char *element
         cdef uint32_t skip = 8 if self.table.element_has_timestamp else 0
@@ -669,6 +679,8 @@ cdef class StateTable:
     # --- iteration and inspection ---
 
     cdef int usable(self) except -1:
+        if unlikely(self.owner.core.busy):
+            wait_for_others(&self.owner.core)
         if self.owner.closed:
             raise ClosedError("the backend is closed")
         return 0
@@ -705,14 +717,14 @@ cdef class StateTable:
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
+        from statebackend._core.entry_views import new_entry
+
         self.usable()
         self.split_key(key, namespace, &k)
         map = self.map_or_null(k.group)
         slot = self.find(map, &k) if map != NULL else 0
         if slot == 0:
             return None
-        from statebackend._core.entry_views import new_entry
-
         return new_entry(self, slot, k.group)
 
     def chain(self, key, uint32_t namespace=0):
@@ -720,17 +732,21 @@ cdef class StateTable:
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
-        self.usable()
-        self.split_key(key, namespace, &k)
-        map = self.map_or_null(k.group)
         from statebackend._core.entry_views import new_entry
 
-        out = []
-        slot = chain_head(self.table.core, map, k.hash) if map != NULL else 0
-        while slot:
-            out.append(new_entry(self, slot, k.group))
-            slot = entry_at(self.table.core, slot).next
-        return out
+        self.usable()
+        self.owner.hold()
+        try:
+            self.split_key(key, namespace, &k)
+            map = self.map_or_null(k.group)
+            out = []
+            slot = chain_head(self.table.core, map, k.hash) if map != NULL else 0
+            while slot:
+                out.append(new_entry(self, slot, k.group))
+                slot = entry_at(self.table.core, slot).next
+            return out
+        finally:
+            self.owner.let_go()
 
     def map_info(self, uint32_t group):
         """Sizes, capacities and rehash progress of the map of a key group; None if it was never used."""
@@ -794,9 +810,11 @@ cdef class StateTable:
         self.owner.require_open(mark)
         found = set()
         self.owner.enter()
+        self.owner.hold()
         try:
             collect_dirty(self.table, mark.version, found)
         finally:
+            self.owner.let_go()
             self.owner.leave()
         return found
 

@@ -28,7 +28,7 @@ from libc.string cimport memcmp, memcpy, memmove, memset
 from statebackend._core.arena cimport Blob, Budget, address, blob_data, raw_alloc, raw_free
 from statebackend._core.cow_map cimport (
     Anchor, BucketTable, CoreKey, CowMap, Entry, Table, before_operation, bucket, drop_anchor, entry_at, find_int,
-    hash_int_key, namespace_of, thread_of)
+    hash_int_key, namespace_of, thread_of, wait_for_others)
 from statebackend._core.codecs cimport long_as_int64
 from statebackend._core.key_context cimport TIME_OF_CLOCK, TIME_OF_SYSTEM, KeyContext
 from statebackend._core.look_ahead cimport ask_for_bucket
@@ -126,13 +126,13 @@ cdef class TimerHandle(MapHandle):
         self.settle()
         if self.stamp != self.core.calls:
             self.find_here()
+        self.make_map()                  # which may run Python; nothing below does
         memset(&inner, 0, sizeof(CoreKey))
         inner.number = time
         if self.find_entry(&inner):
             return False
         if not nodes_reserve(&self.core.arena.budget, &self.queue):
             self.no_memory()
-        self.make_map()
         map = self.map_here()
         heads, table = self.table, map.entries.table
         inner.group = self.context.key.group
@@ -185,32 +185,38 @@ cdef class TimerHandle(MapHandle):
         cdef CoreKey inner
         cdef object owner = None
         cdef int64_t clock = 0
+        cdef uint64_t turn
+        cdef uint32_t slot = 0
         cdef Blob *blob
         if not self.has_next() or node_at(&self.queue, 0).time > now:
             return None
         if self.context.time_source == TIME_OF_CLOCK:
             clock = self.context.read_clock(self.context.clock)
+        while slot == 0:
             if not self.has_next() or node_at(&self.queue, 0).time > now:   # a clock may do anything
                 return None
-        node = node_at(&self.queue, 0)[0]
-        anchor = self.anchor_at(node.anchor)
-        memset(&at, 0, sizeof(CoreKey))
-        if self.context.codec.is_int:
-            at.number = anchor.key
-        else:
-            blob = <Blob *>anchor.key
-            owner = self.context.codec.split_canonical(PyBytes_FromStringAndSize(blob_data(blob), blob.length), &at)
-        at.group = anchor.group
-        self.context.number_namespace(anchor.namespace)
-        self.context.adopt(&at, owner)
+            node = node_at(&self.queue, 0)[0]
+            anchor = self.anchor_at(node.anchor)
+            memset(&at, 0, sizeof(CoreKey))
+            if self.context.codec.is_int:
+                at.number = anchor.key
+            else:
+                blob = <Blob *>anchor.key
+                owner = self.context.codec.split_canonical(PyBytes_FromStringAndSize(blob_data(blob), blob.length), &at)
+            at.group = anchor.group
+            self.context.number_namespace(anchor.namespace)
+            self.context.adopt(&at, owner)
+            turn = self.context.turn
+            self.find_here()             # reclaims, which may run finalisers: they may register and delete timers
+            if self.context.turn == turn and memcmp(node_at(&self.queue, 0), &node, sizeof(Node)) == 0:
+                memset(&inner, 0, sizeof(CoreKey))
+                inner.number = node.time
+                slot = self.find_entry(&inner)
         if self.context.time_source == TIME_OF_CLOCK:
             self.context.begin_at(clock)
         elif self.context.time_source == TIME_OF_SYSTEM:
             self.context.now_known = False
-        self.find_here()
-        memset(&inner, 0, sizeof(CoreKey))
-        inner.number = node.time
-        self.remove_entry(&inner, self.find_entry(&inner), False)
+        self.remove_entry(&inner, slot, False)
         self.take_off(0)
         self.ask_for_next()
         self.fired += 1
@@ -244,6 +250,7 @@ cdef class TimerHandle(MapHandle):
         cdef Blob *second
         cdef uint64_t common
         cdef int order
+        cdef list names
         if likely(a.time != b.time):
             return a.time < b.time
         if a.anchor == b.anchor:
@@ -257,8 +264,8 @@ cdef class TimerHandle(MapHandle):
             order = memcmp(blob_data(first), blob_data(second), common)
             if order or first.length != second.length:
                 return order < 0 if order else first.length < second.length
-        return self.core.namespaces.name(self.anchor_at(a.anchor).namespace) < self.core.namespaces.name(
-            self.anchor_at(b.anchor).namespace)
+        names = self.core.namespaces.names
+        return <bytes>names[self.anchor_at(a.anchor).namespace] < <bytes>names[self.anchor_at(b.anchor).namespace]
 
     cdef int sift_up(self, uint64_t index, Node node) except -1:
         """Let a node rise from a free place to where it belongs."""
@@ -351,7 +358,7 @@ cdef class TimerHandle(MapHandle):
 
     cdef int settle(self) except -1:
         """What every call begins with: after a rollback, nodes that were put aside go back."""
-        if unlikely(self.core.closed):
+        if unlikely(self.core.closed or self.core.core.busy):
             self.begin()
         if self.dropped.size:
             if self.rollbacks != self.core.rollbacks:
@@ -431,6 +438,7 @@ cdef class TimerHandle(MapHandle):
 
     cdef int forget_all(self) except -1:
         cdef uint64_t i
+        wait_for_others(&self.core.core)
         for i in range(self.queue.size):
             self.let_go(node_at(&self.queue, i))
         for i in range(self.dropped_first, self.dropped.size):
@@ -452,11 +460,13 @@ cdef class TimerHandle(MapHandle):
         """The timers of a range of key groups: (key group, canonical key, encoded namespace, time). O(timers)."""
         cdef list rows = []
         self.core.enter()
+        self.core.hold()
         try:
             self.visit_all(self.plain_map, rows, first_group, last_group)
             if self.spaced_map is not None:
                 self.visit_all(self.spaced_map, rows, first_group, last_group)
         finally:
+            self.core.let_go()
             self.core.leave()
         return rows
 

@@ -223,13 +223,12 @@ def test_adding_is_the_python_definition_row_by_row(
                     adding_kernels.add_many(table, as_keys(rows), kind.column(values), kind.plan, **call)
             else:
                 model = after
-                slots = adding_kernels.add_many(
-                    table, as_keys(rows), kind.column(values), kind.plan, return_slots=True, **call
+                touched = adding_kernels.add_many(
+                    table, as_keys(rows), kind.column(values), kind.plan, return_touched=nulls is None, **call
                 )
                 if nulls is None:
-                    first = gathering.distinct_slots(slots)
+                    first, column = touched
                     assert [rows[n] for n in first] == list(dict.fromkeys(rows))
-                    column = gathering.values_at(table, slots[first])
                     parts = (
                         [column[n : n + 1].tobytes() for n in range(len(first))]
                         if isinstance(column, np.ndarray)

@@ -551,32 +551,23 @@ def test_a_threaded_read_that_moves_entries_leaves_the_journal_whole() -> None:
 
 
 def test_two_threads_that_need_an_extent_at_the_same_time_get_two() -> None:
-    """Making an extent runs Python, in which the interpreter may let the other thread in."""
     in_a_process_of_its_own("""
-        import time
         import numpy as np
-        from statebackend._core import arena, kernels
+        from statebackend._core import kernels
         from statebackend._core.state_core import StateCore
         from statebackend._core.state_table import StateTable
 
-        map_extent = arena._map_extent
-
-        def slowly():
-            extent = map_extent()
-            time.sleep(0.001)
-            return extent
-
-        arena._map_extent = slowly
-        core = StateCore()
-        table = StateTable(core, value=200)
         keys = np.arange(100_000)
         values = np.zeros((len(keys), 200), np.uint8)
         values[:, :8] = keys.view(np.uint8).reshape(-1, 8)
-        kernels.update_many(table, keys, values, threads=4)
-        core._check()
-        assert sum(map(len, core.arena.memory())) == core.arena.usage()["extent_bytes"]
-        out, found = kernels.get_many(table, keys, threads=4)
-        assert found.all() and (out == values).all()
+        for _ in range(10):
+            core = StateCore()
+            table = StateTable(core, value=200)
+            kernels.update_many(table, keys, values, threads=4)
+            core._check()
+            assert sum(map(len, core.arena.memory())) == core.arena.usage()["extent_bytes"]
+            out, found = kernels.get_many(table, keys, threads=4)
+            assert found.all() and (out == values).all()
     """)
 
 
@@ -593,7 +584,7 @@ def test_a_thread_that_comes_too_late_holds_nothing_and_does_nothing(monkeypatch
     keys = np.arange(20_000)
     kernels.update_many(table, keys, keys, threads=3)
     assert (sys.getrefcount(table), sys.getrefcount(core)) == references
-    assert len(late) == 6  # two other lanes, three phases
+    assert len(late) == 2  # other lanes
     assert [table.get(key) for key in (0, 19_999)] == [0, 19_999]
     del table, core
     for work in late:

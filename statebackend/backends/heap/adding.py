@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from statebackend._core import adding_kernels, gathering
+from statebackend._core import adding_kernels
 from statebackend._core.accumulators import NUMBERS, AddPlan
 from statebackend.backends.heap.columns import (
     Array,
@@ -120,15 +120,15 @@ class AddingColumns(SingleColumns):
         values, nulls = column
         with self._naming_state():
             table, stamp = self._table_to_write(), self._begun(count_of(canonical))
-            slots = adding_kernels.add_many(
+            touched = adding_kernels.add_many(
                 table, canonical, values, plan, nulls=nulls, timestamp=stamp, ttl=self._ttl(),
-                return_slots=wants_changed, **self._options(),
+                return_touched=wants_changed and nulls is None, **self._options(),
             )  # fmt: skip
             if not wants_changed:
                 return None
             if nulls is None:
-                rows = gathering.distinct_slots(slots)
-                return Changed(take_rows(canonical, rows), gathering.values_at(table, slots[rows]), None)
+                rows, held = touched
+                return Changed(take_rows(canonical, rows), held, None)
             keys = take_rows(canonical, _first_rows(canonical))
             return Changed(keys, *self._read(keys))
 

@@ -274,10 +274,10 @@ class ListColumns(ColumnsState, KeyedListState):
         canonical = self._key_column(keys)
         table = self._table(canonical)
         if table is None:
-            table, slots = self.plain, np.zeros(count_of(canonical), dtype=np.uint32)
+            nothing = np.zeros(count_of(canonical), dtype=np.uint32)
+            offsets, values = gathering.lists_at(self.plain, nothing)
         else:
-            slots = kernels.find_many(table, canonical, **self._options())
-        offsets, values = gathering.lists_at(table, slots)
+            offsets, values = gathering.lists_of(table, canonical, **self._options())
         elements = arrow_column(values, None, self.descriptor.element_type)
         if offsets[-1] < 2**31:
             return pa.ListArray.from_arrays(offsets.astype(np.int32), elements)

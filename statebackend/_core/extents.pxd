@@ -1,0 +1,20 @@
+"""Extents: 2 MB of zeroed memory each, and the thread that makes some ahead; see `extents.pyx`."""
+
+from libc.stdint cimport uint32_t
+
+cdef enum:
+    EXTENT_BYTES = 1 << 21
+    MAX_SPARES = 16                      # extents made ahead for one arena
+
+cdef struct Spares:
+    # What the thread has made for one arena. Guarded by the lock of `extents.pyx`.
+    Spares *next                         # of those that want more
+    uint32_t wanted
+    uint32_t n
+    uint32_t is_waiting                  # among those that want more
+    char *extents[16]
+
+cdef char *extent_map() noexcept nogil
+cdef void extent_unmap(char *extent) noexcept nogil
+cdef char *spare_take(Spares *spares, uint32_t wanted) noexcept nogil
+cdef void spares_drop(Spares *spares) noexcept nogil

@@ -1,0 +1,207 @@
+"""Memory from the system, without Python: an operation may need an extent halfway, when no other code is to run.
+
+The first touch of an extent costs 0.1 ms, and milliseconds when the memory is new to the machine: too much for the
+operation that happens to need it. So once a state grows, a thread makes the next extents ahead of time:
+
+    arena --- Spares ---> waiting ---> Spares of another arena ---> ...
+                 ^           |
+                 +- extents -+  the thread maps and touches one at a time, for the first that waits
+
+The thread is one of the C library and never asks for the GIL. It starts at the first need. A forked child has none
+until it needs one itself; what the thread had in hand at that moment, 2 MB at most, stays mapped in the child.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+
+cdef extern from *:
+    """
+    #include <pthread.h>
+    #include <signal.h>
+    #include <sys/mman.h>
+
+    #ifndef MAP_ANONYMOUS
+    #define MAP_ANONYMOUS MAP_ANON
+    #endif
+
+    static inline char *sb_map(size_t size) {
+        void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return memory == MAP_FAILED ? NULL : (char *)memory;
+    }
+
+    /* A kernel without huge pages refuses: ordinary pages then. */
+    static inline void sb_want_huge_page(char *memory, size_t size) {
+    #ifdef MADV_HUGEPAGE
+        (void)madvise(memory, size, MADV_HUGEPAGE);
+    #endif
+    }
+
+    /* Signals are for the threads of Python: in this one they would interrupt no system call of theirs. */
+    static inline int sb_start_thread(void *(*work)(void *)) {
+        pthread_t thread;
+        pthread_attr_t attributes;
+        sigset_t all, before;
+        int failed;
+        if (pthread_attr_init(&attributes)) return 0;
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        failed = pthread_create(&thread, &attributes, work, NULL);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attributes);
+        return !failed;
+    }
+    """
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t *mutex, void *attributes) noexcept nogil
+    int pthread_mutex_lock(pthread_mutex_t *mutex) noexcept nogil
+    int pthread_mutex_unlock(pthread_mutex_t *mutex) noexcept nogil
+    int pthread_cond_init(pthread_cond_t *condition, void *attributes) noexcept nogil
+    int pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex) noexcept nogil
+    int pthread_cond_signal(pthread_cond_t *condition) noexcept nogil
+    int pthread_atfork(void (*before)() noexcept nogil, void (*parent)() noexcept nogil,
+                       void (*child)() noexcept nogil) noexcept nogil
+    char *sb_map(uint64_t size) noexcept nogil
+    void sb_want_huge_page(char *memory, uint64_t size) noexcept nogil
+    int munmap(void *memory, uint64_t size) noexcept nogil
+    bint sb_start_thread(void *(*work)(void *) noexcept nogil) noexcept nogil
+
+cdef pthread_mutex_t lock                # of all that follows, and of all Spares; held for a few instructions
+cdef pthread_cond_t more_wanted
+cdef Spares *waiting = NULL
+cdef Spares *served = NULL               # for whom the thread makes an extent; NULL also if those are gone meanwhile
+cdef bint has_thread = False
+
+
+cdef char *extent_map() noexcept nogil:
+    """2 MB of private zeroed memory, aligned to 2 MB, on a huge page if the system has one; NULL without memory."""
+    cdef char *memory = sb_map(EXTENT_BYTES)
+    cdef uint64_t before
+    if memory != NULL and <uintptr_t>memory & (EXTENT_BYTES - 1):
+        # Twice as much holds an aligned one; what is around it goes back.
+        munmap(memory, EXTENT_BYTES)
+        memory = sb_map(2 * EXTENT_BYTES)
+        if memory != NULL:
+            before = -<uintptr_t>memory & (EXTENT_BYTES - 1)
+            if before:
+                munmap(memory, before)
+            munmap(memory + before + EXTENT_BYTES, EXTENT_BYTES - before)
+            memory += before
+    if memory != NULL:
+        sb_want_huge_page(memory, EXTENT_BYTES)
+    return memory
+
+
+cdef void extent_unmap(char *extent) noexcept nogil:
+    munmap(extent, EXTENT_BYTES)
+
+
+cdef void touch(char *extent) noexcept nogil:
+    cdef uint64_t at = 0
+    while at < EXTENT_BYTES:
+        extent[at] = 0
+        at += 4096
+
+
+cdef char *spare_take(Spares *spares, uint32_t wanted) noexcept nogil:
+    """An extent made ahead, or NULL. With less than half of `wanted` left, the thread makes more."""
+    global waiting, has_thread
+    cdef char *extent = NULL
+    pthread_mutex_lock(&lock)
+    if spares.n:
+        spares.n -= 1
+        extent = spares.extents[spares.n]
+    spares.wanted = wanted if wanted < MAX_SPARES else MAX_SPARES
+    if 2 * spares.n < spares.wanted and not spares.is_waiting:
+        if not has_thread:
+            has_thread = sb_start_thread(make_spares)
+        if has_thread:                   # without one, extents are touched when they are needed
+            spares.is_waiting = True
+            spares.next = waiting
+            waiting = spares
+            pthread_cond_signal(&more_wanted)
+    pthread_mutex_unlock(&lock)
+    return extent
+
+
+cdef void spares_drop(Spares *spares) noexcept nogil:
+    """Give back what was made ahead. The thread does not know these Spares afterwards."""
+    global served
+    cdef Spares **link = &waiting
+    cdef char *extents[16]
+    cdef uint32_t i, n
+    pthread_mutex_lock(&lock)
+    if spares.is_waiting:
+        while link[0] != spares:
+            link = &link[0].next
+        link[0] = spares.next
+        spares.is_waiting = False
+    if served == spares:
+        served = NULL
+    n = spares.n
+    for i in range(n):
+        extents[i] = spares.extents[i]
+    spares.n = 0
+    pthread_mutex_unlock(&lock)
+    for i in range(n):
+        extent_unmap(extents[i])
+
+
+cdef void *make_spares(void *_nothing) noexcept nogil:
+    """What the thread does, for as long as the process lives."""
+    global waiting, served
+    cdef Spares *spares
+    cdef char *extent
+    pthread_mutex_lock(&lock)
+    while True:
+        while waiting == NULL:
+            pthread_cond_wait(&more_wanted, &lock)
+        spares = waiting
+        if spares.n >= spares.wanted:
+            waiting = spares.next
+            spares.is_waiting = False
+            continue
+        served = spares
+        pthread_mutex_unlock(&lock)
+        extent = extent_map()
+        if extent != NULL:
+            touch(extent)
+        pthread_mutex_lock(&lock)
+        if served == spares:
+            if extent == NULL:           # the arena tries for itself when it comes to that
+                spares.wanted = 0
+            else:
+                spares.extents[spares.n] = extent
+                spares.n += 1
+        elif extent != NULL:
+            extent_unmap(extent)
+        served = NULL
+    return NULL
+
+
+# Who forks holds the lock meanwhile, so that the child finds everything whole.
+
+cdef void before_fork() noexcept nogil:
+    pthread_mutex_lock(&lock)
+
+
+cdef void after_fork_in_parent() noexcept nogil:
+    pthread_mutex_unlock(&lock)
+
+
+cdef void after_fork_in_child() noexcept nogil:
+    global waiting, served, has_thread
+    while waiting != NULL:
+        waiting.is_waiting = False
+        waiting = waiting.next
+    served = NULL
+    has_thread = False
+    pthread_mutex_init(&lock, NULL)
+    pthread_cond_init(&more_wanted, NULL)
+
+
+pthread_mutex_init(&lock, NULL)
+pthread_cond_init(&more_wanted, NULL)
+pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child)
