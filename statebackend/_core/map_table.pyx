@@ -286,7 +286,8 @@ cdef class MapTable:
             slot = self.anchor_of(head_slot).first
             more = slot != self.anchor_of(head_slot).last
             inner.hash = hash_of(table, entry_at(table.core, slot))
-            if not remove_threaded(&heads.lane, heads, head_map, head, head_slot, &table.lane, table, map, &inner, slot):
+            if not remove_threaded(&heads.lane, heads, head_map, head, head_slot, &table.lane, table, map, &inner,
+                                   slot):
                 return False
         return True
 

@@ -489,7 +489,7 @@ cdef class StateTable:
         return self.find(map[0], k)
 
     cdef list _room(self):
-        """What `_load` puts the elements of a list in: made before the entry is looked for, as it may run finalisers."""
+        """What `_load` puts elements of a list in. Made before the entry is looked for: it may run finalisers."""
         return [] if self.value_code == CODE_LIST else None
 
     cdef object _load(self, uint32_t slot, list elements):

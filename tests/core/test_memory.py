@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import statistics
 import time
 import tracemalloc
@@ -184,7 +185,7 @@ def test_a_million_entries_are_nothing_to_the_garbage_collector(value: Any) -> N
     assert len(table) == n
     gc.collect()
     after, time_after = len(gc.get_objects()), collections()
-    # Extents are a handful of arrays and mappings; entries are nothing.
+    # Extents are no Python objects, nor are entries.
     assert after - before < 1_000
     # A loose bound: a million tracked objects would take a hundred times as long.
     assert time_after < 3 * time_before + 0.02
@@ -295,3 +296,79 @@ def test_scratch_of_large_batches_is_given_back_on_demand(traced: Callable[[], i
     core.arena.trim()
     gc.collect()
     assert traced() < 1_000_000
+
+
+# --- extents seen from Python
+# ---------------------------------------------------------------------------------------
+
+
+def test_arrays_of_extents_show_the_memory_and_are_traced(traced: Callable[[], int]) -> None:
+    core, table, _ = full_table("long")
+    arrays = core.arena.memory()
+    assert {array.nbytes for array in arrays} == {EXTENT}
+    assert sum(map(len, arrays)) == core.arena.usage()["extent_bytes"] <= traced()
+    table.put(7, 0x1234_5678_9ABC)
+    words = np.concatenate(arrays).view(np.int64)
+    assert np.count_nonzero(words == 0x1234_5678_9ABC) == 1
+    assert all(array.__array_interface__["data"][0] % EXTENT == 0 for array in arrays)
+
+
+def test_arrays_of_extents_outlive_what_they_show(traced: Callable[[], int]) -> None:
+    core, table, keys = full_table("long")
+    arrays, again = core.arena.memory(), core.arena.memory()
+    sums = [int(array.sum()) for array in arrays]
+    del again[::2]
+    kernels.remove_many(table, keys)
+    drain(core)
+    core.arena.trim()
+    assert core.arena.usage()["extent_bytes"] == 0
+    assert core.arena.memory() == []
+    for array in arrays + again:
+        array[:8] = 1  # still mapped
+    kernels.update_many(table, keys, keys)
+    newer = core.arena.memory()
+    assert not {array.ctypes.data for array in newer} & {array.ctypes.data for array in arrays}
+    del core, table, arrays[1:], again
+    gc.collect()
+    assert int(newer[0].sum()) > 0
+    arrays[0][8:] = 2
+    assert arrays[0][-1] == 2
+    assert len(sums) > 4
+    del array, arrays, newer
+    gc.collect()
+    assert traced() < 1_000_000 + keys.nbytes
+
+
+def test_a_forked_child_goes_on_and_makes_extents_ahead_of_its_own() -> None:
+    """The thread that makes them is not there in a child. One fork at every moment of its work."""
+    core = StateCore()
+    table = StateTable(core, value=2_000)
+    for turn in range(8):
+        keys = np.arange(turn * 3_000, (turn + 1) * 3_000)
+        kernels.update_many(table, keys, np.zeros((3_000, 2_000), np.uint8))
+        child = os.fork()
+        if child == 0:
+            try:
+                kernels.update_many(table, keys + 10_000_000, np.ones((3_000, 2_000), np.uint8))
+                core._check()
+                core.arena.trim()
+                core.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+    core._check()
+
+
+def test_extents_are_made_ahead() -> None:
+    core = StateCore()
+    table = StateTable(core, value=2_000)
+    for turn in range(100):
+        keys = np.arange(turn * 3_000, (turn + 1) * 3_000)
+        kernels.update_many(table, keys, np.zeros((3_000, 2_000), np.uint8))
+        if core.arena.usage()["spare_bytes"]:
+            break
+    else:
+        pytest.fail("no extent was made ahead of time")
+    core.arena.trim()
+    assert core.arena.usage()["spare_bytes"] == 0
