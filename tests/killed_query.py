@@ -1,9 +1,10 @@
 """A program: a real query over the files in a folder, which kills itself, JVM and all, where it is told.
 
-    python killed_query.py FOLDER STEP BATCH
+    python killed_query.py FOLDER STEP BATCH [dedup]
 
 STEP is one of `STEPS`, or a number: the milliseconds after which it dies, from the first batch on. With ``none`` it
-runs to the end. Its sink is that of `stream_process`.
+runs to the end. Its sink is that of `stream_process`. With ``dedup`` the frame drops rows that have come before: Spark
+keeps state above the function then, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from stream_process import Numbered
 
 import statebackend as sb
 from statebackend.checkpoint.data_files import DataFile
-from statebackend.runtime import Runner, Task
+from statebackend.runtime import Task
 from statebackend.spark import driver
 
 #: Where it can die, in the order of a batch. "returned": while Spark commits the batch for itself.
@@ -77,13 +78,14 @@ def main() -> None:
     steps.wrap(driver, "arrow_of", None, "read")
     steps.wrap(Task, "run", None, "after the function")
     steps.wrap(Task, "snapshot", None, "snapshot taken")
-    steps.wrap(Runner, "_write_output", None, None)
+
     steps.wrap(DataFile, "finish", "in the output", None)
     steps.wrap(sb.CheckpointStore, "commit", "before the manifest", "after the manifest")
 
     from pyspark.sql import SparkSession
 
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
 
     def sink(frame: Any, batch_id: int) -> None:
@@ -111,10 +113,11 @@ def main() -> None:
             after(0.05, die)
 
     rows = spark.readStream.schema(spark.read.parquet(str(folder / "in")).schema)
+    frame = rows.option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
+    if "dedup" in sys.argv[4:]:
+        frame = frame.dropDuplicates(["id"])
     query = (
-        rows.option("maxFilesPerTrigger", 1)
-        .parquet(str(folder / "in"))
-        .writeStream.foreachBatch(called)
+        frame.writeStream.foreachBatch(called)
         .option("checkpointLocation", str(folder / "stream"))
         .trigger(availableNow=True)
         .start()

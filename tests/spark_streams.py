@@ -14,7 +14,15 @@ from local_spark import spark
 
 import statebackend as sb
 
-__all__ = ["Collecting", "Stream", "Total", "len_of", "numbers", "spark", "stream"]
+__all__ = ["DDL", "Collecting", "Stream", "Total", "len_of", "numbers", "spark", "stream"]
+
+
+#: A column of every type.
+DDL = (
+    "user struct<id:decimal(10,2),at:timestamp>, i int, s smallint, t tinyint, f float, d double, b boolean, "
+    "bin binary, day date, at timestamp, local timestamp_ntz, dec decimal(38,18), tags array<string>, "
+    "m map<string,struct<x:int,y:array<bigint>>>, nest struct<a:struct<b:string>>, `a b` string"
+)
 
 
 class Total(sb.KeyedProcessFunction):
@@ -46,19 +54,29 @@ class Stream:
         settings = {"key": "user", "schema": "user string, total bigint", "checkpoint": self.state}
         return sb.spark.stateful(function or Total(), **{**settings, **options}, sink=sink)
 
-    def start(self, batches: Any, checkpoint: str = "stream", transform: Any = None) -> Any:
+    def start(self, batches: Any, checkpoint: str = "stream", transform: Any = None, files: int = 1) -> Any:
         folder = str(self.folder / "in")
         schema = self.spark.read.parquet(folder).schema
-        rows = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(folder)
+        rows = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", files).parquet(folder)
         rows = rows if transform is None else transform(rows)
         writer = rows.writeStream.foreachBatch(batches).trigger(availableNow=True)
         return writer.option("checkpointLocation", str(self.folder / checkpoint)).start()
 
     def run(self, batches: Any, **options: Any) -> None:
+        self.run_called(batches, batches, **options)
+
+    def run_called(self, called: Any, batches: Any, **options: Any) -> None:
+        """Run a query that calls ``called``, which hands on to ``batches``."""
         try:
-            self.start(batches, **options).awaitTermination()
+            self.start(called, **options).awaitTermination()
         finally:
             batches.close()  # which would happen by itself, a moment later
+
+    def lose(self, batch_id: int, *logs: str, checkpoint: str = "stream") -> None:
+        """Let Spark's notes on a batch be gone, as after a power failure, or by hand."""
+        for log in logs:
+            for name in (str(batch_id), f".{batch_id}.crc"):
+                (self.folder / checkpoint / log / name).unlink()
 
     def fails(self, batches: Any, **options: Any) -> str:
         with pytest.raises(Exception, match="Python Proxy") as caught:

@@ -29,6 +29,8 @@ class Told:
     #: The newest checkpoint whose commit has returned, and one whose commit has begun since.
     committed: int | None = None
     tried: int | None = None
+    #: Whether what is tried is to go back to there, which may have happened also if it fails.
+    rewinds: bool = False
 
     def possible(self) -> set[int | None]:
         return {self.committed, self.tried if self.tried is not None else self.committed}
@@ -70,7 +72,7 @@ def give_up(store: CheckpointStore, checkpoint_id: int) -> None:
 
 
 def tell(files: Callable[[], StoreFiles], told: Told) -> None:
-    """Opening, commits with retention, an aborted snapshot, closing; a second writer that takes over."""
+    """Opening, commits with retention, an aborted snapshot, closing; a second writer that takes over; a rewind."""
     store = open_store(files())
     for checkpoint_id in range(3):
         take(store, checkpoint_id, told)
@@ -94,6 +96,13 @@ def tell(files: Callable[[], StoreFiles], told: Told) -> None:
         raise AssertionError("a writer that was fenced has committed")
     take(second, 6, told)
     second.close()
+
+    third = open_store(files())
+    told.tried, told.rewinds = 5, True
+    third.rewind(5)
+    told.committed, told.tried, told.rewinds = 5, None, False
+    take(third, 6, told)
+    third.close()
 
 
 # ------------------------------------------------------------------------------------ what must be true
@@ -119,6 +128,7 @@ def check_checkpoints(reader: CheckpointReader, told: Told) -> None:
 def check_nothing_left(reader: CheckpointReader, there: Iterable[str], epoch: int) -> None:
     """Every file and folder is the store's own, named by a checkpoint, or the open writer's empty folder."""
     expected = {"metadata.json", "checkpoints/", "data/", f"checkpoints/epoch-{epoch}/", f"data/{epoch}/"}
+    expected.update(record.name for record in reader.records())
     for checkpoint_id in reader.checkpoints():
         checkpoint = reader.open(checkpoint_id)
         expected.add(checkpoint.manifest.name)

@@ -25,7 +25,7 @@ from store_process import JOBS, KillingCalls, serve
 
 import statebackend as sb
 from statebackend.checkpoint.files import PosixFiles
-from statebackend.runtime import Job, Runner
+from statebackend.runtime import Incoming, Job, Runner
 from statebackend.runtime.progress import Stopwatch
 from statebackend.types import STRING
 
@@ -88,7 +88,7 @@ def run_stream(request: dict[str, Any], say: Callable[[object], None]) -> None:
         rows = input_of(batch_id)
         columns = {"user": [user for user, _ in rows], "amount": [amount for _, amount in rows]}
         table = pa.table(columns, pa.schema([("user", pa.string()), ("amount", pa.int64())]))
-        committed = runner.run(batch_id, lambda table=table: table, Stopwatch())
+        committed = runner.run(batch_id, Incoming(lambda table=table: table), Stopwatch())
         calls.tick()
         given = []
         for file in committed.output:

@@ -4,6 +4,8 @@
 
     metadata.json                   what the store is for; written once
     checkpoints/<id>-<epoch>.json   a manifest; its name coming into being is the commit
+    checkpoints/record-<epoch>-<number>.json
+                                    what was done to the store beside commits: a restart, a rewind, another time
     checkpoints/epoch-<epoch>/      held by the writer of the newest epoch: manifests are written here first
     data/<epoch>/<file>             data files of the writer of that epoch; never changed
 
@@ -29,6 +31,8 @@ __all__ = [
     "newest_epoch",
     "parse_epoch_folder",
     "parse_manifest_name",
+    "parse_record_name",
+    "record_name",
     "split",
 ]
 
@@ -40,6 +44,7 @@ DATA = "data"
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
 _EPOCH = r"([1-9][0-9]{0,17})"
 _MANIFEST = re.compile(rf"{_NUMBER}-{_EPOCH}\.json", re.ASCII)
+_RECORD = re.compile(rf"record-{_EPOCH}-{_NUMBER}\.json", re.ASCII)
 _EPOCH_FOLDER = re.compile(rf"epoch-{_EPOCH}", re.ASCII)
 _DATA_FOLDER = re.compile(_EPOCH, re.ASCII)
 _DATA_FILE = re.compile(rf"{DATA}/{_EPOCH}/[A-Za-z0-9_][A-Za-z0-9_.=-]{{0,199}}", re.ASCII)
@@ -61,6 +66,25 @@ def parse_manifest_name(base_name: str) -> tuple[int, int] | None:
     True
     """
     found = _MANIFEST.fullmatch(base_name)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def record_name(epoch: int, number: int) -> str:
+    """The name of a record.
+
+    >>> record_name(3, 0)
+    'checkpoints/record-3-0.json'
+    """
+    return f"{CHECKPOINTS}/record-{epoch}-{number}.json"
+
+
+def parse_record_name(base_name: str) -> tuple[int, int] | None:
+    """Epoch and number of a record, by its name within its folder; None for any other name.
+
+    >>> parse_record_name("record-3-0.json"), parse_record_name("7-3.json")
+    ((3, 0), None)
+    """
+    found = _RECORD.fullmatch(base_name)
     return None if found is None else (int(found[1]), int(found[2]))
 
 

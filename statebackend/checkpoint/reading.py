@@ -14,9 +14,17 @@ from typing import Any
 from statebackend.checkpoint.checksums import crc32c
 from statebackend.checkpoint.data_files import storing
 from statebackend.checkpoint.files import StoreFiles, open_files
-from statebackend.checkpoint.layout import CHECKPOINTS, METADATA, manifest_name, parse_manifest_name
+from statebackend.checkpoint.layout import (
+    CHECKPOINTS,
+    METADATA,
+    manifest_name,
+    parse_manifest_name,
+    parse_record_name,
+    record_name,
+)
 from statebackend.checkpoint.manifest import Manifest, StateSnapshot, StoredFile
 from statebackend.checkpoint.metadata import Metadata
+from statebackend.checkpoint.records import Record, Records
 from statebackend.checkpoint.retention import Key
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError
 
@@ -33,12 +41,19 @@ class Checkpoint:
     """
 
     def __init__(
-        self, files: StoreFiles, metadata: Metadata, manifest: Manifest, *, is_committed: bool = True
+        self,
+        files: StoreFiles,
+        metadata: Metadata,
+        manifest: Manifest,
+        *,
+        is_committed: bool = True,
+        now: int | None = None,
     ) -> None:
         self.metadata = metadata
         self.manifest = manifest
         self._files = files
         self._is_committed = is_committed
+        self._now = manifest.now if now is None else now
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.id}, epoch {self.epoch}, {self._files.uri})"
@@ -55,8 +70,8 @@ class Checkpoint:
 
     @property
     def now(self) -> int | None:
-        """The time of its batch, milliseconds."""
-        return self.manifest.now
+        """The time of its batch, milliseconds; of the newest one, what `sb.tools.set_time` has set since."""
+        return self._now
 
     @property
     def snapshots(self) -> tuple[StateSnapshot, ...]:
@@ -91,9 +106,12 @@ class Checkpoint:
         self._checked(file, content)
         return bytes(content)
 
-    def verify(self) -> None:
-        """Read every file and check it against its checksum; `CorruptCheckpointError` names the first bad one."""
-        for file in self.files.values():
+    def verify(self, files: Iterable[StoredFile] | None = None) -> None:
+        """Read files, all unless ``files`` says which, and check each against its checksum.
+
+        `CorruptCheckpointError` names the first bad one.
+        """
+        for file in self.files.values() if files is None else files:
             self._checked(file, None)
 
     def _check_size(self, file: StoredFile) -> None:
@@ -246,10 +264,45 @@ class CheckpointReader:
             raise
         return Metadata.parse(data, METADATA)
 
-    def _committed(self) -> list[Key]:
+    def records(self) -> list[Record]:
+        """What was done to the store beside commits, oldest first. Reads them all.
+
+        >>> CheckpointReader("/nowhere").records()
+        []
+        """
+        found = sorted(key for key in map(parse_record_name, self._names()) if key is not None)
+        return [self._record(record_name(*key)) for key in found]
+
+    def has_folder(self, name: str) -> bool:
+        """Whether there is a folder with something in it, beside what belongs to the store.
+
+        >>> CheckpointReader("/nowhere").has_folder("offsets")
+        False
+        """
+        with storing(f"listing {name}"):
+            return bool(self._files.names(name))
+
+    def address_of_metadata(self) -> str:
+        """The path or uri of a small file that every store has, as other programs take it.
+
+        >>> CheckpointReader("/data/state").address_of_metadata()
+        '/data/state/metadata.json'
+        """
+        return self._files.address(METADATA)
+
+    def _record(self, name: str) -> Record:
+        with storing(f"reading {name}"):
+            record = Record.parse(self._files.read(name), name)
+        if record.name != name:
+            raise CorruptCheckpointError(f"the file holds {record.name}", detail=name)
+        return record
+
+    def _names(self) -> list[str]:
         with storing(f"listing {CHECKPOINTS}"):
-            names = self._files.names(CHECKPOINTS)
-        found = sorted(key for key in map(parse_manifest_name, names) if key is not None)
+            return self._files.names(CHECKPOINTS)
+
+    def _committed(self) -> list[Key]:
+        found = sorted(key for key in map(parse_manifest_name, self._names()) if key is not None)
         for older, newer in itertools.pairwise(found):
             if older[0] == newer[0] or older[1] > newer[1]:
                 raise CommitConflictError(
@@ -262,7 +315,11 @@ class CheckpointReader:
 
     def _open(self, key: Key) -> Checkpoint:
         metadata = self._metadata_of_checkpoint()
-        return Checkpoint(self._files, metadata, self._manifest(key, metadata))
+        manifest = self._manifest(key, metadata)
+        # A time that was set holds for what it was set upon, and that was the newest checkpoint.
+        is_newest = key == max(self._committed(), default=key)
+        now = Records(metadata.store, self.records()).time_after(manifest.epoch) if is_newest else None
+        return Checkpoint(self._files, metadata, manifest, now=now)
 
     def _metadata_of_checkpoint(self) -> Metadata:
         metadata = self.metadata()

@@ -19,12 +19,14 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -37,6 +39,7 @@ from statebackend.checkpoint.layout import CHECKPOINTS, METADATA, data_folder, m
 from statebackend.checkpoint.manifest import Manifest, StateSnapshot, StoredFile
 from statebackend.checkpoint.metadata import Metadata, check_same_use
 from statebackend.checkpoint.reading import Checkpoint, CheckpointReader
+from statebackend.checkpoint.records import Record, Records
 from statebackend.checkpoint.retention import Key, Retention
 from statebackend.checkpoint.sealed import seal
 from statebackend.errors import (
@@ -51,6 +54,8 @@ __all__ = ["CheckpointStore"]
 
 _log = logging.getLogger(__name__)
 
+_MAX_CLOCK_JUMP = datetime.timedelta(days=30)
+
 
 class CheckpointStore(CheckpointReader):
     """A store of checkpoints at a path or ``s3://`` address, of which the newest ``retain`` are kept.
@@ -58,7 +63,9 @@ class CheckpointStore(CheckpointReader):
     Making one touches nothing; reading needs nothing more. `open_for_writing` takes an epoch, which ends that
     of every other writer. ``single_writer`` is needed for ``s3://``, where nothing can keep a second writer
     out: whoever passes it vouches that there is none. ``compression`` of data files is ``"zstd"``, ``"lz4"`` or
-    None; it may change from one opening to the next. All methods may be called from any thread.
+    None; it may change from one opening to the next. ``max_clock_jump``, a timedelta or milliseconds, is how far the
+    clock of a job may be ahead of the last committed time; None allows any. All methods may be called from any thread.
+    A pickled store is one that is not open for writing.
 
     >>> CheckpointStore("/nowhere", retain=3).checkpoints()
     []
@@ -71,6 +78,7 @@ class CheckpointStore(CheckpointReader):
         retain: int = 2,
         single_writer: bool = False,
         compression: str | None = "zstd",
+        max_clock_jump: int | datetime.timedelta | None = _MAX_CLOCK_JUMP,
         _files: StoreFiles | None = None,
     ) -> None:
         if type(retain) is not int or retain < 1:
@@ -80,15 +88,38 @@ class CheckpointStore(CheckpointReader):
         super().__init__(uri, single_writer=single_writer, _files=_files)
         self._retain = retain
         self._compression = compression
+        #: How far, in milliseconds, a clock may be ahead of the last committed time; None: any distance.
+        self.max_clock_jump = _milliseconds(max_clock_jump)
         self._lock = threading.RLock()
         self._epoch: int | None = None
         self._process: int | None = None
         self._metadata: Metadata | None = None
         self._retention = Retention()
+        self._records = Records("")
         #: Snapshots in flight, and what each builds on.
         self._in_flight: dict[DataWriter, frozenset[str]] = {}
         #: Why the epoch cannot be used any more.
         self._over: CommitConflictError | StoreError | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._maker(), ()
+
+    def unopened(self) -> CheckpointStore:
+        """Another store at the same place with the same options, not open for writing.
+
+        >>> CheckpointStore("/data/state", retain=3).unopened()
+        CheckpointStore('/data/state')
+        """
+        return self._maker()()
+
+    def _maker(self) -> Callable[[], CheckpointStore]:
+        options: dict[str, Any] = {
+            "retain": self._retain,
+            "compression": self._compression,
+            "max_clock_jump": self.max_clock_jump,
+            "_files": self._files,
+        }
+        return partial(CheckpointStore, self.uri, **options)
 
     # --- reading ---
 
@@ -211,10 +242,11 @@ class CheckpointStore(CheckpointReader):
                 removed = self._files.remove_leftovers(named, epoch)
             if removed:
                 _log.info("removed %d files that no checkpoint names from %s", removed, self.uri)
+        records = Records(metadata.store, self.records())
         with storing("looking for a newer writer"):
             if not self._files.holds(epoch):
                 raise self._conflict("another writer has opened the store")
-        self._retention, self._metadata = retention, metadata
+        self._retention, self._records, self._metadata = retention, records, metadata
         self._in_flight = {}
         self._epoch, self._process, self._over = epoch, os.getpid(), None
 
@@ -278,6 +310,15 @@ class CheckpointStore(CheckpointReader):
             self._after_commit(manifest)
             assert self._metadata is not None
             return Checkpoint(self._files, self._metadata, manifest)
+
+    def check_held(self) -> None:
+        """Raise `CommitConflictError` if a newer writer has opened the store; one look at the store."""
+        with self._lock:
+            epoch = self._writing()
+            with storing("looking for a newer writer"):
+                if not self._files.holds(epoch):
+                    self._over = self._conflict("another writer has opened the store")
+                    raise self._over
 
     def _manifest_of(
         self,
@@ -430,19 +471,93 @@ class CheckpointStore(CheckpointReader):
             self._files.retire([manifest_name(*key)], self._epoch)
             self._retention.dropped(key)
 
-    def restart(self) -> None:
-        """Drop every checkpoint, oldest first, so that ids may begin anew. What the store is for stays."""
+    # --- beginning anew, going back, another time ---
+
+    @property
+    def incarnation(self) -> str:
+        """What this writer's commits belong to: new after every restart and rewind, not by opening."""
+        self._writing()
+        return self._records.incarnation
+
+    @property
+    def done(self) -> Records:
+        """What was done to the store beside commits."""
+        self._writing()
+        return self._records
+
+    def restart(self, *, begins_at: int = 0, first_batch: int | None = None) -> None:
+        """Drop every checkpoint, oldest first, so that ids may begin anew. What the store is for stays.
+
+        Where and why the stream begins anew is put down first: a restart that is cut off can be told from none.
+        """
+        with self._lock:
+            self._begin_anew("restart", begins_at=begins_at, first_batch=first_batch)
+            self._drop_all(self._retention.excess(0))
+
+    def rewind(self, to: int | None) -> list[Checkpoint]:
+        """Drop every checkpoint after ``to``, newest first, or all for None; what was dropped, oldest first.
+
+        `UsageError` if ``to`` is not there. Cut off at any point, what is left is a whole store, and the call can be
+        repeated.
+        """
         with self._lock:
             self._writing()
-            if self._in_flight:
-                raise UsageError("snapshots are in flight", hint="commit or abort them first")
-            try:
-                with storing("dropping all checkpoints"):
-                    self._drop(self._retention.excess(0))
-                    self._finish_removing()
-            except Fenced:
-                self._over = self._conflict("another writer has opened the store")
-                raise self._over from None
+            if to is not None and to not in self._retention.ids():
+                there = ", ".join(map(str, sorted(self._retention.ids()))) or "none"
+                raise UsageError(
+                    f"there is no checkpoint {to} to go back to",
+                    code="USAGE.NO_CHECKPOINT",
+                    detail=self.uri,
+                    hint=f"there are: {there}; to=None begins again as at first",
+                )
+            keys = [key for key in self._retention.excess(0) if to is None or key[0] > to]
+            dropped = [checkpoint for key in keys if (checkpoint := self._readable(key)) is not None]
+            if keys:
+                self._begin_anew("rewind", keeps=to)
+                self._drop_all(keys if to is None else keys[::-1])
+            return dropped
+
+    def _readable(self, key: Key) -> Checkpoint | None:
+        try:
+            return self._open(key)
+        except CorruptCheckpointError as error:
+            _log.warning("what this checkpoint holds cannot be told: %s", error)
+            return None
+
+    def set_time(self, now: int) -> None:
+        """Let the newest checkpoint have another time than its batch had: the next batch goes on from it."""
+        with self._lock:
+            self._put_down("time", now=now)
+
+    def _begin_anew(self, kind: str, **members: Any) -> None:
+        if self._in_flight:
+            raise UsageError("snapshots are in flight", hint="commit or abort them first")
+        self._put_down(kind, incarnation=secrets.token_hex(16), **members)
+
+    def _put_down(self, kind: str, **members: Any) -> None:
+        epoch = self._writing()
+        assert self._metadata is not None
+        number = self._records.next_number(epoch)
+        record = Record(kind, epoch, number, self._metadata.store, **members)
+        try:
+            with storing(f"writing {record.name}", hint="open the store again for writing, and look"):
+                self._files.publish(record.name, seal(record.to_json()), epoch)
+        except (Fenced, Taken):
+            self._over = self._conflict("another writer has opened the store")
+            raise self._over from None
+        except StoreError as error:
+            self._over = error  # it may be there, now or after a crash
+            raise
+        self._records.add(record)
+
+    def _drop_all(self, keys: list[Key]) -> None:
+        try:
+            with storing("dropping checkpoints"):
+                self._drop(keys)
+                self._finish_removing()
+        except Fenced:
+            self._over = self._conflict("another writer has opened the store")
+            raise self._over from None
 
     def _finish_removing(self) -> None:
         if self._retention.is_pending:
@@ -513,3 +628,11 @@ def _check_id(checkpoint_id: int) -> None:
         raise UsageError(
             f"no snapshot can be taken: {error}", hint="write int(...) of a numpy number"
         ) from None
+
+
+def _milliseconds(jump: int | datetime.timedelta | None) -> int | None:
+    if isinstance(jump, datetime.timedelta):
+        jump = jump // datetime.timedelta(milliseconds=1)
+    if jump is not None and (type(jump) is not int or jump <= 0):
+        raise UsageError("max_clock_jump is a timedelta or a number of milliseconds above 0, or None")
+    return jump

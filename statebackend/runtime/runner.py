@@ -1,57 +1,39 @@
 """A job on its store: opens and restores, runs a batch, commits state and output together, rolls back.
 
-With S the newest committed id: batch S+1 runs; batch S was committed, and is not run again; anything else is a
-gap. An empty store takes batch 0 only.
+With S the newest committed id: batch S+1 runs; batch S was committed, and is not run again, if its rows are those
+that were committed; anything else is a gap. An empty store takes batch 0, or the first batch that it is told.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import Any
 
 from statebackend import clocks
 from statebackend.checkpoint import Checkpoint, CheckpointStore, StoredFile
-from statebackend.checkpoint.savepoints import Savepoint
-from statebackend.errors import BatchGapError, UsageError
+from statebackend.errors import UsageError
 from statebackend.runtime.batches import Batch
+from statebackend.runtime.beginning import check_beginning, check_key_columns, other_query, source_of
+from statebackend.runtime.gaps import gap, other_rows, other_stream
 from statebackend.runtime.job import Job
+from statebackend.runtime.origin import Incoming, Origin, rows_identity, without_origin
+from statebackend.runtime.output import Committed, check_deliverable, write_output
 from statebackend.runtime.progress import Stopwatch, sizes, storable
 from statebackend.runtime.task import Task
 from statebackend.types.model import Type
 
-__all__ = ["Committed", "Runner"]
+__all__ = ["Runner"]
 
 _log = logging.getLogger(__name__)
-
-ON_GAP = ("fail", "restart_from_empty")
-#: Rows in a row group of the output: what the tasks of Spark share.
-_ROW_GROUP = 262_144
-
-
-class Committed(NamedTuple):
-    """A batch that is committed: its checkpoint, which names its output, and what is to be told of it."""
-
-    checkpoint: Checkpoint
-    progress: dict[str, Any]
-    #: Whether it had been committed before, and was not run now.
-    is_replay: bool
-
-    @property
-    def output(self) -> list[StoredFile]:
-        """The files of its output, in order."""
-        return [file for file in self.checkpoint.manifest.files if file.kind == "output"]
 
 
 class Runner:
     """Runs the batches of one query, and is the only one to write into its store.
 
-    ``query`` is who the store belongs to. ``restore_from`` is a store, a checkpoint or a savepoint that a new store
-    begins with. Closed by any error of a commit: what is in memory may then not be what is committed.
+    ``query`` is who the store belongs to; ``stream`` the engine's own id of what is streamed, and ``location`` where it
+    keeps its place in that.
+    ``restore_from`` is a store, a checkpoint or a savepoint that an empty store begins with, at batch ``first_batch``.
+    Closed by any error of a commit: what is in memory may then not be what is committed.
     """
 
     def __init__(
@@ -63,31 +45,46 @@ class Runner:
         query: str | None = None,
         clock: Any = None,
         restore_from: Any = None,
+        first_batch: int | None = None,
         on_gap: str = "fail",
         keeps_output: bool = True,
+        stream: str | None = None,
+        location: str | None = None,
     ) -> None:
-        if on_gap not in ON_GAP:
-            raise UsageError("on_gap is 'fail' or 'restart_from_empty'")
+        check_beginning(restore_from, first_batch, on_gap)
         self._job = job
         self._store = store
         self._key_type = key_type
         self._clock = clocks.checked_clock(clock)
         self._restores_on_gap = on_gap == "restart_from_empty"
+        self._first_batch = first_batch
         self._keeps_output = keeps_output
+        self._stream = stream
+        self._location = location
+        #: Whether it has yet to be told which restored states nobody asked for.
+        self._tells_unused = False
+        self._told_behind = False
         self._checkpoint: Checkpoint | None = None
         self._now: int | None = None
         self._task: Task | None = None
-        store.open_for_writing(
-            query=query, key_type=key_type, max_parallelism=job.max_parallelism, refuse_live=True
-        )
+        try:
+            store.open_for_writing(
+                query=query, key_type=key_type, max_parallelism=job.max_parallelism, refuse_live=True
+            )
+        except UsageError as error:
+            if error.code == "USAGE.OTHER_QUERY":
+                raise other_query(error, store, location) from error
+            raise
         try:
             newest = store.latest()
             if newest is not None:
-                self._begin_from(store.open(newest), is_own=True)
+                checkpoint = store.open(newest)
+                check_key_columns(checkpoint, job.columns, store.uri)
+                self._begin_from(checkpoint, is_own=True)
             elif restore_from is None:
                 self._begin_empty()
             else:
-                self._begin_from(_source(restore_from), is_own=False)
+                self._begin_from(source_of(restore_from), is_own=False)
         except BaseException:
             self.close()
             raise
@@ -99,6 +96,7 @@ class Runner:
         restored_id = getattr(source, "id", None)
         self._now = getattr(source, "now", None)
         self._checkpoint = source if is_own else None
+        self._tells_unused = True
         self._task = Task(self._job, self._key_type, restore=source, restored_id=restored_id)
 
     @property
@@ -113,8 +111,8 @@ class Runner:
 
     # --- a batch ---
 
-    def run(self, batch_id: int, read: Callable[[], pa.Table], watch: Stopwatch) -> Committed:
-        """Run batch ``batch_id`` over what ``read`` gives, and commit it; or find that it is committed.
+    def run(self, batch_id: int, incoming: Incoming, watch: Stopwatch) -> Committed:
+        """Run a batch and commit it; or find that it is committed, and let the engine compute it for itself.
 
         If anything raises before the commit, memory is at the end of the batch before.
         """
@@ -122,19 +120,70 @@ class Runner:
             raise UsageError("the job is closed")
         last = self.last_id
         if last is not None and batch_id == last:
-            assert self._checkpoint is not None
-            return Committed(self._checkpoint, dict(self._checkpoint.manifest.progress), True)
-        if batch_id != (0 if last is None else last + 1):
+            return self._replayed(incoming, watch)
+        if batch_id not in self._next_ids():
             self._gap(batch_id, last)
+        self._check_stream(batch_id)
         with watch.part("read"):
-            table = read()
+            table = incoming.read()
         with watch.part("prepare"):
+            identity = incoming.planned or rows_identity(table)
             batch = Batch(self._job, table)
             del table
             now = self._time(batch.max_event_time)
-        return self._run(batch_id, batch, now, watch)
+        return self._run(batch_id, batch, now, identity, watch)
 
-    def _run(self, batch_id: int, batch: Batch, now: int, watch: Stopwatch) -> Committed:
+    def still_held(self) -> int:
+        """The epoch of this writer; `CommitConflictError` if a newer one has opened the store."""
+        self._store.check_held()
+        return self._store.epoch
+
+    def _replayed(self, incoming: Incoming, watch: Stopwatch) -> Committed:
+        """The newest checkpoint again, after making sure that it is of the rows that are to come."""
+        checkpoint = self._checkpoint
+        assert checkpoint is not None
+        origin = Origin.of(checkpoint.manifest.progress)
+        progress = without_origin(checkpoint.manifest.progress)
+        incarnation = origin.incarnation or checkpoint.manifest.store
+        committed = Committed(checkpoint, progress, True, incarnation)
+        check_deliverable(committed, self._job.output, self._keeps_output)
+        then, found = origin.identity, incoming.planned
+        if then is not None and then["kind"] == "plan" and found != then:
+            raise self._other_rows(then, found)
+        with watch.part("read"):
+            if then is not None and then["kind"] == "rows":
+                found = rows_identity(incoming.read())
+                if found != then:
+                    raise self._other_rows(then, found)
+            elif incoming.execute is not None:
+                incoming.execute()
+        if then is None:
+            _log.warning(
+                "batch %d was committed by a version that did not note its rows: it is taken for the same by its "
+                "number",
+                checkpoint.id,
+            )
+        return committed
+
+    def _check_stream(self, batch_id: int) -> None:
+        """Raise if the batch before is of another stream: its number then follows by chance."""
+        if self._checkpoint is None or self._stream is None:
+            return
+        before = Origin.of(self._checkpoint.manifest.progress)
+        if before.stream is not None and before.stream != self._stream:
+            raise other_stream(batch_id, self._store.uri, before.location, self._location)
+
+    def _other_rows(self, then: dict[str, Any], found: dict[str, Any] | None) -> Exception:
+        assert self._checkpoint is not None
+        batch_id = self._checkpoint.id
+        previous = max((each for each in self._store.checkpoints() if each < batch_id), default=None)
+        return other_rows(
+            batch_id, self._store.uri, then, found, previous if previous == batch_id - 1 else None
+        )
+
+    def _run(
+        self, batch_id: int, batch: Batch, now: int, identity: dict[str, Any], watch: Stopwatch
+    ) -> Committed:
         task = self._task
         assert task is not None
         with watch.part("function"):
@@ -156,7 +205,7 @@ class Runner:
             files: list[StoredFile] = []
             if rows:
                 with watch.part("output"):
-                    files = self._write_output(batch_id, given)
+                    files = [write_output(self._store.begin_snapshot(batch_id), given)]
             with watch.part("state"):
                 snapshots = [each.result() for each in pending]
             progress = self._progress(batch_id, batch, rows, changed)
@@ -166,42 +215,55 @@ class Runner:
                 each.abort()  # waits, so that what is still being written is gone when the error leaves
             self._store.abort(batch_id)
             raise
+        incarnation = self._store.incarnation
+        origin = Origin(identity, self._job.columns, incarnation, self._stream, self._location)
         try:
             with watch.part("commit"):
                 self._checkpoint = self._store.commit(
-                    batch_id, snapshots, files=files, now=now, progress=progress
+                    batch_id, snapshots, files=files, now=now, progress=origin.in_progress(progress)
                 )
         except BaseException:
             # Whether it is there may not be known: the next batch looks, and begins from what it finds.
             self.close()
             raise
         self._now = now
+        self._tell_unused(progress["statesNotAskedFor"])
         task.committed(batch_id)
         durations = watch.durations()
         parts = ("snapshot", "output", "state", "commit")
         progress = {**progress, "commitTimeMs": round(sum(durations.get(part, 0.0) for part in parts), 1)}
-        return Committed(self._checkpoint, progress, False)
+        return Committed(self._checkpoint, progress, False, incarnation)
 
     def _time(self, event_time: int | None) -> int:
         if self._job.event_time is None:
-            now: int | None = clocks.read(self._clock)
+            clock = clocks.read(self._clock)
+            self._check_jump(clock)
+            now: int | None = clock
         else:
             now = None if event_time is None else event_time - self._job.delay
         return max((each for each in (now, self._now) if each is not None), default=0)
 
-    def _write_output(self, batch_id: int, table: pa.Table) -> list[StoredFile]:
-        writer = self._store.begin_snapshot(batch_id)
-        numbers, others = _encodings(table.schema)
-        with writer.create("output", suffix=".parquet") as file:
-            pq.write_table(
-                table,
-                file,
-                row_group_size=_ROW_GROUP,
-                compression="snappy",
-                use_dictionary=others,
-                column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
+    def _check_jump(self, now: int) -> None:
+        """Raise if the clock is further ahead of the last committed time than can be believed."""
+        furthest = self._store.max_clock_jump
+        if self._checkpoint is None or self._now is None or furthest is None:
+            return
+        if now - self._now > furthest:
+            raise UsageError(
+                f"the clock is {_days(now - self._now)} days ahead of the last committed batch",
+                code="USAGE.CLOCK_JUMP",
+                detail=f"the clock says {now}, batch {self._checkpoint.id} was at {self._now}, {self._store.uri}",
+                hint="if the clock is wrong, set it right: nothing has expired yet. If the query really paused so "
+                f"long, let the store go on from there with sb.tools.set_time(store, now={now}), or allow more "
+                "with checkpoint=CheckpointStore(..., max_clock_jump=...)",
             )
-            return [file.finish()]
+        if self._now - now > furthest and not self._told_behind:
+            self._told_behind = True
+            _log.warning(
+                "the clock is %s days behind the last committed batch: time stands still until it has caught up; "
+                "sb.tools.set_time sets the time of the store back",
+                _days(self._now - now),
+            )
 
     def _progress(
         self, batch_id: int, batch: Batch, rows: int, changed: tuple[int | None, int | None]
@@ -219,25 +281,64 @@ class Runner:
             "numTimersFired": self._task.timers_fired,
             "numTimersPending": sum(metrics.get("timers", {}).values()),
             "states": {name: state["entries"] for name, state in metrics["states"].items()},
+            "statesNotAskedFor": self._unused(),
             "customMetrics": self._task.metrics.values(),
         }
         return storable(figures)
 
+    def _unused(self) -> list[str]:
+        """The states that were restored and that the function has not asked for."""
+        assert self._task is not None
+        return sorted({*self._task.keyed.undeclared_states(), *self._task.operator.undeclared_states()})
+
+    def _tell_unused(self, names: list[str]) -> None:
+        if self._tells_unused and names:
+            _log.warning(
+                "restored, kept, and not asked for by the function: %s. Is a name misspelt? sb.tools.drop_state makes "
+                "a copy without a state",
+                ", ".join(map(repr, names)),
+            )
+        self._tells_unused = False
+
     # --- gaps ---
 
+    def _next_ids(self) -> set[int]:
+        """The ids that the next batch may have."""
+        if self.last_id is not None:
+            return {self.last_id + 1}
+        if self._first_batch is not None:
+            return {self._first_batch}
+        begins_at = self._store.done.begins_at
+        return {0} if begins_at is None else {0, begins_at}
+
     def _gap(self, batch_id: int, last: int | None) -> None:
-        if not self._restores_on_gap:
-            raise _gap_error(batch_id, last, self._store.uri)
+        has_acted = self._restores_on_gap and not self._may_begin_anew(batch_id)
+        if not self._restores_on_gap or has_acted:
+            first = self._first_batch if last is None else None
+            raise gap(batch_id, last, self._store.uri, first_batch=first, has_acted=has_acted)
         _log.warning("beginning anew with batch %d, after %s: on_gap='restart_from_empty'", batch_id, last)
         assert self._task is not None
         self._task.close()
         try:
-            self._store.restart()
-            self._checkpoint = None
+            self._store.restart(begins_at=batch_id, first_batch=self._first_batch)
+            self._checkpoint = self._now = None
             self._begin_empty()
         except BaseException:
             self.close()
             raise
+
+    def _may_begin_anew(self, batch_id: int) -> bool:
+        """Whether ``on_gap`` may act: once for each value of ``first_batch``, and to the end what it has begun."""
+        if self._first_batch not in (None, batch_id):
+            return False
+        done = self._store.done
+        if not done.has_restarted_for(self._first_batch):
+            return True
+        restart = done.newest_restart
+        if restart is None or self._checkpoint is None:
+            return False
+        is_unfinished = Origin.of(self._checkpoint.manifest.progress).incarnation != restart.incarnation
+        return is_unfinished and (restart.begins_at, restart.first_batch) == (batch_id, self._first_batch)
 
     # --- the end ---
 
@@ -251,68 +352,5 @@ class Runner:
             self._store.close()
 
 
-def _encodings(schema: pa.Schema) -> tuple[list[str], list[str]]:
-    """The columns that are written in differences, and those with a dictionary, nested ones as Parquet names them.
-
-    Whole numbers in differences are half as large as in a dictionary, where most of them occur once.
-
-    >>> _encodings(pa.schema([("n", pa.int64()), ("s", pa.struct({"x": pa.int64()})), ("s.x", pa.int64())]))
-    (['n'], ['s.x'])
-    """
-    numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
-    nested = [
-        leaf for field in schema if field.name not in numbers for leaf in _leaves(field.name, field.type)
-    ]
-    return [name for name in numbers if name not in nested], nested
-
-
-def _leaves(path: str, kind: pa.DataType) -> list[str]:
-    """What Parquet makes of a column: columns of its own for what a struct, list or map holds.
-
-    >>> _leaves("a", pa.list_(pa.struct({"x": pa.string(), "y": pa.map_(pa.string(), pa.int64())})))
-    ['a.list.element.x', 'a.list.element.y.key_value.key', 'a.list.element.y.key_value.value']
-    """
-    if pa.types.is_struct(kind):
-        return [leaf for field in kind for leaf in _leaves(f"{path}.{field.name}", field.type)]
-    if pa.types.is_map(kind):
-        within = {"key_value.key": kind.key_type, "key_value.value": kind.item_type}
-    elif pa.types.is_list(kind):
-        within = {"list.element": kind.value_type}
-    else:
-        return [path]
-    return [leaf for name, each in within.items() for leaf in _leaves(f"{path}.{name}", each)]
-
-
-def _gap_error(batch_id: int, last: int | None, uri: str) -> BatchGapError:
-    if last is None:
-        return BatchGapError(
-            f"the stream is at batch {batch_id}, and there is no state",
-            code="BATCH_GAP.NO_STATE",
-            detail=uri,
-            hint="state was removed, or its path changed: give the right checkpoint=, or begin the query anew "
-            "with a new checkpointLocation; on_gap='restart_from_empty' goes on without the old state",
-        )
-    if batch_id > last:
-        return BatchGapError(
-            f"state is behind the stream: it holds batch {last}, and batch {batch_id} is to come",
-            code="BATCH_GAP.STATE_BEHIND",
-            detail=uri,
-            hint="state was restored from an older copy: restore the stream's checkpointLocation of the same "
-            "moment; on_gap='restart_from_empty' goes on without the old state",
-        )
-    return BatchGapError(
-        f"the stream is behind state: batch {batch_id} is to come, and batch {last} is committed",
-        code="BATCH_GAP.STREAM_BEHIND",
-        detail=uri,
-        hint="the stream's checkpointLocation was restored from an older copy, or removed: restore the state of the "
-        "same moment; on_gap='restart_from_empty' begins anew with this batch",
-    )
-
-
-def _source(restore_from: Any) -> Any:
-    """What backends restore from: the newest checkpoint of a store, a savepoint, or what was given."""
-    if not isinstance(restore_from, (str, os.PathLike)):
-        return restore_from
-    store = CheckpointStore(restore_from, single_writer=True)
-    newest = store.latest()
-    return Savepoint(restore_from) if newest is None else store.open(newest)
+def _days(milliseconds: int) -> str:
+    return f"{milliseconds / 86_400_000:,.0f}"

@@ -7,6 +7,7 @@
 """
 
 from statebackend.spark.driver import StatefulBatches
+from statebackend.spark.sinks import SinkContext
 from statebackend.spark.stateful import stateful
 
-__all__ = ["StatefulBatches", "stateful"]
+__all__ = ["SinkContext", "StatefulBatches", "stateful"]

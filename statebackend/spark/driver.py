@@ -12,21 +12,29 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from statebackend.checkpoint import CheckpointStore
+from statebackend.checkpoint.files import without_secrets
+from statebackend.checkpoint.layout import CHECKPOINTS, DATA
 from statebackend.errors import UsageError
-from statebackend.runtime import Committed, Job, Runner
+from statebackend.runtime import Committed, Incoming, Job, Runner
+from statebackend.runtime.beginning import check_beginning
 from statebackend.runtime.progress import Stopwatch, describe
+from statebackend.spark import sinks
+from statebackend.spark.execution import SPARKS_FOLDERS, Execution, SparkLog, local_folder, shown_location
 from statebackend.spark.session import (
     Query,
-    active_execution,
     arrow_of,
     check_output_names,
     check_reachable,
+    check_readable_by_executors,
     column_types,
+    execute,
     output_frame,
 )
+from statebackend.spark.sinks import SinkContext
 
 __all__ = ["StatefulBatches"]
 
@@ -45,11 +53,12 @@ class StatefulBatches:
         self,
         job: Job,
         *,
-        checkpoint: str | os.PathLike[str],
-        sink: Callable[[Any, int], Any] | None,
+        checkpoint: str | os.PathLike[str] | CheckpointStore,
+        sink: Callable[..., Any] | None,
         retain: int,
         single_writer: bool,
         restore_from: Any,
+        first_batch: int | None,
         name: str | None,
         on_gap: str,
         clock: Any,
@@ -58,28 +67,37 @@ class StatefulBatches:
             raise UsageError("sink is a function (DataFrame, batch id)")
         if sink is not None and job.output is None:
             raise UsageError("a sink needs to know the schema", hint='write for example schema="user bigint"')
+        check_beginning(restore_from, first_batch, on_gap)
         self._job = job
-        self._checkpoint = os.fspath(checkpoint)
+        if not isinstance(checkpoint, CheckpointStore):
+            #: As it was given: what it says of its scheme decides whether executors can reach it.
+            self._checkpoint = os.fspath(checkpoint)
+            checkpoint = CheckpointStore(checkpoint, retain=retain, single_writer=single_writer)
+        else:
+            self._checkpoint = checkpoint.uri
+            if retain != 2 or single_writer:
+                raise UsageError("retain and single_writer are options of the store that is given")
+        #: Never opened: each run opens a copy of it.
+        self._unopened = checkpoint.unopened()
         self._sink = sink
-        self._retain = retain
-        self._single_writer = single_writer
         self._restore_from = restore_from
+        self._first_batch = first_batch
         self._name = name
         self._on_gap = on_gap
         self._clock = clock
-        self._store()  # says now what is wrong with the address
         self._begin()
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
         self._runner: Runner | None = None
         self._query: Query | None = None
-        self._execution: Any = None
+        self._execution: Execution | None = None
+        self._spark_log: SparkLog | None = None
         #: What the newest batch did, in Spark's words; None before the first.
         self.last_progress: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        left_here = ("_lock", "_runner", "_query", "_execution", "last_progress")
+        left_here = ("_lock", "_runner", "_query", "_execution", "_spark_log", "last_progress")
         return {name: value for name, value in self.__dict__.items() if name not in left_here}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -88,10 +106,7 @@ class StatefulBatches:
 
     def __repr__(self) -> str:
         function = type(self._job.function).__name__.strip("_")
-        return f"<stateful {function}, key {self._job.key!r}, state at {self._checkpoint}>"
-
-    def _store(self) -> CheckpointStore:
-        return CheckpointStore(self._checkpoint, retain=self._retain, single_writer=self._single_writer)
+        return f"<stateful {function}, key {self._job.key!r}, state at {without_secrets(self._checkpoint)}>"
 
     # --- a batch ---
 
@@ -109,17 +124,34 @@ class StatefulBatches:
         watch = Stopwatch()
         with watch.part("open"):
             runner = self._opened(frame)
-        committed = runner.run(batch_id, lambda: arrow_of(frame), watch)
-        self._deliver(frame, batch_id, committed, watch)
+        incoming = Incoming(partial(arrow_of, frame), self._planned(batch_id, watch), partial(execute, frame))
+        committed = runner.run(batch_id, incoming, watch)
+        self._deliver(frame, batch_id, runner, committed, watch)
         self._report(committed, watch)
 
-    def _deliver(self, frame: Any, batch_id: int, committed: Committed, watch: Stopwatch) -> None:
+    def _planned(self, batch_id: int, watch: Stopwatch) -> dict[str, Any] | None:
+        """What Spark has planned for the batch, made durable: it must not be lost while the batch is kept."""
+        if self._execution is None:
+            return None
+        with watch.part("plan"):
+            if self._spark_log is not None:
+                self._spark_log.sync()
+            return self._execution.planned(batch_id)
+
+    def _deliver(
+        self, frame: Any, batch_id: int, runner: Runner, committed: Committed, watch: Stopwatch
+    ) -> None:
         if self._sink is None:
             return
         assert self._job.output is not None
+        with watch.part("verify"):
+            committed.verify_output()
+            # Another driver may have gone on while this one stood still: its sink is ahead of ours then.
+            epoch = runner.still_held()
+        context = SinkContext(batch_id, epoch, committed.incarnation, committed.is_replay)
         paths = [committed.checkpoint.address(file) for file in committed.output]
         with watch.part("sink"):
-            self._sink(output_frame(frame, self._job.output.ddl(), paths), batch_id)
+            sinks.call(self._sink, output_frame(frame, self._job.output.ddl(), paths), batch_id, context)
 
     def _report(self, committed: Committed, watch: Stopwatch) -> None:
         seconds = watch.total()
@@ -134,56 +166,77 @@ class StatefulBatches:
 
     def _opened(self, frame: Any) -> Runner:
         query = Query.of(frame, self._name)
-        if self._runner is not None and self._runner.is_open and query == self._query:
+        if self._runner is not None and self._runner.is_open and query == self._query and self.is_running():
             return self._runner
+        if query != self._query and self._execution is not None and self._execution.is_active():
+            raise UsageError(
+                "this object serves another query, which is running",
+                code="USAGE.STORE_IN_USE",
+                detail=f"{self!r}",
+                hint="make one with stateful(...) for each query, with a checkpoint of its own",
+            )
         # Another run of the query: what is committed may have changed meanwhile.
         self.close()
+        self._check_frame(frame)
+        execution = Execution.of(frame.sparkSession, query.id)
+        location = None if execution is None else execution.location()
+        store = self._unopened.unopened()
+        check_not_sparks_own(store, location)
+        self._close_ended(store)
+        self._runner = self._made_runner(frame, store, query, shown_location(location))
+        try:
+            check_readable_by_executors(frame, self._checkpoint, store.address_of_metadata())
+        except BaseException:
+            self.close()
+            raise
+        self._query, self._execution, self._spark_log = query, execution, SparkLog.at(location)
+        _open[store.uri] = self
+        if execution is not None:
+            _watch(self)
+        return self._runner
+
+    def _check_frame(self, frame: Any) -> None:
         check_reachable(frame, self._checkpoint)
         self._job.check_columns(frame.columns)
         if self._sink is not None and self._job.output is not None:
             check_output_names(frame, self._job.output.arrow.names)
-        key_type = self._job.key_type(column_types(frame))
-        store = self._store()
+
+    def _close_ended(self, store: CheckpointStore) -> None:
+        """Let another object of this process let go of the store, if its query has ended and it does not know yet."""
         other = _open.get(store.uri)
         if other is not None and other is not self and not other.is_running():
             other.close()
-        self._runner = Runner(
+
+    def _made_runner(self, frame: Any, store: CheckpointStore, query: Query, location: str | None) -> Runner:
+        return Runner(
             self._job,
             store,
-            key_type,
+            self._job.key_type(column_types(frame)),
             query=query.name,
             clock=self._clock,
             restore_from=self._restore_from,
+            first_batch=self._first_batch,
             on_gap=self._on_gap,
             keeps_output=self._sink is not None,
+            stream=query.id,
+            location=location,
         )
-        self._query = query
-        self._execution = active_execution(frame, query)
-        _open[store.uri] = self
-        if self._execution is not None:
-            _watch(self)
-        return self._runner
 
     def is_running(self) -> bool:
         """Whether the query that it works for still runs, as far as can be told."""
         execution = self._execution
-        if execution is None:
-            return self._runner is not None
-        try:
-            return bool(execution.isActive())
-        except Exception:  # noqa: BLE001 - Spark is gone
-            return False
+        return self._runner is not None if execution is None else execution.is_active()
 
     def close(self) -> None:
         """Let go of state and store; the next batch opens them again. Happens by itself when the query ends."""
         with self._lock:
             runner, self._runner = self._runner, None
-            self._execution = self._query = None
+            self._execution = self._query = self._spark_log = None
             if runner is not None:
                 runner.close()
 
 
-def _close_after(batches: StatefulBatches, execution: Any) -> None:
+def _close_after(batches: StatefulBatches, execution: Execution | None) -> None:
     # A last batch may still be on its way here, though Spark no longer waits for it.
     with batches._lock:
         if batches._execution is not execution:
@@ -211,3 +264,30 @@ def _watch(batches: StatefulBatches) -> None:
             del found
 
     threading.Thread(target=look, name="statebackend: end of query", daemon=True).start()
+
+
+def check_not_sparks_own(store: CheckpointStore, location: str | None) -> None:
+    """Raise if the store and Spark's place in the stream are one folder, or one lies among the files of the other."""
+    where = local_folder(location)
+    is_among = False
+    if where is not None:
+        mine, sparks = os.path.realpath(store.uri), os.path.realpath(where)
+        among_sparks = [os.path.join(sparks, name) for name in SPARKS_FOLDERS]
+        among_mine = [os.path.join(mine, name) for name in (CHECKPOINTS, DATA)]
+        is_among = mine == sparks or is_within(mine, among_sparks) or is_within(sparks, among_mine)
+    if is_among or store.has_folder("offsets"):
+        raise UsageError(
+            "the checkpoint is Spark's own checkpointLocation",
+            code="USAGE.SPARKS_LOCATION",
+            detail=store.uri,
+            hint="give checkpoint= a folder of its own, beside Spark's checkpointLocation",
+        )
+
+
+def is_within(path: str, folders: list[str]) -> bool:
+    """Whether a path is one of these folders, or lies in one.
+
+    >>> is_within("/a/b/c", ["/a/b"]), is_within("/a/bc", ["/a/b"])
+    (True, False)
+    """
+    return any(path == folder or path.startswith(folder + os.sep) for folder in folders)

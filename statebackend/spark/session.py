@@ -1,60 +1,58 @@
-"""What is asked of a Spark session: which query this is, where it runs, whether it still does.
+"""What is asked of a Spark session: which query this is, what its frames hold, what executors can reach.
 
 Nothing here imports pyspark: the session comes with the batch.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from statebackend.checkpoint.files import scheme_of, without_secrets
 from statebackend.errors import UsageError
 
 __all__ = [
     "Query",
-    "active_execution",
     "arrow_of",
     "check_output_names",
+    "check_readable_by_executors",
     "check_reachable",
     "column_types",
+    "execute",
+    "is_connect",
     "output_frame",
 ]
 
 _QUERY_ID = "sql.streaming.queryId"
-#: Spark runs the jobs of a query in a job group that is named after the run.
-_RUN_ID = "spark.jobGroup.id"
 
 
 class Query(NamedTuple):
-    """Which query a batch is of, and which run of it."""
+    """Which query a batch is of: who its state belongs to, and Spark's id where it tells."""
 
     name: str
     id: str | None
-    run: str | None
 
     @classmethod
     def of(cls, frame: Any, name: str | None) -> Query:
         """The query that calls with this frame; ``name``, if given, is who its state belongs to."""
         found: str | None = None
-        run: str | None = None
-        if not _is_connect(frame):
-            context = frame.sparkSession.sparkContext
-            found, run = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_RUN_ID)
+        if not is_connect(frame):
+            found = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
         whose = name or found
         if whose is None:
             raise UsageError(
                 "it cannot be told which query this is",
-                detail="Spark Connect" if _is_connect(frame) else "called outside of a streaming query",
+                detail="Spark Connect" if is_connect(frame) else "called outside of a streaming query",
                 hint="pass name=, which says whose state this is",
             )
-        return cls(whose, found, run)
+        return cls(whose, found)
 
 
-def _is_connect(frame: Any) -> bool:
+def is_connect(frame: Any) -> bool:
+    """Whether a frame is one of Spark Connect's."""
     return type(frame).__module__.startswith("pyspark.sql.connect")
 
 
@@ -79,18 +77,49 @@ def arrow_of(frame: Any) -> pa.Table:
         ) from error
 
 
+def execute(frame: Any) -> None:
+    """Let Spark compute a batch and throw the rows away."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _runs_here(frame: Any) -> bool:
+    """Whether all of Spark runs on this machine."""
+    return bool(frame.sparkSession.conf.get("spark.master", "local").startswith("local"))
+
+
 def check_reachable(frame: Any, checkpoint: str) -> None:
     """Raise if the checkpoint is a plain path and Spark's executors are on other machines."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", checkpoint) or _is_connect(frame):
-        return
-    master = frame.sparkSession.sparkContext.master
-    if not master.startswith("local"):
+    if scheme_of(checkpoint) is None and not _runs_here(frame):
         raise UsageError(
             "the checkpoint is a local path, and the executors may be on other machines",
             code="USAGE.LOCAL_CHECKPOINT",
-            detail=f"{checkpoint}, master {master}",
+            detail=f"{checkpoint}, master {frame.sparkSession.conf.get('spark.master')}",
             hint="use s3://, or file:///path for a folder that every machine mounts under this path",
         )
+
+
+def check_readable_by_executors(frame: Any, checkpoint: str, address: str) -> None:
+    """Raise unless an executor can read a file of the store, of which this is the address. Runs one small job.
+
+    Where all of Spark is on this machine, and where paths are no folders, nothing is asked.
+    """
+    if scheme_of(checkpoint) not in (None, "file") or _runs_here(frame):
+        return
+    try:
+        found = _reader(frame).text(_spark_path(address)).count()
+    except Exception as error:  # the message is Spark's
+        raise _unreachable(checkpoint, frame) from error
+    if not found:
+        raise _unreachable(checkpoint, frame)
+
+
+def _unreachable(checkpoint: str, frame: Any) -> UsageError:
+    return UsageError(
+        "the executors cannot read the checkpoint",
+        code="USAGE.LOCAL_CHECKPOINT",
+        detail=f"{without_secrets(checkpoint)}, master {frame.sparkSession.conf.get('spark.master')}",
+        hint="use s3://, or file:///path for a folder that every machine mounts under this path",
+    )
 
 
 def check_output_names(frame: Any, names: Sequence[str]) -> None:
@@ -107,22 +136,29 @@ def check_output_names(frame: Any, names: Sequence[str]) -> None:
         )
 
 
-def active_execution(frame: Any, query: Query) -> Any:
-    """Spark's object of the running query, with ``isActive()``; None where it cannot be had."""
-    if query.id is None:
-        return None
-    session = frame.sparkSession
-    try:
-        uuid = session.sparkContext._jvm.java.util.UUID.fromString(query.id)
-        return session._jsparkSession.sharedState().activeStreamingQueries().get(uuid)
-    except Exception:  # noqa: BLE001 - internals of Spark: whatever it is, do without
-        return None
-
-
 def output_frame(frame: Any, ddl: str, paths: list[str]) -> Any:
-    """A frame over the committed output, which reads its files whenever it is used."""
+    """A frame over the committed output, which reads its files whenever it is used.
+
+    Whatever the session says of missing or damaged files, here they are errors.
+    """
     session = frame.sparkSession
     if not paths:
         return session.createDataFrame([], ddl)
-    reader = session.read.schema(ddl).option("datetimeRebaseMode", "CORRECTED")
-    return reader.parquet(*(re.sub(r"^s3://", "s3a://", path) for path in paths))
+    reader = _reader(frame).schema(ddl).option("datetimeRebaseMode", "CORRECTED")
+    # Spark does not look at the checksums of pages unless it is told to.
+    reader = reader.option("parquet.page.verify-checksum.enabled", "true")
+    return reader.parquet(*map(_spark_path, paths))
+
+
+def _reader(frame: Any) -> Any:
+    reader = frame.sparkSession.read
+    for name in ("ignoreMissingFiles", "ignoreCorruptFiles"):
+        reader = reader.option(name, "false")
+    return reader.option("__globPaths__", "false")
+
+
+def _spark_path(address: str) -> str:
+    """The address of a file as Spark takes it, in whatever file system it looks by default."""
+    if address.startswith("s3://"):
+        return "s3a://" + address.removeprefix("s3://")
+    return f"file://{address}" if scheme_of(address) is None else address

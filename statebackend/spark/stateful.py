@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from statebackend.backend import StateBackend
+from statebackend.checkpoint import CheckpointStore
 from statebackend.errors import UsageError
 from statebackend.functions import ProcessFunction
 from statebackend.runtime import Job
@@ -21,8 +22,8 @@ def stateful(
     *,
     key: str | Sequence[str],
     schema: Any,
-    checkpoint: str | os.PathLike[str],
-    sink: Callable[[Any, int], Any] | None = None,
+    checkpoint: str | os.PathLike[str] | CheckpointStore,
+    sink: Callable[..., Any] | None = None,
     backend: str | StateBackend = "heap",
     mode: str = "driver",
     parallelism: int | None = None,
@@ -34,6 +35,7 @@ def stateful(
     broadcast: str | None = None,
     null_keys: str = "fail",
     restore_from: Any = None,
+    first_batch: int | None = None,
     name: str | None = None,
     on_gap: str = "fail",
     clock: Any = None,
@@ -42,7 +44,8 @@ def stateful(
     """What to give to ``foreachBatch``: runs ``function`` over every batch, effectively once.
 
     State and output of a batch are committed together under ``checkpoint``; then ``sink(df, batch_id)`` gets a frame
-    over the committed output. If it fails, Spark's retry gets the same rows again, byte for byte.
+    over the committed output. If it fails, Spark's retry gets the same rows again, byte for byte. A sink with a
+    parameter named ``context`` is given a `SinkContext` too.
 
     >>> from statebackend.functions import map_with_state
     >>> count = map_with_state(lambda row, n: ((row.user, (n or 0) + 1), (n or 0) + 1), "bigint")
@@ -76,6 +79,7 @@ def stateful(
         retain=retain,
         single_writer=single_writer,
         restore_from=restore_from,
+        first_batch=first_batch,
         name=name,
         on_gap=on_gap,
         clock=clock,

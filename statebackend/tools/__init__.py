@@ -8,6 +8,7 @@ statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give th
 
 from statebackend.tools.bootstrapping import bootstrap
 from statebackend.tools.copying import drop_state, rescale
+from statebackend.tools.history import rewind, set_time
 from statebackend.tools.states import read_state
 
-__all__ = ["bootstrap", "drop_state", "read_state", "rescale"]
+__all__ = ["bootstrap", "drop_state", "read_state", "rescale", "rewind", "set_time"]

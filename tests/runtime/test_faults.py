@@ -14,7 +14,7 @@ import pytest
 from stream_process import Numbered, input_of
 
 import statebackend as sb
-from statebackend.runtime import Job, Runner
+from statebackend.runtime import Incoming, Job, Runner
 from statebackend.runtime.progress import Stopwatch
 from statebackend.types import STRING
 
@@ -70,7 +70,7 @@ class World:
         rows = input_of(batch_id)
         columns = {"user": [user for user, _ in rows], "amount": [amount for _, amount in rows]}
         table = pa.table(columns, pa.schema([("user", pa.string()), ("amount", pa.int64())]))
-        committed = self.runner.run(batch_id, lambda: table, Stopwatch())
+        committed = self.runner.run(batch_id, Incoming(lambda: table), Stopwatch())
         rows_out: list[dict[str, Any]] = []
         for file in committed.output:
             rows_out += pq.read_table(committed.checkpoint.address(file)).to_pylist()
@@ -139,7 +139,7 @@ def test_memory_and_files_stay_flat(tmp_path: Path, request: pytest.FixtureReque
     runner = Runner(job, sb.CheckpointStore(tmp_path), STRING, query="q")
     files, memory, objects = [], [], []
     for batch_id in range(batches):
-        committed = runner.run(batch_id, lambda: table, Stopwatch())
+        committed = runner.run(batch_id, Incoming(lambda: table), Stopwatch())
         files.append(sum(1 for path in tmp_path.rglob("*") if path.is_file()))
         memory.append(committed.progress["memoryUsedBytes"])
         if batch_id % (batches // 6) == 0:

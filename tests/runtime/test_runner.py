@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import statebackend as sb
-from statebackend.runtime import Committed, Job, Runner
+from statebackend.runtime import Committed, Incoming, Job, Runner
+from statebackend.runtime.origin import plan_identity
 from statebackend.runtime.progress import Stopwatch
 from statebackend.testing import ManualClock
 from statebackend.types import of
@@ -79,7 +80,15 @@ def table(*pairs: tuple[Any, Any]) -> pa.Table:
 
 
 def run(runner: Runner, batch_id: int, *pairs: tuple[Any, Any]) -> Committed:
-    return runner.run(batch_id, lambda: table(*pairs), Stopwatch())
+    return runner.run(batch_id, Incoming(lambda: table(*pairs), plan(batch_id)), Stopwatch())
+
+
+def plan(batch_id: int, time: int = 0) -> dict[str, Any]:
+    return plan_identity(time, [{"offset": batch_id}])
+
+
+def replay(runner: Runner, batch_id: int) -> Committed:
+    return runner.run(batch_id, Incoming(refuses_to_be_read, plan(batch_id)), Stopwatch())
 
 
 def refuses_to_be_read() -> pa.Table:
@@ -204,11 +213,11 @@ def test_a_committed_batch_is_not_run_again(job: Job0) -> None:
     runner = job.open(Random())
     first = run(runner, 0, ("a", 1), ("b", 1))
     content = [first.checkpoint.read_file(file) for file in first.output]
-    again = runner.run(0, refuses_to_be_read, Stopwatch())
+    again = replay(runner, 0)
     assert again.is_replay
     assert [again.checkpoint.read_file(file) for file in again.output] == content
     runner.close()
-    reopened = job.open(Random()).run(0, refuses_to_be_read, Stopwatch())
+    reopened = replay(job.open(Random()), 0)
     assert [reopened.checkpoint.read_file(file) for file in reopened.output] == content
     assert reopened.progress["numOutputRows"] == 2
 
@@ -304,7 +313,7 @@ def test_an_answer_that_is_lost_after_the_commit_is_found_out(
         with pytest.raises(OSError, match="as told"):
             run(runner, 1, ("a", 10))
     again = job.open()
-    assert rows_of(again.run(1, refuses_to_be_read, Stopwatch())) == [("a", 11)]
+    assert rows_of(replay(again, 1)) == [("a", 11)]
     assert rows_of(run(again, 2, ("a", 1))) == [("a", 12)]
 
 
@@ -317,7 +326,7 @@ def test_a_gap_is_an_error_that_says_who_is_behind(job: Job0, next_id: int, code
     run(runner, 1, ("a", 1))
     before = job.files()
     with pytest.raises(sb.BatchGapError) as caught:
-        runner.run(next_id, refuses_to_be_read, Stopwatch())
+        runner.run(next_id, Incoming(refuses_to_be_read), Stopwatch())
     assert caught.value.code == f"BATCH_GAP.{code}"
     assert caught.value.hint
     assert job.files() == before
@@ -524,7 +533,7 @@ def test_a_large_output_is_one_file_of_several_row_groups(job: Job0) -> None:
         }
     )
     schema = "user string, n bigint, `a.b` int, s struct<x:bigint>, `s.x` bigint, texts array<string>"
-    committed = job.open(Wide(), schema=schema, null_keys="drop").run(0, lambda: given, Stopwatch())
+    committed = job.open(Wide(), schema=schema, null_keys="drop").run(0, Incoming(lambda: given), Stopwatch())
     (file,) = committed.output
     with committed.checkpoint.open_file(file) as source:
         read = pq.ParquetFile(source)

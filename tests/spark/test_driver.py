@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from spark_streams import Collecting, Stream, Total, len_of, numbers, spark, stream
+from spark_streams import DDL, Collecting, Stream, Total, len_of, numbers, spark, stream
 
 import statebackend as sb
 
@@ -114,13 +114,6 @@ def test_whatever_the_sink_does_state_is_right(stream: Stream) -> None:
     last = Collecting()
     stream.run(stream.batches(sink=last))
     assert last.calls == [(3, [("a", 4)])]
-
-
-DDL = (
-    "user struct<id:decimal(10,2),at:timestamp>, i int, s smallint, t tinyint, f float, d double, b boolean, "
-    "bin binary, day date, at timestamp, local timestamp_ntz, dec decimal(38,18), tags array<string>, "
-    "m map<string,struct<x:int,y:array<bigint>>>, nest struct<a:struct<b:string>>, `a b` string"
-)
 
 
 def test_every_type_goes_through_unchanged(stream: Stream) -> None:

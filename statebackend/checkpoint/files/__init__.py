@@ -10,16 +10,16 @@ statebackend.errors.UsageError: an object store cannot keep a second writer out.
 from __future__ import annotations
 
 import os
-import re
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from statebackend.checkpoint.files.addresses import scheme_of, without_secrets
 from statebackend.checkpoint.files.calls import PosixCalls
 from statebackend.checkpoint.files.interface import FileSink, StoreFiles
 from statebackend.checkpoint.files.posix import PosixFiles
 from statebackend.errors import UsageError
 
-__all__ = ["FileSink", "PosixCalls", "PosixFiles", "StoreFiles", "open_files"]
+__all__ = ["FileSink", "PosixCalls", "PosixFiles", "StoreFiles", "open_files", "scheme_of", "without_secrets"]
 
 
 def open_files(uri: str | os.PathLike[str], *, single_writer: bool = False) -> StoreFiles:
@@ -29,22 +29,27 @@ def open_files(uri: str | os.PathLike[str], *, single_writer: bool = False) -> S
     '/data/app/state'
     >>> open_files("ftp://host/state")
     Traceback (most recent call last):
-    statebackend.errors.UsageError: a store cannot lie at a ftp:// address. Hint: ...
+    statebackend.errors.UsageError: a store cannot lie at a ftp: address. Hint: ...
     """
     text: Any = os.fspath(uri)
     if not isinstance(text, str) or not text:
         raise UsageError("a store is given by its path or uri, a str")
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text)
-    if scheme is None:
+    name = scheme_of(text)
+    if name is None:
         return PosixFiles(os.path.abspath(text))
-    name = scheme[1].lower()
     if name == "file":
         parts = urlsplit(text)
-        if parts.netloc not in ("", "localhost") or not parts.path:
-            raise UsageError("a file:// address is file:///path", detail="it names a host")
+        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+            raise UsageError(
+                "a file:// address is file:///path", detail="it names a host, or no absolute path"
+            )
         return PosixFiles(os.path.abspath(unquote(parts.path)))
-    if name != "s3":
-        raise UsageError(f"a store cannot lie at a {name}:// address", hint="use a path, or s3://bucket/path")
+    if name != "s3" or not text.lower().startswith("s3://"):
+        raise UsageError(
+            f"a store cannot lie at a {name}: address",
+            code="USAGE.ADDRESS",
+            hint="use a path, or s3://bucket/path as a str; for a folder that has a colon in its name, ./name:more",
+        )
     if not single_writer:
         raise UsageError(
             "an object store cannot keep a second writer out",

@@ -16,10 +16,10 @@ import re
 import secrets
 from collections.abc import Collection, Iterable
 from typing import Any
-from urllib.parse import urlsplit
 
 from pyarrow import fs
 
+from statebackend.checkpoint.files.addresses import without_secrets
 from statebackend.checkpoint.files.interface import Fenced, FileSink, StoreFiles, Taken
 from statebackend.checkpoint.layout import (
     CHECKPOINTS,
@@ -92,8 +92,7 @@ class ObjectFiles(StoreFiles):
 
     def __init__(self, uri: str, filesystem: fs.FileSystem | None = None, root: str | None = None) -> None:
         self._uri = uri
-        parts = urlsplit(uri)
-        self.uri = f"{parts.scheme}://{parts.hostname or ''}{parts.path.rstrip('/')}"
+        self.uri = without_secrets(uri).rstrip("/")
         self._opened = None if filesystem is None or root is None else (filesystem, root)
 
     def __reduce__(self) -> tuple[Any, ...]:

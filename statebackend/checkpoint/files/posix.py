@@ -15,7 +15,10 @@ import errno
 import itertools
 import logging
 import os
+import threading
+import weakref
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from typing import Any
 
 from statebackend.checkpoint.files.calls import PosixCalls
@@ -39,6 +42,12 @@ _log = logging.getLogger(__name__)
 
 #: What `link` answers where a file system has no links; 95 and 45 are ENOTSUP and EOPNOTSUPP here and there.
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES}
+#: What `flock` answers where a file system has no locks.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
+#: Held while a lock is taken or given up, and while the process forks.
+_forking = threading.RLock()
+#: Those that may hold locks.
+_lockers: weakref.WeakSet[PosixFiles] = weakref.WeakSet()
 #: Nobody loses a race this often: something else is wrong.
 _ATTEMPTS = 1000
 
@@ -110,6 +119,7 @@ class PosixFiles(StoreFiles):
         self._calls = PosixCalls() if calls is None else calls
         self._locks: dict[int, int] = {}
         self._asides = itertools.count()
+        _lockers.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PosixFiles, (self._root, self._calls)
@@ -253,13 +263,20 @@ class PosixFiles(StoreFiles):
         for older in self._epochs():
             if older != epoch:
                 try:
-                    self._calls.close(self._calls.lock_folder(self._path(epoch_folder(older))))
+                    with _forking:
+                        self._calls.close(self._calls.lock_folder(self._path(epoch_folder(older))))
                 except FileNotFoundError:
                     pass
+                except BlockingIOError:
+                    raise
+                except OSError as error:
+                    if error.errno not in _NO_LOCKS:
+                        raise
 
     def _lock(self, epoch: int) -> None:
         try:
-            self._locks[epoch] = self._calls.lock_folder(self._path(epoch_folder(epoch)))
+            with _forking:
+                self._locks[epoch] = self._calls.lock_folder(self._path(epoch_folder(epoch)))
         except (BlockingIOError, FileNotFoundError):
             # Who else looks at this folder is a newer writer, which has found us not alive yet.
             raise Fenced from None
@@ -393,9 +410,27 @@ class PosixFiles(StoreFiles):
         return removed
 
     def release(self, epoch: int) -> None:
-        descriptor = self._locks.pop(epoch, None)
-        if descriptor is not None:
-            try:
-                self._calls.close(descriptor)
-            except OSError as error:
-                _log.info("closing a lock: %s", error)
+        with _forking:
+            descriptor = self._locks.pop(epoch, None)
+            if descriptor is not None:
+                try:
+                    self._calls.close(descriptor)
+                except OSError as error:
+                    _log.info("closing a lock: %s", error)
+
+    def _forked(self) -> None:
+        """In a child: close the copies of the parent's locks, which would outlive the parent."""
+        locks, self._locks = self._locks, {}
+        for descriptor in locks.values():
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+def _in_child() -> None:
+    for files in list(_lockers):
+        files._forked()
+    _forking.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_in_child)

@@ -1,0 +1,112 @@
+"""What a committed batch came from: a number is not an identity, so its manifest says which rows it was made of.
+
+Until manifests have members for it, this lies in their ``progress``, under ``"origin"``.
+
+>>> planned = plan_identity(1_700_000_000_000, [{"logOffset": 3}])
+>>> Origin(planned, ("user",), "1" * 32).to_json()["identity"]
+{'kind': 'plan', 'time': 1700000000000, 'offsets': [{'logOffset': 3}]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from statebackend.runtime.digest import rows_digest
+
+__all__ = ["Incoming", "Origin", "plan_identity", "rows_identity"]
+
+_MEMBER = "origin"
+
+
+class Incoming(NamedTuple):
+    """A batch that is to come: how to get its rows, and what is known of it before.
+
+    >>> Incoming(lambda: pa.table({"user": ["a"]})).read().num_rows
+    1
+    """
+
+    read: Callable[[], pa.Table]
+    #: What the engine has planned for it, as `plan_identity` gives it; None where that cannot be read.
+    planned: dict[str, Any] | None = None
+    #: Lets the engine compute the batch and throw the rows away, for state that lies in the plan above; `read` does
+    #: so too.
+    execute: Callable[[], None] | None = None
+
+
+class Origin(NamedTuple):
+    """Which rows a batch was made of, by which columns they were keyed, and in which incarnation of the store.
+
+    >>> Origin.of({"origin": {"key": ["user"]}})
+    Origin(identity=None, key=('user',), incarnation=None, stream=None, location=None)
+    """
+
+    identity: dict[str, Any] | None = None
+    key: tuple[str, ...] | None = None
+    incarnation: str | None = None
+    #: The engine's own id of the stream that planned it, which ``name=`` does not change.
+    stream: str | None = None
+    #: Where the engine keeps its place in the stream: Spark's checkpointLocation.
+    location: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form.
+
+        >>> Origin().to_json()
+        {'identity': None, 'key': None, 'incarnation': None, 'stream': None, 'location': None}
+        """
+        return self._asdict()
+
+    def in_progress(self, progress: Mapping[str, Any]) -> dict[str, Any]:
+        """What a manifest holds as progress.
+
+        >>> sorted(Origin().in_progress({"batchId": 3}))
+        ['batchId', 'origin']
+        """
+        return {**progress, _MEMBER: self.to_json()}
+
+    @classmethod
+    def of(cls, progress: Mapping[str, Any]) -> Origin:
+        """What a manifest's progress says; of what an older version has written, nothing.
+
+        >>> Origin.of({"batchId": 3}).identity is None
+        True
+        """
+        found = progress.get(_MEMBER)
+        if not isinstance(found, Mapping):
+            return cls()
+        known = {name: found[name] for name in cls._fields if found.get(name) is not None}
+        if "key" in known:
+            known["key"] = tuple(known["key"])
+        return cls(**known)
+
+
+def without_origin(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """The progress of a manifest as users see it.
+
+    >>> without_origin({"batchId": 3, "origin": {}})
+    {'batchId': 3}
+    """
+    return {name: value for name, value in progress.items() if name != _MEMBER}
+
+
+def plan_identity(time: int, offsets: list[Any]) -> dict[str, Any]:
+    """The identity of a batch by what its engine planned: where each source ends, and when that was decided.
+
+    The time tells plans apart whose offsets are alike: those of Spark's file source only number its own log.
+
+    >>> plan_identity(1000, [])["kind"]
+    'plan'
+    """
+    return {"kind": "plan", "time": time, "offsets": offsets}
+
+
+def rows_identity(table: pa.Table) -> dict[str, Any]:
+    """The identity of a batch by its rows, in any order; O(bytes).
+
+    >>> rows_identity(pa.table({"a": [1, 2]})) == rows_identity(pa.table({"a": [2, 1]}))
+    True
+    """
+    return {"kind": "rows", "rows": table.num_rows, "digest": rows_digest(table)}

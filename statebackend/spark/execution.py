@@ -1,0 +1,209 @@
+"""Spark's run of a query, as far as it can be asked: what it has planned, where it keeps that, whether it still runs.
+
+Only the classic API of Spark lets a driver ask. Through Spark Connect there is no such object.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import stat
+from typing import Any
+from urllib.parse import unquote
+
+from statebackend.checkpoint.data_files import storing
+from statebackend.checkpoint.files import PosixCalls, scheme_of, without_secrets
+from statebackend.runtime.origin import plan_identity
+
+__all__ = ["SPARKS_FOLDERS", "Execution", "SparkLog", "local_folder", "parsed_plan", "shown_location"]
+
+_log = logging.getLogger("statebackend.spark")
+
+#: What Spark keeps in a checkpointLocation.
+SPARKS_FOLDERS = ("offsets", "commits", "sources", "state", "metadata")
+#: The folders of a checkpointLocation that say which rows a batch has. What follows from them is not needed: Spark
+#: takes a batch whose commit it has lost for one to be run again, and so do we.
+_FOLDERS = ("offsets", "sources")
+
+
+class Execution:
+    """Spark's object of a running query."""
+
+    def __init__(self, java: Any, jvm: Any) -> None:
+        self._java = java
+        self._jvm = jvm
+        self.run_id: str = java.runId().toString()
+
+    @classmethod
+    def of(cls, session: Any, query_id: str | None) -> Execution | None:
+        """The run of a query that is active in this session's application; None where it cannot be had."""
+        if query_id is None:
+            return None
+        try:
+            jvm = session.sparkContext._jvm
+            active = session._jsparkSession.sharedState().activeStreamingQueries()
+            found = active.get(jvm.java.util.UUID.fromString(query_id))
+            return None if found is None else cls(found, jvm)
+        except Exception:  # noqa: BLE001 - internals of Spark: whatever it is, do without
+            _log.info("Spark's run of the query cannot be asked", exc_info=True)
+            return None
+
+    def is_active(self) -> bool:
+        """Whether the run has not ended."""
+        try:
+            return bool(self._java.isActive())
+        except Exception:  # noqa: BLE001 - Spark is gone
+            return False
+
+    def location(self) -> str | None:
+        """The checkpointLocation, as Spark has resolved it; None where it cannot be had."""
+        try:
+            return str(self._java.resolvedCheckpointRoot())
+        except Exception:  # noqa: BLE001 - internals of Spark
+            return None
+
+    def planned(self, batch_id: int) -> dict[str, Any] | None:
+        """The identity of a batch by what Spark has put down for it in its offset log; None if nothing is there."""
+        try:
+            log = self._java.offsetLog()
+            found = log.get(batch_id)
+            if not found.isDefined():
+                return None
+            written = self._jvm.java.io.ByteArrayOutputStream()
+            log.serialize(found.get(), written)
+            text = str(written.toString("UTF-8"))
+        except Exception:  # noqa: BLE001 - internals of Spark: then the rows themselves are compared
+            _log.info("Spark's offset log cannot be read", exc_info=True)
+            return None
+        return parsed_plan(text)
+
+
+def parsed_plan(text: str) -> dict[str, Any] | None:
+    """The identity that an entry of Spark's offset log stands for: its time, and the end of each source.
+
+    The settings of the session in it are left out: they do not say which rows there are.
+
+    >>> parsed_plan('v1\\n{"batchWatermarkMs":0,"batchTimestampMs":1000,"conf":{}}\\n{"logOffset":3}\\n-')
+    {'kind': 'plan', 'time': 1000, 'offsets': [{'logOffset': 3}, None]}
+    """
+    lines = text.splitlines()
+    try:
+        time = json.loads(lines[1])["batchTimestampMs"]
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None  # of a version that we do not know
+    return plan_identity(time, [_parsed_offset(line) for line in lines[2:]])
+
+
+def _parsed_offset(line: str) -> Any:
+    if line == "-":
+        return None
+    try:
+        return json.loads(line)
+    except ValueError:
+        return line
+
+
+class SparkLog:
+    """Spark's notes on what each batch is made of, where they lie in a folder that this process can reach.
+
+    Spark does not sync them on a local path. A batch that is durable here while its plan is not would be planned anew
+    after a power failure, with other rows: so they are made durable before the batch is committed.
+    """
+
+    def __init__(self, folder: str, calls: PosixCalls | None = None) -> None:
+        self.folder = folder
+        self._calls = PosixCalls() if calls is None else calls
+        #: The names in each folder at the last call.
+        self._synced: dict[str, frozenset[str]] = {}
+        self._knows_outer = False
+
+    @classmethod
+    def at(cls, location: str | None) -> SparkLog | None:
+        """The notes at a checkpointLocation; None if it is not a folder here."""
+        folder = local_folder(location)
+        return None if folder is None else cls(folder)
+
+    def sync(self) -> None:
+        """Make durable what has been written since the last call; O(names there), and an fsync for each new one."""
+        with storing(f"making Spark's notes in {self.folder} durable"):
+            for name in _FOLDERS:
+                self._sync_tree(f"{self.folder}/{name}")
+            if not self._knows_outer:
+                # The id of the query, and the names of the folders themselves.
+                self._sync_file(f"{self.folder}/metadata")
+                self._sync_outwards()
+                self._knows_outer = True
+
+    def _sync_tree(self, folder: str) -> None:
+        try:
+            entries = {entry.name: entry for entry in os.scandir(folder)}
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        synced = self._synced.get(folder)
+        fresh = entries.keys() - (synced or ())
+        for name, entry in entries.items():
+            if entry.is_dir(follow_symlinks=False):
+                self._sync_tree(entry.path)
+            elif name in fresh:  # a file of a log is never written a second time
+                self._sync_file(entry.path)
+        if fresh or synced is None:
+            self._calls.sync_folder(folder)
+        self._synced[folder] = frozenset(entries)
+
+    def _sync_file(self, path: str) -> None:
+        try:
+            self._sync_content(path)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM):
+                _log.warning("not ours to make durable: %s", path)
+            elif error.errno not in (errno.ENOENT, errno.ENOTDIR):  # Spark has thrown it away meanwhile
+                raise
+
+    def _sync_content(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                self._calls.sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _sync_outwards(self) -> None:
+        """Make the names of the folder and of those above it durable, as far as they are ours."""
+        folder = self.folder
+        while True:
+            try:
+                self._calls.sync_folder(folder)
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL):
+                    raise
+                return
+            outer = os.path.dirname(folder)
+            if outer == folder or os.stat(outer).st_dev != os.stat(folder).st_dev:
+                return
+            folder = outer
+
+
+def local_folder(location: str | None) -> str | None:
+    """The folder that an address of Spark's names, if it is one of this machine's; None otherwise.
+
+    >>> local_folder("file:/"), local_folder("s3a://bucket/app"), local_folder(None)
+    ('/', None, None)
+    """
+    if location is None or scheme_of(location) not in (None, "file"):
+        return None
+    path = location if scheme_of(location) is None else "/" + location.partition(":")[2].lstrip("/")
+    for each in (path, unquote(path)):
+        if os.path.isdir(each):
+            return os.path.abspath(each)
+    return None
+
+
+def shown_location(location: str | None) -> str | None:
+    """A checkpointLocation as manifests may hold it.
+
+    >>> shown_location("s3a://KEY:SECRET@bucket/app")
+    's3a://bucket/app'
+    """
+    return None if location is None else without_secrets(location)

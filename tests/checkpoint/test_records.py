@@ -1,0 +1,205 @@
+"""What is done to a store beside commits: restarts, rewinds, other times; cut off anywhere, and overtaken."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+import statebackend as sb
+from statebackend.checkpoint.files import PosixCalls, PosixFiles
+
+
+def committed(folder: Path, *ids: int) -> sb.CheckpointStore:
+    store = sb.CheckpointStore(folder, retain=10).open_for_writing()
+    for checkpoint_id in ids:
+        with store.begin_snapshot(checkpoint_id).create("base") as file:
+            file.write(b"%d" % checkpoint_id)
+            base = file.finish()
+        store.commit(checkpoint_id, [sb.StateSnapshot(checkpoint_id, store.epoch, files=(base,))], now=1000)
+    return store
+
+
+def data_files(folder: Path) -> int:
+    return sum(1 for _ in folder.glob("data/*/*"))
+
+
+def test_the_incarnation_is_new_after_a_rewind_and_not_by_opening(tmp_path: Path) -> None:
+    with committed(tmp_path, 5, 6, 7) as store:
+        first = store.incarnation
+        assert first == store.metadata().store  # type: ignore[union-attr]
+    with store.open_for_writing():
+        assert store.incarnation == first
+        assert [each.id for each in store.rewind(5)] == [6, 7]
+        second = store.incarnation
+        assert second != first
+        assert store.rewind(5) == []
+        assert store.incarnation == second, "nothing was taken back"
+        assert store.checkpoints() == [5]
+    with store.open_for_writing():
+        assert store.incarnation == second
+        assert data_files(tmp_path) == 1
+        assert store.open(5).read_file(store.open(5).snapshots[0].files[0]) == b"5"
+        store.restart(begins_at=9, first_batch=3)
+        third = store.incarnation
+        assert len({first, second, third}) == 3
+    with store.open_for_writing():
+        assert store.incarnation == third
+        assert store.done.begins_at == 9
+        assert store.done.has_restarted_for(3)
+        assert not store.done.has_restarted_for(None)
+        assert [record.kind for record in store.records()] == ["rewind", "restart"]
+    assert data_files(tmp_path) == 0
+
+
+def test_going_back_to_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    with committed(tmp_path, 5, 6) as store:
+        with pytest.raises(sb.UsageError, match="no checkpoint 4 to go back to") as caught:
+            store.rewind(4)
+        assert caught.value.code == "USAGE.NO_CHECKPOINT"
+        assert "5, 6" in str(caught.value.hint)
+        assert store.checkpoints() == [5, 6]
+        assert store.records() == []
+
+
+def test_a_checkpoint_whose_manifest_is_damaged_can_be_taken_back(tmp_path: Path) -> None:
+    committed(tmp_path, 5, 6).close()
+    (path,) = tmp_path.glob("checkpoints/6-*.json")
+    path.write_bytes(path.read_bytes()[:-7])
+    rewound = sb.tools.rewind(tmp_path, to=5)
+    assert [(each.batch_id, each.rows) for each in rewound.taken_back] == [(6, None)]
+    assert sb.CheckpointStore(tmp_path).latest(intact=True) == 5
+
+
+def test_a_sink_can_take_back_what_it_did(tmp_path: Path) -> None:
+    class Table:
+        def __init__(self) -> None:
+            self.batches = [5, 6, 7]
+
+        def take_back(self, batch_id: int, incarnation: str) -> None:
+            assert self.batches.pop() == batch_id
+            assert len(incarnation) == 32
+
+    committed(tmp_path, 5, 6, 7).close()
+    with pytest.raises(sb.UsageError, match="cannot take a batch back"):
+        sb.tools.rewind(tmp_path, to=5, sink=print)
+    table = Table()
+    sb.tools.rewind(tmp_path, to=5, sink=table)
+    assert table.batches == [5]
+    assert sb.CheckpointStore(tmp_path).checkpoints() == [5]
+
+
+def test_a_query_that_runs_is_not_rewound(tmp_path: Path) -> None:
+    with committed(tmp_path, 5, 6) as store:
+        for tool in (lambda: sb.tools.rewind(tmp_path, to=5), lambda: sb.tools.set_time(tmp_path, now=1)):
+            with pytest.raises(sb.UsageError) as caught:
+                tool()
+            assert caught.value.code == "USAGE.STORE_IN_USE"
+        assert store.checkpoints() == [5, 6]
+
+
+def test_a_writer_that_was_overtaken_rewinds_nothing(tmp_path: Path) -> None:
+    older = committed(tmp_path, 5, 6)
+    with sb.CheckpointStore(tmp_path).open_for_writing():
+        for call in (lambda: older.rewind(5), older.restart, lambda: older.set_time(7), older.check_held):
+            with pytest.raises(sb.CommitConflictError):
+                call()
+    assert older.open_readonly().checkpoints() == [5, 6]
+    assert older.open_readonly().records() == []
+
+
+class Cut(PosixCalls):
+    """Fails for good at the n-th call that changes something."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def _tick(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(5, "as told")
+
+    def create(self, path: str) -> int:
+        self._tick()
+        return super().create(path)
+
+    def link(self, source: str, target: str) -> None:
+        self._tick()
+        super().link(source, target)
+
+    def rename(self, source: str, target: str) -> None:
+        self._tick()
+        super().rename(source, target)
+
+    def remove(self, path: str) -> None:
+        self._tick()
+        super().remove(path)
+
+    def sync_folder(self, path: str) -> None:
+        self._tick()
+        super().sync_folder(path)
+
+
+@pytest.mark.parametrize("to", [5, None])
+def test_a_rewind_that_is_cut_off_leaves_whole_checkpoints_and_can_be_repeated(
+    tmp_path: Path, to: int | None
+) -> None:
+    for calls in range(200):
+        folder = tmp_path / str(calls)
+        committed(folder, 5, 6, 7).close()
+        cut = Cut(1_000_000)
+        store = sb.CheckpointStore(folder, _files=PosixFiles(str(folder), cut)).open_for_writing()
+        cut.left = calls
+        try:
+            store.rewind(to)
+        except OSError:
+            pass
+        else:
+            break
+        left = sb.CheckpointStore(folder)
+        ids = left.checkpoints()
+        assert ids in ([5, 6, 7], [5, 6], [5]) if to == 5 else ids in ([5, 6, 7], [6, 7], [7], [])
+        for each in ids:
+            left.open(each).verify()
+        store.close()
+        with left.open_for_writing():
+            left.rewind(to)
+            assert left.checkpoints() == ([] if to is None else [5])
+    else:
+        raise AssertionError("it never came to its end")
+    assert calls > 8
+
+
+def test_a_time_that_was_set_holds_until_the_next_commit(tmp_path: Path) -> None:
+    committed(tmp_path, 5, 6).close()
+    assert sb.tools.set_time(tmp_path, now=7000).now == 7000
+    store = sb.CheckpointStore(tmp_path)
+    assert (store.open(5).now, store.open(6).now, store.open_latest().manifest.now) == (1000, 7000, 1000)
+    with store.open_for_writing():
+        store.commit(7, now=8000)
+    assert [store.open(each).now for each in store.checkpoints()] == [1000, 8000]
+    sb.tools.set_time(tmp_path, now=-5)
+    assert store.open_latest().now == -5
+
+
+def test_a_damaged_record_is_found(tmp_path: Path) -> None:
+    committed(tmp_path, 5, 6).close()
+    sb.tools.rewind(tmp_path, to=5)
+    (path,) = tmp_path.glob("checkpoints/record-*.json")
+    content = bytearray(path.read_bytes())
+    content[20] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(sb.CorruptCheckpointError, match=r"record-2-0\.json"):
+        sb.CheckpointStore(tmp_path).open_for_writing()
+
+
+def test_a_pickled_store_is_one_that_is_not_open(tmp_path: Path) -> None:
+    with sb.CheckpointStore(
+        tmp_path, retain=7, compression="lz4", max_clock_jump=5
+    ).open_for_writing() as store:
+        other = pickle.loads(pickle.dumps(store))
+        assert not other.is_open_for_writing
+        assert (other.uri, other.max_clock_jump) == (store.uri, 5)
+        assert not store.unopened().is_open_for_writing
+        assert store.is_open_for_writing

@@ -1,0 +1,140 @@
+"""A clock that is wrong fails the batch before anything expires, and a store can be given another time."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import statebackend as sb
+from statebackend.runtime import Incoming, Job, Runner
+from statebackend.runtime.progress import Stopwatch
+from statebackend.testing import ManualClock
+from statebackend.types import STRING
+
+DAY = 86_400_000
+START = 1_700_000_000_000
+
+
+class Seen(sb.KeyedProcessFunction):
+    """How often each user was seen within a year; and a timer an hour later."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        ttl = sb.StateTtlConfig(datetime.timedelta(days=365), cleanup_idle=True)
+        self.n = ctx.get_reducing_state(sb.ReducingStateDescriptor("n", "sum", int).enable_time_to_live(ttl))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        self.n.add(1)
+        ctx.timers.register(ctx.now + 3_600_000, "processing")
+        yield row.user, self.n.get()
+
+    def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield "timer", timestamp
+
+
+class Years:
+    """Runs batches of one row on a store, opened anew each time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = ManualClock(START)
+        self.next = 0
+        self.options: dict[str, Any] = {}
+
+    def run(self, **job: Any) -> int:
+        """The number that the user has been seen."""
+        store = sb.CheckpointStore(self.folder, **self.options)
+        runner = Runner(
+            Job(Seen(), key="user", schema="user string, n bigint", **job), store, STRING, clock=self.clock
+        )
+        try:
+            table = pa.table({"user": ["a"], "at": [self.clock.now()]})
+            runner.run(self.next, Incoming(lambda: table), Stopwatch())
+            self.next += 1
+            return sb.tools.read_state(self.folder, "n")["value"].to_pylist()[0]
+        finally:
+            runner.close()
+
+
+@pytest.fixture
+def years(tmp_path: Path) -> Years:
+    return Years(tmp_path / "store")
+
+
+def now_of(years: Years) -> int | None:
+    return sb.CheckpointStore(years.folder).open_latest().now
+
+
+def test_a_clock_that_jumps_ahead_changes_nothing(years: Years) -> None:
+    assert [years.run(), years.run()] == [1, 2]
+    for days in (31, 3650):
+        years.clock.set(START + days * DAY)
+        with pytest.raises(sb.UsageError, match=f"{days:,} days ahead") as caught:
+            years.run()
+        assert caught.value.code == "USAGE.CLOCK_JUMP"
+        assert "set_time" in str(caught.value.hint)
+    years.clock.set(START + 29 * DAY)
+    assert years.run() == 3
+    assert now_of(years) == START + 29 * DAY
+
+
+def test_a_query_that_really_paused_goes_on_after_set_time(years: Years) -> None:
+    years.run()
+    years.clock.set(START + 100 * DAY)
+    sb.tools.set_time(years.folder, now=START + 100 * DAY - 1)
+    assert years.run() == 2
+    years.clock.set(START + 200 * DAY)
+    years.options["max_clock_jump"] = datetime.timedelta(days=101)
+    assert years.run() == 3
+    years.clock.set(START + 600 * DAY)
+    years.options["max_clock_jump"] = None
+    assert years.run() == 1  # a year has passed: it is forgotten
+
+
+def test_time_that_ran_ahead_is_set_back(years: Years, caplog: pytest.LogCaptureFixture) -> None:
+    years.run()
+    years.options["max_clock_jump"] = None
+    years.clock.set(START + 3650 * DAY)
+    assert years.run() == 1
+    years.clock.set(START + DAY)
+    del years.options["max_clock_jump"]
+    years.run()
+    assert "3,649 days behind" in caplog.text
+    assert now_of(years) == START + 3650 * DAY, "time stands still"
+    checkpoint = sb.tools.set_time(
+        years.folder, now=datetime.datetime.fromtimestamp((START + DAY) / 1000, datetime.timezone.utc)
+    )
+    assert checkpoint.now == now_of(years) == START + DAY
+    years.clock.set(START + 2 * DAY)
+    assert years.run() == 3
+    assert now_of(years) == START + 2 * DAY
+
+
+def test_the_time_of_rows_is_not_checked_for_jumps(years: Years) -> None:
+    """A stream of events may rest for as long as it likes."""
+
+    def run() -> int:
+        return years.run(event_time="at")
+
+    assert run() == 1
+    years.clock.set(START + 100 * DAY)
+    assert run() == 2
+
+
+def test_what_is_no_time_is_refused(years: Years) -> None:
+    with pytest.raises(sb.UsageError, match="there is no store"):
+        sb.tools.set_time(years.folder, now=1)
+    years.run()
+    for wrong in (1.5, "1", True, 10**18, None):
+        with pytest.raises(sb.UsageError, match="now is a number"):
+            sb.tools.set_time(years.folder, now=wrong)  # type: ignore[arg-type]
+    with pytest.raises(sb.UsageError, match="no moment"):
+        sb.tools.set_time(years.folder, now=datetime.datetime(2024, 1, 1))
+    for wrong in (0, -1, 1.5, "x"):
+        with pytest.raises(sb.UsageError, match="max_clock_jump"):
+            sb.CheckpointStore(years.folder, max_clock_jump=wrong)
+    assert now_of(years) == START

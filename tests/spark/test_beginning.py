@@ -1,0 +1,143 @@
+"""How a job begins, with state and without: in a running stream, from another store, anew after a gap, by mistake."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+from spark_streams import Collecting, Stream, Total, len_of, numbers, spark, stream
+
+import statebackend as sb
+
+__all__ = ["spark", "stream"]
+pytestmark = pytest.mark.spark
+
+
+class Outage(Exception):
+    pass
+
+
+def begun(stream: Stream, batches: int = 3) -> None:
+    """A stream that has run for some batches, with a total of 1 for each."""
+    for _ in range(batches):
+        stream.add(numbers(("a", 1)))
+    stream.run(stream.batches(sink=len_of))
+
+
+def test_a_running_stream_goes_on_with_the_state_of_a_savepoint(stream: Stream) -> None:
+    begun(stream)
+    other = stream.folder / "other"
+    stream.add(numbers(("a", 100)))
+    sink = Collecting()
+    options: dict[str, Any] = {"checkpoint": other, "restore_from": str(stream.state)}
+    assert "BATCH_GAP.NO_STATE" in stream.fails(stream.batches(sink=sink, **options))
+    failure = stream.fails(stream.batches(sink=sink, first_batch=57, **options))
+    assert "BATCH_GAP.NO_STATE" in failure
+    assert "first_batch be the batch" in failure
+
+    class Failing(Total):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+            raise Outage
+
+    # A crash before the first commit begins again.
+    assert "Outage" in stream.fails(stream.batches(Failing(), sink, first_batch=3, **options))
+    stream.run(stream.batches(sink=sink, first_batch=3, **options))
+    assert sink.calls == [(3, [("a", 103)])]
+    # What is committed decides: both are ignored from here on.
+    stream.add(numbers(("a", 1)))
+    stream.run(stream.batches(sink=sink, first_batch=3, **options))
+    assert sink.calls[1:] == [(4, [("a", 104)])]
+
+
+def test_nothing_is_ignored_silently(stream: Stream) -> None:
+    with pytest.raises(sb.UsageError, match="begins with the state of restore_from"):
+        stream.batches(sink=len_of, restore_from="/x", on_gap="restart_from_empty")
+    for wrong in (-1, "3", True, 2.0):
+        with pytest.raises(sb.UsageError, match="first_batch is the id"):
+            stream.batches(sink=len_of, first_batch=wrong)
+
+
+def test_a_gap_begins_anew_once_and_not_for_ever_after(stream: Stream) -> None:
+    begun(stream)
+    sink = Collecting()
+    shutil.rmtree(stream.state)
+    stream.add(numbers(("a", 5)))
+    stream.run(stream.batches(sink=sink, on_gap="restart_from_empty"))
+    assert sink.calls == [(3, [("a", 5)])]
+    stream.add(numbers(("a", 5)))
+    stream.run(stream.batches(sink=sink, on_gap="restart_from_empty"))
+    assert sink.calls[1:] == [(4, [("a", 10)])]
+    # Spark's place is brought back from an older copy, with the option still set.
+    stream.lose(4, "offsets", "commits", "sources/0")
+    stream.lose(3, "commits", "offsets", "sources/0")
+    failure = stream.fails(stream.batches(sink=sink, on_gap="restart_from_empty"))
+    assert "BATCH_GAP.STREAM_BEHIND" in failure
+    assert "has acted already" in failure
+    assert "first_batch=3" in failure
+    assert sb.tools.read_state(stream.state, "total")["value"].to_pylist() == [10]
+    # Another value of first_batch lets it act again, at this batch.
+    wrong = stream.batches(sink=sink, on_gap="restart_from_empty", first_batch=7)
+    assert "BATCH_GAP.STREAM_BEHIND" in stream.fails(wrong)
+    stream.run(stream.batches(sink=sink, on_gap="restart_from_empty", first_batch=3))
+    assert sink.calls[2:] == [(3, [("a", 5)]), (4, [("a", 10)])]
+
+
+def test_other_rows_are_never_taken_for_a_gap(stream: Stream) -> None:
+    stream.add(numbers(("a", 1)))
+    stream.run(stream.batches(sink=len_of))
+    stream.lose(0, "offsets", "commits", "sources/0")
+    failure = stream.fails(stream.batches(sink=len_of, on_gap="restart_from_empty"))
+    assert "BATCH_GAP.OTHER_ROWS" in failure
+    assert sb.CheckpointStore(stream.state).checkpoints() == [0]
+
+
+def test_another_key_column_of_the_same_type_is_refused(stream: Stream) -> None:
+    table = numbers(("a", 1)).append_column("item", [["x"]])
+    stream.add(table)
+    stream.run(stream.batches(sink=len_of))
+    stream.add(table)
+    failure = stream.fails(stream.batches(sink=len_of, key="item"))
+    assert "STATE_MIGRATION.KEY_COLUMNS" in failure
+    stream.run(stream.batches(sink=len_of))
+
+
+def test_states_that_nobody_asks_for_are_named(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    class Misspelt(Total):
+        def open(self, ctx: sb.FunctionContext) -> None:
+            self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("totl", "sum", int))
+
+    begun(stream, 1)
+    stream.add(numbers(("a", 1)))
+    batches = stream.batches(Misspelt(), len_of)
+    stream.run(batches)
+    assert batches.last_progress["statesNotAskedFor"] == ["total"]
+    assert "not asked for by the function: 'total'" in caplog.text
+
+
+def test_the_checkpoint_is_not_sparks_own_location(stream: Stream) -> None:
+    stream.add(numbers(("a", 1)))
+    for checkpoint in ("stream", "stream/../stream", "stream/offsets"):
+        failure = stream.fails(stream.batches(sink=len_of, checkpoint=stream.folder / checkpoint))
+        assert "USAGE.SPARKS_LOCATION" in failure
+
+
+def test_a_lost_checkpoint_location_is_told_as_that(stream: Stream) -> None:
+    begun(stream)
+    shutil.rmtree(stream.folder / "stream")
+    failure = stream.fails(stream.batches(sink=len_of))
+    assert "USAGE.LOST_LOCATION" in failure
+    assert "another id" in failure
+    failure = stream.fails(stream.batches(sink=len_of), checkpoint="another")
+    assert "USAGE.OTHER_QUERY" in failure
+    assert "its checkpointLocation is file:" in failure
+
+
+def test_a_store_can_be_given_with_its_own_options(stream: Stream) -> None:
+    for _ in range(5):
+        stream.add(numbers(("a", 1)))
+    store = sb.CheckpointStore(stream.state, retain=4, compression=None)
+    stream.run(stream.batches(sink=len_of, checkpoint=store))
+    assert store.checkpoints() == [1, 2, 3, 4]
+    with pytest.raises(sb.UsageError, match="options of the store"):
+        stream.batches(sink=len_of, checkpoint=store, retain=3)

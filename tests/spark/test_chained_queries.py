@@ -1,0 +1,68 @@
+"""A query that streams what another one's sink has written: with the recipe of the page, no batch is read twice."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spark_streams import Stream, numbers, spark, stream
+
+__all__ = ["spark", "stream"]
+pytestmark = pytest.mark.spark
+
+PAGE = Path(__file__).parents[2] / "docs/spark/exactly-once.md"
+
+
+class Outage(Exception):
+    pass
+
+
+def recipe(folder: Path) -> Any:
+    """The function ``publish`` of the page, with its folders in this one."""
+    found = re.search(r"^from pathlib import Path\n.*?(?=^```)", PAGE.read_text(), re.M | re.S)
+    assert found is not None
+    code = found[0].replace('f"out/', f'f"{folder}/out/').replace('f"aside/', f'f"{folder}/aside/')
+    namespace: dict[str, Any] = {}
+    exec(compile(code, "exactly-once.md", "exec"), namespace)
+    return namespace["publish"]
+
+
+@pytest.mark.parametrize("is_safe", [True, False], ids=["the recipe", "a folder that is overwritten"])
+def test_a_batch_that_is_delivered_again_is_not_read_twice(stream: Stream, is_safe: bool) -> None:
+    (stream.folder / "out").mkdir()
+    publish = recipe(stream.folder)
+    failing = {1, 2}
+
+    def sink(frame: Any, batch_id: int) -> None:
+        if is_safe:
+            publish(frame, batch_id)
+        else:
+            frame.write.mode("overwrite").parquet(f"{stream.folder}/out/batch={batch_id}")
+        if batch_id in failing:
+            failing.remove(batch_id)
+            raise Outage
+
+    read: list[Any] = []
+
+    def second() -> None:
+        rows = stream.spark.readStream.schema("user string, total bigint")
+        query = (
+            rows.parquet(f"{stream.folder}/out/*/")
+            .writeStream.foreachBatch(lambda frame, batch_id: read.extend(frame.collect()))
+            .option("checkpointLocation", f"{stream.folder}/second")
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    for n in range(3):
+        stream.add(numbers(("a", n + 1)))
+    for _ in range(2):
+        assert "Outage" in stream.fails(stream.batches(sink=sink))
+        second()
+    stream.run(stream.batches(sink=sink))
+    second()
+    totals = sorted(row.total for row in read)
+    assert totals == ([1, 3, 6] if is_safe else [1, 3, 3, 6, 6]), "the page says why"

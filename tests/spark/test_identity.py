@@ -1,0 +1,210 @@
+"""A number is not an identity: whatever Spark plans under a committed number, no row is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spark_streams import Collecting, Stream, len_of, numbers, spark, stream
+
+import statebackend as sb
+from statebackend.checkpoint.files.calls import PosixCalls
+
+__all__ = ["spark", "stream"]
+pytestmark = pytest.mark.spark
+
+
+class Outage(Exception):
+    pass
+
+
+class FailsOnce(Collecting):
+    """Fails once at a batch, after it has looked at its rows."""
+
+    def __init__(self, batch_id: int) -> None:
+        self.waits_for = {batch_id}
+
+        def fail(found: int) -> None:
+            if found in self.waits_for:
+                self.waits_for.remove(found)
+                raise Outage(found)
+
+        super().__init__(fail)
+
+
+def state_of(stream: Stream) -> dict[str, int]:
+    table = sb.tools.read_state(stream.state, "total")
+    return dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
+
+
+def committed_undelivered(stream: Stream, sink: Any, **options: Any) -> None:
+    """Batch 0 is done; batch 1, of three files, is committed, and its sink has failed."""
+    stream.add(numbers(("a", 1)))
+    stream.run(stream.batches(sink=sink, **options))
+    for n in (10, 20, 100):
+        stream.add(numbers(("a", n), ("b", 5)))
+    assert "Outage" in stream.fails(stream.batches(sink=sink, **options), files=3)
+    assert state_of(stream) == {"a": 131, "b": 15}
+
+
+def test_a_batch_that_is_planned_anew_with_other_rows_is_refused(stream: Stream) -> None:
+    sink = FailsOnce(1)
+    committed_undelivered(stream, sink)
+    stream.lose(1, "offsets", "sources/0")
+    before = len(sink.calls)
+    failure = stream.fails(stream.batches(sink=sink), files=1)
+    assert "BATCH_GAP.OTHER_ROWS" in failure
+    assert "rewind(store, to=0)" in failure
+    assert "sink may have been called" in failure
+    assert len(sink.calls) == before
+    assert state_of(stream) == {"a": 131, "b": 15}
+
+    rewound = sb.tools.rewind(stream.state, to=0)
+    assert [(each.batch_id, each.rows) for each in rewound.taken_back] == [(1, 6)]
+    assert state_of(stream) == {"a": 1}
+    stream.run(stream.batches(sink=sink), files=1)
+    assert state_of(stream) == {"a": 131, "b": 15}
+    assert [batch_id for batch_id, _ in sink.calls[before:]] == [1, 2, 3]
+    assert sink.calls[-1][1] == [("a", 131), ("b", 15)]
+
+
+def test_a_lost_offset_log_with_the_same_files_is_refused_too(stream: Stream) -> None:
+    """Offsets of Spark's file source only number its own log: the time of the plan tells."""
+    sink = FailsOnce(1)
+    committed_undelivered(stream, sink)
+    stream.lose(1, "offsets")
+    stream.add(numbers(("a", 1000)))
+    assert "BATCH_GAP.OTHER_ROWS" in stream.fails(stream.batches(sink=sink), files=3)
+    assert state_of(stream) == {"a": 131, "b": 15}
+
+
+def test_a_new_checkpoint_location_under_the_same_name_is_refused(stream: Stream) -> None:
+    sink = Collecting()
+    stream.add(numbers(("a", 1)))
+    stream.run(stream.batches(sink=sink, name="mine"))
+    stream.add(numbers(("a", 30)))
+    failure = stream.fails(stream.batches(sink=sink, name="mine"), checkpoint="new", files=2)
+    assert "BATCH_GAP.OTHER_ROWS" in failure
+    assert "rewind(store, to=None)" in failure
+    assert state_of(stream) == {"a": 1}
+    assert sb.tools.rewind(stream.state, to=None).to is None
+    stream.run(stream.batches(sink=sink, name="mine"), checkpoint="new", files=2)
+    assert state_of(stream) == {"a": 31}
+
+
+def test_a_batch_without_a_note_of_its_rows_is_replayed_with_a_warning(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What versions before this one have committed."""
+    sink = FailsOnce(0)
+    stream.add(numbers(("a", 1)))
+    commit = sb.CheckpointStore.commit
+
+    def as_before(self: Any, *arguments: Any, progress: dict[str, Any], **options: Any) -> Any:
+        progress = {name: value for name, value in progress.items() if name != "origin"}
+        return commit(self, *arguments, progress=progress, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sb.CheckpointStore, "commit", as_before)
+        assert "Outage" in stream.fails(stream.batches(sink=sink))
+    stream.run(stream.batches(sink=sink))
+    assert sink.calls == [(0, [("a", 1)])] * 2
+    assert "taken for the same by its number" in caplog.text
+
+
+def test_two_live_queries_cannot_share_an_object(stream: Stream) -> None:
+    stream.add(numbers(("a", 1)))
+    failures = []
+    given = []
+    made: list[Any] = []
+
+    def sink(frame: Any, batch_id: int) -> None:
+        given.append([tuple(row) for row in frame.collect()])
+
+    def first(frame: Any, batch_id: int) -> None:
+        made[0](frame, batch_id)
+        # While this query runs, another one is given the same object.
+        second = stream.start(made[0], checkpoint="second")
+        with pytest.raises(Exception, match="STORE_IN_USE") as caught:
+            second.awaitTermination()
+        failures.append(str(caught.value))
+
+    made.append(stream.batches(sink=sink, name="shared"))
+    stream.run_called(first, made[0])
+    assert "serves another query" in failures[0]
+    assert given == [[("a", 1)]]
+    stream.add(numbers(("a", 2)))
+    stream.run(made[0])
+    assert given[1:] == [[("a", 3)]]
+
+
+def test_a_sink_that_sets_the_job_group_changes_nothing(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from statebackend.spark import driver
+
+    opened = []
+    monkeypatch.setattr(driver, "Runner", counting(driver.Runner, opened))
+    for _ in range(3):
+        stream.add(numbers(("a", 1)))
+
+    def sink(frame: Any, batch_id: int) -> None:
+        frame.sparkSession.sparkContext.setJobGroup(f"mine {batch_id}", "of the sink")
+        frame.count()
+
+    stream.run(stream.batches(sink=sink))
+    assert len(opened) == 1
+    assert state_of(stream) == {"a": 3}
+
+
+def counting(made: Any, calls: list[Any]) -> Any:
+    def make(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        return made(*arguments, **options)
+
+    return make
+
+
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is made durable, and what is linked, in order."""
+    seen: list[str] = []
+    sync, link = PosixCalls.sync, PosixCalls.link
+
+    def syncs(self: PosixCalls, descriptor: int) -> None:
+        seen.append("sync " + os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(self, descriptor)
+
+    def links(self: PosixCalls, source: str, target: str) -> None:
+        seen.append("link " + target)
+        link(self, source, target)
+
+    monkeypatch.setattr(PosixCalls, "sync", syncs)
+    monkeypatch.setattr(PosixCalls, "link", links)
+    return seen
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_sparks_notes_on_a_batch_are_durable_before_it_is_committed(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = traced(monkeypatch)
+    for n in range(3):
+        stream.add(numbers(("a", n)))
+    stream.run(stream.batches(sink=len_of))
+    location = stream.folder / "stream"
+    assert f"sync {location}/metadata" in seen
+    for batch_id in range(3):
+        (committed,) = [
+            at
+            for at, call in enumerate(seen)
+            if call.startswith(f"link {stream.state}/checkpoints/{batch_id}-")
+        ]
+        for log in ("offsets", "sources/0"):
+            for name in (f"{log}/{batch_id}", f"{log}/.{batch_id}.crc"):
+                calls = [at for at, call in enumerate(seen) if call == f"sync {location}/{name}"]
+                assert len(calls) == 1, "once is enough: such a file is never written again"
+                assert calls[0] < committed
+            folder = [at for at, call in enumerate(seen) if call == f"sync {location}/{log}"]
+            assert any(calls[0] < at < committed for at in folder)

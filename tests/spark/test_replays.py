@@ -1,0 +1,230 @@
+"""A replay delivers what was committed, or fails: with state above the frame, other schemas, damaged output."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spark_streams import DDL, Collecting, Stream, len_of, numbers, spark, stream
+
+import statebackend as sb
+from statebackend.runtime import Committed
+
+__all__ = ["spark", "stream"]
+pytestmark = pytest.mark.spark
+
+
+class Outage(Exception):
+    pass
+
+
+def fails(frame: Any, batch_id: int) -> None:
+    raise Outage(batch_id)
+
+
+def undelivered(stream: Stream, **options: Any) -> None:
+    """One batch, committed, whose sink has failed."""
+    stream.add(numbers(("a", 1), ("b", 10)))
+    assert "Outage" in stream.fails(stream.batches(sink=fails, **options))
+
+
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {PROVIDER: ROCKSDB, "spark.sql.streaming.stateStore.checkpointFormatVersion": "2"}],
+    ids=["hdfs provider", "rocksdb provider, format 2"],
+)
+def test_state_above_the_frame_is_committed_by_a_replay_too(stream: Stream, settings: dict[str, str]) -> None:
+    settings = {**settings, "spark.sql.shuffle.partitions": "2"}
+    for name, value in settings.items():
+        stream.spark.conf.set(name, value)
+    try:
+
+        def once(rows: Any) -> Any:
+            return rows.dropDuplicates(["user", "n"])
+
+        failing = {1, 2}
+
+        def fail(batch_id: int) -> None:
+            if batch_id in failing:
+                failing.remove(batch_id)
+                raise Outage(batch_id)
+
+        sink = Collecting(fail)
+        for n in range(4):
+            stream.add(numbers(("a", n), ("a", 0)))
+        for _ in range(2):
+            assert "Outage" in stream.fails(stream.batches(sink=sink), transform=once)
+        stream.run(stream.batches(sink=sink), transform=once)
+    finally:
+        for name in settings:
+            stream.spark.conf.unset(name)
+    given = dict(sink.calls)
+    assert [batch_id for batch_id, _ in sink.calls] == [0, 1, 1, 2, 2, 3]
+    assert [given[n] for n in range(4)] == [[("a", 0)], [("a", 1)], [("a", 3)], [("a", 6)]]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "user string, sum bigint",
+        "user string, total bigint, more int",
+        "user string",
+        "user string, total int",
+        "total bigint, user string",
+    ],
+    ids=["renamed", "added", "removed", "narrower", "in another order"],
+)
+def test_a_replay_with_another_schema_is_refused(stream: Stream, schema: str) -> None:
+    undelivered(stream)
+    sink = Collecting()
+    failure = stream.fails(stream.batches(sink=sink, schema=schema))
+    assert "USAGE.OTHER_SCHEMA" in failure
+    assert "rewind" in failure
+    assert sink.calls == []
+    stream.run(stream.batches(sink=sink))
+    assert sink.calls == [(0, [("a", 1), ("b", 10)])]
+
+
+def test_a_schema_may_change_once_its_batches_are_delivered(stream: Stream) -> None:
+    stream.add(numbers(("a", 1)))
+    stream.run(stream.batches(sink=len_of))
+    stream.add(numbers(("a", 1)))
+    sink = Collecting()
+    stream.run(stream.batches(sink=sink, schema="user string, sum bigint"))
+    assert sink.calls == [(1, [("a", 2)])]
+
+
+def test_a_replay_without_a_sink_is_refused(stream: Stream) -> None:
+    undelivered(stream)
+    assert "USAGE.NO_SINK" in stream.fails(stream.batches(sink=None))
+    assert "USAGE.NO_SINK" in stream.fails(stream.batches(sink=None, schema=None))
+    sink = Collecting()
+    stream.run(stream.batches(sink=sink))
+    assert len(sink.calls) == 1
+
+
+def test_every_type_is_replayed_with_its_schema(stream: Stream) -> None:
+    class Nothing(sb.KeyedProcessFunction):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+            yield (None,) * 16
+
+    undelivered(stream, function=Nothing(), schema=DDL)
+    sink = Collecting()
+    stream.run(stream.batches(Nothing(), sink, schema=DDL))
+    assert sink.calls == [(0, [(None,) * 16] * 2)]
+
+
+def output_of(stream: Stream) -> Path:
+    (path,) = stream.state.glob("data/*/*.parquet")
+    return path
+
+
+def test_damaged_output_is_never_delivered(stream: Stream, rng: random.Random) -> None:
+    """At rest. Other places are flipped without Spark, by the thousand: tests/runtime/test_damaged_stores.py."""
+    undelivered(stream)
+    path = output_of(stream)
+    whole = path.read_bytes()
+    sink = Collecting()
+    at = rng.randrange(8 * len(whole))
+    flipped = bytearray(whole)
+    flipped[at // 8] ^= 1 << at % 8
+    for damaged in (bytes(flipped), whole[: len(whole) // 2]):
+        path.write_bytes(damaged)
+        assert "CORRUPT_CHECKPOINT" in stream.fails(stream.batches(sink=sink))
+    path.write_bytes(whole)
+    stream.run(stream.batches(sink=sink))
+    assert sink.calls == [(0, [("a", 1), ("b", 10)])]
+
+
+def ignoring(stream: Stream, run: Callable[[], None]) -> None:
+    names = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
+    for name in names:
+        stream.spark.conf.set(name, "true")
+    try:
+        run()
+    finally:
+        for name in names:
+            stream.spark.conf.unset(name)
+
+
+@pytest.mark.parametrize("loses", [True, False], ids=["lost", "damaged"])
+def test_output_that_goes_while_spark_reads_it_is_an_error(
+    stream: Stream, loses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it was verified, in a session that is told to ignore missing and corrupt files."""
+    stream.add(numbers(*((f"u{n}", n) for n in range(2000))))
+    verify = Committed.verify_output
+
+    def verified_and_gone(self: Committed) -> None:
+        verify(self)
+        path = output_of(stream)
+        if loses:
+            path.unlink()
+        else:
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 4
+            path.write_bytes(content)
+
+    monkeypatch.setattr(Committed, "verify_output", verified_and_gone)
+    sink = Collecting()
+    ignoring(stream, lambda: stream.fails(stream.batches(sink=sink)))
+    assert sink.calls == []
+
+
+def test_a_path_is_never_a_pattern(stream: Stream) -> None:
+    for name in ("a[b]", "{x,y}", "s*?", "sp ace%20#", "k=v"):
+        state = stream.folder / "odd" / name
+        stream.add(numbers(("a", 1)))
+        sink = Collecting()
+        stream.run(stream.batches(sink=sink, checkpoint=state), checkpoint=f"stream {name}")
+        assert sink.calls[-1][1] == [("a", len(sink.calls))]
+        assert sb.CheckpointStore(state).latest() == len(sink.calls) - 1
+
+
+def test_a_driver_that_was_overtaken_does_not_call_its_sink(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands still between its commit and its sink, while another one goes on."""
+    stream.add(numbers(("a", 1)))
+    verify = Committed.verify_output
+
+    def overtaken(self: Committed) -> None:
+        verify(self)
+        sb.CheckpointStore(stream.state).open_for_writing().close()
+
+    monkeypatch.setattr(Committed, "verify_output", overtaken)
+    sink = Collecting()
+    assert "COMMIT_CONFLICT" in stream.fails(stream.batches(sink=sink))
+    assert sink.calls == []
+
+
+def test_a_sink_that_asks_for_the_context_can_fence(stream: Stream) -> None:
+    stream.add(numbers(("a", 1)))
+    stream.add(numbers(("a", 1)))
+    seen: list[Any] = []
+
+    def sink(frame: Any, batch_id: int, context: sb.spark.SinkContext) -> None:
+        seen.append(context)
+        if len(seen) == 2:
+            raise Outage
+
+    assert "Outage" in stream.fails(stream.batches(sink=sink))
+    stream.run(stream.batches(sink=sink))
+    assert [(each.batch_id, each.is_replay) for each in seen] == [(0, False), (1, False), (1, True)]
+    assert len({each.incarnation for each in seen}) == 1
+    assert seen[1].epoch < seen[2].epoch
+    stream.lose(1, "commits")
+    stream.lose(1, "offsets", "sources/0")
+    assert "OTHER_ROWS" in stream.fails(stream.batches(sink=sink))
+    sb.tools.rewind(stream.state, to=0)
+    stream.run(stream.batches(sink=sink))
+    assert seen[3].batch_id == 1
+    assert not seen[3].is_replay
+    assert seen[3].incarnation != seen[2].incarnation
