@@ -121,22 +121,25 @@ cdef CowMap *map_of_row(Batch *batch, CowMap **where, int64_t row) noexcept nogi
 cdef void stage_block(Batch *batch, int64_t at, uint32_t n, CowMap **maps, RowKey *keys) noexcept nogil
 
 cdef struct Crew:
-    # What the threads of a call look at. They have joined it with the GIL held, and work along without.
+    # What the threads of a call look at. Batch and runs only who has claimed a lane, and the call waits for those.
     Batch *batch
     LaneRun *runs
+    int n_lanes
     uint32_t turn                        # counts phases
     uint32_t phase                       # of this turn
     uint32_t claimed[16]                 # by lane: the newest turn that somebody works on
     uint32_t done[16]                    # by lane: the newest turn that is done
     uint32_t is_over
-    uint32_t joined                      # threads; does not rise once the call is over
-    int64_t left                         # of those
+    int64_t came                         # threads so far
+
+cdef class LaneWork:
+    cdef Crew crew
 
 cdef class BatchCall:
     cdef StateTable table
     cdef Batch batch
     cdef LaneRun runs[16]
-    cdef Crew crew
+    cdef LaneWork work
     cdef object keep                     # arrays that the pointers point into
     cdef void *pointer(self, array, dtype) except NULL
     cdef int set_values(self, values, int code, uint32_t width) except -1
@@ -144,15 +147,10 @@ cdef class BatchCall:
     cdef int set_timestamps(self, timestamps) except -1
     cdef int run(self, Operation op) except -1
     cdef int _prepare(self) except -1
-    cdef int _call_crew(self, list works) except -1
-    cdef int _dismiss(self, list works) except -1
+    cdef int _call_crew(self) except -1
     cdef int _begin(self, bint writes) except -1
     cdef FastPath _fast_path(self) noexcept
     cdef int _make_scratch(self) except -1
-    cdef Failure _work(self) noexcept nogil
-    cdef Failure _run_chunk(self) noexcept nogil
-    cdef void _assign_groups(self) noexcept nogil
-    cdef void _phase(self, uint32_t phase) noexcept nogil
     cdef int _end(self, bint failed, bint writes) except -1
     cdef void _settle_lane(self, int i) noexcept
     cdef int _raise(self, Failure failure) except -1

@@ -39,7 +39,7 @@ from statebackend._core.cow_map cimport (
 from statebackend._core.journal cimport Log, log_append, log_reserve, log_take
 from statebackend._core.key_groups cimport key_groups_of_byte_runs, key_groups_of_ints
 from statebackend._core.platform cimport (
-    add_i64, claim, hash_int, likely, load_i64, load_u32, prefetch, store_u32, unlikely)
+    add_i64, claim, hash_int, likely, load_u32, prefetch, store_u32, unlikely)
 from statebackend._core.state_table cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT64,
     CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable)
@@ -60,6 +60,7 @@ cdef enum:
     SHORT_BATCH = 4096                   # rows below which sorting by key group does not pay
     CHUNK = 1 << 21                      # rows that go through the phases together
     MAX_LANES = 16
+    IDLE_LOOKS = 2000                    # of a thread, before it sleeps: the next phase begins at once as a rule
 
 cdef uint32_t nowhere = 0                # an empty bucket, for pages that do not exist
 
@@ -670,41 +671,122 @@ cdef void work_on(Batch *batch, LaneRun *run, int phase, int lane) noexcept nogi
         apply_rows(batch, run)
 
 
-cdef void work_along(Crew *crew, int first) noexcept nogil:
+cdef void run_phase(Crew *crew, uint32_t phase) noexcept nogil:
+    """All lanes of one phase. No lane is at work any more when this returns."""
+    cdef int lane
+    cdef uint32_t turn = crew.turn + 1
+    crew.phase = phase
+    store_u32(&crew.turn, turn)
+    work_on(crew.batch, &crew.runs[0], phase, 0)
+    for lane in range(1, crew.n_lanes):
+        if claim(&crew.claimed[lane], turn):
+            work_on(crew.batch, &crew.runs[lane], phase, lane)       # nobody has begun with it
+            store_u32(&crew.done[lane], turn)
+    for lane in range(1, crew.n_lanes):
+        while load_u32(&crew.done[lane]) != turn:
+            usleep(5)
+
+
+cdef void work_along(Crew *crew) noexcept nogil:
     """Do what lanes of each phase nobody has begun with, until the call is over."""
     cdef uint32_t seen = 0, turn
-    cdef int i, lane, others = crew.batch.n_lanes - 1
+    cdef int i, lane, others = crew.n_lanes - 1, idle = 0
+    cdef int64_t first = add_i64(&crew.came, 1)
     while not load_u32(&crew.is_over):
         turn = load_u32(&crew.turn)
         if turn == seen:
-            usleep(5)
+            idle += 1
+            if idle > IDLE_LOOKS:
+                usleep(5)
             continue
         seen = turn
+        idle = 0
         for i in range(others):
-            lane = 1 + (first - 1 + i) % others
+            lane = 1 + <int>((first + i) % others)
             if claim(&crew.claimed[lane], turn):
                 work_on(crew.batch, &crew.runs[lane], crew.phase, lane)
                 store_u32(&crew.done[lane], turn)
 
 
+cdef void assign_groups(Crew *crew) noexcept nogil:
+    """Turn counts into positions; give each lane a range of groups with its share of the first chunk's rows.
+
+    A group keeps its lane for the whole call: the undo logs of lanes are in order only group by group.
+    """
+    cdef Batch *batch = crew.batch
+    cdef LaneRun *runs = crew.runs
+    cdef uint32_t group, groups = batch.table.n_maps, at = 0, amount
+    cdef int lane, lanes = crew.n_lanes, filling = 0
+    cdef int64_t share = (batch.size + lanes - 1) // lanes
+    cdef bint divide = batch.first == 0
+    runs[0].first_group = 0
+    for group in range(groups):
+        batch.starts[group] = at
+        for lane in range(lanes):
+            amount = batch.counts[lane * groups + group]
+            batch.counts[lane * groups + group] = at
+            at += amount
+        if divide and filling + 1 < lanes and at >= (filling + 1) * share:
+            runs[filling].last_group = group + 1
+            filling += 1
+            runs[filling].first_group = group + 1
+    batch.starts[groups] = at
+    if not divide:
+        return
+    runs[filling].last_group = groups
+    for lane in range(filling + 1, lanes):
+        runs[lane].first_group = runs[lane].last_group = groups
+
+
+cdef Failure run_chunk(Crew *crew) noexcept nogil:
+    cdef Batch *batch = crew.batch
+    cdef LaneRun *runs = crew.runs
+    cdef int lane, lanes = crew.n_lanes
+    cdef int64_t share = (batch.size + lanes - 1) // lanes
+    cdef Failure failure = FAILED_NOT
+    for lane in range(lanes):
+        runs[lane].first_row = min(lane * share, batch.size)
+        runs[lane].last_row = min((lane + 1) * share, batch.size)
+    run_phase(crew, 0)
+    for lane in range(lanes):
+        if runs[lane].failed_row >= 0:
+            return FAILED_GROUP
+    if batch.sorted:
+        assign_groups(crew)
+        run_phase(crew, 1)
+    run_phase(crew, 2)
+    for lane in range(lanes):
+        if runs[lane].failure == FAILED_MEMORY:
+            return FAILED_MEMORY
+        if runs[lane].failure != FAILED_NOT:
+            failure = FAILED_OVERFLOW
+    return failure
+
+
+cdef Failure run_chunks(Crew *crew) noexcept nogil:
+    """All chunks, until one fails."""
+    cdef Batch *batch = crew.batch
+    cdef Failure failure = FAILED_NOT
+    while batch.first < batch.n and failure == FAILED_NOT:
+        batch.size = min(<int64_t>CHUNK, batch.n - batch.first)
+        failure = run_chunk(crew)
+        batch.first += batch.size
+    store_u32(&crew.is_over, 1)
+    return failure
+
+
 @cython.final
 cdef class LaneWork:
-    """What a thread of the pool does for a call: mainly one lane of each phase.
+    """What threads of the pool do for a call: mainly one lane of each phase.
 
-    The thread may come to it when the call is long over. So it holds no reference to the call, which would keep a
-    closed backend's memory; a pointer into a call that waits for whoever has joined it does.
+    A thread may come to it when the call is long over. So it holds no reference to the call, which would keep a
+    closed backend's memory; and of pointers into the call it makes no use then.
     """
-    cdef Crew *crew                      # NULL once the call is over
-    cdef int lane
 
     def __call__(self):
-        cdef Crew *crew = self.crew
-        if crew == NULL:
-            return
-        crew.joined += 1
+        cdef Crew *crew = &self.crew
         with nogil:
-            work_along(crew, self.lane)
-            add_i64(&crew.left, 1)
+            work_along(crew)
 
 
 @cython.final
@@ -716,10 +798,11 @@ cdef class BatchCall:
         if table.anchors is not None:
             raise UsageError("the entries of a map state are reached through their MapTable only")
         memset(&self.batch, 0, sizeof(Batch))
-        memset(&self.crew, 0, sizeof(Crew))
         memset(self.runs, 0, sizeof(self.runs))
-        self.crew.batch = &self.batch
-        self.crew.runs = self.runs
+        self.work = LaneWork.__new__(LaneWork)
+        memset(&self.work.crew, 0, sizeof(Crew))
+        self.work.crew.batch = &self.batch
+        self.work.crew.runs = self.runs
         self.table = table
         self.keep = []
         self.batch.table = table.table
@@ -801,11 +884,11 @@ cdef class BatchCall:
         cdef bint writes = is_write(op)
         cdef int64_t limit
         cdef Failure failure = FAILED_NOT
-        cdef list works = []
+        cdef Crew *crew = &self.work.crew
         self.batch.op = op
         self._prepare()
         try:
-            self._call_crew(works)
+            self._call_crew()
             owner.enter()
             try:
                 drain(core, self.batch.n + 64)
@@ -813,7 +896,8 @@ cdef class BatchCall:
                     limit = owner.arena.budget.limit
                     self._begin(writes)
                     try:
-                        failure = self._work()
+                        with nogil:
+                            failure = run_chunks(crew)
                         self._end(failure != FAILED_NOT, writes)
                     finally:
                         owner.arena.budget.limit = limit
@@ -827,7 +911,7 @@ cdef class BatchCall:
                 owner.leave()
                 owner.end_dropped()
         finally:
-            self._dismiss(works)
+            store_u32(&crew.is_over, 1)
         return 0
 
     cdef int _prepare(self) except -1:
@@ -840,33 +924,18 @@ cdef class BatchCall:
         self._make_scratch()
         return 0
 
-    cdef int _call_crew(self, list works) except -1:
+    cdef int _call_crew(self) except -1:
         """Ask the pool for as many threads as there are other lanes. Whatever this raises, nothing has begun."""
-        cdef int lane
-        cdef LaneWork work
+        cdef int _lane
+        self.work.crew.n_lanes = self.batch.n_lanes
         if self.batch.n_lanes == 1:
             return 0
         try:
             pool = _thread_pool()
-            for lane in range(1, self.batch.n_lanes):
-                work = LaneWork.__new__(LaneWork)
-                work.crew = &self.crew
-                work.lane = lane
-                works.append(work)
-                pool.submit(work)
+            for _lane in range(1, self.batch.n_lanes):
+                pool.submit(self.work)
         except RuntimeError:             # no thread to be had: the caller's own does all
             pass
-        return 0
-
-    cdef int _dismiss(self, list works) except -1:
-        """Wait until no thread looks at this call any more; those that have not come yet shall not."""
-        cdef LaneWork work
-        for work in works:
-            work.crew = NULL
-        store_u32(&self.crew.is_over, 1)
-        with nogil:
-            while load_i64(&self.crew.left) != self.crew.joined:
-                usleep(5)
         return 0
 
     cdef int _begin(self, bint writes) except -1:
@@ -928,37 +997,6 @@ cdef class BatchCall:
         self.batch.counts = <uint32_t *>(base + (groups + 1) * 4)
         return 0
 
-    cdef Failure _work(self) noexcept nogil:
-        """All chunks, until one fails."""
-        cdef Failure failure = FAILED_NOT
-        while self.batch.first < self.batch.n and failure == FAILED_NOT:
-            self.batch.size = min(<int64_t>CHUNK, self.batch.n - self.batch.first)
-            failure = self._run_chunk()
-            self.batch.first += self.batch.size
-        return failure
-
-    cdef Failure _run_chunk(self) noexcept nogil:
-        cdef int lane, lanes = self.batch.n_lanes
-        cdef int64_t share = (self.batch.size + lanes - 1) // lanes
-        cdef Failure failure = FAILED_NOT
-        for lane in range(lanes):
-            self.runs[lane].first_row = min(lane * share, self.batch.size)
-            self.runs[lane].last_row = min((lane + 1) * share, self.batch.size)
-        self._phase(0)
-        for lane in range(lanes):
-            if self.runs[lane].failed_row >= 0:
-                return FAILED_GROUP
-        if self.batch.sorted:
-            self._assign_groups()
-            self._phase(1)
-        self._phase(2)
-        for lane in range(lanes):
-            if self.runs[lane].failure == FAILED_MEMORY:
-                return FAILED_MEMORY
-            if self.runs[lane].failure != FAILED_NOT:
-                failure = FAILED_OVERFLOW
-        return failure
-
     cdef int _raise(self, Failure failure) except -1:
         """Raise what fits after a call has failed and was undone."""
         cdef int lane
@@ -973,49 +1011,6 @@ cdef class BatchCall:
             raise KeyGroupError("a key belongs to a key group that this backend does not own",
                                 detail=f"position {first}")
         raise OverflowError(f"a reduced value does not fit its type, at position {first}")
-
-    cdef void _assign_groups(self) noexcept nogil:
-        """Turn counts into positions; give each lane a range of groups with its share of the first chunk's rows.
-
-        A group keeps its lane for the whole call: the undo logs of lanes are in order only group by group.
-        """
-        cdef uint32_t group, groups = self.batch.table.n_maps, at = 0, amount
-        cdef int lane, lanes = self.batch.n_lanes, filling = 0
-        cdef int64_t share = (self.batch.size + lanes - 1) // lanes
-        cdef bint divide = self.batch.first == 0
-        self.runs[0].first_group = 0
-        for group in range(groups):
-            self.batch.starts[group] = at
-            for lane in range(lanes):
-                amount = self.batch.counts[lane * groups + group]
-                self.batch.counts[lane * groups + group] = at
-                at += amount
-            if divide and filling + 1 < lanes and at >= (filling + 1) * share:
-                self.runs[filling].last_group = group + 1
-                filling += 1
-                self.runs[filling].first_group = group + 1
-        self.batch.starts[groups] = at
-        if not divide:
-            return
-        self.runs[filling].last_group = groups
-        for lane in range(filling + 1, lanes):
-            self.runs[lane].first_group = self.runs[lane].last_group = groups
-
-    cdef void _phase(self, uint32_t phase) noexcept nogil:
-        """All lanes of one phase. No lane is at work any more when this returns."""
-        cdef Crew *crew = &self.crew
-        cdef int lane, lanes = self.batch.n_lanes
-        cdef uint32_t turn = crew.turn + 1
-        crew.phase = phase
-        store_u32(&crew.turn, turn)
-        work_on(&self.batch, &self.runs[0], phase, 0)
-        for lane in range(1, lanes):
-            if claim(&crew.claimed[lane], turn):
-                work_on(&self.batch, &self.runs[lane], phase, lane)      # nobody has begun with it
-                store_u32(&crew.done[lane], turn)
-        for lane in range(1, lanes):
-            while load_u32(&crew.done[lane]) != turn:
-                usleep(5)
 
     cdef int _end(self, bint failed, bint writes) except -1:
         """Undo what a failed call did, or settle what a good one leaves: journals, retired entries, counts."""

@@ -17,7 +17,6 @@ cdef extern from *:
     #define sb_load_u32(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
     #define sb_store_u32(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
     static inline void *sb_load_ptr(void *p) { return __atomic_load_n((void **)p, __ATOMIC_ACQUIRE); }
-    #define sb_load_i64(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
     #define sb_add_i64(p, v) __atomic_add_fetch((p), (v), __ATOMIC_RELAXED)
 
     static inline void sb_store_ptr(void *p, void *v) {
@@ -77,7 +76,6 @@ cdef extern from *:
     void store_u32 "sb_store_u32"(uint32_t *p, uint32_t v) noexcept nogil
     void *load_ptr "sb_load_ptr"(void *p) noexcept nogil
     void store_ptr "sb_store_ptr"(void *p, void *v) noexcept nogil
-    int64_t load_i64 "sb_load_i64"(int64_t *p) noexcept nogil
     int64_t add_i64 "sb_add_i64"(int64_t *p, int64_t v) noexcept nogil
     void spin_lock "sb_lock"(uint32_t *l) noexcept nogil
     void spin_unlock "sb_unlock"(uint32_t *l) noexcept nogil
