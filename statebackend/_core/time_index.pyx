@@ -208,7 +208,8 @@ cdef class TimerHandle(MapHandle):
             self.context.adopt(&at, owner)
             turn = self.context.turn
             self.find_here()             # reclaims, which may run finalisers: they may register and delete timers
-            if self.context.turn == turn and memcmp(node_at(&self.queue, 0), &node, sizeof(Node)) == 0:
+            if self.context.turn == turn and self.queue.size and (
+                    memcmp(node_at(&self.queue, 0), &node, sizeof(Node)) == 0):
                 memset(&inner, 0, sizeof(CoreKey))
                 inner.number = node.time
                 slot = self.find_entry(&inner)
@@ -358,7 +359,9 @@ cdef class TimerHandle(MapHandle):
 
     cdef int settle(self) except -1:
         """What every call begins with: after a rollback, nodes that were put aside go back."""
-        if unlikely(self.core.closed or self.core.core.busy):
+        if unlikely(self.core.core.busy):
+            wait_for_others(&self.core.core)
+        if unlikely(self.core.closed):
             self.begin()
         if self.dropped.size:
             if self.rollbacks != self.core.rollbacks:
