@@ -288,8 +288,8 @@ def test_a_snapshot_of_an_earlier_writer_is_not_committed(store: CheckpointStore
             ],
             "data/1/a is named twice, with different content",
         ),
-        ([StateSnapshot(0, 1, extra={"x": object()})], "must be JSON-able: Object of type object"),
-        ([StateSnapshot(0, 1, extra={"x": float("nan")})], "must be JSON-able: Out of range float"),
+        ([{**StateSnapshot(0, 1).to_json(), "extra": {"x": object()}}], "extra is not JSON-able"),
+        ([{**StateSnapshot(0, 1).to_json(), "extra": {"x": float("nan")}}], "extra is not JSON-able"),
     ],
 )
 def test_what_is_no_snapshot_is_refused(store: CheckpointStore, snapshots: list, message: str) -> None:
@@ -298,6 +298,13 @@ def test_what_is_no_snapshot_is_refused(store: CheckpointStore, snapshots: list,
             (Path(store.uri) / file.name).write_bytes(b"x" * file.size)
     with pytest.raises(UsageError, match=message):
         store.commit(0, snapshots)
+    commit(store, 0)  # the store goes on
+
+
+def test_progress_that_json_cannot_hold_is_refused(store: CheckpointStore) -> None:
+    for value, message in ((object(), "Object of type object"), (float("nan"), "Out of range float")):
+        with pytest.raises(UsageError, match=f"must be JSON-able: {message}"):
+            store.commit(0, progress={"x": value})
     commit(store, 0)  # the store goes on
 
 
