@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
+from connect_query import started
 from crash_table import SCHEMA, Sink, Total
 
 import statebackend as sb
@@ -40,11 +41,10 @@ def main() -> None:
             name="mine",
         )
         rows = spark.readStream.schema("user string, n bigint").parquet(f"{folder}/in")
-        query = (
+        query = started(
             rows.writeStream.foreachBatch(batches)
             .option("checkpointLocation", f"{folder}/stream-{mode}-{number}")
             .trigger(availableNow=True)
-            .start()
         )
         try:
             query.awaitTermination()

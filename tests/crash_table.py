@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from connect_query import started
 
 import statebackend as sb
 from statebackend.runtime import Committed
@@ -145,11 +146,10 @@ class Cell:
         rows = rows.parquet(str(self.folder / "in"))
         if self.dedups:
             rows = rows.dropDuplicates(["user", "n"])
-        query = (
+        query = started(
             rows.writeStream.foreachBatch(Breaking(batches, before) if before else batches)
             .option("checkpointLocation", str(self.folder / location))
             .trigger(availableNow=True)
-            .start()
         )
         try:
             query.awaitTermination()
