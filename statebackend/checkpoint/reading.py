@@ -13,7 +13,7 @@ from typing import Any
 
 from statebackend.checkpoint.checksums import crc32c
 from statebackend.checkpoint.data_files import storing
-from statebackend.checkpoint.files import StoreFiles, open_files
+from statebackend.checkpoint.files import StoreFiles, open_files, without_secrets
 from statebackend.checkpoint.layout import (
     CHECKPOINTS,
     METADATA,
@@ -174,6 +174,7 @@ class CheckpointReader:
         _files: StoreFiles | None = None,
     ) -> None:
         self._files = open_files(uri, single_writer=single_writer) if _files is None else _files
+        self._address = without_secrets(uri)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._files.uri!r})"
@@ -182,6 +183,15 @@ class CheckpointReader:
     def uri(self) -> str:
         """Where the store lies, without anything secret."""
         return self._files.uri
+
+    @property
+    def address(self) -> str:
+        """The address as it was given, without anything secret.
+
+        >>> CheckpointReader("file:///data/state").address
+        'file:///data/state'
+        """
+        return self._address
 
     def checkpoints(self) -> list[int]:
         """The ids of the committed checkpoints, ascending. One listing of a folder.

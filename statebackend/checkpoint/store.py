@@ -119,7 +119,7 @@ class CheckpointStore(CheckpointReader):
             "max_clock_jump": self.max_clock_jump,
             "_files": self._files,
         }
-        return partial(CheckpointStore, self.uri, **options)
+        return partial(CheckpointStore, self.address, **options)
 
     # --- reading ---
 

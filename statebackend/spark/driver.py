@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 from statebackend.checkpoint import CheckpointStore
-from statebackend.checkpoint.files import without_secrets
 from statebackend.checkpoint.layout import CHECKPOINTS, DATA
 from statebackend.errors import UsageError
 from statebackend.runtime import Committed, Incoming, Job, Runner
@@ -70,13 +69,9 @@ class StatefulBatches:
         check_beginning(restore_from, first_batch, on_gap)
         self._job = job
         if not isinstance(checkpoint, CheckpointStore):
-            #: As it was given: what it says of its scheme decides whether executors can reach it.
-            self._checkpoint = os.fspath(checkpoint)
             checkpoint = CheckpointStore(checkpoint, retain=retain, single_writer=single_writer)
-        else:
-            self._checkpoint = checkpoint.uri
-            if retain != 2 or single_writer:
-                raise UsageError("retain and single_writer are options of the store that is given")
+        elif retain != 2 or single_writer:
+            raise UsageError("retain and single_writer are options of the store that is given")
         #: Never opened: each run opens a copy of it.
         self._unopened = checkpoint.unopened()
         self._sink = sink
@@ -106,7 +101,7 @@ class StatefulBatches:
 
     def __repr__(self) -> str:
         function = type(self._job.function).__name__.strip("_")
-        return f"<stateful {function}, key {self._job.key!r}, state at {without_secrets(self._checkpoint)}>"
+        return f"<stateful {function}, key {self._job.key!r}, state at {self._unopened.address}>"
 
     # --- a batch ---
 
@@ -185,7 +180,7 @@ class StatefulBatches:
         self._close_ended(store)
         self._runner = self._made_runner(frame, store, query, shown_location(location))
         try:
-            check_readable_by_executors(frame, self._checkpoint, store.address_of_metadata())
+            check_readable_by_executors(frame, store.address, store.address_of_metadata())
         except BaseException:
             self.close()
             raise
@@ -196,7 +191,7 @@ class StatefulBatches:
         return self._runner
 
     def _check_frame(self, frame: Any) -> None:
-        check_reachable(frame, self._checkpoint)
+        check_reachable(frame, self._unopened.address)
         self._job.check_columns(frame.columns)
         if self._sink is not None and self._job.output is not None:
             check_output_names(frame, self._job.output.arrow.names)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from statebackend.checkpoint.files import scheme_of, without_secrets
+from statebackend.checkpoint.files import scheme_of
 from statebackend.errors import UsageError
 
 __all__ = [
@@ -117,7 +117,7 @@ def _unreachable(checkpoint: str, frame: Any) -> UsageError:
     return UsageError(
         "the executors cannot read the checkpoint",
         code="USAGE.LOCAL_CHECKPOINT",
-        detail=f"{without_secrets(checkpoint)}, master {frame.sparkSession.conf.get('spark.master')}",
+        detail=f"{checkpoint}, master {frame.sparkSession.conf.get('spark.master')}",
         hint="use s3://, or file:///path for a folder that every machine mounts under this path",
     )
 

@@ -30,7 +30,9 @@ def test_an_unknown_scheme_is_never_a_folder(
     "address", ["file:/data/x", "file:///data/x", "file://localhost/data/x", "FILE:///data/x"]
 )
 def test_a_file_address_is_a_path(address: str) -> None:
-    assert sb.CheckpointStore(address).uri == "/data/x"
+    store = sb.CheckpointStore(address)
+    assert store.uri == "/data/x"
+    assert store.address == store.unopened().address == address
 
 
 def test_a_file_address_without_a_path_is_refused() -> None:
