@@ -246,18 +246,28 @@ def test_a_list_that_a_finaliser_replaces_is_read_whole() -> None:
     table = StateTable(core, value=("list", "long"), max_parallelism=1)
     other = StateTable(core, value="long", max_parallelism=1)
     numbers = itertools.count()
+    kept: list[Any] = []  # so that the interpreter has no old list to give out for a new one
 
     def replace() -> None:
         number = next(numbers)
+        table.remove(2)
         table.remove(1)
         for _ in range(number % 300 + 1):
+            table.append(2, -1)  # where the other list has been
             table.append(1, number)
+        kept.append([])
+        kept.append([])
 
-    replace()
+    table.append(3, 3)  # so that the map keeps its memory
+    for _ in range(100):
+        replace()
     meddler = Meddler(replace)
     with meddler.at_work():
         for turn in range(300):
+            for _ in range(turn % 3):
+                kept.append([])  # so that now one, now another object starts a collection
             found = table.remove_and_get_old(1) if turn % 7 == 0 else table.get(1)
+            kept.append(found)
             assert found is None or len(set(found)) == 1
             assert found is None or len(found) == found[0] % 300 + 1
             other.put(turn, turn)

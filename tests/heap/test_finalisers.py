@@ -219,25 +219,39 @@ def test_timers_that_fire(world: World) -> None:
 def test_a_list_that_a_finaliser_replaces_is_read_whole(world: World, kind: str) -> None:
     state = world.states["list"]
     numbers = itertools.count()
+    kept: list[Any] = []  # so that the interpreter has no old list to give out for a new one
 
     def replace() -> None:
         number = next(numbers)
-        state.clear()
-        state.update([f"{number}"] * (number % 300 + 1))
+        for key in (2, 1):
+            world.keyed.set_current_key(key)
+            state.clear()
+        for _ in range(number % 300 + 1):
+            for key in (2, 1):  # the one where the other has been
+                world.keyed.set_current_key(key)
+                state.add(f"{number}" if key == 1 else "another")
+        kept.append([])
+        kept.append([])
 
-    replace()
+    for _ in range(100):
+        replace()
     meddler = Meddler(replace)
     with meddler.at_work():
-        for _ in range(300):
+        for turn in range(300):
+            for _ in range(turn % 3):
+                kept.append([])  # so that now one, now another object starts a collection
             if kind == "get":
                 found = state.get()
             else:
                 found = []
                 with contextlib.suppress(RuntimeError):  # the state was changed while it was iterated
                     found = list(state)
+            kept.append(found)
             assert len(set(found)) == 1 or kind == "iteration"
             assert not found or len(found) == int(found[0]) % 300 + 1
-    state.clear()
+    for key in (2, 1):
+        world.keyed.set_current_key(key)
+        state.clear()
     world.check()
 
 
