@@ -139,13 +139,16 @@ def is_data_file(name: str) -> bool:
 def newest_epoch(in_checkpoints: list[str], in_data: list[str]) -> int:
     """The largest epoch that was ever taken, from the names in the two folders; 0 if there is none.
 
-    >>> newest_epoch(["7-3.json", "epoch-4"], ["3", "notes.txt"])
-    4
+    >>> newest_epoch(["7-3.json", "epoch-4", "record-5-0.json"], ["3", "notes.txt"])
+    5
     """
     found = [0]
     for name in in_checkpoints:
-        manifest = parse_manifest_name(name)
-        found.append(manifest[1] if manifest is not None else parse_epoch_folder(name) or 0)
+        manifest, record = parse_manifest_name(name), parse_record_name(name)
+        if manifest is not None:
+            found.append(manifest[1])
+        else:
+            found.append(record[0] if record is not None else parse_epoch_folder(name) or 0)
     found += [data_epoch(f"{DATA}/{name}") for name in in_data]
     return max(found)
 

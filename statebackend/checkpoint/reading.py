@@ -210,7 +210,8 @@ class CheckpointReader:
             if not intact:
                 return key[0]
             try:
-                self._open(key).verify()
+                metadata = self._metadata_of_checkpoint()
+                Checkpoint(self._files, metadata, self._manifest(key, metadata)).verify()
             except CorruptCheckpointError:
                 continue
             return key[0]
@@ -281,7 +282,8 @@ class CheckpointReader:
         []
         """
         found = sorted(key for key in map(parse_record_name, self._names()) if key is not None)
-        return [self._record(record_name(*key)) for key in found]
+        metadata = self._metadata_of_checkpoint() if found else None
+        return [self._record(record_name(*key), metadata) for key in found]
 
     def has_folder(self, name: str) -> bool:
         """Whether there is a folder with something in it, beside what belongs to the store.
@@ -300,11 +302,22 @@ class CheckpointReader:
         """
         return self._files.address(METADATA)
 
-    def _record(self, name: str) -> Record:
-        with storing(f"reading {name}"):
-            record = Record.parse(self._files.read(name), name)
-        if record.name != name:
-            raise CorruptCheckpointError(f"the file holds {record.name}", detail=name)
+    def _record(self, name: str, metadata: Metadata | None) -> Record:
+        try:
+            with storing(f"reading {name}"):
+                record = Record.parse(self._files.read(name), name)
+            if record.name != name:
+                raise CorruptCheckpointError(f"the file holds {record.name}", detail=name)
+            if metadata is not None and record.store != metadata.store:
+                raise CorruptCheckpointError(
+                    "the record and the metadata are of two different stores", detail=f"{name}, {METADATA}"
+                )
+        except CorruptCheckpointError as error:
+            error.hint = (
+                "bring the file back from a copy of the store. Without one, remove it: a time that it set is forgotten "
+                "then, and sinks that go by the incarnation are told that of the record before it"
+            )
+            raise
         return record
 
     def _names(self) -> list[str]:
@@ -326,9 +339,7 @@ class CheckpointReader:
     def _open(self, key: Key) -> Checkpoint:
         metadata = self._metadata_of_checkpoint()
         manifest = self._manifest(key, metadata)
-        # A time that was set holds for what it was set upon, and that was the newest checkpoint.
-        is_newest = key == max(self._committed(), default=key)
-        now = Records(metadata.store, self.records()).time_after(manifest.epoch) if is_newest else None
+        now = Records(metadata.store, self.records()).time_of(key)
         return Checkpoint(self._files, metadata, manifest, now=now)
 
     def _metadata_of_checkpoint(self) -> Metadata:

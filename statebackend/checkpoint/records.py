@@ -40,9 +40,10 @@ class Record(Checked):
     """One thing that was done to a store, by the writer of ``epoch``.
 
     A ``restart`` dropped every checkpoint so that the stream could begin at batch ``begins_at``, once for each value
-    of ``first_batch``; a ``rewind`` dropped those after ``keeps``, or all; a ``time`` set the store's time to ``now``.
+    of ``first_batch``; a ``rewind`` dropped those after ``keeps``, or all; a ``time`` gave the
+    checkpoint ``upon``, by id and epoch, the time ``now``.
 
-    >>> Record("time", 3, 0, "0" * 32, now=1000).name
+    >>> Record("time", 3, 0, "0" * 32, now=1000, upon=(7, 2)).name
     'checkpoints/record-3-0.json'
     """
 
@@ -55,6 +56,7 @@ class Record(Checked):
     begins_at: int | None = None
     first_batch: int | None = None
     now: int | None = None
+    upon: tuple[int, int] | None = None
 
     def _check(self) -> None:
         if self.kind not in RECORD_KINDS:
@@ -68,8 +70,16 @@ class Record(Checked):
             if getattr(self, what) is not None:
                 integer(getattr(self, what), what)
         time_of(self.now)
-        if (self.incarnation is None) is not (self.kind == "time") or (self.now is None) is (
-            self.kind == "time"
+        if self.upon is not None:
+            upon: Any = self.upon
+            if not isinstance(upon, (list, tuple)) or len(upon) != 2:
+                raise Malformed("what a time is set upon is not an id and an epoch")
+            self._set("upon", tuple(integer(each, "what a time is set upon") for each in upon))
+        is_time = self.kind == "time"
+        if (self.incarnation is None, self.now is None, self.upon is None) != (
+            is_time,
+            not is_time,
+            not is_time,
         ):
             raise Malformed("a record has either an incarnation or a time")
 
@@ -85,7 +95,7 @@ class Record(Checked):
     def to_json(self) -> dict[str, Any]:
         """The content of its file.
 
-        >>> Record("time", 3, 0, "0" * 32, now=1000).to_json()["format"]
+        >>> Record("time", 3, 0, "0" * 32, now=1000, upon=(7, 2)).to_json()["format"]
         1
         """
         return {"format": FORMAT, **dataclasses.asdict(self)}
@@ -95,7 +105,7 @@ class Record(Checked):
         """Read the bytes of the record called ``name``; `CorruptCheckpointError` if they are not one.
 
         >>> from statebackend.checkpoint.sealed import seal
-        >>> record = Record("time", 3, 0, "0" * 32, now=1000)
+        >>> record = Record("time", 3, 0, "0" * 32, now=1000, upon=(7, 2))
         >>> Record.parse(seal(record.to_json()), record.name) == record
         True
         """
@@ -157,11 +167,11 @@ class Records:
         """
         return any(each.kind == "restart" and each.first_batch == first_batch for each in self._records)
 
-    def time_after(self, epoch: int) -> int | None:
-        """The time that was set after the writer of an epoch had committed; None if none was.
+    def time_of(self, key: tuple[int, int]) -> int | None:
+        """The time that was set upon the checkpoint of this id and epoch; None if none was.
 
-        >>> Records("0" * 32, [Record("time", 3, 0, "0" * 32, now=1000)]).time_after(2)
+        >>> Records("0" * 32, [Record("time", 3, 0, "0" * 32, now=1000, upon=(7, 2))]).time_of((7, 2))
         1000
         """
-        times = [record.now for record in self._records if record.kind == "time" and record.epoch > epoch]
+        times = [record.now for record in self._records if record.upon == key]
         return times[-1] if times else None

@@ -497,8 +497,8 @@ class CheckpointStore(CheckpointReader):
     def rewind(self, to: int | None) -> list[Checkpoint]:
         """Drop every checkpoint after ``to``, newest first, or all for None; what was dropped, oldest first.
 
-        `UsageError` if ``to`` is not there. Cut off at any point, what is left is a whole store, and the call can be
-        repeated.
+        `UsageError` if ``to`` is not there, `CorruptCheckpointError` if it is damaged: every file of it is read first.
+        Cut off at any point, what is left is a whole store, and the call can be repeated.
         """
         with self._lock:
             self._writing()
@@ -513,6 +513,8 @@ class CheckpointStore(CheckpointReader):
             keys = [key for key in self._retention.excess(0) if to is None or key[0] > to]
             dropped = [checkpoint for key in keys if (checkpoint := self._readable(key)) is not None]
             if keys:
+                if to is not None:
+                    self.open(to).verify()  # what would be dropped may be the only one that is whole
                 self._begin_anew("rewind", keeps=to)
                 self._drop_all(keys if to is None else keys[::-1])
             return dropped
@@ -527,7 +529,11 @@ class CheckpointStore(CheckpointReader):
     def set_time(self, now: int) -> None:
         """Let the newest checkpoint have another time than its batch had: the next batch goes on from it."""
         with self._lock:
-            self._put_down("time", now=now)
+            self._writing()
+            newest = self._retention.newest
+            if newest is None:
+                raise UsageError("there is no checkpoint", code="USAGE.NO_CHECKPOINT", detail=self.uri)
+            self._put_down("time", now=now, upon=newest)
 
     def _begin_anew(self, kind: str, **members: Any) -> None:
         if self._in_flight:

@@ -9,11 +9,12 @@ statebackend.errors.UsageError: a job begins with the state of restore_from= or,
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.checkpoint.savepoints import Savepoint
-from statebackend.errors import StateMigrationError, UsageError
+from statebackend.errors import StateBackendError, StateMigrationError, UsageError
 from statebackend.runtime.origin import Origin
 
 __all__ = ["check_beginning", "check_key_columns", "other_query", "source_of"]
@@ -30,6 +31,8 @@ def check_beginning(restore_from: Any, first_batch: Any, on_gap: str) -> None:
         raise UsageError("on_gap is 'fail' or 'restart_from_empty'")
     if first_batch is not None and (type(first_batch) is not int or first_batch < 0):
         raise UsageError("first_batch is the id of a batch, an int from 0")
+    if isinstance(restore_from, (str, list, tuple)) and not restore_from:
+        raise UsageError("restore_from is empty", hint="leave it out to begin with no state")
     if restore_from is not None and on_gap != "fail":
         raise UsageError(
             "a job begins with the state of restore_from= or, by on_gap=, with none",
@@ -68,8 +71,10 @@ def other_query(error: UsageError, store: CheckpointStore, location: str | None)
 
     ``error`` is what the store says; ``location`` is where the engine keeps the place of the query that is refused.
     """
-    newest = store.latest()
-    noted = None if newest is None else Origin.of(store.open(newest).manifest.progress).location
+    newest, noted = None, None
+    with suppress(StateBackendError):  # what is damaged there is not what this query is to be told
+        newest = store.latest()
+        noted = None if newest is None else Origin.of(store.open(newest).manifest.progress).location
     if noted is None or location is None:
         return UsageError(error.message, code=error.code, detail=error.detail, hint=error.hint)
     if noted == location:

@@ -78,23 +78,25 @@ def other_rows(
     >>> print(other_rows(3, "/data/state", {"kind": "plan", "time": 1, "offsets": [7]}, None, 2).detail)
     /data/state, batch 3; committed: planned at 1; to come: not known
     """
-    if previous is not None:
-        back = f"sb.tools.rewind(store, to={previous})"
-    elif batch_id == 0:
-        back = "sb.tools.rewind(store, to=None)"
+    if previous is not None or batch_id == 0:
+        back = f"take the batch back with sb.tools.rewind(store, to={previous}), after which it runs with the new rows"
     else:
         back = (
-            f"checkpoint {batch_id - 1}, which is not retained: bring it back from a copy of the store, or begin anew "
-            "with sb.tools.rewind(store, to=None)"
+            f"bring checkpoint {batch_id - 1}, which is not retained, back from a copy of the store; or begin with no "
+            f"state at all: sb.tools.rewind(store, to=None), then first_batch={batch_id}"
         )
+    if now is None:
+        hint = "what Spark has planned cannot be read here, as through Spark Connect: run this batch once the way the "
+        hint += f"query ran before; or {back}"
+    else:
+        hint = "Spark has planned the batch anew: its offset log was lost or changed, or its checkpointLocation is "
+        hint += "another, or the frame gives other rows each time. Bring the checkpointLocation back as it was; or "
+        hint += back
     return BatchGapError(
         f"batch {batch_id} is committed, and what is to come under this number is not the same rows",
         code="BATCH_GAP.OTHER_ROWS",
         detail=f"{uri}, batch {batch_id}; committed: {_told(then)}; to come: {_told(now)}",
-        hint="Spark has planned the batch anew: its offset log was lost or changed, or its checkpointLocation is "
-        "another, or the frame gives other rows each time. Bring the checkpointLocation back as it was; or take "
-        f"the batch back with {back}, after which it runs with the new rows. Its sink may have been called "
-        "already with the old ones",
+        hint=f"{hint}. Its sink may have been called already with the old ones",
     )
 
 
@@ -105,11 +107,12 @@ def other_stream(batch_id: int, uri: str, then: str | None, now: str | None) -> 
     'BATCH_GAP.OTHER_ROWS'
     """
     return BatchGapError(
-        f"batch {batch_id} is that of another stream than the batches before it",
+        f"batch {batch_id} is that of another stream than what is committed",
         code="BATCH_GAP.OTHER_ROWS",
-        detail=f"{uri}; checkpointLocation of the batch before: {then}; of this one: {now}",
-        hint="the query has the name= of another one, and its own id and checkpointLocation: give it a name and a "
-        "checkpoint of its own (restore_from= and first_batch= let it begin with the state of this one)",
+        detail=f"{uri}; checkpointLocation of what is committed: {then}; of this batch: {now}",
+        hint="the query has the name= of another one, and its own id and checkpointLocation: bring its "
+        "checkpointLocation back; or give it a name and a checkpoint of its own (restore_from= and first_batch= let it "
+        "begin with the state of this one); or begin with no state: sb.tools.rewind(store, to=None)",
     )
 
 

@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from statebackend.errors import CorruptCheckpointError
 from statebackend.runtime.digest import rows_digest
 
 __all__ = ["Incoming", "Origin", "plan_identity", "rows_identity"]
 
 _MEMBER = "origin"
+#: What there is in an identity of each kind.
+_MEMBERS = {"plan": {"kind", "time", "offsets"}, "rows": {"kind", "rows", "digest"}}
 
 
 class Incoming(NamedTuple):
@@ -75,12 +78,33 @@ class Origin(NamedTuple):
         True
         """
         found = progress.get(_MEMBER)
-        if not isinstance(found, Mapping):
+        if found is None:
             return cls()
+        if not _is_understood(found):
+            raise CorruptCheckpointError(
+                "what a manifest says of its batch is of a version that this one does not know",
+                code="CORRUPT_CHECKPOINT.VERSION",
+                detail=f"progress.{_MEMBER}",
+                hint="use the version of the library that wrote it",
+            )
         known = {name: found[name] for name in cls._fields if found.get(name) is not None}
         if "key" in known:
             known["key"] = tuple(known["key"])
         return cls(**known)
+
+
+def _is_understood(found: Any) -> bool:
+    if not isinstance(found, dict):
+        return False
+    key, identity = found.get("key"), found.get("identity")
+    return (
+        all(isinstance(found.get(name), (str, type(None))) for name in ("incarnation", "stream", "location"))
+        and (key is None or (isinstance(key, (list, tuple)) and all(isinstance(each, str) for each in key)))
+        and (
+            identity is None
+            or (isinstance(identity, dict) and _MEMBERS.get(str(identity.get("kind"))) == identity.keys())
+        )
+    )
 
 
 def without_origin(progress: Mapping[str, Any]) -> dict[str, Any]:

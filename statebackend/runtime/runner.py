@@ -146,10 +146,11 @@ class Runner:
         progress = without_origin(checkpoint.manifest.progress)
         incarnation = origin.incarnation or checkpoint.manifest.store
         committed = Committed(checkpoint, progress, True, incarnation)
-        check_deliverable(committed, self._job.output, self._keeps_output)
         then, found = origin.identity, incoming.planned
-        if then is not None and then["kind"] == "plan" and found != then:
+        if then is not None and then["kind"] != "rows" and found != then:
+            self._check_stream(checkpoint.id)  # to go back would not help a stream that is another one
             raise self._other_rows(then, found)
+        check_deliverable(committed, self._job.output, self._keeps_output)
         with watch.part("read"):
             if then is not None and then["kind"] == "rows":
                 found = rows_identity(incoming.read())

@@ -13,7 +13,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.layout import CHECKPOINTS, DATA
@@ -45,6 +45,14 @@ _open: weakref.WeakValueDictionary[str, StatefulBatches] = weakref.WeakValueDict
 _LOOK = 0.5
 
 
+class Given(NamedTuple):
+    """A batch that Spark has given, and whether its sink has returned."""
+
+    batch_id: int
+    frame: Any
+    is_delivered: bool
+
+
 class StatefulBatches:
     """Called by Spark with every batch; made by `stateful`. Picklable: it opens its state where it is called."""
 
@@ -62,8 +70,8 @@ class StatefulBatches:
         on_gap: str,
         clock: Any,
     ) -> None:
-        if sink is not None and not callable(sink):
-            raise UsageError("sink is a function (DataFrame, batch id)")
+        if sink is not None:
+            sinks.check(sink)
         if sink is not None and job.output is None:
             raise UsageError("a sink needs to know the schema", hint='write for example schema="user bigint"')
         check_beginning(restore_from, first_batch, on_gap)
@@ -88,11 +96,13 @@ class StatefulBatches:
         self._query: Query | None = None
         self._execution: Execution | None = None
         self._spark_log: SparkLog | None = None
+        #: The newest batch of this run of the query.
+        self._given: Given | None = None
         #: What the newest batch did, in Spark's words; None before the first.
         self.last_progress: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        left_here = ("_lock", "_runner", "_query", "_execution", "_spark_log", "last_progress")
+        left_here = ("_lock", "_runner", "_query", "_execution", "_spark_log", "_given", "last_progress")
         return {name: value for name, value in self.__dict__.items() if name not in left_here}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -120,9 +130,29 @@ class StatefulBatches:
         with watch.part("open"):
             runner = self._opened(frame)
         incoming = Incoming(partial(arrow_of, frame), self._planned(batch_id, watch), partial(execute, frame))
+        self._check_given_once(frame, batch_id)
         committed = runner.run(batch_id, incoming, watch)
+        self._given = Given(batch_id, frame, False)
         self._deliver(frame, batch_id, runner, committed, watch)
+        self._given = Given(batch_id, frame, True)
         self._report(committed, watch)
+
+    def _check_given_once(self, frame: Any, batch_id: int) -> None:
+        """Raise if this run of the query has given the batch before: as other rows, or although it was delivered.
+
+        Its plan is the same then, and it would be taken for a replay. To call again after a sink that failed is right.
+        """
+        given = self._given
+        if given is None or given.batch_id != batch_id or self._execution is None:
+            return
+        if given.is_delivered or not frame.sameSemantics(given.frame):
+            raise UsageError(
+                "the object was called twice for one batch",
+                code="USAGE.CALLED_TWICE",
+                detail=f"batch {batch_id}, {self!r}",
+                hint="give it the whole batch in one call; for two parts of it make two objects with stateful(...), "
+                "with a checkpoint of its own each",
+            )
 
     def _planned(self, batch_id: int, watch: Stopwatch) -> dict[str, Any] | None:
         """What Spark has planned for the batch, made durable: it must not be lost while the batch is kept."""
@@ -226,7 +256,7 @@ class StatefulBatches:
         """Let go of state and store; the next batch opens them again. Happens by itself when the query ends."""
         with self._lock:
             runner, self._runner = self._runner, None
-            self._execution = self._query = self._spark_log = None
+            self._execution = self._query = self._spark_log = self._given = None
             if runner is not None:
                 runner.close()
 

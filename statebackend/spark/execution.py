@@ -139,7 +139,7 @@ class SparkLog:
     def _sync_tree(self, folder: str) -> None:
         try:
             entries = {entry.name: entry for entry in os.scandir(folder)}
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return
         synced = self._synced.get(folder)
         fresh = entries.keys() - (synced or ())

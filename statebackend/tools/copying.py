@@ -175,7 +175,7 @@ class _Copy:
             self._source.id,
             [dataclasses.replace(each, epoch=epoch) for each in snapshots],
             files=[self.file(file) for file in manifest.files],
-            now=manifest.now,
+            now=self._source.now,
             progress=manifest.progress,
         )
 

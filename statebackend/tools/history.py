@@ -82,6 +82,8 @@ def rewind(store: str | os.PathLike[str] | CheckpointStore, *, to: int | None, s
             opened.rewind(to)  # which says what there is
         taken_back = [_taken_back(opened, each) for each in committed if to is None or each > to]
         if take_back is not None:
+            if to is not None:
+                opened.open(to).verify()  # before anything is taken back that cannot be given again
             for batch in reversed(taken_back):
                 take_back(batch.batch_id, batch.incarnation)
         opened.rewind(to)
@@ -120,7 +122,14 @@ def set_time(store: str | os.PathLike[str] | CheckpointStore, *, now: int | date
 @contextmanager
 def _writing(store: str | os.PathLike[str] | CheckpointStore) -> Iterator[CheckpointStore]:
     """The store, open for writing; it must be there, and nobody else may be writing to it."""
-    made = store.unopened() if isinstance(store, CheckpointStore) else CheckpointStore(store)
+    try:
+        made = store.unopened() if isinstance(store, CheckpointStore) else CheckpointStore(store)
+    except UsageError as error:
+        if error.code == "USAGE.SINGLE_WRITER":
+            error.hint = (
+                "pass sb.CheckpointStore(..., single_writer=True), if you vouch that the query does not run"
+            )
+        raise
     if made.metadata() is None:
         raise UsageError(
             "there is no store",

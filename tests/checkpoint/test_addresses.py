@@ -58,6 +58,7 @@ SECRET = "wJalrXUtnFEMI"
         f"s3://KEY:{SECRET}@bucket/state",
         f"s3://KEY:{SECRET}/x@bucket/state?region=eu",
         f"s3://bucket/state?access_key=KEY&secret_key={SECRET}",
+        f"s3://KEY:{SECRET}?x@bucket/state",
         f"s3://KEY:{SECRET}%2Fx@bucket/state?scheme=http&endpoint_override=localhost:1",
     ],
 )

@@ -171,16 +171,19 @@ def test_a_rewind_that_is_cut_off_leaves_whole_checkpoints_and_can_be_repeated(
     assert calls > 8
 
 
-def test_a_time_that_was_set_holds_until_the_next_commit(tmp_path: Path) -> None:
+def test_a_time_that_was_set_is_that_of_one_checkpoint(tmp_path: Path) -> None:
     committed(tmp_path, 5, 6).close()
     assert sb.tools.set_time(tmp_path, now=7000).now == 7000
     store = sb.CheckpointStore(tmp_path)
     assert (store.open(5).now, store.open(6).now, store.open_latest().manifest.now) == (1000, 7000, 1000)
     with store.open_for_writing():
         store.commit(7, now=8000)
-    assert [store.open(each).now for each in store.checkpoints()] == [1000, 8000]
+        store.set_time(9000)  # by the writer that has committed it
+    assert [store.open(each).now for each in store.checkpoints()] == [7000, 9000]
     sb.tools.set_time(tmp_path, now=-5)
     assert store.open_latest().now == -5
+    sb.tools.rewind(tmp_path, to=6)
+    assert store.open_latest().now == 7000
 
 
 def test_a_damaged_record_is_found(tmp_path: Path) -> None:
@@ -203,3 +206,74 @@ def test_a_pickled_store_is_one_that_is_not_open(tmp_path: Path) -> None:
         assert (other.uri, other.max_clock_jump) == (store.uri, 5)
         assert not store.unopened().is_open_for_writing
         assert store.is_open_for_writing
+
+
+@pytest.mark.parametrize("damage", ["manifest", "data", "lost"])
+def test_what_is_damaged_is_not_gone_back_to(tmp_path: Path, damage: str) -> None:
+    """It would take the place of the only checkpoint that is whole."""
+
+    class Table:
+        def take_back(self, batch_id: int, incarnation: str) -> None:
+            raise AssertionError("nothing is taken back that cannot be given again")
+
+    committed(tmp_path, 5, 6).close()
+    pattern = "checkpoints/5-*.json" if damage == "manifest" else "data/*/5-*"
+    (path,) = tmp_path.glob(pattern)
+    if damage == "lost":
+        path.unlink()
+    else:
+        content = bytearray(path.read_bytes())
+        content[0] ^= 1
+        path.write_bytes(content)
+    for sink in (None, Table()):
+        with pytest.raises(sb.CorruptCheckpointError):
+            sb.tools.rewind(tmp_path, to=5, sink=sink)
+    assert sb.CheckpointStore(tmp_path).latest(intact=True) == 6
+    assert sb.CheckpointStore(tmp_path).records() == []
+
+
+def test_epochs_go_on_from_those_of_records(tmp_path: Path) -> None:
+    """A copy of a store has no empty folders, and those were all that was left of some epochs."""
+    committed(tmp_path, 5, 6).close()
+    incarnations = []
+    for _ in range(3):
+        sb.tools.rewind(tmp_path, to=5)
+        for folder in sorted(tmp_path.glob("*/*/"), reverse=True):
+            if folder.is_dir() and not list(folder.iterdir()):
+                folder.rmdir()
+        with sb.CheckpointStore(tmp_path).open_for_writing() as store:
+            store.commit(6)
+            incarnations.append(store.incarnation)
+    assert len(set(incarnations)) == 3
+    names = [record.name for record in store.records()]
+    assert names == sorted(set(names))
+
+
+def test_a_record_of_another_store_is_found(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        committed(tmp_path / name, 5, 6).close()
+    sb.tools.set_time(tmp_path / "one", now=7)
+    (record,) = (tmp_path / "one").glob("checkpoints/record-*.json")
+    (tmp_path / "two" / "checkpoints" / record.name).write_bytes(record.read_bytes())
+    with pytest.raises(sb.CorruptCheckpointError, match="two different stores") as caught:
+        sb.CheckpointStore(tmp_path / "two").open_latest()
+    assert "remove it" in str(caught.value.hint)
+    assert sb.CheckpointStore(tmp_path / "two").latest(intact=True) == 6
+
+
+def test_a_file_in_the_place_of_a_folder_is_no_folder(tmp_path: Path) -> None:
+    with committed(tmp_path, 5) as store:
+        (tmp_path / "offsets").touch()
+        assert not store.has_folder("offsets")
+
+
+def test_the_time_that_was_set_goes_with_a_copy(tmp_path: Path) -> None:
+    keyed = sb.create_backend("reference").create_keyed_backend(int)
+    value = keyed.get_value_state(sb.ValueStateDescriptor("value", int))
+    keyed.set_current_key(1)
+    value.update(2)
+    with sb.CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=128) as store:
+        store.commit(0, [keyed.snapshot(0, store).result()], now=9000)
+    sb.tools.set_time(tmp_path / "store", now=7)
+    assert sb.tools.rescale(tmp_path / "store", tmp_path / "other", 64).now == 7
+    assert sb.tools.drop_state(tmp_path / "store", tmp_path / "without", "value").now == 7

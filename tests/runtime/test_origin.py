@@ -130,6 +130,8 @@ def test_the_right_number_of_another_stream_is_refused(opening: Opening) -> None
     assert caught.value.code == "BATCH_GAP.OTHER_ROWS"
     assert "file:/one" in str(caught.value.detail)
     assert "file:/two" in str(caught.value.detail)
+    with pytest.raises(sb.BatchGapError, match="another stream"):  # and what a rewind would not help
+        run(opening(stream="2", location="file:/two"), 0, rows(("a", 1)), plan(0, 1))
     run(opening(stream="1", location="file:/moved"), 1, rows(("a", 1)), plan(1))
     run(opening(), 2, rows(("a", 1)), plan(2))  # where the engine does not tell
     assert total(opening) == 3
@@ -238,3 +240,32 @@ def test_progress_does_not_show_the_origin(opening: Opening) -> None:
     assert "origin" not in committed.progress
     assert Origin.of(committed.checkpoint.manifest.progress).identity == plan(0)
     assert "origin" not in run(opening(), 0, rows(("a", 1)), plan(0)).progress
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        3,
+        [],
+        {"identity": "x"},
+        {"identity": {}},
+        {"identity": {"kind": "plan"}},
+        {"identity": {"kind": "later", "time": 1, "offsets": []}},
+        {"identity": {"kind": ["plan"]}},
+        {"key": 3},
+        {"key": "user"},
+        {"key": [1]},
+        {"incarnation": 1},
+        {"location": {}},
+    ],
+)
+def test_an_origin_of_another_version_is_never_believed(origin: Any) -> None:
+    with pytest.raises(sb.CorruptCheckpointError) as caught:
+        Origin.of({"origin": origin})
+    assert caught.value.code == "CORRUPT_CHECKPOINT.VERSION"
+
+
+@pytest.mark.parametrize("empty", [[], (), ""])
+def test_a_source_that_is_empty_is_refused(opening: Opening, empty: Any) -> None:
+    with pytest.raises(sb.UsageError, match="restore_from is empty"):
+        opening(restore_from=empty)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from spark_streams import Stream, numbers, spark, stream
+
+import statebackend as sb
 
 __all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
@@ -21,7 +24,7 @@ class Outage(Exception):
 
 def recipe(folder: Path) -> Any:
     """The function ``publish`` of the page, with its folders in this one."""
-    found = re.search(r"^from pathlib import Path\n.*?(?=^```)", PAGE.read_text(), re.M | re.S)
+    found = re.search(r"^import os\nfrom pathlib import Path\n.*?(?=^```)", PAGE.read_text(), re.M | re.S)
     assert found is not None
     code = found[0].replace('f"out/', f'f"{folder}/out/').replace('f"aside/', f'f"{folder}/aside/')
     namespace: dict[str, Any] = {}
@@ -35,9 +38,9 @@ def test_a_batch_that_is_delivered_again_is_not_read_twice(stream: Stream, is_sa
     publish = recipe(stream.folder)
     failing = {1, 2}
 
-    def sink(frame: Any, batch_id: int) -> None:
+    def sink(frame: Any, batch_id: int, context: Any) -> None:
         if is_safe:
-            publish(frame, batch_id)
+            publish(frame, batch_id, context)
         else:
             frame.write.mode("overwrite").parquet(f"{stream.folder}/out/batch={batch_id}")
         if batch_id in failing:
@@ -66,3 +69,18 @@ def test_a_batch_that_is_delivered_again_is_not_read_twice(stream: Stream, is_sa
     second()
     totals = sorted(row.total for row in read)
     assert totals == ([1, 3, 6] if is_safe else [1, 3, 3, 6, 6]), "the page says why"
+
+
+def test_what_runs_anew_after_a_rewind_is_published(stream: Stream) -> None:
+    publish = recipe(stream.folder)
+    for n in range(2):
+        stream.add(numbers(("a", n + 1)))
+    stream.run(stream.batches(sink=publish))
+    stream.lose(1, "offsets", "commits", "sources/0")
+    stream.add(numbers(("a", 10)))
+    assert "OTHER_ROWS" in stream.fails(stream.batches(sink=publish), files=2)
+    (taken_back,) = sb.tools.rewind(stream.state, to=0).taken_back
+    shutil.rmtree(stream.folder / "out" / f"{taken_back.incarnation}-1")
+    stream.run(stream.batches(sink=publish), files=2)
+    rows = stream.spark.read.parquet(f"{stream.folder}/out/*/").collect()
+    assert sorted(row.total for row in rows) == [1, 3, 13]

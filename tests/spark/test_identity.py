@@ -140,6 +140,39 @@ def test_two_live_queries_cannot_share_an_object(stream: Stream) -> None:
     assert given[1:] == [[("a", 3)]]
 
 
+def test_two_calls_for_one_batch_are_refused(stream: Stream) -> None:
+    """The second would be taken for a replay: its rows would be lost, and the first output delivered again."""
+    stream.add(numbers(("a", 1), ("b", 5)))
+    sink = Collecting()
+    batches = stream.batches(sink=sink)
+
+    def both(frame: Any, batch_id: int) -> None:
+        batches(frame.where("user = 'a'"), batch_id)
+        batches(frame.where("user = 'b'"), batch_id)
+
+    with pytest.raises(Exception, match="USAGE.CALLED_TWICE"):
+        stream.run_called(both, batches)
+    assert sink.calls == [(0, [("a", 1)])]
+
+
+def test_a_sink_may_be_tried_again_within_a_batch(stream: Stream) -> None:
+    stream.add(numbers(("a", 1), ("b", 5)))
+    sink = FailsOnce(0)
+    batches = stream.batches(sink=sink)
+
+    def trying(frame: Any, batch_id: int) -> None:
+        with pytest.raises(Outage):
+            batches(frame, batch_id)
+        with pytest.raises(sb.UsageError, match="twice"):
+            batches(frame.where("user = 'b'"), batch_id)
+        batches(frame, batch_id)
+        with pytest.raises(sb.UsageError, match="twice"):
+            batches(frame, batch_id)
+
+    stream.run_called(trying, batches)
+    assert sink.calls == [(0, [("a", 1), ("b", 5)])] * 2
+
+
 def test_a_sink_that_sets_the_job_group_changes_nothing(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

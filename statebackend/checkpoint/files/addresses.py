@@ -12,6 +12,8 @@ from typing import Any
 
 __all__ = ["scheme_of", "without_secrets"]
 
+#: Schemes whose addresses begin with a container, and no user: ``abfss://container@account``.
+_CONTAINERS = {"abfs", "abfss", "wasb", "wasbs"}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -39,8 +41,9 @@ def without_secrets(address: Any) -> str:
     scheme, slashes, rest = text.partition("://")
     if not slashes:
         return text.partition("?")[0]
-    rest = rest.partition("?")[0]
-    host = rest.partition("/")[0]
-    if "@" in rest and ("@" in host or ":" in host):
-        rest = rest.rpartition("@")[2]
-    return f"{scheme}://{rest}"
+    first = re.split("[/?@]", rest, maxsplit=1)[0]
+    if "@" in rest and ":" in first:
+        rest = rest.rpartition("@")[2]  # also of a secret that is not encoded as it should be
+    elif "@" in re.split("[/?]", rest, maxsplit=1)[0] and scheme.lower() not in _CONTAINERS:
+        rest = rest.partition("@")[2]
+    return f"{scheme}://{rest.partition('?')[0]}"

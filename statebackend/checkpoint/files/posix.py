@@ -142,7 +142,7 @@ class PosixFiles(StoreFiles):
     def names(self, folder: str) -> list[str]:
         try:
             return sorted(self._calls.names(self._path(folder)))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def open_input(self, name: str) -> Any:
