@@ -5,8 +5,8 @@ on any other thread meanwhile.
 
 Finalisers of objects may use the backend that held them, and of other objects too: a collection runs those wherever
 a Python object is made, on any thread. So nothing is half changed where objects are made or dropped. What lets go of
-the GIL halfway is `busy`, and calls from other threads wait; what looks at state while it makes objects holds off
-collections (`hold`).
+the GIL halfway is `busy`, and calls from other threads wait; the checked build refuses them. What looks at state while
+it makes objects holds off collections (`hold`).
 """
 
 import os
@@ -118,6 +118,9 @@ cdef class StateCore:
         self.is_ending = False
 
     cdef int refuse_or_wait(self) except -1:
+        """What a call does that finds the backend closed, or another thread at work."""
+        if CHECKED and self.core.busy and self.core.busy_thread != PyThread_get_thread_ident():
+            refuse_overlap()
         wait_for_others(&self.core)
         if self.closed:
             raise ClosedError("the backend is closed", hint="create a new backend and restore into it")
@@ -162,8 +165,7 @@ cdef class StateCore:
         if unlikely(self.closed or self.core.busy):
             self.refuse_or_wait()
         if CHECKED and self.inside:
-            raise UsageError("another call is inside this backend", code="USAGE.OVERLAPPING_CALL",
-                             hint="use a backend from one thread at a time")
+            refuse_overlap()
         self.inside += 1
         self.calls += 1
         if unlikely(self.core.pending):
@@ -510,6 +512,11 @@ cdef class StateCore:
     def _check(self):
         """Verify the arena; tables have `_check` of their own."""
         self.arena._check()
+
+
+cdef int refuse_overlap() except -1:
+    raise UsageError("another call is inside this backend", code="USAGE.OVERLAPPING_CALL",
+                     hint="use a backend from one thread at a time")
 
 
 cdef void enter_version(uint32_t *versions, uint32_t *n, uint32_t version) noexcept nogil:

@@ -524,7 +524,7 @@ ENDS = """
         del table, tables
         usage = core.arena.usage()
         assert (usage["run_bytes"], usage["blob_bytes"]) == (0, 0), usage
-        core = views = None
+        core = views = mark = None
     assert len(acts) == 2_000
     gc.collect()
     assert not any(live_counters().values()), live_counters()
