@@ -12,7 +12,7 @@ import pytest
 
 import statebackend as sb
 from statebackend.checkpoint.savepoints import Savepoint
-from statebackend.runtime import Job, Runner
+from statebackend.runtime import Incoming, Job, Runner
 from statebackend.runtime.progress import Stopwatch
 from statebackend.testing import ManualClock
 from statebackend.types import of
@@ -164,7 +164,7 @@ def test_a_job_in_event_time_goes_on_in_the_time_of_its_rows(tmp_path: Path, bac
 
     def run(runner: Runner, batch_id: int, *rows: tuple[str, int]) -> list[tuple[Any, ...]]:
         columns = {"user": [user for user, _ in rows], "time": [time for _, time in rows]}
-        committed = runner.run(batch_id, lambda: pa.table(columns), Stopwatch())
+        committed = runner.run(batch_id, Incoming(lambda: pa.table(columns)), Stopwatch())
         found = []
         for file in committed.output:
             with committed.checkpoint.open_file(file) as source:

@@ -16,7 +16,7 @@ import pytest
 import statebackend as sb
 from statebackend.backends.reference import ReferenceBackend, ReferenceKeyedBackend
 from statebackend.functions.metrics import Counter, Metrics
-from statebackend.runtime import Job, Runner
+from statebackend.runtime import Incoming, Job, Runner
 from statebackend.runtime.progress import Stopwatch, describe, storable
 from statebackend.serializers import Serializer
 from statebackend.types import of
@@ -118,11 +118,11 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runner]:
 
 
 def test_counters_of_numpy_integers_are_committed(runner: Runner) -> None:
-    committed = runner.run(0, lambda: batch(3, 4), Stopwatch())
+    committed = runner.run(0, Incoming(lambda: batch(3, 4)), Stopwatch())
     assert committed.checkpoint.manifest.progress["customMetrics"] == {"amount": 7}
     with pytest.raises(sb.UsageError, match="whole numbers"):
-        runner.run(1, lambda: batch(99), Stopwatch())
-    committed = runner.run(1, lambda: batch(-6), Stopwatch())
+        runner.run(1, Incoming(lambda: batch(99)), Stopwatch())
+    committed = runner.run(1, Incoming(lambda: batch(-6)), Stopwatch())
     assert committed.checkpoint.manifest.progress["customMetrics"] == {"amount": 100}
     assert describe({**committed.progress, "processedRowsPerSecond": 1.0})
 
@@ -134,9 +134,9 @@ def test_a_backend_that_has_no_figures_leaves_the_batch_undone(tmp_path: Path) -
     try:
         OddKeyed.fails = True
         with pytest.raises(RuntimeError, match="no figures"):
-            runner.run(0, lambda: batch(3), Stopwatch())
+            runner.run(0, Incoming(lambda: batch(3)), Stopwatch())
         OddKeyed.fails = False
-        assert runner.run(0, lambda: batch(3), Stopwatch()).checkpoint.id == 0
+        assert runner.run(0, Incoming(lambda: batch(3)), Stopwatch()).checkpoint.id == 0
     finally:
         OddKeyed.fails = False
         runner.close()
