@@ -676,11 +676,15 @@ cdef class MapIterator:
 
     cdef object next_unexpired(self, uint32_t slot):
         cdef MapHandle handle = self.handle
-        cdef StateTable entries = self.entries()
-        cdef Table *table = entries.table
+        cdef StateTable entries
+        cdef Table *table
         cdef CoreKey inner
         cdef object _owner, key, value = None
         cdef uint64_t sequence
+        if slot == 0:
+            raise StopIteration              # a state that nothing was ever put into has no table yet
+        entries = self.entries()
+        table = entries.table
         while slot:
             key = key_object(table, entry_at(table.core, slot))
             sequence = thread_of(table, entry_at(table.core, slot)).sequence

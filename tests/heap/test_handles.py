@@ -710,3 +710,16 @@ def test_a_backend_that_nobody_holds_goes_with_its_handles_and_iterators() -> No
     del steps, each
     gc.collect()
     assert alive() is None
+
+
+@pytest.mark.parametrize("visible", list(sb.StateTtlConfig.StateVisibility))
+def test_a_map_with_a_time_to_live_that_nothing_was_put_into_is_empty(visible: Any) -> None:
+    """It has no table yet: the iterator must not look for one."""
+    keyed = sb.create_backend("heap").create_keyed_backend(int, clock=sb.testing.ManualClock(1))
+    descriptor = sb.MapStateDescriptor("empty", int, int)
+    config = sb.StateTtlConfig(10, state_visibility=visible)
+    state = keyed.get_map_state(descriptor.enable_time_to_live(config))
+    keyed.set_current_key(1)
+    for walk in (state.items, state.keys, state.values):
+        assert list(walk()) == []
+    keyed.close()
