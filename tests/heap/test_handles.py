@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import statebackend as sb
 from statebackend import types as t
 from statebackend._core import arena
 from statebackend._core.look_ahead import _number_at
