@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
 from connect_query import started
+from connect_session import connect_session
 from crash_table import SCHEMA, Sink, Total
 
 import statebackend as sb
@@ -25,12 +26,15 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     master, mode, folder, *checkpoints = sys.argv[1:]
-    builder = (
-        SparkSession.builder.master(master).config("spark.api.mode", mode).config("spark.ui.enabled", "false")
-    )
-    for name in ("spark.driver.host", "spark.driver.bindAddress"):
-        builder = builder.config(name, "127.0.0.1")
-    spark = builder.config("spark.cores.max", "1").getOrCreate()
+    conf = {"spark.ui.enabled": "false", "spark.cores.max": "1"}
+    conf |= {name: "127.0.0.1" for name in ("spark.driver.host", "spark.driver.bindAddress")}
+    if mode == "connect":
+        spark = connect_session(master, conf)
+    else:
+        builder = SparkSession.builder.master(master)
+        for name, value in conf.items():
+            builder = builder.config(name, value)
+        spark = builder.getOrCreate()
     for number, checkpoint in enumerate(checkpoints):
         batches = sb.spark.stateful(
             Total(),

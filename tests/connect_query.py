@@ -11,8 +11,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ["PYSPARK_PYTHON"] = sys.executable
+
+from connect_session import connect_session
 
 import statebackend as sb
 
@@ -29,8 +32,6 @@ def started(writer: Any) -> Any:
 
 
 def main() -> None:
-    from pyspark.sql import SparkSession
-
     folder, *names = sys.argv[1:]
 
     class Total(sb.KeyedProcessFunction):
@@ -44,7 +45,7 @@ def main() -> None:
     def sink(frame: Any, batch_id: int) -> None:
         frame.write.mode("overwrite").parquet(f"{folder}/out/batch={batch_id}")
 
-    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    spark = connect_session("local[2]", {})
     for name in names:
         batches = sb.spark.stateful(
             Total(),

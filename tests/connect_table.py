@@ -14,13 +14,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
+from connect_session import connect_session
 from crash_table import cell
 
 
 def main() -> None:
-    from pyspark.sql import SparkSession
-
-    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    spark = connect_session("local[2]", {})
     spark.conf.set("spark.sql.shuffle.partitions", "2")
     for number, (before, then) in enumerate(json.loads(sys.argv[2])):
         outcome = cell(spark, Path(sys.argv[1]) / str(number), before, then, is_connect=True)
