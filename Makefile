@@ -39,8 +39,8 @@ help:
 
 # --- the environment -------------------------------------------------------------------------------------
 
-$(CREATED): tools/make_venv.sh
-	@tools/make_venv.sh '$(PYTHON)'
+$(CREATED): scripts/make_venv.sh
+	@scripts/make_venv.sh '$(PYTHON)'
 	@touch $@
 
 # One stamp per set of extras: .venv/installed.<extras, joined by +>, "none" for the library alone.
@@ -63,7 +63,7 @@ debug: export STATEBACKEND_BUILD := checked
 debug: export PYTHONDEVMODE := 1
 
 demo: $(STAMP).spark
-	@tools/check_java.sh
+	@scripts/check_java.sh
 	@$(BUILD)
 	@$(PY) examples/spark/demo.py
 
@@ -76,7 +76,7 @@ debug: $(STAMP).test+spark
 	@$(PYTEST) $(PYTEST_ARGS)
 
 bench: $(STAMP).bench
-	@tools/check_java.sh || echo 'going on without Java: the Flink and Spark peers are skipped'
+	@scripts/check_java.sh || echo 'going on without Java: the Flink and Spark peers are skipped'
 	@$(BUILD)
 	@$(PY) -m pytest bench $(PYTEST_ARGS)
 

@@ -49,36 +49,56 @@ class Module(NamedTuple):
 MODULES: dict[str, Module] = {
     "statebackend._core.key_groups": Module("Murmur3 as Spark computes it, scalar and batch; ranges"),
     "statebackend._core.crc32c": Module("CRC-32C, by the processor's instruction where it has one"),
-    "statebackend._core.extents": Module("memory from the system, and the thread that makes some ahead"),
-    "statebackend._core.arena": Module("extents cut into page runs; size-classed bytes; live counters"),
-    "statebackend._core.journal": Module("undo segments of marks; the dirty set"),
-    "statebackend._core.cow_map": Module("entries, copy-on-write map, snapshot view, visitor: one unit"),
-    "statebackend._core.invariants": Module("verification of maps"),
-    "statebackend._core.state_core": Module("versions, marks and snapshots of all tables of a backend"),
-    "statebackend._core.namespaces": Module("namespaces by number"),
-    "statebackend._core.lists": Module("list values: chunks that only grow"),
-    "statebackend._core.state_table": Module("key groups -> maps of one state, one operation at a time"),
-    "statebackend._core.entry_views": Module("entries seen from Python: slots, iteration, the visitor"),
-    "statebackend._core.entry_rows": Module("entries of a moment as rows, and their columns"),
-    "statebackend._core.snapshot_view": Module("the reader's side of a snapshot"),
-    "statebackend._core.changes": Module("what has changed since a mark, as rows"),
-    "statebackend._core.map_table": Module("map states: entries threaded by key, in insertion order"),
-    "statebackend._core.kernels": Module("batch operations without the GIL, over threads by key group"),
-    "statebackend._core.codecs": Module("Python objects to stored values and keys, and back"),
-    "statebackend._core.look_ahead": Module("asking for memory that the next keys will need"),
-    "statebackend._core.key_context": Module("the current key, namespace and time"),
-    "statebackend._core.handles": Module("the scalar handles of the heap backend: one value for a key"),
-    "statebackend._core.list_handle": Module("the handle of list states"),
-    "statebackend._core.map_handle": Module("the handle of map states"),
-    "statebackend._core.sweeping": Module("finding what has expired: a walk, and an index of when it is due"),
-    "statebackend._core.time_index": Module("timers: their set, and the queue in the order of firing"),
-    "statebackend._core.accumulators": Module("what a stored value becomes when another is added"),
-    "statebackend._core.adding_kernels": Module("batches of additions to reductions and aggregates"),
-    "statebackend._core.gathering": Module("values and lists of many entries as columns"),
-    "statebackend._core.expiring_kernels": Module("batches of reads where values expire"),
-    "statebackend._core.map_kernels": Module("batches over map states"),
+    "statebackend._core.memory.extents": Module(
+        "memory from the system, and the thread that makes some ahead"
+    ),
+    "statebackend._core.memory.arena": Module(
+        "extents cut into page runs; size-classed bytes; live counters"
+    ),
+    "statebackend._core.memory.journal": Module("undo segments of marks; the dirty set"),
+    "statebackend._core.tables.cow_map": Module(
+        "entries, copy-on-write map, snapshot view, visitor: one unit"
+    ),
+    "statebackend._core.tables.invariants": Module("verification of maps"),
+    "statebackend._core.tables.state_core": Module(
+        "versions, marks and snapshots of all tables of a backend"
+    ),
+    "statebackend._core.tables.namespaces": Module("namespaces by number"),
+    "statebackend._core.tables.lists": Module("list values: chunks that only grow"),
+    "statebackend._core.tables.state_table": Module(
+        "key groups -> maps of one state, one operation at a time"
+    ),
+    "statebackend._core.tables.entry_views": Module(
+        "entries seen from Python: slots, iteration, the visitor"
+    ),
+    "statebackend._core.snapshots.entry_rows": Module("entries of a moment as rows, and their columns"),
+    "statebackend._core.snapshots.snapshot_view": Module("the reader's side of a snapshot"),
+    "statebackend._core.snapshots.changes": Module("what has changed since a mark, as rows"),
+    "statebackend._core.tables.map_table": Module("map states: entries threaded by key, in insertion order"),
+    "statebackend._core.batches.kernels": Module(
+        "batch operations without the GIL, over threads by key group"
+    ),
+    "statebackend._core.codecs.codecs": Module("Python objects to stored values and keys, and back"),
+    "statebackend._core.handles.look_ahead": Module("asking for memory that the next keys will need"),
+    "statebackend._core.handles.key_context": Module("the current key, namespace and time"),
+    "statebackend._core.handles.handles": Module(
+        "the scalar handles of the heap backend: one value for a key"
+    ),
+    "statebackend._core.handles.list_handle": Module("the handle of list states"),
+    "statebackend._core.handles.map_handle": Module("the handle of map states"),
+    "statebackend._core.tables.sweeping": Module(
+        "finding what has expired: a walk, and an index of when it is due"
+    ),
+    "statebackend._core.handles.time_index": Module(
+        "timers: their set, and the queue in the order of firing"
+    ),
+    "statebackend._core.tables.accumulators": Module("what a stored value becomes when another is added"),
+    "statebackend._core.batches.adding_kernels": Module("batches of additions to reductions and aggregates"),
+    "statebackend._core.batches.gathering": Module("values and lists of many entries as columns"),
+    "statebackend._core.batches.expiring_kernels": Module("batches of reads where values expire"),
+    "statebackend._core.batches.map_kernels": Module("batches over map states"),
     "statebackend._core.row_digest": Module("hashes of columns, added up row by row"),
-    "statebackend._core.adding_handles": Module("the scalar handles of operations with a name"),
+    "statebackend._core.handles.adding_handles": Module("the scalar handles of operations with a name"),
 }
 
 #: The directives of every module, and the only place where one is set.

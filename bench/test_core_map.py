@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from statebackend._core import kernels
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.batches import kernels
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 
 N = 500_000
 STEP = 20_000

@@ -9,7 +9,7 @@ restart with another number of instances the list is split evenly over them.
 from __future__ import annotations
 
 import statebackend as sb
-from statebackend.operator_state import FunctionInitializationContext, FunctionSnapshotContext
+from statebackend.functions import FunctionInitializationContext, FunctionSnapshotContext
 
 Element = tuple[str, int]
 

@@ -9,7 +9,7 @@ out again after a restart, and no number is left out.
 from __future__ import annotations
 
 import statebackend as sb
-from statebackend.operator_state import FunctionInitializationContext, FunctionSnapshotContext
+from statebackend.functions import FunctionInitializationContext, FunctionSnapshotContext
 
 
 class CounterSource(sb.CheckpointedFunction):

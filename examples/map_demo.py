@@ -11,9 +11,9 @@ import time
 
 import numpy as np
 
-from statebackend._core import kernels
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.batches import kernels
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 
 KEYS = 2_000_000
 KEY_GROUPS = 128

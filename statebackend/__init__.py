@@ -9,20 +9,11 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from statebackend import errors, key_groups, serializers, types
+from statebackend import errors, types
 from statebackend._version import __version__
-from statebackend.backend import KeyedStateBackend, StateBackend
+from statebackend.backends import available_backends, create_backend, register_backend
 from statebackend.checkpoint import Checkpoint, CheckpointStore, StateSnapshot
 from statebackend.checkpoint.keyed import check_compatibility
-from statebackend.descriptors import (
-    AggregateFunction,
-    AggregatingStateDescriptor,
-    FoldingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    ValueStateDescriptor,
-)
 from statebackend.errors import (
     BackendUnavailableError,
     BatchGapError,
@@ -41,30 +32,34 @@ from statebackend.errors import (
 )
 from statebackend.functions import (
     BatchProcessFunction,
+    CheckpointedFunction,
     CheckpointListener,
     FunctionContext,
     KeyedProcessFunction,
     flat_map_with_state,
     map_with_state,
 )
-from statebackend.key_encoding import ALL_NAMESPACES, VOID, TimeWindow
-from statebackend.key_groups import KeyGroupRange
-from statebackend.operator_state import (
-    BroadcastState,
-    CheckpointedFunction,
-    OperatorStateBackend,
-    ReadOnlyBroadcastState,
-)
-from statebackend.registry import available_backends, create_backend, register_backend
+from statebackend.keys import ALL_NAMESPACES, VOID, KeyGroupRange, TimeWindow, key_groups
+from statebackend.operator_state import BroadcastState, OperatorStateBackend, ReadOnlyBroadcastState
 from statebackend.state import (
+    AggregateFunction,
     AggregatingState,
+    AggregatingStateDescriptor,
     FoldingState,
+    FoldingStateDescriptor,
+    KeyedStateBackend,
     ListState,
+    ListStateDescriptor,
     MapState,
+    MapStateDescriptor,
     ReducingState,
+    ReducingStateDescriptor,
+    StateBackend,
+    StateTtlConfig,
     ValueState,
+    ValueStateDescriptor,
 )
-from statebackend.ttl import StateTtlConfig
+from statebackend.types import serializers
 
 __all__ = [
     "__version__",

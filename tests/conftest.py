@@ -100,7 +100,7 @@ def pytest_runtest_makereport(
 
 def _arena() -> ModuleType | None:
     try:
-        return importlib.import_module("statebackend._core.arena")
+        return importlib.import_module("statebackend._core.memory.arena")
     except ImportError:
         return None
 

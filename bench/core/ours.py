@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.flink.keys import round_order
-from statebackend._core import kernels
-from statebackend._core.snapshot_view import SnapshotView
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.batches import kernels
+from statebackend._core.snapshots.snapshot_view import SnapshotView
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 
 Int64Array = npt.NDArray[np.int64]
 

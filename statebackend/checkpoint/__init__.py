@@ -5,13 +5,13 @@
 True
 """
 
-from statebackend.checkpoint.data_files import DataFile, DataWriter
-from statebackend.checkpoint.json_checks import FORMAT
-from statebackend.checkpoint.manifest import Manifest, StateSnapshot, StoredFile
-from statebackend.checkpoint.metadata import Metadata
-from statebackend.checkpoint.pending import PendingSnapshot
-from statebackend.checkpoint.reading import Checkpoint, CheckpointReader
-from statebackend.checkpoint.store import CheckpointStore
+from statebackend.checkpoint.store.data_files import DataFile, DataWriter
+from statebackend.checkpoint.store.json_checks import FORMAT
+from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile
+from statebackend.checkpoint.store.metadata import Metadata
+from statebackend.checkpoint.store.pending import PendingSnapshot
+from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
+from statebackend.checkpoint.store.store import CheckpointStore
 
 __all__ = [
     "FORMAT",

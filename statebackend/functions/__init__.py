@@ -2,7 +2,7 @@
 
 >>> class Visits(KeyedProcessFunction):
 ...     def open(self, ctx):
-...         from statebackend.descriptors import ReducingStateDescriptor
+...         from statebackend.state import ReducingStateDescriptor
 ...         self.count = ctx.get_reducing_state(ReducingStateDescriptor("count", "sum", int))
 ...     def process_element(self, row, ctx):
 ...         self.count.add(1)
@@ -13,6 +13,11 @@
 ([('ann', 1)], [('ann', 2)])
 """
 
+from statebackend.functions.checkpointed import (
+    CheckpointedFunction,
+    FunctionInitializationContext,
+    FunctionSnapshotContext,
+)
 from statebackend.functions.context import FunctionContext
 from statebackend.functions.metrics import Counter, Metrics
 from statebackend.functions.process import (
@@ -24,6 +29,9 @@ from statebackend.functions.process import (
 from statebackend.functions.shortcuts import flat_map_with_state, map_with_state
 
 __all__ = [
+    "CheckpointedFunction",
+    "FunctionInitializationContext",
+    "FunctionSnapshotContext",
     "BatchProcessFunction",
     "CheckpointListener",
     "Counter",

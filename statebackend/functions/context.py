@@ -1,7 +1,7 @@
 """What a function is given: state, time, the current key.
 
 >>> from statebackend.operator_state import OperatorStateBackend
->>> from statebackend.registry import create_backend
+>>> from statebackend.backends import create_backend
 >>> keyed = create_backend("reference").create_keyed_backend(int)
 >>> ctx = FunctionContext(keyed, OperatorStateBackend(), Metrics())
 >>> keyed.set_current_key(7)
@@ -15,29 +15,27 @@ from typing import Any
 
 import pyarrow as pa
 
-from statebackend.backend import KeyedStateBackend
-from statebackend.descriptors import (
-    AggregatingStateDescriptor,
-    FoldingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
-    ValueStateDescriptor,
-)
 from statebackend.errors import UsageError
 from statebackend.functions.metrics import Metrics
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.state import (
     AggregatingState,
+    AggregatingStateDescriptor,
     FoldingState,
+    FoldingStateDescriptor,
     KeyedListState,
+    KeyedStateBackend,
+    ListStateDescriptor,
     MapState,
+    MapStateDescriptor,
     ReducingState,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    StateTtlConfig,
+    Timers,
     ValueState,
+    ValueStateDescriptor,
 )
-from statebackend.timers import Timers
-from statebackend.ttl import StateTtlConfig
 
 __all__ = ["FunctionContext"]
 
@@ -45,7 +43,7 @@ __all__ = ["FunctionContext"]
 class ProcessingTimers:
     """The timers of a job whose rows tell no time.
 
-    >>> from statebackend.registry import create_backend
+    >>> from statebackend.backends import create_backend
     >>> keyed = create_backend("reference").create_keyed_backend(int)
     >>> keyed.set_current_key(1)
     >>> ProcessingTimers(keyed.timers).register(10)
@@ -82,7 +80,7 @@ class ProcessingTimers:
 class FunctionContext:
     """What every method of a function gets. Ask for states in ``open`` and keep the handles.
 
-    >>> from statebackend.registry import create_backend
+    >>> from statebackend.backends import create_backend
     >>> backend = create_backend("reference")
     >>> ctx = FunctionContext(backend.create_keyed_backend(int), OperatorStateBackend(), Metrics())
     >>> ctx.get_state(ValueStateDescriptor("count", int)).descriptor.name
@@ -129,7 +127,7 @@ class FunctionContext:
     def current_key(self) -> Any:
         """The key of the row, or of the timer; `UsageError` where there is none, as for broadcast rows.
 
-        >>> from statebackend.registry import create_backend
+        >>> from statebackend.backends import create_backend
         >>> keyed = create_backend("reference").create_keyed_backend(str)
         >>> keyed.set_current_key("ann")
         >>> FunctionContext(keyed, OperatorStateBackend(), Metrics()).current_key

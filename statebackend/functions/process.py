@@ -87,7 +87,7 @@ class BatchProcessFunction(ProcessFunction, ABC):
 
     >>> class Sums(BatchProcessFunction):
     ...     def open(self, ctx):
-    ...         from statebackend.descriptors import ReducingStateDescriptor
+    ...         from statebackend.state import ReducingStateDescriptor
     ...         self.sum = ctx.get_reducing_state(ReducingStateDescriptor("sum", "sum", int))
     ...     def process_batch(self, batch, ctx):
     ...         users, sums = self.sum.add_many(ctx.keys, batch["n"], return_changed=True)

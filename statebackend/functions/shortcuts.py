@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from statebackend.descriptors import ValueStateDescriptor
 from statebackend.errors import UsageError
 from statebackend.functions.context import FunctionContext
 from statebackend.functions.process import KeyedProcessFunction
+from statebackend.state import ValueStateDescriptor
 from statebackend.types import of
 
 __all__ = ["flat_map_with_state", "map_with_state"]

@@ -1,6 +1,6 @@
 """Operator state: state of an instance, not of a key, redistributed when the number of instances changes.
 
->>> from statebackend.descriptors import ListStateDescriptor
+>>> from statebackend.state import ListStateDescriptor
 >>> backend = OperatorStateBackend()
 >>> offsets = backend.get_list_state(ListStateDescriptor("offsets", int))
 >>> offsets.add_all([1, 2, 3])
@@ -9,21 +9,13 @@
 [[1, 2], [3]]
 """
 
-from statebackend.operator_state.backend import OperatorStateBackend
 from statebackend.operator_state.broadcast import BroadcastState, ReadOnlyBroadcastState
-from statebackend.operator_state.functions import (
-    CheckpointedFunction,
-    FunctionInitializationContext,
-    FunctionSnapshotContext,
-)
-from statebackend.operator_state.lists import OperatorListState
+from statebackend.operator_state.operator_backend import OperatorStateBackend
+from statebackend.operator_state.operator_lists import OperatorListState
 from statebackend.operator_state.redistribution import OperatorContents, redistribute
 
 __all__ = [
     "BroadcastState",
-    "CheckpointedFunction",
-    "FunctionInitializationContext",
-    "FunctionSnapshotContext",
     "OperatorContents",
     "OperatorListState",
     "OperatorStateBackend",

@@ -1,6 +1,6 @@
 """Broadcast state: a map that is the same in every instance, written on one side and read on the other.
 
->>> from statebackend.descriptors import MapStateDescriptor
+>>> from statebackend.state import MapStateDescriptor
 >>> from statebackend.operator_state import OperatorStateBackend
 >>> rules = OperatorStateBackend().get_broadcast_state(MapStateDescriptor("rules", str, int))
 >>> rules.put("limit", 5)
@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from statebackend.descriptors import MapStateDescriptor
 from statebackend.errors import SerializationError, SerializationTypeError
-from statebackend.key_encoding import key_encoder
-from statebackend.operator_state.snapshots import StateView
-from statebackend.serializers import serializer_for
+from statebackend.keys import key_encoder
+from statebackend.operator_state.operator_snapshots import StateView
+from statebackend.state import MapStateDescriptor
+from statebackend.types.serializers import serializer_for
 
 if TYPE_CHECKING:
-    from statebackend.operator_state.backend import OperatorStateBackend
+    from statebackend.operator_state.operator_backend import OperatorStateBackend
 
 __all__ = ["BroadcastState", "ReadOnlyBroadcastState"]
 

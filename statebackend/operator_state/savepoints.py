@@ -1,7 +1,7 @@
 """Operator state in savepoints: a Parquet file for each state of an instance.
 
 >>> import tempfile
->>> from statebackend.operator_state.snapshots import StateView
+>>> from statebackend.operator_state.operator_snapshots import StateView
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     view = StateView("split", {"element": {"type": "string"}}, [b"a", b"b"])
 ...     write_savepoint(Savepoint(folder), {"buffered": view}, 0, 1)
@@ -16,10 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from statebackend.checkpoint.json_checks import Malformed, integer
-from statebackend.checkpoint.savepoints import Savepoint, SavepointPart, StoredState
+from statebackend.checkpoint.store.json_checks import Malformed, integer
+from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
 from statebackend.errors import CorruptCheckpointError, SerializationError
-from statebackend.operator_state.columns import column_type, to_bytes
+from statebackend.operator_state.element_columns import column_type, to_bytes
+from statebackend.operator_state.operator_snapshots import StateView, section, type_roles
 from statebackend.operator_state.redistribution import (
     BROADCAST,
     SPLIT,
@@ -27,7 +28,6 @@ from statebackend.operator_state.redistribution import (
     OperatorContents,
     redistribute,
 )
-from statebackend.operator_state.snapshots import StateView, section, type_roles
 
 __all__ = ["operator_parts", "savepoint_contents", "write_savepoint"]
 

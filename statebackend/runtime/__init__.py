@@ -10,8 +10,8 @@ from statebackend.runtime.batches import Batch
 from statebackend.runtime.job import Job
 from statebackend.runtime.origin import Incoming
 from statebackend.runtime.output import Committed
+from statebackend.runtime.row_writer import OutputSchema
 from statebackend.runtime.runner import Runner
 from statebackend.runtime.task import Task
-from statebackend.runtime.writing import OutputSchema
 
 __all__ = ["Batch", "Committed", "Incoming", "Job", "OutputSchema", "Runner", "Task"]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackend.errors import SerializationTypeError, UsageError
-from statebackend.key_encoding.columns import as_columnar
+from statebackend.keys import as_columnar
 from statebackend.runtime.job import Job
 
 __all__ = ["Batch"]

@@ -13,14 +13,12 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from statebackend.backend import StateBackend
-from statebackend.backend.base import checked_range
+from statebackend.backends import create_backend
 from statebackend.errors import UsageError
 from statebackend.functions import BatchProcessFunction, KeyedProcessFunction, ProcessFunction
-from statebackend.registry import create_backend
-from statebackend.runtime.writing import OutputSchema
-from statebackend.types import ROW, of
-from statebackend.types.model import Type
+from statebackend.runtime.row_writer import OutputSchema
+from statebackend.state import StateBackend, checked_range
+from statebackend.types import ROW, Type, of
 
 __all__ = ["Job"]
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from statebackend.checkpoint import Checkpoint, DataWriter, StoredFile
 from statebackend.errors import CorruptCheckpointError, UsageError
-from statebackend.runtime.writing import OutputSchema
+from statebackend.runtime.row_writer import OutputSchema
 
 __all__ = ["Committed", "check_deliverable", "encodings", "write_output"]
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from statebackend import clocks
 from statebackend.checkpoint import Checkpoint, CheckpointStore, StoredFile
 from statebackend.errors import UsageError
 from statebackend.runtime.batches import Batch
-from statebackend.runtime.beginning import check_beginning, check_key_columns, other_query, source_of
 from statebackend.runtime.gaps import gap, other_rows, other_stream
 from statebackend.runtime.job import Job
 from statebackend.runtime.origin import Incoming, Origin, rows_identity, without_origin
 from statebackend.runtime.output import Committed, check_deliverable, write_output
 from statebackend.runtime.progress import Stopwatch, sizes, storable
+from statebackend.runtime.start import check_beginning, check_key_columns, other_query, source_of
 from statebackend.runtime.task import Task
-from statebackend.types.model import Type
+from statebackend.state import clocks
+from statebackend.types import Type
 
 __all__ = ["Runner"]
 

@@ -21,20 +21,20 @@ import pyarrow as pa
 
 from statebackend.checkpoint import CheckpointStore
 from statebackend.errors import SerializationTypeError, UsageError
-from statebackend.functions import CheckpointListener, FunctionContext, Metrics
-from statebackend.key_encoding import VOID
-from statebackend.key_groups import KeyGroupRange
-from statebackend.operator_state import (
+from statebackend.functions import (
     CheckpointedFunction,
+    CheckpointListener,
+    FunctionContext,
     FunctionInitializationContext,
     FunctionSnapshotContext,
+    Metrics,
 )
+from statebackend.keys import VOID, KeyGroupRange
 from statebackend.runtime.batches import Batch, keys_of
 from statebackend.runtime.job import Job
-from statebackend.runtime.reading import column_values, rows_of
-from statebackend.timers import DOMAINS
-from statebackend.types.model import Type
-from statebackend.types.records import row_class
+from statebackend.runtime.row_reader import column_values, rows_of
+from statebackend.state import DOMAINS
+from statebackend.types import Type, row_class
 
 __all__ = ["Task"]
 

@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from statebackend.checkpoint import CheckpointStore
-from statebackend.checkpoint.layout import CHECKPOINTS, DATA
+from statebackend.checkpoint.files.layout import CHECKPOINTS, DATA
 from statebackend.errors import UsageError
 from statebackend.runtime import Committed, Incoming, Job, Runner
-from statebackend.runtime.beginning import check_beginning
 from statebackend.runtime.progress import Stopwatch, describe
+from statebackend.runtime.start import check_beginning
 from statebackend.spark import sinks
 from statebackend.spark.execution import SPARKS_FOLDERS, Execution, SparkLog, local_folder, shown_location
 from statebackend.spark.session import (

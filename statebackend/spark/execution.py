@@ -13,8 +13,8 @@ import stat
 from typing import Any
 from urllib.parse import unquote
 
-from statebackend.checkpoint.data_files import storing
 from statebackend.checkpoint.files import PosixCalls, scheme_of, without_secrets
+from statebackend.checkpoint.store.data_files import storing
 from statebackend.runtime.origin import plan_identity
 
 __all__ = ["SPARKS_FOLDERS", "Execution", "SparkLog", "local_folder", "parsed_plan", "shown_location"]

@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from statebackend.backend import StateBackend
 from statebackend.checkpoint import CheckpointStore
 from statebackend.errors import UsageError
 from statebackend.functions import ProcessFunction
 from statebackend.runtime import Job
 from statebackend.spark.driver import StatefulBatches
+from statebackend.state import StateBackend
 
 __all__ = ["stateful"]
 

@@ -1,19 +1,32 @@
-"""The handles through which a function reaches its state, with PyFlink's names.
+"""State: the types of handles, how a state is declared, and what a backend owes.
 
-A handle belongs to one state of one backend, and is scoped to the backend's current key and namespace.
+`StateBackend` and `KeyedStateBackend` are the interfaces. `BaseKeyedStateBackend` has what all
+implementations share; a backend derives from it and writes what it says is missing. A handle belongs to one state of
+one backend, and is scoped to the backend's current key and namespace.
 
->>> from statebackend.registry import create_backend
->>> from statebackend.descriptors import ValueStateDescriptor
->>> with create_backend("reference").create_keyed_backend(str) as keyed:
-...     count = keyed.get_value_state(ValueStateDescriptor("count", int, default=0))
+>>> from statebackend.backends import create_backend
+>>> total = ReducingStateDescriptor("total", "sum", "bigint")
+>>> with create_backend("reference").create_keyed_backend(str, max_parallelism=4) as keyed:
+...     state = keyed.get_reducing_state(total)
 ...     for word in ("a", "b", "a"):
 ...         keyed.set_current_key(word)
-...         count.update(count.value() + 1)
-...     keyed.set_current_key("a")
-...     count.value()
-2
+...         state.add(1)
+...     state.get(), keyed.current_key, keyed.current_namespace
+(2, 'a', VOID)
 """
 
+from statebackend.state.aggregates import AGGREGATE_NAMES, AggregateFunction, NamedAggregate, named_aggregate
+from statebackend.state.base import BaseKeyedStateBackend, checked_budget, checked_range
+from statebackend.state.clocks import SystemClock
+from statebackend.state.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
 from statebackend.state.handles import (
     AggregatingState,
     FoldingState,
@@ -25,15 +38,75 @@ from statebackend.state.handles import (
     State,
     ValueState,
 )
+from statebackend.state.interface import KeyedStateBackend, StateBackend
+from statebackend.state.marks import Mark, MarkStack
+from statebackend.state.reductions import REDUCTION_NAMES, Reduction, named_reduction
+from statebackend.state.timers import (
+    DOMAINS,
+    RESERVED,
+    TimerRow,
+    Timers,
+    checked_domain,
+    checked_time,
+    timer_state,
+)
+from statebackend.state.ttl import MAX_TIMESTAMP, StateTtlConfig, expiration_timestamp, expired
+from statebackend.state.value_columns import (
+    check_lengths,
+    check_values,
+    from_arrow,
+    has_objects,
+    to_arrow,
+    to_values,
+)
 
 __all__ = [
+    "AGGREGATE_NAMES",
+    "AggregateFunction",
     "AggregatingState",
+    "AggregatingStateDescriptor",
+    "BaseKeyedStateBackend",
+    "DOMAINS",
     "FoldingState",
+    "FoldingStateDescriptor",
     "KeyedListState",
     "KeyedState",
+    "KeyedStateBackend",
     "ListState",
+    "ListStateDescriptor",
+    "MAX_TIMESTAMP",
     "MapState",
+    "MapStateDescriptor",
+    "Mark",
+    "MarkStack",
+    "NamedAggregate",
+    "REDUCTION_NAMES",
+    "RESERVED",
     "ReducingState",
+    "ReducingStateDescriptor",
+    "Reduction",
     "State",
+    "StateBackend",
+    "StateDescriptor",
+    "StateTtlConfig",
+    "SystemClock",
+    "TimerRow",
+    "Timers",
     "ValueState",
+    "ValueStateDescriptor",
+    "check_lengths",
+    "check_values",
+    "checked_budget",
+    "checked_domain",
+    "checked_range",
+    "checked_time",
+    "expiration_timestamp",
+    "expired",
+    "from_arrow",
+    "has_objects",
+    "named_aggregate",
+    "named_reduction",
+    "timer_state",
+    "to_arrow",
+    "to_values",
 ]

@@ -9,8 +9,8 @@ Rules that hold for all of them: the current key must be set (`UsageError` other
 type raises `SerializationError` or `OverflowError` and changes nothing; after the backend's `close` every
 call raises `ClosedError`. A returned object is the caller's to read, not to change: change it and `update`.
 
->>> from statebackend.registry import create_backend
->>> from statebackend.descriptors import MapStateDescriptor
+>>> from statebackend.backends import create_backend
+>>> from statebackend.state import MapStateDescriptor
 >>> keyed = create_backend("reference").create_keyed_backend(str)
 >>> keyed.set_current_key("ann")
 >>> visits = keyed.get_map_state(MapStateDescriptor("visits", str, int))
@@ -25,7 +25,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from statebackend.descriptors import (
+from statebackend.state import vectorised
+from statebackend.state.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
     ListStateDescriptor,
@@ -34,13 +35,12 @@ from statebackend.descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from statebackend.state import vectorised
-from statebackend.types.model import BOOL
+from statebackend.types import BOOL
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from statebackend.backend import KeyedStateBackend
+    from statebackend.state.interface import KeyedStateBackend
 
 __all__ = [
     "AggregatingState",
@@ -102,7 +102,7 @@ class KeyedState(State):
 class ValueState(KeyedState):
     """One value.
 
-    >>> from statebackend.registry import create_backend
+    >>> from statebackend.backends import create_backend
     >>> keyed = create_backend("reference").create_keyed_backend(int)
     >>> last = keyed.get_value_state(ValueStateDescriptor("last", str, default="none"))
     >>> keyed.set_current_key(1)
@@ -139,7 +139,7 @@ class ValueState(KeyedState):
 class ListState(State):
     """A list of elements. It never holds None, and an empty list is the same as none.
 
-    >>> from statebackend.registry import create_backend
+    >>> from statebackend.backends import create_backend
     >>> keyed = create_backend("reference").create_keyed_backend(int)
     >>> clicks = keyed.get_list_state(ListStateDescriptor("clicks", str))
     >>> keyed.set_current_key(1)
@@ -174,7 +174,7 @@ class ListState(State):
 class KeyedListState(ListState, KeyedState):
     """A `ListState` of the current key, with the vectorised form.
 
-    >>> from statebackend.registry import create_backend
+    >>> from statebackend.backends import create_backend
     >>> keyed = create_backend("reference").create_keyed_backend(int)
     >>> clicks = keyed.get_list_state(ListStateDescriptor("clicks", str))
     >>> clicks.add_many([1, 2, 1], ["a", "b", "c"])
@@ -203,7 +203,7 @@ class MapState(KeyedState):
     Replacing the value of a key that is there keeps its place, and is allowed while iterating; adding or
     removing a key meanwhile makes the next step raise `RuntimeError`.
 
-    >>> from statebackend.registry import create_backend
+    >>> from statebackend.backends import create_backend
     >>> keyed = create_backend("reference").create_keyed_backend(int)
     >>> seen = keyed.get_map_state(MapStateDescriptor("seen", str, int))
     >>> keyed.set_current_key(1)
@@ -307,7 +307,7 @@ class _AddingState(KeyedState):
 class ReducingState(_AddingState):
     """One value, into which every added value is reduced.
 
-    >>> from statebackend.registry import create_backend
+    >>> from statebackend.backends import create_backend
     >>> keyed = create_backend("reference").create_keyed_backend(str)
     >>> most = keyed.get_reducing_state(ReducingStateDescriptor("most", "max", int))
     >>> most.add_many(["a", "b", "a"], [3, 1, 2])
@@ -339,7 +339,7 @@ class ReducingState(_AddingState):
 class AggregatingState(_AddingState):
     """One accumulator, into which every added value goes; `get` makes the result of it.
 
-    >>> from statebackend.registry import create_backend
+    >>> from statebackend.backends import create_backend
     >>> keyed = create_backend("reference").create_keyed_backend(str)
     >>> mean = keyed.get_aggregating_state(AggregatingStateDescriptor("mean", "avg", int))
     >>> keys, means = mean.add_many(["a", "b", "a"], [3, 1, 4], return_changed=True)
@@ -368,7 +368,7 @@ class AggregatingState(_AddingState):
 class FoldingState(_AddingState):
     """One accumulator, moved on by every added value.
 
-    >>> from statebackend.registry import create_backend
+    >>> from statebackend.backends import create_backend
     >>> keyed = create_backend("reference").create_keyed_backend(str)
     >>> path = keyed.get_folding_state(FoldingStateDescriptor("path", "", lambda a, v: f"{a}/{v}", str))
     >>> keyed.set_current_key("a")

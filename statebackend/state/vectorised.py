@@ -3,8 +3,8 @@
 A backend that knows better overrides the methods of the handles. What these do is the definition: all columns
 are checked first, then rows are applied in order, at one ``now``; an error undoes the call.
 
->>> from statebackend.registry import create_backend
->>> from statebackend.descriptors import ReducingStateDescriptor
+>>> from statebackend.backends import create_backend
+>>> from statebackend.state import ReducingStateDescriptor
 >>> keyed = create_backend("reference").create_keyed_backend(int)
 >>> total = keyed.get_reducing_state(ReducingStateDescriptor("total", "sum", int))
 >>> keys, totals = add_many(total, [1, 2, 1], [10, 20, 30], None, True, None)
@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend.errors import SerializationError
-from statebackend.key_encoding import KeyEncoder, key_encoder
-from statebackend.state.columns import check_lengths, check_values, to_arrow, to_values
-from statebackend.types.model import ListType, Type
+from statebackend.keys import KeyEncoder, key_encoder
+from statebackend.state.value_columns import check_lengths, check_values, to_arrow, to_values
+from statebackend.types import ListType, Type
 
 if TYPE_CHECKING:
     from statebackend.state.handles import KeyedListState, KeyedState, MapState

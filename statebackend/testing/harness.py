@@ -20,17 +20,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from statebackend import clocks
-from statebackend.backend import KeyedStateBackend, StateBackend
 from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.errors import UsageError
 from statebackend.functions import Metrics, ProcessFunction
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.runtime import Batch, Job, Task
-from statebackend.runtime.reading import rows_of
+from statebackend.runtime.row_reader import rows_of
+from statebackend.state import KeyedStateBackend, StateBackend, clocks
 from statebackend.testing.clock import ManualClock
-from statebackend.types import of
-from statebackend.types.records import row_class
+from statebackend.types import of, row_class
 
 __all__ = ["Harness"]
 

@@ -6,9 +6,9 @@ Traceback (most recent call last):
 statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store [USAGE.NO_CHECKPOINT]
 """
 
-from statebackend.tools.bootstrapping import bootstrap
-from statebackend.tools.copying import drop_state, rescale
+from statebackend.tools.bootstrap import bootstrap
 from statebackend.tools.history import rewind, set_time
-from statebackend.tools.states import read_state
+from statebackend.tools.read import read_state
+from statebackend.tools.rewrite import drop_state, rescale
 
 __all__ = ["bootstrap", "drop_state", "read_state", "rescale", "rewind", "set_time"]

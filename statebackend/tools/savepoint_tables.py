@@ -1,7 +1,7 @@
 """Reading a state of a savepoint as a table.
 
 >>> import tempfile
->>> from statebackend.descriptors import ListStateDescriptor
+>>> from statebackend.state import ListStateDescriptor
 >>> from statebackend.operator_state import OperatorStateBackend
 >>> operator = OperatorStateBackend()
 >>> operator.get_list_state(ListStateDescriptor("offsets", int)).add_all([7, 9])
@@ -15,10 +15,10 @@ from __future__ import annotations
 import pyarrow as pa
 
 from statebackend.checkpoint.keyed.savepoints import keyed_parts, with_encoded_namespaces
-from statebackend.checkpoint.savepoints import Savepoint, SavepointPart, StoredState
+from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
+from statebackend.operator_state.operator_snapshots import type_roles
 from statebackend.operator_state.savepoints import operator_parts
-from statebackend.operator_state.snapshots import type_roles
-from statebackend.tools.opening import ambiguous, no_state
+from statebackend.tools.saved import ambiguous, no_state
 from statebackend.tools.tables import empty_table, joined, stored_type, with_namespaces
 
 __all__ = ["savepoint_table"]

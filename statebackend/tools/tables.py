@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from statebackend.errors import CorruptCheckpointError, SerializationError
-from statebackend.key_encoding.namespace_columns import readable_namespaces
-from statebackend.operator_state.columns import column_type
+from statebackend.keys import readable_namespaces
+from statebackend.operator_state.element_columns import column_type
 
 __all__ = ["KEYED_KINDS", "empty_table", "joined", "stored_type", "unreadable", "with_namespaces"]
 

@@ -35,7 +35,13 @@ from statebackend.types.model import (
     Type,
 )
 from statebackend.types.normalise import of
+from statebackend.types.records import record_builder as record_builder
+from statebackend.types.records import record_reader as record_reader
 from statebackend.types.records import row_class
+
+# For the rest of the package.
+from statebackend.types.serializer_interface import Compatibility as Compatibility
+from statebackend.types.serializer_interface import Serializer as Serializer
 
 __all__ = [
     "BOOL",

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from statebackend.errors import UsageError
 from statebackend.types.records import is_frozen_record, record_field_names
-from statebackend.types.serializer import Serializer
+from statebackend.types.serializer_interface import Serializer
 
 __all__ = [
     "BOOL",

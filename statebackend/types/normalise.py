@@ -23,7 +23,7 @@ from statebackend.types import model
 from statebackend.types.ddl import parse_ddl
 from statebackend.types.model import CustomType, DecimalType, ListType, MapType, RowType, TupleType, Type
 from statebackend.types.records import is_named_tuple_class
-from statebackend.types.serializer import Serializer
+from statebackend.types.serializer_interface import Serializer
 
 __all__ = ["of"]
 

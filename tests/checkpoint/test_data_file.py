@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 
 from statebackend.checkpoint import CheckpointStore, StateSnapshot
-from statebackend.checkpoint.checksums import crc32c
 from statebackend.checkpoint.format import (
     COLUMNS,
     DataFileReader,
@@ -27,8 +26,9 @@ from statebackend.checkpoint.format import (
     write_data_file,
 )
 from statebackend.checkpoint.format.index import TRAILER, Trailer
+from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.errors import CorruptCheckpointError, StoreError, UsageError
-from statebackend.key_groups import KeyGroupRange
+from statebackend.keys.key_groups import KeyGroupRange
 
 NAME = "data/3/7-0-base-x.arrow"
 LONG = pa.schema({"key": pa.int64(), "value": pa.int64()})

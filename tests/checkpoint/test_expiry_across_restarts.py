@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import statebackend as sb
+from statebackend.state.ttl import MAX_TIMESTAMP
 from statebackend.testing import ManualClock
-from statebackend.ttl import MAX_TIMESTAMP
 
 BACKENDS = ["heap", "reference"]
 TTL = 100

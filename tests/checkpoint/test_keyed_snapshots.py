@@ -17,8 +17,8 @@ from statebackend.backends.heap import keyed as heap_keyed
 from statebackend.backends.heap import snapshots as heap_snapshots
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import chain as chains
-from statebackend.checkpoint.keyed import writing
-from statebackend.key_encoding import VOID
+from statebackend.checkpoint.keyed import snapshot_files as writing
+from statebackend.keys import VOID
 
 BACKENDS = ["heap", "reference"]
 KEY_TYPES = {"int": int, "str": str, "row": "struct<a:int,b:string>"}

@@ -13,7 +13,7 @@ from store_process import Server, server, told_by
 from store_story import Told, check_checkpoints, check_nothing_left, check_recovery, open_store
 
 from statebackend.checkpoint.files import PosixFiles
-from statebackend.checkpoint.reading import CheckpointReader
+from statebackend.checkpoint.store.reader import CheckpointReader
 
 
 @pytest.fixture(scope="module")

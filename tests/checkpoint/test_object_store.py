@@ -20,13 +20,13 @@ from simulated_objects import Bucket, Client
 from store_files import commit, write
 from store_story import QUERY, RETAIN, Told, check_checkpoints, give_up, open_store, take, tell
 
+from statebackend.backends import create_backend
 from statebackend.checkpoint import CheckpointStore, StateSnapshot
 from statebackend.checkpoint.files.objects import ObjectFiles
-from statebackend.checkpoint.reading import CheckpointReader
-from statebackend.descriptors import ListStateDescriptor, ValueStateDescriptor
+from statebackend.checkpoint.store.reader import CheckpointReader
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, StateBackendError, UsageError
-from statebackend.key_groups import range_for
-from statebackend.registry import create_backend
+from statebackend.keys.key_groups import range_for
+from statebackend.state import ListStateDescriptor, ValueStateDescriptor
 from statebackend.tools import read_state
 
 

@@ -32,8 +32,9 @@ from statebackend.errors import (
     StoreError,
     UsageError,
 )
-from statebackend.operator_state.columns import to_bytes, to_column
-from statebackend.serializers import Serializer, serializer_for
+from statebackend.operator_state.element_columns import to_bytes, to_column
+from statebackend.types import Serializer
+from statebackend.types.serializers import serializer_for
 
 UTC = datetime.timezone.utc
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import statebackend as sb
-from statebackend.checkpoint.savepoints import Savepoint
+from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.runtime import Incoming, Job, Runner
 from statebackend.runtime.progress import Stopwatch
 from statebackend.testing import ManualClock

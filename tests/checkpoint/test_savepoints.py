@@ -18,8 +18,8 @@ from simulated_disk import Disk, SimulatedCalls
 import statebackend as sb
 from statebackend import types as t
 from statebackend.checkpoint.files import PosixFiles
-from statebackend.checkpoint.savepoints import Savepoint
-from statebackend.checkpoint.sealed import seal, unseal
+from statebackend.checkpoint.store.savepoint_folder import Savepoint
+from statebackend.checkpoint.store.sealed import seal, unseal
 from statebackend.errors import (
     ClosedError,
     CorruptCheckpointError,

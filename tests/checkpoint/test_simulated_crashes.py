@@ -25,7 +25,7 @@ from store_story import (
 
 from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.files import PosixFiles
-from statebackend.checkpoint.reading import CheckpointReader
+from statebackend.checkpoint.store.reader import CheckpointReader
 from statebackend.errors import CommitConflictError, StateBackendError, StoreError
 
 ROOT = "/disk/made/by/the/store"

@@ -11,7 +11,7 @@ import pytest
 
 import statebackend as sb
 from statebackend.checkpoint.keyed import chain as chains
-from statebackend.checkpoint.keyed import writing
+from statebackend.checkpoint.keyed import snapshot_files as writing
 
 BACKENDS = ["heap", "reference"]
 COUNT = sb.ValueStateDescriptor("count", int)

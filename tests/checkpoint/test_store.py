@@ -20,7 +20,7 @@ from store_files import commit, write
 
 import statebackend as sb
 from statebackend.checkpoint import CheckpointStore, StateSnapshot, StoredFile
-from statebackend.checkpoint.reading import CheckpointReader
+from statebackend.checkpoint.store.reader import CheckpointReader
 from statebackend.errors import (
     ClosedError,
     CommitConflictError,
@@ -29,7 +29,7 @@ from statebackend.errors import (
     StoreError,
     UsageError,
 )
-from statebackend.key_groups import KeyGroupRange
+from statebackend.keys.key_groups import KeyGroupRange
 
 __all__ = ["read_only", "small_disk"]
 

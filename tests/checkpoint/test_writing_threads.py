@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import statebackend as sb
-from statebackend.checkpoint.manifest import StateSnapshot
-from statebackend.checkpoint.pending import PendingSnapshot, WritingThreads
+from statebackend.checkpoint.store.manifest import StateSnapshot
+from statebackend.checkpoint.store.pending import PendingSnapshot, WritingThreads
 
 COUNT = sb.ValueStateDescriptor("count", int)
 

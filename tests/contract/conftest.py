@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from statebackend.backend import KeyedStateBackend, StateBackend
+from statebackend.backends import available_backends, create_backend
 from statebackend.checkpoint.files.calls import PosixCalls
-from statebackend.registry import available_backends, create_backend
+from statebackend.state import KeyedStateBackend, StateBackend
 from statebackend.testing import ManualClock
 
 MakeKeyed = Callable[..., KeyedStateBackend]

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from statebackend import types as t
-from statebackend.backend import KeyedStateBackend
-from statebackend.descriptors import (
+from statebackend.state import (
     AggregateFunction,
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
+    KeyedStateBackend,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
@@ -149,7 +149,7 @@ def dump(keyed: KeyedStateBackend, descriptor: StateDescriptor) -> dict[Any, Any
     def note(key: Any, state: Any) -> None:
         found[repr(key), repr(keyed.current_namespace)] = repr(contents(state))
 
-    from statebackend.key_encoding import ALL_NAMESPACES
+    from statebackend.keys import ALL_NAMESPACES
 
     keyed.apply_to_all_keys(descriptor, note, ALL_NAMESPACES)
     return found

@@ -11,13 +11,13 @@ import pytest
 from contract.samples import Longest, join
 from type_strategies import same
 
-from statebackend.backend import KeyedStateBackend
-from statebackend.descriptors import (
+from statebackend.errors import SerializationTypeError
+from statebackend.state import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
+    KeyedStateBackend,
     ReducingStateDescriptor,
 )
-from statebackend.errors import SerializationTypeError
 
 NAN, INF = float("nan"), float("inf")
 

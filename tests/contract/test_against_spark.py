@@ -10,8 +10,7 @@ import pytest
 from local_spark import spark
 from type_strategies import same
 
-from statebackend.backend import KeyedStateBackend
-from statebackend.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
+from statebackend.state import AggregatingStateDescriptor, KeyedStateBackend, ReducingStateDescriptor
 
 __all__ = ["spark"]
 pytestmark = pytest.mark.spark

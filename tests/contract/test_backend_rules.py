@@ -12,31 +12,30 @@ from contract.conftest import MakeKeyed
 from contract.samples import KINDS, Kind, last_of
 
 from statebackend import types as t
-from statebackend.backend import KeyedStateBackend, StateBackend
 from statebackend.checkpoint import CheckpointStore
-from statebackend.clocks import SystemClock
-from statebackend.descriptors import (
-    AggregatingStateDescriptor,
-    FoldingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    ValueStateDescriptor,
-)
 from statebackend.errors import ClosedError, KeyGroupError, StateMigrationError, UsageError
-from statebackend.key_encoding import key_encoder
-from statebackend.key_groups import KeyGroupRange
+from statebackend.keys import key_encoder
+from statebackend.keys.key_groups import KeyGroupRange
 from statebackend.state import (
     AggregatingState,
+    AggregatingStateDescriptor,
     FoldingState,
+    FoldingStateDescriptor,
     KeyedListState,
+    KeyedStateBackend,
     ListState,
+    ListStateDescriptor,
     MapState,
+    MapStateDescriptor,
     ReducingState,
+    ReducingStateDescriptor,
+    StateBackend,
     ValueState,
+    ValueStateDescriptor,
 )
+from statebackend.state.clocks import SystemClock
+from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
-from statebackend.ttl import StateTtlConfig
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import statebackend as sb
-from statebackend.backend import KeyedStateBackend
+from statebackend.state import KeyedStateBackend
 from statebackend.testing import ManualClock
 
 

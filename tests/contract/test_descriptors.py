@@ -12,7 +12,8 @@ from contract.samples import LastAdded, last_of
 from ids import stable_repr
 
 from statebackend import types as t
-from statebackend.descriptors import (
+from statebackend.errors import SerializationError, UsageError
+from statebackend.state import (
     AGGREGATE_NAMES,
     REDUCTION_NAMES,
     AggregatingStateDescriptor,
@@ -24,8 +25,7 @@ from statebackend.descriptors import (
     named_aggregate,
     named_reduction,
 )
-from statebackend.errors import SerializationError, UsageError
-from statebackend.ttl import StateTtlConfig
+from statebackend.state.ttl import StateTtlConfig
 
 MAKERS = [
     lambda: ValueStateDescriptor("s", "struct<a:bigint>", default=(1,)),

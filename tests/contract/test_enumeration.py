@@ -9,10 +9,14 @@ from contract.conftest import MakeKeyed
 from contract.samples import KINDS, Kind
 
 from statebackend import types as t
-from statebackend.backend import KeyedStateBackend
-from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from statebackend.errors import UsageError
-from statebackend.key_encoding import ALL_NAMESPACES, VOID, TimeWindow
+from statebackend.keys import ALL_NAMESPACES, VOID, TimeWindow
+from statebackend.state import (
+    KeyedStateBackend,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ValueStateDescriptor,
+)
 
 
 @pytest.fixture

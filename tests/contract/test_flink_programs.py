@@ -7,13 +7,13 @@ from buffering_sink import BufferingSink
 from count_window_average import ROWS, CountWindowAverage
 from counter_source import CounterSource
 
-from statebackend.backend import StateBackend
-from statebackend.operator_state import (
+from statebackend.functions import (
     CheckpointedFunction,
     FunctionInitializationContext,
     FunctionSnapshotContext,
-    OperatorStateBackend,
 )
+from statebackend.operator_state import OperatorStateBackend
+from statebackend.state import StateBackend
 from statebackend.testing import Harness
 
 

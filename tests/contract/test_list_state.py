@@ -7,10 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statebackend.backend import KeyedStateBackend
-from statebackend.descriptors import ListStateDescriptor
 from statebackend.errors import SerializationTypeError
-from statebackend.state import KeyedListState
+from statebackend.state import KeyedListState, KeyedStateBackend, ListStateDescriptor
 
 
 @pytest.fixture

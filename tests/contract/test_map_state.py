@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from statebackend.backend import KeyedStateBackend
-from statebackend.descriptors import MapStateDescriptor
 from statebackend.errors import SerializationTypeError
-from statebackend.state import MapState
+from statebackend.state import KeyedStateBackend, MapState, MapStateDescriptor
 
 
 @pytest.fixture

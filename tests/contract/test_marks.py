@@ -10,10 +10,14 @@ from contract.conftest import MakeKeyed
 from contract.samples import KINDS, Kind, dump
 
 from statebackend import types as t
-from statebackend.backend import KeyedStateBackend
-from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from statebackend.errors import ClosedError, UsageError
-from statebackend.key_encoding import VOID
+from statebackend.keys import VOID
+from statebackend.state import (
+    KeyedStateBackend,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ValueStateDescriptor,
+)
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 

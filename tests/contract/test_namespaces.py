@@ -10,17 +10,17 @@ from contract.conftest import MakeKeyed
 from contract.samples import KINDS, Kind, Longest, dump, join
 
 from statebackend import types as t
-from statebackend.backend import KeyedStateBackend
-from statebackend.descriptors import (
+from statebackend.errors import SerializationError, SerializationTypeError, UsageError
+from statebackend.keys import ALL_NAMESPACES, VOID, TimeWindow
+from statebackend.state import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
+    KeyedStateBackend,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackend.errors import SerializationError, SerializationTypeError, UsageError
-from statebackend.key_encoding import ALL_NAMESPACES, VOID, TimeWindow
 
 NAMESPACES = [
     VOID,

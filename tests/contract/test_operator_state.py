@@ -8,21 +8,22 @@ from typing import Any
 import pytest
 
 from statebackend import types as t
-from statebackend.backend import StateBackend
-from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from statebackend.errors import (
     ClosedError,
     SerializationTypeError,
     StateMigrationError,
     UsageError,
 )
-from statebackend.operator_state import (
-    FunctionInitializationContext,
-    OperatorStateBackend,
-    ReadOnlyBroadcastState,
+from statebackend.functions import FunctionInitializationContext
+from statebackend.operator_state import OperatorStateBackend, ReadOnlyBroadcastState
+from statebackend.state import (
+    ListState,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    StateBackend,
+    ValueStateDescriptor,
 )
-from statebackend.state import ListState
-from statebackend.ttl import StateTtlConfig
+from statebackend.state.ttl import StateTtlConfig
 
 
 @pytest.fixture

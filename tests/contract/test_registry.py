@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from statebackend import registry
-from statebackend.backend import StateBackend
+from statebackend.backends import available_backends, create_backend, register_backend, registry
 from statebackend.errors import BackendUnavailableError, UsageError
-from statebackend.registry import available_backends, create_backend, register_backend
+from statebackend.state import StateBackend
 
 REFERENCE = "statebackend.backends.reference:ReferenceBackend"
 
@@ -58,7 +57,7 @@ def test_a_bad_target_is_refused(target: str) -> None:
     [
         ("no_such_module_here:Backend", "no_such_module_here"),
         ("statebackend.backends.reference:NoSuchClass", "NoSuchClass"),
-        ("statebackend.clocks:SystemClock", "not a StateBackend"),
+        ("statebackend.state.clocks:SystemClock", "not a StateBackend"),
     ],
 )
 def test_what_cannot_be_loaded_says_why(target: str, reason: str) -> None:

@@ -26,7 +26,10 @@ from hypothesis.stateful import (
 from type_strategies import fingerprint
 
 from statebackend import types as t
-from statebackend.descriptors import (
+from statebackend.backends import create_backend
+from statebackend.errors import StateBackendError
+from statebackend.keys import ALL_NAMESPACES, VOID, TimeWindow
+from statebackend.state import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
     ListStateDescriptor,
@@ -34,11 +37,8 @@ from statebackend.descriptors import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackend.errors import StateBackendError
-from statebackend.key_encoding import ALL_NAMESPACES, VOID, TimeWindow
-from statebackend.registry import create_backend
+from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
-from statebackend.ttl import StateTtlConfig
 
 OTHERS = [name for name in backend_params() if name != "reference"] or ["reference"]
 

@@ -13,7 +13,7 @@ from house_tools import ROOT
 PACKAGE = '''
 """A backend of a package of its own: it counts what it makes, and leaves the rest to the reference."""
 
-from statebackend.backend import StateBackend
+from statebackend.state import StateBackend
 from statebackend.backends.reference import ReferenceKeyedBackend
 from statebackend.operator_state import OperatorStateBackend
 
@@ -66,7 +66,7 @@ def run(package: Path, *command: str) -> str:
 
 def test_it_is_found_by_its_entry_point(package: Path) -> None:
     code = (
-        "from statebackend.registry import available_backends, create_backend\n"
+        "from statebackend.backends import available_backends, create_backend\n"
         "print(available_backends()['throw-away'])\n"
         "print(create_backend('throw-away', label='x').label)\n"
         "print(create_backend('reference'))\n"

@@ -10,13 +10,12 @@ from contract.conftest import MakeKeyed
 from contract.samples import KEYS
 
 from statebackend import types as t
-from statebackend.backend import KeyedStateBackend, StateBackend
-from statebackend.descriptors import ValueStateDescriptor
 from statebackend.errors import ClosedError, KeyGroupError, UsageError
-from statebackend.key_encoding import VOID, TimeWindow, encode_namespace, key_encoder
-from statebackend.key_groups import KeyGroupRange
+from statebackend.keys import VOID, TimeWindow, encode_namespace, key_encoder
+from statebackend.keys.key_groups import KeyGroupRange
+from statebackend.state import KeyedStateBackend, StateBackend, ValueStateDescriptor
+from statebackend.state.timers import TimerRow
 from statebackend.testing import ManualClock
-from statebackend.timers import TimerRow
 
 domains = pytest.mark.parametrize("domain", ["event", "processing"])
 
@@ -174,7 +173,7 @@ def test_times_may_be_any_of_64_bits(keyed: KeyedStateBackend) -> None:
 
 
 def test_the_clock_is_read_when_a_timer_fires(keyed: KeyedStateBackend, clock: ManualClock) -> None:
-    from statebackend.ttl import StateTtlConfig
+    from statebackend.state.ttl import StateTtlConfig
 
     descriptor = ValueStateDescriptor("s", int).enable_time_to_live(
         StateTtlConfig(100, cleanup_in_background=False)

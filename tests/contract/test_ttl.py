@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 from contract.conftest import MakeKeyed
 
-from statebackend.backend import KeyedStateBackend, StateBackend
-from statebackend.descriptors import (
+from statebackend.errors import UsageError
+from statebackend.keys import VOID
+from statebackend.state import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
+    KeyedStateBackend,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
+    StateBackend,
     ValueStateDescriptor,
 )
-from statebackend.errors import UsageError
-from statebackend.key_encoding import VOID
+from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
-from statebackend.ttl import StateTtlConfig
 
 ON_READ = StateTtlConfig.UpdateType.OnReadAndWrite
 SHOW = StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp

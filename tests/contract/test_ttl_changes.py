@@ -10,11 +10,15 @@ import pytest
 from contract.conftest import MakeKeyed
 from contract.ttl_samples import CLEANUPS, KINDS, TTL, Never, OnRead, OnWrite, Show, combinations, make_state
 
-from statebackend.backend import KeyedStateBackend
 from statebackend.checkpoint import CheckpointStore
-from statebackend.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
+from statebackend.state import (
+    AggregatingStateDescriptor,
+    KeyedStateBackend,
+    ListStateDescriptor,
+    ReducingStateDescriptor,
+)
+from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
-from statebackend.ttl import StateTtlConfig
 from statebackend.types import LONG
 
 pytestmark = pytest.mark.usefixtures("no_fsync")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from statebackend.errors import UsageError
-from statebackend.ttl import StateTtlConfig, expiration_timestamp, expired
+from statebackend.state.ttl import StateTtlConfig, expiration_timestamp, expired
 
 UpdateType = StateTtlConfig.UpdateType
 Visibility = StateTtlConfig.StateVisibility

@@ -16,20 +16,20 @@ from typing import Any, NamedTuple
 import pytest
 from contract.ttl_samples import CLEANUPS, TTL, OnRead, OnWrite, Show
 
-from statebackend.backend import StateBackend
+from statebackend.backends import create_backend
 from statebackend.checkpoint import CheckpointStore
-from statebackend.descriptors import (
+from statebackend.keys import VOID
+from statebackend.state import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
+    StateBackend,
     ValueStateDescriptor,
 )
-from statebackend.key_encoding import VOID
-from statebackend.registry import create_backend
+from statebackend.state.ttl import StateTtlConfig, expired
 from statebackend.testing import ManualClock
-from statebackend.ttl import StateTtlConfig, expired
 
 #: What removes nothing but what a read finds, as these backends have no compaction filter.
 EXACT = ("off", "rocksdb")

@@ -15,12 +15,11 @@ import pytest
 from contract.conftest import MakeKeyed
 from contract.ttl_samples import CLEANUPS, KINDS, TTL, Never, OnRead, OnWrite, Show, combinations, make_state
 
-from statebackend.backend import KeyedStateBackend
 from statebackend.checkpoint import CheckpointStore
-from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor
-from statebackend.key_encoding import VOID
+from statebackend.keys import VOID
+from statebackend.state import KeyedStateBackend, ListStateDescriptor, MapStateDescriptor
+from statebackend.state.ttl import MAX_TIMESTAMP, StateTtlConfig
 from statebackend.testing import ManualClock
-from statebackend.ttl import MAX_TIMESTAMP, StateTtlConfig
 from statebackend.types import LONG
 
 pytestmark = pytest.mark.usefixtures("no_fsync")

@@ -11,9 +11,13 @@ from contract.samples import KEYS, KINDS, VALUES, Kind
 from type_strategies import same
 
 from statebackend import types as t
-from statebackend.backend import KeyedStateBackend
-from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from statebackend.errors import SerializationError, SerializationTypeError
+from statebackend.state import (
+    KeyedStateBackend,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ValueStateDescriptor,
+)
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 

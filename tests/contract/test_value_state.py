@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from statebackend.backend import KeyedStateBackend
-from statebackend.descriptors import ValueStateDescriptor
+from statebackend.state import KeyedStateBackend, ValueStateDescriptor
 
 
 def test_absent_and_present(keyed: KeyedStateBackend) -> None:

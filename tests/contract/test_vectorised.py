@@ -13,20 +13,20 @@ from contract.samples import KEYS, VALUES, Longest, dump, join
 from type_strategies import same
 
 from statebackend import types as t
-from statebackend.backend import KeyedStateBackend
-from statebackend.descriptors import (
+from statebackend.errors import KeyGroupError, SerializationError, SerializationTypeError, UsageError
+from statebackend.keys import VOID, key_encoder
+from statebackend.keys.key_groups import KeyGroupRange
+from statebackend.state import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
+    KeyedStateBackend,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
     StateDescriptor,
     ValueStateDescriptor,
 )
-from statebackend.errors import KeyGroupError, SerializationError, SerializationTypeError, UsageError
-from statebackend.key_encoding import VOID, key_encoder
-from statebackend.key_groups import KeyGroupRange
-from statebackend.state.columns import to_arrow, to_values
+from statebackend.state.value_columns import to_arrow, to_values
 
 Rows = list[tuple[Any, ...]]
 
@@ -128,7 +128,7 @@ def test_values_of_every_type(make_keyed: MakeKeyed, declared: t.Type, form: str
 
 def to_python(array: pa.Array, declared: t.Type) -> list[Any]:
     """Arrow back to what a handle gives; rows come from Arrow as dicts."""
-    from statebackend.serializers import serializer_for
+    from statebackend.types.serializers import serializer_for
 
     serializer = serializer_for(declared)
     values = to_values(array, declared)

@@ -15,20 +15,20 @@ from contract.samples import dump
 from contract.test_vectorised import Rows, Twin
 
 from statebackend import types as t
-from statebackend.backend import KeyedStateBackend
-from statebackend.descriptors import (
+from statebackend.errors import SerializationError, StateBackendError
+from statebackend.keys import VOID, TimeWindow
+from statebackend.state import (
     AggregatingStateDescriptor,
+    KeyedStateBackend,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
     StateDescriptor,
     ValueStateDescriptor,
 )
-from statebackend.errors import SerializationError, StateBackendError
-from statebackend.key_encoding import VOID, TimeWindow
-from statebackend.state.columns import to_arrow
+from statebackend.state.ttl import StateTtlConfig
+from statebackend.state.value_columns import to_arrow
 from statebackend.testing import ManualClock
-from statebackend.ttl import StateTtlConfig
 
 Update = StateTtlConfig.UpdateType
 Visibility = StateTtlConfig.StateVisibility

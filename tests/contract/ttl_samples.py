@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from statebackend.backend import KeyedStateBackend
-from statebackend.descriptors import (
+from statebackend.state import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
+    KeyedStateBackend,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackend.ttl import StateTtlConfig
+from statebackend.state.ttl import StateTtlConfig
 
 TTL = 100
 OnWrite = StateTtlConfig.UpdateType.OnCreateAndWrite

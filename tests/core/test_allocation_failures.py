@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from map_model import Layout, array_of, packed, value_maker
 
-from statebackend._core import kernels
-from statebackend._core.arena import fail_allocation
-from statebackend._core.map_table import MapTable
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.batches import kernels
+from statebackend._core.memory.arena import fail_allocation
+from statebackend._core.tables.map_table import MapTable
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import ClosedError, MemoryLimitError
 
 CONDITIONS = ["plain", "mark", "snapshot", "snapshot in mark", "mark in snapshot"]

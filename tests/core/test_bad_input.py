@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from ids import stable_repr
 
-from statebackend._core import kernels
-from statebackend._core.arena import is_checked_build
-from statebackend._core.entry_views import StateEntry
-from statebackend._core.map_table import MapTable
-from statebackend._core.state_core import Mark, StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.batches import kernels
+from statebackend._core.memory.arena import is_checked_build
+from statebackend._core.tables.entry_views import StateEntry
+from statebackend._core.tables.map_table import MapTable
+from statebackend._core.tables.state_core import Mark, StateCore
+from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
 
 checked_build = pytest.mark.skipif(not is_checked_build(), reason="only the checked build detects an overlap")
@@ -318,7 +318,7 @@ def test_a_map_state_does_not_hold_lists() -> None:
 
 @pytest.mark.parametrize("wrong", [None, 5, "core", object()], ids=stable_repr)
 def test_a_table_or_view_needs_a_core(wrong: Any) -> None:
-    from statebackend._core.snapshot_view import SnapshotView
+    from statebackend._core.snapshots.snapshot_view import SnapshotView
 
     for make in (StateTable, SnapshotView, MapTable):
         with pytest.raises(TypeError):
@@ -472,10 +472,10 @@ AFTER_CLOSE = [
 ]
 SETUP = """
 import numpy as np
-from statebackend._core import kernels
-from statebackend._core.map_table import MapTable
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.batches import kernels
+from statebackend._core.tables.map_table import MapTable
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import ClosedError
 
 core = StateCore()

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from statebackend._core import adding_kernels, expiring_kernels, gathering, kernels, map_kernels
-from statebackend._core.accumulators import AddPlan
-from statebackend._core.map_table import MapTable
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
-from statebackend.descriptors import named_aggregate, named_reduction
+from statebackend._core.batches import adding_kernels, expiring_kernels, gathering, kernels, map_kernels
+from statebackend._core.tables.accumulators import AddPlan
+from statebackend._core.tables.map_table import MapTable
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import KeyGroupError, MemoryLimitError, UsageError
-from statebackend.serializers import serializer_for
-from statebackend.ttl import expired
+from statebackend.state import named_aggregate, named_reduction
+from statebackend.state.ttl import expired
+from statebackend.types.serializers import serializer_for
 
 THREADS = [1, 3]
 

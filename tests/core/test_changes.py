@@ -8,12 +8,12 @@ import random
 import numpy as np
 import pytest
 
-from statebackend._core.changes import changed_entries
-from statebackend._core.kernels import append_many, update_many
-from statebackend._core.map_kernels import put_many
-from statebackend._core.map_table import MapTable
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.batches.kernels import append_many, update_many
+from statebackend._core.batches.map_kernels import put_many
+from statebackend._core.snapshots.changes import changed_entries
+from statebackend._core.tables.map_table import MapTable
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import UsageError
 
 

@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 from map_model import packed, unpacked
 
-from statebackend._core import kernels
-from statebackend._core.snapshot_view import SnapshotView
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.batches import kernels
+from statebackend._core.snapshots.snapshot_view import SnapshotView
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 
 KINDS = ["long", "bytes", "object", "list", "byte list"]
 GROUPS = 8

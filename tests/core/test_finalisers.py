@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 from meddling import Meddler
 
-from statebackend._core import adding_kernels, arena, changes, gathering, kernels, map_kernels
-from statebackend._core.accumulators import AddPlan
-from statebackend._core.map_table import MapTable
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.batches import adding_kernels, gathering, kernels, map_kernels
+from statebackend._core.memory import arena
+from statebackend._core.snapshots import changes
+from statebackend._core.tables.accumulators import AddPlan
+from statebackend._core.tables.map_table import MapTable
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import UsageError
 
 WIDE = 2_000  # bytes: a thousand entries fill an extent
@@ -386,8 +388,8 @@ def test_a_growing_table_runs_no_python() -> None:
     in_a_process_of_its_own("""
         import sys
         import threading
-        from statebackend._core.state_core import StateCore
-        from statebackend._core.state_table import StateTable
+        from statebackend._core.tables.state_core import StateCore
+        from statebackend._core.tables.state_table import StateTable
 
         def interrupt(frame, event, argument):
             if event == "call":
@@ -414,8 +416,8 @@ def test_a_growing_table_runs_no_python() -> None:
 def test_an_interrupt_is_neither_lost_nor_a_lack_of_memory() -> None:
     in_a_process_of_its_own("""
         import signal
-        from statebackend._core.state_core import StateCore
-        from statebackend._core.state_table import StateTable
+        from statebackend._core.tables.state_core import StateCore
+        from statebackend._core.tables.state_table import StateTable
 
         armed, raised, caught, unknown = [], 0, 0, set()
 
@@ -479,9 +481,9 @@ ENDS = """
     import gc
     import sys
     import threading
-    from statebackend._core.arena import live_counters
-    from statebackend._core.state_core import StateCore
-    from statebackend._core.state_table import StateTable
+    from statebackend._core.memory.arena import live_counters
+    from statebackend._core.tables.state_core import StateCore
+    from statebackend._core.tables.state_table import StateTable
 
     class Ends:
         def __init__(self, act):
@@ -551,8 +553,8 @@ def test_threads_that_close_and_release_at_once_end_it_once() -> None:
     in_a_process_of_its_own("""
         import sys
         import threading
-        from statebackend._core.state_core import StateCore
-        from statebackend._core.state_table import StateTable
+        from statebackend._core.tables.state_core import StateCore
+        from statebackend._core.tables.state_table import StateTable
 
         class Slow:
             def __del__(self):

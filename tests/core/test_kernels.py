@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from map_model import INTEGER_BITS, Layout, array_of, list_of, packed, reduced, value_maker
 
-from statebackend._core import kernels
+from statebackend._core.batches import kernels
 from statebackend._core.key_groups import HashPlan
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import KeyGroupError, UsageError
 
 SHORT, LONG = 300, 6_000  # below and above the size from which batches are sorted by key group
@@ -521,9 +521,9 @@ def test_a_threaded_read_that_moves_entries_leaves_the_journal_whole() -> None:
     """Under a mark and a snapshot the rehash clones entries; the lanes of a read record those moves too."""
     in_a_process_of_its_own("""
         import numpy as np
-        from statebackend._core import kernels
-        from statebackend._core.state_core import StateCore
-        from statebackend._core.state_table import StateTable
+        from statebackend._core.batches import kernels
+        from statebackend._core.tables.state_core import StateCore
+        from statebackend._core.tables.state_table import StateTable
 
         core = StateCore(seed=1)
         table = StateTable(core, max_parallelism=8, initial_capacity=1024)
@@ -553,9 +553,9 @@ def test_a_threaded_read_that_moves_entries_leaves_the_journal_whole() -> None:
 def test_two_threads_that_need_an_extent_at_the_same_time_get_two() -> None:
     in_a_process_of_its_own("""
         import numpy as np
-        from statebackend._core import kernels
-        from statebackend._core.state_core import StateCore
-        from statebackend._core.state_table import StateTable
+        from statebackend._core.batches import kernels
+        from statebackend._core.tables.state_core import StateCore
+        from statebackend._core.tables.state_table import StateTable
 
         keys = np.arange(100_000)
         values = np.zeros((len(keys), 200), np.uint8)

@@ -6,10 +6,11 @@ import threading
 import numpy as np
 import pytest
 
-from statebackend._core import arena, kernels
-from statebackend._core.map_table import MapTable
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.batches import kernels
+from statebackend._core.memory import arena
+from statebackend._core.tables.map_table import MapTable
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import ClosedError, UsageError
 
 

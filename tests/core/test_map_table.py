@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from statebackend._core import arena
-from statebackend._core.map_table import MapTable
-from statebackend._core.state_core import StateCore
+from statebackend._core.memory import arena
+from statebackend._core.tables.map_table import MapTable
+from statebackend._core.tables.state_core import StateCore
 
 MAKE_KEY = {"int": lambda n: n * 7919, "bytes": lambda n: b"key-%d" % n}
 MAKE_VALUE = {

@@ -33,8 +33,8 @@ class TestMemorySafety:
     )
     def test_a_handle_says_that_its_core_is_closed(self, use):
         program = f"""
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import ClosedError
 core = StateCore()
 table = StateTable(core, value="bytes", max_parallelism=1)
@@ -50,8 +50,8 @@ except ClosedError:
 
     def test_an_object_that_reads_its_key_while_it_dies_does_not_find_itself(self):
         program = """
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import UsageError
 table = StateTable(StateCore(), value="object", max_parallelism=1)
 class Last:
@@ -67,8 +67,8 @@ table.put(1, "new")
 
     def test_copying_an_object_may_change_the_table(self):
         program = """
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import UsageError
 core = StateCore()
 def copy_value(value):
@@ -88,8 +88,8 @@ print(view.items(table) == {(1, 0): [1]})
 
     def test_a_table_begins_with_one_page_at_most(self):
         program = """
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import UsageError
 try:
     StateTable(StateCore(), initial_capacity=8192)

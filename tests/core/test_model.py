@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import pytest
 from map_model import THINGS, Layout, MapModel
 
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 
 KINDS = ["long", "int", "short", "byte", "double", "float", "bool", "bytes", "object", "copied"]
 WIDTHS = [1, 2, 5, 8, 16, 63, 64, 200]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from statebackend._core.state_core import StateCore
-from statebackend._core.state_table import StateTable
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 
 
 @pytest.fixture

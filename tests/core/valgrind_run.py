@@ -23,7 +23,7 @@ import random
 import numpy as np
 from map_model import Layout, MapModel
 
-from statebackend._core import kernels
+from statebackend._core.batches import kernels
 
 LAYOUTS = [
     Layout("long"),

@@ -18,8 +18,7 @@ from statebackend.backends.reference import ReferenceBackend, ReferenceKeyedBack
 from statebackend.functions.metrics import Counter, Metrics
 from statebackend.runtime import Incoming, Job, Runner
 from statebackend.runtime.progress import Stopwatch, describe, storable
-from statebackend.serializers import Serializer
-from statebackend.types import of
+from statebackend.types import Serializer, of
 
 INTEGERS = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
 

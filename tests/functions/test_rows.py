@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from type_strategies import same
 
 import statebackend as sb
-from statebackend.runtime.reading import column_values, rows_of
-from statebackend.runtime.writing import OutputSchema
+from statebackend.runtime.row_reader import column_values, rows_of
+from statebackend.runtime.row_writer import OutputSchema
 
 UTC = datetime.timezone.utc
 AT = datetime.datetime(2024, 2, 29, 12, 0, 0, 123456)

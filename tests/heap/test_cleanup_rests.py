@@ -9,10 +9,10 @@ import pytest
 
 from statebackend import types as t
 from statebackend.backends.heap import HeapBackend
-from statebackend.descriptors import ListStateDescriptor, ValueStateDescriptor
-from statebackend.key_encoding import VOID
+from statebackend.keys import VOID
+from statebackend.state import ListStateDescriptor, ValueStateDescriptor
+from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
-from statebackend.ttl import StateTtlConfig
 
 HOUR = 3_600_000
 KEYS = 50

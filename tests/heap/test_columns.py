@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from type_strategies import value_types, values_of
 
 from statebackend import types as t
-from statebackend.backends.heap.columns import arrow_column, double_column, null_column, value_column
+from statebackend.backends.heap.stored_columns import arrow_column, double_column, null_column, value_column
 from statebackend.errors import SerializationError, SerializationTypeError
-from statebackend.serializers import serializer_for
-from statebackend.state.columns import check_values, to_arrow, to_values
+from statebackend.state.value_columns import check_values, to_arrow, to_values
+from statebackend.types.serializers import serializer_for
 
 UTC = datetime.timezone.utc
 

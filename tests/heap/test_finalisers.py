@@ -13,16 +13,16 @@ from meddling import Meddler
 
 from statebackend import types as t
 from statebackend.backends.heap import HeapBackend
-from statebackend.descriptors import (
+from statebackend.keys import VOID
+from statebackend.state import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackend.key_encoding import VOID
+from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
-from statebackend.ttl import StateTtlConfig
 
 NAMESPACES = [VOID, "n", 7]
 FOREVER = 1 << 50
@@ -265,9 +265,9 @@ def test_what_ends_in_the_middle_of_a_removal() -> None:
         def __del__(self) -> None:
             self.act()
 
-    from statebackend._core.arena import is_checked_build
-    from statebackend._core.map_table import MapTable
-    from statebackend._core.state_core import StateCore
+    from statebackend._core.memory.arena import is_checked_build
+    from statebackend._core.tables.map_table import MapTable
+    from statebackend._core.tables.state_core import StateCore
 
     if is_checked_build():
         pytest.skip("the checked build refuses calls from inside a call")

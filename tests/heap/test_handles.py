@@ -14,10 +14,14 @@ import pytest
 
 import statebackend as sb
 from statebackend import types as t
-from statebackend._core import arena
-from statebackend._core.look_ahead import _number_at
+from statebackend._core.handles.look_ahead import _number_at
+from statebackend._core.memory import arena
+from statebackend.backends import available_backends
 from statebackend.backends.heap import HeapBackend
-from statebackend.descriptors import (
+from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
+from statebackend.keys import VOID
+from statebackend.keys.key_groups import KeyGroupRange
+from statebackend.state import (
     AggregateFunction,
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -26,12 +30,8 @@ from statebackend.descriptors import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
-from statebackend.key_encoding import VOID
-from statebackend.key_groups import KeyGroupRange
-from statebackend.registry import available_backends
+from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
-from statebackend.ttl import StateTtlConfig
 
 PICKLE = t.PICKLE
 released_build_only = pytest.mark.skipif(
@@ -659,7 +659,7 @@ def test_the_time_is_that_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_extension_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "statebackend._core.map_handle", None)
+    monkeypatch.setitem(sys.modules, "statebackend._core.handles.map_handle", None)
     found = available_backends()["heap"]
     assert not found.is_available
     assert "setup.py build_ext" in str(found.reason)

@@ -13,7 +13,8 @@ from contract.samples import LastAdded
 
 from statebackend import types as t
 from statebackend.backends.heap import HeapBackend
-from statebackend.descriptors import (
+from statebackend.keys import VOID, TimeWindow
+from statebackend.state import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
     ListStateDescriptor,
@@ -22,8 +23,7 @@ from statebackend.descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from statebackend.key_encoding import VOID, TimeWindow
-from statebackend.ttl import StateTtlConfig
+from statebackend.state.ttl import StateTtlConfig
 
 #: A run by default, and the full size.
 SIZES = [3_000, pytest.param(1_000_000, marks=pytest.mark.stress)]

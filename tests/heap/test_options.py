@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import statebackend as sb
-from statebackend.backend import KeyedStateBackend
+from statebackend.state import KeyedStateBackend
 
 PICKLE = sb.types.PICKLE
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from statebackend import types as t
-from statebackend._core.arena import fail_allocation
+from statebackend._core.memory.arena import fail_allocation
 from statebackend.backends.heap import HeapBackend
-from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from statebackend.errors import MemoryLimitError
-from statebackend.key_encoding import VOID, TimeWindow
+from statebackend.keys import VOID, TimeWindow
+from statebackend.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
-from statebackend.ttl import StateTtlConfig
 
 HOUR = 3_600_000
 N = [2_000, pytest.param(1_000_000, marks=pytest.mark.stress)]

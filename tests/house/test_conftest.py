@@ -21,7 +21,7 @@ class Thing:
     def __del__(self):
         global alive
         alive -= 1
-arena = types.ModuleType("statebackend._core.arena")
+arena = types.ModuleType("statebackend._core.memory.arena")
 arena.live_counters = lambda: {"things": alive, "others": 0}
 arena.is_checked_build = lambda: True
 sys.modules[arena.__name__] = arena
@@ -35,7 +35,7 @@ def run_suite(folder: Path, body: str, *options: str, build: str = "checked") ->
     (folder / "test_inner.py").write_text(HEAD + body)
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "tests")]),
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "tests"), str(ROOT / "tests" / "support")]),
         "STATEBACKEND_BUILD": build,
     }
     plugins = ["-p", "fake", "-p", "conftest", "-p", "no:cacheprovider"]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from house_tools import ROOT, compiled_modules, python_modules
 
-from statebackend import registry
+from statebackend.backends import registry
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```[ \t]*$", re.M | re.S)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from statebackend import types as t
-from statebackend.key_encoding import key_encoder
+from statebackend.keys import key_encoder
 
 key_groups = pytest.importorskip("statebackend._core.key_groups", reason="the compiled core is not built")
 

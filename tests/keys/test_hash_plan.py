@@ -13,8 +13,8 @@ from type_strategies import key_types, values_of, with_values
 
 from statebackend import types as t
 from statebackend.errors import SerializationError, UsageError
-from statebackend.key_encoding import key_encoder
-from statebackend.key_groups import key_group_of, spark_hash
+from statebackend.keys import key_encoder
+from statebackend.keys.key_groups import key_group_of, spark_hash
 
 key_groups = pytest.importorskip("statebackend._core.key_groups", reason="the compiled core is not built")
 HashPlan = key_groups.HashPlan

@@ -16,7 +16,7 @@ from type_strategies import key_types, values_of
 
 from statebackend import types as t
 from statebackend.errors import SerializationError, SerializationTypeError
-from statebackend.key_encoding import key_encoder
+from statebackend.keys import key_encoder
 
 D = decimal.Decimal
 

@@ -17,7 +17,7 @@ from type_strategies import SCALAR_KEY_TYPES, key_types, same, values_of, with_v
 
 from statebackend import types as t
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
-from statebackend.key_encoding import key_encoder
+from statebackend.keys import key_encoder
 
 
 @given(with_values(key_types))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statebackend import key_groups as kg
 from statebackend.errors import UsageError
-from statebackend.key_groups import KeyGroupRange
+from statebackend.keys import key_groups as kg
+from statebackend.keys.key_groups import KeyGroupRange
 
 FLINK_GROUPS = {
     0: 94,

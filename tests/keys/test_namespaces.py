@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statebackend.errors import SerializationError, SerializationTypeError
-from statebackend.key_encoding import ALL_NAMESPACES, VOID, TimeWindow, decode_namespace, encode_namespace
+from statebackend.keys import ALL_NAMESPACES, VOID, TimeWindow, decode_namespace, encode_namespace
 
 int64s = st.integers(-(2**63), 2**63 - 1)
 windows = st.builds(TimeWindow, int64s, int64s)

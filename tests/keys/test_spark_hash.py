@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from statebackend import types as t
-from statebackend.key_encoding import KeyEncoder, key_encoder
+from statebackend.keys import KeyEncoder, key_encoder
 
 key_groups = pytest.importorskip("statebackend._core.key_groups", reason="the compiled core is not built")
 

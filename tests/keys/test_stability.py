@@ -10,9 +10,9 @@ PROGRAM = """
 import datetime, hashlib
 from decimal import Decimal
 from statebackend import types as t
-from statebackend.key_encoding import TimeWindow, encode_namespace, key_encoder
-from statebackend.key_groups import flink_key_group
-from statebackend.serializers import serializer_for
+from statebackend.keys import TimeWindow, encode_namespace, key_encoder
+from statebackend.keys.key_groups import flink_key_group
+from statebackend.types.serializers import serializer_for
 
 digest = hashlib.sha256()
 when = datetime.datetime(2024, 7, 1, 12, tzinfo=datetime.timezone.utc)

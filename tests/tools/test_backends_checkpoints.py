@@ -13,7 +13,7 @@ from keyed_story import DESCRIPTORS, Story, contents
 import statebackend as sb
 from statebackend import types as t
 from statebackend.checkpoint import Checkpoint
-from statebackend.state.columns import to_values
+from statebackend.state.value_columns import to_values
 
 BACKENDS = ["heap", "reference"]
 KEY_TYPES = {"int": int, "str": str, "row": "struct<a:int,b:string>"}

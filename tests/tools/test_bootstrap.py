@@ -11,7 +11,7 @@ import pytest
 import statebackend as sb
 from statebackend.errors import SerializationError, UsageError
 from statebackend.testing import ManualClock
-from statebackend.tools import bootstrapping
+from statebackend.tools import bootstrap as bootstrapping
 
 BACKENDS = ["heap", "reference"]
 

@@ -15,8 +15,8 @@ import statebackend as sb
 from statebackend.checkpoint import Checkpoint, CheckpointStore, StateSnapshot, StoredFile
 from statebackend.checkpoint.format import GroupedBatch, Op, Section, read_data_file
 from statebackend.errors import CorruptCheckpointError, StateMigrationError, UsageError
-from statebackend.key_encoding import key_encoder
-from statebackend.key_groups import KeyGroupRange, range_for
+from statebackend.keys import key_encoder
+from statebackend.keys.key_groups import KeyGroupRange, range_for
 from statebackend.types import of
 
 KINDS = ("value", "list", "map", "folding")

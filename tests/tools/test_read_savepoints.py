@@ -11,7 +11,7 @@ import pytest
 from keyed_story import DESCRIPTORS, Story
 
 import statebackend as sb
-from statebackend.checkpoint.savepoints import Savepoint
+from statebackend.checkpoint.store.savepoint_folder import Savepoint
 
 BACKENDS = ["heap", "reference"]
 TIMED = sb.ListStateDescriptor("timed", str).enable_time_to_live(sb.StateTtlConfig(10**12))

@@ -14,12 +14,12 @@ from keyed_files import GROUPS, Model, keyed_snapshot, shown, without_times, wri
 
 import statebackend as sb
 from statebackend.checkpoint import CheckpointStore, StoredFile
-from statebackend.checkpoint.applying import applied
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
+from statebackend.checkpoint.keyed.merged_rows import applied
 from statebackend.errors import CorruptCheckpointError, UsageError
-from statebackend.key_encoding import encode_namespace
-from statebackend.key_groups import KeyGroupRange
-from statebackend.tools import states as reading
+from statebackend.keys import encode_namespace
+from statebackend.keys.key_groups import KeyGroupRange
+from statebackend.tools import read as reading
 
 # ------------------------------------------------------------------------------------------- histories
 

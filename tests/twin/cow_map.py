@@ -1,4 +1,4 @@
-"""The copy-on-write map in plain Python: the twin of `statebackend/_core/cow_map.pyx`, for tests only.
+"""The copy-on-write map in plain Python: the twin of `statebackend/_core/tables/cow_map.pyx`, for tests only.
 
 It exists so that the algorithm can be read, stepped through and run without pointers. The tests of rules in
 `tests/core` run on both; `test_twin_agrees.py` drives both with the same random histories and compares

@@ -10,7 +10,7 @@ import pytest
 
 import twin.state_core
 import twin.state_table
-from statebackend._core import state_core, state_table
+from statebackend._core.tables import state_core, state_table
 
 
 class Implementation:

@@ -1,4 +1,4 @@
-"""The twin of `statebackend/_core/state_core.pyx`: versions, marks and snapshots; see `cow_map.py`."""
+"""The twin of `statebackend/_core/tables/state_core.pyx`: versions, marks and snapshots; see `cow_map.py`."""
 
 from __future__ import annotations
 

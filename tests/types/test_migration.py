@@ -9,7 +9,8 @@ import pytest
 
 from statebackend import types as t
 from statebackend.errors import StateMigrationError
-from statebackend.serializers import Compatibility, Serializer, arrow_migration, serializer_for
+from statebackend.types import Compatibility, Serializer
+from statebackend.types.serializers import arrow_migration, serializer_for
 
 AS_IS, AFTER, NEVER = Compatibility.AS_IS, Compatibility.AFTER_MIGRATION, Compatibility.INCOMPATIBLE
 

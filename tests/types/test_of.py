@@ -17,7 +17,8 @@ from type_strategies import value_types
 
 from statebackend import types as t
 from statebackend.errors import SerializationError, UsageError
-from statebackend.serializers import Serializer, serializer_for
+from statebackend.types import Serializer
+from statebackend.types.serializers import serializer_for
 
 
 class Point(NamedTuple):

@@ -17,7 +17,8 @@ from type_strategies import WIDTHS, same, value_types, with_values
 
 from statebackend import types as t
 from statebackend.errors import SerializationError, SerializationTypeError
-from statebackend.serializers import Compatibility, Serializer, serializer_for
+from statebackend.types import Compatibility, Serializer
+from statebackend.types.serializers import serializer_for
 
 UTC = datetime.timezone.utc
 TOKYO = datetime.timezone(datetime.timedelta(hours=9))

@@ -55,7 +55,7 @@ def test_a_collated_string_is_refused() -> None:
 def test_types_do_not_import_pyspark() -> None:
     code = (
         "import sys\n"
-        "from statebackend import types, serializers, key_encoding, key_groups\n"
+        "from statebackend import types, serializers, keys, key_groups\n"
         "types.of('struct<a:bigint>')\n"
         "assert not {'pyspark', 'py4j', 'pandas'} & set(sys.modules)\n"
     )

@@ -1,6 +1,6 @@
 """The heap backend: Flink's copy-on-write state maps, compiled, with values of declared types stored natively.
 
->>> from statebackend.descriptors import ValueStateDescriptor
+>>> from statebackend.state import ValueStateDescriptor
 >>> keyed = HeapBackend().create_keyed_backend(str)
 >>> count = keyed.get_value_state(ValueStateDescriptor("count", int))
 >>> keyed.set_current_key("a")

@@ -11,10 +11,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from statebackend.backend import StateBackend
 from statebackend.errors import BackendUnavailableError, UsageError
-from statebackend.key_groups import KeyGroupRange
+from statebackend.keys import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
+from statebackend.state import StateBackend
 
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
@@ -53,7 +53,7 @@ class HeapBackend(StateBackend):
     @classmethod
     def unavailable_reason(cls) -> str | None:
         try:
-            importlib.import_module("statebackend._core.map_handle")
+            importlib.import_module("statebackend._core.handles.map_handle")
         except ImportError as error:
             return (
                 f"its extension is not built ({error}); build it with 'python setup.py build_ext --inplace'"

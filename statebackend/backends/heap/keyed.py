@@ -15,13 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statebackend import clocks
-from statebackend._core.changes import count_changes
-from statebackend._core.key_context import KeyContext
-from statebackend._core.state_core import StateCore
-from statebackend.backend.base import checked_budget
-from statebackend.backends.heap.codecs import key_codec
-from statebackend.backends.heap.loading import load, unload
+from statebackend._core.handles.key_context import KeyContext
+from statebackend._core.snapshots.changes import count_changes
+from statebackend._core.tables.state_core import StateCore
+from statebackend.backends.heap.codec_choice import key_codec
+from statebackend.backends.heap.load_rows import load, unload
 from statebackend.backends.heap.mutations import MutationWatcher
 from statebackend.backends.heap.snapshots import HeapChanges, HeapView
 from statebackend.backends.heap.state_rows import WrittenState, row_tables
@@ -30,9 +28,8 @@ from statebackend.backends.heap.timers import HeapTimers
 from statebackend.checkpoint import CheckpointStore, PendingSnapshot
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import CheckpointedKeyedBackend
-from statebackend.descriptors import StateDescriptor
-from statebackend.key_encoding import VOID, TimeWindow, encode_namespace
-from statebackend.key_encoding.run_batch import runs_of_list
+from statebackend.keys import VOID, TimeWindow, encode_namespace, runs_of_list
+from statebackend.state import StateDescriptor, checked_budget, clocks
 
 __all__ = ["HeapKeyedBackend", "default_threads"]
 

@@ -6,7 +6,7 @@ next mark or snapshot. That costs a serialisation for every access, and keeps th
 
 >>> from statebackend import types
 >>> from statebackend.backends.heap import HeapBackend
->>> from statebackend.descriptors import ValueStateDescriptor
+>>> from statebackend.state import ValueStateDescriptor
 >>> keyed = HeapBackend(check_mutations=True).create_keyed_backend(str, max_parallelism=1)
 >>> tags = keyed.get_value_state(ValueStateDescriptor("tags", types.PICKLE))
 >>> keyed.set_current_key("a")

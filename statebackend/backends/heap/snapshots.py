@@ -1,7 +1,7 @@
 """The rows of the heap backend's states: of a whole view, and of what has changed since a mark.
 
 >>> from statebackend.backends.heap import HeapBackend
->>> from statebackend.descriptors import ValueStateDescriptor
+>>> from statebackend.state import ValueStateDescriptor
 >>> keyed = HeapBackend().create_keyed_backend(int)
 >>> keyed.get_value_state(ValueStateDescriptor("count", int)).update_many([1, 2], [10, 20])
 >>> view = HeapView(keyed, None)
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from statebackend.backends.heap.columns import Array
 from statebackend.backends.heap.state_rows import Copied, Part, WrittenState
+from statebackend.backends.heap.stored_columns import Array
 from statebackend.checkpoint.format import GroupedBatch, Section
 from statebackend.checkpoint.keyed import RowSource
 from statebackend.checkpoint.keyed.rows import grouped

@@ -1,7 +1,7 @@
 """The states of a heap backend as checkpoints see them: entries of tables, gathered into columns, made into Arrow's.
 
 >>> from statebackend.backends.heap import HeapBackend
->>> from statebackend.descriptors import ValueStateDescriptor
+>>> from statebackend.state import ValueStateDescriptor
 >>> keyed = HeapBackend().create_keyed_backend(int)
 >>> keyed.get_value_state(ValueStateDescriptor("count", int)).update_many([1, 2], [10, 20])
 >>> written, = keyed._written_states()
@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from statebackend._core.changes import changed_entries, has_changes
-from statebackend._core.entry_rows import EntryRows
-from statebackend.backends.heap.codecs import holds_references
-from statebackend.backends.heap.columns import Array, arrow_column
+from statebackend._core.snapshots.changes import changed_entries, has_changes
+from statebackend._core.snapshots.entry_rows import EntryRows
+from statebackend.backends.heap.codec_choice import holds_references
 from statebackend.backends.heap.core_columns import bytes_of_rows, sliced
+from statebackend.backends.heap.stored_columns import Array, arrow_column
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import state_schema
 from statebackend.checkpoint.keyed.description import value_role
 from statebackend.checkpoint.keyed.rows import stamp_count, without_expired
-from statebackend.key_encoding import KeyEncoder, key_encoder
-from statebackend.serializers import serializer_for
-from statebackend.types.model import Type
+from statebackend.keys import KeyEncoder, key_encoder
+from statebackend.types import Type
+from statebackend.types.serializers import serializer_for
 
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
@@ -56,7 +56,7 @@ def row_tables(state: Any) -> list[Any]:
     """The tables of a state whose entries are rows of a checkpoint.
 
     >>> from statebackend.backends.heap import HeapBackend
-    >>> from statebackend.descriptors import MapStateDescriptor
+    >>> from statebackend.state import MapStateDescriptor
     >>> seen = HeapBackend().create_keyed_backend(int).get_state(MapStateDescriptor("seen", int, int))
     >>> [len(table) for table in row_tables(seen)]
     [0]

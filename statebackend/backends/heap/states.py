@@ -1,7 +1,7 @@
 """The handles of the heap backend: compiled scalar methods under the interfaces of the state API.
 
 >>> from statebackend.backends.heap import HeapBackend
->>> from statebackend.descriptors import MapStateDescriptor
+>>> from statebackend.state import MapStateDescriptor
 >>> keyed = HeapBackend().create_keyed_backend(int)
 >>> seen = keyed.get_map_state(MapStateDescriptor("seen", str, int))
 >>> isinstance(seen, HeapMapState), isinstance(seen, MapColumns)
@@ -12,23 +12,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from statebackend._core.adding_handles import PlannedAggregatingHandle, PlannedReducingHandle
-from statebackend._core.handles import FoldingHandle, Handle, ValueHandle
-from statebackend._core.list_handle import ListHandle
-from statebackend._core.map_handle import MapHandle
-from statebackend._core.map_table import MapTable
-from statebackend._core.state_table import StateTable
-from statebackend.backends.heap.adding import (
+from statebackend._core.handles.adding_handles import PlannedAggregatingHandle, PlannedReducingHandle
+from statebackend._core.handles.handles import FoldingHandle, Handle, ValueHandle
+from statebackend._core.handles.list_handle import ListHandle
+from statebackend._core.handles.map_handle import MapHandle
+from statebackend._core.tables.map_table import MapTable
+from statebackend._core.tables.state_table import StateTable
+from statebackend.backends.heap.additions import (
     AggregatingColumns,
     ReducingColumns,
     aggregate_plan,
     reduction_plan,
 )
-from statebackend.backends.heap.codecs import key_codec, value_codec
+from statebackend.backends.heap.codec_choice import key_codec, value_codec
 from statebackend.backends.heap.vectorised import ListColumns, MapColumns, ValueColumns
-from statebackend.descriptors import AggregatingStateDescriptor, StateDescriptor
-from statebackend.state import FoldingState
-from statebackend.ttl import StateTtlConfig
+from statebackend.state import AggregatingStateDescriptor, FoldingState, StateDescriptor, StateTtlConfig
 
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
@@ -124,7 +122,7 @@ def make_state(backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
     """The handle of a new state, with its first table.
 
     >>> from statebackend.backends.heap import HeapBackend
-    >>> from statebackend.descriptors import ListStateDescriptor
+    >>> from statebackend.state import ListStateDescriptor
     >>> keyed = HeapBackend().create_keyed_backend(int)
     >>> make_state(keyed, ListStateDescriptor("tags", str)).plain.element_code == 8
     True

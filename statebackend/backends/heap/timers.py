@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from statebackend._core.time_index import TimerHandle, TimerIndex
+from statebackend._core.handles.time_index import TimerHandle, TimerIndex
 from statebackend.backends.heap.states import make_handle
-from statebackend.timers import DOMAINS, TimerRow, Timers, checked_domain, checked_time, timer_state
+from statebackend.state import DOMAINS, TimerRow, Timers, checked_domain, checked_time, timer_state
 
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend

@@ -16,15 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statebackend._core import adding_kernels, expiring_kernels, gathering, kernels, map_kernels
-from statebackend._core.accumulators import AddPlan
-from statebackend.backends.heap.columns import Array, Column, arrow_column, value_column
+from statebackend._core.batches import adding_kernels, expiring_kernels, gathering, kernels, map_kernels
+from statebackend._core.tables.accumulators import AddPlan
+from statebackend.backends.heap.stored_columns import Array, Column, arrow_column, value_column
 from statebackend.errors import MemoryLimitError, SerializationError
-from statebackend.key_encoding import key_encoder
-from statebackend.state import KeyedListState, KeyedState, MapState, ValueState
-from statebackend.state.columns import check_lengths
-from statebackend.ttl import StateTtlConfig
-from statebackend.types.model import Type
+from statebackend.keys import key_encoder
+from statebackend.state import KeyedListState, KeyedState, MapState, StateTtlConfig, ValueState, check_lengths
+from statebackend.types import Type
 
 __all__ = ["ColumnsState", "ListColumns", "MapColumns", "ValueColumns", "count_of", "take_rows"]
 

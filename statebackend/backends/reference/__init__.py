@@ -4,7 +4,7 @@ It is what other backends are tested against. It stores serialised values, so th
 shared, and does everything at once: no background cleanup, no incremental anything. Appending to a list or
 putting into a map copies it. For real work use ``heap``.
 
->>> from statebackend.descriptors import ValueStateDescriptor
+>>> from statebackend.state import ValueStateDescriptor
 >>> keyed = ReferenceBackend().create_keyed_backend(str)
 >>> count = keyed.get_value_state(ValueStateDescriptor("count", int))
 >>> keyed.set_current_key("a")

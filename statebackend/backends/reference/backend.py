@@ -12,8 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from statebackend.backend import StateBackend
-from statebackend.backend.base import checked_budget
 from statebackend.backends.reference.base import ReferenceState
 from statebackend.backends.reference.lists import ReferenceListState
 from statebackend.backends.reference.maps import ReferenceMapState
@@ -25,12 +23,12 @@ from statebackend.backends.reference.single import (
 )
 from statebackend.backends.reference.snapshots import Moment, ReferenceRows, load, written_states
 from statebackend.backends.reference.table import Journal, Place
-from statebackend.backends.reference.timers import ReferenceTimers
+from statebackend.backends.reference.timer_sets import ReferenceTimers
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import CheckpointedKeyedBackend
-from statebackend.descriptors import StateDescriptor
-from statebackend.key_groups import KeyGroupRange
+from statebackend.keys import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
+from statebackend.state import StateBackend, StateDescriptor, checked_budget
 
 __all__ = ["ReferenceBackend", "ReferenceKeyedBackend"]
 

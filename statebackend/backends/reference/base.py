@@ -19,11 +19,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from statebackend.backends.reference.table import NestedTable, Place
-from statebackend.descriptors import StateDescriptor
 from statebackend.errors import ClosedError, SerializationError, SerializationTypeError
-from statebackend.serializers import TypeSerializer
-from statebackend.state import KeyedState
-from statebackend.ttl import StateTtlConfig, expired
+from statebackend.state import KeyedState, StateDescriptor, StateTtlConfig, expired
+from statebackend.types.serializers import TypeSerializer
 
 if TYPE_CHECKING:
     from statebackend.backends.reference.backend import ReferenceKeyedBackend

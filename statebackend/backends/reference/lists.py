@@ -1,7 +1,7 @@
 """The list handle.
 
 >>> from statebackend.backends.reference import ReferenceBackend
->>> from statebackend.descriptors import ListStateDescriptor
+>>> from statebackend.state import ListStateDescriptor
 >>> keyed = ReferenceBackend().create_keyed_backend(int)
 >>> tags = keyed.get_list_state(ListStateDescriptor("tags", str))
 >>> keyed.set_current_key(1)
@@ -20,8 +20,8 @@ import pyarrow as pa
 from statebackend.backends.reference.base import ReferenceState, Stamped
 from statebackend.backends.reference.table import Place
 from statebackend.errors import SerializationTypeError
-from statebackend.serializers import serializer_for
 from statebackend.state import KeyedListState
+from statebackend.types.serializers import serializer_for
 
 if TYPE_CHECKING:
     from statebackend.backends.reference.backend import ReferenceKeyedBackend

@@ -1,7 +1,7 @@
 """The map handle.
 
 >>> from statebackend.backends.reference import ReferenceBackend
->>> from statebackend.descriptors import MapStateDescriptor
+>>> from statebackend.state import MapStateDescriptor
 >>> keyed = ReferenceBackend().create_keyed_backend(int)
 >>> seen = keyed.get_map_state(MapStateDescriptor("seen", float, str))
 >>> keyed.set_current_key(1)
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from statebackend.backends.reference.base import ReferenceState, Stamped
 from statebackend.backends.reference.table import Place
 from statebackend.errors import SerializationError, SerializationTypeError
-from statebackend.key_encoding import key_encoder
-from statebackend.serializers import serializer_for
+from statebackend.keys import key_encoder
 from statebackend.state import MapState
+from statebackend.types.serializers import serializer_for
 
 if TYPE_CHECKING:
     from statebackend.backends.reference.backend import ReferenceKeyedBackend

@@ -1,7 +1,7 @@
 """Handles that store one serialised value per key: value, reducing, aggregating and folding states.
 
 >>> from statebackend.backends.reference import ReferenceBackend
->>> from statebackend.descriptors import ReducingStateDescriptor
+>>> from statebackend.state import ReducingStateDescriptor
 >>> keyed = ReferenceBackend().create_keyed_backend(int)
 >>> total = keyed.get_reducing_state(ReducingStateDescriptor("total", "sum", int))
 >>> keyed.set_current_key(1)
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from statebackend.backends.reference.base import ReferenceState, Stamped
 from statebackend.backends.reference.table import Place
-from statebackend.serializers import TypeSerializer, serializer_for
 from statebackend.state import AggregatingState, FoldingState, ReducingState, ValueState
+from statebackend.types.serializers import TypeSerializer, serializer_for
 
 if TYPE_CHECKING:
     from statebackend.backends.reference.backend import ReferenceKeyedBackend

@@ -1,7 +1,7 @@
 """Rows of the reference backend's states, to a checkpoint and from it: one by one, in plain Python.
 
 >>> from statebackend.backends.reference import ReferenceBackend
->>> from statebackend.descriptors import ListStateDescriptor
+>>> from statebackend.state import ListStateDescriptor
 >>> keyed = ReferenceBackend().create_keyed_backend(int)
 >>> tags = keyed.get_list_state(ListStateDescriptor("tags", str))
 >>> tags.add_many([1, 1], ["a", "b"])
@@ -21,12 +21,9 @@ from statebackend.backends.reference.table import Place
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed import RowSource, state_schema
 from statebackend.checkpoint.keyed.description import value_role
-from statebackend.descriptors import MapStateDescriptor
-from statebackend.key_encoding import key_encoder
-from statebackend.serializers import serializer_for
-from statebackend.state.columns import from_arrow, to_arrow
-from statebackend.timers import timer_state
-from statebackend.ttl import expired
+from statebackend.keys import key_encoder
+from statebackend.state import MapStateDescriptor, expired, from_arrow, timer_state, to_arrow
+from statebackend.types.serializers import serializer_for
 
 if TYPE_CHECKING:
     from statebackend.backends.reference.backend import ReferenceKeyedBackend

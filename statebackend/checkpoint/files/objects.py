@@ -21,7 +21,7 @@ from pyarrow import fs
 
 from statebackend.checkpoint.files.addresses import without_secrets
 from statebackend.checkpoint.files.interface import Fenced, FileSink, StoreFiles, Taken
-from statebackend.checkpoint.layout import (
+from statebackend.checkpoint.files.layout import (
     CHECKPOINTS,
     DATA,
     data_epoch,

@@ -23,7 +23,7 @@ from typing import Any
 
 from statebackend.checkpoint.files.calls import PosixCalls
 from statebackend.checkpoint.files.interface import Fenced, FileSink, StoreFiles, Taken
-from statebackend.checkpoint.layout import (
+from statebackend.checkpoint.files.layout import (
     CHECKPOINTS,
     DATA,
     METADATA,

@@ -7,7 +7,7 @@ groups without reading others, gives each state its own columns back, and checks
 
 >>> import io
 >>> import pyarrow as pa
->>> from statebackend.key_groups import KeyGroupRange
+>>> from statebackend.keys.key_groups import KeyGroupRange
 >>> schema = pa.schema({"key": pa.int64(), "value": pa.int64()})
 >>> rows = pa.record_batch([[1, 2, 3], [10, 20, 30]], schema=schema)
 >>> sink = io.BytesIO()

@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from statebackend.checkpoint.checksums import crc32c
-from statebackend.checkpoint.json_checks import Malformed, instance, integer, members_of
+from statebackend.checkpoint.store.checksums import crc32c
+from statebackend.checkpoint.store.json_checks import Malformed, instance, integer, members_of
 from statebackend.errors import CorruptCheckpointError, UsageError
-from statebackend.key_groups import MAX_PARALLELISM
+from statebackend.keys import MAX_PARALLELISM
 
 __all__ = [
     "RUN",

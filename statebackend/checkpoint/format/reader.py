@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from statebackend.checkpoint.data_files import storing
 from statebackend.checkpoint.format.index import TRAILER, Index, Region, StateColumns, Trailer
 from statebackend.checkpoint.format.rows import ARROW_MAGIC, ARROW_TAIL, COLUMNS, GroupedBatch
+from statebackend.checkpoint.store.data_files import storing
 from statebackend.errors import CorruptCheckpointError, UsageError
-from statebackend.key_groups import KeyGroupRange
+from statebackend.keys import KeyGroupRange
 
 __all__ = ["DataFileReader", "read_data_file"]
 

@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from statebackend.checkpoint.checksums import crc32c
 from statebackend.checkpoint.format.index import RUN, Index, Region, StateColumns, StoredBatch, no_runs
 from statebackend.checkpoint.format.rows import ARROW_MAGIC, ARROW_TAIL, COLUMNS, GroupedBatch, Section
+from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.errors import UsageError
-from statebackend.key_groups import MAX_PARALLELISM
+from statebackend.keys import MAX_PARALLELISM
 
 __all__ = ["write_data_file"]
 

@@ -1,12 +1,12 @@
 """Checkpoints of keyed state: taking them, whole or incrementally, and restoring from them.
 
 >>> from statebackend.checkpoint.keyed import StateDescription
->>> from statebackend.descriptors import ValueStateDescriptor
+>>> from statebackend.state import ValueStateDescriptor
 >>> StateDescription.of(ValueStateDescriptor("count", int)).types
 {'value': {'type': 'long'}}
 """
 
-from statebackend.checkpoint.keyed.backend import CheckpointedKeyedBackend
+from statebackend.checkpoint.keyed.checkpointed_backend import CheckpointedKeyedBackend
 from statebackend.checkpoint.keyed.compatibility import (
     CompatibilityReport,
     StateCheck,

@@ -21,9 +21,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
-from statebackend.checkpoint.data_files import DataWriter
 from statebackend.checkpoint.format import read_data_file
-from statebackend.checkpoint.manifest import StoredFile
+from statebackend.checkpoint.store.data_files import DataWriter
+from statebackend.checkpoint.store.manifest import StoredFile
 
 __all__ = ["Chain", "Flight", "Rewriting", "written_and_read_back"]
 

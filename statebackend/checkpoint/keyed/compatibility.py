@@ -3,8 +3,8 @@
 >>> import tempfile
 >>> import pyarrow as pa
 >>> from statebackend.checkpoint import CheckpointStore
->>> from statebackend.descriptors import ValueStateDescriptor
->>> from statebackend.registry import create_backend
+>>> from statebackend.state import ValueStateDescriptor
+>>> from statebackend.backends import create_backend
 >>> folder = tempfile.TemporaryDirectory()
 >>> store = CheckpointStore(folder.name).open_for_writing(key_type=int, max_parallelism=128)
 >>> keyed = create_backend("reference").create_keyed_backend(int)
@@ -27,11 +27,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from statebackend.checkpoint.keyed.description import StateDescription
-from statebackend.checkpoint.keyed.restoring import keyed_snapshots
-from statebackend.checkpoint.reading import Checkpoint, CheckpointReader
-from statebackend.descriptors import StateDescriptor
+from statebackend.checkpoint.keyed.restored_states import keyed_snapshots
+from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.errors import StateMigrationError
-from statebackend.serializers import Compatibility
+from statebackend.state import StateDescriptor
+from statebackend.types import Compatibility
 
 __all__ = ["CompatibilityReport", "StateCheck", "StateOutcome", "check_compatibility"]
 

@@ -1,6 +1,6 @@
 """What a checkpoint says of a keyed state, and whether a descriptor can take over what was written.
 
->>> from statebackend.descriptors import ValueStateDescriptor
+>>> from statebackend.state import ValueStateDescriptor
 >>> old = StateDescription.of(ValueStateDescriptor("count", "int"))
 >>> old.check(ValueStateDescriptor("count", "bigint")).name
 'AFTER_MIGRATION'
@@ -13,13 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from statebackend.checkpoint.json_checks import Malformed, instance
-from statebackend.descriptors import StateDescriptor
+from statebackend.checkpoint.store.json_checks import Malformed, instance
 from statebackend.errors import CorruptCheckpointError, SerializationError, StateMigrationError
-from statebackend.serializers import Compatibility, compatibility
-from statebackend.serializers.migration import describe
-from statebackend.timers import RESERVED
-from statebackend.types.model import Type
+from statebackend.state import RESERVED, StateDescriptor
+from statebackend.types import Compatibility, Type
+from statebackend.types.serializers import compatibility, describe
 
 __all__ = ["StateDescription", "state_schema", "value_role"]
 
@@ -39,7 +37,7 @@ def value_role(kind: str) -> str:
 class StateDescription:
     """A state as `StateSnapshot.states` has it: name, kind, configurations of types by role, time to live or not.
 
-    >>> from statebackend.descriptors import ListStateDescriptor
+    >>> from statebackend.state import ListStateDescriptor
     >>> StateDescription.of(ListStateDescriptor("tags", str)).to_json()
     {'name': 'tags', 'kind': 'list', 'types': {'element': {'type': 'string'}}, 'ttl': False}
     """
@@ -53,7 +51,7 @@ class StateDescription:
     def of(cls, descriptor: StateDescriptor) -> StateDescription:
         """That of a declared state.
 
-        >>> from statebackend.descriptors import ListStateDescriptor
+        >>> from statebackend.state import ListStateDescriptor
         >>> StateDescription.of(ListStateDescriptor("tags", str)).kind
         'list'
         """
@@ -96,7 +94,7 @@ class StateDescription:
     def check(self, descriptor: StateDescriptor) -> Compatibility:
         """What it takes to give the rows to a descriptor; `StateMigrationError` if it cannot have them.
 
-        >>> from statebackend.descriptors import ListStateDescriptor
+        >>> from statebackend.state import ListStateDescriptor
         >>> StateDescription.of(ListStateDescriptor("tags", str)).check(ListStateDescriptor("tags", int))
         Traceback (most recent call last):
         statebackend.errors.StateMigrationError: state 'tags' is LIST of string in the checkpoint, and is asked ...
@@ -136,7 +134,7 @@ def _compare(config: Any, declared: Type) -> Compatibility:
 def state_schema(key_type: Type, descriptor: StateDescriptor, *, namespaces: bool, ops: bool) -> pa.Schema:
     """The columns that a state has in a data file.
 
-    >>> from statebackend.descriptors import MapStateDescriptor
+    >>> from statebackend.state import MapStateDescriptor
     >>> from statebackend.types import LONG
     >>> state_schema(LONG, MapStateDescriptor("seen", str, int), namespaces=False, ops=True).names
     ['key', 'map_key', 'value', 'op']

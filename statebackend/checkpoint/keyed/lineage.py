@@ -1,6 +1,6 @@
 """Which snapshots of a backend are in flight, which one was committed last, and what the next one builds on.
 
->>> from statebackend.registry import create_backend
+>>> from statebackend.backends import create_backend
 >>> keyed = create_backend("reference").create_keyed_backend(int)
 >>> lineage = Lineage(keyed, None)
 >>> lineage.settle()
@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from statebackend.checkpoint.data_files import DataWriter
 from statebackend.checkpoint.keyed.chain import Chain, Flight, Rewriting, written_and_read_back
-from statebackend.checkpoint.keyed.writing import TakenRows
-from statebackend.checkpoint.manifest import StoredFile
-from statebackend.checkpoint.store import CheckpointStore
+from statebackend.checkpoint.keyed.snapshot_files import TakenRows
+from statebackend.checkpoint.store.data_files import DataWriter
+from statebackend.checkpoint.store.manifest import StoredFile
+from statebackend.checkpoint.store.store import CheckpointStore
 
 if TYPE_CHECKING:
-    from statebackend.checkpoint.keyed.backend import CheckpointedKeyedBackend
+    from statebackend.checkpoint.keyed.checkpointed_backend import CheckpointedKeyedBackend
 
 __all__ = ["Lineage"]
 
@@ -35,7 +35,7 @@ class Lineage:
     Whether a snapshot was committed or given up is seen when the next one is taken; only the thread that calls the
     backend changes anything here.
 
-    >>> from statebackend.registry import create_backend
+    >>> from statebackend.backends import create_backend
     >>> Lineage(create_backend("reference").create_keyed_backend(int), 1000).committed_now
     1000
     """

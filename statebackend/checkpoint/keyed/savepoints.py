@@ -1,6 +1,6 @@
 """Keyed state in savepoints: from the rows of a moment to Parquet, and back to rows of key groups.
 
->>> from statebackend.key_encoding import VOID, TimeWindow
+>>> from statebackend.keys import VOID, TimeWindow
 >>> encoded = [encode_namespace(each) for each in (TimeWindow(0, 5), VOID)]
 >>> columns = namespace_columns(pa.array(encoded))
 >>> [name for name, _ in columns], encoded_namespaces(dict(columns)).to_pylist() == encoded
@@ -16,19 +16,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statebackend.checkpoint.applying import applied
 from statebackend.checkpoint.format import COLUMNS, GroupedBatch, Section
-from statebackend.checkpoint.grouping import grouping
-from statebackend.checkpoint.json_checks import Malformed, groups_json, groups_of, integer
 from statebackend.checkpoint.keyed.description import StateDescription
-from statebackend.checkpoint.keyed.restoring import RestoredState, RestoredStates
-from statebackend.checkpoint.savepoints import Savepoint, SavepointPart, StoredState
+from statebackend.checkpoint.keyed.key_group_columns import grouping
+from statebackend.checkpoint.keyed.merged_rows import applied
+from statebackend.checkpoint.keyed.restored_states import RestoredState, RestoredStates
+from statebackend.checkpoint.store.json_checks import Malformed, groups_json, groups_of, integer
+from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
 from statebackend.errors import CorruptCheckpointError, StateMigrationError
-from statebackend.key_encoding import TimeWindow, encode_namespace
-from statebackend.key_encoding.namespace_columns import readable_namespaces
-from statebackend.key_groups import MAX_PARALLELISM, KeyGroupRange
-from statebackend.serializers.migration import describe
-from statebackend.types.model import Type
+from statebackend.keys import (
+    MAX_PARALLELISM,
+    KeyGroupRange,
+    TimeWindow,
+    encode_namespace,
+    readable_namespaces,
+)
+from statebackend.types import Type
+from statebackend.types.serializers import describe
 
 __all__ = [
     "encoded_namespaces",

@@ -1,0 +1,1 @@
+"""Batches of keys and values, without the GIL."""

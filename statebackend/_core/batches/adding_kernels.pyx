@@ -1,0 +1,171 @@
+"""Adding to what many keys hold: reductions and aggregates, with nulls that clear and values that expire."""
+
+import numpy as np
+
+from libc.stdint cimport int64_t, uint32_t
+from libc.string cimport memcpy
+
+from statebackend._core.tables.accumulators cimport (
+    ADD_BYTES, ADD_NUMBER, ADD_WHOLE, Adding, AddPlan, add_fixed, keeps_old_bytes)
+from statebackend._core.memory.arena cimport Blob, blob_drop, blob_new
+from statebackend._core.tables.cow_map cimport (
+    CowMap, Lane, Table, before_operation, entry_at, find_blob, find_int, insert, payload_drop, payload_of, remove,
+    slot_for_write, value_of)
+from statebackend._core.tables.expiry cimport is_expired
+from statebackend._core.batches.kernels cimport (
+    FAILED_MEMORY, FAILED_NOT, FAILED_OVERFLOW, Batch, BatchCall, LaneRun, RowKey, map_of_row, stage_block)
+from statebackend._core.memory.platform cimport unlikely
+from statebackend._core.tables.reductions cimport OP_BLOCK_WRITE, OP_FIRST, OP_LAST, OP_UPDATE, Operation
+from statebackend._core.tables.state_table cimport CODE_BLOB, CODE_RAW, StateTable
+
+from statebackend._core.tables.accumulators import OPERATIONS
+from statebackend._core.batches.gathering import distinct_slots, values_at
+from statebackend.errors import UsageError
+
+
+cdef bint add_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps) noexcept nogil:
+    cdef RowKey keys[32]
+    cdef uint32_t i
+    stage_block(batch, at, n, maps, keys)
+    for i in range(n):
+        run.failure = add_row(batch, run.used, &maps[i], &keys[i])
+        if unlikely(run.failure != FAILED_NOT):
+            run.failed_row = keys[i].row
+            return False
+    return True
+
+
+cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept nogil:
+    """One row; a Failure."""
+    cdef Table *table = batch.table
+    cdef const Adding *adding = <const Adding *>batch.extra
+    cdef bint is_null = batch.nulls != NULL and batch.nulls[key.row]
+    cdef bint kept = False
+    cdef CowMap *map = where[0]
+    cdef char computed[32]
+    cdef const char *source
+    cdef const char *old = NULL
+    cdef char *payload
+    cdef uint32_t slot
+    cdef bint fresh
+    cdef Blob *blob = NULL
+    if map == NULL:
+        # Perhaps another row of the block has made it.
+        if is_null and table.maps[batch.groups[key.row - batch.first]] == NULL:
+            return FAILED_NOT
+        map = map_of_row(batch, where, key.row)
+        if map == NULL:
+            return FAILED_MEMORY
+    if unlikely(not before_operation(lane, table, map)):
+        return FAILED_MEMORY
+    if batch.keys != NULL:
+        slot = find_int(table, map, key.number, batch.ns, key.hash)
+    else:
+        slot = find_blob(table, map, key.data, key.length, batch.ns, key.hash)
+    if is_null:
+        if slot and not remove(lane, table, map, slot, key.hash):
+            return FAILED_MEMORY
+        return FAILED_NOT
+    fresh = slot == 0
+    if not fresh and not (batch.ttl and is_expired(
+            (<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0], batch.ttl, batch.timestamp)):
+        old = value_of(table, entry_at(lane.core, slot))
+    if adding.kind == ADD_BYTES:
+        source = batch.values + batch.value_offsets[key.row]
+        if old != NULL and keeps_old_bytes(adding.op, (<Blob **>old)[0], source,
+                                           batch.value_offsets[key.row + 1] - batch.value_offsets[key.row]):
+            blob = (<Blob **>old)[0]
+            blob.refs += 1
+        else:
+            blob = blob_new(lane.core.blobs, source,
+                            batch.value_offsets[key.row + 1] - batch.value_offsets[key.row])
+            if blob == NULL:
+                return FAILED_MEMORY
+        source = <const char *>&blob
+    else:
+        source = batch.values + batch.width * key.row
+        if adding.kind == ADD_WHOLE:
+            if old != NULL and adding.op == OP_FIRST:
+                source = old
+        elif not add_fixed(adding, old, source, computed):
+            return FAILED_OVERFLOW
+        else:
+            source = computed
+    if fresh:
+        slot = insert(lane, table, map, key.number, key.data, key.length, batch.ns, key.hash)
+    else:
+        slot = slot_for_write(lane, table, map, slot, key.hash, &kept)
+    if unlikely(slot == 0):
+        if blob != NULL:
+            blob_drop(lane.core.blobs, blob)
+        return FAILED_MEMORY
+    payload = payload_of(table, entry_at(lane.core, slot))
+    if blob != NULL and not fresh and not kept:
+        payload_drop(table, payload)
+    if table.layout.has_timestamp:
+        (<int64_t *>payload)[0] = batch.timestamp
+        payload += 8
+    if payload != source:
+        memcpy(payload, source, adding.width)
+    if batch.slots != NULL:
+        batch.slots[key.row] = slot
+    return FAILED_NOT
+
+
+def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, nulls=None, uint32_t namespace=0,
+             int64_t timestamp=0, int64_t ttl=0, int threads=1, return_touched=False):
+    """Add each value to its key's, in order; a null clears. Atomic, overflow raises.
+
+    With `ttl`, what is older than that at `timestamp` counts as absent. `values` are an array of the plan's
+    numbers, (offsets, data), or an array of bytes by row. With `return_touched`, and without nulls, gives the first row
+    of each distinct key, in order, and what the keys hold now.
+
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> table = StateTable(StateCore(), value=17)
+    >>> from statebackend._core.tables.accumulators import AddPlan
+    >>> plan = AddPlan("average")
+    >>> add_many(table, np.array([1, 2, 1]), np.array([1.0, 5.0, 2.0]), plan)
+    >>> np.frombuffer(table.get(1), dtype=[("nulls", "u1"), ("sum", "<f8"), ("count", "<i8")])["sum"]
+    array([3.])
+    """
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    cdef Operation op = OP_BLOCK_WRITE
+    plan.fits(table.value_code, table.table.layout.value_width)
+    if ttl and not table.table.layout.has_timestamp:
+        raise UsageError("this table has no timestamps")
+    if plan.operation == "count":
+        values = np.ones(call.batch.n, dtype=np.int64)
+    # What other kernels know is theirs, but for nulls: blocks of rows without one go their way.
+    if ttl == 0 and plan.adding.kind == ADD_NUMBER:
+        op = OPERATIONS["sum" if plan.operation == "count" else plan.operation]
+    elif ttl == 0 and plan.adding.kind == ADD_WHOLE and plan.adding.op == OP_LAST:
+        op = OP_UPDATE
+    if plan.adding.kind == ADD_BYTES:
+        call.set_values(values, CODE_BLOB, 8)
+    elif plan.adding.kind == ADD_NUMBER:
+        call.set_values(values, plan.adding.code, plan.value_width)
+    elif isinstance(values, np.ndarray) and values.ndim == 1:
+        if values.dtype.itemsize != plan.value_width:
+            raise UsageError("the values are not those of the plan", detail=values.dtype.name)
+        call.set_values(values.reshape(-1, 1).view(np.uint8), CODE_RAW, plan.value_width)
+    else:
+        call.set_values(values, CODE_RAW, plan.value_width)
+    call.set_nulls(nulls)
+    call.batch.timestamp = timestamp
+    call.batch.ttl = ttl
+    if op == OP_BLOCK_WRITE or nulls is not None:
+        call.batch.block = add_block
+        call.batch.extra = &plan.adding
+    if not return_touched:
+        call.run(op)
+        return None
+    slots = np.zeros(call.batch.n, dtype=np.uint32)
+    call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
+    table.owner.hold()                   # slots are good until something else is called
+    try:
+        call.run(op)
+        rows = distinct_slots(slots)
+        return rows, values_at(table, slots[rows])
+    finally:
+        table.owner.let_go()

@@ -1,0 +1,149 @@
+"""Reading many keys where values expire: what has expired is removed, and what is read may be renewed."""
+
+import numpy as np
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from statebackend._core.memory.arena cimport Blob, blob_drop
+from statebackend._core.tables.cow_map cimport (
+    CowMap, Lane, Table, before_operation, entry_at, find_blob, find_int, payload_of, payload_ref, remove,
+    slot_for_write, value_of)
+from statebackend._core.tables.expiry cimport is_expired
+from statebackend._core.batches.kernels cimport (
+    FAILED_MEMORY, Batch, BatchCall, LaneRun, RowKey, stage_block)
+from statebackend._core.memory.platform cimport unlikely
+from statebackend._core.tables.reductions cimport OP_BLOCK_READ, OP_BLOCK_WRITE
+from statebackend._core.tables.state_table cimport CODE_BLOB, CODE_OBJECT, CODE_RAW, StateTable
+
+from statebackend._core.batches.gathering import blobs_of
+from statebackend._core.tables.state_table import DTYPES
+from statebackend.errors import UsageError
+
+cdef struct Reading:
+    bint shows_expired
+    bint renews
+    bint looks_only                      # says what is there, and changes nothing
+
+
+cdef bint read_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps) noexcept nogil:
+    cdef RowKey keys[32]
+    cdef uint32_t i
+    stage_block(batch, at, n, maps, keys)
+    for i in range(n):
+        if maps[i] != NULL and unlikely(not read_row(batch, run.used, maps[i], &keys[i])):
+            run.failure = FAILED_MEMORY
+            run.failed_row = keys[i].row
+            return False
+    return True
+
+
+cdef bint read_row(Batch *batch, Lane *lane, CowMap *map, RowKey *key) noexcept nogil:
+    """One row; False without memory."""
+    cdef Table *table = batch.table
+    cdef const Reading *reading = <const Reading *>batch.extra
+    cdef uint32_t slot
+    cdef char *value
+    cdef bint gone
+    if unlikely(not before_operation(lane, table, map)):
+        return False
+    if batch.keys != NULL:
+        slot = find_int(table, map, key.number, batch.ns, key.hash)
+    else:
+        slot = find_blob(table, map, key.data, key.length, batch.ns, key.hash)
+    if slot == 0:
+        return True
+    gone = is_expired((<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0], batch.ttl, batch.timestamp)
+    if not gone or reading.shows_expired:
+        batch.found[key.row] = 1
+        value = value_of(table, entry_at(lane.core, slot))
+        if batch.blobs != NULL:
+            batch.blobs[key.row] = (<Blob **>value)[0]
+            batch.blobs[key.row].refs += 1           # until it is copied
+        elif batch.out != NULL:
+            memcpy(batch.out + batch.width * key.row, value, batch.width)
+    if reading.looks_only:
+        return True
+    if gone:
+        return remove(lane, table, map, slot, key.hash)
+    return not reading.renews or renew(lane, table, map, slot, key.hash, batch.timestamp)
+
+
+cdef bint renew(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash, int64_t now) noexcept nogil:
+    """Give an entry a new timestamp; False without memory."""
+    cdef bint kept = False
+    slot = slot_for_write(lane, table, map, slot, hash, &kept)
+    if unlikely(slot == 0):
+        return False
+    (<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0] = now
+    if kept:
+        payload_ref(table, payload_of(table, entry_at(lane.core, slot)))     # the log has the other reference
+    return True
+
+
+def read_many(StateTable table not None, keys, *, int64_t now, int64_t ttl, bint shows_expired=False,
+              bint renews=False, uint32_t namespace=0, int threads=1):
+    """As `kernels.get_many` at a time `now`: removes what has expired and, with `renews`, stamps what has not. Atomic.
+
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> table = StateTable(StateCore(), value="long", timestamps=True)
+    >>> table.put(1, 10, timestamp=100); table.put(2, 20, timestamp=200)
+    >>> read_many(table, np.array([1, 2]), now=250, ttl=100), len(table)
+    ((array([ 0, 20]), array([False,  True])), 1)
+    """
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    cdef uint32_t width = table.table.layout.value_width
+    cdef Reading reading
+    cdef uint64_t[::1] pointers
+    cdef int64_t i
+    if table.value_code >= CODE_OBJECT or not table.table.layout.has_timestamp or ttl <= 0:
+        raise UsageError("this table has no timestamps, or does not hold values that are read in batches")
+    found = np.zeros(call.batch.n, dtype=np.uint8)
+    call.batch.found = <uint8_t *>call.pointer(found, np.uint8)
+    reading.shows_expired, reading.renews, reading.looks_only = shows_expired, renews, False
+    call.batch.block, call.batch.extra = read_block, &reading
+    call.batch.timestamp, call.batch.ttl = now, ttl
+    if table.value_code == CODE_BLOB:
+        blobs = np.zeros(max(call.batch.n, 1), dtype=np.uint64)
+        call.batch.blobs = <Blob **>call.pointer(blobs, np.uint64)
+        table.owner.hold()
+        try:
+            call.run(OP_BLOCK_WRITE)
+            return blobs_of(blobs[:call.batch.n]), found.view(bool)
+        finally:
+            pointers = blobs
+            for i in range(call.batch.n):
+                if pointers[i]:
+                    blob_drop(table.table.core.blobs, <Blob *>pointers[i])
+            table.owner.let_go()
+    out = np.zeros((call.batch.n, width), dtype=np.uint8)
+    call.batch.out = <char *>call.pointer(out.reshape(-1), np.uint8)
+    call.run(OP_BLOCK_WRITE)
+    if table.value_code != CODE_RAW:
+        out = out.view(DTYPES[table.value_code]).reshape(-1)
+    return out, found.view(bool)
+
+
+def look_many(StateTable table not None, keys, *, int64_t now, int64_t ttl, bint shows_expired=False,
+              uint32_t namespace=0, int threads=1):
+    """Whether `read_many` would find each key. Changes nothing.
+
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> table = StateTable(StateCore(), value="long", timestamps=True)
+    >>> table.put(1, 10, timestamp=100)
+    >>> look_many(table, np.array([1, 2]), now=150, ttl=100), look_many(table, np.array([1]), now=200, ttl=100)
+    (array([ True, False]), array([False]))
+    """
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    cdef Reading reading
+    if not table.table.layout.has_timestamp or ttl <= 0:
+        raise UsageError("this table has no timestamps")
+    found = np.zeros(call.batch.n, dtype=np.uint8)
+    call.batch.found = <uint8_t *>call.pointer(found, np.uint8)
+    reading.shows_expired, reading.renews, reading.looks_only = shows_expired, False, True
+    call.batch.block, call.batch.extra = read_block, &reading
+    call.batch.timestamp, call.batch.ttl = now, ttl
+    call.run(OP_BLOCK_READ)
+    return found.view(bool)

@@ -1,0 +1,210 @@
+"""From entries to columns: the values of slots and the elements of lists, one after another, for Arrow to share.
+
+Slots come from a batch call just made, and are good until the next one.
+"""
+
+import numpy as np
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from statebackend._core.memory.arena cimport Blob, blob_data
+from statebackend._core.tables.cow_map cimport ListChunk, ListHead, Table, entry_at, value_of
+from statebackend._core.memory.platform cimport prefetch
+from statebackend._core.tables.state_table cimport CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable
+
+from statebackend._core.batches.kernels import find_many
+from statebackend._core.tables.state_table import DTYPES
+from statebackend.errors import UsageError
+
+cdef enum:
+    AHEAD = 24                           # how many rows ahead entries are asked for
+
+
+def distinct_slots(slots):
+    """Of slots by row: the first row of each distinct one, in order. Slot 0 is none.
+
+    >>> distinct_slots(np.array([7, 9, 0, 7], dtype=np.uint32))
+    array([0, 1])
+    """
+    cdef const uint32_t[::1] by_row = slots
+    cdef int64_t n = len(slots), i, distinct = 0
+    cdef uint64_t mask, at
+    cdef uint32_t slot
+    rows = np.empty(max(n, 1), dtype=np.int64)
+    cdef int64_t[::1] first = rows
+    seen_array = np.zeros(1 << int(2 * n).bit_length(), dtype=np.uint32)
+    cdef uint32_t[::1] seen = seen_array
+    mask = len(seen_array) - 1
+    with nogil:
+        for i in range(n):
+            if i + AHEAD < n:
+                prefetch(&seen[(by_row[i + AHEAD] * <uint64_t>0x9E3779B97F4A7C15u >> 20) & mask])
+            slot = by_row[i]
+            if slot == 0:
+                continue
+            at = (slot * <uint64_t>0x9E3779B97F4A7C15u >> 20) & mask
+            while seen[at] != 0 and seen[at] != slot:
+                at = (at + 1) & mask
+            if seen[at] == 0:
+                seen[at] = slot
+                first[distinct] = i
+                distinct += 1
+    return rows[:distinct]
+
+
+def values_at(StateTable table not None, slots):
+    """The values in slots: an array, rows of bytes, or (offsets, data). Where the slot is 0, zero or nothing.
+
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> table = StateTable(StateCore(), value="bytes")
+    >>> table.put(5, b"abc")
+    >>> from statebackend._core.batches.kernels import find_many
+    >>> values_at(table, find_many(table, np.array([4, 5])))
+    (array([0, 0, 3]), array([97, 98, 99], dtype=uint8))
+    """
+    cdef const uint32_t[::1] by_row = slots
+    cdef int64_t n = len(slots), i
+    cdef uint32_t width = table.table.layout.value_width
+    cdef Table *t = table.table
+    cdef char *source
+    cdef char *out
+    cdef uint64_t[::1] blobs
+    table.usable()
+    if table.value_code >= CODE_OBJECT:
+        raise UsageError("objects, lists and anchors are not read in batches")
+    if table.value_code == CODE_BLOB:
+        found = np.zeros(max(n, 1), dtype=np.uint64)
+        blobs = found
+        with nogil:
+            for i in range(n):
+                if i + AHEAD < n and by_row[i + AHEAD]:
+                    prefetch(value_of(t, entry_at(t.core, by_row[i + AHEAD])))
+                if by_row[i]:
+                    blobs[i] = (<uint64_t *>value_of(t, entry_at(t.core, by_row[i])))[0]
+        return blobs_of(found[:n])
+    values = np.zeros((n, width), dtype=np.uint8)
+    if n:
+        out = <char *>address_of(values.reshape(-1))
+        with nogil:
+            for i in range(n):
+                if i + AHEAD < n and by_row[i + AHEAD]:
+                    prefetch(value_of(t, entry_at(t.core, by_row[i + AHEAD])))
+                if by_row[i]:
+                    source = value_of(t, entry_at(t.core, by_row[i]))
+                    if width == 8:
+                        (<uint64_t *>(out + 8 * i))[0] = (<uint64_t *>source)[0]
+                    else:
+                        memcpy(out + width * i, source, width)
+    return values if table.value_code == CODE_RAW else values.view(DTYPES[table.value_code]).reshape(-1)
+
+
+cdef void *address_of(uint8_t[::1] data) noexcept:
+    return &data[0]
+
+
+def blobs_of(blobs):
+    """The bytes of blobs, given as addresses by row, as (offsets, data); 0 is nothing. For modules of kernels."""
+    cdef const uint64_t[::1] pointers = blobs
+    cdef int64_t n = len(blobs), i, total = 0
+    cdef Blob *blob
+    offsets = np.zeros(n + 1, dtype=np.int64)
+    cdef int64_t[::1] ends = offsets
+    with nogil:
+        for i in range(n):
+            if i + AHEAD < n:
+                prefetch(<void *>pointers[i + AHEAD])
+            blob = <Blob *>pointers[i]
+            if blob != NULL:
+                total += blob.length
+            ends[i + 1] = total
+    data = np.empty(total, dtype=np.uint8)
+    if total == 0:
+        return offsets, data
+    cdef uint8_t[::1] target = data
+    with nogil:
+        for i in range(n):
+            if i + AHEAD < n:
+                prefetch(<void *>pointers[i + AHEAD])
+            blob = <Blob *>pointers[i]
+            if blob != NULL:
+                memcpy(&target[0] + ends[i], blob_data(blob), blob.length)
+    return offsets, data
+
+
+def lists_of(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
+    """The lists of many keys, as `lists_at` gives them.
+
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> table = StateTable(StateCore(), value=("list", "long"))
+    >>> table.append(5, 1); table.append(5, 2)
+    >>> lists_of(table, np.array([4, 5]))
+    (array([0, 0, 2]), array([1, 2]))
+    """
+    table.usable()
+    table.owner.hold()                   # slots are good until something else is called
+    try:
+        return lists_at(table, find_many(table, keys, namespace=namespace, threads=threads))
+    finally:
+        table.owner.let_go()
+
+
+def lists_at(StateTable table not None, slots):
+    """The lists in slots: offsets of each, and all elements as `values_at` gives values. Slot 0 is an empty list.
+
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> table = StateTable(StateCore(), value=("list", "long"))
+    >>> table.append(5, 1); table.append(5, 2)
+    >>> from statebackend._core.batches.kernels import find_many
+    >>> lists_at(table, find_many(table, np.array([4, 5])))
+    (array([0, 0, 2]), array([1, 2]))
+    """
+    cdef const uint32_t[::1] by_row = slots
+    cdef int64_t n = len(slots), i, total = 0, at
+    cdef Table *t = table.table
+    cdef uint32_t width = t.element_value_width, skip = 8 if t.element_has_timestamp else 0, used, k
+    cdef ListHead *head
+    cdef ListChunk *chunk
+    cdef char *source
+    cdef char *out
+    table.usable()
+    if table.value_code != CODE_LIST or table.element_code >= CODE_OBJECT:
+        raise UsageError("this table does not hold lists that are read in batches")
+    offsets = np.zeros(n + 1, dtype=np.int64)
+    cdef int64_t[::1] ends = offsets
+    with nogil:
+        for i in range(n):
+            if i + AHEAD < n and by_row[i + AHEAD]:
+                prefetch(value_of(t, entry_at(t.core, by_row[i + AHEAD])))
+            if by_row[i]:
+                total += (<ListHead *>value_of(t, entry_at(t.core, by_row[i]))).length
+            ends[i + 1] = total
+    values = np.empty((total, width), dtype=np.uint8)
+    if total:
+        out = <char *>address_of(values.reshape(-1))
+        with nogil:
+            for i in range(n):
+                if i + AHEAD < n and by_row[i + AHEAD]:
+                    prefetch((<ListHead *>value_of(t, entry_at(t.core, by_row[i + AHEAD]))).tail)
+                if by_row[i] == 0:
+                    continue
+                head = <ListHead *>value_of(t, entry_at(t.core, by_row[i]))
+                chunk = head.tail
+                used = head.tail_used
+                at = ends[i + 1]
+                while chunk != NULL:
+                    at -= used
+                    source = <char *>chunk + sizeof(ListChunk)
+                    if skip == 0:
+                        memcpy(out + width * at, source, <uint64_t>width * used)
+                    else:
+                        for k in range(used):
+                            memcpy(out + width * (at + k), source + <uint64_t>k * t.element_width + skip, width)
+                    used = chunk.prev_used
+                    chunk = chunk.prev
+    if table.element_code == CODE_BLOB:
+        return offsets, blobs_of(values.view(np.uint64).reshape(-1))
+    return offsets, values if table.element_code == CODE_RAW else values.view(DTYPES[table.element_code]).reshape(-1)

@@ -1,0 +1,156 @@
+"""Batch calls, as other modules of kernels see them: they bring a last stage of their own.
+
+A `BlockFunction` takes up to 32 rows and the maps of their groups (NULL where a map was never needed), in the
+order in which they are to be applied, and answers False with `run.failure` and `run.failed_row` set.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from statebackend._core.memory.arena cimport Blob
+from statebackend._core.tables.cow_map cimport CowMap, Lane, Table, hash_int_key
+from statebackend._core.key_groups cimport HashProgram
+from statebackend._core.tables.reductions cimport Operation
+from statebackend._core.tables.state_table cimport StateTable
+
+cdef enum FastPath:
+    FAST_NONE = 0
+    FAST_GET = 1
+    FAST_UPDATE = 2
+    FAST_SUM = 3
+
+cdef enum Failure:
+    FAILED_NOT = 0
+    FAILED_MEMORY = 1
+    FAILED_OVERFLOW = 2
+    FAILED_GROUP = 3                     # a key of a key group that the table does not have
+
+cdef struct Batch
+cdef struct LaneRun
+
+ctypedef bint (*BlockFunction)(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps) noexcept nogil
+
+cdef struct Batch:
+    Table *table
+    const HashProgram *program
+    int32_t max_parallelism
+    Operation op
+    FastPath fast
+    int code
+    uint32_t width
+    uint32_t ns
+    int64_t timestamp
+    const int64_t *timestamps            # by row; NULL: `timestamp` for all
+    # The batch, by row. Byte keys and values have offsets.
+    int64_t n
+    const int64_t *keys
+    const int64_t *key_offsets
+    const char *key_data
+    const char *values
+    const int64_t *value_offsets
+    # Results, by row; NULL where not wanted.
+    char *out
+    uint8_t *found
+    uint32_t *slots
+    Blob **blobs
+    # The chunk in work: rows first..first+size, sorted by key group.
+    int64_t first
+    int64_t size
+    bint sorted
+    uint16_t *groups                     # by row of the chunk
+    uint32_t *hashes                     # by row of the chunk: bucket hashes of byte keys
+    int64_t *sorted_keys                 # integer keys, or where the bytes of a key begin
+    uint32_t *sorted_rows
+    uint32_t *sorted_hashes              # of byte keys
+    uint32_t *sorted_lengths
+    uint32_t *starts                     # first sorted position of each group, and the end
+    uint32_t *counts                     # lane by lane: rows of each group, then next position
+    int n_lanes
+    # What a module of other kernels adds: `block` in the place of the general last stage, and what it needs.
+    BlockFunction block
+    const uint8_t *nulls                 # by row: whether the value is null; NULL where none is
+    int64_t ttl                          # 0: none
+    Table *inner                         # of map states: the table of the entries
+    void *extra
+
+cdef inline int64_t stamp_of(const Batch *batch, int64_t row) noexcept nogil:
+    return batch.timestamp if batch.timestamps == NULL else batch.timestamps[row]
+
+cdef struct LaneRun:
+    Lane lane
+    Lane *used                           # &lane, or the table's own for lane 0
+    int failure
+    int64_t failed_row
+    int64_t first_row
+    int64_t last_row
+    uint32_t first_group
+    uint32_t last_group
+    uint64_t journal_records             # of lane 0's segment when the call began
+    int64_t inner_entries                # inserted minus removed, of `Batch.inner`
+
+cdef struct RowKey:
+    # One row of a block, wherever its key came from.
+    int64_t row
+    int64_t number
+    const char *data
+    uint64_t length
+    uint32_t hash
+
+
+cdef inline void load_key(Batch *batch, int64_t at, RowKey *key) noexcept nogil:
+    """The row at a position of the chunk, sorted or not."""
+    if batch.sorted:
+        key.row = batch.first + batch.sorted_rows[at]
+        if batch.keys != NULL:
+            key.number = batch.sorted_keys[at]
+            key.hash = hash_int_key(batch.table, key.number, batch.ns)
+        else:
+            key.data = batch.key_data + batch.sorted_keys[at]
+            key.length = batch.sorted_lengths[at]
+            key.hash = batch.sorted_hashes[at]
+    else:
+        key.row = batch.first + at
+        if batch.keys != NULL:
+            key.number = batch.keys[key.row]
+            key.hash = hash_int_key(batch.table, key.number, batch.ns)
+        else:
+            key.data = batch.key_data + batch.key_offsets[key.row]
+            key.length = batch.key_offsets[key.row + 1] - batch.key_offsets[key.row]
+            key.hash = batch.hashes[at]
+
+cdef CowMap *map_of_row(Batch *batch, CowMap **where, int64_t row) noexcept nogil
+cdef void stage_block(Batch *batch, int64_t at, uint32_t n, CowMap **maps, RowKey *keys) noexcept nogil
+
+cdef struct Crew:
+    # What the threads of a call look at. Batch and runs only who has claimed a lane, and the call waits for those.
+    Batch *batch
+    LaneRun *runs
+    int n_lanes
+    uint32_t turn                        # counts phases
+    uint32_t phase                       # of this turn
+    uint32_t claimed[16]                 # by lane: the newest turn that somebody works on
+    uint32_t done[16]                    # by lane: the newest turn that is done
+    uint32_t is_over
+    int64_t came                         # threads so far
+
+cdef class LaneWork:
+    cdef Crew crew
+
+cdef class BatchCall:
+    cdef StateTable table
+    cdef Batch batch
+    cdef LaneRun runs[16]
+    cdef LaneWork work
+    cdef object keep                     # arrays that the pointers point into
+    cdef void *pointer(self, array, dtype) except NULL
+    cdef int set_values(self, values, int code, uint32_t width) except -1
+    cdef int set_nulls(self, nulls) except -1
+    cdef int set_timestamps(self, timestamps) except -1
+    cdef int run(self, Operation op) except -1
+    cdef int _prepare(self) except -1
+    cdef int _call_crew(self) except -1
+    cdef int _begin(self, bint writes) except -1
+    cdef FastPath _fast_path(self) noexcept
+    cdef int _make_scratch(self) except -1
+    cdef int _end(self, bint failed, bint writes) except -1
+    cdef void _settle_lane(self, int i) noexcept
+    cdef int _raise(self, Failure failure) except -1

@@ -1,0 +1,76 @@
+from typing import Any, Literal, TypeAlias, final, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statebackend._core.tables.state_table import StateTable
+
+#: An array, or (offsets, data) of byte strings.
+_Offsets: TypeAlias = tuple[NDArray[np.int64], NDArray[np.uint8]]
+_Keys: TypeAlias = NDArray[np.int64] | _Offsets
+_Values: TypeAlias = NDArray[Any] | _Offsets
+
+REDUCTIONS: dict[str, int]
+
+@final
+class LaneWork:
+    def __call__(self, *args: Any, **kwargs: Any) -> None: ...
+
+@final
+class BatchCall:
+    def __init__(self, table: StateTable, keys: _Keys, ns: int, threads: int) -> None: ...
+
+def update_many(
+    table: StateTable,
+    keys: _Keys,
+    values: _Values,
+    *,
+    namespace: int = 0,
+    timestamp: int | NDArray[np.int64] = 0,
+    threads: int = 1,
+) -> None: ...
+def get_many(
+    table: StateTable, keys: _Keys, *, namespace: int = 0, threads: int = 1
+) -> tuple[Any, NDArray[np.bool_]]: ...
+def find_many(
+    table: StateTable, keys: _Keys, *, namespace: int = 0, threads: int = 1
+) -> NDArray[np.uint32]: ...
+def remove_many(
+    table: StateTable, keys: _Keys, *, namespace: int = 0, threads: int = 1
+) -> NDArray[np.bool_]: ...
+@overload
+def reduce_many(
+    table: StateTable,
+    keys: _Keys,
+    values: NDArray[Any] | None,
+    reduction: str,
+    *,
+    namespace: int = 0,
+    timestamp: int = 0,
+    threads: int = 1,
+    return_touched: Literal[True],
+) -> tuple[NDArray[np.int64], NDArray[Any]]: ...
+@overload
+def reduce_many(
+    table: StateTable,
+    keys: _Keys,
+    values: NDArray[Any] | None,
+    reduction: str,
+    *,
+    namespace: int = 0,
+    timestamp: int = 0,
+    threads: int = 1,
+    return_touched: Literal[False] = False,
+) -> None: ...
+def touched_rows(
+    table: StateTable, slots: NDArray[np.uint32], code: int
+) -> tuple[NDArray[np.int64], NDArray[Any]]: ...
+def append_many(
+    table: StateTable,
+    keys: _Keys,
+    values: _Values,
+    *,
+    namespace: int = 0,
+    timestamp: int | NDArray[np.int64] = 0,
+    threads: int = 1,
+) -> None: ...

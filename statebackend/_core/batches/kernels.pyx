@@ -1,0 +1,1289 @@
+"""Operations on whole batches of keys, without the GIL and without a Python object per row.
+
+A batch goes through three phases:
+
+    count      key groups of all rows, and how many rows each group has   (each thread a range of rows)
+    scatter    keys and row numbers, ordered by key group, order kept     (each thread a range of rows)
+    apply      group by group, in blocks of rows: hash and prefetch the buckets, prefetch the entries,
+               then operate                                                (each thread a range of groups)
+
+Rows of one group touch one map, whose pages then stay in the cache; groups of different threads share nothing
+but the arena. Short batches skip the first two phases. Rows of the same key are applied in their order.
+
+A call is atomic: arguments are checked first, and what a lane overwrites, adds or removes is kept in its undo log
+or in the journal until the call has succeeded.
+
+From the first phase to the end, undoing included, a call makes no Python object: a collection could run finalisers,
+which may use the table. Those that collections on other threads run meanwhile wait (`StateCore.occupy`). Threads are
+called before the first phase, and whoever comes in time works along: each phase is there to be claimed, lane by lane.
+"""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+cimport cython
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcmp, memcpy, memset
+
+from statebackend._core.memory.arena cimport (
+    EXTENT_UNITS_MASK, EXTENT_UNITS_SHIFT, UNIT_SHIFT, Blob, address, blob_data, blob_drop, blob_new)
+from statebackend._core.tables.cow_map cimport (
+    PAGE_BUCKETS, PAGE_SHIFT, RECORD_INSERT, RECORD_REPLACED, RECORD_WRITE, VALUE_FIXED, Core, CoreKey, CowMap,
+    Entry, Journal, Lane, PageRef, Table, active_table, before_operation, blob_hash, bucket,
+    count_namespace, drain, entry_at, find_blob, find_int, hash_blob_key, insert, map_new,
+    namespace_of, own_entry, payload_drop, payload_of, presize, record_log, remove, segment_for_writing, slot_alloc,
+    slot_for_write, value_of)
+from statebackend._core.memory.journal cimport Log, log_append, log_reserve, log_take
+from statebackend._core.key_groups cimport key_groups_of_byte_runs, key_groups_of_ints
+from statebackend._core.memory.platform cimport (
+    add_i64, claim, hash_int, likely, load_u32, prefetch, store_u32, unlikely)
+from statebackend._core.tables.state_table cimport (
+    CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT64,
+    CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable)
+from statebackend._core.tables.reductions cimport (
+    OP_ALL, OP_ANY, OP_APPEND, OP_COUNT, OP_FIND, OP_FIRST, OP_GET, OP_LAST, OP_MAX, OP_MIN, OP_PRODUCT, OP_REMOVE,
+    OP_SUM, OP_UPDATE, Operation, add_overflow, is_write, reduce_into)
+from statebackend._core.tables.state_core cimport StateCore, discard_log
+from statebackend._core.tables.lists cimport list_append
+
+from statebackend._core.tables.state_table import DTYPES
+from statebackend.errors import KeyGroupError, UsageError
+
+cdef extern from "unistd.h":
+    int usleep(unsigned int microseconds) noexcept nogil
+
+cdef enum:
+    BLOCK = 32                           # rows whose cache misses overlap
+    SHORT_BATCH = 4096                   # rows below which sorting by key group does not pay
+    CHUNK = 1 << 21                      # rows that go through the phases together
+    MAX_LANES = 16
+    IDLE_LOOKS = 2000                    # of a thread, before it sleeps: the next phase begins at once as a rule
+
+cdef uint32_t nowhere = 0                # an empty bucket, for pages that do not exist
+
+REDUCTIONS = {
+    "sum": OP_SUM, "min": OP_MIN, "max": OP_MAX, "first": OP_FIRST, "last": OP_LAST, "product": OP_PRODUCT,
+    "any": OP_ANY, "all": OP_ALL, "count": OP_COUNT}
+
+
+# --- phases --------------------------------------------------------------------------------------------
+
+cdef void count_rows(Batch *batch, LaneRun *run, uint32_t *counts) noexcept nogil:
+    cdef int64_t i, n = run.last_row - run.first_row, row = batch.first + run.first_row
+    cdef uint16_t *groups = batch.groups + run.first_row
+    cdef uint32_t first = batch.table.first_group, n_maps = batch.table.n_maps
+    cdef uint16_t group
+    memset(counts, 0, n_maps * sizeof(uint32_t))
+    if n <= 0:
+        return
+    if batch.keys != NULL:
+        key_groups_of_ints(batch.program, batch.keys + row, n, batch.max_parallelism, groups)
+    else:
+        # The bytes of the keys are read here, one after the other, and not again before they are compared.
+        key_groups_of_byte_runs(batch.program, batch.key_offsets + row, <const uint8_t *>batch.key_data, n,
+                                batch.max_parallelism, groups)
+        for i in range(n):
+            batch.hashes[run.first_row + i] = hash_blob_key(
+                batch.table, batch.key_data + batch.key_offsets[row + i],
+                batch.key_offsets[row + i + 1] - batch.key_offsets[row + i], batch.ns)
+    if n_maps == <uint32_t>batch.max_parallelism:
+        for i in range(n):
+            counts[groups[i]] += 1
+        return
+    for i in range(n):
+        group = <uint16_t>(groups[i] - first)
+        if unlikely(group >= n_maps):
+            run.failed_row = row + i
+            return
+        groups[i] = group
+        counts[group] += 1
+
+
+cdef void scatter_rows(Batch *batch, LaneRun *run, uint32_t *positions) noexcept nogil:
+    cdef int64_t i
+    cdef uint32_t at
+    cdef const uint16_t *groups = batch.groups
+    cdef const int64_t *keys = batch.keys + batch.first
+    cdef const int64_t *offsets = batch.key_offsets + batch.first
+    cdef int64_t *sorted_keys = batch.sorted_keys
+    cdef uint32_t *sorted_rows = batch.sorted_rows
+    if batch.keys != NULL:
+        for i in range(run.first_row, run.last_row):
+            at = positions[groups[i]]
+            positions[groups[i]] = at + 1
+            sorted_rows[at] = <uint32_t>i
+            sorted_keys[at] = keys[i]
+        return
+    for i in range(run.first_row, run.last_row):
+        at = positions[groups[i]]
+        positions[groups[i]] = at + 1
+        sorted_rows[at] = <uint32_t>i
+        sorted_keys[at] = offsets[i]
+        batch.sorted_hashes[at] = batch.hashes[i]
+        batch.sorted_lengths[at] = <uint32_t>(offsets[i + 1] - offsets[i])
+
+
+cdef inline void prepare_group(Batch *batch, uint32_t group) noexcept nogil:
+    """Give a map that the batch begins with buckets for its rows; without memory it grows as it goes."""
+    cdef CowMap *map = batch.table.maps[group]
+    cdef int64_t chunks = (batch.n + batch.size - 1) // batch.size       # the others are probably like this one
+    if map == NULL:
+        map = map_new(batch.table, group + batch.table.first_group)
+    if map != NULL and map.used == 0:
+        presize(batch.table, map, (batch.starts[group + 1] - batch.starts[group]) * chunks)
+
+
+cdef bint has_null(Batch *batch, int64_t at, uint32_t n) noexcept nogil:
+    cdef uint32_t i
+    for i in range(n):
+        if batch.nulls[batch.first + batch.sorted_rows[at + i]]:
+            return True
+    return False
+
+
+cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
+    """Operate on the groups of a lane, or on all rows of an unsorted chunk."""
+    cdef CowMap *maps[32]
+    cdef int64_t at = 0, end = batch.size, i
+    cdef uint32_t group = run.first_group, n
+    cdef bint inserts = batch.values != NULL and is_write(batch.op)
+    if batch.sorted:
+        at = batch.starts[run.first_group]
+        end = batch.starts[run.last_group]
+    while at < end:
+        n = <uint32_t>min(<int64_t>BLOCK, end - at)
+        if batch.sorted:
+            while batch.starts[group + 1] <= at:
+                group += 1
+            if batch.starts[group + 1] - batch.starts[group] >= BLOCK:
+                # A block of its own for the end of a large group, so that the next begins with its map.
+                n = <uint32_t>min(<int64_t>n, batch.starts[group + 1] - at)
+                if inserts and at == batch.starts[group]:
+                    prepare_group(batch, group)
+            if (batch.fast and at + n <= batch.starts[group + 1] and batch.table.maps[group] != NULL
+                    and (batch.nulls == NULL or not has_null(batch, at, n))):
+                if not fast_block(batch, run, batch.table.maps[group], at, n):
+                    return
+                at += n
+                continue
+            for i in range(n):
+                while batch.starts[group + 1] <= at + i:
+                    group += 1
+                maps[i] = batch.table.maps[group]
+        else:
+            for i in range(n):
+                maps[i] = batch.table.maps[batch.groups[at + i]]
+        if not apply_block(batch, run, at, n, maps):
+            return
+        at += n
+
+
+cdef bint apply_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps) noexcept nogil:
+    """Up to BLOCK rows of any operation. False when the lane failed."""
+    cdef RowKey keys[32]
+    cdef uint32_t i
+    if batch.block != NULL:
+        return batch.block(batch, run, at, n, maps)
+    stage_block(batch, at, n, maps, keys)
+    for i in range(n):
+        if not apply_row(batch, run, batch.table, &maps[i], &keys[i]):
+            run.failed_row = keys[i].row
+            return False
+    return True
+
+
+cdef void stage_block(Batch *batch, int64_t at, uint32_t n, CowMap **maps, RowKey *keys) noexcept nogil:
+    """Load and hash the keys of a block, stage by stage, so that the cache misses of its rows overlap."""
+    cdef Table *table = batch.table
+    cdef Core *core = table.core
+    cdef uint32_t *buckets[32]
+    cdef uint32_t i, slot
+    cdef CowMap *map
+    cdef Entry *entry
+    memset(keys, 0, n * sizeof(RowKey))
+    for i in range(n):
+        load_key(batch, at + i, &keys[i])
+        map = maps[i]
+        buckets[i] = &nowhere
+        if map != NULL:
+            buckets[i] = bucket(core, active_table(map, keys[i].hash),
+                                keys[i].hash & (active_table(map, keys[i].hash).capacity - 1))
+            if buckets[i] == NULL:
+                buckets[i] = &nowhere
+            prefetch(buckets[i])
+        prefetch(keys[i].data)
+        if batch.value_offsets != NULL:
+            prefetch(batch.value_offsets + keys[i].row)
+        elif batch.values != NULL:
+            prefetch(batch.values + batch.width * keys[i].row)
+    for i in range(n):
+        slot = buckets[i][0]
+        if slot:
+            prefetch(entry_at(core, slot))
+            prefetch(<char *>entry_at(core, slot) + 31)
+    for i in range(n):
+        # One row in three finds another key at the head of its chain: ask for the next entry.
+        if buckets[i][0] == 0:
+            continue
+        entry = entry_at(core, buckets[i][0])
+        if batch.keys == NULL and blob_hash(entry)[0] == keys[i].hash:
+            prefetch(<char *>entry.key)
+        elif (batch.keys == NULL or entry.key != keys[i].number) and entry.next:
+            prefetch(entry_at(core, entry.next))
+            prefetch(<char *>entry_at(core, entry.next) + 31)
+
+
+cdef CowMap *map_of_row(Batch *batch, CowMap **where, int64_t row) noexcept nogil:
+    """The map of a row's group, made here if need be; NULL without memory."""
+    cdef uint32_t group
+    if likely(where[0] != NULL):
+        return where[0]
+    group = batch.groups[row - batch.first]
+    where[0] = batch.table.maps[group]
+    if where[0] == NULL:
+        where[0] = map_new(batch.table, group + batch.table.first_group)
+    return where[0]
+
+
+# --- eight-byte values ---------------------------------------------------------------------------------
+
+cdef bint fast_block(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n) noexcept nogil:
+    """Rows of one map. What is not a plain look-up or overwrite goes to `apply_row`, one by one."""
+    if batch.keys == NULL:
+        if batch.fast == FAST_GET:
+            return fast_rows(batch, run, map, at, n, OP_GET, True)
+        if batch.fast == FAST_UPDATE:
+            return fast_rows(batch, run, map, at, n, OP_UPDATE, True)
+        return fast_rows(batch, run, map, at, n, OP_SUM, True)
+    if batch.fast == FAST_GET:
+        return fast_rows(batch, run, map, at, n, OP_GET, False)
+    if batch.fast == FAST_UPDATE:
+        return fast_rows(batch, run, map, at, n, OP_UPDATE, False)
+    return fast_rows(batch, run, map, at, n, OP_SUM, False)
+
+
+cdef inline bint is_key(Entry *entry, int64_t number, const char *data, uint32_t length, uint32_t hash,
+                        uint32_t off_ns, uint32_t ns, bint is_blob) noexcept nogil:
+    cdef Blob *blob
+    if is_blob:
+        if blob_hash(entry)[0] != hash:
+            return False
+        blob = <Blob *>entry.key
+        if blob.length != length or memcmp(blob_data(blob), data, length) != 0:
+            return False
+    elif entry.key != number:
+        return False
+    return off_ns == 0 or (<uint32_t *>(<char *>entry + off_ns))[0] == ns
+
+
+cdef bint slow_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n) noexcept nogil:
+    """A block of one map by `apply_row` alone, its buckets and first entries asked for ahead."""
+    cdef CowMap *maps[32]
+    cdef uint32_t i
+    for i in range(n):
+        maps[i] = map
+        if batch.values != NULL:
+            prefetch(batch.values + 8 * (batch.first + batch.sorted_rows[at + i]))
+    return apply_block(batch, run, at, n, maps)
+
+
+cdef inline bint may_write_bucket(Core *core, CowMap *map, uint32_t mask, uint32_t *head,
+                                  uint32_t index) noexcept nogil:
+    """Whether a bucket found earlier still is the live one, in a page of the live map's own, and no rehash is due.
+
+    Rows in between may have made the map double, more than once, and pages come back at addresses of old ones.
+    """
+    cdef PageRef *page
+    if map.primary.capacity - 1 != mask or map.secondary.capacity != 0:
+        return False
+    page = &map.primary.pages[index >> PAGE_SHIFT]
+    return (page.version >= core.highest_required_snapshot_version
+            and map.seen_version >= core.highest_required_snapshot_version
+            and page.ref != 0
+            and head == <uint32_t *>address(core.arena, page.ref) + (index & (PAGE_BUCKETS - 1)))
+
+
+cdef inline bint is_in_chain(Core *core, uint32_t slot, uint32_t wanted) noexcept nogil:
+    while slot and slot != wanted:
+        slot = entry_at(core, slot).next
+    return slot != 0
+
+
+cdef inline uint32_t insert_at_head(Lane *lane, Table *table, CowMap *map, uint32_t *head, int64_t key, uint32_t ns,
+                                    Log *log) noexcept nogil:
+    """`insert` where nothing stands in the way: room in the log, a bucket to write. 0 without memory."""
+    cdef uint32_t slot = slot_alloc(table, map)
+    cdef Entry *entry
+    if unlikely(slot == 0):
+        return 0
+    entry = entry_at(lane.core, slot)
+    entry.next = head[0]
+    entry.version = lane.core.state_version
+    entry.key = key
+    if table.layout.off_namespace:
+        (<uint32_t *>(<char *>entry + table.layout.off_namespace))[0] = ns
+        count_namespace(table, ns, 1)
+    head[0] = slot
+    map.primary.size += 1
+    map.modifications += 1
+    lane.entries += 1
+    (<uint64_t *>log_take(log, 8))[0] = (<uint64_t>RECORD_INSERT << 56) | (<uint64_t>map.group << 32) | slot
+    return slot
+
+
+cdef inline uint32_t clone_head(Lane *lane, Table *table, CowMap *map, uint32_t *head, bint is_blob,
+                                Log *log) noexcept nogil:
+    """`slot_for_write` for the old first entry of a chain, where nothing stands in the way. 0 without memory."""
+    cdef uint32_t slot = slot_alloc(table, map), old = head[0]
+    cdef Entry *entry
+    cdef char *room
+    if unlikely(slot == 0):
+        return 0
+    entry = entry_at(lane.core, slot)
+    if table.layout.stride == 24:
+        memcpy(entry, entry_at(lane.core, old), 24)
+    else:
+        memcpy(entry, entry_at(lane.core, old), table.layout.stride)
+    entry.version = lane.core.state_version
+    if is_blob:
+        (<Blob *>entry.key).refs += 1
+    if table.layout.off_namespace:
+        count_namespace(table, namespace_of(table, entry), 1)
+    head[0] = slot
+    room = log_take(log, 16)
+    log.held += 1
+    (<uint64_t *>room)[0] = slot
+    (<uint64_t *>(room + 8))[0] = (<uint64_t>RECORD_REPLACED << 56) | (<uint64_t>map.group << 32) | old
+    lane.copied_entries += 1
+    return slot
+
+
+cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n,
+                           Operation op, bint is_blob) noexcept nogil:
+    """`fast_block` for one operation and one kind of key, which the compiler knows.
+
+    An entry found in an early stage may have been cloned by a row in between: then its version says that it
+    belongs to a snapshot. One that was not found may have been inserted: `apply_row` looks again.
+    """
+    cdef Table *table = batch.table
+    cdef Core *core = table.core
+    cdef Lane *lane = run.used
+    cdef char **extents = core.arena.extents
+    cdef const int64_t *keys = batch.sorted_keys + at
+    cdef const uint32_t *rows = batch.sorted_rows + at
+    cdef const uint32_t *lengths = batch.sorted_lengths + at
+    cdef const int64_t *values = <const int64_t *>batch.values
+    cdef int64_t *out = <int64_t *>batch.out + batch.first
+    cdef uint8_t *found = batch.found + batch.first
+    cdef uint32_t *slots = batch.slots
+    cdef uint32_t required = core.highest_required_snapshot_version
+    cdef uint32_t journal_version = core.journal_version, state_version = core.state_version
+    cdef uint32_t hash_mask = table.hash_mask, ns = batch.ns, off_ns = table.layout.off_namespace
+    cdef uint32_t off_value = table.layout.off_value, mask = map.primary.capacity - 1
+    cdef uint32_t last_byte = off_value + 7
+    cdef uint64_t seed = table.seed, group_bits = <uint64_t>map.group << 32
+    cdef PageRef *pages = map.primary.pages
+    cdef uint32_t hashes[32]
+    cdef uint32_t *buckets[32]
+    cdef Entry *entries[32]
+    cdef uint32_t refs[32]
+    cdef uint32_t heads[32]
+    cdef RowKey key
+    cdef uint32_t i, index, ref
+    cdef Entry *entry
+    cdef Log *log
+    cdef char *room
+    cdef const char *data = NULL
+    cdef uint32_t length = 0
+    cdef int64_t *value
+    cdef int64_t number = 0
+    cdef bint is_logged
+    if unlikely(map.secondary.capacity != 0):
+        # While the map grows every operation moves entries: what the stages find may be gone.
+        return slow_rows(batch, run, map, at, n)
+    memset(&key, 0, sizeof(RowKey))
+    for i in range(n):
+        if is_blob:
+            hashes[i] = batch.sorted_hashes[at + i]
+            prefetch(batch.key_data + keys[i])
+        else:
+            hashes[i] = hash_int(keys[i], ns, seed) & hash_mask
+        index = hashes[i] & mask
+        ref = pages[index >> PAGE_SHIFT].ref
+        buckets[i] = &nowhere
+        if likely(ref != 0):
+            buckets[i] = (<uint32_t *>(extents[ref >> EXTENT_UNITS_SHIFT]
+                                       + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT))
+                          + (index & (PAGE_BUCKETS - 1)))
+        prefetch(buckets[i])
+        if op != OP_GET:
+            prefetch(&values[batch.first + rows[i]])
+    for i in range(n):
+        ref = refs[i] = heads[i] = buckets[i][0]
+        entries[i] = NULL
+        if ref:
+            entries[i] = <Entry *>(extents[ref >> EXTENT_UNITS_SHIFT]
+                                   + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT))
+            prefetch(entries[i])
+            prefetch(<char *>entries[i] + last_byte)
+    for i in range(n):
+        # One row in three finds another key at the head of its chain: ask for the next entry.
+        entry = entries[i]
+        if entry != NULL and ((blob_hash(entry)[0] != hashes[i]) if is_blob else (entry.key != keys[i])):
+            ref = refs[i] = entry.next
+            entries[i] = NULL
+            if ref:
+                entries[i] = <Entry *>(extents[ref >> EXTENT_UNITS_SHIFT]
+                                       + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT))
+                prefetch(entries[i])
+                prefetch(<char *>entries[i] + last_byte)
+        elif is_blob and entry != NULL:
+            prefetch(<char *>entry.key)
+    if is_blob:
+        for i in range(n):
+            if entries[i] != NULL and blob_hash(entries[i])[0] == hashes[i]:
+                prefetch(<char *>entries[i].key)
+    for i in range(n):
+        entry = entries[i]
+        if is_blob:
+            data = batch.key_data + keys[i]
+            length = lengths[i]
+        while entry != NULL and not is_key(entry, keys[i], data, length, hashes[i], off_ns, ns, is_blob):
+            ref = refs[i] = entry.next
+            entry = <Entry *>(extents[ref >> EXTENT_UNITS_SHIFT]
+                              + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT)) if ref else NULL
+        if op == OP_GET:
+            if likely(entry != NULL):
+                out[rows[i]] = (<int64_t *>(<char *>entry + off_value))[0]
+                found[rows[i]] = 1
+            continue
+        log = &lane.undo
+        is_logged = False
+        number = values[batch.first + rows[i]]
+        index = hashes[i] & mask
+        if entry == NULL or entry.version < required:
+            # A new key, or an entry that a snapshot has.
+            ref = 0
+            if (may_write_bucket(core, map, mask, buckets[i], index)
+                    and record_log(lane, table, &log) and log_reserve(core.arena, log, 16)):
+                if entry == NULL:
+                    if not is_blob and buckets[i][0] == heads[i] and map.primary.size <= map.threshold:
+                        ref = insert_at_head(lane, table, map, buckets[i], keys[i], ns, log)
+                elif buckets[i][0] == refs[i]:
+                    ref = clone_head(lane, table, map, buckets[i], is_blob, log)
+                    is_logged = True
+                elif is_in_chain(core, buckets[i][0], refs[i]):
+                    ref = own_entry(lane, table, map, refs[i], hashes[i])
+            if unlikely(ref == 0):
+                key.row = batch.first + rows[i]
+                key.number = keys[i]
+                key.data = data
+                key.length = length
+                key.hash = hashes[i]
+                if not apply_row(batch, run, table, &map, &key):
+                    run.failed_row = key.row
+                    return False
+                continue
+            refs[i] = ref
+            if entry == NULL:
+                (<int64_t *>(<char *>entry_at(core, ref) + off_value))[0] = number
+                if slots != NULL:
+                    slots[batch.first + rows[i]] = ref
+                continue
+            entry = entry_at(core, ref)
+        elif entry.version < journal_version:
+            record_log(lane, table, &log)
+        if unlikely(log == NULL or not log_reserve(core.arena, log, 16)):
+            run.failure = FAILED_MEMORY
+            run.failed_row = batch.first + rows[i]
+            return False
+        value = <int64_t *>(<char *>entry + off_value)
+        if op == OP_SUM and unlikely(add_overflow(value[0], number, &number)):
+            run.failure = FAILED_OVERFLOW
+            run.failed_row = batch.first + rows[i]
+            return False
+        if not is_logged:
+            room = log_take(log, 16)
+            (<int64_t *>room)[0] = value[0]
+            # The table's index in the journal is 0: tables below an anchor do not come here.
+            (<uint64_t *>(room + 8))[0] = (<uint64_t>RECORD_WRITE << 56) | group_bits | refs[i]
+        entry.version = state_version
+        value[0] = number
+        if slots != NULL:
+            slots[batch.first + rows[i]] = refs[i]
+    return True
+
+
+# --- any operation on any layout --------------------------------------------------------------------------
+
+cdef bint apply_row(Batch *batch, LaneRun *run, Table *table, CowMap **where, RowKey *key) noexcept nogil:
+    """One row; `where` is the map of its group, made here if need be. False with `run.failure` set."""
+    cdef Lane *lane = run.used
+    cdef CowMap *map = where[0]
+    cdef uint32_t slot
+    cdef char *value
+    cdef CoreKey k
+    if unlikely(map == NULL):
+        if batch.op == OP_GET or batch.op == OP_REMOVE or batch.op == OP_FIND:
+            return True                  # results were prepared as "absent"
+        map = map_of_row(batch, where, key.row)
+        if map == NULL:
+            run.failure = FAILED_MEMORY
+            return False
+    if unlikely(not before_operation(lane, table, map)):
+        run.failure = FAILED_MEMORY
+        return False
+    if batch.keys != NULL:
+        slot = find_int(table, map, key.number, batch.ns, key.hash)
+    else:
+        slot = find_blob(table, map, key.data, key.length, batch.ns, key.hash)
+
+    if batch.op == OP_GET:
+        if slot:
+            value = value_of(table, entry_at(lane.core, slot))
+            batch.found[key.row] = 1
+            if batch.blobs != NULL:
+                batch.blobs[key.row] = (<Blob **>value)[0]
+            else:
+                memcpy(batch.out + batch.width * key.row, value, batch.width)
+        return True
+    if batch.op == OP_FIND:
+        batch.slots[key.row] = slot
+        return True
+    if batch.op == OP_REMOVE:
+        if slot:
+            batch.found[key.row] = 1
+            if not remove(lane, table, map, slot, key.hash):
+                run.failure = FAILED_MEMORY
+                return False
+        return True
+    if batch.op == OP_APPEND:
+        k.number = key.number
+        k.data = key.data
+        k.length = key.length
+        k.namespace = batch.ns
+        k.hash = key.hash
+        if not append_row(batch, lane, table, map, slot, &k, key.row):
+            run.failure = FAILED_MEMORY
+            return False
+        return True
+    run.failure = write_row(batch, lane, table, map, slot, key.number, key.data, key.length, key.hash, key.row)
+    return run.failure == FAILED_NOT
+
+
+cdef bint append_row(Batch *batch, Lane *lane, Table *table, CowMap *map, uint32_t slot, CoreKey *k,
+                     int64_t row) noexcept nogil:
+    cdef Blob *blob = NULL
+    if batch.value_offsets == NULL:
+        return list_append(lane, table, map, slot, k, <char *>batch.values + batch.width * row,
+                           stamp_of(batch, row))
+    blob = blob_new(lane.core.blobs, batch.values + batch.value_offsets[row],
+                    batch.value_offsets[row + 1] - batch.value_offsets[row])
+    if blob == NULL:
+        return False
+    if not list_append(lane, table, map, slot, k, <char *>&blob, stamp_of(batch, row)):
+        blob_drop(lane.core.blobs, blob)
+        return False
+    return True
+
+
+cdef inline int write_row(Batch *batch, Lane *lane, Table *table, CowMap *map, uint32_t slot, int64_t key,
+                          const char *data, uint64_t length, uint32_t hash, int64_t row) noexcept nogil:
+    """Insert, overwrite or reduce one row; a Failure."""
+    cdef Core *core = lane.core
+    cdef char *payload
+    cdef const char *source
+    cdef char reduced[8]
+    cdef Blob *blob = NULL
+    cdef bint kept = False
+    cdef bint fresh = slot == 0
+    if batch.value_offsets != NULL:
+        blob = blob_new(core.blobs, batch.values + batch.value_offsets[row],
+                        batch.value_offsets[row + 1] - batch.value_offsets[row])
+        if blob == NULL:
+            return FAILED_MEMORY
+        source = <const char *>&blob
+    else:
+        source = batch.values + batch.width * row
+    if batch.op != OP_UPDATE:
+        if not reduce_into(batch.op, batch.code, NULL if fresh else value_of(table, entry_at(core, slot)),
+                           source, reduced):
+            return FAILED_OVERFLOW
+        source = reduced
+    if fresh:
+        slot = insert(lane, table, map, key, data, length, batch.ns, hash)
+    else:
+        slot = slot_for_write(lane, table, map, slot, hash, &kept)
+    if unlikely(slot == 0):
+        if blob != NULL:
+            blob_drop(core.blobs, blob)
+        return FAILED_MEMORY
+    payload = payload_of(table, entry_at(core, slot))
+    if blob != NULL and not fresh and not kept:
+        payload_drop(table, payload)
+    if table.layout.has_timestamp:
+        (<int64_t *>payload)[0] = stamp_of(batch, row)
+        payload += 8
+    if batch.width == 8:
+        (<uint64_t *>payload)[0] = (<uint64_t *>source)[0]
+    else:
+        memcpy(payload, source, batch.width)
+    if batch.slots != NULL:
+        batch.slots[row] = slot
+    return FAILED_NOT
+
+
+# --- calls ---------------------------------------------------------------------------------------------
+
+_pool = None
+_pool_lock = threading.Lock()
+
+
+def _thread_pool():
+    """The threads beside the caller's own; made at first use, forgotten by a forked child."""
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(max_workers=MAX_LANES - 1, thread_name_prefix="statebackend")
+        return _pool
+
+
+def _forget_pool():
+    global _pool, _pool_lock
+    _pool = None
+    _pool_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)
+
+
+cdef void work_on(Batch *batch, LaneRun *run, int phase, int lane) noexcept nogil:
+    cdef uint32_t *counts = batch.counts + lane * <int64_t>batch.table.n_maps
+    if phase == 0:
+        count_rows(batch, run, counts)
+    elif phase == 1:
+        scatter_rows(batch, run, counts)
+    else:
+        apply_rows(batch, run)
+
+
+cdef void run_phase(Crew *crew, uint32_t phase) noexcept nogil:
+    """All lanes of one phase. No lane is at work any more when this returns."""
+    cdef int lane
+    cdef uint32_t turn = crew.turn + 1
+    crew.phase = phase
+    store_u32(&crew.turn, turn)
+    work_on(crew.batch, &crew.runs[0], phase, 0)
+    for lane in range(1, crew.n_lanes):
+        if claim(&crew.claimed[lane], turn):
+            work_on(crew.batch, &crew.runs[lane], phase, lane)       # nobody has begun with it
+            store_u32(&crew.done[lane], turn)
+    for lane in range(1, crew.n_lanes):
+        while load_u32(&crew.done[lane]) != turn:
+            usleep(5)
+
+
+cdef void work_along(Crew *crew) noexcept nogil:
+    """Do what lanes of each phase nobody has begun with, until the call is over."""
+    cdef uint32_t seen = 0, turn
+    cdef int i, lane, others = crew.n_lanes - 1, idle = 0
+    cdef int64_t first = add_i64(&crew.came, 1)
+    while not load_u32(&crew.is_over):
+        turn = load_u32(&crew.turn)
+        if turn == seen:
+            idle += 1
+            if idle > IDLE_LOOKS:
+                usleep(5)
+            continue
+        seen = turn
+        idle = 0
+        for i in range(others):
+            lane = 1 + <int>((first + i) % others)
+            if claim(&crew.claimed[lane], turn):
+                work_on(crew.batch, &crew.runs[lane], crew.phase, lane)
+                store_u32(&crew.done[lane], turn)
+
+
+cdef void assign_groups(Crew *crew) noexcept nogil:
+    """Turn counts into positions; give each lane a range of groups with its share of the first chunk's rows.
+
+    A group keeps its lane for the whole call: the undo logs of lanes are in order only group by group.
+    """
+    cdef Batch *batch = crew.batch
+    cdef LaneRun *runs = crew.runs
+    cdef uint32_t group, groups = batch.table.n_maps, at = 0, amount
+    cdef int lane, lanes = crew.n_lanes, filling = 0
+    cdef int64_t share = (batch.size + lanes - 1) // lanes
+    cdef bint divide = batch.first == 0
+    runs[0].first_group = 0
+    for group in range(groups):
+        batch.starts[group] = at
+        for lane in range(lanes):
+            amount = batch.counts[lane * groups + group]
+            batch.counts[lane * groups + group] = at
+            at += amount
+        if divide and filling + 1 < lanes and at >= (filling + 1) * share:
+            runs[filling].last_group = group + 1
+            filling += 1
+            runs[filling].first_group = group + 1
+    batch.starts[groups] = at
+    if not divide:
+        return
+    runs[filling].last_group = groups
+    for lane in range(filling + 1, lanes):
+        runs[lane].first_group = runs[lane].last_group = groups
+
+
+cdef Failure run_chunk(Crew *crew) noexcept nogil:
+    cdef Batch *batch = crew.batch
+    cdef LaneRun *runs = crew.runs
+    cdef int lane, lanes = crew.n_lanes
+    cdef int64_t share = (batch.size + lanes - 1) // lanes
+    cdef Failure failure = FAILED_NOT
+    for lane in range(lanes):
+        runs[lane].first_row = min(lane * share, batch.size)
+        runs[lane].last_row = min((lane + 1) * share, batch.size)
+    run_phase(crew, 0)
+    for lane in range(lanes):
+        if runs[lane].failed_row >= 0:
+            return FAILED_GROUP
+    if batch.sorted:
+        assign_groups(crew)
+        run_phase(crew, 1)
+    run_phase(crew, 2)
+    for lane in range(lanes):
+        if runs[lane].failure == FAILED_MEMORY:
+            return FAILED_MEMORY
+        if runs[lane].failure != FAILED_NOT:
+            failure = FAILED_OVERFLOW
+    return failure
+
+
+cdef Failure run_chunks(Crew *crew) noexcept nogil:
+    """All chunks, until one fails."""
+    cdef Batch *batch = crew.batch
+    cdef Failure failure = FAILED_NOT
+    while batch.first < batch.n and failure == FAILED_NOT:
+        batch.size = min(<int64_t>CHUNK, batch.n - batch.first)
+        failure = run_chunk(crew)
+        batch.first += batch.size
+    store_u32(&crew.is_over, 1)
+    return failure
+
+
+@cython.final
+cdef class LaneWork:
+    """What threads of the pool do for a call: mainly one lane of each phase.
+
+    A thread may come to it when the call is long over. So it holds no reference to the call, which would keep a
+    closed backend's memory; and of pointers into the call it makes no use then.
+    """
+
+    def __call__(self):
+        cdef Crew *crew = &self.crew
+        with nogil:
+            work_along(crew)
+
+
+@cython.final
+cdef class BatchCall:
+    """One vectorised call on a table; made and run by the functions below."""
+
+    def __cinit__(self, StateTable table not None, keys, uint32_t ns, int threads):
+        table.usable()
+        if table.anchors is not None:
+            raise UsageError("the entries of a map state are reached through their MapTable only")
+        memset(&self.batch, 0, sizeof(Batch))
+        memset(self.runs, 0, sizeof(self.runs))
+        self.work = LaneWork.__new__(LaneWork)
+        memset(&self.work.crew, 0, sizeof(Crew))
+        self.work.crew.batch = &self.batch
+        self.work.crew.runs = self.runs
+        self.table = table
+        self.keep = []
+        self.batch.table = table.table
+        self.batch.program = &table.plan.program
+        self.batch.max_parallelism = table.max_parallelism
+        self.batch.ns = ns
+        self.batch.n_lanes = max(1, min(threads, MAX_LANES))
+        self.batch.code = table.value_code
+        self.batch.width = table.table.layout.value_width
+        if ns and not table.table.layout.off_namespace:
+            raise UsageError("this table has no namespaces")
+        if table.table.layout.key_is_blob:
+            offsets, data = _pair(keys, "keys")
+            self.batch.n = len(offsets) - 1
+            self.batch.key_offsets = <const int64_t *>self.pointer(_checked_offsets(offsets, data), np.int64)
+            self.batch.key_data = <const char *>self.pointer(data, np.uint8)
+        else:
+            self.batch.keys = <const int64_t *>self.pointer(keys, np.int64)
+            self.batch.n = len(keys)
+
+    cdef void *pointer(self, array, dtype) except NULL:
+        _require_array(array, dtype, 1)
+        array = np.ascontiguousarray(array)
+        if len(array) == 0:
+            array = np.zeros(1, dtype=dtype)
+        self.keep.append(array)
+        return <void *><uintptr_t>array.__array_interface__["data"][0]
+
+    cdef int set_values(self, values, int code, uint32_t width) except -1:
+        """Values by row: an array of the right width, or (offsets, data)."""
+        self.batch.code = code
+        self.batch.width = width
+        if code == CODE_BLOB:
+            offsets, data = _pair(values, "values")
+            if len(offsets) - 1 != self.batch.n:
+                raise UsageError("keys and values differ in length",
+                                 detail=f"{self.batch.n} keys, {len(offsets) - 1} values")
+            self.batch.value_offsets = <const int64_t *>self.pointer(_checked_offsets(offsets, data), np.int64)
+            self.batch.values = <const char *>self.pointer(data, np.uint8)
+            self.batch.width = 8
+            return 0
+        if code == CODE_RAW:
+            _require_array(values, np.uint8, 2)
+            if values.shape[1] != width:
+                raise UsageError(f"values of this table are an array of uint8 with {width} columns")
+            flat = np.ascontiguousarray(values).reshape(-1)
+        else:
+            _require_array(values, DTYPES[code], 1)
+            flat = values
+        if len(values) != self.batch.n:
+            raise UsageError("keys and values differ in length", detail=f"{self.batch.n} keys, {len(values)} values")
+        self.batch.values = <const char *>self.pointer(flat, flat.dtype)
+        return 0
+
+    cdef int set_nulls(self, nulls) except -1:
+        """Which values are null, by row; None where none is."""
+        if nulls is None:
+            return 0
+        if len(nulls) != self.batch.n:
+            raise UsageError("keys and nulls differ in length", detail=f"{self.batch.n} keys, {len(nulls)} nulls")
+        self.batch.nulls = <const uint8_t *>self.pointer(nulls, np.bool_)
+        return 0
+
+    cdef int set_timestamps(self, timestamps) except -1:
+        """One for all rows, or an array of one for each."""
+        if not isinstance(timestamps, np.ndarray):
+            self.batch.timestamp = timestamps
+            return 0
+        if len(timestamps) != self.batch.n:
+            raise UsageError("keys and timestamps differ in length",
+                             detail=f"{self.batch.n} keys, {len(timestamps)} timestamps")
+        self.batch.timestamps = <const int64_t *>self.pointer(timestamps, np.int64)
+        return 0
+
+    cdef int run(self, Operation op) except -1:
+        """All chunks of the batch, or none of them."""
+        cdef StateCore owner = self.table.owner
+        cdef Core *core = &owner.core
+        cdef bint writes = is_write(op)
+        cdef int64_t limit
+        cdef Failure failure = FAILED_NOT
+        cdef Crew *crew = &self.work.crew
+        self.batch.op = op
+        self._prepare()
+        try:
+            self._call_crew()
+            owner.enter()
+            try:
+                drain(core, self.batch.n + 64)
+                if self.batch.n:
+                    limit = owner.arena.budget.limit
+                    self._begin(writes)
+                    try:
+                        with nogil:
+                            failure = run_chunks(crew)
+                        self._end(failure != FAILED_NOT, writes)
+                    finally:
+                        owner.arena.budget.limit = limit
+                        owner.vacate()
+                    if failure != FAILED_NOT and limit and owner.arena.budget.used > limit:
+                        # What undoing took beyond the limit would make it refuse the next call too.
+                        drain(core, 4 * self.batch.n + 64)
+                        owner.arena.trim()
+                    self._raise(failure)
+            finally:
+                owner.leave()
+                owner.end_dropped()
+        finally:
+            store_u32(&crew.is_over, 1)
+        return 0
+
+    cdef int _prepare(self) except -1:
+        """What runs Python."""
+        # Sorting costs time for each key group, a lane for each group and for its thread.
+        self.batch.sorted = self.batch.n >= SHORT_BATCH and self.batch.n >= 4 * <int64_t>self.batch.table.n_maps
+        if not self.batch.sorted:
+            self.batch.n_lanes = 1
+        self.batch.n_lanes = <int>min(<int64_t>self.batch.n_lanes, 1 + self.batch.n // SHORT_BATCH)
+        self._make_scratch()
+        return 0
+
+    cdef int _call_crew(self) except -1:
+        """Ask the pool for as many threads as there are other lanes. Whatever this raises, nothing has begun."""
+        cdef int _lane
+        self.work.crew.n_lanes = self.batch.n_lanes
+        if self.batch.n_lanes == 1:
+            return 0
+        try:
+            pool = _thread_pool()
+            for _lane in range(1, self.batch.n_lanes):
+                pool.submit(self.work)
+        except RuntimeError:             # no thread to be had: the caller's own does all
+            pass
+        return 0
+
+    cdef int _begin(self, bint writes) except -1:
+        cdef Table *table = self.batch.table
+        cdef Core *core = table.core
+        cdef StateCore owner = self.table.owner
+        cdef int lane
+        cdef Log *log
+        self.batch.fast = self._fast_path()
+        for lane in range(self.batch.n_lanes):
+            self.runs[lane].lane.core = core
+            self.runs[lane].lane.is_worker = 1
+            self.runs[lane].used = &self.runs[lane].lane
+            self.runs[lane].failed_row = -1
+        self.runs[0].used = &table.lane
+        if core.journal_version:
+            # Reads too can move entries, and a lane's journal needs a place to go afterwards.
+            if not segment_for_writing(core, table.journal, &log):
+                owner.out_of_memory()
+            self.runs[0].journal_records = log.records
+        if writes:
+            for lane in range(self.batch.n_lanes):
+                self.runs[lane].used.keep_undo = 1
+        core.blobs.shared = self.batch.n_lanes > 1
+        owner.occupy()
+        return 0
+
+    cdef FastPath _fast_path(self) noexcept:
+        cdef Table *table = self.batch.table
+        if table.layout.value_kind != VALUE_FIXED or table.layout.payload_width != 8 or table.anchors != NULL:
+            return FAST_NONE
+        if self.batch.op == OP_GET:
+            return FAST_GET
+        if self.batch.op == OP_UPDATE:
+            return FAST_UPDATE
+        if self.batch.op == OP_SUM and self.batch.code == CODE_INT64:
+            return FAST_SUM
+        return FAST_NONE
+
+    cdef int _make_scratch(self) except -1:
+        cdef int64_t size = min(self.batch.n, <int64_t>CHUNK)
+        cdef uint32_t groups = self.batch.table.n_maps
+        cdef char *base
+        needed = size * (26 if self.batch.keys == NULL else 14) + (groups + 1) * 4 * (self.batch.n_lanes + 1) + 64
+        scratch = self.table.owner.arena.scratch(needed)
+        self.keep.append(scratch)
+        base = <char *><uintptr_t>scratch.__array_interface__["data"][0]
+        self.batch.sorted_keys = <int64_t *>base
+        self.batch.sorted_rows = <uint32_t *>(base + size * 8)
+        base += size * 12
+        if self.batch.keys == NULL:
+            self.batch.hashes = <uint32_t *>base
+            self.batch.sorted_hashes = <uint32_t *>(base + size * 4)
+            self.batch.sorted_lengths = <uint32_t *>(base + size * 8)
+            base += size * 12
+        self.batch.groups = <uint16_t *>base
+        base += (size * 2 + 7) & ~7
+        self.batch.starts = <uint32_t *>base
+        self.batch.counts = <uint32_t *>(base + (groups + 1) * 4)
+        return 0
+
+    cdef int _raise(self, Failure failure) except -1:
+        """Raise what fits after a call has failed and was undone."""
+        cdef int lane
+        if failure == FAILED_NOT:
+            return 0
+        if failure == FAILED_MEMORY:
+            self.table.owner.out_of_memory()
+        rows = [self.runs[lane].failed_row for lane in range(self.batch.n_lanes)
+                if failure == FAILED_GROUP or self.runs[lane].failure]
+        first = min([row for row in rows if row >= 0])
+        if failure == FAILED_GROUP:
+            raise KeyGroupError("a key belongs to a key group that this backend does not own",
+                                detail=f"position {first}")
+        raise OverflowError(f"a reduced value does not fit its type, at position {first}")
+
+    cdef int _end(self, bint failed, bint writes) except -1:
+        """Undo what a failed call did, or settle what a good one leaves: journals, retired entries, counts."""
+        cdef Table *table = self.batch.table
+        cdef Core *core = table.core
+        cdef Journal *journal = table.journal
+        cdef StateCore owner = self.table.owner
+        cdef Lane *lane
+        cdef Log *log
+        cdef Log carried
+        cdef int i
+        core.blobs.shared = 0
+        for i in range(self.batch.n_lanes):
+            if self.batch.inner != NULL:
+                self.batch.inner.lane.entries += self.runs[i].inner_entries
+            self.runs[i].used.keep_undo = 0
+            if i:
+                self._settle_lane(i)
+        if failed and writes:
+            owner.arena.budget.limit = 0       # undoing may need a little; restored by `run`
+            memset(&carried, 0, sizeof(Log))
+            owner.moved.clear()
+            try:
+                for i in range(self.batch.n_lanes):
+                    owner.undo_failed(journal, &self.runs[i].used.undo, 0, &carried)
+                for i in range(1, self.batch.n_lanes):
+                    owner.undo_failed(journal, &self.runs[i].lane.own_journal, 0, &carried)
+                if core.journal_version and segment_for_writing(core, journal, &log):
+                    owner.undo_failed(journal, log, self.runs[0].journal_records, &carried)
+                owner.settle_undone(journal, &carried)
+            except MemoryError:
+                for i in range(self.batch.n_lanes):      # the backend is closed; what the logs hold goes with it
+                    log_append(core.arena, &journal.dead, &self.runs[i].used.undo)
+                    log_append(core.arena, &journal.dead, &self.runs[i].lane.own_journal)
+                raise
+            return 0
+        for i in range(self.batch.n_lanes):
+            lane = self.runs[i].used
+            if (core.newest != NULL and self.batch.op != OP_REMOVE and table.layout.value_kind == VALUE_FIXED
+                    and lane.undo.held * 2 >= lane.undo.records):
+                # Mostly slots that clones have replaced, for the sake of a snapshot that is still there.
+                log_append(core.arena, &journal.waiting, &lane.undo)
+            else:
+                discard_log(core, journal, &lane.undo)
+            if i and lane.own_journal.records and segment_for_writing(core, journal, &log):
+                log_append(core.arena, log, &lane.own_journal)
+        return 0
+
+    cdef void _settle_lane(self, int i) noexcept:
+        """Join what a worker lane retired and counted with the table's."""
+        cdef Lane *lane = &self.runs[i].lane
+        cdef Table *table = self.batch.table
+        if table.core.newest != NULL:
+            log_append(table.core.arena, &table.core.newest.retired, &lane.retired)
+        else:
+            log_append(table.core.arena, &table.core.garbage, &lane.retired)
+            table.core.pending = 1
+        table.lane.entries += lane.entries
+        table.lane.copied_entries += lane.copied_entries
+        table.lane.copied_pages += lane.copied_pages
+        table.lane.moved_entries += lane.moved_entries
+
+
+def _require_array(array, dtype, dimensions):
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != dimensions:
+        found = type(array).__name__
+        if isinstance(array, np.ndarray):
+            found = f"{array.dtype.name}, {array.ndim} dimensions"
+        raise UsageError(f"an array of {np.dtype(dtype).name} with {dimensions} dimension(s) is needed",
+                         detail=f"got {found}")
+
+
+def _pair(columns, what):
+    if not isinstance(columns, tuple) or len(columns) != 2:
+        raise UsageError(f"{what} of this table are (offsets, data)", detail=f"got {type(columns).__name__}")
+    return columns
+
+
+def _checked_offsets(offsets, data):
+    """Offsets that may be trusted: rising, inside the data."""
+    _require_array(offsets, np.int64, 1)
+    _require_array(data, np.uint8, 1)
+    if len(offsets) == 0:
+        raise UsageError("offsets have one element more than there are rows")
+    lengths = np.diff(offsets)
+    if offsets[0] < 0 or offsets[len(offsets) - 1] > len(data) or (offsets[1:] < offsets[:len(offsets) - 1]).any():
+        raise UsageError("offsets must rise and lie within the data")
+    if (lengths > 0x7FFFFFFF).any():
+        raise OverflowError("a key or value is larger than 2 GB")
+    return offsets
+
+
+def update_many(StateTable table not None, keys, values, *, uint32_t namespace=0, timestamp=0, int threads=1):
+    """Set the values of many keys, in order. `timestamp` is one for all, or an array. Atomic.
+
+    >>> import numpy as np
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> table = StateTable(StateCore(), value="long")
+    >>> update_many(table, np.array([1, 2, 1]), np.array([10, 20, 30]))
+    >>> table.get(1)
+    30
+    """
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    if table.value_code >= CODE_OBJECT:
+        raise UsageError("objects, lists and anchors are not updated in batches")
+    call.set_values(values, table.value_code, table.table.layout.value_width)
+    call.set_timestamps(timestamp)
+    call.run(OP_UPDATE)
+
+
+def get_many(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
+    """The values of many keys and which were found, by row; where nothing was found the value is zero.
+
+    Byte values come as (offsets, data).
+
+    >>> import numpy as np
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> table = StateTable(StateCore(), value="long")
+    >>> table.put(1, 10)
+    >>> get_many(table, np.array([1, 2]))
+    (array([10,  0]), array([ True, False]))
+    """
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    cdef uint32_t width = table.table.layout.value_width
+    if table.value_code >= CODE_OBJECT:
+        raise UsageError("objects, lists and anchors are not read in batches")
+    found = np.zeros(call.batch.n, dtype=np.uint8)
+    call.batch.found = <uint8_t *>call.pointer(found, np.uint8)
+    if table.value_code == CODE_BLOB:
+        blobs = np.zeros(call.batch.n, dtype=np.uint64)
+        call.batch.blobs = <Blob **>call.pointer(blobs, np.uint64)
+        table.owner.hold()
+        try:
+            call.run(OP_GET)
+            return _copy_blobs(blobs), found.view(bool)
+        finally:
+            table.owner.let_go()
+    out = np.zeros((call.batch.n, width), dtype=np.uint8)
+    call.batch.out = <char *>call.pointer(out.reshape(-1), np.uint8)
+    call.run(OP_GET)
+    if table.value_code != CODE_RAW:
+        out = out.view(DTYPES[table.value_code]).reshape(-1)
+    return out, found.view(bool)
+
+
+def _copy_blobs(blobs):
+    cdef uint64_t[::1] pointers = blobs
+    cdef int64_t n = len(blobs), i, total = 0
+    cdef Blob *blob
+    offsets = np.zeros(n + 1, dtype=np.int64)
+    cdef int64_t[::1] ends = offsets
+    for i in range(n):
+        blob = <Blob *><uintptr_t>pointers[i]
+        if blob != NULL:
+            total += blob.length
+        ends[i + 1] = total
+    data = np.empty(total, dtype=np.uint8)
+    cdef uint8_t[::1] target = data if total else np.empty(1, dtype=np.uint8)
+    with nogil:
+        for i in range(n):
+            blob = <Blob *><uintptr_t>pointers[i]
+            if blob != NULL:
+                memcpy(&target[0] + ends[i], blob_data(blob), blob.length)
+    return offsets, data
+
+
+def find_many(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
+    """The entry slots of many keys, by row; 0 where there is none."""
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    slots = np.zeros(call.batch.n, dtype=np.uint32)
+    call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
+    call.run(OP_FIND)
+    return slots
+
+
+def remove_many(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
+    """Remove many keys; says by row whether the key was there at its turn. Atomic."""
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    if table.anchors is not None or table.value_code == CODE_ANCHOR:
+        raise UsageError("map states are not removed from in this way")
+    found = np.zeros(call.batch.n, dtype=np.uint8)
+    call.batch.found = <uint8_t *>call.pointer(found, np.uint8)
+    if table.value_code == CODE_OBJECT:
+        raise UsageError("objects are not removed in batches")
+    call.run(OP_REMOVE)
+    return found.view(bool)
+
+
+def reduce_many(StateTable table not None, keys, values, reduction, *, uint32_t namespace=0, int64_t timestamp=0,
+                int threads=1, return_touched=False):
+    """Reduce each value into its key's, in order; `reduction` is one of REDUCTIONS. Atomic, overflow raises.
+
+    With `return_touched`, gives the first row of each distinct key, in order, and the reduced values there.
+
+    >>> import numpy as np
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> table = StateTable(StateCore(), value="long")
+    >>> reduce_many(table, np.array([5, 6, 5]), np.array([1, 2, 3]), "sum", return_touched=True)
+    (array([0, 1]), array([4, 2]))
+    """
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    cdef int code = table.value_code
+    if reduction not in REDUCTIONS:
+        raise UsageError("unknown reduction", detail=repr(reduction), hint=f"one of {', '.join(REDUCTIONS)}")
+    if code == CODE_RAW or code >= CODE_BLOB:
+        raise UsageError("only numbers and booleans are reduced in batches")
+    if code == CODE_BOOL and REDUCTIONS[reduction] in (OP_SUM, OP_PRODUCT, OP_COUNT):
+        raise UsageError(f"booleans have no {reduction}", hint="use any, all, min, max, first or last")
+    if REDUCTIONS[reduction] == OP_COUNT:
+        if code in (CODE_DOUBLE, CODE_FLOAT):
+            raise UsageError("a count is an integer")
+        values = np.zeros(call.batch.n, dtype=DTYPES[code])
+    call.set_values(values, code, table.table.layout.value_width)
+    call.batch.timestamp = timestamp
+    if return_touched:
+        slots = np.zeros(call.batch.n, dtype=np.uint32)
+        call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
+    if not return_touched:
+        call.run(REDUCTIONS[reduction])
+        return None
+    table.owner.hold()
+    try:
+        call.run(REDUCTIONS[reduction])
+        return touched_rows(table, slots, code)
+    finally:
+        table.owner.let_go()
+
+
+def touched_rows(StateTable table not None, slots, int code):
+    """Of slots by row: the first row of each distinct slot, in order, and the values there now."""
+    cdef uint32_t[::1] by_row = slots
+    cdef int64_t n = len(slots), i, distinct = 0
+    cdef uint64_t mask, at
+    cdef uint32_t slot
+    cdef uint32_t width = table.table.layout.value_width
+    rows = np.empty(n, dtype=np.int64)
+    if n == 0:
+        return rows, np.empty(0, dtype=DTYPES[code])
+    cdef int64_t[::1] first = rows
+    size = 1 << int(2 * n - 1).bit_length()
+    seen_array = np.zeros(size, dtype=np.uint32)
+    cdef uint32_t[::1] seen = seen_array
+    mask = size - 1
+    with nogil:
+        for i in range(n):
+            slot = by_row[i]
+            at = (slot * <uint64_t>0x9E3779B97F4A7C15u >> 20) & mask
+            while seen[at] != 0 and seen[at] != slot:
+                at = (at + 1) & mask
+            if seen[at] == 0:
+                seen[at] = slot
+                first[distinct] = i
+                distinct += 1
+    rows = rows[:distinct].copy()
+    values = np.empty((distinct, width), dtype=np.uint8)
+    cdef uint8_t[:, ::1] out = values
+    first = rows
+    with nogil:
+        for i in range(distinct):
+            memcpy(&out[i, 0], value_of(table.table, entry_at(table.table.core, by_row[first[i]])), width)
+    return rows, values.view(DTYPES[code]).reshape(-1)
+
+
+def append_many(StateTable table not None, keys, values, *, uint32_t namespace=0, timestamp=0, int threads=1):
+    """Append each value to its key's list, in order. `timestamp` is one for all, or an array. Atomic."""
+    cdef BatchCall call = BatchCall(table, keys, namespace, threads)
+    if table.value_code != CODE_LIST:
+        raise UsageError("this table does not hold lists")
+    if table.element_code == CODE_OBJECT:
+        raise UsageError("objects are not appended in batches")
+    call.set_values(values, table.element_code, table.table.element_value_width)
+    call.set_timestamps(timestamp)
+    call.run(OP_APPEND)

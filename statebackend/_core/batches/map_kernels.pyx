@@ -1,0 +1,319 @@
+"""Batches over map states: rows of key and map key. Both tables of a map lie in the key's group, and in its lane.
+
+The lane is that of the table of keys. Its logs take the records of both tables, in the order of time; entries of
+the table of map entries are counted apart (`LaneRun.inner_entries`).
+"""
+
+import numpy as np
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from statebackend._core.memory.arena cimport Blob, blob_drop, blob_new
+from statebackend._core.tables.cow_map cimport (
+    CoreKey, CowMap, Lane, Table, active_table, before_operation, bucket, entry_at, find_blob, find_int, map_new,
+    payload_drop, payload_of, slot_for_write, value_of)
+from statebackend._core.batches.expiring_kernels cimport renew
+from statebackend._core.tables.expiry cimport is_expired
+from statebackend._core.batches.kernels cimport (
+    FAILED_MEMORY, Batch, BatchCall, LaneRun, RowKey, map_of_row, stage_block, stamp_of)
+from statebackend._core.tables.map_table cimport MapTable, anchor_ref, hash_map_key, insert_threaded, remove_threaded
+from statebackend._core.memory.platform cimport prefetch, unlikely
+from statebackend._core.tables.reductions cimport OP_BLOCK_READ, OP_BLOCK_WRITE
+from statebackend._core.tables.state_table cimport CODE_BLOB, CODE_INT64, CODE_OBJECT, CODE_RAW, is_null
+
+from statebackend._core.batches.gathering import blobs_of
+from statebackend._core.tables.state_table import DTYPES
+from statebackend.errors import UsageError
+
+cdef enum MapOperation:
+    MAP_GET = 0
+    MAP_PUT = 1
+    MAP_REMOVE = 2
+
+cdef struct MapRows:
+    MapOperation op
+    const int64_t *keys                  # map keys by row, or their offsets and data
+    const int64_t *offsets
+    const char *data
+    bint shows_expired
+    bint renews
+
+
+cdef inline void load_map_key(const MapRows *rows, int64_t row, CoreKey *key) noexcept nogil:
+    if rows.keys != NULL:
+        key.number = rows.keys[row]
+    else:
+        key.data = rows.data + rows.offsets[row]
+        key.length = rows.offsets[row + 1] - rows.offsets[row]
+
+
+cdef inline uint32_t find_row(Table *table, CowMap *map, CoreKey *key) noexcept nogil:
+    if table.layout.key_is_blob:
+        return find_blob(table, map, key.data, key.length, key.namespace, key.hash)
+    return find_int(table, map, key.number, key.namespace, key.hash)
+
+
+cdef bint map_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps) noexcept nogil:
+    """Stage by stage: the keys' entries, then the buckets of the map keys, then their entries; then operate."""
+    cdef RowKey keys[32]
+    cdef CoreKey inner[32]
+    cdef uint32_t *buckets[32]
+    cdef Table *table = batch.inner
+    cdef CowMap *map
+    cdef uint32_t i, slot
+    stage_block(batch, at, n, maps, keys)
+    memset(inner, 0, n * sizeof(CoreKey))
+    for i in range(n):
+        buckets[i] = NULL
+        load_map_key(<MapRows *>batch.extra, keys[i].row, &inner[i])
+        if maps[i] == NULL:
+            continue
+        map = table.maps[maps[i].group - table.first_group]
+        if map == NULL:
+            continue
+        if batch.keys != NULL:
+            slot = find_int(batch.table, maps[i], keys[i].number, batch.ns, keys[i].hash)
+        else:
+            slot = find_blob(batch.table, maps[i], keys[i].data, keys[i].length, batch.ns, keys[i].hash)
+        if slot == 0:
+            continue
+        hash_map_key(table, &inner[i], anchor_ref(batch.table, slot))
+        buckets[i] = bucket(table.core, active_table(map, inner[i].hash),
+                            inner[i].hash & (active_table(map, inner[i].hash).capacity - 1))
+        prefetch(buckets[i])
+    for i in range(n):
+        if buckets[i] != NULL and buckets[i][0]:
+            prefetch(entry_at(table.core, buckets[i][0]))
+            prefetch(<char *>entry_at(table.core, buckets[i][0]) + 47)
+    for i in range(n):
+        if unlikely(not map_row(batch, run, &maps[i], &keys[i], &inner[i])):
+            run.failure = FAILED_MEMORY
+            run.failed_row = keys[i].row
+            return False
+    return True
+
+
+cdef bint map_row(Batch *batch, LaneRun *run, CowMap **where, RowKey *key, CoreKey *inner) noexcept nogil:
+    """One row; False without memory."""
+    cdef Lane *lane = run.used
+    cdef const MapRows *rows = <const MapRows *>batch.extra
+    cdef Table *heads = batch.table
+    cdef Table *table = batch.inner
+    cdef CowMap *head_map = where[0]
+    cdef CowMap *map
+    cdef CoreKey head
+    cdef uint32_t head_slot, slot = 0, group
+    cdef bint gone = False
+    if head_map == NULL:
+        if rows.op != MAP_PUT:
+            return True
+        head_map = map_of_row(batch, where, key.row)
+        if head_map == NULL:
+            return False
+    group = head_map.group - table.first_group
+    map = table.maps[group]
+    if map == NULL:
+        if rows.op != MAP_PUT:
+            return True
+        map = map_new(table, head_map.group)
+        if map == NULL:
+            return False
+    if unlikely(not (before_operation(lane, heads, head_map) and before_operation(lane, table, map))):
+        return False
+    head.number = key.number
+    head.data = key.data
+    head.length = key.length
+    head.namespace = batch.ns
+    head.hash = key.hash
+    head.group = head_map.group
+    head_slot = find_row(heads, head_map, &head)
+    if head_slot:
+        hash_map_key(table, inner, anchor_ref(heads, head_slot))
+        slot = find_row(table, map, inner)
+    if slot and batch.ttl:
+        gone = is_expired((<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0], batch.ttl, batch.timestamp)
+    if slot == 0 and rows.op != MAP_PUT:
+        return True
+    if rows.op == MAP_GET:
+        if not gone or rows.shows_expired:
+            if not is_null(table, entry_at(lane.core, slot)):
+                take_value(batch, value_of(table, entry_at(lane.core, slot)), key.row)
+        if not gone:
+            return not rows.renews or renew(lane, table, map, slot, inner.hash, batch.timestamp)
+    if rows.op == MAP_REMOVE or gone:
+        # What has expired does not keep its place in the order either.
+        if rows.op == MAP_REMOVE:
+            batch.found[key.row] = 1
+        if not remove_threaded(lane, heads, head_map, &head, head_slot, lane, table, map, inner, slot):
+            return False
+        lane.entries += 1
+        run.inner_entries -= 1
+        if rows.op != MAP_PUT:
+            return True
+        head_slot = find_row(heads, head_map, &head)
+        slot = 0
+    return put_row(batch, run, head_map, &head, head_slot, map, inner, slot, key.row)
+
+
+cdef inline void take_value(Batch *batch, char *value, int64_t row) noexcept nogil:
+    batch.found[row] = 1
+    if batch.blobs != NULL:
+        batch.blobs[row] = (<Blob **>value)[0]
+        batch.blobs[row].refs += 1       # until it is copied
+    else:
+        memcpy(batch.out + batch.width * row, value, batch.width)
+
+
+cdef bint put_row(Batch *batch, LaneRun *run, CowMap *head_map, CoreKey *head, uint32_t head_slot, CowMap *map,
+                  CoreKey *inner, uint32_t slot, int64_t row) noexcept nogil:
+    cdef Lane *lane = run.used
+    cdef Table *table = batch.inner
+    cdef Blob *blob = NULL
+    cdef const char *source
+    cdef char *payload
+    cdef bint kept = False, fresh = slot == 0, none = batch.nulls != NULL and batch.nulls[row]
+    if batch.value_offsets != NULL and none:
+        source = <const char *>&blob
+    elif batch.value_offsets != NULL:
+        blob = blob_new(lane.core.blobs, batch.values + batch.value_offsets[row],
+                        batch.value_offsets[row + 1] - batch.value_offsets[row])
+        if blob == NULL:
+            return False
+        source = <const char *>&blob
+    else:
+        source = batch.values + batch.width * row
+    if fresh:
+        slot = insert_threaded(lane, batch.table, head_map, head, head_slot, lane, table, map, inner)
+        if slot:
+            lane.entries -= 1
+            run.inner_entries += 1
+    else:
+        slot = slot_for_write(lane, table, map, slot, inner.hash, &kept)
+    if unlikely(slot == 0):
+        if blob != NULL:
+            blob_drop(lane.core.blobs, blob)
+        return False
+    payload = payload_of(table, entry_at(lane.core, slot))
+    if batch.value_offsets != NULL and not fresh and not kept:
+        payload_drop(table, payload)
+    if table.layout.has_timestamp:
+        (<int64_t *>payload)[0] = stamp_of(batch, row)
+    memcpy(value_of(table, entry_at(lane.core, slot)), source, batch.width)
+    if table.layout.off_null:
+        (<uint8_t *>entry_at(lane.core, slot) + table.layout.off_null)[0] = none
+    return True
+
+
+cdef object batch_of(MapTable maps, keys, map_keys, MapRows *rows, uint32_t namespace, int64_t now, int64_t ttl,
+                     int threads):
+    """A call with its keys and map keys in place."""
+    cdef BatchCall call = BatchCall(maps.heads, keys, namespace, threads)
+    if ttl and not maps.entries.table.layout.has_timestamp:
+        raise UsageError("this table has no timestamps")
+    call.set_values(map_keys, CODE_BLOB if maps.entries.table.layout.key_is_blob else CODE_INT64, 8)
+    if maps.entries.table.layout.key_is_blob:
+        rows.offsets, rows.data = call.batch.value_offsets, call.batch.values
+        rows.keys = NULL
+    else:
+        rows.keys = <const int64_t *>call.batch.values
+    call.batch.values, call.batch.value_offsets = NULL, NULL
+    call.batch.inner = maps.entries.table
+    call.batch.block = map_block
+    call.batch.extra = rows
+    call.batch.timestamp, call.batch.ttl = now, ttl
+    call.batch.code, call.batch.width = maps.entries.value_code, maps.entries.table.layout.value_width
+    return call
+
+
+def put_many(MapTable maps not None, keys, map_keys, values, *, nulls=None, uint32_t namespace=0, timestamp=0,
+             int64_t ttl=0, int threads=1):
+    """Set the value of each row's map key, in order; new ones go to the end of their map. Atomic.
+
+    `nulls` says which values are None, if the table takes those. With `ttl`, what has expired at `timestamp` loses its
+    place; without, `timestamp` may be an array of one for each row.
+
+    >>> from statebackend._core.tables.map_table import MapTable
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> maps = MapTable(StateCore(), key="int", map_key="int", value="long")
+    >>> put_many(maps, np.array([1, 1, 1]), np.array([7, 8, 7]), np.array([10, 20, 30]))
+    >>> list(maps.items(1))
+    [(7, 30), (8, 20)]
+    """
+    cdef MapRows rows
+    rows.op, rows.shows_expired, rows.renews = MAP_PUT, False, False
+    if maps.entries.value_code >= CODE_OBJECT:
+        raise UsageError("objects are not put in batches")
+    cdef BatchCall call = batch_of(maps, keys, map_keys, &rows, namespace, 0, ttl, threads)
+    if ttl and isinstance(timestamp, np.ndarray):
+        raise UsageError("what expires is put at one time")
+    call.set_timestamps(timestamp)
+    if nulls is not None and not maps.entries.takes_none:
+        raise UsageError("a value of this table is never None")
+    call.set_values(values, maps.entries.value_code, maps.entries.table.layout.value_width)
+    call.set_nulls(nulls)
+    call.run(OP_BLOCK_WRITE)
+
+
+def get_many(MapTable maps not None, keys, map_keys, *, uint32_t namespace=0, int64_t now=0, int64_t ttl=0,
+             bint shows_expired=False, bint renews=False, int threads=1):
+    """The values of each row's map key and which there are, None not counting; of bytes as (offsets, data).
+
+    With `ttl`, what has expired at `now` is removed and, with `renews`, what has not is stamped.
+
+    >>> from statebackend._core.tables.map_table import MapTable
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> maps = MapTable(StateCore(), key="int", map_key="int", value="long")
+    >>> maps.put(1, 7, 10)
+    >>> get_many(maps, np.array([1, 1]), np.array([7, 8]))
+    (array([10,  0]), array([ True, False]))
+    """
+    cdef MapRows rows
+    cdef uint64_t[::1] pointers
+    cdef int64_t i
+    rows.op, rows.shows_expired, rows.renews = MAP_GET, shows_expired, renews and ttl
+    if maps.entries.value_code >= CODE_OBJECT:
+        raise UsageError("objects are not read in batches")
+    cdef BatchCall call = batch_of(maps, keys, map_keys, &rows, namespace, now, ttl, threads)
+    found = np.zeros(call.batch.n, dtype=np.uint8)
+    call.batch.found = <uint8_t *>call.pointer(found, np.uint8)
+    if maps.entries.value_code == CODE_BLOB:
+        blobs = np.zeros(max(call.batch.n, 1), dtype=np.uint64)
+        call.batch.blobs = <Blob **>call.pointer(blobs, np.uint64)
+        maps.owner.hold()
+        try:
+            call.run(OP_BLOCK_WRITE if ttl else OP_BLOCK_READ)
+            return blobs_of(blobs[:call.batch.n]), found.view(bool)
+        finally:
+            pointers = blobs
+            for i in range(call.batch.n):
+                if pointers[i]:
+                    blob_drop(call.batch.inner.core.blobs, <Blob *>pointers[i])
+            maps.owner.let_go()
+    out = np.zeros((call.batch.n, call.batch.width), dtype=np.uint8)
+    call.batch.out = <char *>call.pointer(out.reshape(-1), np.uint8)
+    call.run(OP_BLOCK_WRITE if ttl else OP_BLOCK_READ)
+    if maps.entries.value_code != CODE_RAW:
+        out = out.view(DTYPES[maps.entries.value_code]).reshape(-1)
+    return out, found.view(bool)
+
+
+def remove_many(MapTable maps not None, keys, map_keys, *, uint32_t namespace=0, int threads=1):
+    """Remove each row's map key; says which were there at their turn. The last one takes its key along. Atomic.
+
+    >>> from statebackend._core.tables.map_table import MapTable
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> maps = MapTable(StateCore(), key="int", map_key="int", value="long")
+    >>> maps.put(1, 7, 10)
+    >>> remove_many(maps, np.array([1, 1]), np.array([7, 7])), len(maps)
+    (array([ True, False]), 0)
+    """
+    cdef MapRows rows
+    rows.op, rows.shows_expired, rows.renews = MAP_REMOVE, False, False
+    if maps.entries.value_code == CODE_OBJECT:
+        raise UsageError("objects are not removed in batches")
+    cdef BatchCall call = batch_of(maps, keys, map_keys, &rows, namespace, 0, 0, threads)
+    found = np.zeros(call.batch.n, dtype=np.uint8)
+    call.batch.found = <uint8_t *>call.pointer(found, np.uint8)
+    call.run(OP_BLOCK_WRITE)
+    return found.view(bool)

@@ -1,0 +1,1 @@
+"""Python objects to stored values and keys, and back."""

@@ -1,0 +1,100 @@
+"""From Python objects to what tables store, and back.
+
+A ValueCodec is made for one role of one state (its values, its elements, its accumulators); a KeyCodec for one type of
+keys. What is native to a layout (an exact int, float, bool, str or bytes) is converted here, without a Python call.
+Everything else goes through the serializer or encoder, which is Python: it may run the user's code, so it is called
+while no core structure is half-changed, and its bytes are stored in a second step that runs nothing.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from statebackend._core.tables.cow_map cimport CoreKey
+from statebackend._core.key_groups cimport HashPlan
+from statebackend._core.tables.state_core cimport StateCore
+
+cdef enum ValueForm:
+    # How a stored value looks from Python. The layout of the table follows from it.
+    FORM_LONG = 1
+    FORM_INT = 2
+    FORM_SHORT = 3
+    FORM_BYTE = 4
+    FORM_DOUBLE = 5
+    FORM_FLOAT = 6
+    FORM_BOOL = 7
+    FORM_RAW = 8                         # the serializer's bytes, of a fixed width, in the entry
+    FORM_STRING = 9                      # from here to FORM_SERIALIZED: blobs
+    FORM_BYTES = 10
+    FORM_SERIALIZED = 11
+    FORM_OBJECT = 12                     # a reference
+
+cdef enum:
+    MAX_STORED = 128                     # bytes of a fixed width that an entry holds; wider values are blobs
+
+cdef enum KeyForm:
+    KEY_NUMBER = 0                       # an int of a declared width
+    KEY_STRING = 1
+    KEY_BYTES = 2
+    KEY_ENCODED = 3                      # whatever the encoder makes of it
+
+cdef extern from *:
+    """
+    /* The value of an exact int; 0 if it does not fit. Never raises. */
+    static inline int sb_long_as_int64(PyObject *number, int64_t *out) {
+        int overflow;
+        long long value;
+    #if PY_VERSION_HEX >= 0x030C0000
+        if (PyUnstable_Long_IsCompact((PyLongObject *)number)) {
+            *out = PyUnstable_Long_CompactValue((PyLongObject *)number);
+            return 1;
+        }
+    #elif PyLong_SHIFT == 30
+        const digit *digits = ((PyLongObject *)number)->ob_digit;
+        switch (Py_SIZE(number)) {
+            case 0: *out = 0; return 1;
+            case 1: *out = digits[0]; return 1;
+            case -1: *out = -(int64_t)digits[0]; return 1;
+            case 2: *out = (int64_t)digits[0] | ((int64_t)digits[1] << 30); return 1;
+            case -2: *out = -((int64_t)digits[0] | ((int64_t)digits[1] << 30)); return 1;
+        }
+    #endif
+        value = PyLong_AsLongLongAndOverflow(number, &overflow);
+        *out = value;
+        return !overflow;
+    }
+    """
+    bint long_as_int64 "sb_long_as_int64"(object number, int64_t *out) noexcept
+
+cdef class ValueCodec:
+    cdef readonly int form
+    cdef readonly bint is_native         # `load_raw` gives what `finished` does
+    cdef readonly uint32_t width         # bytes in an entry or list element
+    cdef readonly object layout          # as StateTable takes it
+    cdef readonly object serializer
+    cdef readonly object copy_value      # of FORM_OBJECT: callable, or None when values are immutable
+    cdef readonly str where              # for messages: "state 'sum'"
+    cdef int64_t low
+    cdef int64_t high
+    cdef int store_native(self, StateCore core, object value, char *out) except -1
+    cdef bytes serialized(self, object value)
+    cdef int store_bytes(self, StateCore core, bytes data, char *out) except -1
+    cdef int refuse_none(self) except -1
+    cdef int no_memory(self, StateCore core) except -1
+    cdef void drop(self, StateCore core, char *stored) noexcept
+    cdef object prepared(self, object value)
+    cdef int store_prepared(self, StateCore core, object value, char *out) except -1
+    cdef object load(self, char *value)
+    cdef object load_raw(self, char *value)
+    cdef object finished(self, object raw)
+    cdef object deserialized(self, char *data, uint64_t length)
+
+cdef class KeyCodec:
+    cdef readonly int form
+    cdef readonly HashPlan plan
+    cdef readonly object encoder
+    cdef readonly bint is_int            # canonical forms are integers
+    cdef int64_t low
+    cdef int64_t high
+    cdef object split(self, object key, CoreKey *out)
+    cdef object split_canonical(self, object canonical, CoreKey *out)
+    cdef object canonical(self, CoreKey *key)
+    cdef object key_of(self, int64_t number, const char *data, uint64_t length)

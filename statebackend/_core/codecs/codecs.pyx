@@ -1,0 +1,342 @@
+"""Codecs of values and keys; what they are for is said in `codecs.pxd`."""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.float cimport PyFloat_AS_DOUBLE
+from cpython.object cimport PyObject
+from libc.math cimport INFINITY
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint64_t
+from libc.string cimport memcpy
+
+from statebackend._core.memory.arena cimport Blob, blob_data, blob_drop, blob_new
+from statebackend._core.tables.cow_map cimport CoreKey
+from statebackend._core.key_groups cimport HashPlan
+from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.tables.state_core cimport StateCore
+
+from statebackend.errors import MemoryLimitError, SerializationError, SerializationTypeError, UsageError
+
+cdef extern from "Python.h":
+    bint PyLong_CheckExact(object o)
+    bint PyFloat_CheckExact(object o)
+    bint PyBytes_CheckExact(object o)
+    bint PyUnicode_CheckExact(object o)
+    const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) noexcept
+    void PyErr_Clear()
+    object PyUnicode_DecodeUTF8(const char *data, Py_ssize_t size, const char *errors)
+    void Py_INCREF(PyObject *object)
+    void Py_DECREF(PyObject *object)
+    PyObject *Py_True
+    PyObject *Py_False
+
+cdef enum:
+    MAX_BYTES = 0x7FFFFFFF               # of one key or value
+
+FORMS = {
+    "long": (FORM_LONG, 8), "int": (FORM_INT, 4), "short": (FORM_SHORT, 2), "byte": (FORM_BYTE, 1),
+    "double": (FORM_DOUBLE, 8), "float": (FORM_FLOAT, 4), "bool": (FORM_BOOL, 1), "string": (FORM_STRING, 8),
+    "bytes": (FORM_BYTES, 8), "serialized": (FORM_SERIALIZED, 8), "object": (FORM_OBJECT, 8)}
+KEY_FORMS = {"string": KEY_STRING, "bytes": KEY_BYTES, "encoded": KEY_ENCODED}
+WIDEST_IN_ENTRY = MAX_STORED
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class ValueCodec:
+    """How values of one role of a state are stored.
+
+    `form` is one of "long int short byte double float bool string bytes serialized object", or the fixed width of
+    the serializer's bytes. `copy_value` is for "object" only.
+
+    >>> from statebackend.types.serializers import serializer_for
+    >>> ValueCodec("long", serializer_for("bigint"), "state 'sum'").layout
+    'long'
+    """
+
+    def __init__(self, form, serializer, str where not None, copy_value=None):
+        if isinstance(form, int):
+            if not 0 < form <= MAX_STORED:
+                raise UsageError(f"an entry holds values of 1 to {<int>MAX_STORED} bytes", detail=f"{form}")
+            self.form, self.width, self.layout = FORM_RAW, form, form
+        elif form in FORMS:
+            self.form, self.width = FORMS[form]
+            self.layout = form if self.form <= FORM_BOOL or self.form == FORM_OBJECT else "bytes"
+        else:
+            raise UsageError("there is no such form of values", detail=repr(form))
+        self.serializer = serializer
+        self.where = where
+        self.copy_value = copy_value
+        self.is_native = self.form not in (FORM_RAW, FORM_SERIALIZED) and copy_value is None
+        if self.form <= FORM_BYTE:
+            self.high = (<int64_t>1 << (8 * self.width - 2)) - 1 + (<int64_t>1 << (8 * self.width - 2))
+            self.low = -self.high - 1
+
+    cdef int store_native(self, StateCore core, object value, char *out) except -1:
+        """Write the stored form of a value that is native to it, and answer 1; 0 if it is not. Runs no Python."""
+        cdef int64_t number
+        cdef double real
+        cdef Py_ssize_t length
+        cdef const char *data
+        cdef Blob *blob
+        cdef int form = self.form
+        if form <= FORM_BYTE:
+            if not PyLong_CheckExact(value) or not long_as_int64(value, &number):
+                return 0
+            if form == FORM_LONG:
+                (<int64_t *>out)[0] = number
+                return 1
+            if number < self.low or number > self.high:
+                return 0
+            if form == FORM_INT:
+                (<int32_t *>out)[0] = <int32_t>number
+            elif form == FORM_SHORT:
+                (<int16_t *>out)[0] = <int16_t>number
+            else:
+                (<int8_t *>out)[0] = <int8_t>number
+            return 1
+        if form == FORM_DOUBLE:
+            if not PyFloat_CheckExact(value):
+                return 0
+            (<double *>out)[0] = PyFloat_AS_DOUBLE(value)
+            return 1
+        if form == FORM_STRING:
+            if not PyUnicode_CheckExact(value):
+                return 0
+            data = PyUnicode_AsUTF8AndSize(value, &length)
+            if unlikely(data == NULL):
+                PyErr_Clear()            # a lone surrogate: the serializer has the words for it
+                return 0
+        elif form == FORM_BYTES:
+            if not PyBytes_CheckExact(value):
+                return 0
+            data = PyBytes_AS_STRING(value)
+            length = PyBytes_GET_SIZE(value)
+        elif form == FORM_OBJECT:
+            Py_INCREF(<PyObject *>value)
+            (<PyObject **>out)[0] = <PyObject *>value
+            return 1
+        elif form == FORM_BOOL:
+            if <PyObject *>value != Py_True and <PyObject *>value != Py_False:
+                return 0
+            out[0] = <PyObject *>value == Py_True
+            return 1
+        elif form == FORM_FLOAT:
+            if not PyFloat_CheckExact(value):
+                return 0
+            real = PyFloat_AS_DOUBLE(value)
+            (<float *>out)[0] = <float>real
+            # What rounds to infinity is out of range.
+            return (<float *>out)[0] - (<float *>out)[0] == 0 or real != real or real == INFINITY or real == -INFINITY
+        else:
+            return 0
+        if unlikely(length > MAX_BYTES):
+            raise OverflowError("a value is larger than 2 GB")
+        blob = blob_new(&core.arena.blobs, data, length)
+        if unlikely(blob == NULL):
+            self.no_memory(core)
+        (<Blob **>out)[0] = blob
+        return 1
+
+    cdef bytes serialized(self, object value):
+        """The serializer's bytes; errors say which state it is. May run the user's code."""
+        if value is None:
+            self.refuse_none()
+        try:
+            return self.serializer.serialize(value)
+        except SerializationError as error:
+            raise error.at(self.where) from None
+
+    cdef int refuse_none(self) except -1:
+        raise SerializationTypeError("None cannot be stored here", code="SERIALIZATION.NULL", detail=self.where)
+
+    cdef int no_memory(self, StateCore core) except -1:
+        """Raise what fits after the core had no memory, naming the state that wanted it."""
+        try:
+            core.out_of_memory()
+        except MemoryLimitError as error:
+            raise error.at(self.where) from None
+
+    cdef int store_bytes(self, StateCore core, bytes data, char *out) except -1:
+        """Write the stored form of a value that `serialized` gave. Runs no Python."""
+        cdef Blob *blob
+        if self.form < FORM_STRING:
+            if unlikely(PyBytes_GET_SIZE(data) != self.width):
+                raise SerializationError("serialize() did not return fixed_width bytes", detail=self.where,
+                                         code="SERIALIZATION.LENGTH")
+            memcpy(out, PyBytes_AS_STRING(data), self.width)
+            return 0
+        if unlikely(PyBytes_GET_SIZE(data) > MAX_BYTES):
+            raise OverflowError("a value is larger than 2 GB")
+        blob = blob_new(&core.arena.blobs, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        if unlikely(blob == NULL):
+            self.no_memory(core)
+        (<Blob **>out)[0] = blob
+        return 0
+
+    cdef object prepared(self, object value):
+        """A value in a form that `store_prepared` takes without running Python: itself, or its bytes."""
+        cdef char scratch[MAX_STORED]
+        cdef Py_ssize_t length
+        if value is None:
+            self.refuse_none()
+        if self.form == FORM_STRING:
+            if PyUnicode_CheckExact(value):
+                if PyUnicode_AsUTF8AndSize(value, &length) != NULL:
+                    return value
+                PyErr_Clear()
+        elif self.form == FORM_BYTES and PyBytes_CheckExact(value) or self.form == FORM_OBJECT:
+            return value
+        elif self.form < FORM_STRING and self.store_native(None, value, scratch):
+            return value
+        return self.serialized(value)
+
+    cdef int store_prepared(self, StateCore core, object value, char *out) except -1:
+        if not self.store_native(core, value, out):
+            self.store_bytes(core, value, out)
+        return 0
+
+    cdef void drop(self, StateCore core, char *stored) noexcept:
+        """Drop what a stored form refers to, when it was not put in. An object's finaliser may run."""
+        if self.form == FORM_OBJECT:
+            Py_DECREF((<PyObject **>stored)[0])
+        elif self.form >= FORM_STRING:
+            if (<Blob **>stored)[0] != NULL:
+                blob_drop(&core.arena.blobs, (<Blob **>stored)[0])
+
+    cdef object load(self, char *value):
+        """The Python object of a stored value, which is not None. A deserializer may run the user's code."""
+        cdef Blob *blob
+        cdef int form = self.form
+        if form == FORM_LONG:
+            return (<int64_t *>value)[0]
+        if form == FORM_DOUBLE:
+            return (<double *>value)[0]
+        if form == FORM_STRING:
+            blob = (<Blob **>value)[0]
+            try:
+                return PyUnicode_DecodeUTF8(blob_data(blob), blob.length, NULL)
+            except UnicodeDecodeError:
+                return self.deserialized(blob_data(blob), blob.length)
+        if form == FORM_BYTES:
+            blob = (<Blob **>value)[0]
+            return PyBytes_FromStringAndSize(blob_data(blob), blob.length)
+        if form == FORM_INT:
+            return (<int32_t *>value)[0]
+        if form == FORM_BOOL:
+            return value[0] != 0
+        if form == FORM_OBJECT:
+            return <object>(<PyObject **>value)[0]
+        if form == FORM_SERIALIZED:
+            blob = (<Blob **>value)[0]
+            return self.deserialized(blob_data(blob), blob.length)
+        if form == FORM_RAW:
+            return self.deserialized(value, self.width)
+        if form == FORM_SHORT:
+            return (<int16_t *>value)[0]
+        if form == FORM_BYTE:
+            return (<int8_t *>value)[0]
+        return <double>(<float *>value)[0]
+
+    cdef object load_raw(self, char *value):
+        """Of a stored value what `finished` makes an object of. Runs no Python."""
+        cdef Blob *blob
+        if self.form == FORM_SERIALIZED:
+            blob = (<Blob **>value)[0]
+            return PyBytes_FromStringAndSize(blob_data(blob), blob.length)
+        if self.form == FORM_RAW:
+            return PyBytes_FromStringAndSize(value, self.width)
+        return self.load(value)
+
+    cdef object finished(self, object raw):
+        """The object of what `load_raw` gave; a copy, if it could be changed."""
+        if self.form == FORM_SERIALIZED or self.form == FORM_RAW:
+            return self.deserialized(PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw))
+        if self.copy_value is not None:
+            return self.copy_value(raw)
+        return raw
+
+    cdef object deserialized(self, char *data, uint64_t length):
+        # A copy first: what runs from here on may change the state.
+        cdef bytes copied = PyBytes_FromStringAndSize(data, length)
+        try:
+            return self.serializer.deserialize(copied)
+        except SerializationError as error:
+            raise error.at(self.where) from None
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class KeyCodec:
+    """Keys of one type, or map keys, in canonical form and back.
+
+    `form` is "string", "bytes" or "encoded", or the number of bits of an integer; `encoder` the KeyEncoder.
+
+    >>> from statebackend.keys import key_encoder
+    >>> KeyCodec(64, key_encoder("bigint")).is_int
+    True
+    """
+
+    def __init__(self, form, encoder):
+        self.encoder = encoder
+        self.plan = HashPlan(encoder.hash_plan)
+        self.is_int = self.plan.is_int
+        if isinstance(form, int):
+            self.form = KEY_NUMBER
+            self.high = (<int64_t>1 << <int>(form - 2)) - 1 + (<int64_t>1 << <int>(form - 2))
+            self.low = -self.high - 1
+        else:
+            self.form = KEY_FORMS[form]
+
+    cdef object split(self, object key, CoreKey *out):
+        """Number, or pointer and length, of a key's canonical form; returns what keeps the pointer valid."""
+        cdef Py_ssize_t length
+        if self.form == KEY_NUMBER:
+            if (likely(PyLong_CheckExact(key)) and long_as_int64(key, &out.number)
+                    and self.low <= out.number <= self.high):
+                return None
+        elif self.form == KEY_STRING:
+            if PyUnicode_CheckExact(key):
+                out.data = PyUnicode_AsUTF8AndSize(key, &length)
+                if likely(out.data != NULL):
+                    if unlikely(length > MAX_BYTES):
+                        raise OverflowError("a key is larger than 2 GB")
+                    out.length = length
+                    return key
+                PyErr_Clear()            # a lone surrogate: the encoder has the words for it
+        elif self.form == KEY_BYTES:
+            if PyBytes_CheckExact(key):
+                return self.split_canonical(key, out)
+        return self.split_canonical(self.encoder.encode(key), out)
+
+    cdef object split_canonical(self, object canonical, CoreKey *out):
+        """As `split`, of a canonical form."""
+        if self.is_int:
+            if not long_as_int64(canonical, &out.number):
+                raise OverflowError("a key does not fit in 64 bits")
+            return None
+        if not PyBytes_CheckExact(canonical):
+            raise SerializationTypeError("the canonical form of a key is bytes",
+                                         detail=f"got {type(canonical).__name__}")
+        if PyBytes_GET_SIZE(canonical) > MAX_BYTES:
+            raise OverflowError("a key is larger than 2 GB")
+        out.data = PyBytes_AS_STRING(canonical)
+        out.length = PyBytes_GET_SIZE(canonical)
+        return canonical
+
+    cdef object canonical(self, CoreKey *key):
+        """The canonical form as an int or bytes."""
+        if self.is_int:
+            return key.number
+        return PyBytes_FromStringAndSize(key.data, key.length)
+
+    cdef object key_of(self, int64_t number, const char *data, uint64_t length):
+        """The key of a canonical form. A decoder may run Python."""
+        if self.form == KEY_NUMBER:
+            return number
+        if self.is_int:
+            return self.encoder.decode(number)
+        if self.form == KEY_STRING:
+            return PyUnicode_DecodeUTF8(data, length, NULL)
+        if self.form == KEY_BYTES:
+            return PyBytes_FromStringAndSize(data, length)
+        return self.encoder.decode(PyBytes_FromStringAndSize(data, length))

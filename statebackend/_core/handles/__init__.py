@@ -1,0 +1,1 @@
+"""The scalar methods that a function calls once per record."""

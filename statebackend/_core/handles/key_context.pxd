@@ -1,0 +1,56 @@
+"""The current key, namespace and time of one keyed backend; see `key_context.pyx`."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from statebackend._core.codecs.codecs cimport KeyCodec
+from statebackend._core.tables.cow_map cimport CoreKey
+from statebackend._core.handles.look_ahead cimport LookAhead
+from statebackend._core.tables.state_core cimport StateCore
+from statebackend._core.handles.wall_clock cimport WallClock
+
+cdef enum TimeSource:
+    TIME_OF_SYSTEM = 0                   # read when first asked for after the key was set
+    TIME_OF_CLOCK = 1                    # read when the key is set
+    TIME_FIXED = 2                       # of a vectorised call
+
+cdef class KeyContext:
+    cdef readonly StateCore core
+    cdef readonly KeyCodec codec
+    # Number or bytes, current namespace by number, hash for both, key group. All tables of a core have one seed.
+    cdef CoreKey key
+    cdef object key_owner                # keeps `key.data` valid
+    cdef bint has_key
+    cdef uint64_t turn                   # counts changes of key and namespace
+    cdef uint32_t first_group
+    cdef uint32_t n_groups
+    cdef uint32_t max_parallelism
+    cdef bytes namespace_name
+    cdef object namespace_object         # as it was given, if it can never change; else None
+    cdef object encode_namespace         # callable(namespace) -> bytes
+    cdef object frozen_types             # of namespaces that can never change
+    cdef WallClock wall_clock            # of the machine
+    cdef object clock
+    cdef object read_clock               # callable(clock) -> int
+    cdef int time_source
+    cdef int clock_source                # what `time_source` is outside vectorised calls
+    cdef bint now_known
+    cdef int64_t now
+    cdef int64_t latest                  # that was asked for
+    cdef uint64_t setbacks               # how often time went back between two of them
+    cdef bint has_worked
+    cdef int64_t worked_at               # time of `clock` at the last operation that may have changed something
+    cdef list on_record                  # states that clean up whenever a key is set; None: none does
+    cdef LookAhead ahead
+    cdef void look_ahead(self) noexcept
+    cdef void ask_for_buckets(self) noexcept
+    cdef int64_t time(self) except? -1
+    cdef void begin_at(self, int64_t now) noexcept
+    cdef int clean_on_record(self) except -1
+    cdef int set_other_key(self, object key) except -1
+    cdef int adopt(self, CoreKey *key, object owner) except -1
+    cdef void hash_key(self) noexcept
+    cdef int name_namespace(self, bytes name) except -1
+    cdef int number_namespace(self, uint32_t number) except -1
+    cdef int return_to(self, CoreKey *key, object owner) except -1
+    cdef int group_outside(self, uint32_t group) except -1
+    cdef int no_key(self) except -1

@@ -1,0 +1,372 @@
+"""The current key of a keyed backend, in the form in which tables take it.
+
+Setting a key converts and hashes it once, for all states: the key group by Spark's hash, and the bucket hash, which is
+the same for all tables of a core. It counts `StateCore.calls` up, and so invalidates whatever slots handles remember.
+What the handles will look at for it, and for keys that probably follow, is asked for ahead: see `look_ahead.pxd`.
+
+Time. `now` is read once per key. A clock that the caller gave is read when the key is set. The machine's clock is read
+when a state with a time to live first asks for it, so that other programs do not pay for it.
+"""
+
+cimport cython
+from cpython.object cimport PyObject
+from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint32_t, uintptr_t
+from libc.string cimport memset
+
+from statebackend._core.codecs.codecs cimport KEY_NUMBER, KeyCodec, long_as_int64
+from statebackend._core.tables.cow_map cimport CoreKey
+from statebackend._core.key_groups cimport hash_canonical_bytes, hash_canonical_int, pmod_group
+from statebackend._core.handles.look_ahead cimport (
+    ENTRIES_AHEAD, GUESSES, Guess, ask_for_bucket, ask_for_entry, follow_values, guess_of, peek)
+from statebackend._core.memory.platform cimport hash_bytes, hash_int, likely, unlikely
+from statebackend._core.tables.state_core cimport StateCore
+from statebackend._core.handles.wall_clock cimport wall_clock_init, wall_clock_ms
+
+from statebackend.errors import ClosedError, KeyGroupError, UsageError
+
+cdef extern from "Python.h":
+    bint PyLong_CheckExact(object o)
+
+cdef inline uint32_t group_of_hash(int32_t spark, uint32_t max_parallelism) noexcept nogil:
+    # For a power of two, the mask is the non-negative remainder in two's complement: no division.
+    if likely(max_parallelism & (max_parallelism - 1) == 0):
+        return <uint32_t>spark & (max_parallelism - 1)
+    return <uint32_t>pmod_group(spark, <int32_t>max_parallelism)
+
+
+@cython.no_gc_clear                      # a C pointer into `core` must not outlive it
+cdef class KeyContext:
+    """What the compiled half of a keyed backend knows: core, current key, namespace and time."""
+
+    def _open(self, StateCore core not None, KeyCodec codec not None, uint32_t max_parallelism,
+              uint32_t first_group, uint32_t last_group, clock, read_clock, bint is_system_clock,
+              encode_namespace, frozenset frozen_types not None):
+        """Begin to work; `read_clock(clock)` gives milliseconds, `frozen_types` are of namespaces that never change."""
+        memset(&self.key, 0, sizeof(CoreKey))
+        memset(&self.ahead, 0, sizeof(self.ahead))
+        wall_clock_init(&self.wall_clock)
+        self.core = core
+        self.codec = codec
+        self.max_parallelism = max_parallelism
+        self.first_group = first_group
+        self.n_groups = last_group - first_group + 1
+        self.clock = clock
+        self.read_clock = read_clock
+        self.clock_source = TIME_OF_SYSTEM if is_system_clock else TIME_OF_CLOCK
+        self.time_source = self.clock_source
+        self.namespace_name = b""
+        self.encode_namespace = encode_namespace
+        self.frozen_types = frozen_types
+
+    # --- the key ---
+
+    def set_current_key(self, key):
+        """Make `key` the one that handles work on. O(1)."""
+        cdef int64_t number
+        cdef uint32_t group
+        cdef intptr_t stride
+        if unlikely(self.core.closed):
+            raise ClosedError("the backend is closed", hint="create another one")
+        if unlikely(self.codec.form != KEY_NUMBER or not PyLong_CheckExact(key) or not long_as_int64(key, &number)
+                    or number < self.codec.low or number > self.codec.high):
+            self.set_other_key(key)
+            return
+        group = group_of_hash(hash_canonical_int(&self.codec.plan.program, number), self.max_parallelism)
+        if unlikely(group - self.first_group >= self.n_groups):
+            self.group_outside(group)
+        if self.time_source == TIME_OF_CLOCK:
+            self.begin_at(self.read_clock(self.clock))
+        elif self.time_source == TIME_OF_SYSTEM:
+            self.now_known = False
+        self.key.number = number
+        self.key.group = group
+        self.key.hash = hash_int(number, self.key.namespace, self.core.core.seed)
+        self.has_key = True
+        self.turn += 1
+        self.core.calls += 1
+        stride = <intptr_t>(<uintptr_t><PyObject *>key - self.ahead.key_at)
+        self.ahead.key_at = <uintptr_t><PyObject *>key
+        self.ahead.is_complete = True
+        if stride == self.ahead.stride:
+            self.look_ahead()
+        else:
+            self.ahead.stride = stride
+            self.ask_for_buckets()
+        if unlikely(self.on_record is not None):
+            self.clean_on_record()
+
+    cdef int clean_on_record(self) except -1:
+        for state in self.on_record:
+            state._clean_some()
+        return 0
+
+    def _clean_on_record(self, state):
+        """Let a state clean up whenever a key is set."""
+        if self.on_record is None:
+            self.on_record = []
+        self.on_record.append(state)
+
+    cdef void look_ahead(self) noexcept:
+        """Ask for what the keys will need that are probably set next."""
+        cdef LookAhead *ahead = &self.ahead
+        cdef Guess *guess
+        cdef uint32_t i
+        cdef bint is_deep = False
+        ahead.turn += 1
+        guess = &ahead.guesses[ahead.turn & (GUESSES - 1)]
+        if likely(peek(ahead, guess)):
+            guess.group = group_of_hash(hash_canonical_int(&self.codec.plan.program, guess.number),
+                                        self.max_parallelism)
+            guess.hash = hash_int(guess.number, self.key.namespace, self.core.core.seed)
+            if unlikely(guess.group - self.first_group >= self.n_groups):
+                guess.at = 0
+            else:
+                for i in range(ahead.n_visits):
+                    ask_for_bucket(ahead.visits[i].table, guess.group, guess.hash)
+        guess = guess_of(ahead, ENTRIES_AHEAD)
+        for i in range(ahead.n_visits):
+            is_deep |= ahead.visits[i].reach != 0
+            if guess != NULL:
+                ask_for_entry(ahead.visits[i].table, guess.group, guess.hash)
+        if is_deep:
+            follow_values(ahead, self.key.namespace)
+
+    cdef void ask_for_buckets(self) noexcept:
+        """Ask for the buckets that the handles will look at for the current key."""
+        cdef uint32_t i
+        for i in range(self.ahead.n_visits):
+            ask_for_bucket(self.ahead.visits[i].table, self.key.group, self.key.hash)
+
+    cdef int set_other_key(self, object key) except -1:
+        cdef CoreKey new
+        cdef object owner
+        memset(&new, 0, sizeof(CoreKey))
+        owner = self.codec.split(key, &new)
+        if self.codec.is_int:
+            new.group = group_of_hash(hash_canonical_int(&self.codec.plan.program, new.number), self.max_parallelism)
+        else:
+            new.group = group_of_hash(
+                hash_canonical_bytes(&self.codec.plan.program, <const uint8_t *>new.data, new.length),
+                self.max_parallelism)
+        if unlikely(new.group - self.first_group >= self.n_groups):
+            self.group_outside(new.group)
+        if self.time_source == TIME_OF_CLOCK:
+            self.begin_at(self.read_clock(self.clock))
+        elif self.time_source == TIME_OF_SYSTEM:
+            self.now_known = False
+        if unlikely(self.core.closed):   # encoders and clocks may run anything
+            raise ClosedError("the backend is closed", hint="create another one")
+        new.namespace = self.key.namespace
+        self.adopt(&new, owner)
+        self.ahead.is_complete = True
+        self.ask_for_buckets()
+        if unlikely(self.on_record is not None):
+            self.clean_on_record()
+        return 0
+
+    cdef int adopt(self, CoreKey *key, object owner) except -1:
+        """Take over a key with its key group; the namespace stays."""
+        cdef object _old_owner = self.key_owner      # ends with this call, when all is set
+        self.key.number = key.number
+        self.key.data = key.data
+        self.key.length = key.length
+        self.key.group = key.group
+        self.key_owner = owner
+        self.has_key = True
+        self.hash_key()
+        return 0
+
+    cdef void hash_key(self) noexcept:
+        if self.codec.is_int:
+            self.key.hash = hash_int(self.key.number, self.key.namespace, self.core.core.seed)
+        else:
+            self.key.hash = hash_bytes(<const unsigned char *>self.key.data, self.key.length,
+                                       self.core.core.seed + self.key.namespace)
+        self.turn += 1
+        self.core.calls += 1
+
+    cdef int group_outside(self, uint32_t group) except -1:
+        raise KeyGroupError(
+            "the key belongs to a key group that this backend does not serve",
+            detail=f"key group {group}, served are {self.first_group} to {self.first_group + self.n_groups - 1}",
+            hint="send it to the instance that operator_index_for(...) names")
+
+    cdef int no_key(self) except -1:
+        raise UsageError("no current key is set", hint="call set_current_key(key) first")
+
+    @property
+    def current_key(self):
+        """The current key, in its canonical form."""
+        if self.core.closed:
+            raise ClosedError("the backend is closed", hint="create another one")
+        if not self.has_key:
+            self.no_key()
+        return self.codec.key_of(self.key.number, self.key.data, self.key.length)
+
+    @property
+    def _key(self):
+        """The current key in canonical form, or None."""
+        return self.codec.canonical(&self.key) if self.has_key else None
+
+    @_key.setter
+    def _key(self, canonical):
+        cdef CoreKey new
+        cdef object owner
+        if self.core is None:
+            return
+        if canonical is None:
+            self.has_key = False
+            self.turn += 1
+            self.core.calls += 1
+            return
+        memset(&new, 0, sizeof(CoreKey))
+        owner = self.codec.split_canonical(canonical, &new)
+        new.namespace = self.key.namespace
+        if self.codec.is_int:
+            new.group = group_of_hash(hash_canonical_int(&self.codec.plan.program, new.number), self.max_parallelism)
+        else:
+            new.group = group_of_hash(
+                hash_canonical_bytes(&self.codec.plan.program, <const uint8_t *>new.data, new.length),
+                self.max_parallelism)
+        if new.group - self.first_group >= self.n_groups:
+            self.group_outside(new.group)
+        self.adopt(&new, owner)
+
+    @property
+    def _group(self):
+        """The key group of the current key."""
+        return self.key.group
+
+    def _require_key(self):
+        """The current key in canonical form; raises if there is none."""
+        if self.core.closed:
+            raise ClosedError("the backend is closed", hint="create another one")
+        if not self.has_key:
+            self.no_key()
+        return self.codec.canonical(&self.key)
+
+    def _save_key(self):
+        """The current key, its time and the namespace, for `_restore_key`."""
+        return self._key, self.now_known, self.now, self.namespace_name
+
+    def _restore_key(self, saved):
+        """Back to what `_save_key` gave, without reading the clock."""
+        key, known, now, name = saved
+        self.name_namespace(name)
+        self._key = key
+        self.now_known = known
+        self.now = now
+
+    cdef int return_to(self, CoreKey *key, object owner) except -1:
+        """Back to a key that was current, with the namespace's number that it had, which was pinned meanwhile."""
+        self.number_namespace(key.namespace)
+        self.adopt(key, owner)
+        return 0
+
+    # --- the namespace ---
+
+    def set_current_namespace(self, namespace):
+        """Make `namespace` the one that handles work in. O(1); nothing is done for the object that was given last."""
+        if unlikely(self.core.closed):
+            raise ClosedError("the backend is closed", hint="create another one")
+        if namespace is self.namespace_object and namespace is not None:
+            return
+        self.name_namespace(self.encode_namespace(namespace))
+        self.namespace_object = namespace if type(namespace) in self.frozen_types else None
+
+    @property
+    def _namespace(self):
+        """The encoded current namespace."""
+        return self.namespace_name
+
+    @_namespace.setter
+    def _namespace(self, bytes name not None):
+        if self.core is not None:
+            self.name_namespace(name)
+
+    cdef int name_namespace(self, bytes name) except -1:
+        if name != self.namespace_name:
+            self.number_namespace(self.core.namespaces.intern(name))
+        return 0
+
+    cdef int number_namespace(self, uint32_t number) except -1:
+        """Make a namespace current by its number, which stays its own for as long as it is current."""
+        cdef list names = self.core.namespaces.names
+        cdef int64_t *refs
+        cdef object _old_object          # ends with this call, when all is set
+        if number == self.key.namespace:
+            return 0
+        self.core.namespaces.usable()
+        refs = self.core.core.namespace_refs
+        if number >= <uint32_t>len(names) or names[number] is None:
+            raise KeyError(number)
+        # A number that nobody holds is good until Python runs.
+        refs[number] += 1
+        refs[self.key.namespace] -= 1
+        _old_object, self.namespace_object = self.namespace_object, None
+        self.namespace_name = names[number]
+        self.key.namespace = number
+        if self.has_key:
+            self.hash_key()
+        else:
+            self.turn += 1
+            self.core.calls += 1
+        return 0
+
+    # --- time ---
+
+    cdef int64_t time(self) except? -1:
+        """The time at which the current key was set, or that of the vectorised call that is running."""
+        if self.time_source == TIME_OF_SYSTEM and not self.now_known:
+            self.now = wall_clock_ms(&self.wall_clock)
+            self.now_known = True
+        if unlikely(self.now < self.latest):
+            self.setbacks += 1
+        self.latest = self.now
+        return self.now
+
+    cdef void begin_at(self, int64_t now) noexcept:
+        """A key is set at this time of the clock that was given."""
+        self.now = self.worked_at = now
+        self.has_worked = True
+
+    def _saw(self, int64_t now):
+        """A call goes by this time; gives it back."""
+        if now < self.latest:
+            self.setbacks += 1
+        self.latest = now
+        return now
+
+    @property
+    def _now(self):
+        return self.time()
+
+    @_now.setter
+    def _now(self, int64_t now):
+        self.now = now
+        self.now_known = True
+
+    @property
+    def _worked_at(self):
+        """The time of the last operation that may have changed something, or None; never the machine's."""
+        return self.worked_at if self.has_worked else None
+
+    @_worked_at.setter
+    def _worked_at(self, now):
+        self.has_worked = now is not None
+        if self.has_worked:
+            self.worked_at = now
+
+    @property
+    def _fixed_now(self):
+        """The time of the vectorised call that is running, or None."""
+        return self.now if self.time_source == TIME_FIXED else None
+
+    @_fixed_now.setter
+    def _fixed_now(self, now):
+        if now is None:
+            self.time_source = self.clock_source
+        else:
+            self.now = now
+            self.now_known = True
+            self.time_source = TIME_FIXED

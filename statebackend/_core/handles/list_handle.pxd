@@ -1,0 +1,18 @@
+"""The handle of list states; see `list_handle.pyx`."""
+
+from libc.stdint cimport int64_t, uint64_t
+
+from statebackend._core.tables.cow_map cimport ListHead
+from statebackend._core.handles.handles cimport Handle
+from statebackend._core.tables.lists cimport ListCursor
+
+cdef class ListHandle(Handle):
+    cdef uint64_t iterators              # that are open
+    cdef ListHead *head(self) noexcept
+    cdef int open_cursor(self, ListHead *head, ListCursor *cursor) except -1
+    cdef list raw_elements(self, bint all, list found)
+    cdef int put_elements(self, char *elements, uint64_t n, bint replace) except -1
+    cdef int store_all(self, list values, bint replace) except -1
+    cdef char *unexpired_elements(self, int64_t stamp, uint64_t *n) except? NULL
+    cdef bint all_expired(self) except -1
+    cdef list read_list(self, list found)

@@ -1,0 +1,454 @@
+"""The handle of list states, and what iterates over a list.
+
+A list of any length costs what is touched of it: an append writes one element, also under a mark or while a snapshot is
+written. An iterator holds a place, not a copy. When the count of calls has moved since its last step it finds its place
+anew, by the stamp and the length of the list; another list or another length ends it with RuntimeError.
+"""
+
+cimport cython
+from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from statebackend._core.codecs.codecs cimport MAX_STORED
+from statebackend._core.tables.cow_map cimport (
+    CoreKey, CowMap, Entry, ListHead, Table, entry_at, key_object, namespace_of, value_of)
+from statebackend._core.tables.expiry cimport is_expired
+from statebackend._core.handles.handles cimport WANT_ALIVE, WANT_EXPIRED, Handle, find_key
+from statebackend._core.tables.lists cimport (
+    ListCursor, cursor_close, cursor_next, cursor_open, drop_elements, list_extend, refer_to_element)
+from statebackend._core.handles.look_ahead cimport REACH_LIST
+from statebackend._core.memory.platform cimport unlikely
+
+from statebackend.errors import ClosedError, SerializationTypeError
+
+
+cdef class ListHandle(Handle):
+    """A list for a key."""
+
+    def __init__(self, *arguments, **options):
+        Handle.__init__(self, *arguments, **options)
+        self.reach = REACH_LIST
+
+    cdef ListHead *head(self) noexcept:
+        return <ListHead *>value_of(self.table, entry_at(self.table.core, self.slot))
+
+    cdef int open_cursor(self, ListHead *head, ListCursor *cursor) except -1:
+        if not cursor_open(&self.core.arena.budget, head, cursor):
+            self.no_memory()
+        return 0
+
+    cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1:
+        cdef ListCursor cursor
+        cdef char *element
+        cdef bint found = False
+        cdef int64_t now = self.context.time()
+        if self.ttl == 0:
+            return wanted == WANT_ALIVE
+        self.open_cursor(<ListHead *>value_of(table, entry), &cursor)
+        element = cursor_next(table, &cursor)
+        while element != NULL and not found:
+            found = is_expired((<int64_t *>element)[0], self.ttl, now) == (wanted == WANT_EXPIRED)
+            element = cursor_next(table, &cursor)
+        cursor_close(&cursor)
+        return found
+
+    cdef bint all_expired(self) except -1:
+        return not self.has_any(self.table, entry_at(self.table.core, self.slot), WANT_ALIVE)
+
+    cdef list raw_elements(self, bint all, list found):
+        """What `finished` makes the elements of, of all or of the unexpired, in `found`. Runs no Python."""
+        cdef ListCursor cursor
+        cdef char *element
+        cdef int64_t now = 0 if all else self.context.time()
+        cdef uint32_t skip = 8 if self.table.element_has_timestamp else 0
+        self.open_cursor(self.head(), &cursor)
+        try:
+            element = cursor_next(self.table, &cursor)
+            while element != NULL:
+                if all or not is_expired((<int64_t *>element)[0], self.ttl, now):
+                    found.append(self.codec.load_raw(element + skip))
+                element = cursor_next(self.table, &cursor)
+        finally:
+            cursor_close(&cursor)
+        return found
+
+    cdef char *unexpired_elements(self, int64_t stamp, uint64_t *n) except? NULL:
+        """Copies of the unexpired elements in stored form, stamped anew with `stamp` if it is not -1; to be freed."""
+        cdef ListCursor cursor
+        cdef char *element
+        cdef char *copies
+        cdef uint32_t width = self.table.element_width
+        cdef int64_t now = self.context.time()
+        n[0] = 0
+        copies = <char *>PyMem_RawMalloc(self.head().length * width + 1)
+        if copies == NULL:
+            raise MemoryError("no memory to copy a list; nothing has changed")
+        if not cursor_open(&self.core.arena.budget, self.head(), &cursor):
+            PyMem_RawFree(copies)
+            self.no_memory()
+        element = cursor_next(self.table, &cursor)
+        while element != NULL:
+            if self.ttl == 0 or not is_expired((<int64_t *>element)[0], self.ttl, now):
+                memcpy(copies + n[0] * width, element, width)
+                refer_to_element(self.table, copies + n[0] * width)
+                if stamp != -1:
+                    (<int64_t *>(copies + n[0] * width))[0] = stamp
+                n[0] += 1
+            element = cursor_next(self.table, &cursor)
+        cursor_close(&cursor)
+        return copies
+
+    cdef int put_elements(self, char *elements, uint64_t n, bint replace) except -1:
+        """Append elements in stored form, or put them in place of what is there; they are the list's afterwards."""
+        cdef bint done
+        self.core.inside += 1            # whatever a finaliser does, the core stays
+        try:
+            done = list_extend(&self.table.lane, self.table, self.map, self.slot, &self.context.key, elements, n,
+                               replace)
+            self.core.calls += 1
+            if not done:
+                drop_elements(self.table, elements, n)
+                self.no_memory()
+        finally:
+            self.core.leave()
+        return 0
+
+    cdef int store_all(self, list values, bint replace) except -1:
+        """Store Python values, all or, if one is refused, none. `values` is replaced by their prepared forms."""
+        cdef uint64_t n = len(values), i, stored = 0
+        cdef uint32_t width, skip
+        cdef int64_t now
+        cdef char *elements
+        for i in range(n):
+            values[i] = self.codec.prepared(values[i])
+        if self.stamp != self.core.calls:        # serializers may have run anything
+            self.find_here()
+        if self.map == NULL:
+            self.make_room()
+        now = self.context.time() if self.ttl else 0
+        width = self.table.element_width
+        skip = 8 if self.table.element_has_timestamp else 0
+        elements = <char *>PyMem_RawMalloc(n * width)
+        if elements == NULL:
+            raise MemoryError("no memory for the elements of a list; nothing has changed")
+        try:
+            try:
+                for i in range(n):
+                    self.codec.store_prepared(self.core, values[i], elements + i * width + skip)
+                    if skip:
+                        (<int64_t *>(elements + i * width))[0] = now
+                    stored += 1
+            except BaseException:
+                drop_elements(self.table, elements, stored)
+                raise
+            self.put_elements(elements, n, replace)
+        finally:
+            PyMem_RawFree(elements)
+        if self.watcher is not None:
+            self.watcher.note_all(self, values)
+        return 0
+
+    # --- the methods ---
+
+    def get(self):
+        """The elements, in order, as a new list; empty where there are none. O(length)."""
+        cdef list found = []             # before the entry is found: making it may run finalisers
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
+        if self.stamp != self.core.calls:
+            self.find_here()
+        if self.slot == 0:
+            return found
+        return self.read_list(found)
+
+    cdef list read_list(self, list found):
+        cdef char *copies
+        cdef uint64_t n = 0
+        cdef Py_ssize_t i
+        self.raw_elements(self.ttl == 0 or self.shows_expired, found)
+        if self.ttl:
+            if self.all_expired():
+                self.expired_on_read += 1
+                self.remove_here()
+            elif self.refreshes:
+                copies = self.unexpired_elements(self.context.time(), &n)
+                try:
+                    self.put_elements(copies, n, True)
+                finally:
+                    PyMem_RawFree(copies)
+        if not self.codec.is_native:
+            for i in range(len(found)):
+                found[i] = self.codec.finished(found[i])
+        return found
+
+    def __iter__(self):
+        """The elements, in order. O(1) before the first step, unless reads renew."""
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
+        return ListIterator.__new__(ListIterator, self)
+
+    def add(self, value):
+        """Append an element. O(1) amortised, whatever the length."""
+        cdef char stored[MAX_STORED + 8]
+        cdef char *element = stored
+        cdef bytes data
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
+        if self.stamp != self.core.calls:
+            self.find_here()
+        if unlikely(value is None):
+            self.codec.refuse_none()
+        if unlikely(self.map == NULL):
+            self.make_room()
+        if self.ttl:
+            (<int64_t *>stored)[0] = self.context.time()
+            element += 8
+        if unlikely(not self.codec.store_native(self.core, value, element)):
+            data = self.codec.serialized(value)
+            if self.stamp != self.core.calls:    # the serializer may have run anything
+                self.find_here()
+                if self.map == NULL:
+                    self.make_room()
+            self.codec.store_bytes(self.core, data, element)
+        if unlikely(not list_extend(&self.table.lane, self.table, self.map, self.slot, &self.context.key, stored, 1,
+                                    False)):
+            self.codec.drop(self.core, element)
+            self.no_memory()
+        self.core.calls += 1
+        if self.watcher is not None:
+            self.watcher.note(self, value)
+
+    def add_all(self, values):
+        """Append elements, or, if one of them is refused, none. O(added)."""
+        cdef list given
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
+        if self.stamp != self.core.calls:
+            self.find_here()
+        given = elements_of(values, self.codec.where)
+        if given:
+            self.store_all(given, False)
+
+    def update(self, values):
+        """Replace the list; an empty one clears. O(elements)."""
+        cdef list given
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
+        if self.stamp != self.core.calls:
+            self.find_here()
+        given = elements_of(values, self.codec.where)
+        if given:
+            if self.watcher is not None:
+                self.watcher.forget(self)
+            self.store_all(given, True)
+        else:
+            self.clear_here()
+
+    # --- for the backend ---
+
+    cdef bint clean_slot(self, bint spaced, CowMap *map, uint32_t slot) except -1:
+        cdef Table *table = self.swept(spaced).table
+        if self.iterators:               # they would find another list
+            return False
+        return self.clean_key(key_object(table, entry_at(table.core, slot)),
+                              namespace_of(table, entry_at(table.core, slot)))
+
+    cdef bint clean_here(self) except -1:
+        cdef char *copies
+        cdef uint64_t n = 0
+        if self.stamp != self.core.calls:
+            self.find_here()
+        if self.slot == 0 or not self.has_any(self.table, entry_at(self.table.core, self.slot), WANT_EXPIRED):
+            return False
+        copies = self.unexpired_elements(-1, &n)
+        try:
+            if n:
+                self.put_elements(copies, n, True)
+            else:
+                self.remove_here()
+        finally:
+            PyMem_RawFree(copies)
+        return True
+
+    def _take(self, ListParts parts):
+        """Move the current key's elements, with their timestamps, to the end of `parts`; the first time to new ones."""
+        cdef char *copies
+        cdef uint64_t n = 0
+        cdef int64_t ttl = self.ttl
+        if self.stamp != self.core.calls:
+            self.find_here()
+        if self.slot == 0:
+            return parts
+        if self.watcher is not None:
+            self.watcher.forget(self)
+        if parts is None:
+            parts = ListParts.__new__(ListParts, self)
+        if self.stamp != self.core.calls:        # both may have run finalisers
+            self.find_here()
+            if self.slot == 0:
+                return parts
+        self.ttl = 0                     # all elements, expired or not
+        try:
+            copies = self.unexpired_elements(-1, &n)
+        finally:
+            self.ttl = ttl
+        parts.join(copies, n)
+        self.remove_here()
+        return parts
+
+    def _put(self, ListParts parts not None):
+        """Append what `_take` has taken to the current key's list."""
+        cdef char *elements = parts.elements
+        cdef uint64_t n = parts.n
+        if self.stamp != self.core.calls:
+            self.find_here()
+        if self.map == NULL:
+            self.make_room()
+        parts.elements = NULL
+        parts.n = 0
+        self.forget_bounds()
+        try:
+            self.put_elements(elements, n, False)
+        finally:
+            PyMem_RawFree(elements)
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class ListParts:
+    """Elements in stored form on their way from one namespace to another."""
+
+    cdef ListHandle handle
+    cdef Table *table
+    cdef char *elements
+    cdef uint64_t n
+
+    def __cinit__(self, ListHandle handle not None):
+        self.handle = handle
+        self.table = handle.table
+
+    def __dealloc__(self):
+        # Of a closed backend only references to objects are left to drop.
+        if self.elements != NULL:
+            if not self.handle.core.closed:
+                drop_elements(self.table, self.elements, self.n)
+            PyMem_RawFree(self.elements)
+
+    cdef int join(self, char *more, uint64_t n) except -1:
+        """Take over elements that `PyMem_RawMalloc` has room for."""
+        cdef uint32_t width = self.table.element_width
+        cdef char *joined
+        if self.elements == NULL:
+            self.elements = more
+            self.n = n
+            return 0
+        joined = <char *>PyMem_RawRealloc(self.elements, (self.n + n) * width)
+        if joined == NULL:
+            drop_elements(self.table, more, n)
+            PyMem_RawFree(more)
+            raise MemoryError("no memory to merge lists; nothing has changed")
+        memcpy(joined + self.n * width, more, n * width)
+        PyMem_RawFree(more)
+        self.elements = joined
+        self.n += n
+        return 0
+
+
+cdef list elements_of(object values, str where):
+    """The given elements as a new list; the user's iterable may run anything."""
+    if values is None or isinstance(values, (str, bytes, bytearray)):
+        raise SerializationTypeError(
+            f"a {type(values).__name__} is not a collection of elements",
+            code="SERIALIZATION.NULL" if values is None else None, detail=where,
+            hint="give a list; clear() removes all elements" if values is None else "give a list")
+    if hasattr(values, "to_pylist"):     # an Arrow array
+        return values.to_pylist()
+    return list(values)
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class ListIterator:
+    """The elements of one list; RuntimeError at the next step after it has changed."""
+
+    cdef ListHandle handle
+    cdef CoreKey key
+    cdef object owner                    # keeps `key.data` valid
+    cdef object values                   # iterator over elements that had to be read at once, or None
+    cdef ListCursor cursor
+    cdef bint is_open
+    cdef uint64_t calls
+    cdef uint64_t rollbacks
+    cdef uint64_t length
+    cdef uint32_t stamp
+    cdef int64_t now
+
+    def __cinit__(self, ListHandle handle not None):
+        cdef list found = []             # before the entry is found: making it may run finalisers
+        if handle.stamp != handle.core.calls:
+            handle.find_here()
+        self.handle = handle
+        handle.iterators += 1
+        self.now = handle.context.time() if handle.ttl else 0
+        if handle.slot and handle.ttl and (handle.refreshes or handle.all_expired()):
+            self.values = iter(handle.read_list(found))
+            if handle.stamp != handle.core.calls:
+                handle.find_here()
+        self.key = handle.context.key
+        self.owner = handle.context.key_owner
+        if handle.slot:
+            self.stamp = handle.head().stamp
+            self.length = handle.head().length
+            if self.values is None:
+                handle.open_cursor(handle.head(), &self.cursor)
+                self.is_open = True
+        self.calls = handle.core.calls
+        self.rollbacks = handle.core.rollbacks
+
+    def __dealloc__(self):
+        if self.handle is not None:
+            self.handle.iterators -= 1
+        if self.is_open:
+            cursor_close(&self.cursor)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef ListHandle handle = self.handle
+        cdef Table *table
+        cdef char *element
+        if handle.core.calls != self.calls:
+            self.find_place()
+        if self.values is not None:
+            return next(self.values)
+        if not self.is_open:
+            raise StopIteration
+        table = handle.plain_table if self.key.namespace == 0 else handle.spaced_table
+        while True:
+            element = cursor_next(table, &self.cursor)
+            if element == NULL:
+                raise StopIteration
+            if handle.ttl == 0:
+                break
+            if handle.shows_expired or not is_expired((<int64_t *>element)[0], handle.ttl, self.now):
+                element += 8
+                break
+        return handle.codec.finished(handle.codec.load_raw(element))
+
+    cdef int find_place(self) except -1:
+        cdef ListHandle handle = self.handle
+        cdef Table *table = handle.plain_table if self.key.namespace == 0 else handle.spaced_table
+        cdef ListHead *head
+        cdef uint32_t slot
+        if handle.core.closed:
+            raise ClosedError("the backend of this iterator is closed")
+        if handle.core.rollbacks != self.rollbacks:
+            raise RuntimeError("the state was rolled back while it was iterated")
+        slot = find_key(table, &self.key)
+        head = <ListHead *>value_of(table, entry_at(table.core, slot)) if slot else NULL
+        if (head.length if slot else 0) != self.length or (slot and head.stamp != self.stamp):
+            raise RuntimeError("the state was changed while it was iterated")
+        self.calls = handle.core.calls
+        return 0

@@ -1,5 +1,0 @@
-"""Verification of maps; see `invariants.pyx`."""
-
-from statebackend._core.cow_map cimport CowMap, Table
-
-cdef object check_map(Table *table, CowMap *map)

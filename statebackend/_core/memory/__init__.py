@@ -1,0 +1,1 @@
+"""Extents, pages, bytes and undo logs: where everything compiled keeps what it stores."""

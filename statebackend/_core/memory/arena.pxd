@@ -1,0 +1,149 @@
+"""Memory of a backend: 2 MB extents, a buddy system of runs in them, and blobs for variable-length data.
+
+    extent   2 MB of zeroed memory, aligned to 2 MB so that one huge page can hold it
+    run      a power of two of bytes (256 B to 2 MB), aligned to its own size: pages of buckets, stretches of
+             entries, chunks of journals, slabs of blobs
+    ref      a 32-bit number for an 8-byte unit in an extent; 0 is NIL. Entries and bucket pages are named by
+             refs, which halves the size of every link; one arena reaches 32 GB.
+    blob     a counted byte string, cut from slabs of its size class
+
+Runs come and go under a spin lock, because the threads of a batch kernel share the arena. Extents come from the
+system and go back to it in the middle of operations: without Python, in which finalisers and signal handlers run.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+
+from statebackend._core.memory.extents cimport EXTENT_BYTES, Spares
+from statebackend._core.memory.platform cimport add_i64
+
+cdef enum:
+    UNIT_SHIFT = 3                       # refs count units of 8 bytes
+    EXTENT_UNITS_SHIFT = 18
+    EXTENT_UNITS_MASK = (1 << 18) - 1
+    MAX_EXTENTS = 1 << 14
+    MIN_ORDER = 8
+    MAX_ORDER = 21
+    SLAB_ORDER = 15
+    SLAB_BYTES = 1 << 15
+    LARGEST_CLASS = 4096
+
+cdef enum Counter:
+    """What is alive, process-wide; the checked build counts and the tests expect zero after each test."""
+    LIVE_EXTENTS = 0
+    LIVE_RUNS = 1
+    LIVE_BLOBS = 2
+    LIVE_ENTRIES = 3
+    LIVE_SNAPSHOTS = 4
+    LIVE_DIRECTORIES = 5
+    LIVE_BLOCKS = 6
+
+cdef struct Probe:
+    # One per process. Allocations are counted down; those from the one that reaches zero to `fail_until` fail.
+    int64_t fail_in
+    int64_t fail_until
+    int64_t counters[7]
+
+cdef struct Budget:
+    # Bytes of all arenas of one backend. `limit` 0 means none.
+    int64_t used
+    int64_t limit
+    uint32_t refused                     # set when the limit, not the system, said no
+    Probe *probe
+
+cdef struct LentExtent:
+    # An extent that numpy arrays show. It stays mapped until the last of them is gone.
+    LentExtent *next                     # of the arena
+    char *base
+    uint32_t arrays
+    uint32_t is_dropped                  # by the arena: it is no longer in its list
+
+cdef struct ArenaCore:
+    char **extents                       # extent number -> base, NULL where free; never moves
+    uint8_t **orders                     # extent number -> per 256 bytes: order of the block that begins there
+    uint32_t top                         # extents below this number have been used
+    uint32_t lowest                      # no number below it is free
+    uint32_t live
+    uint32_t idle                        # extents that are one whole free block
+    uint32_t nonempty                    # bit i: free_head[i] is not NIL
+    uint32_t free_head[22]
+    uint32_t lock
+    int64_t run_bytes
+    Budget *budget
+    Spares spares
+    LentExtent *lent
+
+cdef struct Slab:
+    Slab *next                           # slabs of the class with room, in no order
+    Slab *prev
+    uint32_t ref                         # of this slab
+    uint32_t size_class
+    uint32_t used
+    uint32_t free_offset                 # first freed block, 0 for none
+    uint32_t fresh_offset                # blocks from here on were never used
+
+cdef struct BlobHeap:
+    ArenaCore *arena
+    Slab *partial[32]
+    uint32_t lock
+    uint32_t shared                      # whether several threads allocate at this time
+    int64_t bytes
+
+cdef struct Blob:
+    uint32_t refs
+    uint32_t length
+    # `length` bytes follow
+
+cdef extern from *:
+    """
+    #ifdef STATEBACKEND_DEBUG
+    #define SB_CHECKED 1
+    #define sb_count(probe, which, change) __atomic_add_fetch(&(probe)->counters[which], (change), __ATOMIC_RELAXED)
+    #else
+    #define SB_CHECKED 0
+    #define sb_count(probe, which, change) ((void)0)
+    #endif
+    """
+    void count "sb_count"(Probe *probe, int which, int64_t change) noexcept nogil
+    const int CHECKED "SB_CHECKED"
+
+cdef inline bint injected_failure(Budget *budget) noexcept nogil:
+    cdef Probe *probe = budget.probe
+    if probe.fail_in <= probe.fail_until:
+        return False
+    return add_i64(&probe.fail_in, -1) <= 0
+
+cdef inline char *address(ArenaCore *arena, uint32_t ref) noexcept nogil:
+    return arena.extents[ref >> EXTENT_UNITS_SHIFT] + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT)
+
+cdef inline char *blob_data(Blob *blob) noexcept nogil:
+    return <char *>blob + sizeof(Blob)
+
+cdef uint32_t run_alloc(ArenaCore *arena, int order) noexcept nogil
+cdef void run_free(ArenaCore *arena, uint32_t ref, int order) noexcept nogil
+cdef Blob *blob_new(BlobHeap *heap, const char *data, uint64_t length) noexcept nogil
+cdef void blob_free(BlobHeap *heap, Blob *blob) noexcept nogil
+cdef void *block_alloc(BlobHeap *heap, uint64_t size) noexcept nogil
+cdef void block_free(BlobHeap *heap, void *block, uint64_t size) noexcept nogil
+cdef inline uint32_t block_ref(void *block) noexcept nogil:
+    # Of a block from a slab only: not larger than LARGEST_CLASS.
+    cdef Slab *slab = <Slab *>(<uintptr_t>block & ~<uintptr_t>(SLAB_BYTES - 1))
+    return slab.ref + <uint32_t>((<char *>block - <char *>slab) >> UNIT_SHIFT)
+
+cdef void *raw_alloc(Budget *budget, uint64_t size) noexcept nogil
+cdef void raw_free(Budget *budget, void *block, uint64_t size) noexcept nogil
+
+cdef inline void blob_drop(BlobHeap *heap, Blob *blob) noexcept nogil:
+    blob.refs -= 1
+    if blob.refs == 0:
+        blob_free(heap, blob)
+
+cdef class Arena:
+    cdef ArenaCore core
+    cdef BlobHeap blobs
+    cdef Budget budget
+    cdef object scratch_memory           # see `scratch`
+
+cdef class ExtentMemory:
+    cdef Arena arena                     # in whose list `lent` may be
+    cdef LentExtent *lent
+    cdef bint lend(self, uint32_t number) except -1

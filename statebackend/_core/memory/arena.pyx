@@ -1,0 +1,577 @@
+"""The memory of a heap backend: extents, runs and blobs. The layout is described in `arena.pxd`."""
+
+import mmap
+
+import numpy as np
+
+cimport cython
+from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+
+from statebackend._core.memory.extents cimport extent_map, extent_unmap, spare_take, spares_drop
+from statebackend._core.memory.platform cimport add_i64, ctz, spin_lock, spin_unlock, unlikely
+
+cdef extern from "Python.h":
+    int PyTraceMalloc_Track(unsigned int domain, uintptr_t ptr, size_t size) nogil
+    int PyTraceMalloc_Untrack(unsigned int domain, uintptr_t ptr) nogil
+
+cdef enum:
+    FREE_MARK = 0x80
+    EXTENTS_PER_SPARE = 32
+    IDLE_EXTENTS = 16                    # 32 MB: the undo log of a batch of two million rows
+    EXTENTS_BEFORE_SPARE = 8
+    TRACE_DOMAIN = 0x53420001
+
+cdef Probe the_probe
+memset(&the_probe, 0, sizeof(Probe))
+
+_COUNTER_NAMES = ("extents", "runs", "blobs", "entries", "snapshots", "directories", "blocks")
+
+# Block sizes of blobs: steps of 16 up to 256, then four steps to every doubling.
+_CLASS_SIZES = [16 * i for i in range(1, 17)] + [
+    320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096]
+cdef uint32_t class_size[32]
+cdef uint8_t class_of[257]
+cdef int _i
+for _i in range(32):
+    class_size[_i] = _CLASS_SIZES[_i]
+for _i in range(257):
+    class_of[_i] = next(c for c, size in enumerate(_CLASS_SIZES) if size >= 16 * _i)
+
+
+def live_counters():
+    """What the compiled core holds, process-wide, by kind; only the checked build counts.
+
+    >>> sorted(live_counters())[:2]
+    ['blobs', 'blocks']
+    """
+    return {name: the_probe.counters[i] for i, name in enumerate(_COUNTER_NAMES)}
+
+
+def is_checked_build():
+    """Whether this is the build with bounds checks, invariants and counters (`make debug`)."""
+    return bool(CHECKED)
+
+
+def fail_allocation(n, times=1):
+    """Let the `n`-th allocation from now fail, and those after it, `times` in all; 0 stops that. For tests.
+
+    >>> fail_allocation(0)
+    0
+    """
+    cdef int64_t before = the_probe.fail_in
+    the_probe.fail_in = n
+    the_probe.fail_until = 1 - times
+    return before
+
+
+# --- runs: a buddy system ------------------------------------------------------------------------
+#
+# A free block carries `next` and `prev` refs in its first 8 bytes and its order, with FREE_MARK, in
+# the byte map of its extent. The buddy of a block of order o is the block at its offset xor 2^o.
+
+cdef inline uint8_t *order_byte(ArenaCore *arena, uint32_t ref) noexcept nogil:
+    return arena.orders[ref >> EXTENT_UNITS_SHIFT] + ((ref & EXTENT_UNITS_MASK) >> (MIN_ORDER - UNIT_SHIFT))
+
+
+cdef inline void push_free(ArenaCore *arena, uint32_t ref, int order) noexcept nogil:
+    cdef uint32_t *links = <uint32_t *>address(arena, ref)
+    cdef uint32_t head = arena.free_head[order]
+    links[0] = head
+    links[1] = 0
+    if head:
+        (<uint32_t *>address(arena, head))[1] = ref
+    arena.free_head[order] = ref
+    arena.nonempty |= 1u << order
+    order_byte(arena, ref)[0] = <uint8_t>(order | FREE_MARK)
+
+
+cdef inline void unlink_free(ArenaCore *arena, uint32_t ref, int order) noexcept nogil:
+    cdef uint32_t *links = <uint32_t *>address(arena, ref)
+    if links[1]:
+        (<uint32_t *>address(arena, links[1]))[0] = links[0]
+    else:
+        arena.free_head[order] = links[0]
+        if links[0] == 0:
+            arena.nonempty &= ~(1u << order)
+    if links[0]:
+        (<uint32_t *>address(arena, links[0]))[1] = links[1]
+
+
+# --- extents -------------------------------------------------------------------------------------
+#
+# What is here runs in the middle of operations, also on threads without the GIL: it neither makes Python objects nor
+# runs Python. (While tracemalloc traces, it takes the GIL for itself, and notes a place in the program.)
+
+cdef bint add_extent(ArenaCore *arena) noexcept nogil:
+    """Make one more extent; False without memory. The arena's lock must not be held."""
+    cdef Budget *budget = arena.budget
+    cdef uint32_t number, wanted = 0
+    cdef uint8_t *orders
+    cdef char *base = NULL
+    if budget.limit and budget.used + EXTENT_BYTES > budget.limit:
+        budget.refused = 1
+        return False
+    orders = <uint8_t *>calloc(EXTENT_BYTES >> MIN_ORDER, 1)
+    if orders == NULL:
+        return False
+    if arena.live + 1 >= EXTENTS_BEFORE_SPARE:
+        # A part of what there is, because maps of the same size grow at the same time.
+        wanted = 1 + (arena.live + 1) // EXTENTS_PER_SPARE
+        base = spare_take(&arena.spares, wanted)
+    if base == NULL:
+        base = extent_map()
+    if base == NULL:
+        free(orders)
+        return False
+    # Known before it is there: another lane could give it back at once.
+    PyTraceMalloc_Track(TRACE_DOMAIN, <uintptr_t>base, EXTENT_BYTES)
+    spin_lock(&arena.lock)
+    number = arena.lowest
+    while number < arena.top and arena.extents[number] != NULL:
+        number += 1
+    arena.lowest = number
+    # Another lane may have taken what there was below the limit. No ref behind the last unit may wrap around.
+    if (budget.limit and budget.used + EXTENT_BYTES > budget.limit) or number >= MAX_EXTENTS - 1:
+        if number < MAX_EXTENTS - 1:
+            budget.refused = 1
+        spin_unlock(&arena.lock)
+        PyTraceMalloc_Untrack(TRACE_DOMAIN, <uintptr_t>base)
+        extent_unmap(base)
+        free(orders)
+        return False
+    arena.extents[number] = base
+    arena.orders[number] = orders
+    if number == arena.top:
+        arena.top += 1
+    arena.live += 1
+    arena.idle += 1
+    push_free(arena, number << EXTENT_UNITS_SHIFT, MAX_ORDER)
+    add_i64(&budget.used, EXTENT_BYTES)
+    spin_unlock(&arena.lock)
+    count(budget.probe, LIVE_EXTENTS, 1)
+    return True
+
+
+cdef bint hand_over(ArenaCore *arena, char *base) noexcept nogil:
+    """Leave an extent to the arrays that show it, if there are any. The lock is held."""
+    cdef LentExtent **link = &arena.lent
+    while link[0] != NULL:
+        if link[0].base == base:
+            link[0].is_dropped = True
+            link[0] = link[0].next
+            return True
+        link = &link[0].next
+    return False
+
+
+cdef void drop_extent(ArenaCore *arena, uint32_t number) noexcept nogil:
+    """Give an extent back, whose only block is on no list any more. The lock must not be held."""
+    cdef char *base = arena.extents[number]
+    cdef uint8_t *orders = arena.orders[number]
+    cdef bint is_lent
+    PyTraceMalloc_Untrack(TRACE_DOMAIN, <uintptr_t>base)
+    spin_lock(&arena.lock)
+    arena.extents[number] = NULL
+    arena.orders[number] = NULL
+    if number < arena.lowest:
+        arena.lowest = number
+    arena.live -= 1
+    is_lent = hand_over(arena, base)
+    spin_unlock(&arena.lock)
+    add_i64(&arena.budget.used, -<int64_t>EXTENT_BYTES)
+    count(arena.budget.probe, LIVE_EXTENTS, -1)
+    free(orders)
+    if not is_lent:
+        extent_unmap(base)
+
+
+cdef uint32_t run_alloc(ArenaCore *arena, int order) noexcept nogil:
+    """A run of 2^order bytes, not zeroed; 0 when there is no memory."""
+    cdef uint32_t mask, ref, right
+    cdef int at
+    cdef bint added
+    if order < MIN_ORDER:
+        order = MIN_ORDER
+    if unlikely(injected_failure(arena.budget)):
+        return 0
+    spin_lock(&arena.lock)
+    mask = arena.nonempty >> order
+    while unlikely(mask == 0):
+        spin_unlock(&arena.lock)
+        added = add_extent(arena)
+        spin_lock(&arena.lock)
+        mask = arena.nonempty >> order
+        if not added and mask == 0:      # nor has another lane made one meanwhile
+            spin_unlock(&arena.lock)
+            return 0
+    at = order + ctz(mask)
+    ref = arena.free_head[at]
+    unlink_free(arena, ref, at)
+    if at == MAX_ORDER:
+        arena.idle -= 1
+    while at > order:
+        at -= 1
+        right = ref + (1u << (at - UNIT_SHIFT))
+        push_free(arena, right, at)
+    order_byte(arena, ref)[0] = <uint8_t>order
+    arena.run_bytes += <int64_t>1 << order
+    spin_unlock(&arena.lock)
+    count(arena.budget.probe, LIVE_RUNS, 1)
+    return ref
+
+
+cdef void run_free(ArenaCore *arena, uint32_t ref, int order) noexcept nogil:
+    """Give a run back. Extents that become whole go back to the system, but for some that the next batch can use."""
+    cdef uint32_t buddy, extent = 0
+    if order < MIN_ORDER:
+        order = MIN_ORDER
+    count(arena.budget.probe, LIVE_RUNS, -1)
+    spin_lock(&arena.lock)
+    arena.run_bytes -= <int64_t>1 << order
+    while order < MAX_ORDER:
+        buddy = ref ^ (1u << (order - UNIT_SHIFT))
+        if order_byte(arena, buddy)[0] != (order | FREE_MARK):
+            break
+        unlink_free(arena, buddy, order)
+        ref &= buddy
+        order += 1
+    push_free(arena, ref, order)
+    if order == MAX_ORDER:
+        arena.idle += 1
+        if arena.idle > IDLE_EXTENTS + arena.live // 8:
+            unlink_free(arena, ref, MAX_ORDER)
+            arena.idle -= 1
+            extent = ref >> EXTENT_UNITS_SHIFT
+    spin_unlock(&arena.lock)
+    if extent:
+        drop_extent(arena, extent)
+
+
+# --- blobs: slabs of size classes ------------------------------------------------------------------
+#
+# A slab is a run of 32 KB, aligned to its size, so that a block finds its slab by masking its address.
+# Blocks above the largest class come from the C heap. `shared` is set while several threads work.
+
+cdef enum:
+    SLAB_HEADER = 64
+
+
+cdef inline Slab *slab_of(void *block) noexcept nogil:
+    return <Slab *>(<uintptr_t>block & ~<uintptr_t>(SLAB_BYTES - 1))
+
+
+cdef inline void unlink_slab(BlobHeap *heap, Slab *slab) noexcept nogil:
+    if slab.prev != NULL:
+        slab.prev.next = slab.next
+    else:
+        heap.partial[slab.size_class] = slab.next
+    if slab.next != NULL:
+        slab.next.prev = slab.prev
+
+
+cdef inline void link_slab(BlobHeap *heap, Slab *slab) noexcept nogil:
+    slab.prev = NULL
+    slab.next = heap.partial[slab.size_class]
+    if slab.next != NULL:
+        slab.next.prev = slab
+    heap.partial[slab.size_class] = slab
+
+
+cdef void *block_alloc(BlobHeap *heap, uint64_t size) noexcept nogil:
+    """A block of at least `size` bytes, aligned to 16; NULL when there is no memory."""
+    cdef uint32_t which, width, ref, offset
+    cdef Slab *slab
+    if size > LARGEST_CLASS:
+        return raw_alloc(heap.arena.budget, size)
+    which = class_of[(size + 15) >> 4]
+    width = class_size[which]
+    if heap.shared:
+        spin_lock(&heap.lock)
+    slab = heap.partial[which]
+    if unlikely(slab == NULL):
+        if heap.shared:
+            spin_unlock(&heap.lock)
+        ref = run_alloc(heap.arena, SLAB_ORDER)
+        if ref == 0:
+            return NULL
+        slab = <Slab *>address(heap.arena, ref)
+        slab.ref = ref
+        slab.size_class = which
+        slab.used = 0
+        slab.free_offset = 0
+        slab.fresh_offset = SLAB_HEADER
+        if heap.shared:
+            spin_lock(&heap.lock)
+        link_slab(heap, slab)
+    elif unlikely(injected_failure(heap.arena.budget)):
+        if heap.shared:
+            spin_unlock(&heap.lock)
+        return NULL
+    offset = slab.free_offset
+    if offset:
+        slab.free_offset = (<uint32_t *>(<char *>slab + offset))[0]
+    else:
+        offset = slab.fresh_offset
+        slab.fresh_offset += width
+    slab.used += 1
+    if slab.free_offset == 0 and slab.fresh_offset + width > SLAB_BYTES:
+        unlink_slab(heap, slab)
+    heap.bytes += width
+    if heap.shared:
+        spin_unlock(&heap.lock)
+    count(heap.arena.budget.probe, LIVE_BLOBS, 1)
+    return <char *>slab + offset
+
+
+cdef void block_free(BlobHeap *heap, void *block, uint64_t size) noexcept nogil:
+    cdef Slab *slab
+    cdef uint32_t width
+    cdef bint was_full
+    if size > LARGEST_CLASS:
+        raw_free(heap.arena.budget, block, size)
+        return
+    count(heap.arena.budget.probe, LIVE_BLOBS, -1)
+    slab = slab_of(block)
+    if heap.shared:
+        spin_lock(&heap.lock)
+    width = class_size[slab.size_class]
+    was_full = slab.free_offset == 0 and slab.fresh_offset + width > SLAB_BYTES
+    (<uint32_t *>block)[0] = slab.free_offset
+    slab.free_offset = <uint32_t>(<char *>block - <char *>slab)
+    slab.used -= 1
+    heap.bytes -= width
+    if was_full:
+        link_slab(heap, slab)
+    if slab.used == 0:
+        unlink_slab(heap, slab)
+    else:
+        slab = NULL
+    if heap.shared:
+        spin_unlock(&heap.lock)
+    if slab != NULL:
+        run_free(heap.arena, slab.ref, SLAB_ORDER)
+
+
+cdef Blob *blob_new(BlobHeap *heap, const char *data, uint64_t length) noexcept nogil:
+    """A blob with one reference that holds a copy of `data`; NULL when there is no memory."""
+    cdef Blob *blob
+    blob = <Blob *>block_alloc(heap, length + sizeof(Blob))
+    if blob == NULL:
+        return NULL
+    blob.refs = 1
+    blob.length = <uint32_t>length
+    memcpy(blob_data(blob), data, length)
+    return blob
+
+
+cdef void blob_free(BlobHeap *heap, Blob *blob) noexcept nogil:
+    block_free(heap, blob, <uint64_t>blob.length + sizeof(Blob))
+
+
+cdef void *raw_alloc(Budget *budget, uint64_t size) noexcept nogil:
+    """Memory of the C heap, not zeroed, counted against the budget; NULL when there is none."""
+    cdef void *block
+    if unlikely(injected_failure(budget)):
+        return NULL
+    if budget.limit and budget.used + <int64_t>size > budget.limit:
+        budget.refused = 1
+        return NULL
+    block = PyMem_RawMalloc(size)
+    if block != NULL:
+        add_i64(&budget.used, <int64_t>size)
+        count(budget.probe, LIVE_BLOCKS, 1)
+    return block
+
+
+cdef void raw_free(Budget *budget, void *block, uint64_t size) noexcept nogil:
+    if block != NULL:
+        add_i64(&budget.used, -<int64_t>size)
+        count(budget.probe, LIVE_BLOCKS, -1)
+        PyMem_RawFree(block)
+
+
+@cython.final
+@cython.no_gc                            # or a collection could drop the extents before what lives in them
+cdef class Arena:
+    """The extents of one backend and the blobs in them; everything else in the core borrows from it."""
+
+    def __cinit__(self):
+        memset(&self.core, 0, sizeof(ArenaCore))
+        memset(&self.blobs, 0, sizeof(BlobHeap))
+        self.core.extents = <char **>calloc(MAX_EXTENTS, sizeof(char *))
+        self.core.orders = <uint8_t **>calloc(MAX_EXTENTS, sizeof(uint8_t *))
+        if self.core.extents == NULL or self.core.orders == NULL:
+            raise MemoryError("no memory for the directory of an arena")
+        self.core.top = self.core.lowest = 1     # extent 0 does not exist, so that ref 0 can mean NIL
+        self.budget.probe = &the_probe
+        self.core.budget = &self.budget
+        self.blobs.arena = &self.core
+
+    def __dealloc__(self):
+        cdef uint32_t number
+        spares_drop(&self.core.spares)
+        if self.core.extents != NULL and self.core.orders != NULL:
+            for number in range(1, self.core.top):
+                if self.core.extents[number] != NULL:
+                    drop_extent(&self.core, number)
+        free(self.core.extents)
+        free(self.core.orders)
+
+    def memory(self):
+        """The extents as numpy arrays of bytes, each good for as long as it is kept. O(extents), nothing is copied.
+
+        An array goes on showing the memory of an extent that the arena has given back.
+        """
+        cdef uint32_t number = 1
+        cdef ExtentMemory extent
+        found = []
+        while number < self.core.top:
+            extent = ExtentMemory.__new__(ExtentMemory)
+            extent.arena = self
+            if extent.lend(number):
+                found.append(np.asarray(extent))
+            number += 1
+        return found
+
+    def usage(self):
+        """Bytes: of extents, in runs, in blobs; used in all; of extents made ahead; of working memory."""
+        return {
+            "extent_bytes": <int64_t>self.core.live * EXTENT_BYTES,
+            "run_bytes": self.core.run_bytes,
+            "blob_bytes": self.blobs.bytes,
+            "used_bytes": self.budget.used,
+            "spare_bytes": <int64_t>self.core.spares.n * EXTENT_BYTES,
+            "scratch_bytes": len(self.scratch_memory) if self.scratch_memory is not None else 0,
+        }
+
+    def scratch(self, size):
+        """Working memory for a batch, kept for the next one. Its contents are undefined."""
+        if self.scratch_memory is None or len(self.scratch_memory) < size:
+            self.scratch_memory = _map_bytes(-(-size // EXTENT_BYTES) * EXTENT_BYTES)
+        return self.scratch_memory
+
+    def trim(self):
+        """Give the working memory of batches, and extents in which nothing lies, back to the system."""
+        cdef uint32_t ref
+        self.scratch_memory = None
+        spares_drop(&self.core.spares)
+        while True:
+            spin_lock(&self.core.lock)
+            ref = self.core.free_head[MAX_ORDER]
+            if ref:
+                unlink_free(&self.core, ref, MAX_ORDER)
+                self.core.idle -= 1
+            spin_unlock(&self.core.lock)
+            if ref == 0:
+                return
+            drop_extent(&self.core, ref >> EXTENT_UNITS_SHIFT)
+
+    def set_limit(self, limit):
+        """Refuse to grow beyond `limit` bytes; 0 takes the limit away."""
+        self.budget.limit = limit
+
+    def _check(self):
+        """Verify that free blocks and used blocks tile every extent, and that no two free buddies lie apart."""
+        cdef uint32_t number, at, step
+        cdef uint8_t mark
+        cdef int order
+        cdef int64_t used = 0
+        free_blocks = set()
+        for number in range(1, self.core.top):
+            if self.core.extents[number] == NULL:
+                continue
+            at = 0
+            while at < EXTENT_BYTES >> MIN_ORDER:
+                mark = self.core.orders[number][at]
+                order = mark & 0x7F
+                assert MIN_ORDER <= order <= MAX_ORDER, f"extent {number}: no block begins at {at}"
+                step = 1u << (order - MIN_ORDER)
+                assert at % step == 0, f"extent {number}: block at {at} is not aligned"
+                if mark & FREE_MARK:
+                    free_blocks.add((number, at, order))
+                else:
+                    used += <int64_t>1 << order
+                at += step
+        for number, at, order in free_blocks:
+            if order < MAX_ORDER:
+                assert (number, at ^ (1 << (order - MIN_ORDER)), order) not in free_blocks, "unmerged buddies"
+        assert used == self.core.run_bytes, "run bytes do not add up"
+        listed = set()
+        for order in range(MIN_ORDER, MAX_ORDER + 1):
+            at = self.core.free_head[order]
+            assert (at != 0) == bool(self.core.nonempty >> order & 1), f"order {order}: wrong summary bit"
+            while at:
+                listed.add((at >> EXTENT_UNITS_SHIFT,
+                            (at & EXTENT_UNITS_MASK) >> (MIN_ORDER - UNIT_SHIFT), order))
+                at = (<uint32_t *>address(&self.core, at))[0]
+        assert listed == free_blocks, "free lists and block maps differ"
+
+
+@cython.final
+@cython.no_gc                            # as the arena that it keeps
+cdef class ExtentMemory:
+    """An extent, for the numpy arrays that show it; made by `Arena.memory`."""
+
+    cdef bint lend(self, uint32_t number) except -1:
+        """Take hold of an extent; False if there is none of that number."""
+        cdef ArenaCore *core = &self.arena.core
+        cdef LentExtent *fresh = <LentExtent *>malloc(sizeof(LentExtent))
+        cdef LentExtent *lent
+        if fresh == NULL:
+            raise MemoryError("no memory to show an extent")
+        spin_lock(&core.lock)
+        if core.extents[number] != NULL:
+            lent = core.lent
+            while lent != NULL and lent.base != core.extents[number]:
+                lent = lent.next
+            if lent == NULL:
+                fresh.base, fresh.arrays, fresh.is_dropped = core.extents[number], 0, False
+                fresh.next = core.lent
+                core.lent = lent = fresh
+                fresh = NULL
+            lent.arrays += 1
+            self.lent = lent
+        spin_unlock(&core.lock)
+        free(fresh)
+        return self.lent != NULL
+
+    def __dealloc__(self):
+        cdef ArenaCore *core
+        cdef LentExtent **link
+        cdef bint is_last
+        if self.lent == NULL:
+            return
+        core = &self.arena.core
+        spin_lock(&core.lock)
+        self.lent.arrays -= 1
+        is_last = self.lent.arrays == 0
+        if is_last and not self.lent.is_dropped:
+            link = &core.lent
+            while link[0] != self.lent:
+                link = &link[0].next
+            link[0] = self.lent.next
+        spin_unlock(&core.lock)
+        if is_last:
+            if self.lent.is_dropped:
+                extent_unmap(self.lent.base)
+            free(self.lent)
+
+    @property
+    def __array_interface__(self):
+        """What numpy asks for."""
+        if self.lent == NULL:
+            raise TypeError("no extent")
+        return {"data": (<uintptr_t>self.lent.base, False), "shape": (EXTENT_BYTES,), "typestr": "|u1", "version": 3}
+
+
+def _map_bytes(size):
+    mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass                         # a kernel without huge pages: ordinary pages then
+    return np.frombuffer(mapping, dtype=np.uint8)

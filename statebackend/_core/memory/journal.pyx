@@ -1,0 +1,79 @@
+"""The slow paths of the logs; what they are for is told in `journal.pxd`."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from statebackend._core.memory.arena cimport ArenaCore, address, run_alloc, run_free
+from statebackend._core.memory.platform cimport unlikely
+
+
+cdef bint log_grow(ArenaCore *arena, Log *log, uint64_t size) noexcept nogil:
+    """Append a chunk with room for at least `size` bytes. Chunks grow with the log up to 64 KB."""
+    cdef uint32_t order = FIRST_CHUNK_ORDER, ref
+    cdef LogChunk *chunk
+    if log.last != NULL:
+        order = log.last.order + 2
+        if order > LARGEST_CHUNK_ORDER:
+            order = LARGEST_CHUNK_ORDER
+    while (<uint64_t>1 << order) < size + sizeof(LogChunk):
+        order += 1
+    ref = run_alloc(arena, order)
+    if unlikely(ref == 0):
+        return False
+    chunk = <LogChunk *>address(arena, ref)
+    chunk.ref = ref
+    chunk.order = order
+    chunk.used = 0
+    chunk.capacity = (1u << order) - sizeof(LogChunk)
+    chunk.next = NULL
+    chunk.prev = log.last
+    if log.last != NULL:
+        log.last.next = chunk
+    else:
+        log.first = chunk
+    log.last = chunk
+    return True
+
+
+cdef void log_drop_last_chunk(ArenaCore *arena, Log *log) noexcept nogil:
+    cdef LogChunk *chunk = log.last
+    log.last = chunk.prev
+    if log.last != NULL:
+        log.last.next = NULL
+    else:
+        log.first = NULL
+    run_free(arena, chunk.ref, chunk.order)
+
+
+cdef void log_forget_chunk(ArenaCore *arena, Log *log) noexcept nogil:
+    """Forget the records of the newest chunk of a log whose records hold nothing."""
+    log_drop_last_chunk(arena, log)
+    if log.last == NULL:
+        log.records = 0
+
+
+cdef void log_clear(ArenaCore *arena, Log *log) noexcept nogil:
+    """Forget all records, whatever they hold."""
+    while log.last != NULL:
+        log_drop_last_chunk(arena, log)
+    log.records = log.held = 0
+
+
+cdef void log_append(ArenaCore *arena, Log *target, Log *source) noexcept nogil:
+    """Move all chunks of `source` behind those of `target`. O(1)."""
+    if target.last != NULL and target.last.used == 0:
+        log_drop_last_chunk(arena, target)
+    if source.last != NULL and source.last.used == 0:
+        log_drop_last_chunk(arena, source)
+    if source.first == NULL:
+        return
+    source.first.prev = target.last
+    if target.last != NULL:
+        target.last.next = source.first
+    else:
+        target.first = source.first
+    target.last = source.last
+    target.records += source.records
+    target.held += source.held
+    source.held = 0
+    source.first = source.last = NULL
+    source.records = 0

@@ -1,0 +1,322 @@
+"""What has changed since a mark, as rows: what an incremental checkpoint writes; and as numbers.
+
+The journal names the slots that were inserted, written or removed. Each key among them is looked up once more: if it
+is there now, its row is the live entry, else the entry that a record still holds, of which only the key is read.
+
+Of lists the journal holds old heads. A list with the stamp of its oldest one has only grown since: the elements that
+one counts are as they were. Whatever else is done to a list gives it another stamp.
+"""
+
+import numpy as np
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcmp
+
+from statebackend._core.memory.arena cimport Blob, address, blob_data
+from statebackend._core.tables.cow_map cimport (
+    RECORD_COPIED, RECORD_INSERT, RECORD_MOVED, RECORD_REMOVE, RECORD_REPLACED, RECORD_WRITE, VALUE_LIST, Anchor,
+    BucketTable, CowMap, Entry, Journal, ListHead, Table, active_table, bucket, entry_at, find_blob, find_int,
+    hash_blob_key, hash_int_key, hash_of, namespace_of, value_of)
+from statebackend._core.snapshots.entry_rows cimport LiveMoment, find_owner, new_rows
+from statebackend._core.memory.journal cimport LogChunk, chunk_data
+from statebackend._core.memory.platform cimport prefetch
+from statebackend._core.tables.state_core cimport Mark, StateCore
+from statebackend._core.tables.state_table cimport StateTable
+
+cdef enum:
+    AHEAD = 16                           # how many rows ahead memory is asked for
+
+
+def has_changes(StateTable table not None, Mark mark not None):
+    """Whether anything was journalled since `mark`, of this table or one that shares its journal. O(open marks)."""
+    table.usable()
+    (<StateCore>table.owner).require_open(mark)
+    return count_records(table.table, mark.version) != 0
+
+
+def changed_entries(StateTable table not None, Mark mark not None):
+    """What was inserted, written or removed since `mark`: each key once, those that are there now as they are.
+
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> core = StateCore()
+    >>> table = StateTable(core)
+    >>> table.put(1, 10); table.put(2, 20)
+    >>> mark = core.mark()
+    >>> table.put(1, 11); removed = table.remove(2); table.put(3, 30)
+    >>> rows = changed_entries(table, mark)
+    >>> live = rows.take(rows.is_live).columns()
+    >>> sorted(zip(live["key"].tolist(), live["value"].tolist())), rows.take(~rows.is_live).keys()
+    ([(1, 11), (3, 30)], {'key': array([2])})
+    """
+    cdef StateCore owner = table.owner
+    cdef int64_t n, distinct
+    owner.require_open(mark)
+    owner.enter()
+    owner.hold()
+    try:
+        n = count_records(table.table, mark.version)
+        found = np.empty(max(n, 1), dtype=np.uint64)
+        groups = np.empty(max(n, 1), dtype=np.uint16)
+        hashes = np.empty(max(n, 1), dtype=np.uint32)
+        live = np.zeros(max(n, 1), dtype=np.bool_)
+        removed = np.zeros(max(n, 1), dtype=np.bool_)
+        born = np.zeros(max(n, 1), dtype=np.uint8)
+        # Of lists: the stamp of the oldest head and how many elements it counts, 0 where the list was not there.
+        stamps = np.zeros(max(n, 1), dtype=np.uint32)
+        kept = np.zeros(max(n, 1), dtype=np.int64)
+        seen = np.zeros(1 << int(2 * n).bit_length(), dtype=np.uint32)
+        distinct = collect(table.table, mark.version, found, groups, hashes, removed.view(np.uint8), born, stamps, kept,
+                           seen)
+        find_live(table.table, distinct, found, groups, hashes, stamps, kept, live.view(np.uint8))
+    finally:
+        owner.let_go()
+        owner.leave()
+    order = np.argsort(groups[:distinct], kind="stable")
+    return new_rows(table, LiveMoment(owner), found[order], groups[order].astype(np.int64), live[order], kept[order],
+                    removed[order])
+
+
+def count_changes(StateTable table not None, Mark mark not None):
+    """How many keys were put or written since `mark` and are there, and how many were there then and are gone.
+
+    O(changes), a few nanoseconds each; with removals among them, or where a call was undone, as `changed_entries`.
+
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> core = StateCore()
+    >>> table = StateTable(core)
+    >>> table.put(1, 10); table.put(2, 20)
+    >>> mark = core.mark()
+    >>> table.put(1, 11); removed = table.remove(2); table.put(3, 30); table.put(4, 40); removed = table.remove(4)
+    >>> count_changes(table, mark)
+    (2, 1)
+    """
+    cdef StateCore owner = table.owner
+    cdef int64_t n, distinct
+    owner.require_open(mark)
+    owner.enter()
+    owner.hold()
+    try:
+        n = count_distinct(table.table, mark.version)
+        if n >= 0:
+            return n, 0
+        n = count_records(table.table, mark.version)
+        found = np.empty(n, dtype=np.uint64)
+        groups = np.empty(n, dtype=np.uint16)
+        hashes = np.empty(n, dtype=np.uint32)
+        removed, born, live = np.zeros(n, dtype=np.uint8), np.zeros(n, dtype=np.uint8), np.zeros(n, dtype=np.uint8)
+        stamps, kept = np.zeros(n, dtype=np.uint32), np.zeros(n, dtype=np.int64)
+        seen = np.zeros(1 << int(2 * n).bit_length(), dtype=np.uint32)
+        distinct = collect(table.table, mark.version, found, groups, hashes, removed, born, stamps, kept, seen)
+        find_live(table.table, distinct, found, groups, hashes, stamps, kept, live)
+        if table.table.anchors != NULL:
+            find_returned(table.table, distinct, found, born, live)
+    finally:
+        owner.let_go()
+        owner.leave()
+    there = int(np.count_nonzero(live[:distinct]))
+    return there, distinct - there - int(np.count_nonzero(born[:distinct] > live[:distinct]))
+
+
+cdef void find_returned(Table *table, int64_t n, uint64_t[::1] found, unsigned char[::1] born,
+                        unsigned char[::1] live) noexcept nogil:
+    """Of maps that were emptied and filled again since: entries that are there again below another anchor are not gone.
+
+    They are among the live ones, as entries that came into being.
+    """
+    cdef int64_t i
+    cdef Entry *entry
+    cdef Anchor *anchor
+    cdef uint32_t slot, ref
+    cdef CowMap *map
+    cdef Blob *blob
+    for i in range(n):
+        if live[i] or born[i]:
+            continue
+        entry = <Entry *><uintptr_t>found[i]
+        anchor = <Anchor *>address(table.core.arena, namespace_of(table, entry))
+        slot = find_owner(table.anchors, anchor)
+        if slot == 0:
+            continue
+        ref = (<uint32_t *>value_of(table.anchors, entry_at(table.core, slot)))[0]
+        map = table.maps[anchor.group - table.first_group]
+        if table.layout.key_is_blob:
+            blob = <Blob *>entry.key
+            slot = find_blob(table, map, blob_data(blob), blob.length, ref,
+                             hash_blob_key(table, blob_data(blob), blob.length, ref))
+        else:
+            slot = find_int(table, map, entry.key, ref, hash_int_key(table, entry.key, ref))
+        if slot:
+            born[i] = 1
+
+
+cdef int64_t count_distinct(Table *table, uint32_t version) noexcept nogil:
+    """The number of keys that records name if each names another one that is there now; -1 if that cannot be told.
+
+    Within a segment an entry is journalled once. So it can where all records are in one, and none removes.
+    """
+    cdef Journal *journal = table.journal
+    cdef uint32_t i, at
+    cdef LogChunk *chunk
+    cdef uint64_t last
+    cdef int op
+    cdef Table *owner
+    cdef int64_t n = 0
+    cdef bint any_before = False
+    if table.journal_every_write:
+        return -1
+    for i in range(journal.n_segments):
+        if journal.segments[i].version < version or journal.segments[i].log.records == 0:
+            continue
+        if any_before:
+            return -1
+        any_before = True
+        chunk = journal.segments[i].log.last
+        while chunk != NULL:
+            at = chunk.used
+            while at:
+                last = (<uint64_t *>(chunk_data(chunk) + at - 8))[0]
+                op = <int>(last >> 56)
+                owner = journal.tables[(last >> 48) & 0xFF]
+                if owner == table:
+                    if op == RECORD_REMOVE:
+                        return -1
+                    n += op != RECORD_MOVED and op != RECORD_COPIED
+                at -= record_width(owner, op)
+            chunk = chunk.prev
+    return n
+
+
+cdef inline uint32_t record_width(Table *owner, int op) noexcept nogil:
+    if op == RECORD_WRITE or op == RECORD_COPIED:
+        return 8 + ((owner.layout.payload_width + 7) & ~7u)
+    return 16 if op == RECORD_MOVED or op == RECORD_REPLACED else 8
+
+
+cdef int64_t count_records(Table *table, uint32_t version) noexcept nogil:
+    cdef uint32_t i
+    cdef int64_t n = 0
+    for i in range(table.journal.n_segments):
+        if table.journal.segments[i].version >= version:
+            n += table.journal.segments[i].log.records
+    return n
+
+
+cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsigned short[::1] groups,
+                     uint32_t[::1] hashes, unsigned char[::1] removed, unsigned char[::1] born, uint32_t[::1] stamps,
+                     int64_t[::1] kept, uint32_t[::1] seen) noexcept nogil:
+    """Entries that records name, each key once, whether it was ever removed, and came into being since; how many.
+
+    From the newest record to the oldest.
+    """
+    cdef Journal *journal = table.journal
+    cdef uint32_t i, at, width
+    cdef LogChunk *chunk
+    cdef uint64_t last, mask = seen.shape[0] - 1, place
+    cdef int op
+    cdef Table *owner
+    cdef Entry *entry
+    cdef ListHead *head
+    cdef bint is_list = table.layout.value_kind == VALUE_LIST
+    cdef int64_t n = 0, j, k, distinct = 0
+    i = journal.n_segments
+    while i > 0 and journal.segments[i - 1].version >= version:
+        i -= 1
+        chunk = journal.segments[i].log.last
+        while chunk != NULL:
+            at = chunk.used
+            while at:
+                last = (<uint64_t *>(chunk_data(chunk) + at - 8))[0]
+                op = <int>(last >> 56)
+                owner = journal.tables[(last >> 48) & 0xFF]
+                width = record_width(owner, op)
+                if owner == table and op != RECORD_MOVED and op != RECORD_COPIED:
+                    # Also a slot that a clone replaced or that was removed still holds its key.
+                    found[n] = <uint64_t><uintptr_t>entry_at(table.core, <uint32_t>last)
+                    groups[n] = <unsigned short>(last >> 32)
+                    removed[n] = op == RECORD_REMOVE
+                    born[n] = op == RECORD_INSERT
+                    head = NULL
+                    if is_list and op == RECORD_WRITE:
+                        head = <ListHead *>(chunk_data(chunk) + at - width + table.layout.off_value
+                                            - table.layout.off_payload)
+                    elif is_list and op == RECORD_REPLACED:
+                        head = <ListHead *>value_of(table, <Entry *><uintptr_t>found[n])
+                    if head != NULL:
+                        stamps[n] = head.stamp
+                        kept[n] = head.length
+                    n += 1
+                at -= width
+            chunk = chunk.prev
+    for j in range(n):
+        if j + AHEAD < n:
+            prefetch(<void *><uintptr_t>found[j + AHEAD])
+        hashes[j] = hash_of(table, <Entry *><uintptr_t>found[j])
+    for j in range(n):
+        entry = <Entry *><uintptr_t>found[j]
+        place = hashes[j] & mask
+        while seen[place] != 0 and not (hashes[seen[place] - 1] == hashes[j]
+                                        and same_key(table, <Entry *><uintptr_t>found[seen[place] - 1], entry)):
+            place = (place + 1) & mask
+        if seen[place]:
+            k = seen[place] - 1
+            removed[k] |= removed[j]
+            born[k] = born[j]            # the oldest record tells
+            # Between two heads of one stamp the list has only grown, or gone back to where it had been.
+            if stamps[k] != stamps[j] or kept[j] < kept[k]:
+                kept[k] = kept[j] if stamps[k] == stamps[j] else 0
+            continue
+        # What is kept moves to the front, where none that is still to come lies.
+        found[distinct], groups[distinct], hashes[distinct] = found[j], groups[j], hashes[j]
+        removed[distinct], born[distinct] = removed[j], born[j]
+        stamps[distinct], kept[distinct] = stamps[j], kept[j]
+        distinct += 1
+        seen[place] = <uint32_t>distinct
+    return distinct
+
+
+cdef bint same_key(Table *table, Entry *a, Entry *b) noexcept nogil:
+    cdef Blob *mine
+    cdef Blob *other
+    if namespace_of(table, a) != namespace_of(table, b):
+        return False
+    if not table.layout.key_is_blob:
+        return a.key == b.key
+    mine, other = <Blob *>a.key, <Blob *>b.key
+    return mine == other or (mine.length == other.length
+                             and memcmp(blob_data(mine), blob_data(other), mine.length) == 0)
+
+
+cdef void find_live(Table *table, int64_t n, uint64_t[::1] found, unsigned short[::1] groups, uint32_t[::1] hashes,
+                    uint32_t[::1] stamps, int64_t[::1] kept, unsigned char[::1] live) noexcept nogil:
+    """Put the live entries of keys in the place of those that records name."""
+    cdef ListHead *head
+    cdef int64_t i, ahead
+    cdef CowMap *map
+    cdef BucketTable *buckets
+    cdef Entry *entry
+    cdef Blob *blob
+    cdef uint32_t slot
+    for i in range(n):
+        ahead = i + AHEAD
+        if ahead < n:
+            map = table.maps[groups[ahead] - table.first_group]
+            buckets = active_table(map, hashes[ahead])
+            prefetch(bucket(table.core, buckets, hashes[ahead] & (buckets.capacity - 1)))
+        entry = <Entry *><uintptr_t>found[i]
+        map = table.maps[groups[i] - table.first_group]
+        if table.layout.key_is_blob:
+            blob = <Blob *>entry.key
+            slot = find_blob(table, map, blob_data(blob), blob.length, namespace_of(table, entry), hashes[i])
+        else:
+            slot = find_int(table, map, entry.key, namespace_of(table, entry), hashes[i])
+        if slot:
+            found[i] = <uint64_t><uintptr_t>entry_at(table.core, slot)
+            live[i] = 1
+            if kept[i]:
+                head = <ListHead *>value_of(table, entry_at(table.core, slot))
+                if head.stamp != stamps[i] or head.length < <uint64_t>kept[i]:
+                    kept[i] = 0
+        else:
+            kept[i] = 0

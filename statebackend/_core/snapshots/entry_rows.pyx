@@ -1,0 +1,361 @@
+"""Entries as rows, and their columns: what snapshots, and incremental ones, are written from.
+
+Rows are addresses of entries. How long they are good is a matter of the `Moment` that they are of: a snapshot's ends
+with it, that of the live tables with the next call.
+"""
+
+import numpy as np
+
+cimport cython
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy
+
+from statebackend._core.memory.arena cimport Blob, address, blob_data
+from statebackend._core.tables.cow_map cimport (
+    Anchor, CowMap, Entry, ListChunk, ListHead, Table, entry_at, find_blob, find_int, hash_blob_key, hash_int_key,
+    namespace_of, thread_of)
+from statebackend._core.tables.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
+from statebackend._core.memory.platform cimport prefetch
+from statebackend._core.tables.state_core cimport StateCore
+from statebackend._core.tables.state_table cimport (
+    CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable, is_null)
+
+from statebackend._core.tables.state_table import DTYPES
+from statebackend.errors import UsageError
+
+cdef enum:
+    AHEAD = 16                           # how many rows ahead memory is asked for
+
+
+cdef class Moment:
+    """While it lasts, addresses of entries are good and what they hold does not change."""
+
+    cdef int begin_reading(self) except -1:
+        return 0
+
+    cdef void end_reading(self) noexcept:
+        pass
+
+
+@cython.final
+cdef class LiveMoment(Moment):
+    """The live tables of a backend until it is called again."""
+
+    def __cinit__(self, StateCore owner not None):
+        self.owner = owner
+        self.calls = owner.calls
+
+    cdef int begin_reading(self) except -1:
+        self.owner.hold()
+        if self.owner.closed or self.calls != self.owner.calls:
+            self.owner.let_go()
+            raise UsageError("the backend has been called since")
+        return 0
+
+    cdef void end_reading(self) noexcept:
+        self.owner.let_go()
+
+
+@cython.final
+cdef class EntryRows:
+    """Entries of a table, in ascending order of key groups.
+
+    `groups` is the key group of each; `is_live` whether the key is there: of one that is not, only the key is read.
+    `kept` is how many elements of a list are passed over, because they have not changed; None for none.
+    Of rows of `changed_entries`, `was_removed` says which keys were removed since, though they may have come back.
+    """
+
+    def __len__(self):
+        return len(self.addresses)
+
+    def take(self, rows):
+        """Some of the rows, by number, mask or slice."""
+        return new_rows(self.table, self.moment, self.addresses[rows], self.groups[rows], self.is_live[rows],
+                        None if self.kept is None else self.kept[rows], self.was_removed[rows])
+
+    def keys(self):
+        """The columns of keys and namespaces, as `SnapshotView.read_group` names them."""
+        self.moment.begin_reading()
+        try:
+            return read_keys(self.table, self.addresses)
+        finally:
+            self.moment.end_reading()
+
+    def columns(self):
+        """All columns of rows that are live."""
+        if not self.is_live.all():
+            raise UsageError("of what was removed only keys are left")
+        self.moment.begin_reading()
+        try:
+            return read_columns(self.table, self.addresses, self.kept)
+        finally:
+            self.moment.end_reading()
+
+    def weights(self):
+        """About how many bytes each live row has beside what is of a fixed width."""
+        cdef uint64_t[::1] rows = self.addresses
+        cdef int64_t n = rows.shape[0], i
+        cdef Table *t = self.table.table
+        cdef Blob *blob
+        cdef char *value
+        cdef int code = self.table.value_code
+        cdef bint is_list = code == CODE_LIST, is_blob = code == CODE_BLOB
+        cdef bint of_blobs = is_list and self.table.element_code == CODE_BLOB
+        cdef int64_t bytes_held = 0
+        found = np.zeros(n, dtype=np.int64)
+        cdef int64_t[::1] out = found
+        self.moment.begin_reading()
+        try:
+            with nogil:
+                for i in range(n):
+                    value = <char *><uintptr_t>rows[i] + t.layout.off_value
+                    if t.layout.key_is_blob:
+                        out[i] = (<Blob *>(<Entry *><uintptr_t>rows[i]).key).length
+                    if is_list:
+                        out[i] += t.element_width * (<ListHead *>value).length
+                        if of_blobs:
+                            bytes_held = blob_bytes(t, <ListHead *>value)
+                            if bytes_held < 0:
+                                break
+                            out[i] += bytes_held
+                    elif is_blob:
+                        blob = (<Blob **>value)[0]
+                        out[i] += blob.length if blob != NULL else 0
+            if bytes_held < 0:
+                self.table.owner.out_of_memory()
+        finally:
+            self.moment.end_reading()
+        return found
+
+    def links(self):
+        """Of entries of a map state: the number of the anchor, and of the place in its order.
+
+        The table of keys has the same numbers as its values.
+        """
+        cdef uint64_t[::1] rows = self.addresses
+        cdef int64_t n = rows.shape[0], i
+        cdef Table *t = self.table.table
+        if self.table.anchors is None:
+            raise UsageError("these are not entries of a map state")
+        anchors, places = np.empty(n, dtype=np.uint32), np.empty(n, dtype=np.uint64)
+        cdef uint32_t[::1] anchor = anchors
+        cdef uint64_t[::1] place = places
+        self.moment.begin_reading()
+        try:
+            with nogil:
+                for i in range(n):
+                    anchor[i] = namespace_of(t, <Entry *><uintptr_t>rows[i])
+                    place[i] = thread_of(t, <Entry *><uintptr_t>rows[i]).sequence
+        finally:
+            self.moment.end_reading()
+        return anchors, places
+
+    def heads(self, StateTable heads not None):
+        """Of entries of a map state, removed ones too: the live entries of their keys; not live where there is none."""
+        cdef uint64_t[::1] rows = self.addresses
+        cdef int64_t n = rows.shape[0], i
+        cdef Table *table = self.table.table
+        cdef Anchor *anchor
+        cdef uint32_t slot
+        found = np.zeros(n, dtype=np.uint64)
+        cdef uint64_t[::1] out = found
+        if self.table.anchors is not heads or not isinstance(self.moment, LiveMoment):
+            raise UsageError("these are not live entries of those keys")
+        self.moment.begin_reading()
+        try:
+            with nogil:
+                for i in range(n):
+                    if i + AHEAD < n:
+                        prefetch(<void *><uintptr_t>rows[i + AHEAD])
+                    anchor = <Anchor *>address(table.core.arena, namespace_of(table, <Entry *><uintptr_t>rows[i]))
+                    slot = find_head(heads.table, anchor)
+                    if slot:
+                        out[i] = <uint64_t><uintptr_t>entry_at(table.core, slot)
+        finally:
+            self.moment.end_reading()
+        return new_rows(heads, self.moment, found, self.groups, found != 0)
+
+
+cdef uint32_t find_head(Table *heads, Anchor *anchor) noexcept nogil:
+    """The live entry of an anchor's key, 0 if the key was removed, or has another anchor by now."""
+    return find_owner(heads, anchor) if anchor.first else 0
+
+
+cdef uint32_t find_owner(Table *heads, Anchor *anchor) noexcept nogil:
+    """The live entry of the key that an anchor was made for, 0 if there is none. It may have another anchor by now."""
+    cdef CowMap *map = heads.maps[anchor.group - heads.first_group]
+    cdef Blob *blob
+    if heads.layout.key_is_blob:
+        blob = <Blob *>anchor.key
+        return find_blob(heads, map, blob_data(blob), blob.length, anchor.namespace,
+                         hash_blob_key(heads, blob_data(blob), blob.length, anchor.namespace))
+    return find_int(heads, map, anchor.key, anchor.namespace, hash_int_key(heads, anchor.key, anchor.namespace))
+
+
+cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_live, kept=None, was_removed=None):
+    cdef EntryRows made = EntryRows.__new__(EntryRows)
+    made.table = table
+    made.moment = moment
+    made.addresses = np.ascontiguousarray(addresses)
+    made.groups = groups
+    made.is_live = is_live
+    made.kept = kept
+    made.was_removed = ~is_live if was_removed is None else was_removed
+    return made
+
+
+cdef dict read_keys(StateTable table, uint64_t[::1] rows):
+    """Gather keys and namespaces of entries by address."""
+    cdef Table *t = table.table
+    columns = {}
+    if t.layout.key_is_blob:
+        columns["key_offsets"], columns["key"] = gather_blobs(rows, 8)
+    else:
+        columns["key"] = gather_fixed(rows, 8, 8).view(np.int64).ravel()
+    if t.layout.off_namespace:
+        columns["namespace"] = gather_fixed(rows, t.layout.off_namespace, 4).view(np.uint32).ravel()
+    return columns
+
+
+cdef dict read_columns(StateTable table, uint64_t[::1] rows, kept):
+    """Gather all columns of entries by address; of lists without the first `kept` elements of each."""
+    cdef Table *t = table.table
+    columns = read_keys(table, rows)
+    if t.layout.off_thread:
+        columns["sequence"] = gather_fixed(rows, t.layout.off_thread, 8).view(np.uint64).ravel()
+    if t.layout.has_timestamp:
+        columns["timestamp"] = gather_fixed(rows, t.layout.off_payload, 8).view(np.int64).ravel()
+    if table.value_code == CODE_LIST:
+        gather_lists(table, rows, kept, columns)
+    elif table.value_code == CODE_ANCHOR:
+        columns["value"] = gather_fixed(rows, t.layout.off_value, 4).view(np.uint32).ravel()
+    else:
+        gather_values(rows, t.layout.off_value, table.value_code, t.layout.value_width, columns)
+        if table.takes_none and table.value_code != CODE_OBJECT:
+            columns["is_null"] = gather_nulls(t, rows)
+    return columns
+
+
+cdef object gather_nulls(Table *table, uint64_t[::1] rows):
+    cdef uint64_t n = rows.shape[0], i
+    out = np.zeros(n, dtype=np.bool_)
+    cdef uint8_t[::1] view = out.view(np.uint8)
+    for i in range(n):
+        view[i] = is_null(table, <Entry *><uintptr_t>rows[i])
+    return out
+
+
+cdef object gather_values(uint64_t[::1] rows, uint32_t offset, int code, uint32_t width, dict columns):
+    if code == CODE_BLOB:
+        columns["value_offsets"], columns["value"] = gather_blobs(rows, offset)
+    elif code == CODE_OBJECT:
+        columns["value"] = gather_objects(rows, offset)
+    else:
+        raw = gather_fixed(rows, offset, width)
+        columns["value"] = raw if code == CODE_RAW else raw.view(DTYPES[code]).ravel()
+
+
+cdef object gather_fixed(uint64_t[::1] rows, uint32_t offset, uint32_t width):
+    cdef uint64_t n = rows.shape[0], i
+    out = np.empty((n, width), dtype=np.uint8)
+    if n == 0:
+        return out
+    cdef uint8_t[:, ::1] view = out
+    cdef char *target = <char *>&view[0, 0]
+    with nogil:
+        if width == 8:
+            for i in range(n):
+                (<uint64_t *>target)[i] = (<uint64_t *>(<uintptr_t>rows[i] + offset))[0]
+        else:
+            for i in range(n):
+                memcpy(target + i * width, <char *><uintptr_t>rows[i] + offset, width)
+    return out
+
+
+cdef tuple gather_blobs(uint64_t[::1] rows, uint32_t offset):
+    cdef uint64_t n = rows.shape[0], i, total = 0
+    cdef Blob *blob
+    offsets = np.empty(n + 1, dtype=np.int64)
+    cdef int64_t[::1] ends = offsets
+    ends[0] = 0
+    with nogil:
+        for i in range(n):
+            blob = (<Blob **>(<char *><uintptr_t>rows[i] + offset))[0]
+            total += blob.length if blob != NULL else 0
+            ends[i + 1] = total
+    data = np.empty(max(total, 1), dtype=np.uint8)
+    cdef uint8_t[::1] bytes_view = data
+    with nogil:
+        for i in range(n):
+            blob = (<Blob **>(<char *><uintptr_t>rows[i] + offset))[0]
+            if blob != NULL:
+                memcpy(&bytes_view[0] + ends[i], blob_data(blob), blob.length)
+    return offsets, data[:total]
+
+
+cdef object gather_objects(uint64_t[::1] rows, uint32_t offset):
+    cdef uint64_t n = rows.shape[0], i
+    out = np.empty(n, dtype=object)
+    for i in range(n):
+        out[i] = <object>(<PyObject **>(<char *><uintptr_t>rows[i] + offset))[0]
+    return out
+
+
+cdef int64_t blob_bytes(Table *table, ListHead *head) noexcept nogil:
+    """How many bytes the elements of a list of blobs have; -1 without memory to find out."""
+    cdef uint32_t offset = 8 if table.element_has_timestamp else 0
+    cdef ListCursor cursor
+    cdef Blob *blob
+    cdef char *element
+    cdef int64_t total = 0
+    if not cursor_open(table.core.arena.budget, head, &cursor):
+        return -1
+    while True:
+        element = cursor_next(table, &cursor)
+        if element == NULL:
+            break
+        blob = (<Blob **>(element + offset))[0]
+        total += blob.length if blob != NULL else 0
+    cursor_close(&cursor)
+    return total
+
+
+cdef object gather_lists(StateTable table, uint64_t[::1] rows, kept, dict columns):
+    """Elements of all lists one after another, by the addresses of the elements."""
+    cdef Table *t = table.table
+    cdef int64_t n = rows.shape[0], i, at, left, used, k
+    cdef ListHead *head
+    cdef ListChunk *chunk
+    offsets = np.zeros(n + 1, dtype=np.int64)
+    passed = np.zeros(max(n, 1), dtype=np.int64) if kept is None else np.ascontiguousarray(kept)
+    cdef int64_t[::1] ends = offsets
+    cdef int64_t[::1] skipped = passed
+    with nogil:
+        for i in range(n):
+            head = <ListHead *>(<char *><uintptr_t>rows[i] + t.layout.off_value)
+            ends[i + 1] = ends[i] + <int64_t>head.length - skipped[i]
+    addresses = np.empty(offsets[n], dtype=np.uint64)
+    cdef uint64_t[::1] elements = addresses
+    with nogil:
+        for i in range(n):
+            head = <ListHead *>(<char *><uintptr_t>rows[i] + t.layout.off_value)
+            chunk = head.tail
+            used = head.tail_used
+            at = ends[i + 1]
+            left = at - ends[i]
+            while left:
+                for k in range(used):
+                    if k == left:
+                        break
+                    elements[at - 1 - k] = <uint64_t><uintptr_t>(
+                        <char *>chunk + sizeof(ListChunk) + (used - 1 - k) * t.element_width)
+                at -= used
+                left = left - used if left > used else 0
+                used = chunk.prev_used
+                chunk = chunk.prev
+    columns["list_offsets"] = offsets
+    if t.element_has_timestamp:
+        columns["timestamp"] = gather_fixed(elements, 0, 8).view(np.int64).ravel()
+    gather_values(elements, 8 if t.element_has_timestamp else 0, table.element_code, t.element_value_width,
+                  columns)

@@ -1,0 +1,232 @@
+"""Snapshots from the reader's side: the entries of key groups, at the moment of the snapshot.
+
+A reader touches what the live map never changes while the snapshot lives: its own copy of the page directories,
+the pages named there, the entries in their chains, blobs and list elements. Not the versions, which a clone's
+retirement may overtake, and not the threads of map states, which describe the live map.
+"""
+
+import numpy as np
+
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+
+from statebackend._core.memory.arena cimport address
+from statebackend._core.tables.cow_map cimport (
+    PAGE_BUCKETS, PAGE_SHIFT, Core, CowMap, Directory, Entry, entry_at, key_object, namespace_of, see_snapshots)
+from statebackend._core.snapshots.entry_rows cimport Moment, new_rows, read_columns
+from statebackend._core.memory.platform cimport load_ptr, load_u32, prefetch, spin_lock, spin_unlock, store_u32
+from statebackend._core.tables.state_core cimport StateCore
+from statebackend._core.tables.state_table cimport StateTable
+
+from statebackend.errors import ClosedError, KeyGroupError, UsageError
+
+
+@cython.final
+@cython.no_gc_clear                      # its end is told to the owner
+cdef class SnapshotView(Moment):
+    """The tables as they were at one moment; read and released on any thread, once released it is gone.
+
+    Reading takes the page directories of maps that were not touched since, and copies rows out; it never
+    blocks the mutating thread for longer than a directory takes to copy.
+    """
+
+    def __cinit__(self, StateCore owner not None):
+        self.snapshot = owner.open_snapshot()
+        self.owner = owner
+
+    def __dealloc__(self):
+        self._release()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.release()
+
+    @property
+    def version(self):
+        """The version of the snapshot, 0 once it is released."""
+        return self.snapshot.version if self.snapshot != NULL else 0
+
+    def release(self):
+        """Let go. Idempotent, on any thread; the mutating side reclaims step by step.
+
+        While another thread reads, it is that thread's call that lets go, at its end.
+        """
+        self.released = True
+        if self.readers == 0:
+            self._release()
+
+    cdef void _release(self) noexcept:
+        if self.snapshot == NULL:
+            return
+        store_u32(&self.snapshot.released, 1)
+        store_u32(&self.owner.core.pending, 1)
+        self.snapshot = NULL
+        if self.owner.closed:
+            self.owner.after_close()
+
+    cdef int begin_reading(self) except -1:
+        # Both flags change with the GIL held only.
+        if self.released or self.snapshot == NULL:
+            raise ClosedError("the snapshot was released")
+        self.readers += 1
+        return 0
+
+    cdef void end_reading(self) noexcept:
+        self.readers -= 1
+        if self.released and self.readers == 0:
+            self._release()
+
+    def group_size(self, StateTable table not None, uint32_t group):
+        """How many entries the table had in a key group at the time of the snapshot."""
+        cdef Directory *directory
+        self.begin_reading()
+        try:
+            directory = self._directory(table, group)
+            return directory.size if directory != NULL else 0
+        finally:
+            self.end_reading()
+
+    cdef Directory *_directory(self, StateTable table, uint32_t group) except? NULL:
+        cdef CowMap *map
+        cdef Directory *directory
+        cdef uint32_t version
+        if table.owner is not self.owner:
+            raise UsageError("the table belongs to another backend")
+        if group - table.table.first_group >= table.table.n_maps:
+            raise KeyGroupError("the key group is not part of the table", detail=f"key group {group}")
+        map = <CowMap *>load_ptr(&table.table.maps[group - table.table.first_group])
+        if map == NULL:
+            return NULL
+        version = self.snapshot.version
+        if load_u32(&map.seen_version) < version and not see_snapshots(&self.owner.core, map):
+            self.owner.out_of_memory()
+        spin_lock(&self.owner.core.directory_lock)
+        directory = map.directories
+        while directory != NULL and not (directory.low <= version <= directory.high):
+            directory = directory.older
+        spin_unlock(&self.owner.core.directory_lock)
+        return directory
+
+    def read_group(self, StateTable table not None, uint32_t group):
+        """The rows of a key group as columns: a dict of numpy arrays (object arrays for objects).
+
+        `key` is int64, or (`key_offsets`, `key`) for byte keys; likewise `value`; `namespace`, `timestamp` and
+        `sequence` where the table has them. Lists give `list_offsets` and one row an element. Rows are in no order.
+        """
+        cdef Directory *directory
+        cdef uint64_t n
+        cdef uint64_t[::1] rows
+        self.begin_reading()
+        try:
+            directory = self._directory(table, group)
+            n = directory.size if directory != NULL else 0
+            rows = np.empty(max(n, 1), dtype=np.uint64)
+            if n:
+                with nogil:
+                    collect_entries(&self.owner.core, directory, &rows[0])
+            return read_columns(table, rows[:n], None)
+        finally:
+            self.end_reading()
+
+    def group_sizes(self, StateTable table not None):
+        """How many entries the table had in each of its key groups."""
+        cdef uint32_t i
+        cdef Directory *directory
+        cdef int64_t[::1] sizes = np.zeros(table.table.n_maps, dtype=np.int64)
+        self.begin_reading()
+        try:
+            for i in range(table.table.n_maps):
+                directory = self._directory(table, table.table.first_group + i)
+                if directory != NULL:
+                    sizes[i] = directory.size
+            return np.asarray(sizes)
+        finally:
+            self.end_reading()
+
+    def rows(self, StateTable table not None, uint32_t first, uint32_t last):
+        """The entries of the key groups from `first` to `last`, in ascending order of groups. O(entries there)."""
+        cdef Directory *directory
+        cdef uint64_t[::1] rows
+        cdef uint64_t n = 0
+        cdef uint32_t group
+        cdef list found = []
+        self.begin_reading()
+        try:
+            for group in range(first, last + 1):
+                directory = self._directory(table, group)
+                if directory != NULL and directory.size:
+                    found.append((group, directory.size, <uint64_t><uintptr_t>directory))
+                    n += directory.size
+            addresses = np.empty(n, dtype=np.uint64)
+            rows = addresses
+            n = 0
+            for _, _, place in found:
+                directory = <Directory *><uintptr_t><uint64_t>place
+                with nogil:
+                    collect_entries(&self.owner.core, directory, &rows[n])
+                n += directory.size
+        finally:
+            self.end_reading()
+        groups = np.repeat(np.array([group for group, _, _ in found], dtype=np.int64),
+                           np.array([size for _, size, _ in found], dtype=np.int64))
+        return new_rows(table, self, addresses, groups, np.ones(n, dtype=np.bool_))
+
+    def items(self, StateTable table not None):
+        """All rows as {(key, namespace): value}; lists as lists. For tests and small states."""
+        cdef Directory *directory
+        cdef uint64_t i
+        cdef uint64_t[::1] rows
+        cdef Entry *entry
+        out = {}
+        self.begin_reading()
+        try:
+            for group in range(table.table.first_group, table.table.first_group + table.table.n_maps):
+                directory = self._directory(table, group)
+                if directory == NULL:
+                    continue
+                rows = np.empty(max(directory.size, 1), dtype=np.uint64)
+                collect_entries(&self.owner.core, directory, &rows[0])
+                for i in range(directory.size):
+                    entry = <Entry *><uintptr_t>rows[i]
+                    out[key_object(table.table, entry), namespace_of(table.table, entry)] = table._load_at(
+                        entry, table._room())
+            return out
+        finally:
+            self.end_reading()
+
+
+cdef void collect_entries(Core *core, Directory *directory, uint64_t *rows) noexcept nogil:
+    """Addresses of all entries that a directory's pages name. Touches nothing that the live map changes."""
+    cdef uint32_t *refs = <uint32_t *>(<char *>directory + sizeof(Directory))
+    cdef uint64_t n = 0
+    n = collect_pages(core, refs, directory.primary_capacity, directory.rehash_index, rows, n)
+    if directory.secondary_capacity:
+        collect_pages(core, refs + directory.primary_pages, directory.secondary_capacity, 0, rows, n)
+
+
+cdef uint64_t collect_pages(Core *core, uint32_t *refs, uint32_t capacity, uint32_t begin, uint64_t *rows,
+                            uint64_t n) noexcept nogil:
+    cdef uint32_t index = begin, slot, ahead
+    cdef uint32_t *page
+    cdef Entry *entry
+    while index < capacity:
+        if refs[index >> PAGE_SHIFT] == 0:
+            index = (index | (PAGE_BUCKETS - 1)) + 1
+            continue
+        page = <uint32_t *>address(core.arena, refs[index >> PAGE_SHIFT])
+        while True:
+            ahead = (index & (PAGE_BUCKETS - 1)) + 16
+            if ahead < PAGE_BUCKETS and index + 16 < capacity and page[ahead]:
+                prefetch(address(core.arena, page[ahead]))
+            slot = page[index & (PAGE_BUCKETS - 1)]
+            while slot:
+                entry = entry_at(core, slot)
+                rows[n] = <uint64_t><uintptr_t>entry
+                n += 1
+                slot = entry.next
+            index += 1
+            if index >= capacity or index & (PAGE_BUCKETS - 1) == 0:
+                break
+    return n

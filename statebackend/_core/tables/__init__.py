@@ -1,0 +1,1 @@
+"""Copy-on-write maps, and the tables of states made of them."""

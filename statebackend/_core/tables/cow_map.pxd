@@ -1,0 +1,511 @@
+"""The copy-on-write map: Flink's CopyOnWriteStateMap with entries in an arena.
+
+    CowMap                     bucket pages                  entries (arena)
+    +-----------+             +-----------+            +------+---------+-----+---------+
+    | primary   |--pages----->| 4096 refs |----------->| next | version | key | payload |
+    | secondary |--pages--+   +-----------+            +------+---------+-----+---------+
+    | rehash at |         |   +-----------+               |
+    +-----------+         +-->| 4096 refs |               v  the next entry of the bucket, 0 at the end
+                              +-----------+
+
+One map holds one key group of one state. A bucket is a ref of the first entry of its chain. While the
+map grows, buckets below `rehash_index` have moved to the secondary table, which is twice as large; every
+operation moves at least four more entries.
+
+Versions. `Core.state_version` counts snapshots and marks. An entry carries the version at which it was made or
+last written; a bucket page carries the version at which it was made. While a snapshot S is needed:
+
+    entry.version < S    the entry belongs to S as well: it is cloned before its link or payload changes,
+                         together with the entries before it in its chain (`cow_chain`)
+    page.version < S     the page belongs to S as well: it is copied before a bucket in it changes
+    map.seen_version < S S has not taken this map's page directory yet: that happens before the map
+                         changes in any way (`see_snapshots`), or when S comes to read it
+
+    and while a mark M is open:
+    entry.version < M    the payload is appended to the journal before it changes
+
+`journal_version` is greater than every needed snapshot's version, because `snapshot` begins a new journal segment
+when marks are open. So a clone that is made without being written gets version `journal_version - 1`: new enough
+for every snapshot, old enough for its payload to be journalled when it is written.
+
+Objects that their reader may change have a second version, Flink's stateVersion: when the object became the live
+map's own. A clone takes it over, because it shares the object; a read copies the object when it is older than the
+newest needed snapshot or mark.
+
+Invariants, verified by `check_map` (of 5, that slots add up and cover the entries):
+
+ 1. An entry is in the chain of the bucket that its hash selects, in the active table of that bucket.
+ 2. No two live entries have the same key and namespace.
+ 3. size = primary_size + secondary_size = number of entries in chains.
+ 4. Buckets below `rehash_index` are read from the secondary table only; buckets of the secondary table whose
+    source has not moved yet are empty.
+ 5. used = slots in chains + slots held by journals and snapshots; the rest of the map's runs is free
+    (marked by version FREE_SLOT) or beyond `fresh`. Free slots are kept in blocks: the first slot of a block names
+    the next block and FREE_BLOCK slots more, in the first block `free_in_block`. So several can be asked for ahead.
+ 6. Threads of map states: prev and next agree, sequence numbers rise, anchor ends agree; an anchor says
+    whose it is, and has no entries when its key has been removed.
+"""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from statebackend._core.memory.arena cimport LIVE_ENTRIES, UNIT_SHIFT, ArenaCore, Blob, BlobHeap, address, count
+from statebackend._core.memory.journal cimport Log
+from statebackend._core.memory.platform cimport add_i64, hash_bytes, hash_int, likely, prefetch, prefetch_write, unlikely
+
+cdef enum:
+    MINIMUM_CAPACITY = 4
+    MAXIMUM_CAPACITY = 1 << 30
+    MIN_TRANSFERRED_PER_INCREMENTAL_REHASH = 4
+    MAX_BUCKETS_PER_INCREMENTAL_REHASH = 32
+    PAGE_SHIFT = 12                      # 4096 buckets, 16 KB
+    PAGE_BUCKETS = 1 << 12
+    FREE_SLOT = 0xFFFFFFFF
+    FREE_BLOCK = 4                       # free slots that the first one of a block names
+    LAST_VERSION = 0xFFFFFF00
+
+cdef enum ValueKind:
+    VALUE_FIXED = 0                      # `value_width` bytes in the entry
+    VALUE_BLOB = 1                       # Blob *
+    VALUE_OBJECT = 2                     # PyObject *, a reference of the entry's own
+    VALUE_LIST = 3                       # ListHead
+    VALUE_ANCHOR = 4                     # uint32 ref of the Anchor of a map state's key
+
+cdef enum RecordOp:
+    # Trailers: op << 56 | table of the journal << 48 | key group << 32 | slot.
+    RECORD_WRITE = 1                     # the payload as it was
+    RECORD_INSERT = 2
+    RECORD_REMOVE = 3                    # the slot stays allocated, the journal holds it
+    RECORD_MOVED = 4                     # a slot that a clone replaced, and the clone's
+    RECORD_COPIED = 5                    # as WRITE, but what is there now is a mere copy: not dirty
+    RETIRED_SLOT = 6                     # in lists of what awaits reclaiming: table pointer, then trailer
+    RETIRED_RUN = 7                      # a bucket page or a stretch of entries: its order in place of the group
+    RECORD_REPLACED = 9                  # as MOVED, and the clone was written: the payload is in the replaced slot
+
+cdef struct Layout:
+    uint32_t stride                      # bytes from entry to entry, a multiple of 8
+    uint32_t off_namespace               # 0: no namespace number in the entry
+    uint32_t off_thread                  # 0: no thread
+    uint32_t off_value_version           # 0: values are never shared with whoever reads them
+    uint32_t off_payload                 # timestamp, where there is one, then value
+    uint32_t payload_width
+    uint32_t off_value
+    uint32_t value_width
+    uint32_t off_null                    # of map values that may be None: a byte that says so; 0: none. A blob is NULL
+    uint8_t key_is_blob
+    uint8_t has_timestamp
+    uint8_t value_kind
+
+cdef struct Entry:
+    uint32_t next
+    uint32_t version
+    int64_t key                          # or Blob *, then its hash behind it
+
+cdef struct Thread:
+    # Links an entry of a map state into its key's entries, in insertion order. Only `sequence` belongs to
+    # snapshots; prev and next describe the live map and are neither copied nor journalled.
+    uint64_t sequence
+    uint32_t prev
+    uint32_t next
+
+cdef struct Anchor:
+    # The fixed point of one key's thread; the entry of the key holds its ref, which also is the namespace of
+    # the threaded entries. It never moves while the key exists in the map, a journal or a snapshot.
+    uint32_t first
+    uint32_t last
+    uint64_t next_sequence               # begins with a stamp of its own: no other entry ever had the same
+    uint32_t refs
+    uint32_t modifications
+    # Of the key whose thread this is, as its entry has them; of a blob the anchor holds a reference of its own.
+    int64_t key
+    uint32_t namespace
+    uint32_t group
+
+cdef struct PageRef:
+    uint32_t ref                         # 0: a page of empty buckets
+    uint32_t version
+
+cdef struct BucketTable:
+    uint32_t capacity                    # 0: there is no table
+    uint32_t n_pages
+    PageRef *pages                       # &single when there is one page
+    PageRef single
+    uint32_t size
+
+cdef struct Directory:
+    # What a snapshot sees of one map: the pages at its moment. Covers all snapshots low..high.
+    Directory *older                     # of the same map
+    Directory *next                      # of the same snapshot
+    CowMap *map
+    uint32_t low
+    uint32_t high
+    uint32_t size
+    uint32_t rehash_index
+    uint32_t primary_capacity
+    uint32_t secondary_capacity
+    uint32_t primary_pages
+    uint32_t secondary_pages
+    # refs of the primary's pages, then of the secondary's, follow
+
+cdef struct CowMap:
+    BucketTable primary
+    BucketTable secondary
+    uint32_t rehash_index
+    uint32_t threshold
+    uint32_t seen_version                # newest snapshot whose directory was taken
+    uint32_t group
+    uint32_t free_slot                   # first slot of the first block of freed slots
+    uint32_t free_in_block               # slots that it names
+    uint32_t fresh                       # next slot of the newest run that was never used
+    uint32_t fresh_end
+    uint32_t used
+    uint64_t *runs                       # ref << 8 | order
+    uint32_t n_runs
+    uint32_t runs_capacity
+    Directory *directories
+    uint64_t modifications
+    uint64_t run_bytes
+
+cdef struct Segment:
+    uint32_t version                     # first version whose changes it holds
+    Log log
+
+cdef struct Journal:
+    # What happened to up to two tables since the oldest mark, in the order of time.
+    Segment *segments
+    uint32_t n_segments
+    uint32_t capacity
+    Table *tables[2]
+    Log carried                          # MOVED records that an unfinished undo has set aside
+    Log dead                             # records no rollback can reach, to be reclaimed
+    Log waiting                          # as `dead`, of slots that a snapshot needs: not looked at before one ends
+    Journal *next                        # of the backend
+
+cdef struct Snapshot:
+    uint32_t version
+    uint32_t released                    # may be set by any thread
+    Snapshot *older
+    Snapshot *newer
+    Log retired                          # slots and pages to free with it
+    Directory *directories
+    Directory *last_directory
+
+cdef struct Core:
+    # What all maps of a backend share.
+    int64_t stamps                       # given out so far, by `new_stamp`
+    ArenaCore *arena
+    BlobHeap *blobs
+    uint32_t state_version
+    uint32_t highest_required_snapshot_version
+    uint32_t journal_version             # 0: no mark is open
+    Snapshot *newest
+    Snapshot *oldest
+    uint32_t directory_lock              # guards `directories` of all maps
+    Log garbage
+    Directory *dead_directories
+    Table *dead_lists                    # tables with chunks of dropped lists that await reclaiming
+    Journal *journals
+    uint32_t pending                     # `drain` has something to do; set by any thread
+    uint64_t undone                      # how often something was undone: what is old may be back
+    uint64_t seed
+    Table *tables                        # all of the backend
+    int64_t *namespace_refs              # by number: entries that carry it, and pins
+    uint32_t namespace_capacity
+    uint32_t busy                        # how many calls of `busy_thread` nobody is to disturb; see `wait_for_others`
+    unsigned long busy_thread
+
+cdef struct Lane:
+    # What one thread of a batch kernel appends to; calls outside kernels use lane 0 of the table.
+    Core *core
+    Log *override                        # where records go while an undo runs
+    Log undo                             # inside a batch call: records that no journal takes
+    Log own_journal                      # of lanes above 0: joins the newest segment after the call
+    Log retired                          # of lanes above 0: joins the newest snapshot's list after the call
+    uint32_t keep_undo
+    uint32_t is_worker
+    int64_t entries                      # inserted minus removed, not yet added to the table
+    uint64_t copied_entries              # clones made for snapshots
+    uint64_t copied_pages
+    uint64_t moved_entries               # by incremental rehash
+
+cdef struct Table:
+    Core *core
+    Layout layout
+    CowMap **maps
+    uint32_t n_maps
+    uint32_t first_group
+    uint32_t initial_capacity
+    uint32_t hash_mask                   # all ones, but in tests that force collisions
+    uint64_t seed
+    Journal *journal
+    uint32_t journal_index
+    Table *anchors                       # of threaded entries: the table of their keys
+    uint32_t element_width               # of lists: bytes per element, timestamp included
+    uint32_t element_value_width
+    uint8_t element_kind                 # ValueKind of list elements
+    uint8_t element_has_timestamp
+    uint8_t journal_every_write          # objects: a read may have copied, which is no write
+    Lane lane
+    Table *next                          # of the backend
+    ListChunk *dead_chunks               # of lists that were dropped, linked by `next_dead`
+    Table *next_dead_lists
+
+cdef struct CoreKey:
+    # A key, split and hashed: what every operation on a table begins with.
+    int64_t number
+    const char *data
+    uint64_t length
+    uint32_t namespace
+    uint32_t hash
+    uint32_t group
+
+cdef struct Insertion:
+    # An entry that is about to be linked in: everything that could have failed is there.
+    uint32_t slot
+    uint32_t *link
+    Blob *blob
+    Log *log
+
+cdef struct ListHead:
+    ListChunk *tail
+    uint64_t length
+    uint32_t tail_used
+    uint32_t stamp                       # of this list: with the length it tells whether the list has changed
+
+cdef struct ListChunk:
+    ListChunk *prev
+    uint32_t refs
+    uint32_t prev_used                   # elements of `prev` that belong to this list
+    uint32_t used                        # elements written, by whichever list reached furthest
+    uint32_t capacity
+    # elements follow
+
+cdef inline ListChunk **next_dead(ListChunk *chunk) noexcept nogil:
+    """Of a chunk that nobody refers to, in the place of `refs` and `prev_used`: setting it aside takes no memory."""
+    return <ListChunk **>&chunk.refs
+
+# --- entries ---------------------------------------------------------------------------------------
+
+cdef inline Entry *entry_at(Core *core, uint32_t slot) noexcept nogil:
+    return <Entry *>address(core.arena, slot)
+
+cdef inline int64_t new_stamp(Core *core) noexcept nogil:
+    """A number that no list or map of the backend has had before (but for 2^32 others)."""
+    return add_i64(&core.stamps, 1)
+
+cdef inline uint32_t *blob_hash(Entry *entry) noexcept nogil:
+    return <uint32_t *>(<char *>entry + 16)
+
+cdef inline uint32_t namespace_of(Table *table, Entry *entry) noexcept nogil:
+    if table.layout.off_namespace == 0:
+        return 0
+    return (<uint32_t *>(<char *>entry + table.layout.off_namespace))[0]
+
+cdef inline void count_namespace(Table *table, uint32_t ns, int64_t change) noexcept nogil:
+    # Below an anchor the field holds the anchor's number, which is no namespace.
+    if table.layout.off_namespace != 0 and table.anchors == NULL and ns < table.core.namespace_capacity:
+        add_i64(&table.core.namespace_refs[ns], change)
+
+cdef inline Thread *thread_of(Table *table, Entry *entry) noexcept nogil:
+    return <Thread *>(<char *>entry + table.layout.off_thread)
+
+cdef inline void set_value_version(Table *table, Entry *entry, uint32_t version) noexcept nogil:
+    if table.layout.off_value_version:
+        (<uint32_t *>(<char *>entry + table.layout.off_value_version))[0] = version
+
+cdef inline char *payload_of(Table *table, Entry *entry) noexcept nogil:
+    return <char *>entry + table.layout.off_payload
+
+cdef inline char *value_of(Table *table, Entry *entry) noexcept nogil:
+    return <char *>entry + table.layout.off_value
+
+cdef inline Anchor *head_anchor(Table *heads, uint32_t slot) noexcept nogil:
+    """The anchor that the entry of a map state's key holds."""
+    return <Anchor *>address(heads.core.arena, (<uint32_t *>value_of(heads, entry_at(heads.core, slot)))[0])
+
+cdef inline uint32_t hash_int_key(Table *table, int64_t key, uint32_t ns) noexcept nogil:
+    return hash_int(key, ns, table.seed) & table.hash_mask
+
+cdef inline uint32_t hash_blob_key(Table *table, const char *data, uint64_t length, uint32_t ns) noexcept nogil:
+    return hash_bytes(<const unsigned char *>data, length, table.seed + ns) & table.hash_mask
+
+cdef inline uint32_t hash_of(Table *table, Entry *entry) noexcept nogil:
+    if table.layout.key_is_blob:
+        return blob_hash(entry)[0]
+    return hash_int_key(table, entry.key, namespace_of(table, entry))
+
+# --- buckets ---------------------------------------------------------------------------------------
+
+cdef inline BucketTable *active_table(CowMap *map, uint32_t hash) noexcept nogil:
+    """The table that holds the bucket of `hash` at this time: Flink's selectActiveTable."""
+    if likely((hash & (map.primary.capacity - 1)) >= map.rehash_index):
+        return &map.primary
+    return &map.secondary
+
+cdef inline uint32_t *bucket(Core *core, BucketTable *table, uint32_t index) noexcept nogil:
+    """The bucket, or NULL when its page was never needed."""
+    cdef uint32_t ref = table.pages[index >> PAGE_SHIFT].ref
+    if ref == 0:
+        return NULL
+    return (<uint32_t *>address(core.arena, ref)) + (index & (PAGE_BUCKETS - 1))
+
+cdef inline uint32_t chain_head(Core *core, CowMap *map, uint32_t hash) noexcept nogil:
+    cdef BucketTable *table = active_table(map, hash)
+    cdef uint32_t *where = bucket(core, table, hash & (table.capacity - 1))
+    return where[0] if where != NULL else 0
+
+cdef inline uint32_t find_int(Table *table, CowMap *map, int64_t key, uint32_t ns, uint32_t hash) noexcept nogil:
+    """The live entry of an integer key, 0 if there is none. Changes nothing."""
+    cdef Core *core = table.core
+    cdef uint32_t slot = chain_head(core, map, hash), off = table.layout.off_namespace
+    cdef Entry *entry
+    while slot:
+        entry = entry_at(core, slot)
+        if entry.key == key and (off == 0 or (<uint32_t *>(<char *>entry + off))[0] == ns):
+            return slot
+        slot = entry.next
+    return 0
+
+cdef uint32_t find_blob(Table *table, CowMap *map, const char *data, uint64_t length,
+                        uint32_t ns, uint32_t hash) noexcept nogil
+
+# --- operations --------------------------------------------------------------------------------------
+# Those that return bint or a slot answer False or 0 when memory ran out; nothing has changed then.
+
+cdef CowMap *map_new(Table *table, uint32_t group) noexcept nogil
+cdef void map_clear_storage(Table *table, CowMap *map) noexcept nogil
+cdef void presize(Table *table, CowMap *map, uint64_t entries) noexcept nogil
+cdef bint see_snapshots(Core *core, CowMap *map) noexcept nogil
+cdef void rehash_step(Lane *lane, Table *table, CowMap *map) noexcept nogil
+cdef uint32_t insert(Lane *lane, Table *table, CowMap *map, int64_t key, const char *data, uint64_t length,
+                     uint32_t ns, uint32_t hash) noexcept nogil
+cdef bint remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil
+cdef bint prepare_insert(Lane *lane, Table *table, CowMap *map, const char *data, uint64_t length,
+                         uint32_t hash, Insertion *ready) noexcept nogil
+cdef void abandon_insert(Table *table, CowMap *map, Insertion *ready) noexcept nogil
+cdef uint32_t finish_insert(Lane *lane, Table *table, CowMap *map, int64_t key, uint32_t ns, uint32_t hash,
+                            Insertion *ready) noexcept nogil
+cdef bint reserve_records(Lane *lane, Table *table) noexcept nogil
+cdef bint prepare_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil
+cdef uint32_t own_entry(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil
+cdef bint keep_payload(Lane *lane, Table *table, CowMap *map, uint32_t slot, RecordOp op,
+                       bint *kept) noexcept nogil
+cdef void payload_ref(Table *table, char *payload) noexcept nogil
+cdef void payload_drop(Table *table, char *payload) noexcept nogil
+cdef void slot_free(Table *table, CowMap *map, uint32_t slot) noexcept nogil
+cdef uint32_t anchor_new(Core *core) noexcept nogil
+cdef void name_anchor(Table *table, CowMap *map, uint32_t head_slot, uint32_t ref) noexcept nogil
+cdef void drop_anchor(Table *table, uint32_t ref) noexcept nogil
+cdef void append_thread(Table *table, uint32_t slot) noexcept nogil
+cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil
+cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogil
+cdef void drop_list(Table *table, ListChunk *tail) noexcept nogil
+cdef bint segment_for_writing(Core *core, Journal *journal, Log **log) noexcept nogil
+cdef object key_object(Table *table, Entry *entry)
+cdef int absorb_moves(Log *carried, uint64_t known, dict moved) except -1
+cdef void drain(Core *core, int64_t budget) noexcept nogil
+cdef void wait_for_others(Core *core) noexcept
+cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved, list dropped) except -1
+cdef bint complete_rehash(Lane *lane, Table *table, CowMap *map) noexcept nogil
+cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) noexcept nogil
+
+cdef inline uint64_t trailer(int op, Table *table, uint32_t group, uint32_t slot) noexcept nogil:
+    return (<uint64_t>op << 56) | (<uint64_t>table.journal_index << 48) | (<uint64_t>group << 32) | slot
+
+cdef inline bint record_log(Lane *lane, Table *table, Log **log) noexcept nogil:
+    """Where records of inserts, removals and moves go; `log` is NULL when nobody wants them."""
+    log[0] = NULL
+    if lane.override != NULL:
+        log[0] = lane.override
+    elif lane.core.journal_version:
+        if lane.is_worker:
+            log[0] = &lane.own_journal
+        else:
+            return segment_for_writing(lane.core, table.journal, log)
+    elif lane.keep_undo:
+        log[0] = &lane.undo
+    return True
+
+cdef inline uint32_t unwritten_version(Core *core) noexcept nogil:
+    return core.journal_version - 1 if core.journal_version else core.state_version
+
+cdef bint add_run(Table *table, CowMap *map) noexcept nogil
+
+cdef inline uint32_t *free_refs(Entry *entry) noexcept nogil:
+    return <uint32_t *>&entry.key
+
+cdef inline void open_free_block(Core *core, CowMap *map) noexcept nogil:
+    """Begin with the next block of free slots, which lie anywhere: ask for them, and for the block after it."""
+    cdef Entry *block = entry_at(core, map.free_slot)
+    cdef int i
+    map.free_in_block = FREE_BLOCK
+    for i in range(FREE_BLOCK):
+        prefetch_write(entry_at(core, free_refs(block)[i]))
+    if block.next:
+        prefetch(entry_at(core, block.next))
+
+cdef inline uint32_t slot_alloc(Table *table, CowMap *map) noexcept nogil:
+    cdef uint32_t slot = map.free_slot
+    if slot:
+        if map.free_in_block:
+            map.free_in_block -= 1
+            slot = free_refs(entry_at(table.core, slot))[map.free_in_block]
+        else:
+            map.free_slot = entry_at(table.core, slot).next
+            if map.free_slot:
+                open_free_block(table.core, map)
+    else:
+        if unlikely(map.fresh == map.fresh_end):
+            if not add_run(table, map):
+                return 0
+        slot = map.fresh
+        map.fresh += table.layout.stride >> UNIT_SHIFT
+    map.used += 1
+    count(table.core.arena.budget.probe, LIVE_ENTRIES, 1)
+    return slot
+
+cdef inline bint before_operation(Lane *lane, Table *table, CowMap *map) noexcept nogil:
+    """What every operation on a map begins with: take its directory for new snapshots, move a few entries."""
+    if unlikely(map.seen_version < lane.core.highest_required_snapshot_version):
+        if not see_snapshots(lane.core, map):
+            return False
+    if unlikely(map.secondary.capacity != 0):
+        rehash_step(lane, table, map)
+    return True
+
+cdef inline uint32_t slot_for_write(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash,
+                                    bint *kept) noexcept nogil:
+    """Make a live entry writable: cloned if a snapshot has it, journalled if a mark needs it.
+
+    `kept` tells that the old payload, with what it refers to, now belongs to a journal: the writer must not
+    drop it. 0 when memory ran out.
+    """
+    cdef Core *core = lane.core
+    cdef Entry *entry = entry_at(core, slot)
+    kept[0] = False
+    if unlikely(entry.version < core.highest_required_snapshot_version):
+        slot = own_entry(lane, table, map, slot, hash)
+        if unlikely(slot == 0):
+            return 0
+        entry = entry_at(core, slot)
+    if (entry.version < core.journal_version or lane.keep_undo
+            or (table.journal_every_write and core.journal_version)):
+        if unlikely(not keep_payload(lane, table, map, slot, RECORD_WRITE, kept)):
+            return 0
+    entry.version = core.state_version
+    set_value_version(table, entry, core.state_version)
+    return slot
+
+cdef inline uint32_t slots_of_run(Table *table, uint64_t run, uint32_t *end) noexcept nogil:
+    """The first slot of a run of entries, as `CowMap.runs` has it; `end` is the slot behind the last."""
+    cdef uint32_t slot = <uint32_t>(run >> 8)
+    cdef uint32_t slots = <uint32_t>((<uint64_t>1 << (run & 0xFF)) // table.layout.stride)
+    end[0] = slot + slots * (table.layout.stride >> UNIT_SHIFT)
+    return slot
+
+cdef inline uint32_t first_of_run(Table *table, CowMap *map, uint64_t run, uint32_t *end) noexcept nogil:
+    """The first slot of a run of entries; `end` is the slot behind the last that was ever used."""
+    cdef uint32_t slot = slots_of_run(table, map.runs[run], end)
+    if map.fresh_end == end[0]:
+        end[0] = map.fresh
+    return slot

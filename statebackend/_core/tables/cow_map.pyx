@@ -1,0 +1,1281 @@
+"""Operations on copy-on-write maps. Data layout, versions and invariants are described in `cow_map.pxd`.
+
+The order of work inside an operation is always: first everything that can run out of memory, each step
+leaving a valid map (clones, page copies, room in logs), then the change itself, which cannot fail.
+"""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy, memset
+
+cdef extern from "Python.h":
+    void Py_INCREF(PyObject *object)
+    void Py_XDECREF(PyObject *object)
+    unsigned long PyThread_get_thread_ident() nogil
+
+cdef extern from "unistd.h":
+    int usleep(unsigned int microseconds) noexcept nogil
+
+from statebackend._core.memory.arena cimport (
+    EXTENT_UNITS_SHIFT, LIVE_DIRECTORIES, LIVE_ENTRIES, LIVE_SNAPSHOTS, MAX_ORDER, MIN_ORDER, UNIT_SHIFT, Blob,
+    address, blob_data, blob_drop, blob_new, block_alloc, block_free, block_ref, count, raw_alloc, raw_free,
+    run_alloc, run_free)
+from statebackend._core.memory.journal cimport (
+    Log, LogChunk, chunk_data, log_append, log_empty, log_forget_chunk, log_last_trailer, log_pop, log_reserve,
+    log_take)
+from statebackend._core.memory.platform cimport (
+    clz64, likely, load_u32, prefetch, prefetch_write, spin_lock, spin_unlock, store_ptr, store_u32, unlikely)
+
+
+cdef enum:
+    PRESIZE_LIMIT = 1 << 24
+    PREFETCH_BUCKETS = 12                # how far a rehash asks for entries ahead
+    RECLAIM_AHEAD = 16                   # how far reclaiming does
+
+
+cdef inline int order_for(uint64_t size) noexcept nogil:
+    cdef int order = 64 - clz64(size - 1)
+    return order if order > MIN_ORDER else MIN_ORDER
+
+
+# --- payloads: who owns what an entry refers to ----------------------------------------------------
+
+cdef void payload_ref(Table *table, char *payload) noexcept nogil:
+    """Take references for a copy of a payload."""
+    cdef char *value = payload + (table.layout.off_value - table.layout.off_payload)
+    cdef int kind = table.layout.value_kind
+    if kind == VALUE_BLOB:
+        if (<Blob **>value)[0] != NULL:
+            (<Blob **>value)[0].refs += 1
+    elif kind == VALUE_LIST:
+        if (<ListHead *>value).tail != NULL:
+            (<ListHead *>value).tail.refs += 1
+    elif kind == VALUE_ANCHOR:
+        (<Anchor *>address(table.core.arena, (<uint32_t *>value)[0])).refs += 1
+    elif kind == VALUE_OBJECT:
+        with gil:
+            Py_INCREF((<PyObject **>value)[0])
+
+
+cdef void payload_drop(Table *table, char *payload) noexcept nogil:
+    """Drop the references of a payload that is about to be forgotten."""
+    cdef char *value = payload + (table.layout.off_value - table.layout.off_payload)
+    cdef int kind = table.layout.value_kind
+    if kind == VALUE_FIXED:
+        return
+    if kind == VALUE_BLOB:
+        if (<Blob **>value)[0] != NULL:
+            blob_drop(table.core.blobs, (<Blob **>value)[0])
+    elif kind == VALUE_LIST:
+        drop_list(table, (<ListHead *>value).tail)
+    elif kind == VALUE_ANCHOR:
+        drop_anchor(table, (<uint32_t *>value)[0])
+    elif kind == VALUE_OBJECT:
+        with gil:
+            Py_XDECREF((<PyObject **>value)[0])
+
+
+cdef inline uint64_t chunk_bytes(Table *table, ListChunk *chunk) noexcept nogil:
+    return sizeof(ListChunk) + <uint64_t>chunk.capacity * table.element_width
+
+
+cdef inline void drop_element(Table *table, char *value) noexcept nogil:
+    if table.element_kind == VALUE_BLOB:
+        if (<Blob **>value)[0] != NULL:
+            blob_drop(table.core.blobs, (<Blob **>value)[0])
+    elif table.element_kind == VALUE_OBJECT:
+        with gil:
+            Py_XDECREF((<PyObject **>value)[0])
+
+
+cdef void drop_list(Table *table, ListChunk *tail) noexcept nogil:
+    """Drop a list's reference to its chunks. Objects all wait for `drain`, which is called between operations:
+    their finalisers may call anything."""
+    drop_chunks(table, tail, 0 if table.element_kind == VALUE_OBJECT else 2)
+
+
+cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogil:
+    """Drop one reference to a chunk; of a list that dies, all but the first few chunks wait for `drain`."""
+    cdef ListChunk *older
+    cdef uint32_t i, offset = 8 if table.element_has_timestamp else 0
+    cdef int freed = 0
+    while chunk != NULL:
+        chunk.refs -= 1
+        if chunk.refs:
+            return
+        if freed == at_once:
+            if table.dead_chunks == NULL:
+                table.next_dead_lists = table.core.dead_lists
+                table.core.dead_lists = table
+            next_dead(chunk)[0] = table.dead_chunks
+            table.dead_chunks = chunk
+            table.core.pending = 1
+            return
+        if table.element_kind != VALUE_FIXED:
+            for i in range(chunk.used):
+                drop_element(table, <char *>chunk + sizeof(ListChunk)
+                             + <uint64_t>i * table.element_width + offset)
+        older = chunk.prev
+        block_free(table.core.blobs, chunk, chunk_bytes(table, chunk))
+        chunk = older
+        freed += 1
+
+
+cdef void drop_anchor(Table *table, uint32_t ref) noexcept nogil:
+    cdef Anchor *anchor = <Anchor *>address(table.core.arena, ref)
+    anchor.refs -= 1
+    if anchor.refs == 0:
+        if table.layout.key_is_blob:
+            blob_drop(table.core.blobs, <Blob *>anchor.key)
+        count_namespace(table, anchor.namespace, -1)
+        block_free(table.core.blobs, anchor, sizeof(Anchor))
+
+
+cdef void name_anchor(Table *table, CowMap *map, uint32_t head_slot, uint32_t ref) noexcept nogil:
+    """Give a new anchor to its head, and let it know whose it is."""
+    cdef Entry *head = entry_at(table.core, head_slot)
+    cdef Anchor *anchor = <Anchor *>address(table.core.arena, ref)
+    (<uint32_t *>value_of(table, head))[0] = ref
+    anchor.key = head.key
+    if table.layout.key_is_blob:
+        (<Blob *>head.key).refs += 1
+    anchor.namespace = namespace_of(table, head)
+    count_namespace(table, anchor.namespace, 1)
+    anchor.group = map.group
+
+
+cdef uint32_t anchor_new(Core *core) noexcept nogil:
+    """An anchor with one reference and an empty thread; 0 without memory."""
+    cdef Anchor *anchor = <Anchor *>block_alloc(core.blobs, sizeof(Anchor))
+    if anchor == NULL:
+        return 0
+    memset(anchor, 0, sizeof(Anchor))
+    anchor.refs = 1
+    anchor.next_sequence = <uint64_t>new_stamp(core) << 32
+    return block_ref(anchor)
+
+
+cdef void append_thread(Table *table, uint32_t slot) noexcept nogil:
+    """Link a fresh entry in as the last of its key's thread."""
+    cdef Core *core = table.core
+    cdef Entry *entry = entry_at(core, slot)
+    cdef Thread *thread = thread_of(table, entry)
+    cdef Anchor *anchor = <Anchor *>address(core.arena, namespace_of(table, entry))
+    thread.sequence = anchor.next_sequence
+    anchor.next_sequence += 1
+    thread.prev = anchor.last
+    thread.next = 0
+    if anchor.last:
+        thread_of(table, entry_at(core, anchor.last)).next = slot
+    else:
+        anchor.first = slot
+    anchor.last = slot
+    anchor.modifications += 1
+
+
+# --- slots -------------------------------------------------------------------------------------------
+
+cdef bint add_run(Table *table, CowMap *map) noexcept nogil:
+    """One more stretch of entries, a small part of what the map has: little stays unused, and maps of the
+    same size, which need one at about the same time, do not ask for much at once."""
+    cdef uint64_t want = map.run_bytes >> 5, smallest = 4 * <uint64_t>table.layout.stride
+    cdef uint64_t *runs
+    cdef uint32_t ref, capacity
+    cdef int order
+    if want < smallest:
+        want = smallest
+    order = order_for(want)
+    if order > MAX_ORDER - 1:
+        order = MAX_ORDER - 1
+    if map.n_runs == map.runs_capacity:
+        capacity = map.runs_capacity * 2 if map.runs_capacity else 4
+        runs = <uint64_t *>raw_alloc(table.core.arena.budget, capacity * sizeof(uint64_t))
+        if runs == NULL:
+            return False
+        memcpy(runs, map.runs, map.n_runs * sizeof(uint64_t))
+        raw_free(table.core.arena.budget, map.runs, map.runs_capacity * sizeof(uint64_t))
+        map.runs = runs
+        map.runs_capacity = capacity
+    ref = run_alloc(table.core.arena, order)
+    if ref == 0:
+        return False
+    map.runs[map.n_runs] = (<uint64_t>ref << 8) | <uint64_t>order
+    map.n_runs += 1
+    map.run_bytes += <uint64_t>1 << order
+    map.fresh = ref
+    map.fresh_end = ref + <uint32_t>(
+        ((<uint64_t>1 << order) // table.layout.stride * table.layout.stride) >> UNIT_SHIFT)
+    return True
+
+
+cdef inline void slot_return(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
+    cdef Entry *entry = entry_at(table.core, slot)
+    entry.version = FREE_SLOT
+    if map.free_slot and map.free_in_block < FREE_BLOCK:
+        free_refs(entry_at(table.core, map.free_slot))[map.free_in_block] = slot
+        map.free_in_block += 1
+    else:
+        entry.next = map.free_slot
+        map.free_slot = slot
+        map.free_in_block = 0
+    map.used -= 1
+    count(table.core.arena.budget.probe, LIVE_ENTRIES, -1)
+
+
+cdef void slot_free(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
+    """Forget a slot that no chain, journal or snapshot names; the last one gives the map's memory back."""
+    cdef Entry *entry = entry_at(table.core, slot)
+    cdef PyObject *last = NULL
+    if table.layout.value_kind == VALUE_OBJECT:
+        last = (<PyObject **>value_of(table, entry))[0]
+    else:
+        payload_drop(table, payload_of(table, entry))
+    if table.layout.key_is_blob:
+        blob_drop(table.core.blobs, <Blob *>entry.key)
+    if table.layout.off_namespace:
+        count_namespace(table, namespace_of(table, entry), -1)
+    slot_return(table, map, slot)
+    if map.used == 0:
+        map_clear_storage(table, map)
+    if last != NULL:
+        with gil:                        # when the map is whole: a finaliser may call anything
+            Py_XDECREF(last)
+
+
+cdef void release_run(Core *core, uint32_t ref, int order, uint32_t *freed) noexcept nogil:
+    """Free a run; past the first few of one operation, leave it to `drain`."""
+    cdef char *room
+    freed[0] += 1
+    if freed[0] > 8 and log_reserve(core.arena, &core.garbage, 16):
+        room = log_take(&core.garbage, 16)
+        (<uint64_t *>room)[0] = 0
+        (<uint64_t *>(room + 8))[0] = (<uint64_t>RETIRED_RUN << 56) | (<uint64_t>order << 32) | ref
+        core.pending = 1
+    else:
+        run_free(core.arena, ref, order)
+
+
+cdef void map_clear_storage(Table *table, CowMap *map) noexcept nogil:
+    """Return an empty map to its beginning: no runs, no pages, smallest capacity."""
+    cdef Core *core = table.core
+    cdef uint32_t i, freed = 0
+    cdef BucketTable *buckets
+    cdef int t
+    for i in range(map.n_runs):
+        release_run(core, <uint32_t>(map.runs[i] >> 8), <int>(map.runs[i] & 0xFF), &freed)
+    raw_free(core.arena.budget, map.runs, map.runs_capacity * sizeof(uint64_t))
+    map.runs = NULL
+    map.n_runs = map.runs_capacity = 0
+    map.run_bytes = 0
+    map.free_slot = map.free_in_block = map.fresh = map.fresh_end = 0
+    for t in range(2):
+        buckets = &map.primary if t == 0 else &map.secondary
+        for i in range(buckets.n_pages):
+            if buckets.pages[i].ref == 0:
+                continue
+            if buckets.pages[i].version < core.highest_required_snapshot_version:
+                if core.newest != NULL and log_reserve(core.arena, &core.newest.retired, 16):
+                    push_run(&core.newest.retired, buckets.pages[i].ref, page_order(buckets.capacity))
+                # without memory for the record the page stays until the arena goes
+            else:
+                release_run(core, buckets.pages[i].ref, page_order(buckets.capacity), &freed)
+        if buckets.n_pages > 1:
+            raw_free(core.arena.budget, buckets.pages, buckets.n_pages * sizeof(PageRef))
+        memset(buckets, 0, sizeof(BucketTable))
+    map.rehash_index = 0
+    start_table(&map.primary, table.initial_capacity, &map.primary.single)
+    map.threshold = table.initial_capacity // 4 * 3
+
+
+# --- bucket pages --------------------------------------------------------------------------------------
+
+cdef inline int page_order(uint32_t capacity) noexcept nogil:
+    return order_for(<uint64_t>4 * (capacity if capacity < PAGE_BUCKETS else PAGE_BUCKETS))
+
+
+cdef inline void push_run(Log *log, uint32_t ref, int order) noexcept nogil:
+    cdef char *room = log_take(log, 16)
+    (<uint64_t *>room)[0] = 0
+    (<uint64_t *>(room + 8))[0] = (<uint64_t>RETIRED_RUN << 56) | (<uint64_t>order << 32) | ref
+
+
+cdef inline void start_table(BucketTable *buckets, uint32_t capacity, PageRef *pages) noexcept nogil:
+    buckets.capacity = capacity
+    buckets.n_pages = capacity >> PAGE_SHIFT if capacity > PAGE_BUCKETS else 1
+    buckets.pages = pages
+    buckets.size = 0
+
+
+cdef inline Log *retired_log(Lane *lane) noexcept nogil:
+    return &lane.retired if lane.is_worker else &lane.core.newest.retired
+
+
+cdef uint32_t *bucket_for_write(Lane *lane, BucketTable *buckets, uint32_t index) noexcept nogil:
+    """A bucket that may be changed: its page exists and belongs to no snapshot. NULL without memory."""
+    cdef Core *core = lane.core
+    cdef PageRef *page = &buckets.pages[index >> PAGE_SHIFT]
+    cdef uint32_t ref
+    cdef int order
+    if unlikely(page.ref == 0):
+        order = page_order(buckets.capacity)
+        ref = run_alloc(core.arena, order)
+        if ref == 0:
+            return NULL
+        memset(address(core.arena, ref), 0, <uint64_t>1 << order)
+        page.ref = ref
+        page.version = core.state_version
+    elif unlikely(page.version < core.highest_required_snapshot_version):
+        order = page_order(buckets.capacity)
+        if not log_reserve(core.arena, retired_log(lane), 16):
+            return NULL
+        ref = run_alloc(core.arena, order)
+        if ref == 0:
+            return NULL
+        memcpy(address(core.arena, ref), address(core.arena, page.ref), <uint64_t>1 << order)
+        push_run(retired_log(lane), page.ref, order)
+        page.ref = ref
+        page.version = core.state_version
+        lane.copied_pages += 1
+    return (<uint32_t *>address(core.arena, page.ref)) + (index & (PAGE_BUCKETS - 1))
+
+
+cdef inline uint32_t *own_bucket(Lane *lane, BucketTable *buckets, uint32_t index) noexcept nogil:
+    """`bucket_for_write`, at once where the page is there and the live map's own."""
+    cdef PageRef *page = &buckets.pages[index >> PAGE_SHIFT]
+    if likely(page.ref != 0 and page.version >= lane.core.highest_required_snapshot_version):
+        return (<uint32_t *>address(lane.core.arena, page.ref)) + (index & (PAGE_BUCKETS - 1))
+    return bucket_for_write(lane, buckets, index)
+
+
+# --- logs that operations append to ----------------------------------------------------------------------
+
+cdef bint segment_for_writing(Core *core, Journal *journal, Log **log) noexcept nogil:
+    """The log of the newest segment, begun now if a mark was opened since the last record."""
+    cdef Segment *segments
+    cdef uint32_t capacity
+    if journal.n_segments == 0 or journal.segments[journal.n_segments - 1].version < core.journal_version:
+        if journal.n_segments == journal.capacity:
+            capacity = journal.capacity * 2 if journal.capacity else 4
+            segments = <Segment *>raw_alloc(core.arena.budget, capacity * sizeof(Segment))
+            if segments == NULL:
+                return False
+            memcpy(segments, journal.segments, journal.n_segments * sizeof(Segment))
+            raw_free(core.arena.budget, journal.segments, journal.capacity * sizeof(Segment))
+            journal.segments = segments
+            journal.capacity = capacity
+        memset(&journal.segments[journal.n_segments], 0, sizeof(Segment))
+        journal.segments[journal.n_segments].version = core.journal_version
+        journal.n_segments += 1
+    log[0] = &journal.segments[journal.n_segments - 1].log
+    return True
+
+
+cdef bint keep_payload(Lane *lane, Table *table, CowMap *map, uint32_t slot, RecordOp op,
+                       bint *kept) noexcept nogil:
+    """Append an entry's payload to the log that needs it. The references in it move to the log."""
+    cdef Log *log
+    cdef char *room
+    cdef Entry *entry = entry_at(lane.core, slot)
+    cdef uint32_t width = (table.layout.payload_width + 7) & ~7u
+    if lane.core.journal_version and (entry.version < lane.core.journal_version or table.journal_every_write):
+        if not record_log(lane, table, &log):
+            return False
+    else:
+        log = &lane.undo
+    if not log_reserve(lane.core.arena, log, width + 8):
+        return False
+    room = log_take(log, width + 8)
+    log.held += table.layout.value_kind != VALUE_FIXED
+    memcpy(room, payload_of(table, entry), table.layout.payload_width)
+    (<uint64_t *>(room + width))[0] = trailer(op, table, map.group, slot)
+    kept[0] = True
+    return True
+
+
+cdef inline bint reserve_retirement(Lane *lane, Table *table, uint32_t n, Log **log) noexcept nogil:
+    if not record_log(lane, table, log):
+        return False
+    if log[0] != NULL:
+        return log_reserve(lane.core.arena, log[0], 16 * <uint64_t>n)
+    return log_reserve(lane.core.arena, retired_log(lane), 16 * <uint64_t>n)
+
+
+cdef inline void push_retired(Log *log, Table *table, uint32_t group, uint32_t slot) noexcept nogil:
+    cdef char *room = log_take(log, 16)
+    (<Table **>room)[0] = table
+    (<uint64_t *>(room + 8))[0] = trailer(RETIRED_SLOT, table, group, slot)
+
+
+cdef inline void retire(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t clone,
+                        Log *log) noexcept nogil:
+    """Hand over a slot that `clone` has replaced in the live map. Room was reserved."""
+    cdef char *room
+    if log != NULL:
+        room = log_take(log, 16)
+        log.held += 1
+        (<uint64_t *>room)[0] = clone
+        (<uint64_t *>(room + 8))[0] = trailer(RECORD_MOVED, table, map.group, slot)
+    else:
+        push_retired(retired_log(lane), table, map.group, slot)
+
+
+# --- copy on write -----------------------------------------------------------------------------------------
+
+cdef inline uint32_t clone_entry(Lane *lane, Table *table, CowMap *map, uint32_t slot) noexcept nogil:
+    """A copy that the live map owns alone, not linked anywhere yet; 0 without memory."""
+    cdef uint32_t clone = slot_alloc(table, map)
+    cdef Entry *entry
+    if unlikely(clone == 0):
+        return 0
+    entry = entry_at(lane.core, clone)
+    memcpy(entry, entry_at(lane.core, slot), table.layout.stride)
+    entry.version = unwritten_version(lane.core)
+    if table.layout.key_is_blob:
+        (<Blob *>entry.key).refs += 1
+    if table.layout.off_namespace:
+        count_namespace(table, namespace_of(table, entry), 1)
+    if table.layout.value_kind != VALUE_FIXED:
+        payload_ref(table, payload_of(table, entry))
+    lane.copied_entries += 1
+    return clone
+
+
+cdef void repoint_thread(Table *table, uint32_t slot) noexcept nogil:
+    """Make the neighbours of a threaded entry name `slot`."""
+    cdef Core *core = table.core
+    cdef Entry *entry = entry_at(core, slot)
+    cdef Thread *thread = thread_of(table, entry)
+    cdef Anchor *anchor = <Anchor *>address(core.arena, namespace_of(table, entry))
+    if thread.prev:
+        thread_of(table, entry_at(core, thread.prev)).next = slot
+    else:
+        anchor.first = slot
+    if thread.next:
+        thread_of(table, entry_at(core, thread.next)).prev = slot
+    else:
+        anchor.last = slot
+
+
+cdef void unlink_thread(Table *table, Entry *entry) noexcept nogil:
+    """Take an entry out of its thread; it keeps its own links, by which it can come back."""
+    cdef Core *core = table.core
+    cdef Thread *thread = thread_of(table, entry)
+    cdef Anchor *anchor = <Anchor *>address(core.arena, namespace_of(table, entry))
+    if thread.prev:
+        thread_of(table, entry_at(core, thread.prev)).next = thread.next
+    else:
+        anchor.first = thread.next
+    if thread.next:
+        thread_of(table, entry_at(core, thread.next)).prev = thread.prev
+    else:
+        anchor.last = thread.prev
+    anchor.modifications += 1
+
+
+cdef uint32_t own_entry(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil:
+    """Flink's handleChainedEntryCopyOnWrite: clone what is old in the chain up to and with `slot`.
+
+    Returns the slot that stands for `slot` in the live map from now on, 0 without memory.
+    """
+    cdef Core *core = lane.core
+    cdef uint32_t required = core.highest_required_snapshot_version
+    cdef BucketTable *buckets = active_table(map, hash)
+    cdef uint32_t *link = bucket_for_write(lane, buckets, hash & (buckets.capacity - 1))
+    cdef uint32_t current, clone
+    cdef Log *log
+    if unlikely(link == NULL):
+        return 0
+    current = link[0]
+    while True:
+        clone = current
+        if entry_at(core, current).version < required:
+            if unlikely(not reserve_retirement(lane, table, 1, &log)):
+                return 0
+            clone = clone_entry(lane, table, map, current)
+            if unlikely(clone == 0):
+                return 0
+            link[0] = clone
+            if table.layout.off_thread:
+                repoint_thread(table, clone)
+            retire(lane, table, map, current, clone, log)
+        if current == slot:
+            return clone
+        link = &entry_at(core, clone).next
+        current = link[0]
+
+
+cdef bint see_snapshots(Core *core, CowMap *map) noexcept nogil:
+    """Give all snapshots since `seen_version` the map's page directory. Any thread may come first."""
+    cdef uint64_t size
+    cdef uint32_t n, i
+    cdef Directory *directory = NULL
+    cdef uint32_t *refs
+    cdef uint64_t got = 0
+    while True:
+        spin_lock(&core.directory_lock)
+        if map.seen_version >= core.highest_required_snapshot_version:
+            break
+        n = map.primary.n_pages + map.secondary.n_pages
+        size = sizeof(Directory) + <uint64_t>n * 4
+        if map.primary.size + map.secondary.size == 0:
+            store_u32(&map.seen_version, core.highest_required_snapshot_version)
+            break
+        if got == size:
+            directory.map = map
+            directory.low = map.seen_version + 1
+            directory.high = core.highest_required_snapshot_version
+            directory.size = map.primary.size + map.secondary.size
+            directory.rehash_index = map.rehash_index
+            directory.primary_capacity = map.primary.capacity
+            directory.secondary_capacity = map.secondary.capacity
+            directory.primary_pages = map.primary.n_pages
+            directory.secondary_pages = map.secondary.n_pages
+            refs = <uint32_t *>(<char *>directory + sizeof(Directory))
+            for i in range(map.primary.n_pages):
+                refs[i] = map.primary.pages[i].ref
+            refs += map.primary.n_pages
+            for i in range(map.secondary.n_pages):
+                refs[i] = map.secondary.pages[i].ref
+            directory.older = map.directories
+            map.directories = directory
+            directory.next = NULL
+            if core.newest.last_directory != NULL:
+                core.newest.last_directory.next = directory
+            else:
+                core.newest.directories = directory
+            core.newest.last_directory = directory
+            store_u32(&map.seen_version, directory.high)
+            directory = NULL
+            got = 0
+            count(core.arena.budget.probe, LIVE_DIRECTORIES, 1)
+            break
+        # Allocation happens outside the lock; should the map have changed meanwhile, the sizes tell.
+        spin_unlock(&core.directory_lock)
+        raw_free(core.arena.budget, directory, got)
+        directory = <Directory *>raw_alloc(core.arena.budget, size)
+        if directory == NULL:
+            return False
+        got = size
+    spin_unlock(&core.directory_lock)
+    raw_free(core.arena.budget, directory, got)
+    return True
+
+
+# --- growing ---------------------------------------------------------------------------------------------
+
+cdef void double_capacity(Core *core, CowMap *map) noexcept nogil:
+    """Open a secondary table of twice the size; without memory for its directory the map stays as it is."""
+    cdef uint32_t capacity = map.primary.capacity * 2
+    cdef uint32_t n = capacity >> PAGE_SHIFT if capacity > PAGE_BUCKETS else 1
+    cdef PageRef *pages = &map.secondary.single
+    if capacity > MAXIMUM_CAPACITY:
+        return
+    if n > 1:
+        pages = <PageRef *>raw_alloc(core.arena.budget, n * sizeof(PageRef))
+        if pages == NULL:
+            return
+    memset(pages, 0, n * sizeof(PageRef))
+    start_table(&map.secondary, capacity, pages)
+    map.rehash_index = 0
+    map.threshold = capacity // 4 * 3
+    map.modifications += 1               # from here on reads move entries
+
+
+cdef void presize(Table *table, CowMap *map, uint64_t entries) noexcept nogil:
+    """Let a map that never held anything begin with buckets for that many entries.
+
+    Bucket pages come into being when they are needed, so that too high a guess costs a directory only.
+    """
+    cdef uint32_t capacity = map.primary.capacity, n
+    cdef PageRef *pages
+    if map.used or map.secondary.capacity or map.primary.n_pages > 1 or map.primary.pages[0].ref:
+        return
+    while capacity < PRESIZE_LIMIT and capacity // 4 * 3 < entries:
+        capacity *= 2
+    n = capacity >> PAGE_SHIFT if capacity > PAGE_BUCKETS else 1
+    pages = &map.primary.single
+    if n > 1:
+        pages = <PageRef *>raw_alloc(table.core.arena.budget, n * sizeof(PageRef))
+        if pages == NULL:
+            return
+    memset(pages, 0, n * sizeof(PageRef))
+    start_table(&map.primary, capacity, pages)
+    map.threshold = capacity // 4 * 3
+
+
+cdef void finish_rehash(Core *core, CowMap *map) noexcept nogil:
+    if map.primary.n_pages > 1:
+        raw_free(core.arena.budget, map.primary.pages, map.primary.n_pages * sizeof(PageRef))
+    map.primary = map.secondary
+    if map.primary.n_pages == 1:
+        map.primary.pages = &map.primary.single
+    memset(&map.secondary, 0, sizeof(BucketTable))
+    map.rehash_index = 0
+
+
+cdef int move_bucket(Lane *lane, Table *table, CowMap *map, uint32_t index) noexcept nogil:
+    """Move one whole bucket to the secondary table; -1 without memory, else how many entries moved."""
+    cdef Core *core = lane.core
+    cdef uint32_t required = core.highest_required_snapshot_version
+    cdef uint32_t mask = map.secondary.capacity - 1
+    cdef uint32_t *source = bucket(core, &map.primary, index)
+    cdef uint32_t slot, following, clone, position, pending = 0, pending_last = 0, old = 0
+    cdef uint32_t *low = NULL
+    cdef uint32_t *high = NULL
+    cdef uint32_t *target
+    cdef Log *log = NULL
+    cdef uint32_t positions[8]
+    cdef Entry *entry
+    cdef int moved = 0
+    if source == NULL:
+        return 0
+    if index + PREFETCH_BUCKETS < map.primary.capacity and (
+            (index & (PAGE_BUCKETS - 1)) + PREFETCH_BUCKETS < PAGE_BUCKETS) and source[PREFETCH_BUCKETS]:
+        prefetch(entry_at(core, source[PREFETCH_BUCKETS]))
+    if source[0] == 0:
+        return 0
+    # What may fail: target pages, room for the records, the clones. A bucket splits into two at most.
+    slot = source[0]
+    while slot:
+        entry = entry_at(core, slot)
+        position = hash_of(table, entry) & mask
+        if moved < 8:
+            positions[moved] = position
+        moved += 1
+        if position == index:
+            if low == NULL:
+                low = own_bucket(lane, &map.secondary, position)
+                if low == NULL:
+                    return -1
+        elif high == NULL:
+            high = own_bucket(lane, &map.secondary, position)
+            if high == NULL:
+                return -1
+        old += entry.version < required
+        slot = entry.next
+    moved = 0
+    if unlikely(old):
+        if not reserve_retirement(lane, table, old, &log):
+            return -1
+        slot = source[0]
+        while slot:
+            entry = entry_at(core, slot)
+            if entry.version < required:
+                clone = clone_entry(lane, table, map, slot)
+                if clone == 0:
+                    while pending:
+                        clone = pending
+                        pending = entry_at(core, clone).next
+                        slot_free(table, map, clone)
+                    return -1
+                entry_at(core, clone).next = 0
+                if pending_last:
+                    entry_at(core, pending_last).next = clone
+                else:
+                    pending = clone
+                pending_last = clone
+            slot = entry.next
+    slot = source[0]
+    while slot:
+        entry = entry_at(core, slot)
+        following = entry.next
+        position = positions[moved] if moved < 8 else hash_of(table, entry) & mask
+        target = low if position == index else high
+        if entry.version < required:
+            clone = pending
+            entry = entry_at(core, clone)
+            pending = entry.next
+            if table.layout.off_thread:
+                # A neighbour may have been replaced since the clone was made.
+                thread_of(table, entry)[0] = thread_of(table, entry_at(core, slot))[0]
+                repoint_thread(table, clone)
+            retire(lane, table, map, slot, clone, log)
+            slot = clone
+        entry.next = target[0]
+        target[0] = slot
+        moved += 1
+        slot = following
+    map.primary.size -= moved
+    map.secondary.size += moved
+    return moved
+
+
+cdef bint give_page_back(Lane *lane, CowMap *map, PageRef *page) noexcept nogil:
+    """Free a page of the primary table that rehash has emptied, or leave it to the snapshots that see it."""
+    cdef Core *core = lane.core
+    if page.ref == 0:
+        return True
+    if page.version < core.highest_required_snapshot_version:
+        if not log_reserve(core.arena, retired_log(lane), 16):
+            return False
+        push_run(retired_log(lane), page.ref, page_order(map.primary.capacity))
+    else:
+        run_free(core.arena, page.ref, page_order(map.primary.capacity))
+    page.ref = 0
+    return True
+
+
+cdef void rehash_step(Lane *lane, Table *table, CowMap *map) noexcept nogil:
+    """Flink's incrementalRehash: move at least four entries, whole buckets only, past few empty buckets.
+
+    Without memory it does nothing more: the map is valid at every point and the next operation goes on.
+    """
+    cdef uint32_t index
+    cdef int moved, transferred = 0, scanned = 0
+    while True:
+        index = map.rehash_index
+        if index and (index & (PAGE_BUCKETS - 1) == 0 or index == map.primary.capacity):
+            if not give_page_back(lane, map, &map.primary.pages[(index - 1) >> PAGE_SHIFT]):
+                return
+        if index == map.primary.capacity:
+            finish_rehash(lane.core, map)
+            return
+        if (transferred >= MIN_TRANSFERRED_PER_INCREMENTAL_REHASH
+                or scanned >= MAX_BUCKETS_PER_INCREMENTAL_REHASH):
+            return
+        moved = move_bucket(lane, table, map, index)
+        if moved < 0:
+            return
+        map.rehash_index = index + 1
+        transferred += moved
+        scanned += 1
+        lane.moved_entries += moved
+
+
+cdef bint complete_rehash(Lane *lane, Table *table, CowMap *map) noexcept nogil:
+    """Move all that is left of a rehash; False when memory stops it. O(entries of the map)."""
+    cdef uint32_t before
+    while map.secondary.capacity:
+        before = map.rehash_index
+        rehash_step(lane, table, map)
+        if map.secondary.capacity and map.rehash_index == before:
+            return False
+    return True
+
+
+# --- the operations ------------------------------------------------------------------------------------------
+
+cdef CowMap *map_new(Table *table, uint32_t group) noexcept nogil:
+    """An empty map for a key group, published in the table; NULL without memory."""
+    cdef CowMap *map = <CowMap *>raw_alloc(table.core.arena.budget, sizeof(CowMap))
+    if map == NULL:
+        return NULL
+    memset(map, 0, sizeof(CowMap))
+    map.group = group
+    map.seen_version = table.core.highest_required_snapshot_version
+    start_table(&map.primary, table.initial_capacity, &map.primary.single)
+    map.threshold = table.initial_capacity // 4 * 3
+    store_ptr(&table.maps[group - table.first_group], map)
+    return map
+
+
+cdef uint32_t find_blob(Table *table, CowMap *map, const char *data, uint64_t length,
+                        uint32_t ns, uint32_t hash) noexcept nogil:
+    """The live entry of a byte key, 0 if there is none. The stored hash spares most key fetches."""
+    cdef Core *core = table.core
+    cdef uint32_t slot = chain_head(core, map, hash), off = table.layout.off_namespace
+    cdef Entry *entry
+    cdef Blob *blob
+    while slot:
+        entry = entry_at(core, slot)
+        if blob_hash(entry)[0] == hash and (off == 0 or (<uint32_t *>(<char *>entry + off))[0] == ns):
+            blob = <Blob *>entry.key
+            if blob.length == length and memcmp(blob_data(blob), data, length) == 0:
+                return slot
+        slot = entry.next
+    return 0
+
+
+cdef bint prepare_insert(Lane *lane, Table *table, CowMap *map, const char *data, uint64_t length,
+                         uint32_t hash, Insertion *ready) noexcept nogil:
+    """Do what of an insert can fail; `finish_insert` or `abandon_insert` follows, with no other operation between.
+
+    As in Flink, the insert that makes the map double still goes into the old table.
+    """
+    cdef Core *core = lane.core
+    cdef BucketTable *buckets
+    ready.blob = NULL
+    if unlikely(map.secondary.capacity == 0 and map.primary.size > map.threshold):
+        double_capacity(core, map)
+    if not record_log(lane, table, &ready.log):
+        return False
+    if ready.log != NULL and not log_reserve(core.arena, ready.log, 32):
+        return False
+    buckets = active_table(map, hash)
+    ready.link = bucket_for_write(lane, buckets, hash & (buckets.capacity - 1))
+    if unlikely(ready.link == NULL):
+        return False
+    if table.layout.key_is_blob:
+        ready.blob = blob_new(core.blobs, data, length)
+        if unlikely(ready.blob == NULL):
+            return False
+    ready.slot = slot_alloc(table, map)
+    if unlikely(ready.slot == 0):
+        if ready.blob != NULL:
+            blob_drop(core.blobs, ready.blob)
+        return False
+    return True
+
+
+cdef void abandon_insert(Table *table, CowMap *map, Insertion *ready) noexcept nogil:
+    if ready.blob != NULL:
+        blob_drop(table.core.blobs, ready.blob)
+    slot_return(table, map, ready.slot)
+
+
+cdef uint32_t finish_insert(Lane *lane, Table *table, CowMap *map, int64_t key, uint32_t ns, uint32_t hash,
+                            Insertion *ready) noexcept nogil:
+    """Link the prepared entry in; its payload is all zero. Cannot fail."""
+    cdef uint32_t slot = ready.slot
+    cdef Entry *entry = entry_at(lane.core, slot)
+    entry.version = lane.core.state_version
+    set_value_version(table, entry, lane.core.state_version)
+    if ready.blob != NULL:
+        entry.key = <int64_t>ready.blob
+        blob_hash(entry)[0] = hash
+    else:
+        entry.key = key
+    if table.layout.off_namespace:
+        (<uint32_t *>(<char *>entry + table.layout.off_namespace))[0] = ns
+        count_namespace(table, ns, 1)
+    memset(payload_of(table, entry), 0, table.layout.payload_width)
+    entry.next = ready.link[0]
+    ready.link[0] = slot
+    active_table(map, hash).size += 1
+    map.modifications += 1
+    lane.entries += 1
+    if ready.log != NULL:
+        (<uint64_t *>log_take(ready.log, 8))[0] = trailer(RECORD_INSERT, table, map.group, slot)
+    return slot
+
+
+cdef uint32_t insert(Lane *lane, Table *table, CowMap *map, int64_t key, const char *data, uint64_t length,
+                     uint32_t ns, uint32_t hash) noexcept nogil:
+    """Add an entry for a key that is absent; its payload is all zero. 0 without memory."""
+    cdef Insertion ready
+    if unlikely(not prepare_insert(lane, table, map, data, length, hash, &ready)):
+        return 0
+    return finish_insert(lane, table, map, key, ns, hash, &ready)
+
+
+cdef uint32_t *link_before(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil:
+    """The link that names a live entry, made writable; NULL without memory.
+
+    The head of a bucket needs no clone; before a later entry, what is old in the chain is cloned.
+    """
+    cdef Core *core = lane.core
+    cdef BucketTable *buckets = active_table(map, hash)
+    cdef uint32_t index = hash & (buckets.capacity - 1)
+    cdef uint32_t current = bucket(core, buckets, index)[0], previous = 0
+    while current != slot:
+        previous = current
+        current = entry_at(core, current).next
+    if previous == 0:
+        return bucket_for_write(lane, buckets, index)
+    if entry_at(core, previous).version < core.highest_required_snapshot_version:
+        previous = own_entry(lane, table, map, previous, hash)
+        if unlikely(previous == 0):
+            return NULL
+    return &entry_at(core, previous).next
+
+
+cdef inline void unlink_entry(Lane *lane, Table *table, CowMap *map, uint32_t *link, uint32_t slot,
+                              uint32_t hash) noexcept nogil:
+    link[0] = entry_at(lane.core, slot).next
+    if table.layout.off_thread:
+        unlink_thread(table, entry_at(lane.core, slot))
+    active_table(map, hash).size -= 1
+    map.modifications += 1
+    lane.entries -= 1
+
+
+cdef bint reserve_records(Lane *lane, Table *table) noexcept nogil:
+    """Room for a few records of inserts and removals, wherever they go."""
+    cdef Log *log
+    if not record_log(lane, table, &log):
+        return False
+    if log != NULL:
+        return log_reserve(lane.core.arena, log, 64)
+    return lane.core.newest == NULL or log_reserve(lane.core.arena, retired_log(lane), 64)
+
+
+cdef bint prepare_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil:
+    """Do what of a removal needs memory, but for records: `reserve_records` after this, and `remove` succeeds."""
+    return link_before(lane, table, map, slot, hash) != NULL
+
+
+cdef bint remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil:
+    """Remove a live entry; False without memory. A journal keeps the slot as it is, for rollback."""
+    cdef Core *core = lane.core
+    cdef Log *log
+    cdef bint shared = entry_at(core, slot).version < core.highest_required_snapshot_version
+    cdef uint32_t *link = link_before(lane, table, map, slot, hash)
+    if unlikely(link == NULL):
+        return False
+    if not record_log(lane, table, &log):
+        return False
+    if log != NULL:
+        if not log_reserve(core.arena, log, 8):
+            return False
+    elif shared and not log_reserve(core.arena, retired_log(lane), 16):
+        return False
+    unlink_entry(lane, table, map, link, slot, hash)
+    if log != NULL:
+        log.held += 1
+        (<uint64_t *>log_take(log, 8))[0] = trailer(RECORD_REMOVE, table, map.group, slot)
+    elif shared:
+        push_retired(retired_log(lane), table, map.group, slot)
+    else:
+        slot_free(table, map, slot)
+    return True
+
+
+# --- undo ------------------------------------------------------------------------------------------------------
+#
+# Records are taken from the end of a log and reversed. A slot named by an older record may have been
+# replaced by a clone meanwhile: `moved` maps it to its successor. MOVED records outlive the undo, in
+# `carried`, because records of older segments can name the same slots.
+
+cdef uint32_t current_slot(uint32_t slot, dict moved) except? 0:
+    while slot in moved:
+        slot = moved[slot]
+    return slot
+
+
+cdef int keep_object(Table *table, char *payload, list dropped) except -1:
+    """Put off the end of an object, whose finaliser may call anything, until the undo is over."""
+    cdef char *value = payload + (table.layout.off_value - table.layout.off_payload)
+    if table.layout.value_kind == VALUE_OBJECT and (<PyObject **>value)[0] != NULL:
+        dropped.append(<object>(<PyObject **>value)[0])
+    return 0
+
+
+cdef bint undo_write(Lane *lane, Table *table, CowMap *map, uint32_t slot, char *payload, list dropped) except -1:
+    cdef Entry *entry = entry_at(lane.core, slot)
+    if entry.version < lane.core.highest_required_snapshot_version:
+        slot = own_entry(lane, table, map, slot, hash_of(table, entry))
+        if slot == 0:
+            return False
+        entry = entry_at(lane.core, slot)
+    keep_object(table, payload_of(table, entry), dropped)
+    payload_drop(table, payload_of(table, entry))
+    memcpy(payload_of(table, entry), payload, table.layout.payload_width)
+    entry.version = lane.core.state_version
+    set_value_version(table, entry, 0)   # a snapshot may share what came back
+    return True
+
+
+cdef bint undo_insert(Lane *lane, Table *table, CowMap *map, uint32_t slot, list dropped) except -1:
+    cdef Core *core = lane.core
+    cdef uint32_t hash = hash_of(table, entry_at(core, slot))
+    cdef bint shared = entry_at(core, slot).version < core.highest_required_snapshot_version
+    cdef uint32_t *link = link_before(lane, table, map, slot, hash)
+    if link == NULL or (shared and not log_reserve(core.arena, retired_log(lane), 16)):
+        return False
+    unlink_entry(lane, table, map, link, slot, hash)
+    if shared:
+        push_retired(retired_log(lane), table, map.group, slot)
+    else:
+        keep_object(table, payload_of(table, entry_at(core, slot)), dropped)
+        slot_free(table, map, slot)
+    return True
+
+
+cdef inline void carry_move(Log *carried, Table *table, CowMap *map, uint32_t slot, uint32_t clone) noexcept nogil:
+    cdef char *room = log_take(carried, 16)
+    carried.held += 1
+    (<uint64_t *>room)[0] = clone
+    (<uint64_t *>(room + 8))[0] = trailer(RECORD_MOVED, table, map.group, slot)
+
+
+cdef bint undo_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, Log *carried, dict moved) except -1:
+    cdef Core *core = lane.core
+    cdef Entry *entry = entry_at(core, slot)
+    cdef uint32_t hash = hash_of(table, entry), back = slot
+    cdef BucketTable *buckets = active_table(map, hash)
+    cdef uint32_t *link = bucket_for_write(lane, buckets, hash & (buckets.capacity - 1))
+    cdef Thread *thread
+    cdef Anchor *anchor
+    if link == NULL:
+        return False
+    if entry.version < core.highest_required_snapshot_version:
+        if not log_reserve(core.arena, carried, 16):
+            return False
+        back = clone_entry(lane, table, map, slot)
+        if back == 0:
+            return False
+        carry_move(carried, table, map, slot, back)
+        moved[slot] = back
+        entry = entry_at(core, back)
+    entry.next = link[0]
+    link[0] = back
+    entry.version = core.state_version
+    if table.layout.off_thread:
+        thread = thread_of(table, entry)
+        thread.prev = current_slot(thread.prev, moved)
+        thread.next = current_slot(thread.next, moved)
+        repoint_thread(table, back)
+        anchor = <Anchor *>address(core.arena, namespace_of(table, entry))
+        anchor.modifications += 1
+    buckets.size += 1
+    map.modifications += 1
+    lane.entries += 1
+    return True
+
+
+cdef int absorb_moves(Log *carried, uint64_t known, dict moved) except -1:
+    """Enter the moves appended to `carried` since it had `known` records."""
+    cdef uint64_t left = carried.records - known
+    cdef LogChunk *chunk = carried.last
+    cdef uint32_t at
+    while left:
+        at = chunk.used
+        while at and left:
+            at -= 16
+            moved[<uint32_t>(<uint64_t *>(chunk_data(chunk) + at + 8))[0]] = (
+                <uint32_t *>(chunk_data(chunk) + at))[0]
+            left -= 1
+        chunk = chunk.prev
+    return 0
+
+
+cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved, list dropped) except -1:
+    """Reverse the newest records of `log` until `down_to` are left; 0 when memory ran out midway.
+
+    Whatever was reversed is off the log, so that the call can be repeated.
+    """
+    cdef Core *core = journal.tables[0].core
+    cdef uint64_t last, known
+    cdef uint32_t slot, clone, width
+    cdef int op, i
+    cdef Table *table
+    cdef CowMap *map
+    cdef char *end
+    cdef bint done = True
+    core.undone += 1
+    for i in range(2):
+        if journal.tables[i] != NULL:
+            journal.tables[i].lane.override = carried
+    try:
+        while done and not log_empty(core.arena, log) and log.records > down_to:
+            last = log_last_trailer(log)
+            op = <int>(last >> 56)
+            table = journal.tables[(last >> 48) & 0xFF]
+            map = table.maps[((last >> 32) & 0xFFFF) - table.first_group]
+            slot = <uint32_t>last
+            end = chunk_data(log.last) + log.last.used
+            known = carried.records
+            width = 8
+            done = see_snapshots(core, map)
+            if not done:
+                break
+            if op == RECORD_MOVED or op == RECORD_REPLACED:
+                width = 16
+                clone = <uint32_t>(<uint64_t *>(end - 16))[0]
+                if op == RECORD_REPLACED:
+                    done = undo_write(&table.lane, table, map, current_slot(clone, moved),
+                                      payload_of(table, entry_at(core, slot)), dropped)
+                done = done and log_reserve(core.arena, carried, 16)
+                if done:
+                    carry_move(carried, table, map, slot, clone)
+            elif op == RECORD_REMOVE:
+                done = undo_remove(&table.lane, table, map, slot, carried, moved)
+            elif op == RECORD_INSERT:
+                done = undo_insert(&table.lane, table, map, current_slot(slot, moved), dropped)
+            else:
+                width += (table.layout.payload_width + 7) & ~7u
+                done = undo_write(&table.lane, table, map, current_slot(slot, moved), end - width, dropped)
+            absorb_moves(carried, known, moved)
+            if done:
+                log_pop(core.arena, log, width)
+    finally:
+        for i in range(2):
+            if journal.tables[i] != NULL:
+                journal.tables[i].lane.override = NULL
+    return done
+
+
+# --- reclaiming ------------------------------------------------------------------------------------------------
+
+cdef inline bint reserve_let_go(Core *core) noexcept nogil:
+    return core.newest == NULL or log_reserve(core.arena, &core.newest.retired, 16)
+
+
+cdef void let_go(Core *core, Table *table, CowMap *map, uint32_t slot) noexcept nogil:
+    """Free a slot that no journal names any more, or leave it to the snapshots that may see it."""
+    if entry_at(core, slot).version < core.highest_required_snapshot_version:
+        push_retired(&core.newest.retired, table, map.group, slot)
+    else:
+        slot_free(table, map, slot)
+
+
+cdef inline uint64_t trailer_to_reclaim(Core *core, Log *log) noexcept nogil:
+    """The newest record's trailer. Asks for the entry that a record a little older names: they lie anywhere.
+
+    Most records that name one are 16 bytes. Where one is not, this may read no trailer: asking does no harm.
+    """
+    cdef uint32_t slot
+    if log.last.used >= 16 * (RECLAIM_AHEAD + 1):
+        slot = (<uint32_t *>(chunk_data(log.last) + log.last.used - 16 * RECLAIM_AHEAD - 8))[0]
+        if (slot >> EXTENT_UNITS_SHIFT) < core.arena.top:
+            prefetch_write(entry_at(core, slot))
+    return log_last_trailer(log)
+
+
+cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) noexcept nogil:
+    """Take up to `budget` records of a journal that no rollback can reach, newest first."""
+    cdef uint64_t last
+    cdef int op
+    cdef uint32_t width
+    cdef Table *table
+    cdef CowMap *map
+    cdef char payload[64]                # as large as any payload that refers to something
+    while budget[0] > 0 and not log_empty(core.arena, log):
+        if log.held == 0:
+            budget[0] -= 16
+            log_forget_chunk(core.arena, log)
+            continue
+        budget[0] -= 1
+        last = trailer_to_reclaim(core, log)
+        op = <int>(last >> 56)
+        table = journal.tables[(last >> 48) & 0xFF]
+        width = 8
+        if op == RECORD_WRITE or op == RECORD_COPIED:
+            width += (table.layout.payload_width + 7) & ~7u
+            # Off the log first: an object's finaliser may call anything.
+            memcpy(payload, chunk_data(log.last) + log.last.used - width, table.layout.payload_width
+                   if table.layout.value_kind != VALUE_FIXED else 0)
+            log_pop(core.arena, log, width)
+            payload_drop(table, payload)
+            continue
+        elif op == RECORD_REMOVE or op == RECORD_MOVED or op == RECORD_REPLACED:
+            if op != RECORD_REMOVE:
+                width = 16
+            map = table.maps[((last >> 32) & 0xFFFF) - table.first_group]
+            if not reserve_let_go(core):
+                return
+            log_pop(core.arena, log, width)
+            let_go(core, table, map, <uint32_t>last)
+            continue
+        log_pop(core.arena, log, width)
+
+
+cdef void reclaim_garbage(Core *core, int64_t *budget) noexcept nogil:
+    cdef uint64_t last
+    cdef int op
+    cdef Table *table
+    while budget[0] > 0 and not log_empty(core.arena, &core.garbage):
+        budget[0] -= 1
+        last = trailer_to_reclaim(core, &core.garbage)
+        op = <int>(last >> 56)
+        if op == RETIRED_RUN:
+            log_pop(core.arena, &core.garbage, 16)
+            run_free(core.arena, <uint32_t>last, <int>((last >> 32) & 0xFFFF))
+        else:
+            table = (<Table **>(chunk_data(core.garbage.last) + core.garbage.last.used - 16))[0]
+            log_pop(core.arena, &core.garbage, 16)
+            slot_free(table, table.maps[((last >> 32) & 0xFFFF) - table.first_group], <uint32_t>last)
+
+
+cdef void reclaim_lists(Core *core, int64_t *budget) noexcept nogil:
+    """Drop chunks of dropped lists, off their list first: an object's finaliser may call anything."""
+    cdef Table *table
+    cdef ListChunk *chunk
+    while budget[0] > 0 and core.dead_lists != NULL:
+        budget[0] -= 4
+        table = core.dead_lists
+        chunk = table.dead_chunks
+        table.dead_chunks = next_dead(chunk)[0]
+        if table.dead_chunks == NULL:
+            core.dead_lists = table.next_dead_lists
+        chunk.refs = 1
+        drop_chunks(table, chunk, 2)
+
+
+cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil:
+    """Unlink a released snapshot; what it alone kept becomes garbage, the rest passes to the next older."""
+    cdef Snapshot *older = snapshot.older
+    cdef Directory **first
+    cdef Journal *journal = core.journals
+    spin_lock(&core.directory_lock)
+    if snapshot.newer != NULL:
+        snapshot.newer.older = older
+    else:
+        core.newest = older
+    if older != NULL:
+        older.newer = snapshot.newer
+    else:
+        core.oldest = snapshot.newer
+    if snapshot.directories != NULL:
+        first = &older.directories if older != NULL else &core.dead_directories
+        snapshot.last_directory.next = first[0]
+        if older != NULL and older.directories == NULL:
+            older.last_directory = snapshot.last_directory
+        first[0] = snapshot.directories
+    core.highest_required_snapshot_version = core.newest.version if core.newest != NULL else 0
+    spin_unlock(&core.directory_lock)
+    log_append(core.arena, &older.retired if older != NULL else &core.garbage, &snapshot.retired)
+    while journal != NULL:
+        log_append(core.arena, &journal.dead, &journal.waiting)
+        journal = journal.next
+    raw_free(core.arena.budget, snapshot, sizeof(Snapshot))
+    count(core.arena.budget.probe, LIVE_SNAPSHOTS, -1)
+
+
+cdef void free_directories(Core *core, int64_t *budget) noexcept nogil:
+    cdef Directory *directory
+    cdef Directory **link
+    cdef uint64_t size
+    while budget[0] > 0 and core.dead_directories != NULL:
+        budget[0] -= 1
+        spin_lock(&core.directory_lock)
+        directory = core.dead_directories
+        core.dead_directories = directory.next
+        link = &directory.map.directories
+        while link[0] != directory:
+            link = &link[0].older
+        link[0] = directory.older
+        spin_unlock(&core.directory_lock)
+        size = sizeof(Directory) + 4 * (<uint64_t>directory.primary_pages + directory.secondary_pages)
+        raw_free(core.arena.budget, directory, size)
+        count(core.arena.budget.probe, LIVE_DIRECTORIES, -1)
+
+
+cdef void drain(Core *core, int64_t budget) noexcept nogil:
+    """End released snapshots and reclaim up to `budget` things that nobody needs. On the mutating side only."""
+    cdef Snapshot *snapshot = core.oldest
+    cdef Snapshot *newer
+    cdef Journal *journal = core.journals
+    store_u32(&core.pending, 0)
+    while snapshot != NULL:
+        newer = snapshot.newer
+        if load_u32(&snapshot.released):
+            end_snapshot(core, snapshot)
+        snapshot = newer
+    free_directories(core, &budget)
+    reclaim_lists(core, &budget)
+    reclaim_garbage(core, &budget)
+    while journal != NULL and budget > 0:
+        reclaim_log(core, journal, &journal.dead, &budget)
+        journal = journal.next
+    if budget <= 0 or core.dead_directories != NULL or core.dead_lists != NULL or core.garbage.records:
+        store_u32(&core.pending, 1)
+
+
+cdef void wait_for_others(Core *core) noexcept:
+    """Wait while another thread does what is not to be disturbed: a batch without the GIL, for example.
+
+    A backend is used by one thread at a time. But collections run finalisers on any thread, and those may use it.
+    """
+    while load_u32(&core.busy) and core.busy_thread != PyThread_get_thread_ident():
+        with nogil:
+            usleep(20)
+
+
+cdef object key_object(Table *table, Entry *entry):
+    """The key as a Python int or bytes."""
+    cdef Blob *blob
+    if table.layout.key_is_blob:
+        blob = <Blob *>entry.key
+        return blob_data(blob)[:blob.length]
+    return entry.key

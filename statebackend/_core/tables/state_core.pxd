@@ -1,0 +1,54 @@
+"""The part of a backend's compiled state that belongs to all of its tables."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from statebackend._core.memory.arena cimport Arena
+from statebackend._core.tables.cow_map cimport Core, Journal, Snapshot
+from statebackend._core.memory.journal cimport Log
+from statebackend._core.tables.namespaces cimport NamespaceTable
+
+cdef class Mark
+
+cdef class StateCore:
+    cdef Core core
+    cdef readonly Arena arena
+    cdef readonly NamespaceTable namespaces
+    cdef list open_marks                 # Mark, oldest first
+    cdef readonly bint closed
+    cdef readonly uint64_t calls         # how many calls have entered
+    cdef readonly uint64_t rollbacks
+    cdef uint32_t inside                 # calls in progress: more than one only from finalisers of objects
+    cdef bint is_ending                  # `after_close` is at work
+    cdef uint32_t holds
+    cdef bint collects                   # whether collections were enabled before `hold`
+    # For undoing, which makes no objects: a collection could run finalisers that see what is half undone.
+    cdef dict moved                      # of the log that is being undone: see `undo_log`
+    cdef list dropped                    # objects that end when the call is over
+    cdef int enter(self) except -1
+    cdef int refuse_or_wait(self) except -1
+    cdef int occupy(self) except -1
+    cdef void vacate(self) noexcept
+    cdef int hold(self) except -1
+    cdef void let_go(self) noexcept
+    cdef int end_dropped(self) except -1
+    cdef void leave(self) noexcept
+    cdef void after_close(self) noexcept
+    cdef int out_of_memory(self) except -1
+    cdef int undo_to(self, Journal *journal, uint32_t version) except -1
+    cdef int undo_call(self, Journal *journal, Log *log) except -1
+    cdef int undo_failed(self, Journal *journal, Log *log, uint64_t down_to, Log *carried) except -1
+    cdef int settle_undone(self, Journal *journal, Log *carried) except -1
+    cdef int give_up(self, Journal *journal, Log *carried) except -1
+    cdef void end(self) noexcept
+    cdef bint keep_carried(self, Journal *journal) noexcept
+    cdef Snapshot *open_snapshot(self) except NULL
+    cdef int require_open(self, Mark mark) except -1
+    cdef int bump_version(self) except -1
+    cdef int renumber(self) except -1
+
+cdef class Mark:
+    cdef readonly StateCore owner
+    cdef uint32_t version
+    cdef readonly bint is_open
+
+cdef void discard_log(Core *core, Journal *journal, Log *log) noexcept nogil

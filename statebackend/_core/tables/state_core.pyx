@@ -1,0 +1,651 @@
+"""What the tables of one backend share: the arena, the version counter, open marks, live snapshots.
+
+Threads: one call at a time is inside a StateCore, on whichever thread. A SnapshotView may be read and released
+on any other thread meanwhile.
+
+Finalisers of objects may use the backend that held them, and of other objects too: a collection runs those wherever
+a Python object is made, on any thread. So nothing is half changed where objects are made or dropped. What lets go of
+the GIL halfway is `busy`, and calls from other threads wait; the checked build refuses them. What looks at state while
+it makes objects holds off collections (`hold`).
+"""
+
+import os
+
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memmove, memset
+
+from statebackend._core.memory.arena cimport (
+    CHECKED, LIVE_ENTRIES, LIVE_SNAPSHOTS, blob_drop, Blob, count, raw_alloc, raw_free)
+from statebackend._core.tables.cow_map cimport (
+    FREE_SLOT, LAST_VERSION, VALUE_FIXED, BucketTable, CowMap, Directory, Entry, Journal, Segment, Table,
+    absorb_moves, drain, entry_at, first_of_run, map_clear_storage, payload_drop, payload_of, segment_for_writing,
+    undo_log, wait_for_others)
+from statebackend._core.memory.journal cimport Log, log_append, log_clear
+from statebackend._core.tables.namespaces cimport new_namespaces
+from statebackend._core.memory.platform cimport load_u32, spin_lock, spin_unlock, store_u32, unlikely
+
+from statebackend.errors import ClosedError, MemoryLimitError, UsageError
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() nogil
+    bint PyGC_Disable()
+    bint PyGC_Enable()
+
+_snapshot_view = None                    # the module, which imports this one
+
+cdef enum:
+    RECLAIM_AT_CLOSE = 1 << 30
+    RECLAIM_PER_OPERATION = 8            # so that no operation pays for a snapshot's or a list's end
+
+
+@cython.final
+cdef class Mark:
+    """A point to roll back to; made by `StateCore.mark`."""
+
+
+@cython.final
+@cython.no_gc_clear                      # the arena must outlive what is freed into it
+cdef class StateCore:
+    """The arena, versions, marks and snapshots that all tables of one backend share.
+
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> core = StateCore()
+    >>> table = StateTable(core, key="int", value="long", max_parallelism=4)
+    >>> table.put(1, 10)
+    >>> mark = core.mark()
+    >>> table.put(1, 11); table.put(2, 20)
+    >>> core.rollback(mark)
+    >>> table.get(1), table.get(2)
+    (10, None)
+    """
+
+    def __cinit__(self, max_bytes=0, seed=None):
+        global _snapshot_view
+        if _snapshot_view is None:        # here, not at the first snapshot, which shall take microseconds
+            import statebackend._core.snapshots.snapshot_view as _snapshot_view
+        memset(&self.core, 0, sizeof(Core))
+        self.arena = Arena()
+        self.arena.set_limit(max_bytes)
+        self.core.arena = &self.arena.core
+        self.core.blobs = &self.arena.blobs
+        self.namespaces = new_namespaces(&self.core)
+        self.core.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
+        self.open_marks = []
+        self.moved = {}
+        self.dropped = []
+
+    def __dealloc__(self):
+        if self.namespaces is not None:
+            self.namespaces.core = NULL
+        teardown(&self.core)
+        raw_free(&self.arena.budget, self.core.namespace_refs, self.core.namespace_capacity * sizeof(int64_t))
+
+    def close(self):
+        """Drop all state; every later call raises. Live snapshots stay readable until they are released."""
+        wait_for_others(&self.core)
+        if self.closed:
+            return
+        if CHECKED:
+            self.enter()
+            self.leave()
+        self.end()
+        self.after_close()
+
+    cdef void end(self) noexcept:
+        """Every later call raises; the state is freed by `after_close`."""
+        cdef Mark mark
+        self.closed = True
+        self.calls += 1                  # whoever remembers a slot looks again, and learns that it is closed
+        for mark in self.open_marks:
+            mark.is_open = False
+        self.open_marks = []
+        self.core.journal_version = 0
+
+    cdef void after_close(self) noexcept:
+        """Free the state of a closed backend once no call is inside and no snapshot is left."""
+        if self.inside or self.core.busy or self.is_ending:
+            # A finaliser closed it, or released the last view: the outermost call comes back here, or goes on below.
+            return
+        self.is_ending = True
+        self.core.pending = 1
+        while load_u32(&self.core.pending):      # finalisers, and other threads meanwhile, may release views
+            drain(&self.core, RECLAIM_AT_CLOSE)
+            if self.core.newest == NULL:
+                teardown(&self.core)
+                break
+        self.is_ending = False
+
+    cdef int refuse_or_wait(self) except -1:
+        """What a call does that finds the backend closed, or another thread at work."""
+        if CHECKED and self.core.busy and self.core.busy_thread != PyThread_get_thread_ident():
+            refuse_overlap()
+        wait_for_others(&self.core)
+        if self.closed:
+            raise ClosedError("the backend is closed", hint="create a new backend and restore into it")
+        return 0
+
+    cdef int occupy(self) except -1:
+        """Keep calls of other threads waiting until `vacate`."""
+        wait_for_others(&self.core)
+        self.core.busy_thread = PyThread_get_thread_ident()
+        store_u32(&self.core.busy, self.core.busy + 1)
+        self.core.pending = 1            # so that handles, too, look before they work
+        return 0
+
+    cdef void vacate(self) noexcept:
+        store_u32(&self.core.busy, self.core.busy - 1)
+        if unlikely(self.closed):
+            self.after_close()
+
+    cdef int hold(self) except -1:
+        """Until `let_go`, nothing changes but by calls of this thread: collections, which run finalisers, wait."""
+        self.occupy()
+        if self.holds == 0:
+            self.collects = PyGC_Disable()
+        self.holds += 1
+        return 0
+
+    cdef void let_go(self) noexcept:
+        self.holds -= 1
+        if self.holds == 0 and self.collects:
+            PyGC_Enable()
+        self.vacate()
+
+    cdef int end_dropped(self) except -1:
+        """Drop the objects that undoing has put off. Their finalisers may call anything."""
+        cdef list _dropped
+        if self.dropped:
+            _dropped = self.dropped
+            self.dropped = []
+        return 0
+
+    cdef int enter(self) except -1:
+        if unlikely(self.closed or self.core.busy):
+            self.refuse_or_wait()
+        if CHECKED and self.inside:
+            refuse_overlap()
+        self.inside += 1
+        self.calls += 1
+        if unlikely(self.core.pending):
+            drain(&self.core, RECLAIM_PER_OPERATION)
+        return 0
+
+    cdef void leave(self) noexcept:
+        self.inside -= 1
+        if unlikely(self.closed):
+            self.after_close()
+
+    cdef int out_of_memory(self) except -1:
+        """Raise what fits after an operation answered that there was no memory."""
+        if self.arena.budget.refused:
+            self.arena.budget.refused = 0
+            raise MemoryLimitError(
+                "the state would pass its memory limit", detail=f"max_bytes={self.arena.budget.limit}",
+                hint="raise max_bytes, or expire or clear state")
+        raise MemoryError("no memory for state; nothing has changed")
+
+    # --- marks ---
+
+    def mark(self):
+        """Open a mark. O(1)."""
+        cdef Mark mark = Mark.__new__(Mark)
+        self.enter()
+        try:
+            self.bump_version()
+            self.core.journal_version = self.core.state_version
+            mark.owner = self
+            mark.version = self.core.state_version
+            mark.is_open = True
+            self.open_marks.append(mark)
+            return mark
+        finally:
+            self.leave()
+
+    def rollback(self, Mark mark not None):
+        """Return every table to its contents at `mark`; newer marks become invalid. O(changes since).
+
+        What it takes, which is little and only while a snapshot is live, may pass `max_bytes`. Should the system's
+        memory run out midway, the call can be repeated.
+        """
+        cdef Journal *journal
+        cdef Mark other
+        cdef int64_t limit = self.arena.budget.limit
+        self.enter()
+        try:
+            self.arena.budget.limit = 0
+            self.require_open(mark)
+            self.rollbacks += 1
+            while self.open_marks[len(self.open_marks) - 1] is not mark:
+                other = self.open_marks.pop()
+                other.is_open = False
+            journal = self.core.journals
+            try:
+                while journal != NULL:
+                    self.undo_to(journal, mark.version)
+                    journal = journal.next
+            finally:
+                # What was undone is journalled no longer: a new segment takes it when it is written again.
+                self.bump_version()
+                self.core.journal_version = self.core.state_version
+            journal = self.core.journals
+            while journal != NULL:
+                if not self.keep_carried(journal):
+                    self.out_of_memory()
+                journal = journal.next
+        finally:
+            self.arena.budget.limit = limit
+            self.leave()
+            self.end_dropped()
+
+    cdef int undo_to(self, Journal *journal, uint32_t version) except -1:
+        self.moved.clear()
+        absorb_moves(&journal.carried, 0, self.moved)
+        while journal.n_segments and journal.segments[journal.n_segments - 1].version >= version:
+            if not undo_log(journal, &journal.segments[journal.n_segments - 1].log, 0, &journal.carried, self.moved,
+                            self.dropped):
+                raise MemoryError("no memory to finish a rollback; make room and call it again")
+            journal.n_segments -= 1
+        return 0
+
+    cdef int undo_call(self, Journal *journal, Log *log) except -1:
+        """Undo what a failed call of several steps has done, which `log` has taken instead of the journal."""
+        cdef Log carried
+        cdef int64_t limit = self.arena.budget.limit
+        memset(&carried, 0, sizeof(Log))
+        self.arena.budget.limit = 0      # undoing may need a little
+        try:
+            self.moved.clear()
+            self.undo_failed(journal, log, 0, &carried)
+            self.settle_undone(journal, &carried)
+        finally:
+            self.arena.budget.limit = limit
+        return 0
+
+    cdef int undo_failed(self, Journal *journal, Log *log, uint64_t down_to, Log *carried) except -1:
+        """Reverse what a failed call has done. Without the little memory that takes, twice, it is the backend's end."""
+        # What was reversed is off the log: the second attempt goes on.
+        if undo_log(journal, log, down_to, carried, self.moved, self.dropped) \
+                or undo_log(journal, log, down_to, carried, self.moved, self.dropped):
+            return 0
+        log_append(self.core.arena, &journal.dead, log)
+        self.give_up(journal, carried)
+
+    cdef int give_up(self, Journal *journal, Log *carried) except -1:
+        """Half a call cannot be undone: nobody is to see it."""
+        log_append(self.core.arena, &journal.dead, carried)
+        self.end()
+        raise MemoryError("no memory to undo a failed call; the backend was closed, restore its last checkpoint")
+
+    cdef int settle_undone(self, Journal *journal, Log *carried) except -1:
+        """After a failed call was undone: keep the moves that it leaves, for older records that name the same slots.
+
+        What the call had journalled is no longer so: a new segment takes it when it is written again.
+        """
+        cdef Log *log
+        if self.core.journal_version == 0:
+            discard_log(&self.core, journal, carried)
+        elif segment_for_writing(&self.core, journal, &log) or segment_for_writing(&self.core, journal, &log):
+            log_append(self.core.arena, log, carried)
+            self.bump_version()
+            self.core.journal_version = self.core.state_version
+        else:
+            self.give_up(journal, carried)
+        return 0
+
+    cdef bint keep_carried(self, Journal *journal) noexcept:
+        cdef Log *log
+        if journal.carried.records == 0:
+            return True
+        if not segment_for_writing(&self.core, journal, &log):
+            return False
+        log_append(self.core.arena, log, &journal.carried)
+        return True
+
+    def release(self, Mark mark not None):
+        """Give up the possibility to roll back to `mark`. Idempotent. Reclaiming goes on step by step."""
+        cdef Journal *journal
+        cdef uint32_t keep_from, i, dropped
+        if not mark.is_open or mark.owner is not self or self.closed:
+            return
+        self.enter()
+        try:
+            mark.is_open = False
+            self.open_marks.remove(mark)
+            if self.open_marks:
+                keep_from = (<Mark>self.open_marks[0]).version
+            else:
+                keep_from = FREE_SLOT
+                self.core.journal_version = 0
+            journal = self.core.journals
+            while journal != NULL:
+                dropped = 0
+                while dropped < journal.n_segments and journal.segments[dropped].version < keep_from:
+                    discard_log(&self.core, journal, &journal.segments[dropped].log)
+                    dropped += 1
+                for i in range(dropped, journal.n_segments):
+                    journal.segments[i - dropped] = journal.segments[i]
+                journal.n_segments -= dropped
+                journal = journal.next
+        finally:
+            self.leave()
+
+    def changes_since(self, Mark mark not None):
+        """At least how many changes were journalled since `mark`, over all tables. O(states and marks)."""
+        cdef Journal *journal = self.core.journals
+        cdef uint64_t total = 0
+        cdef uint32_t i
+        wait_for_others(&self.core)
+        self.require_open(mark)
+        while journal != NULL:
+            for i in range(journal.n_segments):
+                if journal.segments[i].version >= mark.version:
+                    total += journal.segments[i].log.records
+            journal = journal.next
+        return total
+
+    def begin_load(self):
+        """Until `end_load`, changes are no changes: what is put in was there all the time, whatever the mark."""
+        self.enter()
+        self.core.journal_version = 0
+        self.leave()
+
+    def end_load(self):
+        """Journal changes again, if marks are open."""
+        self.enter()
+        try:
+            if self.open_marks:
+                self.bump_version()
+                self.core.journal_version = self.core.state_version
+        finally:
+            self.leave()
+
+    cdef int require_open(self, Mark mark) except -1:
+        if mark.owner is not self:
+            raise UsageError("the mark belongs to another backend", code="USAGE.FOREIGN_MARK")
+        if not mark.is_open:
+            raise UsageError("the mark is no longer valid", code="USAGE.STALE_MARK",
+                             hint="it was released, or an older mark was rolled back to")
+
+    # --- snapshots ---
+
+    def snapshot(self):
+        """A consistent view of all tables at this moment. O(1); maps are shared, not copied."""
+        return _snapshot_view.SnapshotView(self)
+
+    cdef Snapshot *open_snapshot(self) except NULL:
+        """Count the version up and make the maps keep what they hold now; what SnapshotView begins with."""
+        cdef Snapshot *snapshot
+        self.enter()
+        try:
+            snapshot = <Snapshot *>raw_alloc(&self.arena.budget, sizeof(Snapshot))
+            if snapshot == NULL:
+                self.out_of_memory()
+            memset(snapshot, 0, sizeof(Snapshot))
+            self.bump_version()
+            snapshot.version = self.core.state_version
+            spin_lock(&self.core.directory_lock)
+            snapshot.older = self.core.newest
+            if self.core.newest != NULL:
+                self.core.newest.newer = snapshot
+            else:
+                self.core.oldest = snapshot
+            self.core.newest = snapshot
+            self.core.highest_required_snapshot_version = snapshot.version
+            spin_unlock(&self.core.directory_lock)
+            if self.core.journal_version:
+                # A new segment, so that the journal's version stays above every snapshot's.
+                self.bump_version()
+                self.core.journal_version = self.core.state_version
+            count(self.arena.budget.probe, LIVE_SNAPSHOTS, 1)
+            return snapshot
+        finally:
+            self.leave()
+
+    def advance(self, budget=1000):
+        """Reclaim up to about `budget` entries, pages and records that nobody needs; says whether more are left."""
+        self.enter()
+        try:
+            drain(&self.core, budget)
+            return bool(self.core.pending)
+        finally:
+            self.leave()
+
+    # --- versions ---
+
+    cdef int bump_version(self) except -1:
+        if unlikely(self.core.state_version >= LAST_VERSION):
+            self.renumber()
+        self.core.state_version += 1
+        return 0
+
+    cdef int renumber(self) except -1:
+        """Begin counting versions anew, keeping every comparison that matters. O(entries), once in 2^32 marks."""
+        cdef Snapshot *snapshot = self.core.oldest
+        cdef Journal *journal = self.core.journals
+        cdef Table *table = self.core.tables
+        cdef Mark mark
+        cdef uint32_t *old               # the versions that are compared with, each once, in order
+        cdef uint32_t i, n = 0
+        cdef uint64_t most = 1 + len(self.open_marks)
+        while snapshot != NULL:
+            most += 1
+            snapshot = snapshot.newer
+        while journal != NULL:
+            most += journal.n_segments
+            journal = journal.next
+        old = <uint32_t *>malloc(most * sizeof(uint32_t))
+        if old == NULL:
+            raise MemoryError("no memory to count versions anew; nothing has changed")
+        if self.core.journal_version:
+            enter_version(old, &n, self.core.journal_version)
+        snapshot = self.core.oldest
+        while snapshot != NULL:
+            enter_version(old, &n, snapshot.version)
+            snapshot = snapshot.newer
+        for mark in self.open_marks:
+            enter_version(old, &n, mark.version)
+        journal = self.core.journals
+        while journal != NULL:
+            for i in range(journal.n_segments):
+                enter_version(old, &n, journal.segments[i].version)
+            journal = journal.next
+        spin_lock(&self.core.directory_lock)
+        while table != NULL:
+            renumber_table(table, old, n)
+            table = table.next
+        snapshot = self.core.oldest
+        while snapshot != NULL:
+            snapshot.version = renumbered(snapshot.version, old, n)
+            snapshot = snapshot.newer
+        if self.core.newest != NULL:
+            self.core.highest_required_snapshot_version = self.core.newest.version
+        spin_unlock(&self.core.directory_lock)
+        journal = self.core.journals
+        while journal != NULL:
+            for i in range(journal.n_segments):
+                journal.segments[i].version = renumbered(journal.segments[i].version, old, n)
+            journal = journal.next
+        for mark in self.open_marks:
+            mark.version = renumbered(mark.version, old, n)
+        if self.core.journal_version:
+            self.core.journal_version = renumbered(self.core.journal_version, old, n)
+        self.core.state_version = n
+        free(old)
+        return 0
+
+    # --- inspection ---
+
+    def metrics(self):
+        """Versions, marks, snapshots, memory and copies so far, as a dict."""
+        cdef list live = []              # before anything is looked at: making it may run finalisers
+        cdef Snapshot *snapshot = self.core.oldest
+        cdef Table *table = self.core.tables
+        cdef uint64_t entries = 0, pages = 0, moved = 0
+        while snapshot != NULL:
+            live.append(snapshot.version)
+            snapshot = snapshot.newer
+        while table != NULL:
+            entries += table.lane.copied_entries
+            pages += table.lane.copied_pages
+            moved += table.lane.moved_entries
+            table = table.next
+        return {
+            "state_version": self.core.state_version,
+            "highest_required_snapshot_version": self.core.highest_required_snapshot_version,
+            "journal_version": self.core.journal_version,
+            "snapshots": live,
+            "marks": len(self.open_marks),
+            "copied_entries": entries,
+            "copied_pages": pages,
+            "rehashed_entries": moved,
+            **self.arena.usage(),
+        }
+
+    def _set_state_version(self, version):
+        """Let the version counter stand at `version`; for tests of renumbering."""
+        if version < self.core.state_version:
+            raise UsageError("versions only grow")
+        self.core.state_version = version
+
+    def _check(self):
+        """Verify the arena; tables have `_check` of their own."""
+        self.arena._check()
+
+
+cdef int refuse_overlap() except -1:
+    raise UsageError("another call is inside this backend", code="USAGE.OVERLAPPING_CALL",
+                     hint="use a backend from one thread at a time")
+
+
+cdef void enter_version(uint32_t *versions, uint32_t *n, uint32_t version) noexcept nogil:
+    """Enter a version among those that are there, in order, if it is new."""
+    cdef uint32_t at = n[0]
+    while at and versions[at - 1] > version:
+        at -= 1
+    if at and versions[at - 1] == version:
+        return
+    memmove(versions + at + 1, versions + at, (n[0] - at) * sizeof(uint32_t))
+    versions[at] = version
+    n[0] += 1
+
+
+cdef inline uint32_t renumbered(uint32_t version, uint32_t *old, uint32_t n) noexcept nogil:
+    """How many of the sorted thresholds are at or below `version`."""
+    cdef uint32_t i = 0
+    while i < n and old[i] <= version:
+        i += 1
+    return i
+
+
+cdef void renumber_table(Table *table, uint32_t *old, uint32_t n) noexcept nogil:
+    cdef uint32_t g, i, units = table.layout.stride >> 3, slot, end
+    cdef uint32_t *version
+    cdef uint64_t r
+    cdef CowMap *map
+    cdef Entry *entry
+    cdef BucketTable *buckets
+    cdef Directory *directory
+    cdef int t
+    for g in range(table.n_maps):
+        map = table.maps[g]
+        if map == NULL:
+            continue
+        for r in range(map.n_runs):
+            slot = first_of_run(table, map, r, &end)
+            while slot < end:
+                entry = entry_at(table.core, slot)
+                if entry.version != FREE_SLOT:
+                    entry.version = renumbered(entry.version, old, n)
+                    if table.layout.off_value_version:
+                        version = <uint32_t *>(<char *>entry + table.layout.off_value_version)
+                        version[0] = renumbered(version[0], old, n)
+                slot += units
+        for t in range(2):
+            buckets = &map.primary if t == 0 else &map.secondary
+            for i in range(buckets.n_pages):
+                buckets.pages[i].version = renumbered(buckets.pages[i].version, old, n)
+        directory = map.directories
+        while directory != NULL:
+            # Covers the same snapshots: those above everything below `low`, up to `high`.
+            directory.low = renumbered(directory.low - 1, old, n) + 1
+            directory.high = renumbered(directory.high, old, n)
+            directory = directory.older
+        map.seen_version = renumbered(map.seen_version, old, n)
+
+
+cdef void discard_log(Core *core, Journal *journal, Log *log) noexcept nogil:
+    """Leave records that no rollback can reach to `drain`; those that hold nothing go at once."""
+    if log.held == 0:
+        log_clear(core.arena, log)
+    elif log.records:
+        log_append(core.arena, &journal.dead, log)
+        core.pending = 1
+
+
+cdef void teardown(Core *core) noexcept nogil:
+    """Free everything that the tables of a backend own. No snapshot is read any more."""
+    cdef Snapshot *snapshot = core.oldest
+    cdef Journal *journal = core.journals
+    cdef Journal *next_journal
+    cdef Table *table = core.tables
+    cdef Table *next_table
+    cdef uint32_t i
+    while snapshot != NULL:
+        snapshot.released = 1
+        snapshot = snapshot.newer
+    while journal != NULL:
+        for i in range(journal.n_segments):
+            log_append(core.arena, &journal.dead, &journal.segments[i].log)
+        journal.n_segments = 0
+        log_append(core.arena, &journal.dead, &journal.carried)
+        log_append(core.arena, &journal.dead, &journal.waiting)
+        journal = journal.next
+    core.pending = 1
+    while core.pending:
+        drain(core, 1 << 40)
+        if core.pending and core.garbage.records == 0 and core.dead_lists == NULL and core.dead_directories == NULL:
+            break
+    while table != NULL:
+        next_table = table.next
+        teardown_table(table)
+        while core.garbage.records or core.dead_lists != NULL:
+            drain(core, 1 << 40)
+        raw_free(core.arena.budget, table, sizeof(Table))
+        core.tables = table = next_table
+    journal = core.journals
+    while journal != NULL:
+        next_journal = journal.next
+        raw_free(core.arena.budget, journal.segments, journal.capacity * sizeof(Segment))
+        raw_free(core.arena.budget, journal, sizeof(Journal))
+        journal = next_journal
+    core.journals = NULL
+
+
+cdef void teardown_table(Table *table) noexcept nogil:
+    cdef uint32_t g, slot, end, units = table.layout.stride >> 3
+    cdef uint64_t r
+    cdef CowMap *map
+    cdef Entry *entry
+    # Entries that own nothing vanish with their runs; the checked build frees them one by one all the same.
+    cdef bint walk = CHECKED or table.layout.key_is_blob or table.layout.value_kind != VALUE_FIXED
+    for g in range(table.n_maps):
+        map = table.maps[g]
+        if map == NULL:
+            continue
+        if walk:
+            for r in range(map.n_runs):
+                slot = first_of_run(table, map, r, &end)
+                while slot < end:
+                    entry = entry_at(table.core, slot)
+                    if entry.version != FREE_SLOT:
+                        payload_drop(table, payload_of(table, entry))
+                        if table.layout.key_is_blob:
+                            blob_drop(table.core.blobs, <Blob *>entry.key)
+                        count(table.core.arena.budget.probe, LIVE_ENTRIES, -1)
+                    slot += units
+        map.used = 0
+        map_clear_storage(table, map)
+        raw_free(table.core.arena.budget, map, sizeof(CowMap))
+    raw_free(table.core.arena.budget, table.maps, table.n_maps * sizeof(CowMap *))

@@ -1,0 +1,851 @@
+"""State tables, one operation at a time: keys to values, a copy-on-write map per key group.
+
+A map state is two tables with one journal: keys to anchors, and (anchor, map key) to values; see `map_table.pyx`.
+Batches are in `kernels.pyx`.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.float cimport PyFloat_AsDouble
+from cpython.long cimport PyLong_AsLongLong
+from cpython.object cimport PyObject
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from statebackend._core.memory.arena cimport Blob, blob_data, blob_drop, blob_new, raw_alloc, raw_free
+from statebackend._core.tables.cow_map cimport (
+    MINIMUM_CAPACITY, PAGE_BUCKETS, RECORD_COPIED, RECORD_MOVED, RECORD_REPLACED, RECORD_WRITE, VALUE_ANCHOR,
+    VALUE_BLOB, VALUE_FIXED, VALUE_LIST, VALUE_OBJECT, Core, CowMap, Directory, Entry, Journal, ListHead, Table, Thread,
+    before_operation, chain_head, entry_at, find_blob, find_int, hash_blob_key, hash_int_key, insert,
+    keep_payload, key_object, map_new, namespace_of, own_entry, payload_drop, payload_of, remove, see_snapshots,
+    set_value_version, slot_for_write, value_of, wait_for_others)
+from statebackend._core.tables.invariants cimport check_map
+from statebackend._core.memory.journal cimport LogChunk, chunk_data
+from statebackend._core.key_groups cimport HashPlan, hash_canonical_bytes, hash_canonical_int, pmod_group
+from statebackend._core.tables.lists cimport ListCursor, cursor_close, cursor_next, cursor_open, list_append
+from statebackend._core.memory.platform cimport unlikely
+from statebackend._core.tables.state_core cimport Mark, StateCore
+
+from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
+
+cdef extern from "Python.h":
+    void Py_INCREF(PyObject *object)
+    void Py_DECREF(PyObject *object)
+    bint PyLong_CheckExact(object o)
+    bint PyBytes_CheckExact(object o)
+
+cdef enum:
+    MAX_BYTES = 0x7FFFFFFF               # of one key or value
+
+FIXED_CODES = {
+    "long": (CODE_INT64, 8), "int": (CODE_INT32, 4), "short": (CODE_INT16, 2), "byte": (CODE_INT8, 1),
+    "double": (CODE_DOUBLE, 8), "float": (CODE_FLOAT, 4), "bool": (CODE_BOOL, 1)}
+DTYPES = {
+    CODE_INT64: "<i8", CODE_INT32: "<i4", CODE_INT16: "<i2", CODE_INT8: "i1", CODE_DOUBLE: "<f8",
+    CODE_FLOAT: "<f4", CODE_BOOL: "?"}
+
+
+def _code_and_width(value):
+    """Value code, ValueKind and width of a value specification."""
+    if value in FIXED_CODES:
+        code, width = FIXED_CODES[value]
+        return code, VALUE_FIXED, width
+    if value == "bytes":
+        return CODE_BLOB, VALUE_BLOB, 8
+    if value == "object":
+        return CODE_OBJECT, VALUE_OBJECT, 8
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 65536:
+        return CODE_RAW, VALUE_FIXED, value
+    raise UsageError("unknown value layout", detail=repr(value),
+                     hint="use one of 'long int short byte double float bool bytes object' or a number of bytes")
+
+
+@cython.final
+cdef class StateTable:
+    """One state: keys to values, a copy-on-write map per key group.
+
+    `key` is "int" (64 bits) or "bytes"; `value` one of "long int short byte double float bool bytes object",
+    a number of raw bytes, or ("list", one of these). `plan` tells how key groups are computed from keys.
+    With `nullable`, values may be None.
+
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> table = StateTable(StateCore(), key="bytes", value=("list", "int"))
+    >>> table.append(b"a", 1); table.append(b"a", 2)
+    >>> table.get(b"a"), table.get(b"b")
+    ([1, 2], None)
+    """
+
+    def __cinit__(self, StateCore owner not None, *, key="int", value="long", max_parallelism=128,
+                  key_group_range=None, namespaces=False, timestamps=False, HashPlan plan=None,
+                  initial_capacity=64, hash_mask=0xFFFFFFFF, copy_value=None, nullable=False,
+                  StateTable anchors=None, bint is_anchor_table=False):
+        cdef Table *table
+        first, last = (0, max_parallelism - 1) if key_group_range is None else key_group_range
+        if not 1 <= max_parallelism <= 32768:
+            raise UsageError("max_parallelism must be from 1 to 32768", detail=f"{max_parallelism}")
+        if not 0 <= first <= last < max_parallelism:
+            raise KeyGroupError("the key-group range does not lie in max_parallelism",
+                                detail=f"{first}..{last} of {max_parallelism}")
+        if key not in ("int", "bytes"):
+            raise UsageError("unknown key layout", detail=repr(key), hint="use 'int' or 'bytes'")
+        if (initial_capacity & (initial_capacity - 1)
+                or not MINIMUM_CAPACITY <= initial_capacity <= PAGE_BUCKETS):
+            raise UsageError(f"initial_capacity must be a power of two from {MINIMUM_CAPACITY} to {PAGE_BUCKETS}",
+                             detail=f"{initial_capacity}")
+        if owner.closed:
+            raise ClosedError("the backend is closed")
+        self.owner = owner
+        self.max_parallelism = max_parallelism
+        self.copy_value = copy_value
+        self.takes_none = nullable
+        self.anchors = anchors
+        self.plan = plan if plan is not None else HashPlan("int64" if key == "int" else "bytes")
+        if self.plan.is_int != (key == "int"):
+            raise UsageError("the hash plan does not fit the key layout", detail=f"key={key!r}")
+        table = <Table *>raw_alloc(&owner.arena.budget, sizeof(Table))
+        if table == NULL:
+            owner.out_of_memory()
+        memset(table, 0, sizeof(Table))
+        try:
+            self._lay_out(table, key, value, namespaces or anchors is not None, timestamps, is_anchor_table)
+            if nullable:
+                self._make_nullable(table)
+            if owner.closed:             # a finaliser did
+                raise ClosedError("the backend is closed")
+            table.core = &owner.core
+            table.lane.core = &owner.core
+            table.seed = owner.core.seed
+            table.hash_mask = hash_mask
+            table.initial_capacity = initial_capacity
+            table.journal_every_write = copy_value is not None
+            table.first_group = first
+            table.n_maps = last - first + 1
+            table.maps = <CowMap **>raw_alloc(&owner.arena.budget, table.n_maps * sizeof(CowMap *))
+            if table.maps == NULL:
+                owner.out_of_memory()
+            memset(table.maps, 0, table.n_maps * sizeof(CowMap *))
+            if anchors is not None:
+                table.anchors = anchors.table
+                table.journal = anchors.table.journal
+                table.journal_index = 1
+            else:
+                table.journal = <Journal *>raw_alloc(&owner.arena.budget, sizeof(Journal))
+                if table.journal == NULL:
+                    raw_free(&owner.arena.budget, table.maps, table.n_maps * sizeof(CowMap *))
+                    owner.out_of_memory()
+                memset(table.journal, 0, sizeof(Journal))
+                table.journal.next = owner.core.journals
+                owner.core.journals = table.journal
+        except BaseException:
+            raw_free(&owner.arena.budget, table, sizeof(Table))
+            raise
+        table.journal.tables[table.journal_index] = table
+        table.next = owner.core.tables
+        owner.core.tables = table
+        self.table = table
+
+    cdef int _make_nullable(self, Table *table) except -1:
+        """Let values be None. A blob is NULL then, an object is None; a fixed width takes a byte of the payload."""
+        cdef uint32_t at
+        if self.value_code >= CODE_LIST:
+            raise UsageError("lists and anchors are never None")
+        if table.layout.value_kind != VALUE_FIXED:
+            return 0
+        at = table.layout.off_value + table.layout.value_width
+        table.layout.off_null = at
+        table.layout.payload_width = at + 1 - table.layout.off_payload
+        table.layout.stride = (at + 1 + 7) & ~7u
+        return 0
+
+    cdef int _lay_out(self, Table *table, key, value, namespaces, timestamps, bint is_anchor_table) except -1:
+        """Offsets of an entry's parts; see `Layout`."""
+        cdef uint32_t at = 16, width, align
+        if is_anchor_table:
+            self.value_code, kind, width = CODE_ANCHOR, VALUE_ANCHOR, 4
+        elif isinstance(value, tuple):
+            if len(value) != 2 or value[0] != "list":
+                raise UsageError("unknown value layout", detail=repr(value))
+            self.value_code, kind, width = CODE_LIST, VALUE_LIST, sizeof(ListHead)
+            self.element_code, element_kind, element_width = _code_and_width(value[1])
+            table.element_kind = element_kind
+            table.element_value_width = element_width
+            table.element_width = element_width + (8 if timestamps else 0)
+        else:
+            self.value_code, kind, width = _code_and_width(value)
+        table.layout.value_kind = kind
+        table.layout.value_width = width
+        table.layout.key_is_blob = key == "bytes"
+        table.layout.has_timestamp = bool(timestamps) and kind != VALUE_LIST
+        table.element_has_timestamp = bool(timestamps) and kind == VALUE_LIST
+        if key == "bytes":
+            at += 4
+        if namespaces:
+            table.layout.off_namespace = at
+            at += 4
+        if self.copy_value is not None and kind != VALUE_OBJECT:
+            raise UsageError("only objects are copied", detail=f"value={value!r}", hint="leave copy_value out")
+        if self.copy_value is not None:
+            table.layout.off_value_version = at
+            at += 4
+        if self.anchors is not None:
+            at = (at + 7) & ~7u
+            table.layout.off_thread = at
+            at += sizeof(Thread)
+        align = 8 if timestamps or width >= 8 else 4 if width >= 4 else 1
+        at = (at + align - 1) & ~(align - 1)
+        table.layout.off_payload = at
+        if table.layout.has_timestamp:
+            at += 8
+        table.layout.off_value = at
+        at += width
+        table.layout.payload_width = at - table.layout.off_payload
+        table.layout.stride = (at + 7) & ~7u
+        return 0
+
+    # --- keys and values ---
+
+    cdef int split_key(self, object key, uint32_t ns, CoreKey *out) except -1:
+        """Convert and hash a key. Raises before anything changes."""
+        cdef Table *table = self.table
+        cdef int32_t spark
+        if unlikely(table.anchors != NULL):
+            raise UsageError("the entries of a map state are reached through their MapTable only")
+        if unlikely(ns != 0 and table.layout.off_namespace == 0):
+            raise UsageError("this table has no namespaces", hint="make it with namespaces=True")
+        out.namespace = ns
+        out.data = NULL
+        out.length = 0
+        out.number = 0
+        if table.layout.key_is_blob:
+            if not PyBytes_CheckExact(key):
+                raise SerializationTypeError("a key of this table is bytes", detail=f"got {type(key).__name__}")
+            out.data = PyBytes_AS_STRING(key)
+            out.length = PyBytes_GET_SIZE(key)
+            if unlikely(out.length > MAX_BYTES):
+                raise OverflowError("a key is larger than 2 GB")
+            out.hash = hash_blob_key(table, out.data, out.length, ns)
+            spark = hash_canonical_bytes(&self.plan.program, <const uint8_t *>out.data, out.length)
+        else:
+            if not PyLong_CheckExact(key):
+                raise SerializationTypeError("a key of this table is an int", detail=f"got {type(key).__name__}")
+            out.number = PyLong_AsLongLong(key)
+            out.hash = hash_int_key(table, out.number, ns)
+            spark = hash_canonical_int(&self.plan.program, out.number)
+        out.group = pmod_group(spark, self.max_parallelism)
+        if unlikely(out.group - table.first_group >= table.n_maps):
+            raise KeyGroupError(
+                "the key belongs to a key group that this backend does not own",
+                detail=f"key group {out.group}, own {table.first_group}..{table.first_group + table.n_maps - 1}")
+        return 0
+
+    cdef int split_map_key(self, object map_key, uint32_t anchor, uint32_t group, CoreKey *out) except -1:
+        """As `split_key`, for a key below an anchor: it lies in the anchor's key group."""
+        cdef Table *table = self.table
+        out.namespace = anchor
+        out.group = group
+        out.data = NULL
+        out.length = 0
+        out.number = 0
+        if table.layout.key_is_blob:
+            if not PyBytes_CheckExact(map_key):
+                raise SerializationTypeError("a map key of this table is bytes",
+                                             detail=f"got {type(map_key).__name__}")
+            out.data = PyBytes_AS_STRING(map_key)
+            out.length = PyBytes_GET_SIZE(map_key)
+            if unlikely(out.length > MAX_BYTES):
+                raise OverflowError("a map key is larger than 2 GB")
+        else:
+            if not PyLong_CheckExact(map_key):
+                raise SerializationTypeError("a map key of this table is an int",
+                                             detail=f"got {type(map_key).__name__}")
+            out.number = PyLong_AsLongLong(map_key)
+        self.rehash_map_key(out, anchor)
+        return 0
+
+    cdef void rehash_map_key(self, CoreKey *key, uint32_t anchor) noexcept:
+        key.namespace = anchor
+        if self.table.layout.key_is_blob:
+            key.hash = hash_blob_key(self.table, key.data, key.length, anchor)
+        else:
+            key.hash = hash_int_key(self.table, key.number, anchor)
+
+    cdef char *store_any(self, object value, char *stored) except? NULL:
+        """The stored form of a value: in `stored`, for raw bytes in the value itself, NULL for a flagged None."""
+        if value is None and self.takes_none and self.value_code != CODE_OBJECT:
+            (<void **>stored)[0] = NULL
+            return stored if self.table.layout.off_null == 0 else NULL
+        if self.value_code == CODE_RAW:
+            if not PyBytes_CheckExact(value) or PyBytes_GET_SIZE(value) != self.table.layout.value_width:
+                raise SerializationTypeError(f"a value of this table is {self.table.layout.value_width} bytes",
+                                             detail=f"got {type(value).__name__}")
+            return PyBytes_AS_STRING(value)
+        self.store_value(value, stored, self.value_code, self.table.layout.value_width)
+        return stored
+
+    cdef CowMap *map_for(self, uint32_t group) except NULL:
+        cdef CowMap *map = self.table.maps[group - self.table.first_group]
+        if unlikely(map == NULL):
+            map = map_new(self.table, group)
+            if map == NULL:
+                self.owner.out_of_memory()
+        return map
+
+    cdef CowMap *map_or_null(self, uint32_t group) noexcept:
+        return self.table.maps[group - self.table.first_group]
+
+    cdef uint32_t find(self, CowMap *map, CoreKey *key) noexcept:
+        if self.table.layout.key_is_blob:
+            return find_blob(self.table, map, key.data, key.length, key.namespace, key.hash)
+        return find_int(self.table, map, key.number, key.namespace, key.hash)
+
+    cdef object load_value(self, char *value, int code, uint32_t width):
+        """A Python object for a stored value. Lists and anchors are not values."""
+        cdef Blob *blob
+        if code == CODE_INT64:
+            return (<int64_t *>value)[0]
+        if code == CODE_DOUBLE:
+            return (<double *>value)[0]
+        if code == CODE_INT32:
+            return (<int32_t *>value)[0]
+        if code == CODE_BLOB:
+            blob = (<Blob **>value)[0]
+            return PyBytes_FromStringAndSize(blob_data(blob), blob.length)
+        if code == CODE_OBJECT:
+            return <object>(<PyObject **>value)[0]
+        if code == CODE_INT16:
+            return (<int16_t *>value)[0]
+        if code == CODE_INT8:
+            return (<int8_t *>value)[0]
+        if code == CODE_FLOAT:
+            return (<float *>value)[0]
+        if code == CODE_BOOL:
+            return value[0] != 0
+        return PyBytes_FromStringAndSize(value, width)
+
+    cdef int store_value(self, object value, char *out, int code, uint32_t width) except -1:
+        """Write a value's stored form to `out`; a blob or a reference in it is new and the caller's."""
+        cdef int64_t number
+        cdef Blob *blob
+        if code == CODE_DOUBLE or code == CODE_FLOAT:
+            if type(value) is not float:
+                raise SerializationTypeError("a value of this table is a float",
+                                             detail=f"got {type(value).__name__}")
+            if code == CODE_DOUBLE:
+                (<double *>out)[0] = PyFloat_AsDouble(value)
+            else:
+                (<float *>out)[0] = <float>PyFloat_AsDouble(value)
+        elif code == CODE_BLOB:
+            if not PyBytes_CheckExact(value):
+                raise SerializationTypeError("a value of this table is bytes",
+                                             detail=f"got {type(value).__name__}")
+            if <uint64_t>PyBytes_GET_SIZE(value) > MAX_BYTES:
+                raise OverflowError("a value is larger than 2 GB")
+            blob = blob_new(&self.owner.arena.blobs, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+            if blob == NULL:
+                self.owner.out_of_memory()
+            (<Blob **>out)[0] = blob
+        elif code == CODE_OBJECT:
+            Py_INCREF(<PyObject *>value)
+            (<PyObject **>out)[0] = <PyObject *>value
+        elif code == CODE_BOOL:
+            if type(value) is not bool:
+                raise SerializationTypeError("a value of this table is a bool",
+                                             detail=f"got {type(value).__name__}")
+            out[0] = value is True
+        elif code == CODE_RAW:
+            if not PyBytes_CheckExact(value) or PyBytes_GET_SIZE(value) != width:
+                raise SerializationTypeError(f"a value of this table is {width} bytes",
+                                             detail=f"got {type(value).__name__}")
+            memcpy(out, PyBytes_AS_STRING(value), width)
+        else:
+            if not PyLong_CheckExact(value):
+                raise SerializationTypeError("a value of this table is an int",
+                                             detail=f"got {type(value).__name__}")
+            number = PyLong_AsLongLong(value)
+            if code == CODE_INT64:
+                (<int64_t *>out)[0] = number
+            elif code == CODE_INT32:
+                if number != <int32_t>number:
+                    raise OverflowError("the value does not fit in 32 bits")
+                (<int32_t *>out)[0] = <int32_t>number
+            elif code == CODE_INT16:
+                if number != <int16_t>number:
+                    raise OverflowError("the value does not fit in 16 bits")
+                (<int16_t *>out)[0] = <int16_t>number
+            else:
+                if number != <int8_t>number:
+                    raise OverflowError("the value does not fit in 8 bits")
+                (<int8_t *>out)[0] = <int8_t>number
+        return 0
+
+    cdef void drop_stored(self, char *value, int code) noexcept:
+        """Drop what `store_value` made when it could not be put in."""
+        if code == CODE_BLOB:
+            if (<Blob **>value)[0] != NULL:
+                blob_drop(&self.owner.arena.blobs, (<Blob **>value)[0])
+        elif code == CODE_OBJECT:
+            Py_DECREF((<PyObject **>value)[0])
+
+    # --- one key at a time ---
+
+    def put(self, key, value, uint32_t namespace=0, int64_t timestamp=0):
+        """Set the value of a key. O(1) expected."""
+        self._put(key, value, namespace, timestamp, False)
+
+    def put_and_get_old(self, key, value, uint32_t namespace=0, int64_t timestamp=0):
+        """Set the value of a key and return what was there, or None. O(1) expected."""
+        return self._put(key, value, namespace, timestamp, True)
+
+    cdef object _put(self, key, value, uint32_t namespace, int64_t timestamp, bint want_old):
+        cdef CoreKey k
+        cdef CowMap *map
+        cdef uint32_t slot
+        cdef char stored[16]
+        cdef char *source = stored
+        cdef Table *table
+        cdef bint kept = False
+        cdef object old = None
+        cdef object _dropped = None      # ends with this call, when the table is whole again
+        self.owner.enter()
+        try:
+            table = self.table
+            if self.value_code >= CODE_LIST:
+                raise UsageError("this table holds lists or anchors", hint="use append")
+            self.split_key(key, namespace, &k)
+            source = self.store_any(value, stored)
+            slot = 0
+            try:
+                map = self.map_for(k.group)
+                if before_operation(&table.lane, table, map):
+                    slot = self.find(map, &k)
+                    if slot:
+                        if want_old:
+                            slot = self._unshare(map, slot, &k)
+                            old = self._load(slot, None)
+                        slot = slot_for_write(&table.lane, table, map, slot, k.hash, &kept)
+                        if slot and not kept:
+                            _dropped = self._let_go(slot)
+                    else:
+                        slot = insert(&table.lane, table, map, k.number, k.data, k.length, k.namespace, k.hash)
+                if slot == 0:
+                    self.owner.out_of_memory()
+            except BaseException:
+                self.drop_stored(stored, self.value_code)
+                raise
+            self._fill(slot, source, timestamp)
+            return old
+        finally:
+            self.owner.leave()
+
+    cdef object _let_go(self, uint32_t slot):
+        """Drop what the payload of an entry refers to; an object is handed to the caller instead."""
+        cdef Table *table = self.table
+        cdef Entry *entry = entry_at(table.core, slot)
+        cdef object last = None
+        if self.value_code == CODE_OBJECT:
+            last = <object>(<PyObject **>value_of(table, entry))[0]
+        payload_drop(table, payload_of(table, entry))
+        return last
+
+    cdef void _fill(self, uint32_t slot, char *value, int64_t timestamp) noexcept:
+        cdef char *payload = payload_of(self.table, entry_at(self.table.core, slot))
+        if self.table.layout.has_timestamp:
+            (<int64_t *>payload)[0] = timestamp
+        payload += self.table.layout.off_value - self.table.layout.off_payload
+        if value != NULL:
+            memcpy(payload, value, self.table.layout.value_width)
+        else:
+            memset(payload, 0, self.table.layout.value_width)
+        if self.table.layout.off_null:
+            payload[self.table.layout.value_width] = value == NULL
+
+    def get(self, key, uint32_t namespace=0):
+        """The value of a key, or None. A list comes as a list of its elements. O(1) expected.
+
+        An object of a table with `copy_value` is copied at its first read since the newest mark or snapshot,
+        because its reader may change it in place.
+        """
+        cdef CoreKey k
+        cdef CowMap *map
+        cdef uint32_t slot
+        cdef list elements = self._room()
+        self.owner.enter()
+        try:
+            slot = self._locate(key, namespace, &k, &map)
+            if slot == 0:
+                return None
+            return self._load(self._unshare(map, slot, &k), elements)
+        finally:
+            self.owner.leave()
+
+    cdef uint32_t _locate(self, key, uint32_t namespace, CoreKey *k, CowMap **map) except? 0:
+        """The slot of a key, 0 if it is absent; does its share of a rehash."""
+        self.split_key(key, namespace, k)
+        map[0] = self.map_or_null(k.group)
+        if map[0] == NULL:
+            return 0
+        if not before_operation(&self.table.lane, self.table, map[0]):
+            self.owner.out_of_memory()
+        return self.find(map[0], k)
+
+    cdef list _room(self):
+        """What `_load` puts elements of a list in. Made before the entry is looked for: it may run finalisers."""
+        return [] if self.value_code == CODE_LIST else None
+
+    cdef object _load(self, uint32_t slot, list elements):
+        return self._load_at(entry_at(self.table.core, slot), elements)
+
+    cdef object _load_at(self, Entry *entry, list elements):
+        cdef char *value = value_of(self.table, entry)
+        if self.value_code == CODE_LIST:
+            return self._list_elements(<ListHead *>value, elements)
+        if self.value_code == CODE_ANCHOR:
+            return (<uint32_t *>value)[0]
+        if self.takes_none and is_null(self.table, entry):
+            return None
+        return self.load_value(value, self.value_code, self.table.layout.value_width)
+
+    cdef uint32_t _unshare(self, CowMap *map, uint32_t slot, CoreKey *k) except 0:
+        """Give the live map its own copy of an object that a snapshot or a mark still needs as it is."""
+        cdef Table *table = self.table
+        cdef Core *core = table.core
+        cdef Entry *entry
+        cdef uint32_t version
+        cdef bint kept = False
+        cdef object shared, fresh
+        if table.layout.off_value_version == 0:
+            return slot
+        entry = entry_at(core, slot)
+        version = (<uint32_t *>(<char *>entry + table.layout.off_value_version))[0]
+        if version >= core.highest_required_snapshot_version and version >= core.journal_version:
+            return slot
+        shared = <object>(<PyObject **>value_of(table, entry))[0]
+        fresh = self.copy_value(shared)
+        # Copying may have run anything: look again.
+        if self.owner.closed:
+            raise ClosedError("the backend was closed while an object of it was copied")
+        slot = self.find(map, k)
+        if slot == 0 or <object>(<PyObject **>value_of(table, entry_at(core, slot)))[0] is not shared:
+            raise RuntimeError("the state changed while an object of it was copied")
+        if not see_snapshots(core, map):
+            self.owner.out_of_memory()
+        if entry_at(core, slot).version < core.highest_required_snapshot_version:
+            slot = own_entry(&table.lane, table, map, slot, k.hash)
+            if slot == 0:
+                self.owner.out_of_memory()
+        entry = entry_at(core, slot)
+        if version < core.journal_version:
+            if not keep_payload(&table.lane, table, map, slot, RECORD_COPIED, &kept):
+                self.owner.out_of_memory()
+        if not kept:
+            payload_drop(table, payload_of(table, entry))      # not the last reference: `shared` is one
+        Py_INCREF(<PyObject *>fresh)
+        (<PyObject **>value_of(table, entry))[0] = <PyObject *>fresh
+        set_value_version(table, entry, core.state_version)
+        return slot
+
+    def contains(self, key, uint32_t namespace=0):
+        """Whether a key is present. Copies nothing. O(1) expected."""
+        cdef CoreKey k
+        cdef CowMap *map
+        self.owner.enter()
+        try:
+            return self._locate(key, namespace, &k, &map) != 0
+        finally:
+            self.owner.leave()
+
+    def timestamp(self, key, uint32_t namespace=0):
+        """The timestamp stored with a key, or None."""
+        cdef CoreKey k
+        cdef CowMap *map
+        cdef uint32_t slot
+        self.owner.enter()
+        try:
+            slot = self._locate(key, namespace, &k, &map)
+            if slot == 0 or not self.table.layout.has_timestamp:
+                return None
+            return (<int64_t *>payload_of(self.table, entry_at(self.table.core, slot)))[0]
+        finally:
+            self.owner.leave()
+
+    def remove(self, key, uint32_t namespace=0):
+        """Remove a key; says whether it was there. O(1) expected."""
+        return self._remove(key, namespace, False)[0]
+
+    def remove_and_get_old(self, key, uint32_t namespace=0):
+        """Remove a key and return its value, or None. O(1) expected."""
+        return self._remove(key, namespace, True)[1]
+
+    cdef tuple _remove(self, key, uint32_t namespace, bint want_old):
+        cdef CoreKey k
+        cdef CowMap *map
+        cdef uint32_t slot
+        cdef object old = None
+        cdef object _dropped = None      # ends with this call, when the table is whole again
+        cdef list elements = self._room() if want_old else None
+        self.owner.enter()
+        try:
+            if self.value_code == CODE_ANCHOR:
+                raise UsageError("the keys of a map state are removed through their MapTable only")
+            slot = self._locate(key, namespace, &k, &map)
+            if slot == 0:
+                return False, None
+            if want_old:
+                slot = self._unshare(map, slot, &k)
+                old = self._load(slot, elements)
+            if self.value_code == CODE_OBJECT:
+                _dropped = <object>(<PyObject **>value_of(self.table, entry_at(self.table.core, slot)))[0]
+            if not remove(&self.table.lane, self.table, map, slot, k.hash):
+                self.owner.out_of_memory()
+            return True, old
+        finally:
+            self.owner.leave()
+
+    def transform(self, key, argument, function, uint32_t namespace=0, int64_t timestamp=0):
+        """Set the value to `function(old or None, argument)`: one look-up for old and new. O(1) expected."""
+        old = self.get(key, namespace)
+        new = function(old, argument)
+        self.put(key, new, namespace, timestamp)
+        return new
+
+    # --- lists ---
+
+    def append(self, key, element, uint32_t namespace=0, int64_t timestamp=0):
+        """Append an element to the list of a key. O(1) amortised, whatever the length, under a mark or snapshot too."""
+        cdef CoreKey k
+        cdef CowMap *map
+        cdef uint32_t slot
+        cdef char stored[16]
+        cdef char *source = stored
+        cdef Table *table
+        self.owner.enter()
+        try:
+            table = self.table
+            if self.value_code != CODE_LIST:
+                raise UsageError("this table does not hold lists", hint="use put")
+            self.split_key(key, namespace, &k)
+            if self.element_code == CODE_RAW:
+                if not PyBytes_CheckExact(element) or len(element) != table.element_value_width:
+                    raise SerializationTypeError(f"an element of this table is {table.element_value_width} bytes",
+                                                 detail=f"got {type(element).__name__}")
+                source = PyBytes_AS_STRING(element)
+            else:
+                self.store_value(element, stored, self.element_code, table.element_value_width)
+            try:
+                map = self.map_for(k.group)
+                if not before_operation(&table.lane, table, map):
+                    self.owner.out_of_memory()
+                slot = self.find(map, &k)
+                if not list_append(&table.lane, table, map, slot, &k, source, timestamp):
+                    self.owner.out_of_memory()
+            except BaseException:
+                self.drop_stored(stored, self.element_code)
+                raise
+        finally:
+            self.owner.leave()
+
+    def length(self, key, uint32_t namespace=0):
+        """The number of elements of a key's list; 0 when absent. O(1) expected."""
+        cdef CoreKey k
+        cdef CowMap *map
+        cdef uint32_t slot
+        self.usable()
+        if self.value_code != CODE_LIST:
+            raise UsageError("this table does not hold lists")
+        self.owner.enter()
+        try:
+            slot = self._locate(key, namespace, &k, &map)
+            if slot == 0:
+                return 0
+            return (<ListHead *>value_of(self.table, entry_at(self.table.core, slot))).length
+        finally:
+            self.owner.leave()
+
+    cdef list _list_elements(self, ListHead *head, list out):
+        cdef ListCursor cursor
+        cdef char *element
+        cdef uint32_t skip = 8 if self.table.element_has_timestamp else 0
+        if not cursor_open(&self.owner.arena.budget, head, &cursor):
+            self.owner.out_of_memory()
+        try:
+            while True:
+                element = cursor_next(self.table, &cursor)
+                if element == NULL:
+                    return out
+                out.append(self.load_value(element + skip, self.element_code, self.table.element_value_width))
+        finally:
+            cursor_close(&cursor)
+
+    # --- iteration and inspection ---
+
+    cdef int usable(self) except -1:
+        if unlikely(self.owner.core.busy):
+            wait_for_others(&self.owner.core)
+        if self.owner.closed:
+            raise ClosedError("the backend is closed")
+        return 0
+
+    def __len__(self):
+        self.usable()
+        return self.table.lane.entries
+
+    def __iter__(self):
+        """All live entries as StateEntry, in no order; fails at the next step after a structural change."""
+        from statebackend._core.tables.entry_views import StateEntryIterator
+
+        return StateEntryIterator(self)
+
+    def visitor(self, slots_per_step=1024):
+        """An incremental visitor: an iterator over lists of entries that tolerates changes in between.
+
+        Each step looks at no more than `slots_per_step` entry slots. Entries added or moved meanwhile may
+        be skipped or come twice.
+        """
+        from statebackend._core.tables.entry_views import IncrementalVisitor
+
+        return IncrementalVisitor(self, slots_per_step)
+
+    def group_of(self, key):
+        """The key group of a key."""
+        cdef CoreKey k
+        self.usable()
+        self.split_key(key, 0, &k)
+        return k.group
+
+    def entry(self, key, uint32_t namespace=0):
+        """The live StateEntry of a key, or None; changes nothing, not even a rehash in progress."""
+        cdef CoreKey k
+        cdef CowMap *map
+        cdef uint32_t slot
+        from statebackend._core.tables.entry_views import new_entry
+
+        self.usable()
+        self.split_key(key, namespace, &k)
+        map = self.map_or_null(k.group)
+        slot = self.find(map, &k) if map != NULL else 0
+        if slot == 0:
+            return None
+        return new_entry(self, slot, k.group)
+
+    def chain(self, key, uint32_t namespace=0):
+        """The live entries in the bucket of a key, head first. For tests."""
+        cdef CoreKey k
+        cdef CowMap *map
+        cdef uint32_t slot
+        from statebackend._core.tables.entry_views import new_entry
+
+        self.usable()
+        self.owner.hold()
+        try:
+            self.split_key(key, namespace, &k)
+            map = self.map_or_null(k.group)
+            out = []
+            slot = chain_head(self.table.core, map, k.hash) if map != NULL else 0
+            while slot:
+                out.append(new_entry(self, slot, k.group))
+                slot = entry_at(self.table.core, slot).next
+            return out
+        finally:
+            self.owner.let_go()
+
+    def map_info(self, uint32_t group):
+        """Sizes, capacities and rehash progress of the map of a key group; None if it was never used."""
+        cdef CowMap *map
+        cdef Directory *directory
+        cdef uint32_t directories = 0
+        self.usable()
+        if not 0 <= <int64_t>group - self.table.first_group < self.table.n_maps:
+            raise KeyGroupError("the key group is not part of the table", detail=f"key group {group}")
+        map = self.map_or_null(group)
+        if map == NULL:
+            return None
+        directory = map.directories
+        while directory != NULL:
+            directories += 1
+            directory = directory.older
+        return {
+            "size": map.primary.size + map.secondary.size,
+            "primary_size": map.primary.size, "secondary_size": map.secondary.size,
+            "primary_capacity": map.primary.capacity, "secondary_capacity": map.secondary.capacity,
+            "rehash_index": map.rehash_index, "threshold": map.threshold, "used_slots": map.used,
+            "run_bytes": map.run_bytes, "seen_version": map.seen_version, "directories": directories,
+            "modifications": map.modifications,
+        }
+
+    def metrics(self):
+        """Entries, copies made for snapshots and rehash progress of this state, summed over its key groups."""
+        cdef uint32_t g
+        cdef uint64_t rehashing = 0, maps = 0, used = 0, run_bytes = 0, buckets = 0
+        cdef CowMap *map
+        self.usable()
+        for g in range(self.table.n_maps):
+            map = self.table.maps[g]
+            if map != NULL:
+                maps += 1
+                used += map.used
+                run_bytes += map.run_bytes
+                rehashing += map.secondary.capacity != 0
+                buckets += map.primary.capacity + map.secondary.capacity
+        return {
+            "entries": self.table.lane.entries, "maps": maps, "used_slots": used, "entry_bytes": run_bytes,
+            "buckets": buckets, "rehashing_maps": rehashing, "stride": self.table.layout.stride,
+            "copied_entries": self.table.lane.copied_entries, "copied_pages": self.table.lane.copied_pages,
+            "rehashed_entries": self.table.lane.moved_entries,
+        }
+
+    def _check(self):
+        """Verify every invariant of every map; AssertionError names what is broken. O(entries)."""
+        cdef uint32_t g
+        cdef CowMap *map
+        self.usable()
+        total = 0
+        for g in range(self.table.n_maps):
+            map = self.table.maps[g]
+            if map != NULL:
+                total += check_map(self.table, map)
+        assert total == self.table.lane.entries, f"{total} entries, counted {self.table.lane.entries}"
+
+    def dirty(self, Mark mark not None):
+        """What was inserted, written or removed since `mark`: a set of (key, namespace). O(changes)."""
+        self.owner.require_open(mark)
+        found = set()
+        self.owner.enter()
+        self.owner.hold()
+        try:
+            collect_dirty(self.table, mark.version, found)
+        finally:
+            self.owner.let_go()
+            self.owner.leave()
+        return found
+
+
+cdef int collect_dirty(Table *table, uint32_t version, set found) except -1:
+    cdef Journal *journal = table.journal
+    cdef uint32_t i, at, width
+    cdef LogChunk *chunk
+    cdef uint64_t last
+    cdef int op
+    cdef Table *owner
+    cdef Entry *entry
+    for i in range(journal.n_segments):
+        if journal.segments[i].version < version:
+            continue
+        chunk = journal.segments[i].log.last
+        while chunk != NULL:
+            at = chunk.used
+            while at:
+                last = (<uint64_t *>(chunk_data(chunk) + at - 8))[0]
+                op = <int>(last >> 56)
+                owner = journal.tables[(last >> 48) & 0xFF]
+                width = 8
+                if op == RECORD_WRITE or op == RECORD_COPIED:
+                    width += (owner.layout.payload_width + 7) & ~7u
+                elif op == RECORD_MOVED or op == RECORD_REPLACED:
+                    width = 16
+                if owner == table and op != RECORD_MOVED and op != RECORD_COPIED:
+                    # Also a slot that a clone replaced or that was removed still holds its key.
+                    entry = entry_at(table.core, <uint32_t>last)
+                    found.add((key_object(table, entry), namespace_of(table, entry)))
+                at -= width
+            chunk = chunk.prev
+    return 0

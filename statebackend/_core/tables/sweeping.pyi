@@ -1,0 +1,13 @@
+"""Finding what has expired in a table: by a walk, and by an index of when it is due."""
+
+from typing import final
+
+from statebackend._core.tables.state_table import StateTable
+
+@final
+class ExpiryIndex:
+    def __init__(self, owner: StateTable) -> None: ...
+    def free(self) -> None: ...
+    def forget(self) -> None: ...
+    @property
+    def looks(self) -> int: ...

@@ -1,0 +1,230 @@
+"""Rows of a checkpoint into the tables of a state of the heap backend, by the batch kernels.
+
+>>> from statebackend.backends.heap import HeapBackend
+>>> from statebackend.state import ValueStateDescriptor
+>>> keyed = HeapBackend().create_keyed_backend(int)
+>>> count = keyed.get_value_state(ValueStateDescriptor("count", int))
+>>> load(keyed, count, Op.PUT, pa.record_batch({"key": [1, 2], "value": [10, 20]}))
+>>> count.get_many([1, 2]).to_pylist()
+[10, 20]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from statebackend._core.batches import kernels, map_kernels
+from statebackend.backends.heap.codec_choice import holds_references
+from statebackend.backends.heap.stored_columns import Column, value_column
+from statebackend.backends.heap.vectorised import count_of, take_rows
+from statebackend.checkpoint.format import Op
+from statebackend.checkpoint.keyed.description import value_role
+from statebackend.checkpoint.keyed.merged_rows import applied
+from statebackend.keys import canonical_list, key_encoder
+from statebackend.state import from_arrow, has_objects
+from statebackend.types import Type
+
+if TYPE_CHECKING:
+    from statebackend.backends.heap.keyed import HeapKeyedBackend
+
+__all__ = ["load", "unload"]
+
+#: How many entries are looked for at a time, to be taken out again.
+_SLOTS = 4096
+
+
+def load(backend: HeapKeyedBackend, state: Any, op: Op, rows: pa.RecordBatch) -> None:
+    """Apply rows that all do the same, in order. O(rows)."""
+    saved = backend._save_key()
+    try:
+        for namespace, part in _by_namespace(rows):
+            backend._namespace = namespace
+            _Loading(backend, state).apply(op, part)
+    finally:
+        backend._restore_key(saved)
+
+
+def unload(state: Any) -> None:
+    """Remove everything. O(entries).
+
+    >>> from statebackend.backends.heap import HeapBackend
+    >>> from statebackend.state import MapStateDescriptor
+    >>> seen = HeapBackend().create_keyed_backend(int).get_state(MapStateDescriptor("seen", int, int))
+    >>> seen.put_many([1, 1], [2, 3], [4, 5])
+    >>> unload(seen)
+    >>> seen.get_many([1, 1], [2, 3]).to_pylist()
+    [None, None]
+    """
+    tables = [state.plain, state.spaced]
+    remove: list[Any] = [None if table is None else table.remove for table in tables]
+    if state.descriptor.kind == "map":
+        remove = [None if maps is None else maps.clear for maps in (state.plain_map, state.spaced_map)]
+    for table, remove_from in zip(tables, remove, strict=True):
+        while table is not None and len(table):
+            for entries in table.visitor(_SLOTS):
+                for key, namespace in [(entry.key, entry.namespace) for entry in entries]:
+                    remove_from(key, namespace)
+
+
+def _by_namespace(rows: pa.RecordBatch) -> Iterator[tuple[bytes, pa.RecordBatch]]:
+    if "namespace" not in rows.schema.names:
+        yield b"", rows
+        return
+    names = rows["namespace"].dictionary_encode()
+    rows = rows.drop_columns(["namespace"])
+    numbers = names.indices.to_numpy()
+    if len(names.dictionary) == 1:
+        yield names.dictionary[0].as_py(), rows
+        return
+    order = np.argsort(numbers, kind="stable")
+    ends = np.cumsum(np.bincount(numbers, minlength=len(names.dictionary))).tolist()
+    rows = rows.take(pa.array(order))
+    start = 0
+    for name, end in zip(names.dictionary.to_pylist(), ends, strict=True):
+        yield name, rows.slice(start, end - start)
+        start = end
+
+
+class _Loading:
+    """Rows of one namespace, which is the current one."""
+
+    def __init__(self, backend: HeapKeyedBackend, state: Any) -> None:
+        self._backend = backend
+        self._state = state
+        descriptor = state.descriptor
+        self._kind = descriptor.kind
+        self._types = descriptor.stored_types()
+        self._value_type: Type = self._types[value_role(self._kind)]
+        self._expires = descriptor.ttl_config is not None
+        number = state._number_for_batch(True)
+        self._table = state.spaced if number else state.plain
+        self._maps: Any = None
+        if self._kind == "map":
+            self._maps = state.spaced_map if number else state.plain_map
+        self._options = {"namespace": number, "threads": backend.threads}
+
+    def apply(self, op: Op, rows: pa.RecordBatch) -> None:
+        keys = self._backend._encoder.encode_many(rows["key"])
+        if op is Op.CLEAR or (op is Op.REMOVE and self._kind != "map"):
+            self._drop(keys)
+        elif op is Op.REMOVE:
+            self._remove_entries(keys, self._map_keys(rows))
+        elif self._kind == "map":
+            self._put_entries(keys, self._map_keys(rows), rows)
+        elif self._kind == "list":
+            if op is Op.PUT:
+                self._put_lists(keys, rows)
+            else:
+                self._append(keys, rows)
+        else:
+            self._put(keys, rows)
+
+    # --- columns ---
+
+    def _map_keys(self, rows: pa.RecordBatch) -> Any:
+        return key_encoder(self._types["key"]).encode_many(rows["map_key"])
+
+    def _values(self, column: pa.Array) -> Column:
+        """Values in stored form; what holds objects goes through Python."""
+        if has_objects(self._value_type):
+            return value_column(from_arrow(column, self._value_type), self._value_type)
+        return value_column(column, self._value_type)
+
+    @property
+    def _are_objects(self) -> bool:
+        return holds_references(self._value_type)
+
+    def _objects(self, column: pa.Array) -> list[Any]:
+        return from_arrow(column, self._value_type)
+
+    def _stamps(self, column: pa.Array | None) -> Any:
+        return 0 if column is None else np.ascontiguousarray(column.to_numpy(zero_copy_only=False))
+
+    # --- what rows do ---
+
+    def _put(self, keys: Any, rows: pa.RecordBatch) -> None:
+        stamps = self._stamps(rows["timestamp"] if self._expires else None)
+        if self._are_objects:
+            number = self._options["namespace"]
+            stamped = np.broadcast_to(stamps, count_of(keys)).tolist()
+            for key, value, stamp in zip(
+                canonical_list(keys), self._objects(rows["value"]), stamped, strict=True
+            ):
+                self._table.put(key, value, number, stamp)
+            return
+        values, _ = self._values(rows["value"])
+        kernels.update_many(self._table, keys, values, timestamp=stamps, **self._options)
+
+    def _put_lists(self, keys: Any, rows: pa.RecordBatch) -> None:
+        if len(self._table):
+            self._drop(keys)
+        before = len(self._table)
+        self._append(keys, rows)
+        if len(self._table) - before == rows.num_rows:
+            return
+        # A key came more than once, and the elements of all its lists have been put together: the last one counts.
+        self._drop(keys)
+        for last in applied("list", [pa.Table.from_batches([rows])]).to_batches():
+            self._append(self._backend._encoder.encode_many(last["key"]), last)
+
+    def _append(self, keys: Any, rows: pa.RecordBatch) -> None:
+        lists = rows["value"]
+        offsets = lists.offsets.to_numpy()
+        own = slice(int(offsets[0]), int(offsets[-1]))
+        elements = lists.values.slice(own.start, own.stop - own.start)
+        owners = np.repeat(np.arange(len(lists)), np.diff(offsets))
+        stamps = 0
+        if self._expires:
+            of_lists = rows["timestamp"]
+            ends = of_lists.offsets.to_numpy()
+            stamps = self._stamps(of_lists.values.slice(int(ends[0]), int(ends[-1] - ends[0])))
+        if self._are_objects:
+            number = self._options["namespace"]
+            each = canonical_list(keys)
+            stamped = np.broadcast_to(stamps, len(elements)).tolist()
+            for owner, value, stamp in zip(owners.tolist(), self._objects(elements), stamped, strict=True):
+                self._table.append(each[owner], value, number, stamp)
+            return
+        values, _ = self._values(elements)
+        kernels.append_many(self._table, take_rows(keys, owners), values, timestamp=stamps, **self._options)
+
+    def _put_entries(self, keys: Any, map_keys: Any, rows: pa.RecordBatch) -> None:
+        stamps = self._stamps(rows["timestamp"] if self._expires else None)
+        if self._are_objects:
+            number = self._options["namespace"]
+            stamped = np.broadcast_to(stamps, count_of(keys)).tolist()
+            values = self._objects(rows["value"])
+            for key, map_key, value, stamp in zip(
+                canonical_list(keys), canonical_list(map_keys), values, stamped, strict=True
+            ):
+                self._maps.put(key, map_key, value, number, stamp)
+            return
+        stored, nulls = self._values(rows["value"])
+        map_kernels.put_many(
+            self._maps, keys, map_keys, stored, nulls=nulls, timestamp=stamps, **self._options
+        )
+
+    def _remove_entries(self, keys: Any, map_keys: Any) -> None:
+        if self._are_objects:
+            for key, map_key in zip(canonical_list(keys), canonical_list(map_keys), strict=True):
+                self._maps.remove(key, map_key, self._options["namespace"])
+            return
+        map_kernels.remove_many(self._maps, keys, map_keys, **self._options)
+
+    def _drop(self, keys: Any) -> None:
+        """Remove whatever the keys have."""
+        number = self._options["namespace"]
+        one: Callable[[Any, int], Any] | None = None
+        if self._maps is not None:
+            one = self._maps.clear
+        elif self._are_objects:
+            one = self._table.remove
+        if one is None:
+            kernels.remove_many(self._table, keys, **self._options)
+            return
+        for key in canonical_list(keys):
+            one(key, number)

@@ -1,0 +1,409 @@
+"""Columns of values: Arrow, numpy or lists to the form that tables store, and back to Arrow.
+
+For declared types given as Arrow or numpy no Python object is made per row, and memory is shared where the layout
+allows. What the columns cannot say in whole (lists of mixed objects, a value that is refused) is converted value
+by value, in the plain way of `statebackend.state.value_columns`, which also has the words for every error. So are LIST,
+MAP, and TUPLE and ROW with parts of varying width.
+
+>>> from statebackend.types import LONG, STRING, ROW
+>>> value_column(pa.array([1, None]), LONG)
+Column(values=array([1, 0]), nulls=array([False,  True]))
+>>> column = value_column(pa.array([{"a": 1}, {"a": None}], pa.struct([("a", pa.int64())])), ROW(a=LONG))
+>>> column.values.shape, arrow_column(column.values, None, ROW(a=LONG)).to_pylist()
+((2, 9), [{'a': 1}, {'a': None}])
+>>> value_column(["a", "bc"], STRING).values
+(array([0, 1, 3]), array([97, 98, 99], dtype=uint8))
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statebackend.backends.heap.codec_choice import value_form
+from statebackend.errors import SerializationError, SerializationTypeError
+from statebackend.keys import (
+    Columnar,
+    as_columnar,
+    byte_runs_of,
+    decimal_words,
+    ints_of,
+    rescaled_decimals,
+    runs_of_list,
+)
+from statebackend.state import to_arrow, to_values
+from statebackend.types import DecimalType, RowType, TupleType, Type
+from statebackend.types.serializers import serializer_for
+
+__all__ = ["Column", "arrow_column", "double_column", "null_column", "value_column"]
+
+Array = np.ndarray[Any, Any]
+
+_DTYPES = {
+    "LONG": "<i8",
+    "INT": "<i4",
+    "SHORT": "<i2",
+    "BYTE": "i1",
+    "DOUBLE": "<f8",
+    "FLOAT": "<f4",
+    "BOOL": "?",
+}
+_TICKS = {"DATE": "<i4", "TIMESTAMP": "<i8", "TIMESTAMP_NTZ": "<i8"}
+_EXACT_FLOATS = {"DOUBLE": 2**53, "FLOAT": 2**24}
+
+
+class Column(NamedTuple):
+    """Values in stored form and which rows are null (None: none is); what a null row holds does not matter."""
+
+    #: An array of the type's own numbers, rows of bytes (uint8, two dimensions), or (offsets, data).
+    values: Any
+    nulls: Array | None
+
+
+def value_column(column: Any, declared: Type, nullable: bool = True) -> Column:
+    """The stored form of a column of values. O(n). Errors are those of `check_values`, naming the position.
+
+    >>> from statebackend.types import INT
+    >>> value_column(np.array([1, 2**40]), INT)
+    Traceback (most recent call last):
+    OverflowError: integer out of range for INT (32 bits), at position 1
+    """
+    columnar = as_columnar(column)
+    if len(columnar):
+        filled, nulls = _without_nulls(columnar)
+        if nulls is None or nullable:
+            values = None if filled is None else _stored(filled, declared)
+            if values is not None:
+                return Column(values, nulls)
+    return _by_value(columnar, declared, nullable)
+
+
+def _without_nulls(column: Columnar) -> tuple[Columnar | None, Array | None]:
+    """The column with something harmless in the place of nulls, and where they are; None where that has no meaning."""
+    if isinstance(column, list):
+        missing = [value is None for value in column]
+        if not any(missing):
+            return column, None
+        something = next((value for value in column if value is not None), None)
+        return [something if value is None else value for value in column], np.array(missing)
+    if isinstance(column, np.ndarray):
+        if column.dtype.kind != "M" or not np.isnat(column).any():
+            return column, None
+        return np.where(np.isnat(column), np.zeros(1, column.dtype), column), np.isnat(column)
+    if not column.null_count:
+        return column, None
+    if str(column.type) in _PLAIN_FORMS:  # Arrow fills no nulls in views
+        column = column.cast(_PLAIN_FORMS[str(column.type)])
+    nulls = column.is_null().to_numpy(zero_copy_only=False)
+    if pa.types.is_struct(column.type):
+        return column, nulls
+    if column.null_count == len(column):
+        return (None if pa.types.is_null(column.type) else pa.repeat(_zero(column.type), len(column))), nulls
+    return column.fill_null(_zero(column.type)), nulls
+
+
+_PLAIN_FORMS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
+
+
+def _zero(arrow: pa.DataType) -> pa.Scalar:
+    types = pa.types
+    if types.is_decimal(arrow):
+        return (
+            pa.scalar(0, pa.int64()).cast(arrow)
+            if arrow.precision - arrow.scale >= 19
+            else _zero_decimal(arrow)
+        )
+    if types.is_string(arrow) or types.is_large_string(arrow):
+        return pa.scalar("", arrow)
+    if types.is_fixed_size_binary(arrow):
+        return pa.scalar(bytes(arrow.byte_width), arrow)
+    if types.is_binary(arrow) or types.is_large_binary(arrow):
+        return pa.scalar(b"", arrow)
+    if types.is_boolean(arrow):
+        return pa.scalar(False)
+    if types.is_floating(arrow) or types.is_integer(arrow) or types.is_temporal(arrow):
+        return pa.Array.from_buffers(arrow, 1, [None, pa.py_buffer(bytes(16))])[0]
+    return pa.scalar(None, arrow)
+
+
+def _zero_decimal(arrow: pa.DataType) -> pa.Scalar:
+    return pa.Array.from_buffers(arrow, 1, [None, pa.py_buffer(bytes(arrow.byte_width))])[0]
+
+
+# --- whole columns ---
+
+
+def _stored(column: Columnar, declared: Type) -> Any:
+    """The stored form of a column without nulls; None where the plain way must look at each value."""
+    values = _whole(column, declared)
+    if values is None or isinstance(values, tuple) or in_entry(declared):
+        return values
+    return np.arange(len(values) + 1) * values.shape[1], values.reshape(-1)
+
+
+def _whole(column: Columnar, declared: Type) -> Any:
+    """As `_stored`, with what is of a fixed width as an array, wherever it is stored."""
+    name = declared.name
+    if name in ("DOUBLE", "FLOAT"):
+        return _floats(column, name)
+    if name in ("STRING", "BYTES"):
+        return byte_runs_of(column, declared)
+    if isinstance(declared, (TupleType, RowType)):
+        return _records(column, declared)
+    if isinstance(declared, DecimalType) and declared.precision > 18:
+        return _wide_decimals(column, declared)
+    if name not in _DTYPES and name not in _TICKS and not isinstance(declared, DecimalType):
+        return None
+    try:
+        numbers = ints_of(column, declared)
+    except (SerializationError, OverflowError):
+        return None
+    if numbers is None:
+        return None
+    if name in _DTYPES:
+        return numbers.astype(_DTYPES[name], copy=False)
+    return _bytes_of(numbers.astype(_TICKS.get(name, "<i8"), copy=False))
+
+
+def _bytes_of(values: Array) -> Array:
+    """One-dimensional values as rows of bytes."""
+    return np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
+
+
+def _floats(column: Columnar, name: str) -> Array | None:
+    if isinstance(column, list):
+        if set(map(type, column)) != {float}:
+            return None
+        numbers = np.array(column, dtype=np.float64)
+    elif isinstance(column, pa.Array):
+        if not pa.types.is_floating(column.type) and not pa.types.is_integer(column.type):
+            return None
+        numbers = column.to_numpy(zero_copy_only=False)
+    else:
+        numbers = column
+    if numbers.dtype.kind in "iu":
+        # Beyond here not every integer is held exactly: let each be looked at.
+        if int(numbers.min()) < -_EXACT_FLOATS[name] or int(numbers.max()) > _EXACT_FLOATS[name]:
+            return None
+    elif numbers.dtype.kind != "f":
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        floats: Array = numbers.astype(_DTYPES[name], copy=False)
+    # What rounds to infinity is out of range.
+    if name == "FLOAT" and numbers.dtype.itemsize > 4 and (np.isinf(floats) & ~np.isinf(numbers)).any():
+        return None
+    return np.ascontiguousarray(floats)
+
+
+def _wide_decimals(column: Columnar, declared: DecimalType) -> Array | None:
+    rescaled = rescaled_decimals(column, declared) if isinstance(column, pa.Array) else None
+    if rescaled is None:
+        return None
+    try:
+        rescaled.validate(full=True)  # Arrow does not promise that values respect their precision
+    except pa.ArrowInvalid:
+        return None
+    return _bytes_of(decimal_words(rescaled)).reshape(len(column), 16)
+
+
+def _records(column: Columnar, declared: TupleType | RowType) -> Array | None:
+    """Rows of a fixed width, packed field by field as the serializer does: a bitmap of nulls, then the fields."""
+    width = declared.fixed_width
+    if width is None or not isinstance(column, pa.Array) or not pa.types.is_struct(column.type):
+        return None
+    if column.type.num_fields != len(declared.types):
+        return None
+    order = list(range(len(declared.types)))
+    if isinstance(declared, RowType):
+        names = [column.type.field(i).name for i in order]
+        if sorted(names) != sorted(declared.names):
+            return None
+        order = [names.index(name) for name in declared.names]
+    packed = np.zeros((len(column), width), dtype=np.uint8)
+    at = (len(order) + 7) // 8
+    present = column.is_valid() if column.null_count else None
+    for position, (part, field) in enumerate(zip(declared.types, order, strict=True)):
+        child = column.field(field)
+        if present is not None:
+            # Below a null there may be anything.
+            child = pc.if_else(present, child, pa.scalar(None, child.type))
+        end = at + (part.fixed_width or 0)
+        if child.null_count == len(child):
+            packed[:, position // 8] |= 1 << position % 8
+            at = end
+            continue
+        filled, nulls = _without_nulls(child)
+        values = None if filled is None else _whole(filled, part)
+        if values is None:
+            return None
+        packed[:, at:end] = values if values.ndim == 2 else _bytes_of(values)
+        if nulls is not None:
+            packed[nulls, at:end] = 0
+            packed[nulls, position // 8] |= 1 << position % 8
+        at = end
+    return packed
+
+
+# --- value by value ---
+
+
+def _by_value(column: Columnar, declared: Type, nullable: bool) -> Column:
+    serializer = serializer_for(declared)
+    values = to_values(column, declared)
+    width = serializer.fixed_width
+    empty = b"" if width is None else bytes(width)
+    data: list[bytes] = []
+    for position, value in enumerate(values):
+        if value is None:
+            if not nullable:
+                raise SerializationTypeError(
+                    "a value is None", code="SERIALIZATION.NULL", detail=f"position {position}"
+                )
+            data.append(empty)
+            continue
+        try:
+            data.append(serializer.serialize(value))
+        except SerializationError as error:
+            raise error.at(f"position {position}") from None
+        except OverflowError as error:
+            raise OverflowError(f"{error}, at position {position}") from None
+    missing = np.fromiter((value is None for value in values), dtype=bool, count=len(values))
+    nulls = missing if missing.any() else None
+    if width is None or not in_entry(declared):
+        return Column(runs_of_list(data), nulls)
+    raw = np.frombuffer(b"".join(data), dtype=np.uint8)
+    if declared.name in _DTYPES:
+        return Column(raw.view(_DTYPES[declared.name]), nulls)
+    return Column(raw.reshape(len(values), width), nulls)
+
+
+def null_column(column: Any, declared: Type | None) -> tuple[int, Array | None]:
+    """The number of values and which are null, with every value checked against the type.
+
+    >>> from statebackend.types import LONG
+    >>> null_column([1, None], LONG)
+    (2, array([False,  True]))
+    """
+    columnar = as_columnar(column)
+    if declared is not None:
+        return len(columnar), value_column(columnar, declared).nulls
+    nulls = np.fromiter((value is None for value in to_values(columnar, None)), bool, count=len(columnar))
+    return len(columnar), nulls if nulls.any() else None
+
+
+def double_column(column: Any, declared: Type) -> Column:
+    """The values of a column of numbers as ``float(value)`` gives them, for averages and moments.
+
+    >>> from statebackend.types import DECIMAL
+    >>> import decimal
+    >>> double_column([decimal.Decimal("1.1"), 2], DECIMAL(3, 1)).values
+    array([1.1, 2. ])
+    """
+    values, nulls = value_column(column, declared)
+    if not isinstance(declared, DecimalType):
+        return Column(values.astype(np.float64, copy=False), nulls)
+    if declared.precision <= 18:
+        unscaled = values.view("<i8").reshape(-1)
+        # Both operands are exact, so that the quotient is rounded once, as float(Decimal) is.
+        exact = np.abs(unscaled) <= 2**53
+        doubles = unscaled / 10.0**declared.scale
+    else:
+        exact, doubles = np.zeros(len(values), dtype=bool), np.zeros(len(values))
+    serializer = serializer_for(declared)
+    for position in np.flatnonzero(~exact):
+        doubles[position] = float(serializer.deserialize(values[position].tobytes()))
+    return Column(doubles, nulls)
+
+
+# --- back to Arrow ---
+
+
+def in_entry(declared: Type) -> bool:
+    """Whether values of the type lie in entries, with a fixed width, and not in the arena.
+
+    >>> from statebackend.types import DATE, STRING
+    >>> in_entry(DATE), in_entry(STRING)
+    (True, False)
+    """
+    form = value_form(declared)
+    return isinstance(form, int) or declared.name in _DTYPES
+
+
+def _is_plain(declared: Type) -> bool:
+    """Whether all of a value of fixed width is numbers that Arrow has too: no part is a user's own serializer's."""
+    return declared.name != "CUSTOM" and all(map(_is_plain, getattr(declared, "types", ())))
+
+
+def arrow_column(values: Any, valid: Array | None, declared: Type) -> pa.Array:
+    """The Arrow array, of the type's `arrow`, of values in stored form; shares their memory where it can. O(n).
+
+    ``valid`` says which rows are there, None: all.
+
+    >>> from statebackend.types import LONG
+    >>> arrow_column(np.array([1, 2]), np.array([True, False]), LONG).to_pylist()
+    [1, None]
+    """
+    if valid is not None and valid.all():
+        valid = None
+    if isinstance(values, tuple):
+        return _arrow_of_runs(values[0], values[1], valid, declared)
+    if not _is_plain(declared):
+        return _arrow_by_value([row.tobytes() for row in values], valid, declared)
+    return _arrow_of_fixed(values, valid, declared)
+
+
+def _bitmap(valid: Array | None) -> pa.Buffer | None:
+    return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def _arrow_of_fixed(values: Array, valid: Array | None, declared: Type) -> pa.Array:
+    count = len(values)
+    if isinstance(declared, (TupleType, RowType)):
+        children = []
+        at = (len(declared.types) + 7) // 8
+        for position, part in enumerate(declared.types):
+            end = at + (part.fixed_width or 0)
+            present = values[:, position // 8] >> position % 8 & 1 == 0
+            child = np.ascontiguousarray(values[:, at:end])
+            if part.name in _DTYPES:
+                child = child.view(_DTYPES[part.name]).reshape(-1)
+            children.append(_arrow_of_fixed(child, None if present.all() else present, part))
+            at = end
+        fields = list(declared.arrow)
+        mask = None if valid is None else pa.array(~valid)
+        return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+    if isinstance(declared, DecimalType) and declared.precision <= 18:
+        unscaled = values.view("<i8").reshape(-1)
+        values = np.stack((unscaled, unscaled >> 63), axis=1)
+    elif declared.name == "BOOL":
+        values = np.packbits(values.view(bool).reshape(-1), bitorder="little")
+    return pa.Array.from_buffers(
+        declared.arrow, count, [_bitmap(valid), pa.py_buffer(np.ascontiguousarray(values))]
+    )
+
+
+def _arrow_of_runs(offsets: Array, data: Array, valid: Array | None, declared: Type) -> pa.Array:
+    if declared.name not in ("STRING", "BYTES"):
+        raw, ends = data.tobytes(), offsets.tolist()
+        return _arrow_by_value([raw[a:b] for a, b in itertools.pairwise(ends)], valid, declared)
+    arrow = declared.arrow
+    if offsets[-1] < 2**31:
+        offsets = offsets.astype(np.int32)
+    else:
+        arrow = pa.large_string() if declared.name == "STRING" else pa.large_binary()
+    return pa.Array.from_buffers(
+        arrow, len(offsets) - 1, [_bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+
+
+def _arrow_by_value(stored: list[bytes], valid: Array | None, declared: Type) -> pa.Array:
+    deserialize = serializer_for(declared).deserialize
+    present = itertools.repeat(True) if valid is None else valid.tolist()
+    return to_arrow(
+        [deserialize(data) if there else None for data, there in zip(stored, present)],  # noqa: B905
+        declared,
+    )

@@ -1,0 +1,307 @@
+"""What keyed backends share that write checkpoints in this format, and restore from them.
+
+>>> from statebackend.backends import create_backend
+>>> isinstance(create_backend("reference").create_keyed_backend(int), CheckpointedKeyedBackend)
+True
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pyarrow as pa
+
+from statebackend.checkpoint.format import Op
+from statebackend.checkpoint.keyed.chain import Chain, Flight
+from statebackend.checkpoint.keyed.lineage import Lineage
+from statebackend.checkpoint.keyed.restored_states import (
+    RestoredStates,
+    keyed_snapshots,
+    migration,
+    read_checkpoint,
+    timer_rows,
+)
+from statebackend.checkpoint.keyed.rows import RowSource, phases
+from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savepoint
+from statebackend.checkpoint.keyed.snapshot_files import SnapshotWriting, TakenRows, TakenStates
+from statebackend.checkpoint.store.json_checks import MAX_INTEGER
+from statebackend.checkpoint.store.pending import PendingSnapshot, WritingThreads
+from statebackend.checkpoint.store.savepoint_folder import Savepoint
+from statebackend.checkpoint.store.store import CheckpointStore
+from statebackend.errors import MemoryLimitError, UsageError
+from statebackend.state import (
+    DOMAINS,
+    RESERVED,
+    BaseKeyedStateBackend,
+    KeyedState,
+    StateDescriptor,
+    timer_state,
+)
+from statebackend.types import Compatibility
+
+__all__ = ["CheckpointedKeyedBackend"]
+
+_TIMER_STATES = [timer_state(domain) for domain in DOMAINS]
+
+
+class CheckpointedKeyedBackend(BaseKeyedStateBackend):
+    """The shared part. A backend writes the methods under "to be written", beside those of the base class.
+
+    A *point* is a moment since which the backend can tell what has changed.
+    """
+
+    def __init__(self, key_type: Any, *, restore: Any = (), **options: Any) -> None:
+        super().__init__(key_type, **options)
+        self._restored = RestoredStates({}, None)
+        self._checkpoint_to_restore = restore
+        self._lineage = Lineage(self, None)
+        self._threads = WritingThreads()
+        self._expired_in_snapshots: Counter[str] = Counter()
+        self._counting = threading.Lock()  # several threads may end their writing at once
+
+    # --- to be written ---
+
+    @abstractmethod
+    def _open_view(self, expired_at: int | None) -> RowSource:
+        """All rows of this moment. O(states).
+
+        What has expired at that time is left out of states that are cleaned up in full snapshots.
+        """
+
+    @abstractmethod
+    def _read_changes(self, point: Any) -> RowSource:
+        """What was inserted, written or removed since a point. O(changes)."""
+
+    @abstractmethod
+    def _changes_since(self, point: Any) -> int:
+        """About how many changes `_read_changes` would give."""
+
+    @abstractmethod
+    def _rows_held(self) -> int:
+        """About how many rows `_open_view` would give."""
+
+    @abstractmethod
+    def _open_point(self) -> Any:
+        """Remember this moment."""
+
+    @abstractmethod
+    def _is_valid(self, point: Any) -> bool:
+        """Whether no rollback has gone behind the point."""
+
+    @abstractmethod
+    def _drop_point(self, point: Any) -> None:
+        """Forget a point, valid or not. Idempotent."""
+
+    @abstractmethod
+    def _loading(self) -> AbstractContextManager[None]:
+        """What is put in here was there all the time: no change, and no rollback takes it away."""
+
+    @abstractmethod
+    def _load(self, state: KeyedState, op: Op, rows: pa.RecordBatch) -> None:
+        """Apply rows that all do the same, in order. They have the state's own types."""
+
+    @abstractmethod
+    def _unload(self, state: KeyedState) -> None:
+        """Take out whatever was loaded: the state could not be loaded whole, and nobody will have it."""
+
+    # --- restoring ---
+
+    def _restore(self) -> None:
+        """Read what was given to restore from; called once, when the backend is ready."""
+        given, self._checkpoint_to_restore = self._checkpoint_to_restore, None
+        if given is None or given == () or given == []:
+            return
+        if isinstance(given, (str, os.PathLike)):
+            given = Savepoint(given)
+        read: Callable[..., RestoredStates] = (
+            read_savepoint if isinstance(given, Savepoint) else read_checkpoint
+        )
+        self._restored = read(given, self.key_type, self.max_parallelism, self.key_group_range)
+        self._lineage = Lineage(self, self._restored.now)
+        self._load_timers()
+        if not isinstance(given, Savepoint):
+            own = [each for each in keyed_snapshots(given) if each.key_groups == self.key_group_range]
+            if len(own) == 1:
+                self._lineage.build_on(own[0].files)
+
+    def _load_timers(self) -> None:
+        if not self.has_timers:
+            return
+        for domain in DOMAINS:
+            restored = self._restored.take(timer_state(domain).name)
+            if restored is not None:
+                rows = timer_rows(restored, domain, self._encoder)
+                self.timers.load(rows)
+
+    def _new_state(self, descriptor: StateDescriptor) -> KeyedState:
+        restored = self._restored.get(descriptor.name)
+        if restored is None:
+            return super()._new_state(descriptor)
+        answer = restored.description.check(descriptor)
+        state = super()._new_state(descriptor)
+        migrate = migration(restored.description, descriptor, self._time())
+        with self._loading():
+            try:
+                for rows in restored.batches:
+                    for op, batch in phases(rows):
+                        self._load(state, op, migrate(batch) if op in (Op.PUT, Op.APPEND) else batch)
+            except BaseException as error:
+                self._unload(state)
+                if isinstance(error, MemoryLimitError):
+                    raise MemoryLimitError(
+                        f"state {descriptor.name!r} cannot be restored within the memory limit",
+                        detail=error.detail,
+                        hint="raise max_bytes, or restore into more instances; nothing of the state was loaded",
+                    ) from error
+                raise
+        self._restored.take(descriptor.name)
+        if answer is not Compatibility.AS_IS:
+            # What the files hold is of other types: none may be built on.
+            self._lineage.forget()
+        return state
+
+    def undeclared_states(self) -> list[str]:
+        self._check_open()
+        return [name for name in self._restored.names if not name.startswith(RESERVED)]
+
+    # --- taking ---
+
+    def snapshot(
+        self, checkpoint_id: int, store: CheckpointStore, *, incremental: bool = True
+    ) -> PendingSnapshot:
+        self._check_open()
+        if not isinstance(store, CheckpointStore):
+            raise UsageError(
+                f"a {type(store).__name__} is not a store of checkpoints",
+                hint='write sb.CheckpointStore("/path").open_for_writing(...)',
+            )
+        lineage = self._lineage
+        lineage.settle()
+        now = _stored_time(self._work_time())
+        writer = store.begin_snapshot(checkpoint_id)
+        rows = flight = None
+        try:
+            chain = lineage.chain_for(writer) if incremental else None
+            rows = self._take_rows() if chain is None else self._take_changes(chain)
+            flight = Flight(writer, self._open_point(), now, chain)
+            writing = SnapshotWriting(
+                checkpoint_id, flight, rows, self._taken_states(), self.key_type, self.max_parallelism
+            )
+            pending = PendingSnapshot(checkpoint_id, writing.write, writer.abort, self._threads)
+        except BaseException:
+            if flight is not None:
+                self._drop_point(flight.point)
+            if rows is not None:
+                rows.source.release()
+            writer.abort()
+            raise
+        lineage.add(flight)
+        if chain is not None and chain.needs_base and lineage.rewriting is None:
+            lineage.rewrite_base(store, self._take_rows)
+        return pending
+
+    def _take_rows(self) -> TakenRows:
+        source = self._open_view(self._lineage.committed_now)
+        return TakenRows("base", source, tuple(self._restored), self.key_group_range, self._count_expired)
+
+    def _take_changes(self, chain: Chain) -> TakenRows:
+        source = self._read_changes(chain.point)
+        return TakenRows("delta", source, (), self.key_group_range, self._count_expired)
+
+    def _taken_states(self) -> TakenStates:
+        declared = [state.descriptor for state in self._states.values()]
+        if self.has_timers:
+            declared += _TIMER_STATES
+        return TakenStates(tuple(declared), tuple(self._restored))
+
+    def savepoint(self, store_or_uri: Any) -> Savepoint:
+        """Write everything in it, as it is now, as Parquet files that any backend restores from. O(entries).
+
+        Given is the path or uri of a new folder, which the instances of a job share, or a store, which keeps it below
+        ``savepoints``. Waits until all is durable.
+
+        Its time is what the clock told the last operation that may have changed something, if this backend was given
+        a clock and has worked; otherwise that of the checkpoint it was restored from, or committed last; or None.
+
+        >>> import tempfile
+        >>> from statebackend.state import ValueStateDescriptor
+        >>> from statebackend.backends import create_backend
+        >>> keyed = create_backend("reference").create_keyed_backend(int)
+        >>> keyed.get_value_state(ValueStateDescriptor("name", str)).update_many([7], ["Ann"])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = keyed.savepoint(folder + "/savepoint")
+        ...     pa.parquet.read_table(folder + "/savepoint/keyed/name").to_pylist()
+        [{'key': 7, 'value': 'Ann'}]
+        """
+        self._check_open()
+        self._lineage.settle()
+        now = self._lineage.committed_now if self._worked_at is None else _stored_time(self._worked_at)
+        savepoint = Savepoint.at(store_or_uri)
+        rows = self._take_rows()
+        try:
+            sections = {each.name: each for each in rows.sections()}
+            write_savepoint(
+                savepoint,
+                self.key_type,
+                self.max_parallelism,
+                self.key_group_range,
+                now,
+                [(each, sections.get(each.name)) for each in self._taken_states().descriptions()],
+            )
+            self._count_expired(rows.source)
+        finally:
+            rows.source.release()
+        return savepoint
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._lineage.note_committed(checkpoint_id)
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self._lineage.note_aborted(checkpoint_id)
+
+    # --- figures ---
+
+    def _count_expired(self, source: RowSource) -> None:
+        """Note what a full snapshot has left out; it is written."""
+        with self._counting:
+            self._expired_in_snapshots.update(source.expired)
+
+    def metrics(self) -> dict[str, Any]:
+        metrics = super().metrics()
+        for name, state in self._states.items():
+            if state.descriptor.ttl_config is not None:
+                metrics["states"][name]["expired_in_snapshots"] = self._expired_in_snapshots[name]
+        return metrics
+
+    # --- marks, and the end ---
+
+    def mark(self) -> Any:
+        self._lineage.drop_outgrown_point()
+        return super().mark()
+
+    def _is_outgrown(self, point: Any) -> bool:
+        """Whether keeping what has changed since a point costs more than it can be worth; asked often."""
+        return False
+
+    def close(self) -> None:
+        if not self._closed:
+            self._lineage.close()
+            self._threads.close()
+        super().close()
+
+
+def _stored_time(now: int) -> int:
+    """The time itself, if manifests can hold it."""
+    if -MAX_INTEGER <= now <= MAX_INTEGER:
+        return now
+    raise UsageError(
+        "the clock is further from 1970 than checkpoints can tell",
+        detail=f"now() answered {now}",
+        hint="it answers milliseconds, for example time.time_ns() // 1_000_000",
+    )

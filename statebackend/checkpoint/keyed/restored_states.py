@@ -1,0 +1,239 @@
+"""Reading the keyed state of a checkpoint: the rows of some key groups, in memory, until states are declared.
+
+>>> RestoredStates({}, None).names
+[]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from statebackend.checkpoint.format import GroupedBatch, Op, Section, read_data_file
+from statebackend.checkpoint.keyed.description import StateDescription, value_role
+from statebackend.checkpoint.keyed.merged_rows import applied
+from statebackend.checkpoint.keyed.rows import phases
+from statebackend.checkpoint.store.manifest import StateSnapshot
+from statebackend.checkpoint.store.reader import Checkpoint
+from statebackend.errors import CorruptCheckpointError, StateMigrationError, UsageError
+from statebackend.keys import KeyEncoder, KeyGroupRange, canonical_list
+from statebackend.state import StateDescriptor, TimerRow
+from statebackend.types import ListType, Type, from_config
+from statebackend.types.serializers import arrow_migration, describe
+
+__all__ = ["PART", "RestoredState", "RestoredStates", "keyed_snapshots", "timer_rows"]
+
+#: What ``extra["part"]`` of a snapshot of keyed state says.
+PART = "keyed"
+
+
+class RestoredState(NamedTuple):
+    """A state of a checkpoint: what it is, and its rows in the order in which they are to be applied."""
+
+    description: StateDescription
+    batches: list[GroupedBatch]
+
+    def section(self) -> Section:
+        """What is left of the rows, sorted by key group, to be written again: nobody has declared the state."""
+        joined = applied(self.description.kind, [_with_groups(rows) for rows in self.batches])
+        groups = joined[_GROUP].to_numpy()
+        joined = joined.drop_columns([_GROUP])
+        order = np.argsort(groups, kind="stable")
+        start = 0
+        batches = []
+        for batch in joined.take(pa.array(order)).to_batches():
+            of_batch = groups[order[start : start + batch.num_rows]]
+            batches.append(GroupedBatch.of(batch, of_batch))
+            start += batch.num_rows
+        return Section(self.description.name, joined.schema, batches)
+
+
+#: A column for the key groups of rows, on their way through `applied`.
+_GROUP = "key_group"
+
+
+def _with_groups(rows: GroupedBatch) -> pa.Table:
+    groups = pa.array(rows.key_group_of_rows(), pa.int64())
+    return pa.Table.from_batches([rows.batch]).append_column(_GROUP, groups)
+
+
+class RestoredStates:
+    """The states of a checkpoint that nobody has declared yet, for the key groups of one backend.
+
+    >>> RestoredStates({}, None).take("count") is None
+    True
+    """
+
+    def __init__(self, states: dict[str, RestoredState], now: int | None) -> None:
+        self._states = states
+        #: The time of the checkpoint's batch.
+        self.now = now
+
+    @property
+    def names(self) -> list[str]:
+        """Their names, sorted."""
+        return sorted(self._states)
+
+    def get(self, name: str) -> RestoredState | None:
+        """A state, if the checkpoint has it.
+
+        >>> RestoredStates({}, None).get("count") is None
+        True
+        """
+        return self._states.get(name)
+
+    def take(self, name: str) -> RestoredState | None:
+        """A state, which is the caller's from now on."""
+        return self._states.pop(name, None)
+
+    def __iter__(self) -> Iterator[RestoredState]:
+        return iter([self._states[name] for name in self.names])
+
+
+def keyed_snapshots(checkpoint: Checkpoint) -> list[StateSnapshot]:
+    """The snapshots of keyed state in a checkpoint."""
+    return [each for each in checkpoint.snapshots if each.extra.get("part") == PART]
+
+
+def read_checkpoint(
+    checkpoint: Any, key_type: Type, max_parallelism: int, key_groups: KeyGroupRange
+) -> RestoredStates:
+    """The rows of some key groups. Every byte that is read is checked; nothing else is read."""
+    if not isinstance(checkpoint, Checkpoint):
+        raise UsageError(
+            f"a {type(checkpoint).__name__} is nothing to restore from",
+            hint="give restore=store.open(id), or store.open_snapshots(snapshots)",
+        )
+    states: dict[str, RestoredState] = {}
+    for snapshot in keyed_snapshots(checkpoint):
+        _check_use(snapshot, checkpoint, key_type, max_parallelism)
+        for data in snapshot.states:
+            _describe(states, StateDescription.read(data, checkpoint.manifest.name))
+        own = key_groups if snapshot.key_groups is None else key_groups.intersection(snapshot.key_groups)
+        if own is not None:
+            _read_files(states, checkpoint, snapshot, own)
+    return RestoredStates(states, checkpoint.now)
+
+
+def _check_use(snapshot: StateSnapshot, checkpoint: Checkpoint, key_type: Type, max_parallelism: int) -> None:
+    where = f"checkpoint {checkpoint.id}"
+    config, groups = snapshot.extra.get("key_type"), snapshot.extra.get("max_parallelism")
+    if config != key_type.config():
+        raise StateMigrationError(
+            f"the keys of the checkpoint are {describe(config)}, and those of this backend {key_type.ddl()}",
+            code="STATE_MIGRATION.KEY_TYPE",
+            detail=where,
+            hint="create the backend with the type of key that the state was written with",
+        )
+    if groups != max_parallelism:
+        raise StateMigrationError(
+            f"the checkpoint has {groups} key groups, and this backend {max_parallelism}",
+            code="STATE_MIGRATION.MAX_PARALLELISM",
+            detail=where,
+            hint="create the backend with that max_parallelism; sb.tools.rescale changes it",
+        )
+
+
+def _describe(states: dict[str, RestoredState], found: StateDescription) -> None:
+    known = states.setdefault(found.name, RestoredState(found, []))
+    if known.description != found:
+        raise StateMigrationError(
+            f"the instances of the checkpoint have different states {found.name!r}",
+            code="STATE_MIGRATION.INCOMPATIBLE",
+        )
+
+
+def _read_files(
+    states: dict[str, RestoredState], checkpoint: Checkpoint, snapshot: StateSnapshot, own: KeyGroupRange
+) -> None:
+    for file in snapshot.files:
+        if file.kind not in ("base", "delta"):
+            raise UsageError(
+                f"the checkpoint was written by another backend: it has files of kind {file.kind!r}",
+                detail=file.name,
+                hint="restore it into that backend, and change backends by a savepoint",
+            )
+        if file.key_groups is not None and own.intersection(file.key_groups) is None:
+            continue
+        with checkpoint.open_file(file) as source:
+            reader = read_data_file(source, file.name)
+            for name in reader.states:
+                if name not in states:
+                    raise CorruptCheckpointError(
+                        f"the file has a state {name!r} that the manifest does not name", detail=file.name
+                    )
+                states[name].batches.extend(reader.read(name, own))
+
+
+def migration(
+    description: StateDescription, descriptor: StateDescriptor, now: int
+) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """From rows as they were written to rows as the descriptor has them; the two are compatible.
+
+    Without a time to live before, values get ``now`` or the ``legacy_timestamp`` of the configuration.
+    """
+    role = value_role(descriptor.kind)
+    new = descriptor.stored_types()[role]
+    config = description.types[role]
+    steps: list[Callable[[pa.RecordBatch], pa.RecordBatch]] = []
+    if config != new.config():
+        old = from_config(config)
+        is_list = descriptor.kind == "list"
+        convert = arrow_migration(ListType(old), ListType(new)) if is_list else arrow_migration(old, new)
+        steps.append(lambda rows: _with_column(rows, "value", convert(rows["value"])))
+    ttl = descriptor.ttl_config
+    if description.ttl and ttl is None:
+        steps.append(lambda rows: rows.drop_columns(["timestamp"]))
+    if not description.ttl and ttl is not None:
+        stamp = now if ttl.legacy_timestamp is None else ttl.legacy_timestamp
+        steps.append(lambda rows: _stamped(rows, stamp))
+
+    def migrate(rows: pa.RecordBatch) -> pa.RecordBatch:
+        for step in steps:
+            rows = step(rows)
+        return rows
+
+    return migrate
+
+
+def _with_column(rows: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
+    return rows.set_column(rows.schema.get_field_index(name), name, column)
+
+
+def _stamped(rows: pa.RecordBatch, stamp: int) -> pa.RecordBatch:
+    value = rows["value"]
+    if not pa.types.is_list(value.type):
+        return rows.append_column("timestamp", pa.array([stamp], pa.int64()).take(_zeros(len(rows["key"]))))
+    elements = pa.array([stamp], pa.int64()).take(_zeros(len(value.values)))
+    validity, offsets = value.buffers()[:2]
+    stamps = pa.Array.from_buffers(
+        pa.list_(pa.int64()), len(value), [validity, offsets], offset=value.offset, children=[elements]
+    )
+    return rows.append_column("timestamp", stamps)
+
+
+def _zeros(count: int) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(bytes(8 * count))])
+
+
+def timer_rows(restored: RestoredState, domain: str, encoder: KeyEncoder) -> Iterator[TimerRow]:
+    """The timers that rows of a checkpoint leave."""
+    left: dict[tuple[Any, bytes], set[int]] = {}
+    for rows in restored.batches:
+        for op, batch in phases(rows):
+            keys = canonical_list(encoder.encode_many(batch["key"]))
+            names = batch["namespace"].to_pylist() if "namespace" in batch.schema.names else [b""] * len(keys)
+            times = batch["map_key"].to_pylist()
+            for place, time in zip(zip(keys, names, strict=True), times, strict=True):
+                if op is Op.CLEAR:
+                    left.pop(place, None)
+                elif op is Op.REMOVE:
+                    left.get(place, set()).discard(time)
+                else:
+                    left.setdefault(place, set()).add(time)
+    for (key, namespace), found in left.items():
+        for time in found:
+            yield TimerRow(domain, 0, key, namespace, time)

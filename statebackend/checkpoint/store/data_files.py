@@ -1,0 +1,363 @@
+"""Writing data files: a stream that takes its own checksum, and the set of files of one snapshot in the making.
+
+>>> import tempfile
+>>> from statebackend.checkpoint.files import open_files
+>>> folder = tempfile.TemporaryDirectory()
+>>> files = open_files(folder.name)
+>>> writer = DataWriter(files, files.take_epoch(refuse_live=False))
+>>> file = writer.create("delta", checkpoint_id=7)
+>>> file.write(b"123456789")
+9
+>>> stored = file.finish()
+>>> stored.kind, stored.size, hex(stored.checksum)
+('delta', 9, '0xe3069283')
+>>> writer.abort()
+>>> files.size(stored.name) is None
+True
+>>> folder.cleanup()
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from statebackend.checkpoint.files import FileSink, StoreFiles
+from statebackend.checkpoint.files.layout import data_folder
+from statebackend.checkpoint.store.checksums import crc32c
+from statebackend.checkpoint.store.manifest import FILE_KINDS, StoredFile
+from statebackend.errors import CommitConflictError, StoreError, UsageError
+from statebackend.keys import KeyGroupRange
+
+__all__ = ["DataFile", "DataWriter", "storing"]
+
+_log = logging.getLogger(__name__)
+
+#: Small writes, of which Arrow makes many, are put together up to this size.
+_BUFFER = 256 * 1024
+_SUFFIX_LENGTH = 24
+
+
+@contextmanager
+def storing(doing: str, *, code: str | None = None, hint: str | None = None) -> Iterator[None]:
+    """Turn an `OSError` of the system into a `StoreError` that says what was being done.
+
+    >>> with storing("writing data/3/a.arrow"):
+    ...     raise OSError("gone")
+    Traceback (most recent call last):
+    statebackend.errors.StoreError: the store cannot go on: gone (writing data/3/a.arrow) [STORE]
+    """
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError.of(error, doing, code=code, hint=hint) from error
+
+
+class DataFile(io.RawIOBase):
+    """A data file being written: a binary stream that Arrow writes to. `finish` makes it count.
+
+    One thread writes; another may abort its writer meanwhile, after which every call raises `UsageError`.
+    Leaving it in any other way than by `finish` removes it.
+    """
+
+    def __init__(self, writer: DataWriter, sink: FileSink, name: str, described: dict[str, Any]) -> None:
+        super().__init__()
+        self.name = name
+        self._writer = writer
+        self._sink: FileSink | None = sink
+        self._described = described
+        self._lock = threading.Lock()
+        self._pending = bytearray()
+        self._size = 0
+        self._checksum = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._size + len(self._pending)
+
+    def write(self, data: Any) -> int:
+        """Append all of ``data``. Memory: at most 256 KB are held back."""
+        view = memoryview(data).cast("B")
+        with self._lock, self._failing():
+            if len(self._pending) + len(view) <= _BUFFER:
+                self._pending += view
+            else:
+                self._drain()
+                if len(view) <= _BUFFER // 2:
+                    self._pending += view
+                else:
+                    self._append(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Does nothing: `finish` writes everything out."""
+
+    def finish(self) -> StoredFile:
+        """Write everything out, make it durable, and describe the file as manifests name it.
+
+        If the system reports an error, the file is removed and never looked at again: after a failed sync
+        nothing is known of what has been written.
+        """
+        with self._lock, self._failing():
+            self._drain()
+            self._open_sink().finish()
+            self._sink = None
+            self._described.update(size=self._size, checksum=self._checksum)
+        super().close()
+        stored = StoredFile(self.name, **self._described)
+        self._writer._finished(self)
+        return stored
+
+    def close(self) -> None:
+        """Give the file up, unless it is finished."""
+        # Also called by the garbage collector, on a stream whose creation may have failed.
+        if not self.closed and getattr(self, "_lock", None) is not None:
+            with self._lock:
+                self._abandon()
+        super().close()
+
+    def _open_sink(self) -> FileSink:
+        if self._sink is None:
+            raise UsageError("the file has been given up, or is finished", detail=self.name)
+        return self._sink
+
+    def _append(self, data: memoryview | bytearray) -> None:
+        self._open_sink().write(data)
+        self._checksum = crc32c(data, self._checksum)
+        self._size += len(data)
+
+    def _drain(self) -> None:
+        sink = self._open_sink()  # also where nothing is left to write
+        if self._pending:
+            assert sink is not None
+            pending, self._pending = self._pending, bytearray()
+            self._append(pending)
+
+    def _abandon(self) -> None:
+        self._pending = bytearray()
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.abandon()
+            self._writer._given_up(self)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Whatever goes wrong, the file is given up; the caller holds the lock."""
+        try:
+            self._open_sink()
+            with storing(f"writing {self.name}"):
+                yield
+        except BaseException:
+            self._abandon()
+            raise
+
+
+class DataWriter:
+    """Makes data files in the folder of one epoch, and removes them again if they come to nothing.
+
+    Picklable: other processes on the same files may write for the writer of the epoch, who commits. They call
+    `sync` before they hand over what they have written.
+    """
+
+    def __init__(
+        self,
+        files: StoreFiles,
+        epoch: int,
+        checkpoint_id: int | None = None,
+        ended: Callable[[DataWriter], None] | None = None,
+        builds_on: frozenset[str] = frozenset(),
+        compression: str | None = "zstd",
+    ) -> None:
+        self.epoch = epoch
+        self.checkpoint_id = checkpoint_id
+        #: The names of the files that its snapshot may name again: those of the newest checkpoint when it began.
+        self.builds_on = builds_on
+        #: That of Arrow's buffers.
+        self.compression = compression
+        self._files = files
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._is_aborted = False
+        self._is_committed = False
+        self._open: set[DataFile] = set()
+        #: The files that no manifest names, and whether each is finished.
+        self._made: dict[str, bool] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arguments: tuple[Any, ...] = (
+            self._files,
+            self.epoch,
+            self.checkpoint_id,
+            None,
+            frozenset(),
+            self.compression,
+        )
+        return DataWriter, arguments
+
+    def create(
+        self,
+        kind: str,
+        *,
+        checkpoint_id: int | None = None,
+        subtask: int = 0,
+        key_groups: KeyGroupRange | None = None,
+        label: str | None = None,
+        suffix: str = ".arrow",
+    ) -> DataFile:
+        """A new data file, under a name that no other has ever had.
+
+        ``kind``, ``key_groups`` and ``label`` are those of `StoredFile`; the rest goes into the name only.
+        """
+        if kind not in FILE_KINDS:
+            raise UsageError(f"a data file is one of {', '.join(FILE_KINDS)}")
+        whose = self.checkpoint_id if checkpoint_id is None else checkpoint_id
+        token = secrets.token_hex(8)
+        base_name = f"{'x' if whose is None else whose}-{subtask}-{kind}-{token}{suffix[:_SUFFIX_LENGTH]}"
+        name = f"{data_folder(self.epoch)}/{base_name}"
+        described = {"kind": kind, "key_groups": key_groups, "label": label}
+        StoredFile(name, size=0, checksum=0, **described)  # type: ignore[arg-type] # says now what does not fit
+        with self._lock:
+            self._check_not_aborted()
+            try:
+                with storing(f"creating {name}"):
+                    file = DataFile(self, self._files.create(name), name, described)
+            except StoreError as error:
+                if isinstance(error.__cause__, FileNotFoundError):
+                    raise CommitConflictError(
+                        "the store has been opened by another writer",
+                        detail=f"epoch {self.epoch} is over, {self._files.uri}",
+                        hint="one query writes to a store; open it again to take it over",
+                    ) from error
+                raise
+            self._open.add(file)
+            self._made[name] = False
+        return file
+
+    def add(
+        self,
+        path: str | os.PathLike[str],
+        kind: str,
+        *,
+        checkpoint_id: int | None = None,
+        subtask: int = 0,
+        key_groups: KeyGroupRange | None = None,
+        label: str | None = None,
+        suffix: str | None = None,
+    ) -> StoredFile:
+        """Copy a local file into the store; the suffix is that of ``path`` unless given. O(size)."""
+        path = os.fspath(path)
+        file = self.create(
+            kind,
+            checkpoint_id=checkpoint_id,
+            subtask=subtask,
+            key_groups=key_groups,
+            label=label,
+            suffix=os.path.splitext(path)[1] if suffix is None else suffix,
+        )
+        with file, storing(f"copying {os.path.basename(path)} to {file.name}"), open(path, "rb") as source:
+            while chunk := source.read(1 << 20):
+                file.write(chunk)
+            return file.finish()
+
+    def read_back(self, file: StoredFile) -> Any:
+        """A finished file of this writer, as a seekable ``pyarrow.NativeFile``."""
+        with storing(f"opening {file.name}"):
+            return self._files.open_input(file.name)
+
+    def sync(self) -> None:
+        """Make the names of the files that were made durable; commits do so for files of this process."""
+        folder = data_folder(self.epoch)
+        try:
+            with storing(f"syncing {folder}", hint="open the store again: names in this folder may be lost"):
+                self._files.sync_folder(folder)
+        except StoreError:
+            # What a second sync would say of these files means nothing.
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Remove every file that this writer has made and that is not settled. Idempotent.
+
+        Files that cannot be removed stay until the store is next opened.
+        """
+        with self._lock:
+            self._is_aborted = True
+            still_open, self._open = self._open, set()
+            made, self._made = self._made, {}
+        for file in still_open:
+            file.close()
+        for name, is_finished in made.items():
+            if is_finished:
+                try:
+                    self._files.remove(name)
+                except OSError as error:
+                    _log.warning(
+                        "a file of an aborted snapshot stays until the store is next opened: %s", error
+                    )
+        if self._ended is not None:
+            self._ended(self)
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether it has been aborted."""
+        return self._is_aborted
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether a checkpoint of its id that names all its files has been committed by the store that made it."""
+        return self._is_committed
+
+    def shares_store_with(self, other: DataWriter) -> bool:
+        """Whether a manifest that names files of ``other`` may name those of this one."""
+        return self._files is other._files and self.epoch == other.epoch
+
+    @property
+    def unsettled(self) -> list[str]:
+        """The names of its files, open ones included, that no committed checkpoint names."""
+        with self._lock:
+            return sorted(self._made)
+
+    def settle(self, names: set[str]) -> bool:
+        """Files that a committed manifest names are no longer this writer's to remove; whether there were any."""
+        with self._lock:
+            settled = names & self._made.keys()
+            for name in settled:
+                del self._made[name]
+        return bool(settled)
+
+    def committed(self) -> None:
+        """Note that the checkpoint of this snapshot has been committed."""
+        self._is_committed = True
+
+    def _check_not_aborted(self) -> None:
+        if self._is_aborted:
+            raise UsageError("the snapshot has been aborted", detail=f"checkpoint {self.checkpoint_id}")
+
+    def _given_up(self, file: DataFile) -> None:
+        with self._lock:
+            self._open.discard(file)
+            self._made.pop(file.name, None)
+
+    def _finished(self, file: DataFile) -> None:
+        with self._lock:
+            self._open.discard(file)
+            if not self._is_aborted:
+                self._made[file.name] = True
+                return
+        # Aborted between the last byte and here.
+        try:
+            self._files.remove(file.name)
+        except OSError as error:
+            _log.warning("a file of an aborted snapshot stays until the store is next opened: %s", error)
+        self._check_not_aborted()

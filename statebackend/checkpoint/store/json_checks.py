@@ -1,0 +1,222 @@
+"""What the JSON of manifests and metadata must be, member by member; shared by the classes that describe it.
+
+What is wrong is the caller's fault where an object is made, `UsageError`, and damage where a file is read,
+`CorruptCheckpointError`. Messages name members and types, never values.
+
+>>> integer(7, "the size")
+7
+>>> integer("7", "the size")
+Traceback (most recent call last):
+statebackend.checkpoint.store.json_checks.Malformed: the size is not an integer from 0 to 999999999999999999
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from typing import Any, TypeVar
+
+from statebackend.checkpoint.store.sealed import unseal
+from statebackend.errors import CorruptCheckpointError, UsageError
+from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
+
+__all__ = [
+    "FORMAT",
+    "MAX_INTEGER",
+    "Checked",
+    "Malformed",
+    "from_json",
+    "groups_json",
+    "groups_of",
+    "instance",
+    "integer",
+    "jsonable",
+    "made",
+    "match",
+    "members_of",
+    "parse",
+    "time_of",
+]
+
+#: The version of manifests and metadata that is written. Every version that was ever released is read.
+FORMAT = 1
+
+MAX_INTEGER = 10**18 - 1
+
+T = TypeVar("T")
+
+
+class Malformed(Exception):
+    """A member is missing or is not what it should be; the message says which, never its value.
+
+    >>> issubclass(Malformed, Exception)
+    True
+    """
+
+
+def integer(value: Any, what: str, low: int = 0, high: int = MAX_INTEGER) -> int:
+    """An integer within bounds, and no bool.
+
+    >>> integer(3, "the epoch", 1)
+    3
+    """
+    if type(value) is not int or not low <= value <= high:
+        raise Malformed(f"{what} is not an integer from {low} to {high}")
+    return value
+
+
+def instance(value: Any, cls: type[T], what: str) -> T:
+    """An instance of a class.
+
+    >>> instance({}, dict, "extra")
+    {}
+    """
+    if not isinstance(value, cls):
+        raise Malformed(f"{what} is not a {cls.__name__}")
+    return value
+
+
+def match(value: Any, pattern: re.Pattern[str], message: str) -> re.Match[str]:
+    """A string that a pattern matches as a whole; the match.
+
+    >>> match("ab", re.compile("a(.)"), "not a and a letter")[1]
+    'b'
+    """
+    found = pattern.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise Malformed(message)
+    return found
+
+
+def members_of(data: Any, what: str, needed: set[str], more: Collection[str] = ()) -> dict[str, Any]:
+    """A JSON object with all the members that it needs, and no others than these and ``more``.
+
+    >>> members_of({"size": 1}, "a file", {"size"})
+    {'size': 1}
+    """
+    instance(data, dict, what)
+    if not needed <= data.keys():
+        raise Malformed(f"{what} has no {', '.join(sorted(needed - data.keys()))}")
+    if not data.keys() <= needed.union(more):
+        raise Malformed(f"{what} has members that this version does not know")
+    return data  # type: ignore[no-any-return]
+
+
+def time_of(value: Any) -> int | None:
+    """A time in milliseconds, or None.
+
+    >>> time_of(-1)
+    -1
+    """
+    return None if value is None else integer(value, "now", -MAX_INTEGER)
+
+
+def jsonable(value: Any, what: str) -> None:
+    """What JSON can hold: so it is known before the commit that writes it.
+
+    >>> jsonable({"part": "keyed", "sizes": (1, 2)}, "extra")
+    >>> jsonable({"share": float("nan")}, "extra")
+    Traceback (most recent call last):
+    statebackend.checkpoint.store.json_checks.Malformed: extra is not JSON-able
+    """
+    try:
+        json.dumps(value, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Malformed(f"{what} is not JSON-able") from error
+
+
+def groups_of(value: Any, what: str) -> KeyGroupRange | None:
+    """Key groups, from their range or its JSON form, or None.
+
+    >>> groups_of([0, 127], "the snapshot")
+    KeyGroupRange(0, 127)
+    """
+    if value is None or isinstance(value, KeyGroupRange):
+        return value
+    if not isinstance(value, list) or len(value) != 2:
+        raise Malformed(f"key groups of {what} are not a pair")
+    start, end = (integer(each, f"a key group of {what}", 0, MAX_PARALLELISM - 1) for each in value)
+    if start > end:
+        raise Malformed(f"key groups of {what} are not a range")
+    return KeyGroupRange(start, end)
+
+
+def groups_json(groups: KeyGroupRange | None) -> list[int] | None:
+    """The JSON form of key groups.
+
+    >>> groups_json(KeyGroupRange(0, 127))
+    [0, 127]
+    """
+    return None if groups is None else [groups.start, groups.end]
+
+
+class Checked:
+    """A dataclass that checks itself when it is made, and says `UsageError` if the caller got it wrong.
+
+    >>> Checked()._check()
+    Traceback (most recent call last):
+    NotImplementedError
+    """
+
+    def __post_init__(self) -> None:
+        try:
+            self._check()
+        except Malformed as error:
+            raise UsageError(f"not a {type(self).__name__}: {error}") from None
+
+    def _check(self) -> None:
+        raise NotImplementedError
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+
+def made(cls: type[T], **members: Any) -> T:
+    """An object made from data: what its class reports as the caller's fault is the data's.
+
+    >>> made(dict, size=1)
+    {'size': 1}
+    """
+    try:
+        return cls(**members)
+    except UsageError as error:
+        raise Malformed(error.message.partition(": ")[2]) from None
+
+
+def from_json(cls: type[T], data: Any) -> T:
+    """An object from JSON that a caller gave, by the ``_read`` of its class.
+
+    >>> from statebackend.checkpoint import StateSnapshot
+    >>> from_json(StateSnapshot, [])
+    Traceback (most recent call last):
+    statebackend.errors.UsageError: not the JSON form of a StateSnapshot: a snapshot is not a dict [USAGE]
+    """
+    try:
+        return cls._read(data)  # type: ignore[attr-defined,no-any-return]
+    except Malformed as error:
+        raise UsageError(f"not the JSON form of a {cls.__name__}: {error}") from None
+
+
+def parse(cls: type[T], data: bytes, name: str) -> T:
+    """An object from the bytes of the sealed file ``name``, by the ``_read`` of its class.
+
+    >>> from statebackend.checkpoint.store.metadata import Metadata
+    >>> from statebackend.checkpoint.store.sealed import seal
+    >>> parse(Metadata, seal({"format": 1}), "metadata.json")
+    Traceback (most recent call last):
+    statebackend.errors.CorruptCheckpointError: not a metadata: the metadata has no key_type, ... (metadata.json) ...
+    """
+    content = unseal(data, name)
+    version = content.get("format")
+    if version != FORMAT:
+        raise CorruptCheckpointError(
+            "the file is of a version that this library does not read",
+            code="CORRUPT_CHECKPOINT.VERSION",
+            detail=f"{name}, version {version if type(version) is int else 'unknown'}, read is {FORMAT}",
+            hint="open it with the newer version of the library that wrote it",
+        )
+    try:
+        return cls._read(content)  # type: ignore[attr-defined,no-any-return]
+    except Malformed as error:
+        raise CorruptCheckpointError(f"not a {cls.__name__.lower()}: {error}", detail=name) from None

@@ -1,0 +1,103 @@
+"""What a store is for: a query, a type of keys, a number of key groups. Written once, checked at every opening.
+
+>>> stored = Metadata("0" * 32, query="q-1", key_type={"type": "long"}, max_parallelism=128)
+>>> check_same_use(stored, Metadata("1" * 32, max_parallelism=64), "/data/state")
+Traceback (most recent call last):
+statebackend.errors.StateMigrationError: the store was made for another max_parallelism (128 there, 64 here, ...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from statebackend.checkpoint.store.json_checks import (
+    FORMAT,
+    Checked,
+    instance,
+    integer,
+    made,
+    match,
+    members_of,
+    parse,
+)
+from statebackend.errors import StateMigrationError, UsageError
+from statebackend.keys import MAX_PARALLELISM
+
+__all__ = ["STORE_ID", "Metadata", "check_same_use"]
+
+#: What the id of a store looks like; manifests repeat it.
+STORE_ID = re.compile("[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Metadata(Checked):
+    """What a store is for: a query, a type of keys, a number of key groups. ``store`` is drawn when it is made.
+
+    >>> Metadata("0" * 32, query="q-1", key_type={"type": "long"}, max_parallelism=128).max_parallelism
+    128
+    """
+
+    store: str
+    query: str | None = None
+    key_type: dict[str, Any] | None = None
+    max_parallelism: int | None = None
+
+    def _check(self) -> None:
+        match(self.store, STORE_ID, "the id of the store is not 32 hexadecimal digits")
+        if self.query is not None:
+            instance(self.query, str, "the query")
+        if self.key_type is not None:
+            instance(self.key_type, dict, "the key type")
+        if self.max_parallelism is not None:
+            integer(self.max_parallelism, "max_parallelism", 1, MAX_PARALLELISM)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of its file.
+
+        >>> Metadata("0" * 32).to_json()["format"]
+        1
+        """
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+    @classmethod
+    def parse(cls, data: bytes, name: str) -> Metadata:
+        """Read the bytes of the file; `CorruptCheckpointError` if they are not one.
+
+        >>> from statebackend.checkpoint.store.sealed import seal
+        >>> Metadata.parse(seal(Metadata("0" * 32).to_json()), "metadata.json") == Metadata("0" * 32)
+        True
+        """
+        return parse(cls, data, name)
+
+    @classmethod
+    def _read(cls, data: Any) -> Metadata:
+        names = {"store", "query", "key_type", "max_parallelism"}
+        members = members_of(data, "the metadata", {*names, "format"})
+        return made(cls, **{name: members[name] for name in names})
+
+
+def check_same_use(existing: Metadata, wanted: Metadata, uri: str) -> None:
+    """Raise unless a store that was made for ``existing`` may be used for ``wanted``; None there is not compared.
+
+    >>> check_same_use(Metadata("0" * 32, query="a"), Metadata("1" * 32, query="b"), "/data/state")
+    Traceback (most recent call last):
+    statebackend.errors.UsageError: the store belongs to another query (/data/state). Hint: ...
+    """
+    if wanted.query is not None and existing.query != wanted.query:
+        raise UsageError(
+            "the store belongs to another query",
+            code="USAGE.OTHER_QUERY",
+            detail=uri,
+            hint="give each query a store of its own, or restore from this one into a new one",
+        )
+    for what in ("key_type", "max_parallelism"):
+        mine, theirs = getattr(wanted, what), getattr(existing, what)
+        if mine is not None and mine != theirs:
+            raise StateMigrationError(
+                f"the store was made for another {what}",
+                detail=f"{theirs or 'none'} there, {mine} here, {uri}",
+                hint="open it with what it was made for, or use another store",
+            )

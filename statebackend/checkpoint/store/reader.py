@@ -1,0 +1,373 @@
+"""Reading a store: which checkpoints there are, what is in one, and whether it is intact.
+
+>>> CheckpointReader("/nowhere").checkpoints()
+[]
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from statebackend.checkpoint.files import StoreFiles, open_files, without_secrets
+from statebackend.checkpoint.files.layout import (
+    CHECKPOINTS,
+    METADATA,
+    manifest_name,
+    parse_manifest_name,
+    parse_record_name,
+    record_name,
+)
+from statebackend.checkpoint.store.checksums import crc32c
+from statebackend.checkpoint.store.data_files import storing
+from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile
+from statebackend.checkpoint.store.metadata import Metadata
+from statebackend.checkpoint.store.records import Record, Records
+from statebackend.checkpoint.store.retention import Key
+from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError
+
+__all__ = ["Checkpoint", "CheckpointReader"]
+
+_CHUNK = 4 << 20
+
+
+class Checkpoint:
+    """A committed checkpoint of a store: what its manifest says, and its files.
+
+    `KeyedStateBackend` restores from it. The writer of the store may drop it at any time once newer ones are
+    there; its files are then missing.
+    """
+
+    def __init__(
+        self,
+        files: StoreFiles,
+        metadata: Metadata,
+        manifest: Manifest,
+        *,
+        is_committed: bool = True,
+        now: int | None = None,
+    ) -> None:
+        self.metadata = metadata
+        self.manifest = manifest
+        self._files = files
+        self._is_committed = is_committed
+        self._now = manifest.now if now is None else now
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.id}, epoch {self.epoch}, {self._files.uri})"
+
+    @property
+    def id(self) -> int:
+        """Its id."""
+        return self.manifest.checkpoint_id
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the writer that committed it."""
+        return self.manifest.epoch
+
+    @property
+    def now(self) -> int | None:
+        """The time of its batch, milliseconds; of the newest one, what `sb.tools.set_time` has set since."""
+        return self._now
+
+    @property
+    def snapshots(self) -> tuple[StateSnapshot, ...]:
+        """What each subtask wrote."""
+        return self.manifest.snapshots
+
+    @property
+    def files(self) -> dict[str, StoredFile]:
+        """All its files, by name."""
+        return self.manifest.all_files
+
+    def address(self, file: StoredFile) -> str:
+        """The path or uri of a file as other programs take it, such as Spark."""
+        return self._files.address(file.name)
+
+    def open_file(self, file: StoredFile) -> Any:
+        """A file as a seekable ``pyarrow.NativeFile``; `CorruptCheckpointError` if it is missing or not as long
+        as the manifest says. The content is not checked: `verify` does that, or the checksums within the file.
+        """
+        self._check_size(file)
+        try:
+            with storing(f"opening {file.name}"):
+                return self._files.open_input(file.name)
+        except OSError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise self._missing(file) from error
+            raise
+
+    def read_file(self, file: StoredFile) -> bytes:
+        """The whole content of a file, checked against its checksum."""
+        content = bytearray()
+        self._checked(file, content)
+        return bytes(content)
+
+    def verify(self, files: Iterable[StoredFile] | None = None) -> None:
+        """Read files, all unless ``files`` says which, and check each against its checksum.
+
+        `CorruptCheckpointError` names the first bad one.
+        """
+        for file in self.files.values() if files is None else files:
+            self._checked(file, None)
+
+    def _check_size(self, file: StoredFile) -> None:
+        with storing(f"looking for {file.name}"):
+            size = self._files.size(file.name)
+        if size is None:
+            raise self._missing(file)
+        if size != file.size:
+            raise CorruptCheckpointError(
+                "a file is not as long as it was written",
+                detail=f"{file.name}, checkpoint {self.id}: {size} bytes instead of {file.size}",
+                hint="latest(intact=True) finds the newest checkpoint that is whole",
+            )
+
+    def _missing(self, file: StoredFile) -> Exception:
+        with storing(f"looking for {self.manifest.name}"):
+            if self._is_committed and self._files.size(self.manifest.name) is None:
+                return UsageError(
+                    f"checkpoint {self.id} has been dropped by its writer meanwhile",
+                    code="USAGE.NO_CHECKPOINT",
+                    hint="open a newer one, or let the writer retain more",
+                )
+        return CorruptCheckpointError(
+            "a file is missing",
+            detail=f"{file.name}, checkpoint {self.id}",
+            hint="latest(intact=True) finds the newest checkpoint that is whole",
+        )
+
+    def _checked(self, file: StoredFile, content: bytearray | None) -> None:
+        checksum = size = 0
+        with self.open_file(file) as source, storing(f"reading {file.name}"):
+            while size < file.size:
+                chunk = source.read(min(_CHUNK, file.size - size))
+                if not chunk:
+                    break
+                checksum = crc32c(chunk, checksum)
+                size += len(chunk)
+                if content is not None:
+                    content += chunk
+        if (size, checksum) != (file.size, file.checksum):
+            raise CorruptCheckpointError(
+                "a file does not match its checksum",
+                detail=f"{file.name}, bytes 0 to {size}, checkpoint {self.id}",
+                hint="latest(intact=True) finds the newest checkpoint that is whole",
+            )
+
+
+class CheckpointReader:
+    """A store that is only read. It writes nothing, takes no epoch and disturbs no writer.
+
+    >>> CheckpointReader("/nowhere").latest() is None
+    True
+    """
+
+    def __init__(
+        self,
+        uri: str | os.PathLike[str],
+        *,
+        single_writer: bool = True,
+        _files: StoreFiles | None = None,
+    ) -> None:
+        self._files = open_files(uri, single_writer=single_writer) if _files is None else _files
+        self._address = without_secrets(uri)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._files.uri!r})"
+
+    @property
+    def uri(self) -> str:
+        """Where the store lies, without anything secret."""
+        return self._files.uri
+
+    @property
+    def address(self) -> str:
+        """The address as it was given, without anything secret.
+
+        >>> CheckpointReader("file:///data/state").address
+        'file:///data/state'
+        """
+        return self._address
+
+    def checkpoints(self) -> list[int]:
+        """The ids of the committed checkpoints, ascending. One listing of a folder.
+
+        Two manifests of one id, or one that an older writer committed after a newer one, raise
+        `CommitConflictError`: two writers have written where nothing could keep the second out.
+        """
+        return [checkpoint_id for checkpoint_id, _ in self._committed()]
+
+    def latest(self, intact: bool = False) -> int | None:
+        """The id of the newest checkpoint; with ``intact`` of the newest of which every file is as it was written.
+
+        None if there is none. With ``intact`` every file is read.
+        """
+        for key in reversed(self._committed()):
+            if not intact:
+                return key[0]
+            try:
+                metadata = self._metadata_of_checkpoint()
+                Checkpoint(self._files, metadata, self._manifest(key, metadata)).verify()
+            except CorruptCheckpointError:
+                continue
+            return key[0]
+        return None
+
+    def open(self, checkpoint_id: int) -> Checkpoint:
+        """The checkpoint of an id, to read it or to restore from it. Reads its manifest and the metadata."""
+        if type(checkpoint_id) is not int:
+            raise UsageError("a checkpoint is opened by its id, an int")
+        committed = dict(self._committed())
+        if checkpoint_id not in committed:
+            there = ", ".join(map(str, committed)) or "none"
+            raise UsageError(
+                f"there is no checkpoint {checkpoint_id}",
+                code="USAGE.NO_CHECKPOINT",
+                detail=self.uri,
+                hint=f"there are: {there}",
+            )
+        return self._open((checkpoint_id, committed[checkpoint_id]))
+
+    def open_latest(self) -> Checkpoint:
+        """The newest checkpoint.
+
+        >>> CheckpointReader("/nowhere").open_latest()
+        Traceback (most recent call last):
+        statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store ...
+        """
+        newest = self.latest()
+        if newest is None:
+            raise UsageError(
+                "there is no checkpoint",
+                code="USAGE.NO_CHECKPOINT",
+                detail=self.uri,
+                hint="give the uri of a store",
+            )
+        return self.open(newest)
+
+    def open_snapshots(self, snapshots: Iterable[StateSnapshot | Mapping[str, Any]]) -> Checkpoint:
+        """Snapshots of one checkpoint that is not committed, to restore from; as `CheckpointStore.commit` takes them.
+
+        A snapshot names its files and not the store that they are in. Reads the metadata.
+        """
+        given = tuple(
+            each if isinstance(each, StateSnapshot) else StateSnapshot.from_json(each) for each in snapshots
+        )
+        if not given:
+            raise UsageError("there are no snapshots to open")
+        metadata = self._metadata_of_checkpoint()
+        epoch = max(each.epoch for each in given)
+        manifest = Manifest(given[0].checkpoint_id, epoch, metadata.store, given)
+        return Checkpoint(self._files, metadata, manifest, is_committed=False)
+
+    def metadata(self) -> Metadata | None:
+        """What the store is for; None if nothing was ever committed to it and nobody opened it for writing."""
+        try:
+            with storing(f"reading {METADATA}"):
+                data = self._files.read(METADATA)
+        except OSError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+        return Metadata.parse(data, METADATA)
+
+    def records(self) -> list[Record]:
+        """What was done to the store beside commits, oldest first. Reads them all.
+
+        >>> CheckpointReader("/nowhere").records()
+        []
+        """
+        found = sorted(key for key in map(parse_record_name, self._names()) if key is not None)
+        metadata = self._metadata_of_checkpoint() if found else None
+        return [self._record(record_name(*key), metadata) for key in found]
+
+    def has_folder(self, name: str) -> bool:
+        """Whether there is a folder with something in it, beside what belongs to the store.
+
+        >>> CheckpointReader("/nowhere").has_folder("offsets")
+        False
+        """
+        with storing(f"listing {name}"):
+            return bool(self._files.names(name))
+
+    def address_of_metadata(self) -> str:
+        """The path or uri of a small file that every store has, as other programs take it.
+
+        >>> CheckpointReader("/data/state").address_of_metadata()
+        '/data/state/metadata.json'
+        """
+        return self._files.address(METADATA)
+
+    def _record(self, name: str, metadata: Metadata | None) -> Record:
+        try:
+            with storing(f"reading {name}"):
+                record = Record.parse(self._files.read(name), name)
+            if record.name != name:
+                raise CorruptCheckpointError(f"the file holds {record.name}", detail=name)
+            if metadata is not None and record.store != metadata.store:
+                raise CorruptCheckpointError(
+                    "the record and the metadata are of two different stores", detail=f"{name}, {METADATA}"
+                )
+        except CorruptCheckpointError as error:
+            error.hint = (
+                "bring the file back from a copy of the store. Without one, remove it: a time that it set is forgotten "
+                "then, and sinks that go by the incarnation are told that of the record before it"
+            )
+            raise
+        return record
+
+    def _names(self) -> list[str]:
+        with storing(f"listing {CHECKPOINTS}"):
+            return self._files.names(CHECKPOINTS)
+
+    def _committed(self) -> list[Key]:
+        found = sorted(key for key in map(parse_manifest_name, self._names()) if key is not None)
+        for older, newer in itertools.pairwise(found):
+            if older[0] == newer[0] or older[1] > newer[1]:
+                raise CommitConflictError(
+                    "two writers have committed to this store",
+                    detail=f"{manifest_name(*older)} and {manifest_name(*newer)}, {self.uri}",
+                    hint="decide which one is right and remove the other manifest; "
+                    "then let only one query write to this store",
+                )
+        return found
+
+    def _open(self, key: Key) -> Checkpoint:
+        metadata = self._metadata_of_checkpoint()
+        manifest = self._manifest(key, metadata)
+        now = Records(metadata.store, self.records()).time_of(key)
+        return Checkpoint(self._files, metadata, manifest, now=now)
+
+    def _metadata_of_checkpoint(self) -> Metadata:
+        metadata = self.metadata()
+        if metadata is None:
+            raise CorruptCheckpointError(
+                "a file is missing", detail=METADATA, hint="restore it from a copy of the store"
+            )
+        return metadata
+
+    def _manifest(self, key: Key, metadata: Metadata) -> Manifest:
+        name = manifest_name(*key)
+        try:
+            with storing(f"reading {name}"):
+                data = self._files.read(name)
+        except OSError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise UsageError(
+                    f"checkpoint {key[0]} has been dropped by its writer meanwhile",
+                    code="USAGE.NO_CHECKPOINT",
+                    hint="open a newer one, or let the writer retain more",
+                ) from error
+            raise
+        manifest = Manifest.parse(data, name)
+        if manifest.name != name:
+            raise CorruptCheckpointError(f"the file holds {manifest.name}", detail=name)
+        if manifest.store != metadata.store:
+            raise CorruptCheckpointError(
+                "the manifest and the metadata are of two different stores", detail=f"{name}, {METADATA}"
+            )
+        return manifest

@@ -1,0 +1,357 @@
+"""Savepoints: state as Parquet files that other programs read, in a folder that can be moved.
+
+A savepoint is made of *parts*, each of which one instance writes: its keyed state, or its operator state. A part is a
+Parquet file for each of its states, and then a description of them, sealed by a checksum of itself. So a part that
+was broken off is not there, and whether all parts are there can be seen from those that are.
+
+>>> import tempfile
+>>> folder = tempfile.TemporaryDirectory()
+>>> savepoint = Savepoint(folder.name)
+>>> with savepoint.write_part("keyed", "0-127", {"now": 5}) as part:
+...     schema = pa.schema({"key": pa.int64(), "value": pa.string()})
+...     part.write_state({"name": "user"}, schema, [pa.record_batch([[1], ["Ann"]], schema=schema)])
+>>> [part] = savepoint.parts("keyed")
+>>> part.described["now"], [state.rows for state in part.states]
+(5, [1])
+>>> import pyarrow.parquet
+>>> pa.parquet.read_table(folder.name + "/keyed/user").to_pylist()
+[{'key': 1, 'value': 'Ann'}]
+>>> folder.cleanup()
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from statebackend.checkpoint.files import FileSink, StoreFiles, open_files
+from statebackend.checkpoint.store.checksums import crc32c
+from statebackend.checkpoint.store.data_files import storing
+from statebackend.checkpoint.store.json_checks import FORMAT, Malformed, instance, integer
+from statebackend.checkpoint.store.reader import CheckpointReader
+from statebackend.checkpoint.store.sealed import seal, unseal
+from statebackend.errors import CorruptCheckpointError, StateBackendError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+__all__ = ["PartWriter", "Savepoint", "SavepointPart", "StoredState"]
+
+#: Where descriptions are. Spark and Arrow skip folders whose name begins so.
+_PARTS = "_savepoint"
+_CHUNK = 4 << 20
+_LONGEST_NAME = 180
+
+
+class StoredState(NamedTuple):
+    """A state of a part: how it is described, and its file; without rows it has none.
+
+    >>> StoredState({"name": "user"}, "keyed/user/0-127.parquet", 10, 0, 1).rows
+    1
+    """
+
+    described: dict[str, Any]
+    file: str
+    size: int
+    checksum: int
+    rows: int
+
+
+class SavepointPart(NamedTuple):
+    """What one instance has written.
+
+    >>> SavepointPart("_savepoint/keyed-0-127.json", {"now": None}, ()).states
+    ()
+    """
+
+    name: str
+    described: dict[str, Any]
+    states: tuple[StoredState, ...]
+
+
+class Savepoint:
+    """The savepoint at a path or uri, to be written or to restore from. Making one touches nothing.
+
+    >>> Savepoint("/nowhere").parts("keyed")
+    []
+    """
+
+    def __init__(
+        self, uri: str | os.PathLike[str], *, timeless: bool = False, _files: StoreFiles | None = None
+    ) -> None:
+        self._files = open_files(uri, single_writer=True) if _files is None else _files
+        #: Whether what is written into it carries no time: it belongs to no batch.
+        self._timeless = timeless
+
+    def __repr__(self) -> str:
+        return f"Savepoint({self.uri!r})"
+
+    @classmethod
+    def at(cls, where: Any) -> Savepoint:
+        """From a savepoint, the path or uri of one, or a store: in that the one after its newest checkpoint.
+
+        >>> Savepoint.at("/data/savepoint")
+        Savepoint('/data/savepoint')
+        """
+        if isinstance(where, Savepoint):
+            return where
+        if not isinstance(where, CheckpointReader):
+            return cls(where)
+        newest = where.latest()
+        if newest is None:
+            raise UsageError(
+                "the store has no checkpoint, after which a savepoint in it would be named",
+                code="USAGE.NO_CHECKPOINT",
+                detail=where.uri,
+                hint="give the path of a new folder",
+            )
+        return cls(where.uri, _files=where._files.below(f"savepoints/{newest}"))
+
+    @property
+    def uri(self) -> str:
+        """Where it lies, without anything secret.
+
+        >>> Savepoint("/data/savepoint").uri
+        '/data/savepoint'
+        """
+        return self._files.uri
+
+    @property
+    def now(self) -> int | None:
+        """The time of the batch that it was taken after; None if it was taken after none.
+
+        The latest of the parts with keyed state. Those with operator state, which knows only the time that it was
+        restored with, count where these have none.
+
+        >>> Savepoint("/nowhere").now is None
+        True
+        """
+        for kind in ("keyed", "operator"):
+            times = [part.described.get("now") for part in self.parts(kind)]
+            known: list[int] = [each for each in times if each is not None]
+            if known:
+                return max(known)
+        return None
+
+    # --- reading ---
+
+    def check_exists(self) -> None:
+        """Raise `UsageError` if there is no part of any kind."""
+        if not self.parts("keyed") and not self.parts("operator"):
+            raise UsageError(
+                "there is no savepoint",
+                code="USAGE.NO_CHECKPOINT",
+                detail=self.uri,
+                hint="give the folder that was given to savepoint(), or store.open(id) for a checkpoint",
+            )
+
+    def parts(self, kind: str) -> list[SavepointPart]:
+        """The parts of a kind that are there, ``"keyed"`` or ``"operator"``."""
+        with storing(f"listing {_PARTS}"):
+            names = self._files.names(_PARTS)
+        wanted = [name for name in names if name.startswith(f"{kind}-") and name.endswith(".json")]
+        return [self._read_part(f"{_PARTS}/{name}") for name in wanted]
+
+    def _read_part(self, name: str) -> SavepointPart:
+        with storing(f"reading {name}"):
+            data = self._files.read(name)
+        described = unseal(data, name)
+        try:
+            if described.get("format") != FORMAT:
+                raise Malformed("its format is not known")
+            states = tuple(_stored_state(each) for each in instance(described.get("states"), list, "states"))
+        except Malformed as error:
+            raise CorruptCheckpointError(
+                f"a part of a savepoint cannot be read: {error}", detail=name
+            ) from error
+        return SavepointPart(name, described, states)
+
+    @contextmanager
+    def open_state(self, state: StoredState) -> Iterator[pq.ParquetFile]:
+        """The file of a state, after all of it has been compared with its checksum."""
+        import pyarrow.parquet as pq  # it loads Arrow's file systems
+
+        with self._opened(state) as source:
+            checksum = size = 0
+            with storing(f"reading {state.file}"):
+                while chunk := source.read(_CHUNK):
+                    checksum = crc32c(chunk, checksum)
+                    size += len(chunk)
+            if (size, checksum) != (state.size, state.checksum):
+                raise CorruptCheckpointError("a file does not match its checksum", detail=state.file)
+            source.seek(0)
+            try:
+                yield pq.ParquetFile(source)
+            except StateBackendError:
+                raise
+            except (pa.ArrowException, OSError) as error:
+                raise CorruptCheckpointError("a file cannot be read as Parquet", detail=state.file) from error
+
+    def _opened(self, state: StoredState) -> Any:
+        try:
+            with storing(f"opening {state.file}"):
+                return self._files.open_input(state.file)
+        except OSError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise CorruptCheckpointError("a file is missing", detail=state.file) from error
+            raise
+
+    # --- writing ---
+
+    def write_part(self, kind: str, own: str, described: Mapping[str, Any]) -> PartWriter:
+        """Begin to write a part; ``own`` says, in its name, whose it is. It is there when the ``with`` block ends."""
+        name = f"{_PARTS}/{kind}-{own}.json"
+        if f"{kind}-{own}.json" in self._files.names(_PARTS):
+            raise UsageError(
+                "there is a savepoint already",
+                detail=self.uri,
+                hint="give each savepoint a folder of its own",
+            )
+        times = {"now": None} if self._timeless else {}
+        return PartWriter(self._files, kind, own, name, {**described, **times})
+
+
+def _stored_state(data: Any) -> StoredState:
+    instance(data, dict, "a state")
+    if data.get("file") is None:
+        return StoredState({key: value for key, value in data.items() if key != "file"}, "", 0, 0, 0)
+    file = instance(data.get("file"), dict, "the file of a state")
+    name = instance(file.get("name"), str, "the name of a file")
+    if ".." in name.split("/") or name.startswith("/"):
+        raise Malformed("a file does not lie in the savepoint")
+    return StoredState(
+        {key: value for key, value in data.items() if key != "file"},
+        name,
+        integer(file.get("size"), "the size of a file"),
+        integer(file.get("checksum"), "the checksum of a file", 0, 2**32 - 1),
+        integer(file.get("rows"), "the rows of a file"),
+    )
+
+
+class PartWriter:
+    """Writes the files of a part, and its description at the end of the ``with`` block.
+
+    Whatever goes wrong before, what it has written is removed.
+    """
+
+    def __init__(self, files: StoreFiles, kind: str, own: str, name: str, described: dict[str, Any]) -> None:
+        self._files = files
+        self._kind = kind
+        self._own = own
+        self._name = name
+        self._described = described
+        self._states: list[dict[str, Any]] = []
+        self._made: list[str] = []
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def write_state(
+        self, described: Mapping[str, Any], schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+    ) -> None:
+        """Write a state to a Parquet file of its own. Durable when it returns."""
+        import pyarrow.parquet as pq  # it loads Arrow's file systems
+
+        folder = f"{self._kind}/{_folder_name(described['name'])}"
+        name = f"{folder}/{self._own}.parquet"
+        with storing(f"creating {folder}"):
+            self._files.make_folder(folder)
+        rows = 0
+        with _Sink(self._files, name) as sink:
+            with storing(f"writing {name}"), pq.ParquetWriter(sink, schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+                    rows += batch.num_rows
+            sink.finish()
+            self._made.append(name)
+        with storing(f"syncing {folder}"):
+            self._files.sync_folder(folder)
+        file = {"name": name, "size": sink.size, "checksum": sink.checksum, "rows": rows}
+        self._states.append({**described, "file": file})
+
+    def add_state(self, described: Mapping[str, Any]) -> None:
+        """Name a state that has no rows."""
+        self._states.append({**described, "file": None})
+
+    def _finish(self) -> None:
+        content = seal({"format": FORMAT, **self._described, "states": self._states})
+        with storing(f"writing {self._name}"):
+            self._files.make_folder(_PARTS)
+            with ExitStack() as undo:
+                sink = self._files.create(self._name)
+                undo.callback(sink.abandon)
+                sink.write(content)
+                sink.finish()
+                self._files.sync_folder(_PARTS)
+                undo.pop_all()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+                self._made = []
+        finally:
+            for name in self._made:
+                with storing(f"removing {name}"):
+                    self._files.remove(name)
+
+
+class _Sink(io.RawIOBase):
+    """A file that takes its own checksum; removed unless it is finished."""
+
+    def __init__(self, files: StoreFiles, name: str) -> None:
+        super().__init__()
+        self.size = self.checksum = 0
+        with storing(f"creating {name}"):
+            self._sink: FileSink | None = files.create(name)
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.size
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        assert self._sink is not None
+        self._sink.write(view)
+        self.checksum = crc32c(view, self.checksum)
+        self.size += len(view)
+        return len(view)
+
+    def finish(self) -> None:
+        """Make the content durable."""
+        assert self._sink is not None
+        with storing("syncing a file of a savepoint"):
+            self._sink.finish()
+        self._sink = None
+
+    def close(self) -> None:
+        sink, self._sink = getattr(self, "_sink", None), None
+        if sink is not None:
+            sink.abandon()
+        super().close()
+
+
+def _folder_name(state: str) -> str:
+    """The name of a state as that of a folder that every program reads: not hidden, no special characters.
+
+    >>> _folder_name("sum"), _folder_name("_a/b=ü"), len(_folder_name("x" * 1000))
+    ('sum', '%5Fa%2Fb%3D%C3%BC', 180)
+    """
+    name = quote(state, safe="")
+    if name[0] in "_.":
+        name = f"%{ord(name[0]):02X}{name[1:]}"
+    if len(name) > _LONGEST_NAME:
+        name = name[: _LONGEST_NAME - 33] + "-" + hashlib.sha256(state.encode()).hexdigest()[:32]
+    return name

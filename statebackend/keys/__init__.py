@@ -1,0 +1,48 @@
+"""Keys: the one canonical form of keys, map keys and namespaces, and the key groups that they belong to.
+
+>>> from statebackend.keys import TimeWindow, encode_namespace, key_encoder
+>>> key_encoder("bigint").encode(7), key_encoder("string").encode("é")
+(7, b'\\xc3\\xa9')
+>>> encode_namespace(TimeWindow(0, 60)) == encode_namespace((0, 60))
+False
+"""
+
+from statebackend.keys.encoders import KeyEncoder, key_encoder
+from statebackend.keys.int_batch import decimal_words, ints_of, rescaled_decimals
+from statebackend.keys.key_columns import Columnar, as_columnar
+from statebackend.keys.key_groups import MAX_PARALLELISM, KeyGroupRange, key_group_of, range_for, spark_hash
+from statebackend.keys.namespace_columns import readable_namespaces
+from statebackend.keys.namespaces import (
+    ALL_NAMESPACES,
+    VOID,
+    Namespace,
+    TimeWindow,
+    decode_namespace,
+    encode_namespace,
+)
+from statebackend.keys.run_batch import byte_runs_of, canonical_list, runs_of_list
+
+__all__ = [
+    "ALL_NAMESPACES",
+    "Columnar",
+    "KeyEncoder",
+    "KeyGroupRange",
+    "MAX_PARALLELISM",
+    "Namespace",
+    "TimeWindow",
+    "VOID",
+    "as_columnar",
+    "byte_runs_of",
+    "canonical_list",
+    "decimal_words",
+    "decode_namespace",
+    "encode_namespace",
+    "ints_of",
+    "key_encoder",
+    "key_group_of",
+    "range_for",
+    "readable_namespaces",
+    "rescaled_decimals",
+    "runs_of_list",
+    "spark_hash",
+]

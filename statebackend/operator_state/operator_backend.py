@@ -1,0 +1,361 @@
+"""The operator state of one instance.
+
+>>> from statebackend.state import ListStateDescriptor
+>>> backend = OperatorStateBackend()
+>>> state = backend.get_list_state(ListStateDescriptor("offsets", int))
+>>> mark = backend.mark()
+>>> state.add(1)
+>>> backend.rollback(mark)
+>>> state.get(), backend.registered_state_names()
+([], ['offsets'])
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from statebackend.checkpoint import Checkpoint, CheckpointStore, PendingSnapshot
+from statebackend.checkpoint.store.savepoint_folder import Savepoint
+from statebackend.errors import ClosedError, StateMigrationError, UsageError
+from statebackend.operator_state.broadcast import BroadcastState
+from statebackend.operator_state.operator_lists import OperatorListState
+from statebackend.operator_state.operator_snapshots import SnapshotHistory, StateView
+from statebackend.operator_state.redistribution import (
+    BROADCAST,
+    SPLIT,
+    UNION,
+    OperatorContents,
+    redistribute,
+)
+from statebackend.operator_state.restored_contents import restored_contents
+from statebackend.operator_state.savepoints import savepoint_contents, write_savepoint
+from statebackend.state import ListStateDescriptor, MapStateDescriptor, Mark, MarkStack, StateDescriptor
+from statebackend.types import Compatibility, Type
+from statebackend.types.serializers import serializer_for
+
+__all__ = ["OperatorStateBackend"]
+
+
+class OperatorStateBackend:
+    """List and broadcast states of instance ``subtask_index`` of ``parallelism``.
+
+    ``restore`` is a `Checkpoint`, a savepoint or its path, or a list of what `contents` gave for each instance of an
+    earlier run, in order; there may have been another number of them. What is restored but not asked for is kept, and
+    is part of snapshots and `contents` again.
+
+    >>> first = OperatorStateBackend()
+    >>> first.get_list_state(ListStateDescriptor("buffer", str)).add("a")
+    >>> again = OperatorStateBackend(restore=[first.contents()])
+    >>> again.is_restored, again.get_list_state(ListStateDescriptor("buffer", str)).get()
+    (True, ['a'])
+    """
+
+    def __init__(
+        self,
+        *,
+        subtask_index: int = 0,
+        parallelism: int = 1,
+        restore: Checkpoint | Savepoint | str | os.PathLike[str] | Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        if type(parallelism) is not int or parallelism < 1:
+            raise UsageError("parallelism is a positive int")
+        if type(subtask_index) is not int or not 0 <= subtask_index < parallelism:
+            raise UsageError(
+                "no instance has this index", detail=f"index {subtask_index}, parallelism {parallelism}"
+            )
+        self.subtask_index = subtask_index
+        self.parallelism = parallelism
+        #: Whether it began with what an earlier run left.
+        self.is_restored = bool(restore)
+        self._states: dict[str, OperatorListState | BroadcastState] = {}
+        #: What was restored and has not been asked for; its parts are never changed.
+        self._undeclared = _restored(restore, subtask_index, parallelism)
+        #: The time of the batch that it was restored from; it has no clock of its own.
+        self._restored_now = _restored_now(restore)
+        self._snapshots = SnapshotHistory(subtask_index=subtask_index, parallelism=parallelism)
+        self._marks = MarkStack("OperatorStateBackend")
+        self._closed = False
+
+    def check_open(self) -> None:
+        """Raise `ClosedError` if the backend is closed.
+
+        >>> OperatorStateBackend().check_open()
+        """
+        if self._closed:
+            raise ClosedError("the operator state backend is closed", hint="create another one")
+
+    # --- states ---
+
+    def get_list_state(self, descriptor: ListStateDescriptor) -> OperatorListState:
+        """A list whose elements are split evenly over the instances when their number changes.
+
+        >>> OperatorStateBackend().get_list_state(ListStateDescriptor("offsets", int)).get()
+        []
+        """
+        state: OperatorListState = self._state(descriptor, ListStateDescriptor, SPLIT)
+        return state
+
+    def get_union_list_state(self, descriptor: ListStateDescriptor) -> OperatorListState:
+        """A list of which every instance gets all elements of all instances at a restore.
+
+        Clear and rewrite it after a restore, or it grows with every one.
+
+        >>> OperatorStateBackend().get_union_list_state(ListStateDescriptor("parts", int)).mode
+        'union'
+        """
+        state: OperatorListState = self._state(descriptor, ListStateDescriptor, UNION)
+        return state
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState:
+        """A map that is the same in every instance; `BroadcastState.read_only` for the side that reads.
+
+        >>> OperatorStateBackend().get_broadcast_state(MapStateDescriptor("rules", str, str)).is_empty()
+        True
+        """
+        state: BroadcastState = self._state(descriptor, MapStateDescriptor, BROADCAST)
+        return state
+
+    def registered_state_names(self) -> list[str]:
+        """The names of all states asked for, sorted.
+
+        >>> OperatorStateBackend().registered_state_names()
+        []
+        """
+        self.check_open()
+        return sorted(self._states)
+
+    def undeclared_states(self) -> list[str]:
+        """The names of restored states that nobody has asked for yet, sorted; they are kept and written again.
+
+        >>> first = OperatorStateBackend()
+        >>> first.get_list_state(ListStateDescriptor("buffer", str)).add("a")
+        >>> again = OperatorStateBackend(restore=[first.contents()])
+        >>> again.undeclared_states()
+        ['buffer']
+        >>> _ = again.get_list_state(ListStateDescriptor("buffer", str))
+        >>> again.undeclared_states()
+        []
+        """
+        self.check_open()
+        return sorted(self._undeclared)
+
+    def _state(self, descriptor: Any, wanted: type[StateDescriptor], mode: str) -> Any:
+        self.check_open()
+        if not isinstance(descriptor, wanted):
+            raise UsageError(
+                f"a {mode} state takes a {wanted.__name__}, not a {type(descriptor).__name__}",
+                detail="operator state",
+            )
+        if descriptor.ttl_config is not None:
+            raise UsageError(
+                "operator state has no time to live", detail=f"operator state {descriptor.name!r}"
+            )
+        state = self._states.get(descriptor.name)
+        if state is not None:
+            if state.mode != mode:
+                raise _other_mode(descriptor.name, state.mode, mode)
+            state.descriptor.check_same_state(descriptor)
+            return state
+        restored = self._undeclared.get(descriptor.name)
+        state = self._create(copy.copy(descriptor), mode, restored)
+        self._undeclared.pop(descriptor.name, None)
+        self._states[descriptor.name] = state
+        return state
+
+    def _create(
+        self, descriptor: Any, mode: str, restored: dict[str, Any] | None
+    ) -> OperatorListState | BroadcastState:
+        if restored is not None and restored["mode"] != mode:
+            raise _other_mode(descriptor.name, restored["mode"], mode)
+        types = {} if restored is None else restored["config"]["types"]
+        if mode != BROADCAST:
+            elements = [] if restored is None else restored["elements"]
+            elements = _migrated(elements, types.get("element"), descriptor.element_type, descriptor.name)
+            return OperatorListState(self, descriptor, mode, elements)
+        entries = [] if restored is None else restored["entries"]
+        keys = [key for key, _ in entries]
+        keys = _migrated(keys, types.get("key"), descriptor.key_type, descriptor.name, as_is_only=True)
+        values = [value for _, value in entries]
+        values = _migrated(values, types.get("value"), descriptor.value_type, descriptor.name)
+        return BroadcastState(self, descriptor, list(zip(keys, values, strict=True)))
+
+    def contents(self) -> OperatorContents:
+        """Everything in it as plain data, for ``restore=`` and `redistribute`. O(elements).
+
+        >>> OperatorStateBackend().contents()
+        {}
+        """
+        self.check_open()
+        declared = {name: state.contents() for name, state in self._states.items()}
+        return {**copy.deepcopy(self._undeclared), **declared}
+
+    # --- checkpoints ---
+
+    def snapshot(
+        self, checkpoint_id: int, store: CheckpointStore, *, incremental: bool = True
+    ) -> PendingSnapshot:
+        """Begin to write everything in it, as it is now, for a checkpoint of a store. O(number of states).
+
+        The rest is done in the background. Nothing is written if all states are empty, or if they are as they were in
+        the newest checkpoint that was committed; with ``incremental=False`` they are written again.
+
+        >>> import tempfile
+        >>> backend = OperatorStateBackend()
+        >>> backend.get_list_state(ListStateDescriptor("buffer", str)).add("a")
+        >>> with tempfile.TemporaryDirectory() as folder, CheckpointStore(folder) as store:
+        ...     pending = backend.snapshot(0, store.open_for_writing())
+        ...     checkpoint = store.commit(0, [pending.result()])
+        ...     again = OperatorStateBackend(restore=checkpoint)
+        >>> again.get_list_state(ListStateDescriptor("buffer", str)).get()
+        ['a']
+        """
+        self.check_open()
+        return self._snapshots.take(checkpoint_id, store, self._views(), incremental=incremental)
+
+    def savepoint(self, store_or_uri: Any) -> Savepoint:
+        """Write everything in it, as it is now, beside the keyed state in the folder of a savepoint. O(elements).
+
+        Its time is that of the batch it was restored from, if any; the keyed state's counts before it.
+
+        >>> import tempfile
+        >>> backend = OperatorStateBackend()
+        >>> backend.get_list_state(ListStateDescriptor("buffer", str)).add("a")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     again = OperatorStateBackend(restore=backend.savepoint(folder))
+        >>> again.get_list_state(ListStateDescriptor("buffer", str)).get()
+        ['a']
+        """
+        self.check_open()
+        savepoint = Savepoint.at(store_or_uri)
+        write_savepoint(savepoint, self._views(), self.subtask_index, self.parallelism, self._restored_now)
+        return savepoint
+
+    def _views(self) -> dict[str, StateView]:
+        views = {name: _view_of(state) for name, state in self._undeclared.items()}
+        return views | {name: state.view() for name, state in self._states.items()}
+
+    # --- marks ---
+
+    def mark(self) -> Mark:
+        """Open a point to roll back to. O(number of states).
+
+        >>> OperatorStateBackend().mark()
+        <open mark of OperatorStateBackend>
+        """
+        self.check_open()
+        return self._marks.open({name: state.keep() for name, state in self._states.items()})
+
+    def rollback(self, mark: Mark) -> None:
+        """Return all states to where they were at ``mark``; rules as for keyed backends. O(number of states).
+
+        A state that was first asked for since has what was restored for it, or nothing.
+
+        >>> backend = OperatorStateBackend()
+        >>> backend.rollback(backend.mark())
+        """
+        self.check_open()
+        kept = self._marks.back_to(mark)
+        for name, state in self._states.items():
+            state.put_back(kept.get(name))
+
+    def release(self, mark: Mark) -> None:
+        """Give up the possibility to roll back to ``mark``. Idempotent.
+
+        >>> backend = OperatorStateBackend()
+        >>> backend.release(backend.mark())
+        """
+        if not self._closed:
+            self._marks.release(mark)
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Drop everything; every later call, but another `close`, raises `ClosedError`.
+
+        >>> OperatorStateBackend().close()
+        """
+        self._closed = True
+        self._marks.close()
+        self._snapshots.close()
+        self._states = {}
+        self._undeclared = {}
+
+    def __enter__(self) -> OperatorStateBackend:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<OperatorStateBackend {self.subtask_index} of {self.parallelism}, {len(self._states)} states>"
+        )
+
+
+def _restored(restore: Any, subtask_index: int, parallelism: int) -> OperatorContents:
+    """The share of an instance of what is to be restored."""
+    if isinstance(restore, Checkpoint):
+        return restored_contents(restore, subtask_index, parallelism)
+    if _is_savepoint(restore):
+        return savepoint_contents(Savepoint.at(restore), subtask_index, parallelism)
+    if not isinstance(restore, (list, tuple)) or not all(isinstance(each, Mapping) for each in restore):
+        raise UsageError(
+            "restore is a Checkpoint, a savepoint, or a list with the contents of each old instance",
+            hint="write restore=store.open(id), restore=store.open_snapshots(snapshots) or restore=[contents]",
+        )
+    if not restore:
+        return {}
+    # A copy: whoever gave it may go on changing it.
+    return copy.deepcopy(redistribute(restore, parallelism)[subtask_index])
+
+
+def _restored_now(restore: Any) -> int | None:
+    if isinstance(restore, Checkpoint):
+        return restore.now
+    return Savepoint.at(restore).now if _is_savepoint(restore) else None
+
+
+def _is_savepoint(restore: Any) -> bool:
+    return isinstance(restore, (Savepoint, os.PathLike)) or (isinstance(restore, str) and restore != "")
+
+
+def _view_of(state: Mapping[str, Any]) -> StateView:
+    rows = state["entries" if state["mode"] == BROADCAST else "elements"]
+    return StateView(state["mode"], state["config"]["types"], rows)
+
+
+def _other_mode(name: str, has: str, wanted: str) -> StateMigrationError:
+    return StateMigrationError(
+        f"operator state {name!r} is a {has} state, and is asked for as a {wanted} state",
+        code="STATE_MIGRATION.REDECLARED",
+        hint="use another name for the other state",
+    )
+
+
+def _migrated(
+    data: list[Any], old_config: Any, declared: Type, name: str, as_is_only: bool = False
+) -> list[Any]:
+    """Serialised values, written under ``old_config``, as bytes of the declared type."""
+    if old_config is None:
+        return list(data)
+    serializer = serializer_for(declared)
+    answer = serializer.compatibility(old_config)
+    if answer is Compatibility.AS_IS:
+        return list(data)
+    if as_is_only:
+        raise StateMigrationError(
+            "the key type of a broadcast state cannot change",
+            code="STATE_MIGRATION.KEY_TYPE",
+            detail=f"operator state {name!r}",
+        )
+    try:
+        migrate = serializer.migration(old_config)
+    except StateMigrationError as error:
+        raise error.at(f"operator state {name!r}") from None
+    return [None if each is None else migrate(each) for each in data]

@@ -1,0 +1,213 @@
+"""Writing operator state: the view of one moment, and the file that it becomes.
+
+>>> view = StateView("split", {"element": {"type": "string"}}, [b"a", b"b"])
+>>> view.rows(), view.described("buffered")
+([b'a', b'b'], {'name': 'buffered', 'kind': 'split', 'types': {'element': {'type': 'string'}}})
+>>> section("buffered", view).schema.names
+['value']
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from statebackend.checkpoint import CheckpointStore, DataWriter, PendingSnapshot, StateSnapshot
+from statebackend.checkpoint.format import GroupedBatch, Section, write_data_file
+from statebackend.checkpoint.store.pending import WritingThreads
+from statebackend.errors import UsageError
+from statebackend.operator_state.element_columns import column_type, to_column
+from statebackend.operator_state.redistribution import BROADCAST
+
+__all__ = ["PART", "SnapshotHistory", "StateView", "section", "type_roles"]
+
+#: What ``extra["part"]`` of a snapshot of operator state says.
+PART = "operator"
+
+#: Rows and bytes that are converted at a time.
+_PIECE_ROWS = 65_536
+_PIECE_BYTES = 32 << 20
+
+
+def _as_kept(kept: Any) -> Any:
+    return kept
+
+
+class StateView(NamedTuple):
+    """A state at one moment.
+
+    >>> StateView("broadcast", {"key": {"type": "int"}, "value": {"type": "int"}}, []).is_empty
+    True
+    """
+
+    mode: str
+    #: The configurations of the stored types, by role.
+    types: dict[str, Any]
+    #: What holds the state. It is never changed: a change makes another one.
+    kept: Any
+    #: From what is kept to stored elements, or pairs of stored key and value.
+    read: Callable[[Any], Sequence[Any]] = _as_kept
+
+    def rows(self) -> Sequence[Any]:
+        """Stored elements, or pairs of stored key and value. O(n)."""
+        return self.read(self.kept)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are none."""
+        return not self.kept
+
+    def described(self, name: str) -> dict[str, Any]:
+        """The state as a snapshot describes it."""
+        return {"name": name, "kind": self.mode, "types": self.types}
+
+
+def type_roles(mode: str) -> dict[str, str]:
+    """The columns of a state of a mode, and whose type each has.
+
+    >>> type_roles("union"), type_roles("broadcast")
+    ({'value': 'element'}, {'map_key': 'key', 'value': 'value'})
+    """
+    return {"map_key": "key", "value": "value"} if mode == BROADCAST else {"value": "element"}
+
+
+class SnapshotHistory:
+    """The snapshots of one instance: what they held, so that what has not changed is not written again.
+
+    >>> import tempfile
+    >>> history = SnapshotHistory(subtask_index=0, parallelism=1)
+    >>> with tempfile.TemporaryDirectory() as folder, CheckpointStore(folder) as store:
+    ...     history.take(0, store.open_for_writing(), {}).result().extra
+    {'part': 'operator'}
+    """
+
+    def __init__(self, *, subtask_index: int, parallelism: int) -> None:
+        self._subtask_index = subtask_index
+        self._parallelism = parallelism
+        #: The newest that was committed, and those after it that may still be.
+        self._taken: list[_Taken] = []
+        self._threads = WritingThreads()
+
+    def take(
+        self,
+        checkpoint_id: int,
+        store: CheckpointStore,
+        views: Mapping[str, StateView],
+        *,
+        incremental: bool = True,
+    ) -> PendingSnapshot:
+        """Begin to write states. Nothing is written if they are all empty.
+
+        If they are as they were in the newest committed checkpoint, its file is named again; ``incremental=False``
+        always writes.
+        """
+        if not isinstance(store, CheckpointStore):
+            raise UsageError(f"a snapshot is written to a CheckpointStore, not to a {type(store).__name__}")
+        writer = store.begin_snapshot(checkpoint_id)
+        try:
+            snapshot = StateSnapshot(
+                checkpoint_id,
+                writer.epoch,
+                self._subtask_index,
+                self._parallelism,
+                states=tuple(views[name].described(name) for name in sorted(views)),
+                extra={"part": PART},
+            )
+            taken = _Taken(writer, views, snapshot)
+            before = self._newest_committed()
+            if incremental and before is not None and before.can_stand_for(taken):
+                taken.snapshot = dataclasses.replace(snapshot, files=before.snapshot.files)
+            pending = PendingSnapshot(checkpoint_id, taken.write, writer.abort, self._threads)
+        except BaseException:
+            writer.abort()
+            raise
+        self._taken.append(taken)
+        return pending
+
+    def close(self) -> None:
+        """Drop what is known of earlier snapshots. What has been begun is written."""
+        self._taken = []
+        self._threads.close()
+
+    def _newest_committed(self) -> _Taken | None:
+        self._taken = [each for each in self._taken if not each.writer.is_aborted]
+        for at in range(len(self._taken) - 1, -1, -1):
+            if self._taken[at].writer.is_committed:
+                del self._taken[:at]
+                return self._taken[0]
+        return None
+
+
+class _Taken:
+    """A snapshot that was taken; whole when its file is written."""
+
+    def __init__(self, writer: DataWriter, views: Mapping[str, StateView], snapshot: StateSnapshot) -> None:
+        self.writer = writer
+        self.snapshot = snapshot
+        self._views = views
+
+    def can_stand_for(self, other: _Taken) -> bool:
+        """Whether the file of this one holds what the other would write, and will be kept for it."""
+        files = self.snapshot.files
+        return (
+            all(file.name in other.writer.builds_on for file in files)
+            and self.snapshot.states == other.snapshot.states
+            and all(view.kept is self._views[name].kept for name, view in other._views.items())
+        )
+
+    def write(self) -> StateSnapshot:
+        """Write the file, unless there is nothing to write."""
+        if self.snapshot.files or all(view.is_empty for view in self._views.values()):
+            return self.snapshot
+        try:
+            sections = [section(name, self._views[name]) for name in sorted(self._views)]
+            with self.writer.create("operator", subtask=self.snapshot.subtask_index) as file:
+                write_data_file(
+                    file,
+                    sections,
+                    extra={"part": PART},
+                    name=file.name,
+                    compression=self.writer.compression,
+                )
+                self.snapshot = dataclasses.replace(self.snapshot, files=(file.finish(),))
+        except BaseException as error:
+            if self.writer.is_aborted:
+                raise UsageError(
+                    "the snapshot has been aborted", detail=f"checkpoint {self.snapshot.checkpoint_id}"
+                ) from error
+            self.writer.abort()
+            raise
+        return self.snapshot
+
+
+def section(name: str, view: StateView) -> Section:
+    """The rows of a state as a data file holds them: without keys, and all in key group 0."""
+    roles = type_roles(view.mode)
+    schema = pa.schema([(column, column_type(view.types[role]).arrow) for column, role in roles.items()])
+    return Section(name, schema, _batches(view, roles, schema))
+
+
+def _batches(view: StateView, roles: dict[str, str], schema: pa.Schema) -> Iterator[GroupedBatch]:
+    for rows in _pieces(view.rows()):
+        columns = zip(*rows, strict=True) if view.mode == BROADCAST else [rows]
+        arrays = [
+            to_column(data, view.types[role]) for data, role in zip(columns, roles.values(), strict=True)
+        ]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        yield GroupedBatch(batch, np.array([0]), np.array([batch.num_rows]))
+
+
+def _pieces(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    start = size = 0
+    for at, row in enumerate(rows):
+        parts = (row,) if isinstance(row, bytes) else row
+        size += sum(len(part) for part in parts if part is not None)
+        if at - start == _PIECE_ROWS - 1 or size >= _PIECE_BYTES:
+            yield rows[start : at + 1]
+            start, size = at + 1, 0
+    if start < len(rows):
+        yield rows[start:]

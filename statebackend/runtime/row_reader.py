@@ -1,0 +1,136 @@
+"""From Arrow to the rows that per-record functions see: whole columns at a time, light named tuples one by one.
+
+>>> table = pa.table({"user": ["ann", "bob"], "at": [{"x": 1}, None]})
+>>> list(rows_of(table))
+[Row(user='ann', at=Row(x=1)), Row(user='bob', at=None)]
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statebackend.errors import SerializationError
+from statebackend.types import row_class
+
+__all__ = ["column_values", "rows_of"]
+
+_UTC = datetime.timezone.utc
+#: In microseconds since 1970, what datetimes reach from and to.
+_YEAR_1, _YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
+#: Rows are made in pieces of this many, so that a large batch is never held as Python objects.
+_PIECE = 65_536
+
+
+def rows_of(table: pa.Table) -> Iterator[Any]:
+    """The rows of a table, in order, each a named tuple. Memory: some tens of thousands of rows at a time.
+
+    >>> [row.n for row in rows_of(pa.table({"n": [1, 2]}))]
+    [1, 2]
+    """
+    make: Callable[[Any], Any] = partial(tuple.__new__, row_class(tuple(table.column_names)))
+    for start in range(0, table.num_rows, _PIECE):
+        piece = table.slice(start, _PIECE)
+        columns = [
+            column_values(column, name)
+            for name, column in zip(piece.column_names, piece.columns, strict=True)
+        ]
+        yield from map(make, zip(*columns, strict=True))
+
+
+def column_values(column: pa.Array | pa.ChunkedArray, name: str = "") -> list[Any]:
+    """The values of a column as state takes them: rows for structs, dicts for maps, aware times in UTC; O(n).
+
+    >>> column_values(pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64())))
+    [{'a': 1}, None]
+    """
+    values: list[Any] = []
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    try:
+        for chunk in chunks:
+            values += _values(chunk)
+    except (ValueError, OverflowError, UnicodeDecodeError):
+        raise SerializationError(
+            "a value cannot be read from Arrow",
+            detail=f"column {name!r} of type {column.type}",
+            hint="leave the column out, or cast it before foreachBatch",
+        ) from None
+    return values
+
+
+def _values(array: pa.Array) -> list[Any]:
+    kind = array.type
+    is_a = pa.types
+    if is_a.is_dictionary(kind):
+        return _values(array.dictionary_decode())
+    if is_a.is_integer(kind) or is_a.is_floating(kind):
+        if not array.null_count:
+            return array.to_numpy().tolist()  # type: ignore[no-any-return]
+        values = array.fill_null(0).to_numpy().tolist()
+        for at in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
+            values[at] = None
+        return values  # type: ignore[no-any-return]
+    if is_a.is_string(kind) or is_a.is_binary(kind) or is_a.is_decimal(kind):
+        return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+    if is_a.is_timestamp(kind) and kind.unit == "us":
+        return _times(array)
+    if is_a.is_struct(kind):
+        return _structs(array)
+    if is_a.is_list(kind) or is_a.is_large_list(kind):
+        return _runs(array, lambda start, length: _values(array.values.slice(start, length)))
+    if is_a.is_map(kind):
+        return [None if run is None else dict(run) for run in _runs(array, partial(_pairs, array))]
+    return array.to_pylist()  # type: ignore[no-any-return]
+
+
+def _times(array: pa.Array) -> list[Any]:
+    aware = array.type.tz is not None
+    plain = array.cast(pa.timestamp("us"))
+    # Beyond the years of datetime, numpy gives bare numbers.
+    for bound in pc.min_max(plain.cast(pa.int64())).as_py().values():
+        if bound is not None:
+            _check_year(bound)
+    values: list[Any] = plain.to_numpy(zero_copy_only=False).tolist()
+    if aware:
+        return [None if value is None else value.replace(tzinfo=_UTC) for value in values]
+    return values
+
+
+def _check_year(microseconds: int) -> None:
+    if not _YEAR_1 <= microseconds < _YEAR_10000:
+        raise OverflowError("a time is beyond year 9999, or before year 1")
+
+
+def _structs(array: pa.Array) -> list[Any]:
+    names = tuple(field.name for field in array.type)
+    if not names:
+        return array.to_pylist()  # type: ignore[no-any-return]
+    make = partial(tuple.__new__, row_class(names))
+    rows: list[Any] = list(map(make, zip(*map(_values, array.flatten()), strict=True)))
+    if array.null_count:
+        for at in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
+            rows[at] = None
+    return rows
+
+
+def _pairs(array: pa.Array, start: int, length: int) -> list[tuple[Any, Any]]:
+    keys, items = _values(array.keys.slice(start, length)), _values(array.items.slice(start, length))
+    return list(zip(keys, items, strict=True))
+
+
+def _runs(array: pa.Array, read: Callable[[int, int], list[Any]]) -> list[Any]:
+    """The elements of a list or map array, list by list; ``read(start, length)`` gives those of its child."""
+    offsets = array.offsets.to_numpy().tolist()
+    if not offsets or len(array) == 0:
+        return []
+    first = offsets[0]
+    flat = read(first, offsets[-1] - first)
+    missing = array.is_null().to_numpy(zero_copy_only=False).tolist()
+    bounds = zip(offsets, offsets[1:], missing, strict=False)
+    return [None if null else flat[begin - first : end - first] for begin, end, null in bounds]

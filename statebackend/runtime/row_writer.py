@@ -1,0 +1,227 @@
+"""From what a function gives out to the Arrow table of the output schema, with every value checked.
+
+>>> writer = OutputSchema("user string, n bigint")
+>>> writer.table_of_rows([("ann", 1), {"n": 2, "user": "bob"}]).to_pylist()
+[{'user': 'ann', 'n': 1}, {'user': 'bob', 'n': 2}]
+>>> writer.table_of_rows([("ann", "x")])
+Traceback (most recent call last):
+statebackend.errors.SerializationTypeError: LONG does not take a value of type str (output column 'n', position 0) ...
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import pyarrow as pa
+
+from statebackend.errors import SerializationError, SerializationTypeError, UsageError
+from statebackend.state import check_values, to_arrow
+from statebackend.types import BOOL, DecimalType, RowType, TupleType, Type, of, record_reader
+
+__all__ = ["OutputSchema"]
+
+_INTEGERS = ("LONG", "INT", "SHORT", "BYTE")
+_FLOATS = ("DOUBLE", "FLOAT")
+#: The Python types that Arrow takes exactly as the declared type's serializer does.
+_EXACT: dict[str, frozenset[type]] = {
+    **{name: frozenset({int, type(None)}) for name in _INTEGERS},
+    **{name: frozenset({float, type(None)}) for name in _FLOATS},
+    "BOOL": frozenset({bool, type(None)}),
+    "STRING": frozenset({str, type(None)}),
+    "BYTES": frozenset({bytes, type(None)}),
+    "DATE": frozenset({datetime.date, type(None)}),
+}
+
+
+class OutputSchema:
+    """The columns that a function gives out.
+
+    ``schema`` is Spark DDL, a Spark ``StructType``, a ``pyarrow.Schema``, a ROW, or a dataclass or NamedTuple.
+
+    >>> OutputSchema("user bigint, average double").arrow
+    user: int64
+    average: double
+    """
+
+    def __init__(self, schema: Any) -> None:
+        if isinstance(schema, pa.Schema):
+            schema = pa.struct(list(schema))
+        declared = of(schema)
+        if not isinstance(declared, RowType):
+            raise UsageError(
+                "a schema is that of rows",
+                detail=repr(declared),
+                hint='write for example "user bigint, n int"',
+            )
+        self.row_type = declared
+        #: The schema as Arrow has it.
+        self.arrow = pa.schema(list(declared.arrow))
+        self._names = declared.names
+        self._read = record_reader(declared.names)
+
+    def __repr__(self) -> str:
+        return f"OutputSchema({self.ddl()!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OutputSchema, (self.row_type,)
+
+    def ddl(self) -> str:
+        """The schema as Spark DDL.
+
+        >>> OutputSchema("a int, `b c` string").ddl()
+        'a int, `b c` string'
+        """
+        fields = zip(self._names, self.row_type.types, strict=True)
+        return ", ".join(f"{_quoted(name)} {kind.ddl()}" for name, kind in fields)
+
+    def empty(self) -> pa.Table:
+        """A table without rows."""
+        return self.arrow.empty_table()
+
+    # --- from rows ---
+
+    def table_of_rows(self, rows: Sequence[Any]) -> pa.Table:
+        """The table of rows in any of the forms that a function may give them in; O(n)."""
+        if not rows:
+            return self.empty()
+        columns = self._columns(rows)
+        arrays = [
+            self._column(name, kind, values)
+            for name, kind, values in zip(self._names, self.row_type.types, columns, strict=True)
+        ]
+        return pa.Table.from_arrays(arrays, schema=self.arrow)
+
+    def _columns(self, rows: Sequence[Any]) -> list[list[Any]]:
+        count = len(self._names)
+        if set(map(type, rows)) == {tuple} and set(map(len, rows)) == {count}:
+            return [list(map(itemgetter(at), rows)) for at in range(count)]
+        fields: list[Sequence[Any]] = []
+        for position, row in enumerate(rows):
+            read = self._fields(row)
+            if read is None:
+                raise _no_row(row, position, self._names)
+            fields.append(read)
+        return [list(map(itemgetter(at), fields)) for at in range(count)]
+
+    def _fields(self, row: Any) -> Sequence[Any] | None:
+        """A named tuple with the schema's names is taken by name, any other tuple by position."""
+        if isinstance(row, tuple):
+            own = getattr(row, "__fields__", None) or getattr(row, "_fields", None)
+            if own is not None and tuple(own) != self._names and set(own) == set(self._names):
+                by_name = dict(zip(own, row, strict=True))
+                return [by_name[name] for name in self._names]
+        return self._read(row)
+
+    def _column(self, name: str, kind: Type, values: list[Any]) -> pa.Array:
+        if self._is_exact(kind, values):
+            try:
+                return pa.array(values, kind.arrow)
+            except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError, OverflowError):
+                pass  # what follows says which value it is
+        return self._checked(name, kind, values)
+
+    def _is_exact(self, kind: Type, values: list[Any]) -> bool:
+        found = set(map(type, values))
+        exact = _EXACT.get(kind.name)
+        if exact is not None:
+            return found <= exact
+        if kind.name in ("TIMESTAMP", "TIMESTAMP_NTZ"):
+            if not found <= {datetime.datetime, type(None)}:
+                return False
+            naive = kind.name == "TIMESTAMP_NTZ"
+            return all(each is None or (each.tzinfo is None) is naive for each in values)
+        return kind.name == "DECIMAL" and found <= {decimal.Decimal, type(None)}
+
+    def _checked(self, name: str, kind: Type, values: list[Any]) -> pa.Array:
+        try:
+            check_values(values, kind, nullable=True)
+            return to_arrow(values, kind)
+        except SerializationError as error:
+            raise error.at(f"output column {name!r}") from None
+        except OverflowError as error:
+            raise OverflowError(f"{error}, output column {name!r}") from None
+
+    # --- from batches ---
+
+    def table_of_batches(self, given: Any) -> pa.Table:
+        """The table of what a `BatchProcessFunction` gave: a batch, a table, several of them, or None."""
+        if given is None:
+            return self.empty()
+        if isinstance(given, pa.RecordBatch):
+            given = pa.Table.from_batches([given])
+        if isinstance(given, pa.Table):
+            return self._conformed(given)
+        if isinstance(given, Iterable) and not isinstance(given, (str, bytes, dict)):
+            parts = [self.table_of_batches(each) for each in given]
+            return pa.concat_tables(parts) if parts else self.empty()
+        raise SerializationTypeError(
+            f"process_batch gave a {type(given).__name__}",
+            code="SERIALIZATION.OUTPUT",
+            hint="return a pyarrow RecordBatch, several of them, or None",
+        )
+
+    def _conformed(self, table: pa.Table) -> pa.Table:
+        if sorted(table.column_names) != sorted(self._names):
+            raise SerializationTypeError(
+                "the columns of the output are not those of the schema",
+                code="SERIALIZATION.OUTPUT",
+                detail=f"columns {', '.join(table.column_names)}; schema {', '.join(self._names)}",
+            )
+        columns = [
+            self._cast(name, kind, table.column(name))
+            for name, kind in zip(self._names, self.row_type.types, strict=True)
+        ]
+        return pa.Table.from_arrays(columns, schema=self.arrow)
+
+    def _cast(self, name: str, kind: Type, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        if column.type == kind.arrow:
+            return column
+        try:
+            found: Type | None = None if pa.types.is_null(column.type) else of(column.type)
+            if found is None or _is_close(found, kind):
+                return column.cast(kind.arrow)
+        except UsageError:
+            pass  # an Arrow type that no state has
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise SerializationError(
+                "a value of the output does not fit its column",
+                code="SERIALIZATION.OUTPUT",
+                detail=f"output column {name!r}: {column.type} is not {kind.arrow}",
+            ) from None
+        raise SerializationTypeError(
+            "a column of the output has another type than the schema",
+            code="SERIALIZATION.OUTPUT",
+            detail=f"output column {name!r}: {column.type} instead of {kind.arrow}",
+            hint="cast it in process_batch, or change the schema",
+        )
+
+
+def _quoted(name: str) -> str:
+    return RowType((name,), (BOOL,)).ddl().removeprefix("struct<").removesuffix(":boolean>")
+
+
+def _is_close(found: Type, wanted: Type) -> bool:
+    """Whether Arrow's checked cast from one to the other keeps every value or fails."""
+    if found == wanted or (isinstance(found, DecimalType) and isinstance(wanted, DecimalType)):
+        return True
+    if isinstance(wanted, TupleType) and isinstance(found, RowType):
+        return bool(wanted.arrow == found.arrow)
+    return any(found.name in family and wanted.name in family for family in (_INTEGERS, _FLOATS))
+
+
+def _no_row(row: Any, position: int, names: tuple[str, ...]) -> SerializationTypeError:
+    detail = f"output row {position} is a {type(row).__name__}"
+    hint = "yield tuples, dicts, named tuples or Spark rows; a single row is yielded, not returned"
+    if isinstance(row, tuple):
+        detail = f"output row {position} has {len(row)} fields"
+        hint = f"the schema has {len(names)}: {', '.join(names)}"
+    elif isinstance(row, dict):
+        detail = f"output row {position} is a dict with other fields"
+        hint = f"the schema has {', '.join(names)}"
+    return SerializationTypeError(
+        "an output row does not fit the schema", code="SERIALIZATION.OUTPUT", detail=detail, hint=hint
+    )

@@ -1,0 +1,94 @@
+"""What a job begins with, and what it must not begin with.
+
+>>> check_beginning("/data/savepoint", 57, "fail")
+>>> check_beginning("/data/savepoint", None, "restart_from_empty")
+Traceback (most recent call last):
+statebackend.errors.UsageError: a job begins with the state of restore_from= or, by on_gap=, with none. Hint: ...
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+from statebackend.checkpoint import Checkpoint, CheckpointStore
+from statebackend.checkpoint.store.savepoint_folder import Savepoint
+from statebackend.errors import StateBackendError, StateMigrationError, UsageError
+from statebackend.runtime.origin import Origin
+
+__all__ = ["check_beginning", "check_key_columns", "other_query", "source_of"]
+
+ON_GAP = ("fail", "restart_from_empty")
+
+
+def check_beginning(restore_from: Any, first_batch: Any, on_gap: str) -> None:
+    """Raise unless these options of a job make sense together.
+
+    >>> check_beginning(None, None, "fail")
+    """
+    if on_gap not in ON_GAP:
+        raise UsageError("on_gap is 'fail' or 'restart_from_empty'")
+    if first_batch is not None and (type(first_batch) is not int or first_batch < 0):
+        raise UsageError("first_batch is the id of a batch, an int from 0")
+    if isinstance(restore_from, (str, list, tuple)) and not restore_from:
+        raise UsageError("restore_from is empty", hint="leave it out to begin with no state")
+    if restore_from is not None and on_gap != "fail":
+        raise UsageError(
+            "a job begins with the state of restore_from= or, by on_gap=, with none",
+            hint="pass first_batch= with restore_from= to begin with that state in a running stream",
+        )
+
+
+def source_of(restore_from: Any) -> Any:
+    """What backends restore from: the newest checkpoint of a store, a savepoint, or what was given.
+
+    >>> source_of("/data/savepoint")
+    Savepoint('/data/savepoint')
+    """
+    if not isinstance(restore_from, (str, os.PathLike)):
+        return restore_from
+    store = CheckpointStore(restore_from, single_writer=True)
+    newest = store.latest()
+    return Savepoint(restore_from) if newest is None else store.open(newest)
+
+
+def check_key_columns(checkpoint: Checkpoint, columns: tuple[str, ...], uri: str) -> None:
+    """Raise if the checkpoint of a job was made by other key columns; older versions did not note theirs."""
+    noted = Origin.of(checkpoint.manifest.progress).key
+    if noted is not None and noted != columns:
+        raise StateMigrationError(
+            "the state was kept by another key",
+            code="STATE_MIGRATION.KEY_COLUMNS",
+            detail=f"columns {', '.join(noted)} there, {', '.join(columns)} here, {uri}",
+            hint="name the same columns with key=; if one has only been renamed, rename it back before "
+            "foreachBatch: withColumnRenamed",
+        )
+
+
+def other_query(error: UsageError, store: CheckpointStore, location: str | None) -> UsageError:
+    """The error for a store of another query, which may be this one with its place in the stream lost.
+
+    ``error`` is what the store says; ``location`` is where the engine keeps the place of the query that is refused.
+    """
+    newest, noted = None, None
+    with suppress(StateBackendError):  # what is damaged there is not what this query is to be told
+        newest = store.latest()
+        noted = None if newest is None else Origin.of(store.open(newest).manifest.progress).location
+    if noted is None or location is None:
+        return UsageError(error.message, code=error.code, detail=error.detail, hint=error.hint)
+    if noted == location:
+        return UsageError(
+            "Spark's checkpointLocation was lost: the query that keeps its state here had the same one, and another "
+            "id",
+            code="USAGE.LOST_LOCATION",
+            detail=f"{location}, state at {store.uri}, batch {newest}",
+            hint="bring the checkpointLocation back from a copy. If there is none, begin the stream anew where "
+            f"batch {newest} ended, with a new checkpoint= and restore_from= this one",
+        )
+    return UsageError(
+        error.message,
+        code=error.code,
+        detail=f"{store.uri}; its checkpointLocation is {noted}, that of this query is {location}",
+        hint=error.hint,
+    )

@@ -1,0 +1,254 @@
+"""Aggregates: what a user writes, and those that have a name.
+
+``"count" "sum" "avg" "min" "max" "variance" "stddev"`` are defined here once, in plain Python, by the
+formulas that Spark uses: a central moment is moved on by each value and merged without cancellation. A
+compiled version in a backend keeps the same accumulators and does the same operations in the same order.
+
+>>> spread = named_aggregate("stddev", "bigint")
+>>> accumulator = spread.create_accumulator()
+>>> for value in (2, 4, 4, 4, 5, 5, 7, 9):
+...     accumulator = spread.add(value, accumulator)
+>>> round(spread.get_result(accumulator), 6)
+2.13809
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+from statebackend.errors import UsageError
+from statebackend.state.reductions import INTEGER_BITS, Reduction, ordering
+from statebackend.types import DOUBLE, LONG, ROW, Type, of, row_class
+
+__all__ = ["AGGREGATE_NAMES", "AggregateFunction", "NamedAggregate", "named_aggregate"]
+
+
+class AggregateFunction(ABC):
+    """Folds values into an accumulator and makes a result of it; derive from it for an aggregate of your own.
+
+    ``add`` and ``merge`` may change the accumulator they are given and return it, or return another.
+
+    >>> class Longest(AggregateFunction):
+    ...     def create_accumulator(self):
+    ...         return ""
+    ...     def add(self, value, accumulator):
+    ...         return max(accumulator, value, key=len)
+    ...     def get_result(self, accumulator):
+    ...         return accumulator
+    ...     def merge(self, a, b):
+    ...         return max(a, b, key=len)
+    >>> Longest().add("abc", "ab")
+    'abc'
+    """
+
+    #: The type of results in Arrow, in any notation; None lets Arrow find one. Vectorised reads use it.
+    result_type: Any = None
+
+    @abstractmethod
+    def create_accumulator(self) -> Any:
+        """What a new key starts from; never None.
+
+        >>> named_aggregate("count", "string").create_accumulator()
+        0
+        """
+
+    @abstractmethod
+    def add(self, value: Any, accumulator: Any) -> Any:
+        """The accumulator after ``value``; never None.
+
+        >>> named_aggregate("count", "string").add("a", 1)
+        2
+        """
+
+    @abstractmethod
+    def get_result(self, accumulator: Any) -> Any:
+        """The result so far.
+
+        >>> named_aggregate("avg", "bigint").get_result((6.0, 4))
+        1.5
+        """
+
+    @abstractmethod
+    def merge(self, a: Any, b: Any) -> Any:
+        """The accumulator of the values of both, those of ``a`` first; namespaces are merged with it.
+
+        >>> named_aggregate("sum", "bigint").merge(1, 2)
+        3
+        """
+
+
+class NamedAggregate(AggregateFunction):
+    """An aggregate with a name, for values of one type; picklable, made by `named_aggregate`.
+
+    >>> named_aggregate("avg", "int").accumulator_type
+    ROW(sum=DOUBLE, count=LONG)
+    """
+
+    name: str
+    #: The type of values, of accumulators and of results.
+    type: Type
+    accumulator_type: Type
+    result_type: Type
+
+    def __init__(self, declared_type: Type) -> None:
+        self.type = declared_type
+
+    def __repr__(self) -> str:
+        return f"named_aggregate({self.name!r}, {self.type!r})"
+
+    def __reduce__(self) -> Any:
+        return named_aggregate, (self.name, self.type)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NamedAggregate) and (self.name, self.type) == (other.name, other.type)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.type))
+
+    def get_result(self, accumulator: Any) -> Any:
+        return accumulator
+
+
+class _Count(NamedAggregate):
+    name = "count"
+    accumulator_type = result_type = LONG
+
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: Any, accumulator: int) -> int:
+        return accumulator + 1
+
+    def merge(self, a: int, b: int) -> int:
+        return a + b
+
+
+class _Reduced(NamedAggregate):
+    """Sum, minimum and maximum: nothing, then reductions. The accumulator is None before the first value."""
+
+    def __init__(self, name: str, declared_type: Type) -> None:
+        super().__init__(declared_type)
+        self.name = name
+        self.accumulator_type = self.result_type = declared_type
+        self._reduce = Reduction(name, declared_type)
+
+    def create_accumulator(self) -> Any:
+        return None
+
+    def add(self, value: Any, accumulator: Any) -> Any:
+        return value if accumulator is None else self._reduce(accumulator, value)
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return self._reduce(a, b)
+
+
+class _Average(NamedAggregate):
+    name = "avg"
+    accumulator_type = ROW(sum=DOUBLE, count=LONG)
+    result_type = DOUBLE
+
+    def create_accumulator(self) -> Any:
+        return _AverageState(0.0, 0)
+
+    def add(self, value: Any, accumulator: Any) -> Any:
+        total, count = accumulator
+        return _AverageState(total + float(value), count + 1)
+
+    def get_result(self, accumulator: Any) -> float:
+        total, count = accumulator
+        return total / count  # type: ignore[no-any-return]
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return _AverageState(a[0] + b[0], a[1] + b[1])
+
+
+class _Variance(NamedAggregate):
+    """Spark's CentralMomentAgg: the count, the mean, and the sum of squared distances from it."""
+
+    name = "variance"
+    accumulator_type = ROW(n=DOUBLE, avg=DOUBLE, m2=DOUBLE)
+    result_type = DOUBLE
+
+    def create_accumulator(self) -> Any:
+        return _MomentState(0.0, 0.0, 0.0)
+
+    def add(self, value: Any, accumulator: Any) -> Any:
+        n, avg, m2 = accumulator
+        n += 1.0
+        delta = float(value) - avg
+        delta_n = delta / n
+        return _MomentState(n, avg + delta_n, m2 + delta * (delta - delta_n))
+
+    def get_result(self, accumulator: Any) -> float | None:
+        n, _, m2 = accumulator
+        return None if n < 2.0 else m2 / (n - 1.0)
+
+    def merge(self, a: Any, b: Any) -> Any:
+        n1, avg1, m2_1 = a
+        n2, avg2, m2_2 = b
+        n = n1 + n2
+        delta = avg2 - avg1
+        delta_n = 0.0 if n == 0.0 else delta / n
+        return _MomentState(n, avg1 + delta_n * n2, m2_1 + m2_2 + delta * delta_n * n1 * n2)
+
+
+class _StandardDeviation(_Variance):
+    name = "stddev"
+
+    def get_result(self, accumulator: Any) -> float | None:
+        variance = super().get_result(accumulator)
+        return None if variance is None else math.sqrt(variance)
+
+
+_AverageState: Any = row_class(("sum", "count"))
+_MomentState: Any = row_class(("n", "avg", "m2"))
+_NUMBERS = (*INTEGER_BITS, "DOUBLE", "FLOAT", "DECIMAL")
+_OVER_NUMBERS: dict[str, type[NamedAggregate]] = {
+    "avg": _Average,
+    "variance": _Variance,
+    "stddev": _StandardDeviation,
+}
+AGGREGATE_NAMES = ("count", "sum", "avg", "min", "max", "variance", "stddev")
+
+
+def named_aggregate(name: str, declared_type: Any) -> NamedAggregate:
+    """The named aggregate over values of a type, given in any notation.
+
+    Results: ``count`` LONG; ``sum``, ``min``, ``max`` as the values; ``avg``, ``variance`` and ``stddev``
+    DOUBLE, the latter two of the sample, None below two values. Integer overflow of a sum raises.
+
+    >>> named_aggregate("sum", "decimal(10,2)").result_type
+    DECIMAL(10, 2)
+    """
+    declared = of(declared_type)
+    if name == "count":
+        return _Count(declared)
+    if name in _OVER_NUMBERS:
+        if declared.name not in _NUMBERS:
+            raise _does_not_work(name, declared, "integers, DOUBLE, FLOAT and DECIMAL")
+        return _OVER_NUMBERS[name](declared)
+    if name in ("min", "max"):
+        if ordering(declared) is None:
+            raise _does_not_work(
+                name, declared, "numbers, BOOL, STRING, BYTES, dates, timestamps and records"
+            )
+        return _Reduced(name, declared)
+    if name == "sum":
+        if declared.name not in _NUMBERS:
+            raise _does_not_work(name, declared, "integers, DOUBLE, FLOAT and DECIMAL")
+        return _Reduced(name, declared)
+    raise UsageError(
+        "there is no aggregate of this name",
+        code="USAGE.AGGREGATE",
+        hint=f"use one of {', '.join(map(repr, AGGREGATE_NAMES))}, or an AggregateFunction",
+    )
+
+
+def _does_not_work(name: str, declared: Type, takes: str) -> UsageError:
+    return UsageError(
+        f"{name!r} does not work on {declared!r}",
+        code="USAGE.AGGREGATE",
+        hint=f"it works on {takes}; for other types give an AggregateFunction",
+    )

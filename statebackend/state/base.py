@@ -1,0 +1,502 @@
+"""What the keyed backends share: registration, the current key and namespace, enumeration, marks, closing.
+
+>>> from statebackend.backends import create_backend
+>>> keyed = create_backend("reference").create_keyed_backend(int)
+>>> isinstance(keyed, BaseKeyedStateBackend)
+True
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from statebackend.errors import ClosedError, KeyGroupError, UsageError
+from statebackend.keys import (
+    ALL_NAMESPACES,
+    MAX_PARALLELISM,
+    VOID,
+    KeyGroupRange,
+    decode_namespace,
+    encode_namespace,
+    key_encoder,
+)
+from statebackend.state import clocks
+from statebackend.state.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from statebackend.state.handles import KeyedState
+from statebackend.state.interface import KeyedStateBackend
+from statebackend.state.marks import MarkStack
+from statebackend.state.timers import DOMAINS, RESERVED, Timers
+from statebackend.state.ttl import StateTtlConfig
+from statebackend.types import Type
+
+__all__ = ["BaseKeyedStateBackend", "checked_budget", "checked_range"]
+
+_MERGING = ("list", "reducing", "aggregating")
+#: Stands for all namespaces where an encoded one is expected.
+ALL = None
+
+
+def checked_range(max_parallelism: Any, key_group_range: Any) -> KeyGroupRange:
+    """The range itself, or all key groups for None, checked to lie within ``max_parallelism``.
+
+    >>> checked_range(4, None)
+    KeyGroupRange(0, 3)
+    """
+    if type(max_parallelism) is not int or not 1 <= max_parallelism <= MAX_PARALLELISM:
+        raise UsageError(f"max_parallelism is an int from 1 to {MAX_PARALLELISM}")
+    if key_group_range is None:
+        return KeyGroupRange(0, max_parallelism - 1)
+    if not isinstance(key_group_range, KeyGroupRange):
+        raise UsageError(
+            f"a {type(key_group_range).__name__} is not a range of key groups",
+            hint="write KeyGroupRange(start, end), or key_groups.range_for(...)",
+        )
+    if key_group_range.end >= max_parallelism:
+        raise UsageError(
+            "the range of key groups is larger than max_parallelism",
+            detail=f"{key_group_range!r}, max_parallelism {max_parallelism}",
+        )
+    return key_group_range
+
+
+def checked_budget(budget: Any) -> int:
+    """How many steps `advance` may do, checked to be a whole number and not negative.
+
+    >>> checked_budget(5)
+    5
+    """
+    try:
+        steps = -1 if isinstance(budget, bool) else operator.index(budget)
+    except TypeError:
+        steps = -1
+    if steps < 0:
+        raise UsageError("the budget is a number of steps, and not negative", hint="write advance(1000)")
+    return min(steps, 2**62)
+
+
+class BaseKeyedStateBackend(KeyedStateBackend):
+    """The shared part. A backend derives from it and writes the methods under "to be written".
+
+    A compiled backend overrides `set_current_key`, `current_key`, `set_current_namespace`,
+    `current_namespace`, `_save_key` and `_restore_key` together, if it keeps the key itself.
+
+    Keys are handed to the methods to be written in canonical form, namespaces encoded; `ALL` is None.
+    """
+
+    def __init__(
+        self,
+        key_type: Any,
+        *,
+        max_parallelism: int = 128,
+        key_group_range: KeyGroupRange | None = None,
+        clock: Any = None,
+    ) -> None:
+        self._encoder = key_encoder(key_type)
+        self._key_group_range = checked_range(max_parallelism, key_group_range)
+        self._max_parallelism = max_parallelism
+        self._clock = clocks.checked_clock(clock)
+        self._states: dict[str, KeyedState] = {}
+        self._marks = MarkStack(type(self).__name__)
+        self._closed = False
+        #: The current key in canonical form (None: none is set), its group, and the time it was set.
+        self._key: Any = None
+        self._key_group = 0
+        self._now = 0
+        self._namespace = b""
+        #: The time of the vectorised call that is running.
+        self._fixed_now: int | None = None
+        #: What a clock that was given told the last operation that may have changed something. Never the machine's.
+        self._worked_at: int | None = None
+        #: Set by a backend that has timers.
+        self._timers: Timers | None = None
+
+    # --- to be written ---
+
+    @abstractmethod
+    def _create_state(self, descriptor: StateDescriptor) -> KeyedState:
+        """A handle of a new, empty state. The descriptor is the backend's own copy."""
+
+    @abstractmethod
+    def _redeclare_state(self, state: KeyedState, descriptor: StateDescriptor) -> None:
+        """Let ``descriptor``, of the same state, take effect: its default and its functions."""
+
+    @abstractmethod
+    def _canonical_keys(self, state: KeyedState, namespace: bytes | None) -> Iterable[Any]:
+        """Canonical keys of unexpired entries in a namespace or in ALL; a key may come more than once.
+
+        Read at once: what is returned does not change when the state does.
+        """
+
+    @abstractmethod
+    def _canonical_entries(self, state: KeyedState) -> Iterable[tuple[Any, bytes]]:
+        """Canonical keys and encoded namespaces of unexpired entries, read at once."""
+
+    @abstractmethod
+    def _entry_count(self, state: KeyedState) -> int:
+        """The number of (key, namespace) pairs stored, expired ones included."""
+
+    @abstractmethod
+    def _clear_key_of(self, state: KeyedState) -> None:
+        """Remove the current key's entries, in all namespaces."""
+
+    @abstractmethod
+    def _merge(self, state: KeyedState, target: bytes, sources: list[bytes]) -> None:
+        """Merge namespaces of the current key. Runs inside a mark: an error undoes it."""
+
+    @abstractmethod
+    def _mark_point(self) -> Any:
+        """What `_return_to` needs to find back to this moment."""
+
+    @abstractmethod
+    def _return_to(self, point: Any) -> None:
+        """Return all states to a point and invalidate open iterators."""
+
+    @abstractmethod
+    def _forget_point(self, point: Any) -> None:
+        """A mark was released; ``len(self._marks)`` are left."""
+
+    @abstractmethod
+    def _drop_all(self) -> None:
+        """Release everything; the backend is closed already."""
+
+    # --- what it is ---
+
+    @property
+    def key_type(self) -> Type:
+        return self._encoder.declared_type
+
+    @property
+    def max_parallelism(self) -> int:
+        return self._max_parallelism
+
+    @property
+    def key_group_range(self) -> KeyGroupRange:
+        return self._key_group_range
+
+    def __repr__(self) -> str:
+        what = "closed" if self._closed else f"{len(self._states)} states"
+        return f"<{type(self).__name__} of {self.key_type!r}, {self._key_group_range!r}, {what}>"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the backend is closed", hint="create another one")
+
+    # --- the current key and namespace ---
+
+    def set_current_key(self, key: Any) -> None:
+        self._check_open()
+        canonical = self._encoder.encode(key)
+        group = self._group_of(canonical)
+        self._now = self._work_time()
+        self._key, self._key_group = canonical, group
+
+    def _group_of(self, canonical: Any) -> int:
+        group = self._encoder.spark_hash(canonical) % self._max_parallelism
+        own = self._key_group_range
+        if not own.start <= group <= own.end:
+            raise KeyGroupError(
+                "the key belongs to a key group that this backend does not serve",
+                detail=f"key group {group}, served are {own.start} to {own.end}",
+                hint="send it to the instance that operator_index_for(...) names",
+            )
+        return group
+
+    def _time(self) -> int:
+        return clocks.read(self._clock) if self._fixed_now is None else self._fixed_now
+
+    def _work_time(self) -> int:
+        """The time of an operation that may change something."""
+        now = self._time()
+        if type(self._clock) is not clocks.SystemClock:
+            self._worked_at = now
+        return now
+
+    def _require_key(self) -> Any:
+        self._check_open()
+        if self._key is None:
+            raise UsageError("no current key is set", hint="call set_current_key(key) first")
+        return self._key
+
+    @property
+    def current_key(self) -> Any:
+        return self._encoder.decode(self._require_key())
+
+    def set_current_namespace(self, namespace: Any) -> None:
+        self._check_open()
+        self._namespace = encode_namespace(namespace)
+
+    @property
+    def current_namespace(self) -> Any:
+        self._check_open()
+        return decode_namespace(self._namespace)
+
+    def _save_key(self) -> Any:
+        """The current key, its time and the namespace, for `_restore_key`."""
+        return self._key, self._key_group, self._now, self._namespace
+
+    def _restore_key(self, saved: Any) -> None:
+        """Back to what `_save_key` gave, without reading the clock."""
+        self._key, self._key_group, self._now, self._namespace = saved
+
+    # --- states ---
+
+    def get_state(self, descriptor: StateDescriptor) -> KeyedState:
+        self._check_open()
+        if not isinstance(descriptor, StateDescriptor):
+            raise UsageError(
+                f"a state is asked for with a descriptor, not with a {type(descriptor).__name__}",
+                hint='write for example ValueStateDescriptor("name", "bigint")',
+            )
+        state = self._states.get(descriptor.name)
+        if state is None:
+            if descriptor.name.startswith(RESERVED):
+                raise UsageError(f"names of states do not begin with {RESERVED!r}", hint="use another name")
+            self._check_time(descriptor)
+            state = self._new_state(copy.copy(descriptor))
+            self._states[descriptor.name] = state
+            return state
+        state.descriptor.check_same_state(descriptor)
+        self._redeclare_state(state, copy.copy(descriptor))
+        return state
+
+    def _new_state(self, descriptor: StateDescriptor) -> KeyedState:
+        """The handle of a state that is asked for the first time, with what was restored of it."""
+        return self._create_state(descriptor)
+
+    def _check_time(self, descriptor: StateDescriptor) -> None:
+        config = descriptor.ttl_config
+        event_time = StateTtlConfig.TtlTimeCharacteristic.EventTime
+        if config is None or config.ttl_time_characteristic is not event_time:
+            return
+        if isinstance(self._clock, clocks.SystemClock):
+            raise UsageError(
+                "a time to live in event time needs a clock that the caller advances",
+                detail=f"state {descriptor.name!r}",
+                hint="give create_keyed_backend(clock=...) an object whose now() is the event time",
+            )
+
+    def _get(self, descriptor: Any, wanted: type[StateDescriptor]) -> Any:
+        if not isinstance(descriptor, wanted):
+            self._check_open()
+            raise UsageError(
+                f"get_{wanted.kind}_state takes a {wanted.__name__}, not a {type(descriptor).__name__}",
+                hint="get_state takes descriptors of all kinds",
+            )
+        return self.get_state(descriptor)
+
+    def get_value_state(self, descriptor: ValueStateDescriptor) -> Any:
+        return self._get(descriptor, ValueStateDescriptor)
+
+    def get_list_state(self, descriptor: ListStateDescriptor) -> Any:
+        return self._get(descriptor, ListStateDescriptor)
+
+    def get_map_state(self, descriptor: MapStateDescriptor) -> Any:
+        return self._get(descriptor, MapStateDescriptor)
+
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> Any:
+        return self._get(descriptor, ReducingStateDescriptor)
+
+    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> Any:
+        return self._get(descriptor, AggregatingStateDescriptor)
+
+    def get_folding_state(self, descriptor: FoldingStateDescriptor) -> Any:
+        return self._get(descriptor, FoldingStateDescriptor)
+
+    def _registered(self, name: str) -> KeyedState:
+        self._check_open()
+        state = self._states.get(name)
+        if state is None:
+            known = ", ".join(map(repr, sorted(self._states))) or "none"
+            raise UsageError(f"no state {name!r} is registered", hint=f"registered: {known}")
+        return state
+
+    # --- enumeration ---
+
+    def _at_one_time(self, read: Callable[[], Iterable[Any]]) -> list[Any]:
+        """What ``read`` gives at a time of its own, the current key's staying what it was."""
+        saved = self._save_key()
+        self._now = self._time()
+        try:
+            return list(read())
+        finally:
+            self._restore_key(saved)
+
+    def keys(self, name: str, namespace: Any = VOID) -> Iterator[Any]:
+        return self.keys_of((name,), namespace)
+
+    def keys_of(self, names: Iterable[str], namespace: Any = VOID) -> Iterator[Any]:
+        self._check_open()
+        if isinstance(names, str):
+            raise UsageError("keys_of takes several names", hint="write keys(name) for one state")
+        states = [self._registered(name) for name in names]
+        encoded = ALL if namespace is ALL_NAMESPACES else encode_namespace(namespace)
+        distinct: dict[Any, None] = {}
+        for state in states:
+            keys = self._at_one_time(partial(self._canonical_keys, state, encoded))
+            distinct.update(dict.fromkeys(keys))
+        return map(self._encoder.decode, distinct)
+
+    def keys_and_namespaces(self, name: str) -> Iterator[tuple[Any, Any]]:
+        state = self._registered(name)
+        entries = self._at_one_time(partial(self._canonical_entries, state))
+        return ((self._encoder.decode(key), decode_namespace(namespace)) for key, namespace in entries)
+
+    def apply_to_all_keys(
+        self, descriptor: StateDescriptor, function: Callable[[Any, Any], Any], namespace: Any = VOID
+    ) -> None:
+        state = self.get_state(descriptor)
+        if not callable(function):
+            raise UsageError("apply_to_all_keys needs a function (key, state)")
+        pairs: Iterable[tuple[Any, Any]]
+        if namespace is ALL_NAMESPACES:
+            pairs = self.keys_and_namespaces(descriptor.name)
+        else:
+            pairs = ((key, namespace) for key in self.keys(descriptor.name, namespace))
+        saved = self._save_key()
+        try:
+            for key, each_namespace in pairs:
+                self.set_current_key(key)
+                self.set_current_namespace(each_namespace)
+                function(key, state)
+        finally:
+            if not self._closed:
+                self._restore_key(saved)
+
+    def num_entries(self, name: str | None = None) -> int:
+        self._check_open()
+        if name is not None:
+            return self._entry_count(self._registered(name))
+        return sum(map(self._entry_count, self._states.values()))
+
+    # --- whole keys and namespaces ---
+
+    def clear_key(self) -> None:
+        self._require_key()
+        for state in self._states.values():
+            self._clear_key_of(state)
+
+    def merge_namespaces(self, descriptor: StateDescriptor, target: Any, sources: Iterable[Any]) -> None:
+        state = self.get_state(descriptor)
+        if descriptor.kind not in _MERGING:
+            raise UsageError(
+                f"a {descriptor.kind} state cannot be merged across namespaces",
+                detail=f"state {descriptor.name!r}",
+                hint="list, reducing and aggregating states can",
+            )
+        self._require_key()
+        if isinstance(sources, (str, bytes)):
+            raise UsageError("the sources of a merge are several namespaces", hint="give a list")
+        encoded_target = encode_namespace(target)
+        encoded = [encode_namespace(source) for source in sources or ()]
+        if encoded:
+            with self._undone_on_error():
+                self._merge(state, encoded_target, encoded)
+
+    # --- marks ---
+
+    def mark(self) -> Any:
+        self._check_open()
+        return self._marks.open(self._mark_point())
+
+    def rollback(self, mark: Any) -> None:
+        self._check_open()
+        self._return_to(self._marks.back_to(mark))
+
+    def release(self, mark: Any) -> None:
+        if not self._closed and self._marks.release(mark):
+            self._forget_point(mark.point)
+
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        mark = self.mark()
+        try:
+            yield
+        except BaseException:
+            if not self._closed:
+                self.rollback(mark)
+            raise
+        finally:
+            self.release(mark)
+
+    def _check_groups(self, canonical_keys: Sequence[Any]) -> None:
+        """Raise if a key belongs to a key group that is not served."""
+        for canonical in canonical_keys:
+            self._group_of(canonical)
+
+    @contextmanager
+    def _vectorised_call(self, canonical_keys: Sequence[Any]) -> Iterator[None]:
+        self._check_open()
+        self._check_groups(canonical_keys)
+        saved = self._save_key()
+        self._fixed_now = self._work_time()
+        try:
+            with self._undone_on_error():
+                yield
+        finally:
+            self._fixed_now = None
+            if not self._closed:
+                self._restore_key(saved)
+
+    # --- time and the end ---
+
+    @property
+    def has_timers(self) -> bool:
+        return self._timers is not None
+
+    @property
+    def timers(self) -> Timers:
+        self._check_open()
+        return super().timers if self._timers is None else self._timers
+
+    def advance(self, budget: int = 1000) -> int:
+        self._check_open()
+        checked_budget(budget)
+        return 0
+
+    def metrics(self) -> dict[str, Any]:
+        self._check_open()
+        states: dict[str, dict[str, Any]] = {
+            name: {"kind": state.descriptor.kind, "entries": self._entry_count(state)}
+            for name, state in self._states.items()
+        }
+        for name, state in self._states.items():
+            if state.descriptor.ttl_config is not None:
+                states[name].update(self._expiry_metrics(state))
+        metrics = {
+            "entries": sum(each["entries"] for each in states.values()),
+            "rows": sum(map(self._row_count, self._states.values())),
+            "states": states,
+        }
+        if self._timers is not None:
+            metrics["timers"] = {domain: self._timers.count(domain) for domain in DOMAINS}
+            metrics["timers_fired"] = self._timers.fired
+        return metrics
+
+    def _row_count(self, state: KeyedState) -> int:
+        """Values, lists and map entries of a state."""
+        return self._entry_count(state)
+
+    def _expiry_metrics(self, state: KeyedState) -> dict[str, Any]:
+        """What is known of a state with a time to live: what has expired, and what is left."""
+        return {}
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._marks.close()
+            self._drop_all()
+            self._key = None

@@ -1,0 +1,430 @@
+"""The six kinds of state descriptors.
+
+>>> ValueStateDescriptor("last", "bigint", default=0).default_copy()
+0
+>>> from statebackend.state.ttl import StateTtlConfig
+>>> MapStateDescriptor("seen", str, int).enable_time_to_live(StateTtlConfig(1000)).ttl_config.ttl
+1000
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+from statebackend.errors import SerializationError, StateMigrationError, UsageError
+from statebackend.state.aggregates import AggregateFunction, NamedAggregate, named_aggregate
+from statebackend.state.reductions import Reduction, named_reduction
+from statebackend.state.ttl import StateTtlConfig
+from statebackend.types import Type, of
+from statebackend.types.serializers import serializer_for
+
+__all__ = [
+    "AggregatingStateDescriptor",
+    "FoldingStateDescriptor",
+    "ListStateDescriptor",
+    "MapStateDescriptor",
+    "ReducingStateDescriptor",
+    "StateDescriptor",
+    "ValueStateDescriptor",
+]
+
+D = TypeVar("D", bound="StateDescriptor")
+
+
+class StateDescriptor:
+    """The name of a state and what is stored under it; the base of the six kinds.
+
+    Two descriptors are equal if kind, name, types, time to live and combining function are.
+
+    >>> ListStateDescriptor("tags", str) == ListStateDescriptor("tags", "string")
+    True
+    """
+
+    #: "value", "list", "map", "reducing", "aggregating" or "folding".
+    kind: ClassVar[str]
+
+    def __init__(self, name: str) -> None:
+        given: Any = name
+        if not isinstance(given, str) or not given:
+            raise UsageError(
+                "the name of a state is a non-empty str", detail=f"not this {type(given).__name__}"
+            )
+        try:
+            name.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UsageError("the name of a state has a lone surrogate, which no file can hold") from None
+        self.name = name
+        self._ttl_config = StateTtlConfig.DISABLED
+
+    @property
+    def ttl_config(self) -> StateTtlConfig | None:
+        """The time to live, or None if the state does not expire.
+
+        >>> ListStateDescriptor("tags", str).ttl_config is None
+        True
+        """
+        return self._ttl_config if self._ttl_config.is_enabled else None
+
+    def enable_time_to_live(self: D, ttl_config: StateTtlConfig) -> D:
+        """Let the state expire; returns the descriptor. A config with ``UpdateType.Disabled`` turns it off.
+
+        >>> ListStateDescriptor("tags", str).enable_time_to_live(StateTtlConfig(1000)).name
+        'tags'
+        """
+        if not isinstance(ttl_config, StateTtlConfig):
+            raise UsageError(
+                f"enable_time_to_live does not take a {type(ttl_config).__name__}",
+                detail=f"state {self.name!r}",
+                hint="write enable_time_to_live(StateTtlConfig(timedelta(hours=1)))",
+            )
+        self._ttl_config = ttl_config
+        return self
+
+    def stored_types(self) -> dict[str, Type]:
+        """The types of what is stored, by role; two descriptors of one state agree on them.
+
+        >>> MapStateDescriptor("seen", str, int).stored_types()
+        {'key': STRING, 'value': LONG}
+        """
+        raise NotImplementedError
+
+    def config(self) -> dict[str, Any]:
+        """A JSON-able description of what is stored: kind, types and whether entries have timestamps.
+
+        >>> ListStateDescriptor("tags", str).config()
+        {'kind': 'list', 'types': {'element': {'type': 'string'}}, 'ttl': False}
+        """
+        types = {role: declared.config() for role, declared in self.stored_types().items()}
+        return {"kind": self.kind, "types": types, "ttl": self.ttl_config is not None}
+
+    def check_same_state(self, other: StateDescriptor) -> None:
+        """Raise `StateMigrationError`, naming both, unless ``other`` describes the same state as this one.
+
+        Kind, types, time to live and named functions must agree. Functions of the user's own and defaults may
+        differ: the newest descriptor's are used.
+
+        >>> ListStateDescriptor("tags", str).check_same_state(ListStateDescriptor("tags", int))
+        Traceback (most recent call last):
+        statebackend.errors.StateMigrationError: state 'tags' is LIST(STRING), and is asked for as ...
+        """
+        if type(self) is type(other) and self.stored_types() == other.stored_types():
+            if self.ttl_config != other.ttl_config:
+                mine, theirs = (str(d.ttl_config or "without time to live") for d in (self, other))
+                hint = "give one time to live to a state, and the same wherever it is asked for"
+            elif self._function_name() != other._function_name():
+                mine, theirs = f"by {self._function_name()}", f"by {other._function_name()}"
+                hint = "use another name for the other state"
+            else:
+                return
+        else:
+            mine, theirs = self.describe(), other.describe()
+            hint = "use another name for the other state; stored types change at a restore only"
+        raise StateMigrationError(
+            f"state {self.name!r} is {mine}, and is asked for as {theirs}",
+            code="STATE_MIGRATION.REDECLARED",
+            hint=hint,
+        )
+
+    def describe(self) -> str:
+        """Kind and types in a few words, for messages.
+
+        >>> MapStateDescriptor("seen", str, int).describe()
+        'MAP(STRING, LONG)'
+        """
+        return f"{self.kind.upper()}({', '.join(map(repr, self.stored_types().values()))})"
+
+    def _function_name(self) -> str | None:
+        """The combining function, if it has a name; "a function" for the user's own."""
+        return None
+
+    def _identity(self) -> tuple[Any, ...]:
+        return type(self), self.name, tuple(self.stored_types().items()), self.ttl_config
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StateDescriptor) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.name))
+
+    def _arguments(self) -> list[Any]:
+        return list(self.stored_types().values())
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, [self.name, *self._arguments()]))
+        ttl = f".enable_time_to_live({self.ttl_config!r})" if self.ttl_config is not None else ""
+        return f"{type(self).__name__}({shown}){ttl}"
+
+
+class ValueStateDescriptor(StateDescriptor):
+    """One value per key. ``default`` is what `value()` of an absent value gives a copy of.
+
+    >>> ValueStateDescriptor("average", "struct<count:bigint,sum:bigint>", default=(0, 0)).default_copy()
+    Row(count=0, sum=0)
+    """
+
+    kind = "value"
+
+    def __init__(self, name: str, type: Any, default: Any = None) -> None:
+        super().__init__(name)
+        self.type = of(type)
+        self._default = _serialized(self.type, default, name, "default")
+
+    def default_copy(self) -> Any:
+        """A copy of the default, None if there is none; O(size of it).
+
+        >>> tags = ValueStateDescriptor("tags", "array<string>", default=[])
+        >>> tags.default_copy() is tags.default_copy()
+        False
+        """
+        return None if self._default is None else serializer_for(self.type).deserialize(self._default)
+
+    def stored_types(self) -> dict[str, Type]:
+        return {"value": self.type}
+
+    def _identity(self) -> tuple[Any, ...]:
+        return (*super()._identity(), self._default)
+
+    def _arguments(self) -> list[Any]:
+        return [self.type] if self._default is None else [self.type, self.default_copy()]
+
+
+class ListStateDescriptor(StateDescriptor):
+    """A list of elements per key.
+
+    >>> ListStateDescriptor("clicks", int).element_type
+    LONG
+    """
+
+    kind = "list"
+
+    def __init__(self, name: str, element_type: Any) -> None:
+        super().__init__(name)
+        self.element_type = of(element_type)
+
+    def stored_types(self) -> dict[str, Type]:
+        return {"element": self.element_type}
+
+
+class MapStateDescriptor(StateDescriptor):
+    """A map per key; each of its entries is read, written and expires on its own.
+
+    >>> MapStateDescriptor("counts", str, int).key_type
+    STRING
+    """
+
+    kind = "map"
+
+    def __init__(self, name: str, key_type: Any, value_type: Any) -> None:
+        super().__init__(name)
+        self.key_type = of(key_type)
+        self.value_type = of(value_type)
+        if not self.key_type.is_key_type:
+            raise UsageError(
+                f"{self.key_type.name} cannot be the key type of a map",
+                code="USAGE.KEY_TYPE",
+                detail=f"state {name!r}",
+                hint="map keys are numbers, strings, bytes, dates, timestamps, and tuples and rows of these",
+            )
+
+    def stored_types(self) -> dict[str, Type]:
+        return {"key": self.key_type, "value": self.value_type}
+
+
+class ReducingStateDescriptor(StateDescriptor):
+    """One value per key, into which every added value is reduced.
+
+    ``reduce`` is a function ``(old, new) -> merged`` of values of ``type``, or the name of a reduction.
+
+    >>> ReducingStateDescriptor("longest", lambda old, new: max(old, new, key=len), str).reduction is None
+    True
+    >>> ReducingStateDescriptor("total", "sum", int).reduction
+    'sum'
+    """
+
+    kind = "reducing"
+    #: The function.
+    reduce: Callable[[Any, Any], Any]
+    #: Its name, or None for a function of the user's own.
+    reduction: str | None
+
+    def __init__(self, name: str, reduce: Callable[[Any, Any], Any] | str, type: Any) -> None:
+        super().__init__(name)
+        self.type = of(type)
+        if isinstance(reduce, str):
+            self.reduce = _named(named_reduction, reduce, self.type, name)
+        elif isinstance(reduce, Reduction) and reduce.type == self.type:
+            self.reduce = reduce
+        else:
+            self.reduce = _callable(reduce, "reduce", name, "(old, new) -> merged, or a name such as 'sum'")
+        self.reduction = self.reduce.name if isinstance(self.reduce, Reduction) else None
+
+    def stored_types(self) -> dict[str, Type]:
+        return {"value": self.type}
+
+    def _function_name(self) -> str:
+        return "a function" if self.reduction is None else repr(self.reduction)
+
+    def _identity(self) -> tuple[Any, ...]:
+        return (*super()._identity(), self.reduce)
+
+    def _arguments(self) -> list[Any]:
+        return [self.reduction or self.reduce, self.type]
+
+
+class AggregatingStateDescriptor(StateDescriptor):
+    """One accumulator per key, into which every added value goes, and of which a result is made.
+
+    ``aggregate`` is an `AggregateFunction`, which needs ``accumulator_type`` (``type``, of the values, may be
+    left out: they then reach the function unchecked), or the name of an aggregate, which needs ``type``.
+
+    >>> mean = AggregatingStateDescriptor("mean", "avg", "bigint")
+    >>> mean.accumulator_type, mean.result_type
+    (ROW(sum=DOUBLE, count=LONG), DOUBLE)
+    """
+
+    kind = "aggregating"
+    #: The function.
+    aggregate: AggregateFunction
+    #: Its name, or None for a function of the user's own.
+    aggregation: str | None
+    #: The type of added values, or None if they are not checked.
+    type: Type | None
+    accumulator_type: Type
+    #: The type of results, or None if Arrow is to find one.
+    result_type: Type | None
+
+    def __init__(
+        self,
+        name: str,
+        aggregate: AggregateFunction | str,
+        type: Any = None,
+        accumulator_type: Any = None,
+    ) -> None:
+        super().__init__(name)
+        where = f"state {name!r}"
+        declared = None if type is None else of(type)
+        if isinstance(aggregate, str):
+            if declared is None:
+                raise UsageError(
+                    "a named aggregate needs the type of the values",
+                    detail=where,
+                    hint='write for example AggregatingStateDescriptor(name, "avg", "bigint")',
+                )
+            aggregate = _named(named_aggregate, aggregate, declared, name)
+        if not isinstance(aggregate, AggregateFunction):
+            raise UsageError(
+                f"an aggregate is not a {aggregate.__class__.__name__}",
+                detail=where,
+                hint="give an instance of a class derived from AggregateFunction, or a name such as 'avg'",
+            )
+        self.aggregate = aggregate
+        result = aggregate.result_type
+        self.result_type = None if result is None else of(result)
+        if isinstance(aggregate, NamedAggregate):
+            given = None if accumulator_type is None else of(accumulator_type)
+            if given not in (None, aggregate.accumulator_type) or declared not in (None, aggregate.type):
+                raise UsageError(
+                    f"the types do not fit the aggregate {aggregate.name!r}",
+                    detail=where,
+                    hint="leave accumulator_type out: a named aggregate knows it",
+                )
+            self.aggregation = aggregate.name
+            self.type, self.accumulator_type = aggregate.type, aggregate.accumulator_type
+            return
+        if accumulator_type is None:
+            raise UsageError(
+                "an AggregateFunction needs the type of its accumulator",
+                detail=where,
+                hint="give accumulator_type=, for example 'struct<sum:bigint,n:bigint>', or PICKLE",
+            )
+        self.aggregation = None
+        self.type, self.accumulator_type = declared, of(accumulator_type)
+
+    def stored_types(self) -> dict[str, Type]:
+        return {"accumulator": self.accumulator_type}
+
+    def _function_name(self) -> str:
+        if self.aggregation is None:
+            return "an AggregateFunction"
+        return f"{self.aggregation!r} of {self.type!r}"
+
+    def _identity(self) -> tuple[Any, ...]:
+        return (*super()._identity(), self.aggregate, self.type)
+
+    def _arguments(self) -> list[Any]:
+        if self.aggregation is not None:
+            return [self.aggregation, self.type]
+        return [self.aggregate, self.type, self.accumulator_type]
+
+
+class FoldingStateDescriptor(StateDescriptor):
+    """One accumulator per key, begun with ``initial`` and moved on by ``fold(accumulator, value)``.
+
+    Old Flink's; values may be of any type and reach ``fold`` unchecked. It cannot be merged across
+    namespaces: two accumulators cannot be folded. Prefer `AggregatingStateDescriptor`.
+
+    >>> path = FoldingStateDescriptor("path", "", lambda path, step: path + "/" + step, str)
+    >>> path.fold(path.initial_copy(), "home")
+    '/home'
+    """
+
+    kind = "folding"
+
+    def __init__(self, name: str, initial: Any, fold: Callable[[Any, Any], Any], type: Any) -> None:
+        super().__init__(name)
+        self.type = of(type)
+        if initial is None:
+            raise UsageError(
+                "the initial accumulator is None", detail=f"state {name!r}", hint="give a value of the type"
+            )
+        self._initial: bytes = _serialized(self.type, initial, name, "initial")
+        self.fold = _callable(fold, "fold", name, "(accumulator, value) -> accumulator")
+
+    def initial_copy(self) -> Any:
+        """A copy of the initial accumulator; O(size of it).
+
+        >>> FoldingStateDescriptor("all", [], lambda all, new: [*all, new], list[int]).initial_copy()
+        []
+        """
+        return serializer_for(self.type).deserialize(self._initial)
+
+    def stored_types(self) -> dict[str, Type]:
+        return {"accumulator": self.type}
+
+    def _function_name(self) -> str:
+        return "a function"
+
+    def _identity(self) -> tuple[Any, ...]:
+        return (*super()._identity(), self._initial, self.fold)
+
+    def _arguments(self) -> list[Any]:
+        return [self.initial_copy(), self.fold, self.type]
+
+
+def _serialized(declared: Type, value: Any, state: str, what: str) -> Any:
+    if value is None:
+        return None
+    try:
+        return serializer_for(declared).serialize(value)
+    except SerializationError as error:
+        raise error.at(f"{what} of state {state!r}") from None
+    except OverflowError as error:
+        raise OverflowError(f"{error}, {what} of state {state!r}") from None
+
+
+def _named(make: Callable[[str, Type], Any], function: str, declared: Type, state: str) -> Any:
+    try:
+        return make(function, declared)
+    except UsageError as error:
+        raise error.at(f"state {state!r}") from None
+
+
+def _callable(function: Any, what: str, state: str, takes: str) -> Callable[[Any, Any], Any]:
+    if not callable(function) or isinstance(function, type):
+        raise UsageError(
+            f"{what} is not a function, but a {function.__class__.__name__}",
+            detail=f"state {state!r}",
+            hint=f"give a function {takes}",
+        )
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,355 @@
+"""The interfaces of backends.
+
+>>> from statebackend.backends import create_backend
+>>> isinstance(create_backend("reference"), StateBackend)
+True
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, TypeVar
+
+from statebackend.errors import UsageError
+from statebackend.keys import VOID, KeyGroupRange
+from statebackend.state.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from statebackend.state.handles import (
+    AggregatingState,
+    FoldingState,
+    KeyedListState,
+    KeyedState,
+    MapState,
+    ReducingState,
+    ValueState,
+)
+from statebackend.state.timers import Timers
+from statebackend.types import Type
+
+__all__ = ["KeyedStateBackend", "StateBackend"]
+
+K = TypeVar("K", bound="KeyedStateBackend")
+
+
+class StateBackend(ABC):
+    """A factory of keyed and operator backends. It holds configuration only and is picklable.
+
+    Its constructor takes the options of the backend, all of them as keywords.
+
+    >>> from statebackend.backends import create_backend
+    >>> create_backend("reference")
+    ReferenceBackend()
+    """
+
+    #: The name under which it is registered.
+    name: str
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        """Why the backend cannot be used here, with what to do about it; None if it can.
+
+        >>> from statebackend.backends.reference import ReferenceBackend
+        >>> ReferenceBackend.unavailable_reason() is None
+        True
+        """
+        return None
+
+    @abstractmethod
+    def create_keyed_backend(
+        self,
+        key_type: Any,
+        *,
+        max_parallelism: int = 128,
+        key_group_range: KeyGroupRange | None = None,
+        clock: Any = None,
+        restore: Any = (),
+    ) -> KeyedStateBackend:
+        """A keyed backend for keys of a type, serving a range of key groups (default: all).
+
+        ``clock`` is any object with ``now() -> int``, milliseconds; default: the machine's.
+
+        >>> from statebackend.backends import create_backend
+        >>> keyed = create_backend("reference").create_keyed_backend(int, max_parallelism=8)
+        >>> keyed.key_group_range
+        KeyGroupRange(0, 7)
+        """
+
+    @abstractmethod
+    def create_operator_backend(
+        self, *, subtask_index: int = 0, parallelism: int = 1, restore: Any = ()
+    ) -> Any:
+        """The `OperatorStateBackend` of one of ``parallelism`` instances.
+
+        >>> from statebackend.backends import create_backend
+        >>> create_backend("reference").create_operator_backend().registered_state_names()
+        []
+        """
+
+
+class KeyedStateBackend(ABC):
+    """State of many keys: states by name, the current key and namespace, enumeration, marks.
+
+    At most one call is inside it at a time; it may be used from different threads one after the other. A
+    context manager that closes it.
+
+    >>> from statebackend.backends import create_backend
+    >>> from statebackend.state import ListStateDescriptor
+    >>> with create_backend("reference").create_keyed_backend(str) as keyed:
+    ...     words = keyed.get_list_state(ListStateDescriptor("words", str))
+    ...     keyed.set_current_key("a")
+    ...     words.add("x")
+    ...     list(keyed.keys("words"))
+    ['a']
+    """
+
+    # --- what it is ---
+
+    @property
+    @abstractmethod
+    def key_type(self) -> Type:
+        """The type of keys."""
+
+    @property
+    @abstractmethod
+    def max_parallelism(self) -> int:
+        """The number of key groups that keys are spread over."""
+
+    @property
+    @abstractmethod
+    def key_group_range(self) -> KeyGroupRange:
+        """The key groups that this backend serves."""
+
+    # --- the current key and namespace ---
+
+    @abstractmethod
+    def set_current_key(self, key: Any) -> None:
+        """Make ``key`` the one that handles work on, and read the clock. O(1).
+
+        A key of the wrong type or of a key group outside the range raises; the old key then stays current.
+        """
+
+    @property
+    @abstractmethod
+    def current_key(self) -> Any:
+        """The current key, in its canonical form (-0.0 is 0.0); `UsageError` if none is set."""
+
+    @abstractmethod
+    def set_current_namespace(self, namespace: Any) -> None:
+        """Make ``namespace`` the one that handles work in: ``VOID``, a `TimeWindow`, int, str, bytes, tuple.
+
+        It belongs to the backend, holds for all its handles, and stays when the key changes. O(1).
+        """
+
+    @property
+    @abstractmethod
+    def current_namespace(self) -> Any:
+        """The current namespace; ``VOID`` until another is set."""
+
+    # --- states ---
+
+    @abstractmethod
+    def get_state(self, descriptor: StateDescriptor) -> KeyedState:
+        """The state of a descriptor of any kind; the same name gives the same handle again. O(1).
+
+        A name that is taken by another kind, type or time to live raises `StateMigrationError`.
+        """
+
+    @abstractmethod
+    def get_value_state(self, descriptor: ValueStateDescriptor) -> ValueState:
+        """The value state of a descriptor."""
+
+    @abstractmethod
+    def get_list_state(self, descriptor: ListStateDescriptor) -> KeyedListState:
+        """The list state of a descriptor."""
+
+    @abstractmethod
+    def get_map_state(self, descriptor: MapStateDescriptor) -> MapState:
+        """The map state of a descriptor."""
+
+    @abstractmethod
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState:
+        """The reducing state of a descriptor."""
+
+    @abstractmethod
+    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
+        """The aggregating state of a descriptor."""
+
+    @abstractmethod
+    def get_folding_state(self, descriptor: FoldingStateDescriptor) -> FoldingState:
+        """The folding state of a descriptor."""
+
+    # --- enumeration ---
+
+    @abstractmethod
+    def keys(self, name: str, namespace: Any = VOID) -> Iterator[Any]:
+        """The keys that have this state, each once, at the time of the call; expired ones are left out.
+
+        ``ALL_NAMESPACES`` for the keys of all namespaces. No order is promised. State may be changed while
+        iterating: the keys are those at the call. A name that is not registered raises `UsageError`.
+        """
+
+    @abstractmethod
+    def keys_of(self, names: Iterable[str], namespace: Any = VOID) -> Iterator[Any]:
+        """The keys that have at least one of these states, each once; otherwise as `keys`."""
+
+    @abstractmethod
+    def keys_and_namespaces(self, name: str) -> Iterator[tuple[Any, Any]]:
+        """Pairs of key and namespace that have this state; otherwise as `keys`."""
+
+    @abstractmethod
+    def apply_to_all_keys(
+        self, descriptor: StateDescriptor, function: Callable[[Any, Any], Any], namespace: Any = VOID
+    ) -> None:
+        """``function(key, state)`` for each key that has the state at the time of the call.
+
+        Key and namespace are current meanwhile and restored afterwards, also if the function raises; what it
+        changed before then stays changed.
+        """
+
+    @abstractmethod
+    def num_entries(self, name: str | None = None) -> int:
+        """How many (key, namespace) pairs have the state, or the states together.
+
+        Expired ones that have not been cleaned up count. An estimate on RocksDB.
+        """
+
+    # --- whole keys and namespaces ---
+
+    @abstractmethod
+    def clear_key(self) -> None:
+        """Remove all states of the current key, in all namespaces."""
+
+    @abstractmethod
+    def merge_namespaces(self, descriptor: StateDescriptor, target: Any, sources: Iterable[Any]) -> None:
+        """Merge the current key's state in the source namespaces into that of ``target``, in order.
+
+        For list, reducing and aggregating states; others raise `UsageError`. The sources are empty
+        afterwards. An absent source is skipped. Atomic.
+        """
+
+    # --- time ---
+
+    @property
+    def has_timers(self) -> bool:
+        """Whether it has `timers`, which are optional."""
+        return False
+
+    @property
+    def timers(self) -> Timers:
+        """The timers of all keys; `register`, `delete` and `pending` are about the current key and namespace."""
+        raise UsageError(f"{type(self).__name__} has no timers", code="USAGE.NOT_AVAILABLE")
+
+    @abstractmethod
+    def advance(self, budget: int = 1000) -> int:
+        """Do up to ``budget`` small steps of background work (cleanup, reclaiming); how many were done.
+
+        Never needed for right answers. Call it between batches.
+        """
+
+    # --- marks ---
+
+    @abstractmethod
+    def mark(self) -> Any:
+        """Open a point to roll back to. O(1)."""
+
+    @abstractmethod
+    def rollback(self, mark: Any) -> None:
+        """Return all states to where they were at ``mark``, timestamps included. O(changes since).
+
+        ``mark`` and older ones stay valid; newer ones and open iterators do not. Handles stay valid; a state
+        registered since is empty. The current key and namespace stay as they are.
+        """
+
+    @abstractmethod
+    def release(self, mark: Any) -> None:
+        """Give up the possibility to roll back to ``mark``. Idempotent."""
+
+    def count_changes(self, mark: Any) -> tuple[int, int] | None:
+        """How many rows were put or written since ``mark`` and are there, and how many were there then and are gone.
+
+        A row is a value, a list or a map entry, as in ``metrics()["rows"]``. Optional: None if it is not known.
+
+        >>> from statebackend.state import ValueStateDescriptor
+        >>> from statebackend.backends import create_backend
+        >>> keyed = create_backend("reference").create_keyed_backend(int)
+        >>> count = keyed.get_value_state(ValueStateDescriptor("count", int))
+        >>> count.update_many([1, 2], [10, 20])
+        >>> mark = keyed.mark()
+        >>> count.update_many([1, 2, 3, 4], [11, None, 30, 40])
+        >>> keyed.count_changes(mark)
+        (3, 1)
+        """
+        return None
+
+    # --- checkpoints: optional, a backend without them keeps state in memory only ---
+
+    def snapshot(self, checkpoint_id: int, store: Any, *, incremental: bool = True) -> Any:
+        """Open a consistent view and write it in the background. Optional: raises if not supported."""
+        raise UsageError(f"{type(self).__name__} writes no checkpoints", code="USAGE.NOT_AVAILABLE")
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # noqa: B027 - optional
+        """The checkpoint is committed: needed only where the store that committed it is in another process."""
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:  # noqa: B027 - optional
+        """The checkpoint will not be committed: what it held is written by the next one."""
+
+    def undeclared_states(self) -> list[str]:
+        """The names of restored states that nobody has asked for yet, sorted; they are kept and written again.
+
+        States that the library keeps for itself, as those of timers, are not among them. O(their number).
+
+        >>> from statebackend.backends import create_backend
+        >>> create_backend("reference").create_keyed_backend(int).undeclared_states()
+        []
+        """
+        return []
+
+    def savepoint(self, store_or_uri: Any) -> Any:
+        """Write everything in the form that all backends read. Optional: raises if not supported."""
+        raise UsageError(f"{type(self).__name__} writes no savepoints", code="USAGE.NOT_AVAILABLE")
+
+    # --- the end ---
+
+    @abstractmethod
+    def metrics(self) -> dict[str, Any]:
+        """Figures: at least ``entries``, and ``states`` with ``kind`` and ``entries`` by name.
+
+        An entry is what a key has of a state; ``rows``, where it is there, counts each entry of a map.
+
+        Of states with a time to live also ``expired_on_read``, ``expired_by_cleanup`` and ``oldest_timestamp``, and,
+        where checkpoints are written, ``expired_in_snapshots``: what full ones have left out, in values, list
+        elements and map entries. Of backends with timers ``timers``, how many wait by domain, and ``timers_fired``.
+        Counts begin with the backend.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Drop everything; every later call, but another `close`, raises `ClosedError`."""
+
+    def __enter__(self: K) -> K:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- for handles ---
+
+    @abstractmethod
+    def _vectorised_call(self, canonical_keys: Sequence[Any]) -> AbstractContextManager[None]:
+        """What a vectorised method runs in when it is made of scalar calls.
+
+        The key groups of all keys are checked first; the clock is read once; an error undoes what was done
+        inside; the current key and its time are restored.
+        """

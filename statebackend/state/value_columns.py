@@ -1,0 +1,254 @@
+"""Columns of values: Arrow, numpy or sequences to Python values, one by one, and Python values to Arrow.
+
+This is the plain way, for every type. Backends convert the types that they store natively by whole columns.
+
+>>> from statebackend.types import TUPLE, LONG, STRING
+>>> pairs = to_arrow([(1, "a"), None], TUPLE(LONG, STRING))
+>>> pairs.to_pylist()
+[{'_1': 1, '_2': 'a'}, None]
+>>> to_values(pairs, TUPLE(LONG, STRING))
+[(1, 'a'), None]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from statebackend.errors import SerializationError, SerializationTypeError, UsageError
+from statebackend.keys import as_columnar
+from statebackend.types import CustomType, ListType, MapType, RowType, TupleType, Type, record_reader
+from statebackend.types.serializers import serializer_for
+
+__all__ = ["check_lengths", "check_values", "from_arrow", "has_objects", "to_arrow", "to_values"]
+
+Convert = Callable[[Any], Any]
+
+
+def to_values(column: Any, declared: Type | None) -> list[Any]:
+    """The Python values of a column of ``declared`` values (None: of any), with None for nulls; O(n).
+
+    >>> import pyarrow as pa
+    >>> to_values(pa.array([1, None]), None), to_values([1, None], None)
+    ([1, None], [1, None])
+    """
+    columnar = as_columnar(column)
+    if isinstance(columnar, pa.Array):
+        convert = None if declared is None else _from_arrow(declared)
+        result = []
+        for position in range(len(columnar)):
+            try:
+                value = columnar[position].as_py()
+            except (ValueError, UnicodeDecodeError):  # nanoseconds, or text that is not UTF-8
+                raise SerializationError(
+                    "a value cannot be read from Arrow", detail=f"position {position}"
+                ) from None
+            result.append(value if value is None or convert is None else convert(value))
+        return result
+    return [_plain(value) for value in columnar]
+
+
+def _plain(value: Any) -> Any:
+    """numpy's bytes and datetimes as Python's; everything else is taken by the serializers as it is."""
+    if isinstance(value, np.datetime64):
+        if np.isnat(value):
+            return None
+        rounded = value.astype("datetime64[us]")
+        if rounded != value:
+            raise SerializationError(
+                "a datetime64 is not a whole number of microseconds", hint="round it, or store it as LONG"
+            )
+        return value.item() if np.datetime_data(value.dtype)[0] in ("D", "W", "M", "Y") else rounded.item()
+    return bytes(value) if isinstance(value, np.bytes_) else value
+
+
+def from_arrow(column: pa.Array, declared: Type) -> list[Any]:
+    """The values of a column that `to_arrow` has made, objects among them; O(n).
+
+    >>> from statebackend.types import PICKLE
+    >>> from_arrow(to_arrow([{1, 2}, None], PICKLE), PICKLE)
+    [{1, 2}, None]
+    """
+    convert = _from_arrow(declared, True) or _same
+    return [None if value is None else convert(value) for value in column.to_pylist()]
+
+
+def has_objects(declared: Type) -> bool:
+    """Whether values of a type are, or hold, objects of PICKLE or of a user's serializer.
+
+    >>> from statebackend.types import LIST, LONG, PICKLE
+    >>> has_objects(LIST(PICKLE)), has_objects(LIST(LONG))
+    (True, False)
+    """
+    if isinstance(declared, CustomType) or declared.name == "PICKLE":
+        return True
+    if isinstance(declared, (TupleType, RowType)):
+        return any(map(has_objects, declared.types))
+    if isinstance(declared, ListType):
+        return has_objects(declared.element)
+    return isinstance(declared, MapType) and has_objects(declared.value)
+
+
+def _from_arrow(declared: Type, deserializes: bool = False) -> Convert | None:
+    """From what ``as_py`` gives to what the serializer takes; None where they are the same.
+
+    Bytes of PICKLE and of a user's serializer are values of their own, unless they are to be deserialised.
+    """
+    if deserializes and (isinstance(declared, CustomType) or declared.name == "PICKLE"):
+        return serializer_for(declared).deserialize
+    if isinstance(declared, TupleType):
+        parts = [_from_arrow(part, deserializes) for part in declared.types]
+
+        def tuple_of(value: Any) -> Any:
+            if not isinstance(value, dict) or len(value) != len(parts):
+                return value  # the serializer says what is wrong with it
+            fields = zip(value.values(), parts, strict=True)
+            return tuple(v if v is None or part is None else part(v) for v, part in fields)
+
+        return tuple_of
+    if isinstance(declared, RowType):
+        named = {
+            name: _from_arrow(part, deserializes)
+            for name, part in zip(declared.names, declared.types, strict=True)
+        }
+        if not any(named.values()):
+            return None
+
+        def row_of(value: Any) -> Any:
+            if not isinstance(value, dict):
+                return value
+            result = {}
+            for name, field in value.items():
+                convert = named.get(name)
+                result[name] = field if field is None or convert is None else convert(field)
+            return result
+
+        return row_of
+    if isinstance(declared, ListType):
+        element = _from_arrow(declared.element, deserializes)
+        if element is None:
+            return None
+        return lambda values: [v if v is None else element(v) for v in values]
+    if isinstance(declared, MapType):
+        item = _from_arrow(declared.value, deserializes)
+
+        def map_of(pairs: Any) -> Any:
+            if isinstance(pairs, dict):
+                return pairs
+            return {_hashable(k, declared.key): v if v is None or item is None else item(v) for k, v in pairs}
+
+        return map_of
+    return None
+
+
+def _hashable(key: Any, declared: Type) -> Any:
+    """A map key from what ``as_py`` gives: records, also within records, come as dicts."""
+    if not isinstance(key, dict) or not isinstance(declared, (TupleType, RowType)):
+        return key
+    fields = list(key.values())
+    if isinstance(declared, RowType) and set(key) == set(declared.names):
+        fields = [key[name] for name in declared.names]
+    if len(fields) != len(declared.types):
+        return tuple(fields)  # the serializer says what is wrong with it
+    return tuple(map(_hashable, fields, declared.types))
+
+
+def to_arrow(values: Sequence[Any], declared: Type | None) -> pa.Array:
+    """The Arrow array of values, of the declared type's `arrow`, or of what Arrow finds for None; O(n).
+
+    Objects of PICKLE and of a user's serializer appear as their serialised bytes.
+
+    >>> from statebackend.types import LONG
+    >>> to_arrow([1, None], LONG).type
+    DataType(int64)
+    """
+    if declared is None:
+        try:
+            return pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise UsageError(
+                "Arrow finds no type for these results",
+                detail=type(error).__name__,
+                hint="set result_type on the AggregateFunction, for example result_type = 'bigint'",
+            ) from None
+    convert = _to_arrow(declared)
+    if convert is not None:
+        values = [None if value is None else convert(value) for value in values]
+    array = pa.array(values, declared.arrow)
+    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+
+
+def _to_arrow(declared: Type) -> Convert | None:
+    """From a value as state gives it back to what Arrow takes for it; None where they are the same."""
+    if isinstance(declared, (TupleType, RowType)):
+        is_row = isinstance(declared, RowType)
+        names = declared.names if isinstance(declared, RowType) else [f.name for f in declared.arrow]
+        read: Convert = record_reader(declared.names) if isinstance(declared, RowType) else _same
+        parts = [_to_arrow(part) for part in declared.types]
+
+        def struct_of(value: Any) -> Any:
+            fields = read(value)
+            if fields is None and is_row:
+                return value
+            return {
+                name: field if field is None or part is None else part(field)
+                for name, part, field in zip(names, parts, fields, strict=True)
+            }
+
+        return struct_of
+    if isinstance(declared, ListType):
+        element = _to_arrow(declared.element)
+        return None if element is None else (lambda values: [v if v is None else element(v) for v in values])
+    if isinstance(declared, MapType):
+        key, item = _to_arrow(declared.key) or _same, _to_arrow(declared.value) or _same
+        return lambda entries: [(key(k), v if v is None else item(v)) for k, v in entries.items()]
+    if isinstance(declared, CustomType) or declared.name == "PICKLE":
+        return serializer_for(declared).serialize
+    return None
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def check_values(values: list[Any], declared: Type | None, nullable: bool) -> None:
+    """Raise, naming the position, for the first value that the type does not take; O(n).
+
+    >>> from statebackend.types import LONG
+    >>> check_values([1, "a"], LONG, nullable=True)
+    Traceback (most recent call last):
+    statebackend.errors.SerializationTypeError: LONG does not take a value of type str (position 1) ...
+    """
+    serializer = None if declared is None else serializer_for(declared)
+    for position, value in enumerate(values):
+        if value is None:
+            if nullable:
+                continue
+            raise SerializationTypeError(
+                "a value is None", code="SERIALIZATION.NULL", detail=f"position {position}"
+            )
+        if serializer is None:
+            continue
+        try:
+            serializer.serialize(value)
+        except SerializationError as error:
+            raise error.at(f"position {position}") from None
+        except OverflowError as error:
+            raise OverflowError(f"{error}, at position {position}") from None
+
+
+def check_lengths(*columns: Any) -> None:
+    """Raise unless all columns have the same number of rows.
+
+    >>> check_lengths([1], [2], [3])
+    """
+    lengths = [len(column) for column in columns]
+    if len(set(lengths)) > 1:
+        raise UsageError(
+            "the columns of a batch have different lengths",
+            detail=" and ".join(map(str, lengths)),
+            hint="give one value for each key",
+        )

@@ -1,0 +1,172 @@
+"""State from data: a savepoint made from a table.
+
+>>> import tempfile
+>>> from statebackend.state import ReducingStateDescriptor, ValueStateDescriptor
+>>> from statebackend.backends import create_backend
+>>> orders = pa.table({"user": ["ann", "bob", "ann"], "city": ["Rome", "Oslo", "Bern"], "spent": [5, 7, 2]})
+>>> descriptors = [ValueStateDescriptor("city", str), ReducingStateDescriptor("spent", "sum", int)]
+>>> folder = tempfile.TemporaryDirectory()
+>>> _ = bootstrap(orders, "user", descriptors, folder.name)
+>>> keyed = create_backend("reference").create_keyed_backend(str, restore=folder.name)
+>>> keyed.get_state(descriptors[0]).get_many(["ann", "bob"]).to_pylist()
+['Bern', 'Oslo']
+>>> keyed.get_state(descriptors[1]).get_many(["ann", "bob"]).to_pylist()
+[7, 7]
+>>> folder.cleanup()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from statebackend.backends import create_backend
+from statebackend.checkpoint.store.savepoint_folder import Savepoint
+from statebackend.errors import UsageError
+from statebackend.state import MapStateDescriptor, StateBackend, StateDescriptor
+from statebackend.tools.progress import Progress
+from statebackend.types import ROW, Type, of
+
+__all__ = ["bootstrap"]
+
+_PIECE_ROWS = 1 << 20
+
+#: A descriptor, or one with the columns that its rows come from.
+Source = StateDescriptor | tuple[StateDescriptor, str | Sequence[str]]
+
+
+def bootstrap(
+    table: Any,
+    key: str | Sequence[str],
+    descriptors: Iterable[Source],
+    uri: str | os.PathLike[str],
+    *,
+    backend: str | StateBackend = "heap",
+    max_parallelism: int = 128,
+    clock: Any = None,
+) -> Savepoint:
+    """Make state of the rows of a table, as if each had been written through a handle, in order. O(rows).
+
+    ``table`` is anything that Arrow takes for one; ``key`` names the column or columns of the key. The column of a
+    state is the one that is called as it, unless the descriptor comes in a pair with the name of another. A value
+    state gets the last value of a key, a reducing or aggregating one all of them, a list state all elements, or all of
+    a column of lists. A map state takes a column of maps, or two columns, of map keys and of values. Rows with null
+    leave a state as it is. The result, a savepoint at ``uri``, is there when the call returns, whole. It carries no
+    time: ``clock`` stamps values with a time to live, and the job that begins with it goes by its own.
+    """
+    rows = table if isinstance(table, pa.Table) else pa.table(table)
+    sources = [_Source(rows.schema, each) for each in descriptors]
+    columns = [key] if isinstance(key, str) else list(key)
+    key_type = _key_type(rows.schema, key, columns)
+    factory = create_backend(backend) if isinstance(backend, str) else backend
+    made = factory.create_keyed_backend(key_type, max_parallelism=max_parallelism, clock=clock)
+    with made as keyed, Progress("bootstrapping", rows.num_rows) as progress:
+        states = [keyed.get_state(source.descriptor) for source in sources]
+        for batch in rows.to_batches(max_chunksize=_PIECE_ROWS):
+            keys = _keys(batch, key, columns, key_type)
+            for source, state in zip(sources, states, strict=True):
+                source.fill(state, keys, batch)
+            progress.advance(batch.num_rows)
+        savepoint: Savepoint = keyed.savepoint(Savepoint(uri, timeless=True))
+    return savepoint
+
+
+def _key_type(schema: pa.Schema, key: str | Sequence[str], columns: list[str]) -> Type:
+    types = {name: of(_field(schema, name, "the key").type) for name in columns}
+    return types[key] if isinstance(key, str) else ROW(**types)
+
+
+def _keys(batch: pa.RecordBatch, key: str | Sequence[str], columns: list[str], key_type: Type) -> pa.Array:
+    if isinstance(key, str):
+        return batch[key]
+    fields = list(key_type.arrow)
+    arrays = [batch[name].cast(field.type) for name, field in zip(columns, fields, strict=True)]
+    return pa.StructArray.from_arrays(arrays, fields=fields)
+
+
+def _field(schema: pa.Schema, name: str, whose: str) -> pa.Field:
+    if schema.names.count(name) != 1:
+        raise UsageError(
+            f"the table has no column {name!r} of its own",
+            code="USAGE.NO_COLUMN",
+            detail=whose,
+            hint=f"its columns: {', '.join(map(repr, schema.names))}",
+        )
+    return schema.field(name)
+
+
+class _Source:
+    """A state and the columns that it is filled from."""
+
+    def __init__(self, schema: pa.Schema, given: Source) -> None:
+        self.descriptor, columns = given if isinstance(given, tuple) else (given, None)
+        if not isinstance(self.descriptor, StateDescriptor):
+            raise UsageError(f"a {type(self.descriptor).__name__} is not a descriptor of a state")
+        where = f"state {self.descriptor.name!r}"
+        if columns is None:
+            columns = self.descriptor.name
+        self._names = [columns] if isinstance(columns, str) else list(columns)
+        types = [_field(schema, name, where).type for name in self._names]
+        is_map = isinstance(self.descriptor, MapStateDescriptor)
+        if len(types) == 2 and is_map:
+            self._filled: Callable[..., None] = _put_pairs
+        elif len(types) != 1 or (is_map and not pa.types.is_map(types[0])):
+            raise UsageError(
+                "a map state takes a column of maps, or two columns; every other state takes one",
+                detail=f"{where}, columns {', '.join(map(repr, self._names))}",
+                hint="write (descriptor, ('its map keys', 'its values'))",
+            )
+        elif is_map:
+            self._filled = _put_maps
+        elif self.descriptor.kind == "list":
+            of_lists = self.descriptor.stored_types()["element"].arrow
+            self._filled = _add_lists if _holds_lists(types[0], of_lists) else _add
+        elif self.descriptor.kind == "value":
+            self._filled = _update
+        elif self.descriptor.kind == "folding":
+            raise UsageError("folding state cannot be made of columns", detail=where)
+        else:
+            self._filled = _add
+
+    def fill(self, state: Any, keys: pa.Array, batch: pa.RecordBatch) -> None:
+        """Write the rows of a batch."""
+        columns = [batch[name] for name in self._names]
+        there = columns[0].is_valid()  # values, lists, maps, or map keys
+        if columns[0].null_count:
+            keys, columns = keys.filter(there), [column.filter(there) for column in columns]
+        if len(keys):
+            self._filled(state, keys, *columns)
+
+
+def _holds_lists(column: pa.DataType, element: pa.DataType) -> bool:
+    is_list = (
+        pa.types.is_list(column) or pa.types.is_large_list(column) or pa.types.is_fixed_size_list(column)
+    )
+    return is_list and not pa.types.is_list(element)
+
+
+def _update(state: Any, keys: pa.Array, values: pa.Array) -> None:
+    state.update_many(keys, values)
+
+
+def _add(state: Any, keys: pa.Array, values: pa.Array) -> None:
+    state.add_many(keys, values)
+
+
+def _add_lists(state: Any, keys: pa.Array, lists: pa.Array) -> None:
+    state.add_many(keys.take(lists.value_parent_indices()), lists.flatten())
+
+
+def _put_pairs(state: Any, keys: pa.Array, map_keys: pa.Array, values: pa.Array) -> None:
+    state.put_many(keys, map_keys, values)
+
+
+def _put_maps(state: Any, keys: pa.Array, maps: pa.Array) -> None:
+    offsets = maps.offsets.to_numpy()
+    own = slice(int(offsets[0]), int(offsets[-1]))
+    owners = pa.array(np.repeat(np.arange(len(maps)), np.diff(offsets)))
+    state.put_many(keys.take(owners), maps.keys[own], maps.items[own])

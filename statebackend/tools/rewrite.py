@@ -1,0 +1,297 @@
+"""A checkpoint made anew in a store of its own, changed on the way: with other key groups, or without a state.
+
+The copy has the id, the time, the output and the progress of the original, so that a query goes on from it.
+
+>>> import tempfile
+>>> from statebackend.checkpoint import CheckpointStore
+>>> folder = tempfile.TemporaryDirectory()
+>>> with CheckpointStore(folder.name + "/old") as store:
+...     store = store.open_for_writing(query="q", key_type=int, max_parallelism=128)
+...     _ = store.commit(7, now=1000)
+>>> copy = rescale(folder.name + "/old", folder.name + "/new", 512)
+>>> copy.id, copy.now, copy.metadata.query, copy.metadata.max_parallelism
+(7, 1000, 'q', 512)
+>>> folder.cleanup()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, StateSnapshot, StoredFile
+from statebackend.checkpoint.format import (
+    DataFileReader,
+    GroupedBatch,
+    Op,
+    Section,
+    read_data_file,
+    write_data_file,
+)
+from statebackend.checkpoint.keyed.key_group_columns import grouping
+from statebackend.checkpoint.store.checksums import crc32c
+from statebackend.errors import CorruptCheckpointError, StateMigrationError, UsageError
+from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
+from statebackend.operator_state.operator_snapshots import PART as OPERATOR
+from statebackend.tools.progress import Progress
+from statebackend.tools.saved import names_of, no_state, open_checkpoint
+from statebackend.types import from_config
+
+__all__ = ["drop_state", "rescale"]
+
+_CHUNK = 4 << 20
+_PIECE_ROWS = 65_536
+#: By Op: rows that clear and remove come first, then those that put, then those that append.
+_RANK = np.array([1, 0, 2, 0], np.int8)
+
+Uri = str | os.PathLike[str]
+
+
+def drop_state(source: Uri, target: Uri, name: str, *, id: int | None = None) -> Checkpoint:
+    """Copy a checkpoint, the newest unless ``id`` says which, into a new store, without the state ``name``.
+
+    Only files in which the state is are written anew. O(bytes of the checkpoint).
+    """
+    checkpoint = open_checkpoint(source, id)
+    if not any(state["name"] == name for each in checkpoint.snapshots for state in each.states):
+        raise no_state(name, names_of(checkpoint), f"checkpoint {checkpoint.id}")
+
+    def dropped(copy: _Copy, snapshot: StateSnapshot) -> StateSnapshot:
+        states = tuple(state for state in snapshot.states if state["name"] != name)
+        is_there = len(states) < len(snapshot.states)
+        files = [copy.without(file, name) if is_there else copy.file(file) for file in snapshot.files]
+        return dataclasses.replace(
+            snapshot, states=states, files=tuple(file for file in files if file is not None)
+        )
+
+    with _copying(checkpoint, target, f"dropping {name!r}", checkpoint.metadata.max_parallelism) as copy:
+        return copy.commit([dropped(copy, each) for each in checkpoint.snapshots])
+
+
+def rescale(source: Uri, target: Uri, max_parallelism: int, *, id: int | None = None) -> Checkpoint:
+    """Copy a checkpoint, the newest unless ``id`` says which, into a new store with another number of key groups.
+
+    Every row of keyed state goes to the key group that its key has now. O(rows); memory: the largest part of a state
+    that one file holds.
+    """
+    if type(max_parallelism) is not int or not 1 <= max_parallelism <= MAX_PARALLELISM:
+        raise UsageError(f"max_parallelism is an int from 1 to {MAX_PARALLELISM}")
+    checkpoint = open_checkpoint(source, id)
+    keyed = [each for each in checkpoint.snapshots if each.extra.get("part") != OPERATOR]
+    operators = [each for each in checkpoint.snapshots if each.extra.get("part") == OPERATOR]
+    states = _states_of(keyed)
+    with _copying(checkpoint, target, "rescaling", max_parallelism) as copy:
+        snapshots = [copy.moved(each) for each in operators]
+        if keyed:
+            regroup = _regrouping(checkpoint, keyed[0], max_parallelism)
+            files = [
+                made
+                for snapshot in keyed
+                for file in snapshot.files
+                if (made := copy.regrouped(file, snapshot.key_groups, regroup, max_parallelism)) is not None
+            ]
+            whole = dataclasses.replace(
+                keyed[0],
+                subtask_index=0,
+                parallelism=1,
+                key_groups=KeyGroupRange(0, max_parallelism - 1),
+                files=tuple(files),
+                states=states,
+                now=checkpoint.now,
+                extra={**keyed[0].extra, "max_parallelism": max_parallelism},
+            )
+            snapshots.append(whole)
+        return copy.commit(snapshots)
+
+
+def _states_of(snapshots: list[StateSnapshot]) -> tuple[dict[str, Any], ...]:
+    states: dict[str, dict[str, Any]] = {}
+    for snapshot in snapshots:
+        for state in snapshot.states:
+            if states.setdefault(state["name"], state) != state:
+                raise StateMigrationError(
+                    f"the instances of the checkpoint have different states {state['name']!r}",
+                    code="STATE_MIGRATION.INCOMPATIBLE",
+                )
+    return tuple(states[name] for name in sorted(states))
+
+
+Regroup = Callable[[pa.Array], NDArray[Any]]
+
+
+def _regrouping(checkpoint: Checkpoint, snapshot: StateSnapshot, max_parallelism: int) -> Regroup:
+    """The function from keys to their key groups."""
+    config = snapshot.extra.get("key_type") or checkpoint.metadata.key_type
+    if config is None:
+        raise UsageError(
+            "the checkpoint does not say what type its keys have",
+            detail=f"checkpoint {checkpoint.id}",
+            hint="open its store with open_for_writing(key_type=...)",
+        )
+    return grouping(from_config(config), max_parallelism)
+
+
+@contextmanager
+def _copying(source: Checkpoint, target: Uri, doing: str, max_parallelism: int | None) -> Iterator[_Copy]:
+    store = CheckpointStore(target, single_writer=True)
+    if store.checkpoints():
+        raise UsageError(
+            "the target holds checkpoints already",
+            detail=store.uri,
+            hint="give the path of a new or an empty folder",
+        )
+    metadata = source.metadata
+    key_type = None if metadata.key_type is None else from_config(metadata.key_type)
+    store.open_for_writing(query=metadata.query, key_type=key_type, max_parallelism=max_parallelism)
+    total = sum(file.size for file in source.files.values())
+    with store, Progress(doing, total) as progress:
+        yield _Copy(source, store, progress)
+
+
+class _Copy:
+    """The files of a checkpoint on their way into another store."""
+
+    def __init__(self, source: Checkpoint, store: CheckpointStore, progress: Progress) -> None:
+        self._source = source
+        self._store = store
+        self._progress = progress
+        self._writer: DataWriter = store.begin_snapshot(source.id)
+        self._copied: dict[str, StoredFile] = {}
+        self._changed: dict[str, StoredFile | None] = {}
+
+    def commit(self, snapshots: list[StateSnapshot]) -> Checkpoint:
+        """Publish the copy, with the files that belong to no snapshot as they are."""
+        manifest = self._source.manifest
+        epoch = self._store.epoch
+        return self._store.commit(
+            self._source.id,
+            [dataclasses.replace(each, epoch=epoch) for each in snapshots],
+            files=[self.file(file) for file in manifest.files],
+            now=self._source.now,
+            progress=manifest.progress,
+        )
+
+    def moved(self, snapshot: StateSnapshot) -> StateSnapshot:
+        """A snapshot whose files are copied as they are."""
+        return dataclasses.replace(snapshot, files=tuple(map(self.file, snapshot.files)))
+
+    def file(self, file: StoredFile) -> StoredFile:
+        """A file as it is, once however often it is named; its checksum, or those in it, are compared."""
+        if file.name not in self._copied and file.kind in ("base", "delta", "operator"):
+            # Data files hold their own names, so that a copy is written anew.
+            with self._source.open_file(file) as opened:
+                reader = read_data_file(opened, file.name)
+                reader.verify()
+                sections = [Section(each, reader.schema(each), reader.read(each)) for each in reader.states]
+                copied = self._written(file, reader, sections, file.key_groups)
+                assert copied is not None, "a data file has states"
+                self._copied[file.name] = copied
+        if file.name not in self._copied:
+            suffix = os.path.splitext(file.name)[1]
+            created = self._writer.create(
+                file.kind, key_groups=file.key_groups, label=file.label, suffix=suffix
+            )
+            with created as sink, self._source.open_file(file) as opened:
+                checksum = 0
+                while chunk := opened.read(_CHUNK):
+                    checksum = crc32c(chunk, checksum)
+                    sink.write(chunk)
+                    self._progress.advance(len(chunk))
+                if checksum != file.checksum:
+                    raise CorruptCheckpointError(
+                        "a file does not match its checksum",
+                        detail=f"{file.name}, checkpoint {self._source.id}",
+                        hint="latest(intact=True) finds the newest checkpoint that is whole",
+                    )
+                self._copied[file.name] = sink.finish()
+        return self._copied[file.name]
+
+    def without(self, file: StoredFile, name: str) -> StoredFile | None:
+        """A data file without one of its states, once however often it is named; None if nothing is left."""
+        if file.name not in self._changed:
+            self._changed[file.name] = self._without(file, name)
+        return self._changed[file.name]
+
+    def _without(self, file: StoredFile, name: str) -> StoredFile | None:
+        self._check_kind(file)
+        with self._source.open_file(file) as opened:
+            reader = read_data_file(opened, file.name)
+            if name not in reader.states:
+                return self.file(file)
+            sections = [
+                Section(each, reader.schema(each), reader.read(each))
+                for each in reader.states
+                if each != name
+            ]
+            return self._written(file, reader, sections, file.key_groups)
+
+    def regrouped(
+        self, file: StoredFile, own: KeyGroupRange | None, regroup: Regroup, max_parallelism: int
+    ) -> StoredFile | None:
+        """The rows of a data file that are of an instance's own key groups, by the key groups that they have now."""
+        self._check_kind(file)
+        with self._source.open_file(file) as opened:
+            reader = read_data_file(opened, file.name)
+            sections = [
+                Section(each, reader.schema(each), _sorted_rows(reader, each, own, regroup))
+                for each in reader.states
+            ]
+            return self._written(file, reader, sections, KeyGroupRange(0, max_parallelism - 1))
+
+    def _written(
+        self,
+        file: StoredFile,
+        reader: DataFileReader,
+        sections: list[Section],
+        key_groups: KeyGroupRange | None,
+    ) -> StoredFile | None:
+        if not sections:
+            return None
+        with self._writer.create(file.kind, key_groups=key_groups, label=file.label) as sink:
+            write_data_file(sink, sections, extra=reader.extra, name=sink.name)
+            self._progress.advance(file.size)
+            return sink.finish()
+
+    def _check_kind(self, file: StoredFile) -> None:
+        if file.kind not in ("base", "delta", "operator"):
+            raise UsageError(
+                f"files of kind {file.kind!r} cannot be changed",
+                detail=file.name,
+                hint="restore the checkpoint into the backend that wrote it, and take a savepoint",
+            )
+
+
+def _sorted_rows(
+    reader: DataFileReader, name: str, own: KeyGroupRange | None, regroup: Regroup
+) -> Iterator[GroupedBatch]:
+    found = list(reader.read(name, own))
+    if not found:
+        return
+    table = pa.Table.from_batches([rows.batch for rows in found]).combine_chunks()
+    groups = np.concatenate([regroup(rows.batch["key"]) for rows in found]).astype(np.int64)
+    order = _order(table, groups, np.concatenate([rows.key_group_of_rows() for rows in found]))
+    for start in range(0, len(order), _PIECE_ROWS):
+        piece = order[start : start + _PIECE_ROWS]
+        (batch,) = table.take(pa.array(piece)).combine_chunks().to_batches()
+        yield GroupedBatch.of(batch, groups[piece])
+
+
+def _order(table: pa.Table, groups: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
+    """By key group, and in each so that the rows of one key stay in their order.
+
+    Where rows of each old key group stood by what they do, those of the new ones do too.
+    """
+    if "op" not in table.schema.names:
+        return np.argsort(groups, kind="stable")
+    rank = _RANK[pc.fill_null(table["op"], pa.scalar(Op.PUT, pa.uint8())).to_numpy()]
+    if np.any((np.diff(rank) < 0) & (np.diff(before) == 0)):
+        return np.argsort(groups, kind="stable")
+    return np.lexsort((rank, groups))

@@ -1,0 +1,270 @@
+"""Serializers of the types without parts: little-endian numbers, UTF-8, raw bytes, pickles.
+
+>>> from statebackend.types.serializers import serializer_for
+>>> serializer_for("smallint").serialize(-2)
+b'\\xfe\\xff'
+>>> serializer_for("string").serialize("abc")
+b'abc'
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from statebackend.errors import SerializationError, StateMigrationError
+from statebackend.types import Compatibility, DecimalType, Serializer, Type, convert, from_config
+from statebackend.types.serializers import migration as rules
+
+__all__ = ["TypeSerializer", "scalar_serializer"]
+
+_LENGTH = struct.Struct("<I")
+_NAN = math.nan
+
+
+class TypeSerializer(Serializer):
+    """A serializer of a declared type; its configuration is the type's.
+
+    Inside lists, maps, tuples and rows a value takes a *slot*: its bytes if they are of fixed width, else
+    their length (u32, little-endian) and the bytes. The slot of a null is zeros, or a zero length; a bitmap
+    says so.
+
+    >>> from statebackend.types.serializers import serializer_for
+    >>> serializer_for("bigint").declared_type
+    LONG
+    """
+
+    def __init__(self, declared_type: Type) -> None:
+        self.declared_type = declared_type
+        self.is_immutable = declared_type.is_immutable
+        self.fixed_width = declared_type.fixed_width
+
+    def __repr__(self) -> str:
+        return f"serializer_for({self.declared_type!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TypeSerializer) and self.declared_type == other.declared_type
+
+    def __hash__(self) -> int:
+        return hash((TypeSerializer, self.declared_type))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from statebackend.types.serializers import serializer_for
+
+        return serializer_for, (self.declared_type,)
+
+    def config(self) -> dict[str, Any]:
+        return self.declared_type.config()
+
+    def compatibility(self, old_config: dict[str, Any]) -> Compatibility:
+        return rules.compatibility(old_config, self.declared_type)
+
+    def migration(self, old_config: dict[str, Any]) -> Callable[[bytes], bytes]:
+        from statebackend.types.serializers import serializer_for
+
+        answer = self.compatibility(old_config)
+        if answer is Compatibility.AS_IS:
+            return bytes
+        if answer is Compatibility.INCOMPATIBLE:
+            raise StateMigrationError(
+                f"stored values cannot be read as {self.declared_type.ddl()}",
+                code="STATE_MIGRATION.INCOMPATIBLE",
+                detail=f"stored as {rules.describe(old_config)}",
+                hint="integers and floats can be widened, fields of a ROW added, removed and reordered",
+            )
+        old_type = from_config(old_config)
+        old = serializer_for(old_type)
+        convert_value = rules.value_migration(old_type, self.declared_type)
+        return lambda data: self.serialize(convert_value(old.deserialize(data)))
+
+    def write_slot(self, value: Any, out: bytearray) -> None:
+        data = self.serialize(value)
+        if self.fixed_width is None:
+            if len(data) > 0xFFFF_FFFF:
+                raise SerializationError("a nested value is longer than 4 GB", detail=f"{len(data)} bytes")
+            out += _LENGTH.pack(len(data))
+        out += data
+
+    def write_null_slot(self, out: bytearray) -> None:
+        out += bytes(4 if self.fixed_width is None else self.fixed_width)
+
+    def read_slot(self, data: bytes, at: int) -> tuple[bytes, int]:
+        """The bytes of the slot at ``at`` and where the next one is."""
+        width = self.fixed_width
+        if width is None:
+            if at + 4 > len(data):
+                raise cut_short(self.declared_type)
+            width = _LENGTH.unpack_from(data, at)[0]
+            at += 4
+        end = at + width
+        if end > len(data):
+            raise cut_short(self.declared_type)
+        return data[at:end], end
+
+
+def cut_short(declared_type: Type) -> SerializationError:
+    """The error for bytes that end inside a value."""
+    return SerializationError(
+        f"the bytes of a {declared_type.name} value have the wrong length",
+        code="SERIALIZATION.LENGTH",
+        hint="they were written for another type, or are damaged",
+    )
+
+
+class _FixedSerializer(TypeSerializer):
+    """Numbers packed by `struct`; ``to_number`` checks and converts, ``from_number`` undoes it."""
+
+    def __init__(
+        self,
+        declared_type: Type,
+        layout: str,
+        to_number: Callable[[Any], Any],
+        from_number: Callable[[Any], Any] | None = None,
+    ) -> None:
+        super().__init__(declared_type)
+        self._struct = struct.Struct(layout)
+        self._to_number = to_number
+        self._from_number = from_number
+
+    def serialize(self, value: Any) -> bytes:
+        return self._struct.pack(self._to_number(value))
+
+    def deserialize(self, data: bytes) -> Any:
+        try:
+            (number,) = self._struct.unpack(data)
+        except struct.error:
+            raise cut_short(self.declared_type) from None
+        return number if self._from_number is None else self._from_number(number)
+
+    def copy(self, value: Any) -> Any:
+        return value
+
+
+class _WideDecimalSerializer(TypeSerializer):
+    """DECIMAL of more than 18 digits: the unscaled value as 16 bytes, little-endian two's complement."""
+
+    def __init__(self, declared_type: DecimalType) -> None:
+        super().__init__(declared_type)
+        self._unscaled = convert.unscaled_converter(declared_type.precision, declared_type.scale)
+        self._scale = declared_type.scale
+
+    def serialize(self, value: Any) -> bytes:
+        return self._unscaled(value).to_bytes(16, "little", signed=True)
+
+    def deserialize(self, data: bytes) -> Any:
+        if len(data) != 16:
+            raise cut_short(self.declared_type)
+        return convert.decimal_from_unscaled(int.from_bytes(data, "little", signed=True), self._scale)
+
+    def copy(self, value: Any) -> Any:
+        return value
+
+
+class _RunSerializer(TypeSerializer):
+    """STRING and BYTES: the bytes themselves."""
+
+    def __init__(
+        self, declared_type: Type, write: Callable[[Any], bytes], read: Callable[[bytes], Any]
+    ) -> None:
+        super().__init__(declared_type)
+        self._write = write
+        self._read = read
+
+    def serialize(self, value: Any) -> bytes:
+        return self._write(value)
+
+    def deserialize(self, data: bytes) -> Any:
+        return self._read(data)
+
+    def copy(self, value: Any) -> Any:
+        return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
+
+
+class _PickleSerializer(TypeSerializer):
+    """Any Python object, by pickle protocol 5; only ever used for a state that declares PICKLE."""
+
+    def serialize(self, value: Any) -> bytes:
+        if value is None:
+            convert.refuse("PICKLE", value)
+        try:
+            return pickle.dumps(value, protocol=5)
+        except Exception as error:  # pickling runs the object's own code, which may raise anything
+            raise SerializationError(
+                f"an object of type {type(value).__name__} cannot be pickled",
+                code="SERIALIZATION.PICKLE",
+                detail=type(error).__name__,
+                hint="define its class at module level, or __reduce__",
+            ) from error
+
+    def deserialize(self, data: bytes) -> Any:
+        try:
+            return pickle.loads(data)
+        except Exception as error:
+            raise SerializationError(
+                "a pickled value cannot be read",
+                code="SERIALIZATION.PICKLE",
+                detail=type(error).__name__,
+                hint="its class must be importable under the name that it had when it was written",
+            ) from error
+
+    def copy(self, value: Any) -> Any:
+        return copy.deepcopy(value)
+
+
+def _bool_from_byte(number: int) -> bool:
+    if number > 1:
+        raise SerializationError("a stored BOOL is neither 0 nor 1", code="SERIALIZATION.LENGTH")
+    return number == 1
+
+
+def _canonical(number: float) -> float:
+    # -0.0 + 0.0 is 0.0, and every NaN becomes the one of math.nan.
+    return number + 0.0 if number == number else _NAN
+
+
+def scalar_serializer(declared_type: Type, canonical: bool = False) -> TypeSerializer | None:
+    """The serializer of a type without parts, or None; ``canonical`` is for keys: one zero and one NaN.
+
+    >>> from statebackend.types import DOUBLE
+    >>> scalar_serializer(DOUBLE, canonical=True).serialize(-0.0) == bytes(8)
+    True
+    """
+    if isinstance(declared_type, DecimalType):
+        if declared_type.precision > 18:
+            return _WideDecimalSerializer(declared_type)
+        scale = declared_type.scale
+        unscaled = convert.unscaled_converter(declared_type.precision, scale)
+        return _FixedSerializer(
+            declared_type, "<q", unscaled, lambda n: convert.decimal_from_unscaled(n, scale)
+        )
+    name = declared_type.name
+    if name in _INTEGERS:
+        layout, bits = _INTEGERS[name]
+        return _FixedSerializer(declared_type, layout, convert.integer_converter(name, bits))
+    if name in ("DOUBLE", "FLOAT"):
+        to_float = convert.double if name == "DOUBLE" else convert.single
+        layout = "<d" if name == "DOUBLE" else "<f"
+        if canonical:
+            return _FixedSerializer(declared_type, layout, lambda value: _canonical(to_float(value)))
+        return _FixedSerializer(declared_type, layout, to_float)
+    if name in _OTHERS:
+        return _OTHERS[name](declared_type)
+    return None
+
+
+_INTEGERS = {"LONG": ("<q", 64), "INT": ("<i", 32), "SHORT": ("<h", 16), "BYTE": ("<b", 8)}
+_OTHERS: dict[str, Callable[[Type], TypeSerializer]] = {
+    "BOOL": lambda t: _FixedSerializer(t, "<B", convert.truth, _bool_from_byte),
+    "DATE": lambda t: _FixedSerializer(t, "<i", convert.days, convert.from_days),
+    "TIMESTAMP": lambda t: _FixedSerializer(t, "<q", convert.microseconds, convert.from_microseconds),
+    "TIMESTAMP_NTZ": lambda t: _FixedSerializer(
+        t, "<q", convert.naive_microseconds, convert.from_naive_microseconds
+    ),
+    "STRING": lambda t: _RunSerializer(t, convert.utf8, convert.text_from_utf8),
+    "BYTES": lambda t: _RunSerializer(t, convert.raw_bytes, bytes),
+    "PICKLE": _PickleSerializer,
+}

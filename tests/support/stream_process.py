@@ -1,0 +1,156 @@
+"""A job that runs a stream from batch to batch in a process that is killed, for `store_process` to serve.
+
+The stream is Spark's part, played by a folder: batch N is to come if N-1 has its file in ``stream/``, which is
+written when the sink has returned. The input of a batch is drawn from its number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from store_process import JOBS, KillingCalls, serve
+
+import statebackend as sb
+from statebackend.checkpoint.files import PosixFiles
+from statebackend.runtime import Incoming, Job, Runner
+from statebackend.runtime.progress import Stopwatch
+from statebackend.types import STRING
+
+BATCHES = 4
+USERS = "abcdefg"
+
+
+def input_of(batch_id: int) -> list[tuple[str, int]]:
+    rng = random.Random(batch_id)
+    return [(rng.choice(USERS), rng.randrange(100)) for _ in range(rng.randrange(12))]
+
+
+class Tallied(KillingCalls):
+    """Also dies in between the calls of the system."""
+
+    def tick(self) -> None:
+        self.status("/")
+
+
+class Numbered(sb.KeyedProcessFunction, sb.CheckpointedFunction):
+    """Totals by key, a number that goes up with every row, and something that is never twice the same."""
+
+    def __init__(self, tick: Callable[[], None]) -> None:
+        self.tick = tick
+        self.last = 0
+
+    def __deepcopy__(self, memo: Any) -> Numbered:
+        return Numbered(self.tick)
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "sum", int))
+
+    def initialize_state(self, ctx: Any) -> None:
+        self.state = ctx.operator_state_store.get_list_state(sb.ListStateDescriptor("last", int))
+        if ctx.is_restored:
+            (self.last,) = self.state.get()
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        self.tick()
+        self.last += 1
+        self.total.add(row.amount)
+        yield row.user, self.total.get(), self.last, os.urandom(4).hex()
+
+    def snapshot_state(self, ctx: Any) -> None:
+        self.tick()
+        self.state.update([self.last])
+
+
+def run_stream(request: dict[str, Any], say: Callable[[object], None]) -> None:
+    """Runs what is left of the stream."""
+    root = Path(request["root"])
+    (root / "stream").mkdir(parents=True, exist_ok=True)
+    calls = Tallied(request["at"])
+    schema = "user string, total bigint, number bigint, token string"
+    job = Job(Numbered(calls.tick), key="user", schema=schema)
+    store = sb.CheckpointStore(root / "state", _files=PosixFiles(str(root / "state"), calls))
+    runner = Runner(job, store, STRING, query="q")
+    done = {int(name) for name in os.listdir(root / "stream")}
+    for batch_id in range(max(done, default=-1) + 1, request.get("batches", BATCHES)):
+        rows = input_of(batch_id)
+        columns = {"user": [user for user, _ in rows], "amount": [amount for _, amount in rows]}
+        table = pa.table(columns, pa.schema([("user", pa.string()), ("amount", pa.int64())]))
+        committed = runner.run(batch_id, Incoming(lambda table=table: table), Stopwatch())
+        calls.tick()
+        given = []
+        for file in committed.output:
+            given += pq.read_table(committed.checkpoint.address(file)).to_pylist()
+        line = json.dumps({"batch": batch_id, "rows": given}) + "\n"
+        with open(root / "sink", "ab", buffering=0) as sink:
+            sink.write(line.encode())
+        say(["sink", calls.count])
+        calls.tick()
+        (root / "stream" / str(batch_id)).touch()
+        calls.tick()
+    runner.close()
+    say(["calls", calls.count])
+
+
+JOBS["stream"] = run_stream
+
+
+def sink_of(root: Path) -> tuple[list[list[dict[str, Any]]], int]:
+    """The rows of each batch, in order and each batch once; and how often a batch came again."""
+    given: dict[int, list[Any]] = {}
+    again = 0
+    for line in (root / "sink").read_text().splitlines():
+        call = json.loads(line)
+        again += call["batch"] in given
+        assert given.setdefault(call["batch"], call["rows"]) == call["rows"], "a replay differs"
+    assert sorted(given) == list(range(len(given)))
+    return [given[batch_id] for batch_id in range(len(given))], again
+
+
+def check_stream(root: Path, batches: int = BATCHES) -> int:
+    """The sink, without what came twice, is what one run without a fault gives; how many batches came again."""
+    given, again = sink_of(root)
+    totals: dict[str, int] = {}
+    number = 0
+    assert len(given) == batches
+    for batch_id in range(batches):
+        wanted = []
+        for user, amount in input_of(batch_id):
+            number += 1
+            totals[user] = totals.get(user, 0) + amount
+            wanted.append((user, totals[user], number))
+        assert [(row["user"], row["total"], row["number"]) for row in given[batch_id]] == wanted
+    return again
+
+
+def check_query(root: Path, files: int) -> int:
+    """The same for a real query, where a batch may be of several files: Spark's own log of files may be ahead of its
+    log of batches when it is killed. Every row of the input counts once, whichever batch it came in.
+    """
+    given, again = sink_of(root)
+    totals: dict[str, int] = {}
+    counted: Counter[tuple[str, int]] = Counter()
+    for number, row in enumerate(itertools.chain.from_iterable(given), 1):
+        assert row["number"] == number
+        counted[row["user"], row["total"] - totals.get(row["user"], 0)] += 1
+        totals[row["user"]] = row["total"]
+    assert counted == Counter(itertools.chain.from_iterable(map(input_of, range(files))))
+    state = sb.tools.read_state(root / "state", "total")
+    assert dict(zip(state["key"].to_pylist(), state["value"].to_pylist(), strict=True)) == totals
+    return again
+
+
+if __name__ == "__main__":
+    serve()
