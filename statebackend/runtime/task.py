@@ -48,7 +48,7 @@ _PIECE = 65_536
 
 
 class BatchClock:
-    """The time of the batch that runs.
+    """The time of the batch that runs, for backends that know no `begin_batch`.
 
     >>> BatchClock().now()
     0
@@ -109,9 +109,6 @@ class Task:
             has_event_time=job.event_time is not None,
             has_timers=not job.is_batch,
         )
-        # What to return to for there to be no current key; only our own backends can.
-        save = getattr(self.keyed, "_save_key", None)
-        self._no_key = None if save is None else save()
         self._function: Any = None
         self._last_id = restored_id
         #: Of the batch that runs: its rows, and the timers that had fired before it.
@@ -138,6 +135,7 @@ class Task:
         if self._marks is not None:
             raise UsageError("the batch before has not been ended")
         self._clock.set(now)
+        self.keyed.begin_batch(now)
         self._rows = 0
         self._fired_before = self.keyed.timers.fired if self.keyed.has_timers else 0
         self._context.now, self._context.batch_id = now, batch_id
@@ -267,8 +265,7 @@ class Task:
 
     def _forget_key(self) -> None:
         """No current key, and no namespace: neither may depend on the batch before, which a restart forgets."""
-        if self._no_key is not None:
-            self.keyed._restore_key(self._no_key)  # type: ignore[attr-defined]
+        self.keyed.clear_current_key()
         self.keyed.set_current_namespace(VOID)
 
     # --- the function ---

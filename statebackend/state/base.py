@@ -117,7 +117,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._key_group = 0
         self._now = 0
         self._namespace = b""
-        #: The time of the vectorised call that is running.
+        #: The time of the batch, or of the vectorised call, that is running. None: the clock tells.
         self._fixed_now: int | None = None
         #: What a clock that was given told the last operation that may have changed something. Never the machine's.
         self._worked_at: int | None = None
@@ -224,6 +224,16 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         if type(self._clock) is not clocks.SystemClock:
             self._worked_at = now
         return now
+
+    def begin_batch(self, now: int | None) -> None:
+        self._check_open()
+        self._fixed_now = None if now is None else clocks.checked_now(now)
+        if now is not None:
+            self._worked_at = now
+
+    def clear_current_key(self) -> None:
+        self._check_open()
+        self._key = None
 
     def _require_key(self) -> Any:
         self._check_open()
@@ -441,13 +451,13 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     def _vectorised_call(self, canonical_keys: Sequence[Any]) -> Iterator[None]:
         self._check_open()
         self._check_groups(canonical_keys)
-        saved = self._save_key()
+        saved, time_before = self._save_key(), self._fixed_now
         self._fixed_now = self._work_time()
         try:
             with self._undone_on_error():
                 yield
         finally:
-            self._fixed_now = None
+            self._fixed_now = time_before
             if not self._closed:
                 self._restore_key(saved)
 

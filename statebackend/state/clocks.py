@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from statebackend.errors import UsageError
 
-__all__ = ["Clock", "SystemClock", "checked_clock", "read"]
+__all__ = ["Clock", "SystemClock", "checked_clock", "checked_now", "read"]
 
 _FIRST, _LAST = -(2**63), 2**63 - 1
 
@@ -101,6 +101,17 @@ def read(clock: Clock) -> int:
     if not _FIRST <= checked <= _LAST:
         raise _not_a_time(clock, "more than 64 bits")
     return checked
+
+
+def checked_now(now: Any) -> int:
+    """A time that a caller gives, checked to be a whole number of milliseconds.
+
+    >>> checked_now(5)
+    5
+    """
+    if type(now) is not int or not _FIRST <= now <= _LAST:
+        raise UsageError("the time is an int of milliseconds, of 64 bits", detail=f"a {type(now).__name__}")
+    return now
 
 
 def _not_a_time(clock: Clock, answer: str) -> UsageError:

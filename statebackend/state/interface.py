@@ -138,6 +138,9 @@ class KeyedStateBackend(ABC):
         A key of the wrong type or of a key group outside the range raises; the old key then stays current.
         """
 
+    def clear_current_key(self) -> None:  # noqa: B027 - optional
+        """Have no current key, as in the beginning. A backend without this method keeps the last one."""
+
     @property
     @abstractmethod
     def current_key(self) -> Any:
@@ -238,6 +241,12 @@ class KeyedStateBackend(ABC):
         """
 
     # --- time ---
+
+    def begin_batch(self, now: int | None) -> None:  # noqa: B027 - optional
+        """Fix the time: until the next call, values expire by ``now``, and no clock is read. None returns to the clock.
+
+        A job calls this once per batch, and gives a clock that tells the same to backends that know no batches.
+        """
 
     @property
     def has_timers(self) -> bool:

@@ -11,7 +11,7 @@ from statebackend._core.handles.wall_clock cimport WallClock
 cdef enum TimeSource:
     TIME_OF_SYSTEM = 0                   # read when first asked for after the key was set
     TIME_OF_CLOCK = 1                    # read when the key is set
-    TIME_FIXED = 2                       # of a vectorised call
+    TIME_FIXED = 2                       # of a batch or a vectorised call
 
 cdef class KeyContext:
     cdef readonly StateCore core
@@ -32,7 +32,7 @@ cdef class KeyContext:
     cdef object clock
     cdef object read_clock               # callable(clock) -> int
     cdef int time_source
-    cdef int clock_source                # what `time_source` is outside vectorised calls
+    cdef int clock_source                # what `time_source` is outside batches and vectorised calls
     cdef bint now_known
     cdef int64_t now
     cdef int64_t latest                  # that was asked for

@@ -254,8 +254,9 @@ cdef class KeyContext:
         key, known, now, name = saved
         self.name_namespace(name)
         self._key = key
-        self.now_known = known
-        self.now = now
+        if self.time_source != TIME_FIXED:
+            self.now_known = known
+            self.now = now
 
     cdef int return_to(self, CoreKey *key, object owner) except -1:
         """Back to a key that was current, with the namespace's number that it had, which was pinned meanwhile."""
@@ -359,7 +360,7 @@ cdef class KeyContext:
 
     @property
     def _fixed_now(self):
-        """The time of the vectorised call that is running, or None."""
+        """The time of the batch, or of the vectorised call, that is running; None: the clock tells."""
         return self.now if self.time_source == TIME_FIXED else None
 
     @_fixed_now.setter
