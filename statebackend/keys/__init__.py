@@ -7,6 +7,7 @@
 False
 """
 
+from statebackend.keys import key_groups
 from statebackend.keys.encoders import KeyEncoder, key_encoder
 from statebackend.keys.int_batch import decimal_words, ints_of, rescaled_decimals
 from statebackend.keys.key_columns import Columnar, as_columnar
@@ -37,6 +38,7 @@ __all__ = [
     "decimal_words",
     "decode_namespace",
     "encode_namespace",
+    "key_groups",
     "ints_of",
     "key_encoder",
     "key_group_of",

@@ -20,7 +20,7 @@ from statebackend.checkpoint.store.json_checks import Malformed, integer
 from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
 from statebackend.errors import CorruptCheckpointError, SerializationError
 from statebackend.operator_state.element_columns import column_type, to_bytes
-from statebackend.operator_state.operator_snapshots import StateView, section, type_roles
+from statebackend.operator_state.operator_snapshots import PART, StateView, section, type_roles
 from statebackend.operator_state.redistribution import (
     BROADCAST,
     SPLIT,
@@ -30,8 +30,6 @@ from statebackend.operator_state.redistribution import (
 )
 
 __all__ = ["operator_parts", "savepoint_contents", "write_savepoint"]
-
-_PART = "operator"
 
 
 def write_savepoint(
@@ -43,7 +41,7 @@ def write_savepoint(
 ) -> None:
     """Write the states of one instance."""
     described = {"subtask": subtask_index, "parallelism": parallelism, "now": now}
-    with savepoint.write_part(_PART, f"{subtask_index}-of-{parallelism}", described) as part:
+    with savepoint.write_part(PART, f"{subtask_index}-of-{parallelism}", described) as part:
         for name in sorted(views):
             view = views[name]
             if view.is_empty:
@@ -69,7 +67,7 @@ def operator_parts(savepoint: Savepoint) -> list[SavepointPart]:
     >>> operator_parts(Savepoint("/nowhere"))
     []
     """
-    parts = savepoint.parts(_PART)
+    parts = savepoint.parts(PART)
     in_order = sorted(parts, key=_number_of)
     wanted = [(number, len(parts)) for number in range(len(parts))]
     if [(_number_of(part), part.described.get("parallelism")) for part in in_order] != wanted:

@@ -15,6 +15,7 @@ one backend, and is scoped to the backend's current key and namespace.
 (2, 'a', VOID)
 """
 
+from statebackend.state import clocks
 from statebackend.state.aggregates import AGGREGATE_NAMES, AggregateFunction, NamedAggregate, named_aggregate
 from statebackend.state.base import BaseKeyedStateBackend, checked_budget, checked_range
 from statebackend.state.clocks import SystemClock
@@ -97,6 +98,7 @@ __all__ = [
     "check_lengths",
     "check_values",
     "checked_budget",
+    "clocks",
     "checked_domain",
     "checked_range",
     "checked_time",

@@ -37,6 +37,7 @@ from statebackend.checkpoint.format import (
     write_data_file,
 )
 from statebackend.checkpoint.keyed.key_group_columns import grouping
+from statebackend.checkpoint.keyed.rows import RANK
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.errors import CorruptCheckpointError, StateMigrationError, UsageError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
@@ -49,8 +50,6 @@ __all__ = ["drop_state", "rescale"]
 
 _CHUNK = 4 << 20
 _PIECE_ROWS = 65_536
-#: By Op: rows that clear and remove come first, then those that put, then those that append.
-_RANK = np.array([1, 0, 2, 0], np.int8)
 
 Uri = str | os.PathLike[str]
 
@@ -291,7 +290,7 @@ def _order(table: pa.Table, groups: NDArray[Any], before: NDArray[Any]) -> NDArr
     """
     if "op" not in table.schema.names:
         return np.argsort(groups, kind="stable")
-    rank = _RANK[pc.fill_null(table["op"], pa.scalar(Op.PUT, pa.uint8())).to_numpy()]
+    rank = RANK[pc.fill_null(table["op"], pa.scalar(Op.PUT, pa.uint8())).to_numpy()]
     if np.any((np.diff(rank) < 0) & (np.diff(before) == 0)):
         return np.argsort(groups, kind="stable")
     return np.lexsort((rank, groups))

@@ -9,6 +9,8 @@ ROW(sum=LONG, n=LONG)
 'array<string>'
 """
 
+# For the rest of the package.
+from statebackend.types import convert as convert
 from statebackend.types.constructors import DECIMAL, LIST, MAP, ROW, TUPLE, from_config
 from statebackend.types.ddl import parse_ddl
 from statebackend.types.model import (
@@ -38,8 +40,6 @@ from statebackend.types.normalise import of
 from statebackend.types.records import record_builder as record_builder
 from statebackend.types.records import record_reader as record_reader
 from statebackend.types.records import row_class
-
-# For the rest of the package.
 from statebackend.types.serializer_interface import Compatibility as Compatibility
 from statebackend.types.serializer_interface import Serializer as Serializer
 

@@ -40,6 +40,9 @@ HOUSE: tuple[tuple[str, ...], ...] = (
 )
 FLOORS = {f"statebackend.{name}".rstrip("."): floor for floor, names in enumerate(HOUSE) for name in names}
 
+#: Folders that others import as a whole: what their ``__init__`` names, modules among it, and nothing behind it.
+FACES = ("statebackend.types", "statebackend.types.serializers", "statebackend.keys", "statebackend.state")
+
 #: Folders that may import less of the package than their floor allows.
 ONLY = {"statebackend._core": ("statebackend.errors", "statebackend._core")}
 
@@ -134,6 +137,12 @@ def imports_of(path: Path, root: Path = ROOT) -> set[str]:
     } - {module}
 
 
+def modules_named_by(face: str, root: Path = ROOT) -> set[str]:
+    """The modules that a face imports as modules, so that others may take them from it."""
+    door = root.joinpath(*face.split("."), "__init__.py")
+    return python_imports(door.read_text(encoding="utf-8"), face, True) & known_modules(root)
+
+
 def violations(path: Path, root: Path = ROOT) -> list[str]:
     """What one file imports that its floor does not allow, in words."""
     module, doors = module_name(path, root), packages(root)
@@ -164,6 +173,8 @@ def violations(path: Path, root: Path = ROOT) -> list[str]:
             continue
         if FLOORS[folder] >= FLOORS[own]:
             found.append(f"{module} [{FLOORS[own]}] imports {target} [{FLOORS[folder]}]")
+        if folder in FACES and target != folder and target not in modules_named_by(folder, root):
+            found.append(f"{module} imports {target}, which lies behind {folder}")
     return found
 
 
@@ -209,8 +220,13 @@ SAMPLE = dict.fromkeys(
         "_core/snapshots/snapshot_view.pyx",
         "checkpoint/store/manifest.py",
         "spark/rows.py",
+        "types/model.py",
+        "types/convert.py",
     ],
     "",
+)
+SAMPLE["types/__init__.py"] = (
+    "from statebackend.types import convert\nfrom statebackend.types.model import Type\n"
 )
 
 
@@ -224,6 +240,11 @@ SAMPLE = dict.fromkeys(
             "state/a.py",
             "if TYPE_CHECKING:\n    from statebackend.backends.heap import Heap\n",
             "imports statebackend.backends.heap",
+        ),
+        (
+            "state/a.py",
+            "from statebackend.types.model import Type\n",
+            "statebackend.types.model, which lies behind statebackend.types",
         ),
         ("state/a.py", "import pyspark\n", "statebackend.state.a imports pyspark"),
         ("checkpoint/store/a.py", "from ...runtime import run\n", "imports statebackend.runtime ["),
@@ -292,6 +313,7 @@ def test_a_violation_is_found(tmp_path: Path, name: str, text: str, complaint: s
             "_core/tables/state_core.pyx",
             "def f():\n  from statebackend._core.snapshots.snapshot_view import SnapshotView\n",
         ),
+        ("state/a.py", "from statebackend.types import Type, convert\n"),
         ("checkpoint/__init__.py", "from statebackend.checkpoint.store.manifest import M\n"),
         ("spark/driver.py", "import pyspark.sql\nfrom ..runtime import run\nfrom .rows import r\n"),
     ],

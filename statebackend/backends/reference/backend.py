@@ -21,7 +21,7 @@ from statebackend.backends.reference.single import (
     ReferenceReducingState,
     ReferenceValueState,
 )
-from statebackend.backends.reference.snapshots import Moment, ReferenceRows, load, written_states
+from statebackend.backends.reference.snapshots import HeldStates, ReferenceRows, load, written_states
 from statebackend.backends.reference.table import Journal, Place
 from statebackend.backends.reference.timer_sets import ReferenceTimers
 from statebackend.checkpoint.format import Op
@@ -92,7 +92,7 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
         self.journal = Journal()
         #: Marks and points so far: a rollback invalidates the points that were opened after its mark.
         self._opened = 0
-        self._points: list[Moment] = []
+        self._points: list[HeldStates] = []
         self._timers = ReferenceTimers(self)
         self._restore()
 
@@ -234,25 +234,25 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     def _open_view(self, expired_at: int | None) -> ReferenceRows:
         return ReferenceRows(self, expired_at=expired_at)
 
-    def _read_changes(self, point: Moment) -> ReferenceRows:
+    def _read_changes(self, point: HeldStates) -> ReferenceRows:
         return ReferenceRows(self, since=point)
 
-    def _changes_since(self, point: Moment) -> int:
+    def _changes_since(self, point: HeldStates) -> int:
         return sum(len(point.changed_places(state)) for state in written_states(self))
 
     def _rows_held(self) -> int:
         return sum(len(state.table) for state in written_states(self))
 
-    def _open_point(self) -> Moment:
+    def _open_point(self) -> HeldStates:
         self._opened += 1
-        point = Moment(self, self._opened)
+        point = HeldStates(self, self._opened)
         self._points.append(point)
         return point
 
-    def _is_valid(self, point: Moment) -> bool:
+    def _is_valid(self, point: HeldStates) -> bool:
         return point in self._points
 
-    def _drop_point(self, point: Moment) -> None:
+    def _drop_point(self, point: HeldStates) -> None:
         if point in self._points:
             self._points.remove(point)
 

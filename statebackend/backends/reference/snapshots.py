@@ -28,7 +28,7 @@ from statebackend.types.serializers import serializer_for
 if TYPE_CHECKING:
     from statebackend.backends.reference.backend import ReferenceKeyedBackend
 
-__all__ = ["Moment", "ReferenceRows", "load"]
+__all__ = ["HeldStates", "ReferenceRows", "load"]
 
 
 class TimerState(NamedTuple):
@@ -54,11 +54,11 @@ def _entries(stored: Any) -> dict[Any, Stamped]:
     return stored if isinstance(stored, dict) else dict.fromkeys(sorted(stored or ()), _NOTHING)
 
 
-class Moment:
+class HeldStates:
     """What all states held at one moment: values are replaced, never changed, so that a copy of the dicts says it.
 
     >>> from statebackend.backends.reference import ReferenceBackend
-    >>> Moment(ReferenceBackend().create_keyed_backend(int), 1).number
+    >>> HeldStates(ReferenceBackend().create_keyed_backend(int), 1).number
     1
     """
 
@@ -109,7 +109,11 @@ class ReferenceRows(RowSource):
     """
 
     def __init__(
-        self, backend: ReferenceKeyedBackend, *, since: Moment | None = None, expired_at: int | None = None
+        self,
+        backend: ReferenceKeyedBackend,
+        *,
+        since: HeldStates | None = None,
+        expired_at: int | None = None,
     ) -> None:
         super().__init__()
         self._key_type = backend.key_type
@@ -189,7 +193,7 @@ class ReferenceRows(RowSource):
         self._states = []
 
 
-def _changed_rows(state: Any, since: Moment) -> Iterator[Row]:
+def _changed_rows(state: Any, since: HeldStates) -> Iterator[Row]:
     held = since.held(state)
     for at in since.changed_places(state):
         stored = state.table.get(at)

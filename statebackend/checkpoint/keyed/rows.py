@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 
-__all__ = ["RowSource", "grouped", "phases", "stamp_count", "without_expired"]
+__all__ = ["RANK", "RowSource", "grouped", "phases", "stamp_count", "without_expired"]
 
 
 class RowSource(ABC):
@@ -68,7 +68,8 @@ def grouped(parts: Sequence[tuple[pa.RecordBatch, np.ndarray]]) -> GroupedBatch:
     return GroupedBatch.of(batch, groups[order])
 
 
-_RANK = np.array([1, 0, 2, 0], dtype=np.int8)  # by Op: those that remove, then put, then append
+#: The order of rows within a key group, by `Op`: those that clear and remove first, those that append last.
+RANK = np.array([1, 0, 2, 0], dtype=np.int8)
 
 
 def phases(rows: GroupedBatch) -> Iterator[tuple[Op, pa.RecordBatch]]:
@@ -83,7 +84,7 @@ def phases(rows: GroupedBatch) -> Iterator[tuple[Op, pa.RecordBatch]]:
         return
     ops = batch["op"].to_numpy(zero_copy_only=False)
     batch = batch.drop_columns(["op"])
-    rank, group = _RANK[ops], rows.key_group_of_rows()
+    rank, group = RANK[ops], rows.key_group_of_rows()
     breaks = np.flatnonzero((np.diff(rank) < 0) & (np.diff(group) == 0)) + 1
     ends = [0, *breaks.tolist(), len(ops)]
     for start, end in itertools.pairwise(ends):

@@ -20,7 +20,7 @@ from statebackend.checkpoint.format import COLUMNS, GroupedBatch, Section
 from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.key_group_columns import grouping
 from statebackend.checkpoint.keyed.merged_rows import applied
-from statebackend.checkpoint.keyed.restored_states import RestoredState, RestoredStates
+from statebackend.checkpoint.keyed.restored_states import PART, RestoredState, RestoredStates
 from statebackend.checkpoint.store.json_checks import Malformed, groups_json, groups_of, integer
 from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
 from statebackend.errors import CorruptCheckpointError, StateMigrationError
@@ -43,7 +43,6 @@ __all__ = [
     "write_savepoint",
 ]
 
-_PART = "keyed"
 _BATCH_ROWS = 65_536
 #: Where namespaces are shown as text their bytes are kept beside it.
 _EXACT = "namespace_bytes"
@@ -70,7 +69,7 @@ def write_savepoint(
         "key_groups": groups_json(key_groups),
         "now": now,
     }
-    with savepoint.write_part(_PART, f"{key_groups.start}-{key_groups.end}", described) as part:
+    with savepoint.write_part(PART, f"{key_groups.start}-{key_groups.end}", described) as part:
         for description, section in states:
             if section is None:
                 part.add_state(description.to_json())
@@ -180,7 +179,7 @@ def keyed_parts(savepoint: Savepoint) -> list[tuple[SavepointPart, KeyGroupRange
     >>> keyed_parts(Savepoint("/nowhere"))
     []
     """
-    parts = savepoint.parts(_PART)
+    parts = savepoint.parts(PART)
     ranges = [_range_of(part) for part in parts]
     _check_whole(savepoint, parts, ranges)
     return list(zip(parts, ranges, strict=True))

@@ -6,7 +6,8 @@ removed, reordered and changed by these rules, as long as one of the old fields 
 and fields of tuples follow their parts; keys of maps do not change. Everything else is incompatible, PICKLE
 with anything but PICKLE too.
 
->>> from statebackend.types import ROW, LONG, INT, STRING
+>>> from statebackend import types
+from statebackend.types import ROW, LONG, INT, STRING
 >>> compatibility(ROW(a=INT, b=STRING).config(), ROW(c=LONG, a=LONG)).name
 'AFTER_MIGRATION'
 >>> compatibility({"type": "string"}, LONG).name
@@ -20,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from statebackend import types
 from statebackend.errors import SerializationError
 from statebackend.types import (
     Compatibility,
@@ -30,7 +32,6 @@ from statebackend.types import (
     TupleType,
     Type,
     from_config,
-    model,
 )
 
 __all__ = ["arrow_migration", "compatibility", "describe", "value_migration"]
@@ -39,7 +40,7 @@ _AS_IS = Compatibility.AS_IS
 _AFTER_MIGRATION = Compatibility.AFTER_MIGRATION
 _INCOMPATIBLE = Compatibility.INCOMPATIBLE
 
-_INTEGER_ORDER = (model.BYTE, model.SHORT, model.INT, model.LONG)
+_INTEGER_ORDER = (types.BYTE, types.SHORT, types.INT, types.LONG)
 
 
 def compatibility(old_config: dict[str, Any], new: Type) -> Compatibility:
@@ -49,7 +50,7 @@ def compatibility(old_config: dict[str, Any], new: Type) -> Compatibility:
     >>> compatibility(LONG.config(), LONG).name
     'AS_IS'
     """
-    if isinstance(new, model.CustomType) or old_config.get("type") == "custom":
+    if isinstance(new, types.CustomType) or old_config.get("type") == "custom":
         return _AS_IS if old_config == new.config() else _INCOMPATIBLE
     try:
         old = from_config(old_config)
@@ -108,7 +109,7 @@ def _widens(old: Type, new: Type) -> bool:
         return _INTEGER_ORDER.index(old) < _INTEGER_ORDER.index(new)
     if isinstance(old, DecimalType) and isinstance(new, DecimalType):
         return old.scale == new.scale and old.precision < new.precision
-    return old == model.FLOAT and new == model.DOUBLE
+    return old == types.FLOAT and new == types.DOUBLE
 
 
 def _fields(row: RowType) -> Iterable[tuple[str, Type]]:
