@@ -1,0 +1,75 @@
+"""The compiled heart of the package: keyed state in memory, with marks, snapshots and batches.
+
+The rooms, from the ground up. A module imports from the rooms below its own and from its own room. The one exception:
+a core makes its own snapshots, so it loads `snapshots` late.
+
+    +----------------+-----------------+------------------------+
+    |  snapshots     |  batches        |  handles               |
+    |  a reader's    |  many keys in   |  one record at a time: |
+    |  side; changes |  one call, no   |  the current key, and  |
+    |  since a mark  |  GIL, threads   |  a class per state     |
+    +----------------+-----------------+------------------------+
+    |  codecs     Python objects to stored bytes, and back      |
+    +-----------------------------------------------------------+
+    |  tables     StateCore: the versions of one backend        |
+    |             StateTable, MapTable: one state               |
+    |             CowMap: one key group of one state            |
+    +-----------------------------------------------------------+
+    |  memory     extents, runs, blobs; logs                    |
+    +-----------------------------------------------------------+
+
+Three modules stand at the door, below all rooms, because they know no state: `key_groups` hashes keys as Spark does,
+`crc32c` sums files, `row_digest` hashes columns.
+
+Start with `tables/cow_map.pxd`. It draws the map, states its invariants and declares every struct. `tables/invariants`
+checks them: that is what `_check()` runs.
+
+One update, from the handle to the map:
+
+    backend.set_current_key(key)     KeyContext converts and hashes the key once, for all states, and increments
+                                     `StateCore.calls`: handles forget the slots that they remember
+    value.update(5)                  ValueHandle, in `handles/handles.pyx`
+      find_here                      picks the table of the namespace and the map of the key group, lets a growing
+                                     map move a few entries, and finds the slot; skipped while the slot is remembered
+      codec.store_native             makes the stored form; what is not native goes through its serializer
+      slot_for_write, or insert      clones the entry if a snapshot needs it, and journals it if a mark does
+      the stored form goes in        and the time of now, where values expire
+
+Everything that can run out of memory comes before the change, and the change cannot fail. So an operation that raises
+has changed nothing.
+
+One batch, through `batches/kernels.pyx`:
+
+    count      every lane (a thread) takes a range of rows and computes their key groups
+    scatter    every lane orders its rows by key group; rows of one group keep their order
+    apply      every lane takes a range of key groups and goes over their rows in blocks of 32: it asks for the
+               buckets, asks for the entries, then operates
+    settle     if one row failed, everything is undone, in reverse order; else the lanes' logs join those of the core
+
+A batch makes no Python object between `count` and `settle`, and threads share no map.
+
+Three words that come up everywhere:
+
+    mark       A point to roll back to. `StateCore.mark` increments the version. From then on, the first write to an
+               older entry puts the old value into the journal and then writes in place. `rollback` replays the
+               journal backwards. The journal also says what has changed since: an incremental checkpoint reads that.
+    snapshot   A moment that another thread can read. `StateCore.snapshot` increments the version and copies
+               nothing. Afterwards, an entry or a bucket page that the snapshot needs is copied before it changes.
+    retired    A slot is retired when it leaves the live map (a clone replaced it, or its key was removed) while a
+    slot       journal or a snapshot still needs it. It keeps its key and its value until they let it go. The table
+               in `cow_map.pxd` says who holds it, and when it goes.
+
+Where something new goes:
+
+    a value type    Usually nothing here changes: a type with a serializer is stored as its bytes. For a native form,
+                    add a FORM_ and its two conversions to `codecs/codecs.pyx`; for another number, also a code
+                    to `tables/state_table`. Only a value that owns memory in a new way needs a ValueKind in
+                    `cow_map.pxd`, with its cases in `payload_ref` and `payload_drop`.
+    a handle        A module in `handles`, with a class that derives from `Handle`, or from `SingleHandle` if there is
+                    one value for a key. The heap backend then gives it a face of its own in `backends/heap`.
+    a kernel        A module in `batches`, with a `BlockFunction`: it takes up to 32 rows and their maps. Sorting,
+                    threads and undoing come from `BatchCall`; see `kernels.pxd`.
+
+Each new module needs a line in the table MODULES of `setup.py` and a stub (`.pyi`) beside it. What is used once per
+record and needed by other modules is a `cdef inline` in a `.pxd`.
+"""

@@ -1,1 +1,5 @@
-"""What a snapshot reads: entries of one moment as rows, and what has changed since."""
+"""What a checkpoint reads: the entries of one moment, and what has changed since a mark.
+
+`snapshot_view` reads a snapshot, on any thread, while the live tables go on. `changes` reads the journal. Both give
+rows, which are addresses of entries; `entry_rows` turns those into columns.
+"""

@@ -1,1 +1,7 @@
-"""Copy-on-write maps, and the tables of states made of them."""
+"""Copy-on-write maps, and the tables of states that are made of them.
+
+`cow_map` is the map of one key group; its `.pxd` has the drawing and the rules, and `invariants` checks them.
+`state_core` owns what the tables of a backend share: versions, marks, snapshots. `state_table` is one state,
+`map_table` one map state, `lists` the values of list states. `sweeping` finds what has expired; `reductions` and
+`accumulators` say what a stored value becomes when another is added.
+"""
