@@ -51,7 +51,8 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from statebackend._core.memory.arena cimport LIVE_ENTRIES, UNIT_SHIFT, ArenaCore, Blob, BlobHeap, address, count
 from statebackend._core.memory.journal cimport Log
-from statebackend._core.memory.platform cimport add_i64, hash_bytes, hash_int, likely, prefetch, prefetch_write, unlikely
+from statebackend._core.memory.platform cimport (
+    add_i64, hash_bytes, hash_int, likely, prefetch, prefetch_write, unlikely)
 
 cdef enum:
     MINIMUM_CAPACITY = 4
@@ -70,6 +71,30 @@ cdef enum ValueKind:
     VALUE_OBJECT = 2                     # PyObject *, a reference of the entry's own
     VALUE_LIST = 3                       # ListHead
     VALUE_ANCHOR = 4                     # uint32 ref of the Anchor of a map state's key
+
+# Who holds a retired slot, and when it goes. A slot retires when it leaves its chain: its key was removed, or a clone
+# replaced it. Until it goes it counts as used, and keeps its key and its payload.
+#
+#   who holds it           why                                       where it goes from there
+#   ---------------------  ----------------------------------------  ------------------------------------------------
+#   Segment.log            a mark may be rolled back to              rollback: a removed slot back into its chain, a
+#                                                                    replaced one to `carried`. release: to `dead`
+#   Lane.own_journal       the same, of a worker of a batch call     at the end of the call: to the newest segment
+#   Lane.undo              no mark is open, but the call may fail    it succeeds: to `dead`, or to `waiting` where a
+#                                                                    snapshot needs most of them. It fails: as rollback
+#   MapTable.clear_at,     the call may fail, with or without marks  it succeeds: to the newest segment, or to `dead`
+#   its `removed`                                                    if no mark is open. It fails: as rollback
+#   Journal.carried        an undo is not over, or older records     when it is over: to the newest segment, or to
+#                          name the same slots                       `dead` if no mark is open
+#   Journal.dead           nobody looks, but it is yet to be freed   `drain`: free, or to the newest snapshot's
+#                                                                    `retired` if a snapshot needs it
+#   Journal.waiting        as `dead`, and a snapshot is there        when a snapshot ends: to `dead`
+#   Lane.retired           a snapshot needs it; of a worker          at the end of the call: to Snapshot.retired
+#   Snapshot.retired       the snapshot or an older one needs it     when it ends: to the next older one, or `garbage`
+#   Core.garbage           nobody                                    `drain`: free
+#
+# Free is `slot_free`: it drops what the slot owns and gives the slot to the map's next insert or clone. Bucket pages
+# that a copy has replaced go through the last three rows; the runs of a map that was emptied begin at the last.
 
 cdef enum RecordOp:
     # Trailers: op << 56 | table of the journal << 48 | key group << 32 | slot.
