@@ -9,11 +9,11 @@ from statebackend._core.tables.accumulators cimport (
     ADD_BYTES, ADD_NUMBER, ADD_WHOLE, Adding, AddPlan, add_fixed, keeps_old_bytes)
 from statebackend._core.memory.arena cimport Blob, blob_drop, blob_new
 from statebackend._core.tables.cow_map cimport (
-    CowMap, Lane, Table, before_operation, entry_at, find_blob, find_int, insert, payload_drop, payload_of, remove,
+    CowMap, Lane, Table, before_operation, entry_at, insert, payload_drop, payload_of, remove,
     slot_for_write, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.batches.kernels cimport (
-    FAILED_MEMORY, FAILED_NOT, FAILED_OVERFLOW, Batch, BatchCall, LaneRun, RowKey, map_of_row, stage_block)
+    FAILED_MEMORY, FAILED_NOT, FAILED_OVERFLOW, Batch, BatchCall, LaneRun, RowKey, find_row, map_of_row, stage_block)
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.reductions cimport OP_BLOCK_WRITE, OP_FIRST, OP_LAST, OP_UPDATE, Operation
 from statebackend._core.tables.state_table cimport CODE_BLOB, CODE_RAW, StateTable
@@ -58,10 +58,7 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
             return FAILED_MEMORY
     if unlikely(not before_operation(lane, table, map)):
         return FAILED_MEMORY
-    if batch.keys != NULL:
-        slot = find_int(table, map, key.number, batch.ns, key.hash)
-    else:
-        slot = find_blob(table, map, key.data, key.length, batch.ns, key.hash)
+    slot = find_row(batch, map, key)
     if is_null:
         if slot and not remove(lane, table, map, slot, key.hash):
             return FAILED_MEMORY

@@ -7,11 +7,11 @@ from libc.string cimport memcpy
 
 from statebackend._core.memory.arena cimport Blob, blob_drop
 from statebackend._core.tables.cow_map cimport (
-    CowMap, Lane, Table, before_operation, entry_at, find_blob, find_int, payload_of, payload_ref, remove,
+    CowMap, Lane, Table, before_operation, entry_at, payload_of, payload_ref, remove,
     slot_for_write, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.batches.kernels cimport (
-    FAILED_MEMORY, Batch, BatchCall, LaneRun, RowKey, stage_block)
+    FAILED_MEMORY, Batch, BatchCall, LaneRun, RowKey, find_row, stage_block)
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.reductions cimport OP_BLOCK_READ, OP_BLOCK_WRITE
 from statebackend._core.tables.state_table cimport CODE_BLOB, CODE_OBJECT, CODE_RAW, StateTable
@@ -47,10 +47,7 @@ cdef bint read_row(Batch *batch, Lane *lane, CowMap *map, RowKey *key) noexcept 
     cdef bint gone
     if unlikely(not before_operation(lane, table, map)):
         return False
-    if batch.keys != NULL:
-        slot = find_int(table, map, key.number, batch.ns, key.hash)
-    else:
-        slot = find_blob(table, map, key.data, key.length, batch.ns, key.hash)
+    slot = find_row(batch, map, key)
     if slot == 0:
         return True
     gone = is_expired((<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0], batch.ttl, batch.timestamp)

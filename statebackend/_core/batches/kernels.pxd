@@ -7,7 +7,7 @@ order in which they are to be applied, and answers False with `run.failure` and 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from statebackend._core.memory.arena cimport Blob
-from statebackend._core.tables.cow_map cimport CowMap, Lane, Table, hash_int_key
+from statebackend._core.tables.cow_map cimport CowMap, Lane, Table, find_blob, find_int, hash_int_key
 from statebackend._core.key_groups cimport HashProgram
 from statebackend._core.tables.reductions cimport Operation
 from statebackend._core.tables.state_table cimport StateTable
@@ -116,6 +116,12 @@ cdef inline void load_key(Batch *batch, int64_t at, RowKey *key) noexcept nogil:
             key.data = batch.key_data + batch.key_offsets[key.row]
             key.length = batch.key_offsets[key.row + 1] - batch.key_offsets[key.row]
             key.hash = batch.hashes[at]
+
+cdef inline uint32_t find_row(Batch *batch, CowMap *map, const RowKey *key) noexcept nogil:
+    """`find` for a row."""
+    if batch.keys != NULL:
+        return find_int(batch.table, map, key.number, batch.ns, key.hash)
+    return find_blob(batch.table, map, key.data, key.length, batch.ns, key.hash)
 
 cdef CowMap *map_of_row(Batch *batch, CowMap **where, int64_t row) noexcept nogil
 cdef void stage_block(Batch *batch, int64_t at, uint32_t n, CowMap **maps, RowKey *keys) noexcept nogil

@@ -33,7 +33,7 @@ from statebackend._core.memory.arena cimport (
 from statebackend._core.tables.cow_map cimport (
     PAGE_BUCKETS, PAGE_SHIFT, RECORD_INSERT, RECORD_REPLACED, RECORD_WRITE, VALUE_FIXED, Core, CoreKey, CowMap,
     Entry, Journal, Lane, PageRef, Table, active_table, before_operation, blob_hash, bucket,
-    count_namespace, drain, entry_at, find_blob, find_int, hash_blob_key, insert, map_new,
+    count_namespace, drain, entry_at, hash_blob_key, insert, map_new,
     namespace_of, own_entry, payload_drop, payload_of, presize, record_log, remove, segment_for_writing, slot_alloc,
     slot_for_write, value_of)
 from statebackend._core.memory.journal cimport Log, log_append, log_reserve, log_take
@@ -536,10 +536,7 @@ cdef bint apply_row(Batch *batch, LaneRun *run, Table *table, CowMap **where, Ro
     if unlikely(not before_operation(lane, table, map)):
         run.failure = FAILED_MEMORY
         return False
-    if batch.keys != NULL:
-        slot = find_int(table, map, key.number, batch.ns, key.hash)
-    else:
-        slot = find_blob(table, map, key.data, key.length, batch.ns, key.hash)
+    slot = find_row(batch, map, key)
 
     if batch.op == OP_GET:
         if slot:

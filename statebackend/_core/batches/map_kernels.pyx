@@ -11,12 +11,12 @@ from libc.string cimport memcpy, memset
 
 from statebackend._core.memory.arena cimport Blob, blob_drop, blob_new
 from statebackend._core.tables.cow_map cimport (
-    CoreKey, CowMap, Lane, Table, active_table, before_operation, bucket, entry_at, find_blob, find_int, map_new,
+    CoreKey, CowMap, Lane, Table, active_table, before_operation, bucket, entry_at, find, map_new,
     payload_drop, payload_of, slot_for_write, value_of)
 from statebackend._core.batches.expiring_kernels cimport renew
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.batches.kernels cimport (
-    FAILED_MEMORY, Batch, BatchCall, LaneRun, RowKey, map_of_row, stage_block, stamp_of)
+    FAILED_MEMORY, Batch, BatchCall, LaneRun, RowKey, find_row, map_of_row, stage_block, stamp_of)
 from statebackend._core.tables.map_table cimport MapTable, anchor_ref, hash_map_key, insert_threaded, remove_threaded
 from statebackend._core.memory.platform cimport prefetch, unlikely
 from statebackend._core.tables.reductions cimport OP_BLOCK_READ, OP_BLOCK_WRITE
@@ -48,12 +48,6 @@ cdef inline void load_map_key(const MapRows *rows, int64_t row, CoreKey *key) no
         key.length = rows.offsets[row + 1] - rows.offsets[row]
 
 
-cdef inline uint32_t find_row(Table *table, CowMap *map, CoreKey *key) noexcept nogil:
-    if table.layout.key_is_blob:
-        return find_blob(table, map, key.data, key.length, key.namespace, key.hash)
-    return find_int(table, map, key.number, key.namespace, key.hash)
-
-
 cdef bint map_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps) noexcept nogil:
     """Stage by stage: the keys' entries, then the buckets of the map keys, then their entries; then operate."""
     cdef RowKey keys[32]
@@ -72,10 +66,7 @@ cdef bint map_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap *
         map = table.maps[maps[i].group - table.first_group]
         if map == NULL:
             continue
-        if batch.keys != NULL:
-            slot = find_int(batch.table, maps[i], keys[i].number, batch.ns, keys[i].hash)
-        else:
-            slot = find_blob(batch.table, maps[i], keys[i].data, keys[i].length, batch.ns, keys[i].hash)
+        slot = find_row(batch, maps[i], &keys[i])
         if slot == 0:
             continue
         hash_map_key(table, &inner[i], anchor_ref(batch.table, slot))
@@ -127,10 +118,10 @@ cdef bint map_row(Batch *batch, LaneRun *run, CowMap **where, RowKey *key, CoreK
     head.namespace = batch.ns
     head.hash = key.hash
     head.group = head_map.group
-    head_slot = find_row(heads, head_map, &head)
+    head_slot = find(heads, head_map, &head)
     if head_slot:
         hash_map_key(table, inner, anchor_ref(heads, head_slot))
-        slot = find_row(table, map, inner)
+        slot = find(table, map, inner)
     if slot and batch.ttl:
         gone = is_expired((<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0], batch.ttl, batch.timestamp)
     if slot == 0 and rows.op != MAP_PUT:
@@ -151,7 +142,7 @@ cdef bint map_row(Batch *batch, LaneRun *run, CowMap **where, RowKey *key, CoreK
         run.inner_entries -= 1
         if rows.op != MAP_PUT:
             return True
-        head_slot = find_row(heads, head_map, &head)
+        head_slot = find(heads, head_map, &head)
         slot = 0
     return put_row(batch, run, head_map, &head, head_slot, map, inner, slot, key.row)
 

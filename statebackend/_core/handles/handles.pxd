@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.codecs.codecs cimport ValueCodec
-from statebackend._core.tables.cow_map cimport CoreKey, CowMap, Entry, Table, find_blob, find_int
+from statebackend._core.tables.cow_map cimport CoreKey, CowMap, Entry, Table, find
 from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.tables.state_table cimport StateTable
@@ -25,9 +25,7 @@ cdef inline uint32_t find_key(Table *table, CoreKey *key) noexcept nogil:
     map = table.maps[key.group - table.first_group]
     if map == NULL:
         return 0
-    if table.layout.key_is_blob:
-        return find_blob(table, map, key.data, key.length, key.namespace, key.hash)
-    return find_int(table, map, key.number, key.namespace, key.hash)
+    return find(table, map, key)
 
 cdef class Handle:
     cdef readonly KeyContext context

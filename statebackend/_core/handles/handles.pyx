@@ -26,8 +26,8 @@ from statebackend._core.memory.arena cimport CHECKED, Blob, blob_data
 from statebackend._core.codecs.codecs cimport (
     FORM_FLOAT, FORM_LONG, FORM_OBJECT, FORM_STRING, MAX_STORED, ValueCodec)
 from statebackend._core.tables.cow_map cimport (
-    VALUE_LIST, VALUE_OBJECT, BucketTable, CoreKey, CowMap, Entry, Table, before_operation, bucket, entry_at, find_blob,
-    find_int, hash_blob_key, hash_int_key, hash_of, insert, key_object, map_new, namespace_of, payload_drop,
+    VALUE_LIST, VALUE_OBJECT, BucketTable, CoreKey, CowMap, Entry, Table, before_operation, bucket, entry_at, find,
+    hash_key, hash_of, insert, key_object, map_new, namespace_of, payload_drop,
     payload_of, payload_ref, remove, slot_for_write, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.key_context cimport KeyContext
@@ -116,10 +116,7 @@ cdef class Handle:
                     self.core.calls += 1     # entries may move
                     if not before_operation(&table.lane, table, map):
                         self.no_memory()
-                if table.layout.key_is_blob:
-                    slot = find_blob(table, map, key.data, key.length, key.namespace, key.hash)
-                else:
-                    slot = find_int(table, map, key.number, key.namespace, key.hash)
+                slot = find(table, map, key)
         self.table = table
         self.map = map
         self.slot = slot
@@ -496,6 +493,7 @@ cdef class Handle:
         cdef CowMap *map
         cdef Table *table = self.spaced_table
         cdef CoreKey *key = &self.context.key
+        cdef CoreKey at
         cdef list names = self.core.namespaces.names
         cdef uint32_t ns
         if table == NULL:
@@ -506,11 +504,11 @@ cdef class Handle:
         if <uint64_t>len(names) > map.primary.size + map.secondary.size:
             collect_namespaces(table, map, key, found)
             return found
+        at = key[0]
         for ns in range(1, <uint32_t>len(names)):
-            if table.layout.key_is_blob:
-                if find_blob(table, map, key.data, key.length, ns, hash_blob_key(table, key.data, key.length, ns)):
-                    found.append(ns)
-            elif find_int(table, map, key.number, ns, hash_int_key(table, key.number, ns)):
+            at.namespace = ns
+            at.hash = hash_key(table, &at, ns)
+            if find(table, map, &at):
                 found.append(ns)
         return found
 

@@ -13,12 +13,11 @@ from libc.string cimport memset
 
 from collections.abc import Mapping
 
-from statebackend._core.memory.arena cimport Blob, address, blob_data
+from statebackend._core.memory.arena cimport address
 from statebackend._core.codecs.codecs cimport FORM_OBJECT, FORM_STRING, MAX_STORED, KeyCodec
 from statebackend._core.tables.cow_map cimport (
-    Anchor, CoreKey, CowMap, Entry, Table, before_operation, entry_at, find_blob, find_int,
-    hash_blob_key, hash_int_key, hash_of, key_object, namespace_of, payload_of, payload_ref,
-    slot_for_write, thread_of, value_of)
+    Anchor, CoreKey, CowMap, Entry, Table, before_operation, entry_at, find, find_stored, hash_of, hash_stored,
+    key_object, namespace_of, payload_of, payload_ref, slot_for_write, thread_of, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.handles cimport NEVER, WANT_ALIVE, WANT_EXPIRED, Handle, find_key
 from statebackend._core.handles.look_ahead cimport REACH_THREAD, note_map_entry
@@ -84,7 +83,7 @@ cdef class MapHandle(Handle):
             if not before_operation(&table.lane, table, map):
                 self.no_memory()
         entries.rehash_map_key(inner, self.anchor_here())
-        return entries.find(map, inner)
+        return find(table, map, inner)
 
     cdef bint entry_expired(self, Table *table, uint32_t slot) except -1:
         return is_expired((<int64_t *>payload_of(table, entry_at(table.core, slot)))[0], self.ttl,
@@ -438,7 +437,6 @@ cdef class MapHandle(Handle):
         cdef Table *heads = of.heads.table
         cdef CowMap *head_map = heads.maps[map.group - heads.first_group]
         cdef Anchor *anchor = <Anchor *>address(table.core.arena, namespace_of(table, entry_at(table.core, slot)))
-        cdef Blob *blob
         cdef CoreKey at
         cdef CoreKey inner
         cdef uint32_t head_slot
@@ -448,15 +446,8 @@ cdef class MapHandle(Handle):
         if not before_operation(&heads.lane, heads, head_map):
             return False
         self.core.calls += 1
-        if heads.layout.key_is_blob:
-            blob = <Blob *>anchor.key
-            at.data, at.length = blob_data(blob), blob.length
-            at.hash = hash_blob_key(heads, at.data, at.length, at.namespace)
-            head_slot = find_blob(heads, head_map, at.data, at.length, at.namespace, at.hash)
-        else:
-            at.number = anchor.key
-            at.hash = hash_int_key(heads, at.number, at.namespace)
-            head_slot = find_int(heads, head_map, at.number, at.namespace, at.hash)
+        at.hash = hash_stored(heads, anchor.key, at.namespace)
+        head_slot = find_stored(heads, head_map, anchor.key, at.namespace, at.hash)
         if self.watcher is not None:     # it has to know which key it is
             return self.clean_key(key_object(heads, entry_at(heads.core, head_slot)), at.namespace)
         inner.hash = hash_of(table, entry_at(table.core, slot))
@@ -614,7 +605,7 @@ cdef class MapIterator:
         memset(&inner, 0, sizeof(CoreKey))
         _owner = handle.keys_codec.split_canonical(self.map_key, &inner)
         entries.rehash_map_key(&inner, found)
-        slot = entries.find(entries.map_or_null(self.key.group), &inner)
+        slot = find(entries.table, entries.map_or_null(self.key.group), &inner)
         if slot and thread_of(table, entry_at(table.core, slot)).sequence == self.sequence:
             self.slot = slot
             return True

@@ -15,8 +15,8 @@ from libc.string cimport memcmp
 from statebackend._core.memory.arena cimport Blob, address, blob_data
 from statebackend._core.tables.cow_map cimport (
     RECORD_COPIED, RECORD_INSERT, RECORD_MOVED, RECORD_REMOVE, RECORD_REPLACED, RECORD_WRITE, VALUE_LIST, Anchor,
-    BucketTable, CowMap, Entry, Journal, ListHead, Table, active_table, bucket, entry_at, find_blob, find_int,
-    hash_blob_key, hash_int_key, hash_of, namespace_of, value_of)
+    BucketTable, CowMap, Entry, Journal, ListHead, Table, active_table, bucket, entry_at, find_stored,
+    hash_of, hash_stored, namespace_of, value_of)
 from statebackend._core.snapshots.entry_rows cimport LiveMoment, find_owner, new_rows
 from statebackend._core.memory.journal cimport LogChunk, chunk_data
 from statebackend._core.memory.platform cimport prefetch
@@ -130,7 +130,6 @@ cdef void find_returned(Table *table, int64_t n, uint64_t[::1] found, unsigned c
     cdef Anchor *anchor
     cdef uint32_t slot, ref
     cdef CowMap *map
-    cdef Blob *blob
     for i in range(n):
         if live[i] or born[i]:
             continue
@@ -141,13 +140,7 @@ cdef void find_returned(Table *table, int64_t n, uint64_t[::1] found, unsigned c
             continue
         ref = (<uint32_t *>value_of(table.anchors, entry_at(table.core, slot)))[0]
         map = table.maps[anchor.group - table.first_group]
-        if table.layout.key_is_blob:
-            blob = <Blob *>entry.key
-            slot = find_blob(table, map, blob_data(blob), blob.length, ref,
-                             hash_blob_key(table, blob_data(blob), blob.length, ref))
-        else:
-            slot = find_int(table, map, entry.key, ref, hash_int_key(table, entry.key, ref))
-        if slot:
+        if find_stored(table, map, entry.key, ref, hash_stored(table, entry.key, ref)):
             born[i] = 1
 
 
@@ -296,7 +289,6 @@ cdef void find_live(Table *table, int64_t n, uint64_t[::1] found, unsigned short
     cdef CowMap *map
     cdef BucketTable *buckets
     cdef Entry *entry
-    cdef Blob *blob
     cdef uint32_t slot
     for i in range(n):
         ahead = i + AHEAD
@@ -306,11 +298,7 @@ cdef void find_live(Table *table, int64_t n, uint64_t[::1] found, unsigned short
             prefetch(bucket(table.core, buckets, hashes[ahead] & (buckets.capacity - 1)))
         entry = <Entry *><uintptr_t>found[i]
         map = table.maps[groups[i] - table.first_group]
-        if table.layout.key_is_blob:
-            blob = <Blob *>entry.key
-            slot = find_blob(table, map, blob_data(blob), blob.length, namespace_of(table, entry), hashes[i])
-        else:
-            slot = find_int(table, map, entry.key, namespace_of(table, entry), hashes[i])
+        slot = find_stored(table, map, entry.key, namespace_of(table, entry), hashes[i])
         if slot:
             found[i] = <uint64_t><uintptr_t>entry_at(table.core, slot)
             live[i] = 1

@@ -13,8 +13,8 @@ from libc.string cimport memcpy
 
 from statebackend._core.memory.arena cimport Blob, address, blob_data
 from statebackend._core.tables.cow_map cimport (
-    Anchor, CowMap, Entry, ListChunk, ListHead, Table, entry_at, find_blob, find_int, hash_blob_key, hash_int_key,
-    namespace_of, thread_of)
+    Anchor, CowMap, Entry, ListChunk, ListHead, Table, entry_at, find_stored, hash_stored, namespace_of,
+    thread_of)
 from statebackend._core.tables.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
 from statebackend._core.memory.platform cimport prefetch
 from statebackend._core.tables.state_core cimport StateCore
@@ -185,12 +185,7 @@ cdef uint32_t find_head(Table *heads, Anchor *anchor) noexcept nogil:
 cdef uint32_t find_owner(Table *heads, Anchor *anchor) noexcept nogil:
     """The live entry of the key that an anchor was made for, 0 if there is none. It may have another anchor by now."""
     cdef CowMap *map = heads.maps[anchor.group - heads.first_group]
-    cdef Blob *blob
-    if heads.layout.key_is_blob:
-        blob = <Blob *>anchor.key
-        return find_blob(heads, map, blob_data(blob), blob.length, anchor.namespace,
-                         hash_blob_key(heads, blob_data(blob), blob.length, anchor.namespace))
-    return find_int(heads, map, anchor.key, anchor.namespace, hash_int_key(heads, anchor.key, anchor.namespace))
+    return find_stored(heads, map, anchor.key, anchor.namespace, hash_stored(heads, anchor.key, anchor.namespace))
 
 
 cdef EntryRows new_rows(StateTable table, Moment moment, addresses, groups, is_live, kept=None, was_removed=None):

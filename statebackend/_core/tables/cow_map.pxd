@@ -49,7 +49,8 @@ Invariants, verified by `check_map` (of 5, that slots add up and cover the entri
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from statebackend._core.memory.arena cimport LIVE_ENTRIES, UNIT_SHIFT, ArenaCore, Blob, BlobHeap, address, count
+from statebackend._core.memory.arena cimport (
+    LIVE_ENTRIES, UNIT_SHIFT, ArenaCore, Blob, BlobHeap, address, blob_data, count)
 from statebackend._core.memory.journal cimport Log
 from statebackend._core.memory.platform cimport (
     add_i64, hash_bytes, hash_int, likely, prefetch, prefetch_write, unlikely)
@@ -354,6 +355,17 @@ cdef inline uint32_t hash_int_key(Table *table, int64_t key, uint32_t ns) noexce
 cdef inline uint32_t hash_blob_key(Table *table, const char *data, uint64_t length, uint32_t ns) noexcept nogil:
     return hash_bytes(<const unsigned char *>data, length, table.seed + ns) & table.hash_mask
 
+cdef inline uint32_t hash_key(Table *table, const CoreKey *key, uint32_t ns) noexcept nogil:
+    if table.layout.key_is_blob:
+        return hash_blob_key(table, key.data, key.length, ns)
+    return hash_int_key(table, key.number, ns)
+
+cdef inline uint32_t hash_stored(Table *table, int64_t key, uint32_t ns) noexcept nogil:
+    """`hash_key` for a key as entries and anchors hold it."""
+    if table.layout.key_is_blob:
+        return hash_blob_key(table, blob_data(<Blob *>key), (<Blob *>key).length, ns)
+    return hash_int_key(table, key, ns)
+
 cdef inline uint32_t hash_of(Table *table, Entry *entry) noexcept nogil:
     if table.layout.key_is_blob:
         return blob_hash(entry)[0]
@@ -393,6 +405,20 @@ cdef inline uint32_t find_int(Table *table, CowMap *map, int64_t key, uint32_t n
 
 cdef uint32_t find_blob(Table *table, CowMap *map, const char *data, uint64_t length,
                         uint32_t ns, uint32_t hash) noexcept nogil
+
+cdef inline uint32_t find(Table *table, CowMap *map, const CoreKey *key) noexcept nogil:
+    """The live entry of a key, 0 if there is none. Changes nothing."""
+    if table.layout.key_is_blob:
+        return find_blob(table, map, key.data, key.length, key.namespace, key.hash)
+    return find_int(table, map, key.number, key.namespace, key.hash)
+
+cdef inline uint32_t find_stored(Table *table, CowMap *map, int64_t key, uint32_t ns, uint32_t hash) noexcept nogil:
+    """`find` for a key as entries and anchors hold it."""
+    cdef Blob *blob
+    if table.layout.key_is_blob:
+        blob = <Blob *>key
+        return find_blob(table, map, blob_data(blob), blob.length, ns, hash)
+    return find_int(table, map, key, ns, hash)
 
 # --- operations --------------------------------------------------------------------------------------
 # Those that return bint or a slot answer False or 0 when memory ran out; nothing has changed then.

@@ -4,7 +4,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.tables.cow_map cimport (
-    CoreKey, CowMap, Entry, Table, bucket, complete_rehash, entry_at, first_of_run, key_object, namespace_of,
+    CoreKey, CowMap, Entry, Table, bucket, complete_rehash, entry_at, find, first_of_run, key_object, namespace_of,
     see_snapshots)
 from statebackend._core.tables.state_table cimport StateTable
 from statebackend._core.tables.sweeping cimport is_live
@@ -39,7 +39,7 @@ cdef class StateEntry:
                 self.owner.split_map_key(self.key, self.namespace, self.group, &k)
             else:
                 self.owner.split_key(self.key, self.namespace, &k)
-            if map == NULL or self.owner.find(map, &k) != self.slot:
+            if map == NULL or find(self.owner.table, map, &k) != self.slot:
                 raise RuntimeError("the entry was removed or replaced since it was looked up")
             self.calls = self.owner.owner.calls
         return entry_at(self.owner.table.core, self.slot)

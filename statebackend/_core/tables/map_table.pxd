@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint32_t
 
 from statebackend._core.tables.cow_map cimport (
-    Anchor, CoreKey, CowMap, Lane, Table, entry_at, hash_blob_key, hash_int_key, value_of)
+    Anchor, CoreKey, CowMap, Lane, Table, entry_at, hash_key, value_of)
 from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.tables.state_table cimport StateTable
 
@@ -13,10 +13,7 @@ cdef inline uint32_t anchor_ref(Table *heads, uint32_t head_slot) noexcept nogil
 cdef inline void hash_map_key(Table *table, CoreKey *key, uint32_t anchor) noexcept nogil:
     """Put a map key below an anchor."""
     key.namespace = anchor
-    if table.layout.key_is_blob:
-        key.hash = hash_blob_key(table, key.data, key.length, anchor)
-    else:
-        key.hash = hash_int_key(table, key.number, anchor)
+    key.hash = hash_key(table, key, anchor)
 
 cdef uint32_t insert_threaded(Lane *head_lane, Table *heads, CowMap *head_map, CoreKey *head, uint32_t head_slot,
                               Lane *lane, Table *table, CowMap *map, CoreKey *inner) noexcept nogil

@@ -16,8 +16,8 @@ from libc.string cimport memset
 from statebackend._core.memory.arena cimport address, block_free
 from statebackend._core.tables.cow_map cimport (
     Anchor, Core, CoreKey, CowMap, Insertion, Lane, Table, abandon_insert, anchor_new, append_thread, before_operation,
-    entry_at, finish_insert, hash_of, head_anchor, key_object, name_anchor, prepare_insert, prepare_remove, remove,
-    reserve_records, segment_for_writing, slot_for_write, thread_of, value_of)
+    entry_at, find, finish_insert, hash_of, head_anchor, key_object, name_anchor, prepare_insert, prepare_remove,
+    remove, reserve_records, segment_for_writing, slot_for_write, thread_of, value_of)
 from statebackend._core.memory.journal cimport Log, log_append
 from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.tables.state_core cimport StateCore, discard_log
@@ -120,7 +120,7 @@ cdef class MapTable:
             return 0
         if not before_operation(&self.entries.table.lane, self.entries.table, inner_map[0]):
             self.owner.out_of_memory()
-        return self.entries.find(inner_map[0], inner)
+        return find(self.entries.table, inner_map[0], inner)
 
     def put(self, key, map_key, value, uint32_t namespace=0, int64_t timestamp=0):
         """Set one entry of a key's map; a new one goes to the end. O(1) expected, whatever the map's size."""
@@ -280,7 +280,7 @@ cdef class MapTable:
         while more:
             if not (before_operation(&heads.lane, heads, head_map) and before_operation(&table.lane, table, map)):
                 return False
-            head_slot = self.heads.find(head_map, head)
+            head_slot = find(self.heads.table, head_map, head)
             if head_slot == 0:
                 break                    # a finaliser was quicker
             slot = self.anchor_of(head_slot).first
@@ -382,7 +382,7 @@ cdef class MapItems:
             if found != self.anchor or self.modifications != self.owner.anchor_of(head_slot).modifications:
                 raise RuntimeError("the map changed during iteration")
             self.owner.entries.split_map_key(self.map_key, found, head.group, &inner)
-            self.slot = self.owner.entries.find(self.owner.entries.map_or_null(head.group), &inner)
+            self.slot = find(self.owner.entries.table, self.owner.entries.map_or_null(head.group), &inner)
             if self.slot == 0 or thread_of(table, entry_at(table.core, self.slot)).sequence != self.sequence:
                 raise RuntimeError("the map changed during iteration")
             self.slot = thread_of(table, entry_at(table.core, self.slot)).next

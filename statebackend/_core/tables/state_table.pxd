@@ -38,7 +38,6 @@ cdef class StateTable:
     cdef char *store_any(self, object value, char *stored) except? NULL
     cdef CowMap *map_for(self, uint32_t group) except NULL
     cdef CowMap *map_or_null(self, uint32_t group) noexcept
-    cdef uint32_t find(self, CowMap *map, CoreKey *key) noexcept
     cdef object load_value(self, char *value, int code, uint32_t width)
     cdef int store_value(self, object value, char *out, int code, uint32_t width) except -1
     cdef void drop_stored(self, char *value, int code) noexcept

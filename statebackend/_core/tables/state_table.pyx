@@ -16,7 +16,7 @@ from statebackend._core.memory.arena cimport Blob, blob_data, blob_drop, blob_ne
 from statebackend._core.tables.cow_map cimport (
     MINIMUM_CAPACITY, PAGE_BUCKETS, RECORD_COPIED, RECORD_MOVED, RECORD_REPLACED, RECORD_WRITE, VALUE_ANCHOR,
     VALUE_BLOB, VALUE_FIXED, VALUE_LIST, VALUE_OBJECT, Core, CowMap, Directory, Entry, Journal, ListHead, Table, Thread,
-    before_operation, chain_head, entry_at, find_blob, find_int, hash_blob_key, hash_int_key, insert,
+    before_operation, chain_head, entry_at, find, hash_blob_key, hash_int_key, hash_key, insert,
     keep_payload, key_object, map_new, namespace_of, own_entry, payload_drop, payload_of, remove, see_snapshots,
     set_value_version, slot_for_write, value_of, wait_for_others)
 from statebackend._core.tables.invariants cimport check_map
@@ -264,10 +264,7 @@ cdef class StateTable:
 
     cdef void rehash_map_key(self, CoreKey *key, uint32_t anchor) noexcept:
         key.namespace = anchor
-        if self.table.layout.key_is_blob:
-            key.hash = hash_blob_key(self.table, key.data, key.length, anchor)
-        else:
-            key.hash = hash_int_key(self.table, key.number, anchor)
+        key.hash = hash_key(self.table, key, anchor)
 
     cdef char *store_any(self, object value, char *stored) except? NULL:
         """The stored form of a value: in `stored`, for raw bytes in the value itself, NULL for a flagged None."""
@@ -292,11 +289,6 @@ cdef class StateTable:
 
     cdef CowMap *map_or_null(self, uint32_t group) noexcept:
         return self.table.maps[group - self.table.first_group]
-
-    cdef uint32_t find(self, CowMap *map, CoreKey *key) noexcept:
-        if self.table.layout.key_is_blob:
-            return find_blob(self.table, map, key.data, key.length, key.namespace, key.hash)
-        return find_int(self.table, map, key.number, key.namespace, key.hash)
 
     cdef object load_value(self, char *value, int code, uint32_t width):
         """A Python object for a stored value. Lists and anchors are not values."""
@@ -417,7 +409,7 @@ cdef class StateTable:
             try:
                 map = self.map_for(k.group)
                 if before_operation(&table.lane, table, map):
-                    slot = self.find(map, &k)
+                    slot = find(self.table, map, &k)
                     if slot:
                         if want_old:
                             slot = self._unshare(map, slot, &k)
@@ -486,7 +478,7 @@ cdef class StateTable:
             return 0
         if not before_operation(&self.table.lane, self.table, map[0]):
             self.owner.out_of_memory()
-        return self.find(map[0], k)
+        return find(self.table, map[0], k)
 
     cdef list _room(self):
         """What `_load` puts elements of a list in. Made before the entry is looked for: it may run finalisers."""
@@ -524,7 +516,7 @@ cdef class StateTable:
         # Copying may have run anything: look again.
         if self.owner.closed:
             raise ClosedError("the backend was closed while an object of it was copied")
-        slot = self.find(map, k)
+        slot = find(self.table, map, k)
         if slot == 0 or <object>(<PyObject **>value_of(table, entry_at(core, slot)))[0] is not shared:
             raise RuntimeError("the state changed while an object of it was copied")
         if not see_snapshots(core, map):
@@ -635,7 +627,7 @@ cdef class StateTable:
                 map = self.map_for(k.group)
                 if not before_operation(&table.lane, table, map):
                     self.owner.out_of_memory()
-                slot = self.find(map, &k)
+                slot = find(self.table, map, &k)
                 if not list_append(&table.lane, table, map, slot, &k, source, timestamp):
                     self.owner.out_of_memory()
             except BaseException:
@@ -722,7 +714,7 @@ cdef class StateTable:
         self.usable()
         self.split_key(key, namespace, &k)
         map = self.map_or_null(k.group)
-        slot = self.find(map, &k) if map != NULL else 0
+        slot = find(self.table, map, &k) if map != NULL else 0
         if slot == 0:
             return None
         return new_entry(self, slot, k.group)

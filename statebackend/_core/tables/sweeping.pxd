@@ -2,9 +2,9 @@
 
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 
-from statebackend._core.memory.arena cimport Blob, Budget, blob_data
+from statebackend._core.memory.arena cimport Budget
 from statebackend._core.tables.cow_map cimport (
-    FREE_SLOT, CowMap, Entry, ListHead, Table, blob_hash, entry_at, find_blob, find_int, hash_of, namespace_of)
+    FREE_SLOT, CowMap, Entry, ListHead, Table, entry_at, find_stored, hash_of, namespace_of)
 
 cdef enum:
     SLOTS_PER_ENTRY = 8                  # a step looks at so many slots for each entry that it is asked for
@@ -39,14 +39,9 @@ cdef struct Stretches:
 cdef inline bint is_live(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
     """Whether a slot is the one that a look-up of its key finds: not free, retired or held by a journal."""
     cdef Entry *entry = entry_at(table.core, slot)
-    cdef Blob *blob
     if entry.version == FREE_SLOT:
         return False
-    if table.layout.key_is_blob:
-        blob = <Blob *>entry.key
-        return find_blob(table, map, blob_data(blob), blob.length, namespace_of(table, entry),
-                         blob_hash(entry)[0]) == slot
-    return find_int(table, map, entry.key, namespace_of(table, entry), hash_of(table, entry)) == slot
+    return find_stored(table, map, entry.key, namespace_of(table, entry), hash_of(table, entry)) == slot
 
 cdef int64_t oldest_in(Table *table, Entry *entry, int64_t *elements) noexcept nogil
 cdef uint32_t sweep(Table *table, Sweep *at, int64_t ttl, int64_t now, int64_t *entries, int64_t *slots,
