@@ -26,9 +26,9 @@ from statebackend._core.memory.arena cimport CHECKED, Blob, blob_data
 from statebackend._core.codecs.codecs cimport (
     FORM_FLOAT, FORM_LONG, FORM_OBJECT, FORM_STRING, MAX_STORED, ValueCodec)
 from statebackend._core.tables.cow_map cimport (
-    VALUE_LIST, VALUE_OBJECT, BucketTable, CoreKey, CowMap, Entry, Table, before_operation, bucket, entry_at, find,
-    hash_key, hash_of, insert, key_object, map_new, namespace_of, payload_drop,
-    payload_of, payload_ref, remove, slot_for_write, value_of)
+    VALUE_LIST, VALUE_OBJECT, CoreKey, CowMap, Entry, Table, Walk, before_operation, begin_walk, entry_at, find,
+    hash_key, hash_of, insert, key_object, map_new, map_size, namespace_of, next_entry, payload_drop, payload_of,
+    payload_ref, remove, slot_for_write, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.handles.look_ahead cimport REACH_BLOB, REACH_ENTRY, note_visit
@@ -456,28 +456,19 @@ cdef class Handle:
                     uint32_t number) except -1:
         # Keys are ints and bytes, which start no garbage collection: nothing else runs during the walk.
         cdef Table *table = of.table
-        cdef CowMap *map
-        cdef BucketTable *buckets
-        cdef uint32_t g, index, slot, ns
-        cdef uint32_t *head
+        cdef uint32_t g, slot, ns
         cdef Entry *entry
-        cdef int t
+        cdef Walk walk
         for g in range(table.n_maps):
-            map = table.maps[g]
-            if map == NULL or map.primary.size + map.secondary.size == 0:
-                continue
-            for t in range(2):
-                buckets = &map.primary if t == 0 else &map.secondary
-                for index in range(map.rehash_index if t == 0 else 0, buckets.capacity):
-                    head = bucket(table.core, buckets, index)
-                    slot = head[0] if head != NULL else 0
-                    while slot:
-                        entry = entry_at(table.core, slot)
-                        ns = namespace_of(table, entry)
-                        if (all or ns == number) and (self.ttl == 0 or self.has_any(table, entry, wanted)):
-                            keys.append(key_object(table, entry))
-                            namespaces.append(ns)
-                        slot = entry.next
+            begin_walk(table.maps[g], &walk)
+            slot = next_entry(table.core, &walk)
+            while slot:
+                entry = entry_at(table.core, slot)
+                ns = namespace_of(table, entry)
+                if (all or ns == number) and (self.ttl == 0 or self.has_any(table, entry, wanted)):
+                    keys.append(key_object(table, entry))
+                    namespaces.append(ns)
+                slot = next_entry(table.core, &walk)
         return 0
 
     def _count(self):
@@ -501,7 +492,7 @@ cdef class Handle:
         map = table.maps[key.group - table.first_group]
         if map == NULL:
             return found
-        if <uint64_t>len(names) > map.primary.size + map.secondary.size:
+        if <uint64_t>len(names) > map_size(map):
             collect_namespaces(table, map, key, found)
             return found
         at = key[0]
@@ -539,26 +530,21 @@ cdef class Handle:
 
 
 cdef int collect_namespaces(Table *table, CowMap *map, CoreKey *key, list found) except -1:
-    cdef BucketTable *buckets
-    cdef uint32_t index, slot
-    cdef uint32_t *head
+    cdef uint32_t slot
     cdef Entry *entry
     cdef Blob *blob
-    cdef int t
-    for t in range(2):
-        buckets = &map.primary if t == 0 else &map.secondary
-        for index in range(map.rehash_index if t == 0 else 0, buckets.capacity):
-            head = bucket(table.core, buckets, index)
-            slot = head[0] if head != NULL else 0
-            while slot:
-                entry = entry_at(table.core, slot)
-                if table.layout.key_is_blob:
-                    blob = <Blob *>entry.key
-                    if blob.length == key.length and memcmp(blob_data(blob), key.data, key.length) == 0:
-                        found.append(namespace_of(table, entry))
-                elif entry.key == key.number:
-                    found.append(namespace_of(table, entry))
-                slot = entry.next
+    cdef Walk walk
+    begin_walk(map, &walk)
+    slot = next_entry(table.core, &walk)
+    while slot:
+        entry = entry_at(table.core, slot)
+        if table.layout.key_is_blob:
+            blob = <Blob *>entry.key
+            if blob.length == key.length and memcmp(blob_data(blob), key.data, key.length) == 0:
+                found.append(namespace_of(table, entry))
+        elif entry.key == key.number:
+            found.append(namespace_of(table, entry))
+        slot = next_entry(table.core, &walk)
     return 0
 
 

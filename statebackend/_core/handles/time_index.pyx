@@ -27,8 +27,8 @@ from libc.string cimport memcmp, memcpy, memmove, memset
 
 from statebackend._core.memory.arena cimport Blob, Budget, address, blob_data, raw_alloc, raw_free
 from statebackend._core.tables.cow_map cimport (
-    Anchor, BucketTable, CoreKey, CowMap, Entry, Table, before_operation, bucket, drop_anchor, entry_at, find_int,
-    hash_int_key, namespace_of, thread_of, wait_for_others)
+    Anchor, CoreKey, CowMap, Entry, Table, Walk, before_operation, begin_walk, drop_anchor, entry_at, find_int,
+    hash_int_key, namespace_of, next_entry, thread_of, wait_for_others)
 from statebackend._core.codecs.codecs cimport long_as_int64
 from statebackend._core.handles.key_context cimport TIME_OF_CLOCK, TIME_OF_SYSTEM, KeyContext
 from statebackend._core.handles.look_ahead cimport ask_for_bucket
@@ -477,38 +477,33 @@ cdef class TimerHandle(MapHandle):
         """Go over all entries: collect them in `rows`, or queue them if it is None."""
         cdef Table *table = map.entries.table
         cdef CowMap *entries
-        cdef BucketTable *buckets
+        cdef Walk walk
         cdef Entry *entry
         cdef Anchor *anchor
         cdef Blob *blob
         cdef object key
-        cdef uint32_t g, index, slot
-        cdef uint32_t *head
-        cdef int t
+        cdef uint32_t g, slot
         for g in range(table.n_maps):
             entries = table.maps[g]
             if entries == NULL or not first <= entries.group <= last:
                 continue
-            for t in range(2):
-                buckets = &entries.primary if t == 0 else &entries.secondary
-                for index in range(entries.rehash_index if t == 0 else 0, buckets.capacity):
-                    head = bucket(table.core, buckets, index)
-                    slot = head[0] if head != NULL else 0
-                    while slot:
-                        entry = entry_at(table.core, slot)
-                        if rows is None:
-                            if not nodes_reserve(&self.core.arena.budget, &self.queue):
-                                self.no_memory()
-                            self.push(map, slot)
-                        else:
-                            anchor = self.anchor_at(namespace_of(table, entry))
-                            if self.context.codec.is_int:
-                                key = anchor.key
-                            else:
-                                blob = <Blob *>anchor.key
-                                key = PyBytes_FromStringAndSize(blob_data(blob), blob.length)
-                            rows.append((entries.group, key, self.core.namespaces.name(anchor.namespace), entry.key))
-                        slot = entry.next
+            begin_walk(entries, &walk)
+            slot = next_entry(table.core, &walk)
+            while slot:
+                entry = entry_at(table.core, slot)
+                if rows is None:
+                    if not nodes_reserve(&self.core.arena.budget, &self.queue):
+                        self.no_memory()
+                    self.push(map, slot)
+                else:
+                    anchor = self.anchor_at(namespace_of(table, entry))
+                    if self.context.codec.is_int:
+                        key = anchor.key
+                    else:
+                        blob = <Blob *>anchor.key
+                        key = PyBytes_FromStringAndSize(blob_data(blob), blob.length)
+                    rows.append((entries.group, key, self.core.namespaces.name(anchor.namespace), entry.key))
+                slot = next_entry(table.core, &walk)
         return 0
 
     def _check(self):

@@ -198,7 +198,10 @@ cdef class SnapshotView(Moment):
 
 
 cdef void collect_entries(Core *core, Directory *directory, uint64_t *rows) noexcept nogil:
-    """Addresses of all entries that a directory's pages name. Touches nothing that the live map changes."""
+    """Addresses of all entries that a directory's pages name.
+
+    `next_entry` over the past: it touches nothing that the live map changes, on a thread that may not be the map's.
+    """
     cdef uint32_t *refs = <uint32_t *>(<char *>directory + sizeof(Directory))
     cdef uint64_t n = 0
     n = collect_pages(core, refs, directory.primary_capacity, directory.rehash_index, rows, n)

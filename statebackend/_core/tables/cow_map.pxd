@@ -216,6 +216,13 @@ cdef struct Snapshot:
     Directory *directories
     Directory *last_directory
 
+cdef struct Walk:
+    # Over the live entries of a map, bucket by bucket; good while the map does not change.
+    CowMap *map
+    BucketTable *buckets                 # NULL: there is nothing more
+    uint32_t index                       # the next bucket
+    uint32_t slot                        # the next entry of the chain; 0: go on with the next bucket
+
 cdef struct Core:
     # What all maps of a backend share.
     int64_t stamps                       # given out so far, by `new_stamp`
@@ -385,6 +392,35 @@ cdef inline uint32_t *bucket(Core *core, BucketTable *table, uint32_t index) noe
     if ref == 0:
         return NULL
     return (<uint32_t *>address(core.arena, ref)) + (index & (PAGE_BUCKETS - 1))
+
+cdef inline uint32_t map_size(CowMap *map) noexcept nogil:
+    return map.primary.size + map.secondary.size
+
+cdef inline void begin_walk(CowMap *map, Walk *walk) noexcept nogil:
+    """Begin a walk over a map, which may be NULL."""
+    walk.map = map
+    walk.buckets = NULL
+    walk.slot = 0
+    if map != NULL and map_size(map) != 0:
+        walk.buckets = &map.primary
+        walk.index = map.rehash_index    # buckets below it have moved, what is left in them is stale
+
+cdef inline uint32_t next_entry(Core *core, Walk *walk) noexcept nogil:
+    """The next live entry, 0 after the last."""
+    cdef uint32_t slot = walk.slot
+    cdef uint32_t *head
+    while slot == 0:
+        if walk.buckets == NULL:
+            return 0
+        if walk.index == walk.buckets.capacity:
+            walk.buckets = &walk.map.secondary if walk.buckets == &walk.map.primary else NULL
+            walk.index = 0
+            continue
+        head = bucket(core, walk.buckets, walk.index)
+        walk.index += 1
+        slot = head[0] if head != NULL else 0
+    walk.slot = entry_at(core, slot).next
+    return slot
 
 cdef inline uint32_t chain_head(Core *core, CowMap *map, uint32_t hash) noexcept nogil:
     cdef BucketTable *table = active_table(map, hash)

@@ -517,14 +517,14 @@ cdef bint see_snapshots(Core *core, CowMap *map) noexcept nogil:
             break
         n = map.primary.n_pages + map.secondary.n_pages
         size = sizeof(Directory) + <uint64_t>n * 4
-        if map.primary.size + map.secondary.size == 0:
+        if map_size(map) == 0:
             store_u32(&map.seen_version, core.highest_required_snapshot_version)
             break
         if got == size:
             directory.map = map
             directory.low = map.seen_version + 1
             directory.high = core.highest_required_snapshot_version
-            directory.size = map.primary.size + map.secondary.size
+            directory.size = map_size(map)
             directory.rehash_index = map.rehash_index
             directory.primary_capacity = map.primary.capacity
             directory.secondary_capacity = map.secondary.capacity

@@ -24,6 +24,7 @@ cdef object check_map(Table *table, CowMap *map):
     assert map.rehash_index <= map.primary.capacity, f"map {where}: rehash index out of range"
     assert map.secondary.capacity in (0, 2 * map.primary.capacity), f"map {where}: secondary capacity"
     assert map.secondary.capacity or map.rehash_index == 0, f"map {where}: rehash index without a rehash"
+    # Not by `next_entry`: buckets that it passes over, and the table that an entry is in, are looked at, too.
     for t in range(2):
         buckets = &map.primary if t == 0 else &map.secondary
         size = 0

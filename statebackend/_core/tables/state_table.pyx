@@ -17,8 +17,8 @@ from statebackend._core.tables.cow_map cimport (
     MINIMUM_CAPACITY, PAGE_BUCKETS, RECORD_COPIED, RECORD_MOVED, RECORD_REPLACED, RECORD_WRITE, VALUE_ANCHOR,
     VALUE_BLOB, VALUE_FIXED, VALUE_LIST, VALUE_OBJECT, Core, CowMap, Directory, Entry, Journal, ListHead, Table, Thread,
     before_operation, chain_head, entry_at, find, hash_blob_key, hash_int_key, hash_key, insert,
-    keep_payload, key_object, map_new, namespace_of, own_entry, payload_drop, payload_of, remove, see_snapshots,
-    set_value_version, slot_for_write, value_of, wait_for_others)
+    keep_payload, key_object, map_new, map_size, namespace_of, own_entry, payload_drop, payload_of, remove,
+    see_snapshots, set_value_version, slot_for_write, value_of, wait_for_others)
 from statebackend._core.tables.invariants cimport check_map
 from statebackend._core.memory.journal cimport LogChunk, chunk_data
 from statebackend._core.key_groups cimport HashPlan, hash_canonical_bytes, hash_canonical_int, pmod_group
@@ -756,7 +756,7 @@ cdef class StateTable:
             directories += 1
             directory = directory.older
         return {
-            "size": map.primary.size + map.secondary.size,
+            "size": map_size(map),
             "primary_size": map.primary.size, "secondary_size": map.secondary.size,
             "primary_capacity": map.primary.capacity, "secondary_capacity": map.secondary.capacity,
             "rehash_index": map.rehash_index, "threshold": map.threshold, "used_slots": map.used,

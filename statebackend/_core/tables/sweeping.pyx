@@ -33,7 +33,7 @@ from libc.string cimport memset
 from statebackend._core.memory.arena cimport UNIT_SHIFT, raw_alloc, raw_free
 from statebackend._core.tables.cow_map cimport (
     FREE_SLOT, VALUE_LIST, BucketTable, CowMap, Entry, ListChunk, ListHead, Table, before_operation, bucket, entry_at,
-    payload_of, slots_of_run, value_of)
+    map_size, payload_of, slots_of_run, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.memory.platform cimport likely, prefetch, unlikely
 from statebackend._core.tables.state_table cimport StateTable
@@ -190,7 +190,7 @@ cdef class ExpiryIndex:
         while self.at < self.n_maps:
             known = &self.maps[self.at]
             map[0] = self.table.maps[self.at]
-            if map[0] == NULL or map[0].primary.size + map[0].secondary.size == 0:
+            if map[0] == NULL or map_size(map[0]) == 0:
                 known.oldest = now
             elif is_expired(known.oldest, ttl, now):
                 if not before_operation(&self.table.lane, self.table, map[0]) or not self.fit(known, map[0]):
@@ -251,7 +251,8 @@ cdef class ExpiryIndex:
         if last > map.primary.capacity:
             last = map.primary.capacity
         for index in range(first, last):
-            # A bucket that has moved became two of the secondary table.
+            # No walk over the map: a stretch is of buckets of the primary table, and of those of the secondary
+            # table that one of its buckets has become.
             buckets = &map.primary if index >= map.rehash_index else &map.secondary
             for t in range(1 if index >= map.rehash_index else 2):
                 head = bucket(table.core, buckets, index + t * map.primary.capacity)
