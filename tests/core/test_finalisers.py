@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from meddling import Meddler
 
-from statebackend._core.batches import adding_kernels, gathering, kernels, map_kernels
+from statebackend._core.batches import adding_kernels, kernels, map_kernels
 from statebackend._core.memory import arena
 from statebackend._core.snapshots import changes
 from statebackend._core.tables.accumulators import AddPlan
@@ -304,7 +304,7 @@ def test_batches(world: World, threads: int) -> None:
             )
             assert len(first) == len(accumulated) == len(keys)
             kernels.append_many(world.list, keys[:500], keys[:500], threads=threads)
-            offsets, elements = gathering.lists_of(world.list, keys[:500], threads=threads)
+            offsets, elements = kernels.lists_of(world.list, keys[:500], threads=threads)
             assert (np.diff(offsets) == turn + 1).all()
             assert (elements == np.repeat(keys[:500], turn + 1)).all()
             map_kernels.put_many(world.map, keys, keys % 3, texts, threads=threads)

@@ -13,7 +13,6 @@ from statebackend._core.tables.cow_map cimport ListChunk, ListHead, Table, entry
 from statebackend._core.memory.platform cimport prefetch
 from statebackend._core.tables.state_table cimport CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable
 
-from statebackend._core.batches.kernels import find_many
 from statebackend._core.tables.state_table import DTYPES
 from statebackend.errors import UsageError
 
@@ -131,24 +130,6 @@ def blobs_of(blobs):
             if blob != NULL:
                 memcpy(&target[0] + ends[i], blob_data(blob), blob.length)
     return offsets, data
-
-
-def lists_of(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
-    """The lists of many keys, as `lists_at` gives them.
-
-    >>> from statebackend._core.tables.state_core import StateCore
-    >>> from statebackend._core.tables.state_table import StateTable
-    >>> table = StateTable(StateCore(), value=("list", "long"))
-    >>> table.append(5, 1); table.append(5, 2)
-    >>> lists_of(table, np.array([4, 5]))
-    (array([0, 0, 2]), array([1, 2]))
-    """
-    table.usable()
-    table.owner.hold()                   # slots are good until something else is called
-    try:
-        return lists_at(table, find_many(table, keys, namespace=namespace, threads=threads))
-    finally:
-        table.owner.let_go()
 
 
 def lists_at(StateTable table not None, slots):

@@ -62,9 +62,6 @@ def reduce_many(
     threads: int = 1,
     return_touched: Literal[False] = False,
 ) -> None: ...
-def touched_rows(
-    table: StateTable, slots: NDArray[np.uint32], code: int
-) -> tuple[NDArray[np.int64], NDArray[Any]]: ...
 def append_many(
     table: StateTable,
     keys: _Keys,
@@ -74,3 +71,6 @@ def append_many(
     timestamp: int | NDArray[np.int64] = 0,
     threads: int = 1,
 ) -> None: ...
+def lists_of(
+    table: StateTable, keys: Any, *, namespace: int = 0, threads: int = 1
+) -> tuple[NDArray[np.int64], Any]: ...

@@ -49,6 +49,7 @@ from statebackend._core.tables.reductions cimport (
 from statebackend._core.tables.state_core cimport StateCore, discard_log
 from statebackend._core.tables.lists cimport list_append
 
+from statebackend._core.batches.gathering import blobs_of, distinct_slots, lists_at, values_at
 from statebackend._core.tables.state_table import DTYPES
 from statebackend.errors import KeyGroupError, UsageError
 
@@ -1144,7 +1145,7 @@ def get_many(StateTable table not None, keys, *, uint32_t namespace=0, int threa
         table.owner.hold()
         try:
             call.run(OP_GET)
-            return _copy_blobs(blobs), found.view(bool)
+            return blobs_of(blobs), found.view(bool)
         finally:
             table.owner.let_go()
     out = np.zeros((call.batch.n, width), dtype=np.uint8)
@@ -1153,27 +1154,6 @@ def get_many(StateTable table not None, keys, *, uint32_t namespace=0, int threa
     if table.value_code != CODE_RAW:
         out = out.view(DTYPES[table.value_code]).reshape(-1)
     return out, found.view(bool)
-
-
-def _copy_blobs(blobs):
-    cdef uint64_t[::1] pointers = blobs
-    cdef int64_t n = len(blobs), i, total = 0
-    cdef Blob *blob
-    offsets = np.zeros(n + 1, dtype=np.int64)
-    cdef int64_t[::1] ends = offsets
-    for i in range(n):
-        blob = <Blob *><uintptr_t>pointers[i]
-        if blob != NULL:
-            total += blob.length
-        ends[i + 1] = total
-    data = np.empty(total, dtype=np.uint8)
-    cdef uint8_t[::1] target = data if total else np.empty(1, dtype=np.uint8)
-    with nogil:
-        for i in range(n):
-            blob = <Blob *><uintptr_t>pointers[i]
-            if blob != NULL:
-                memcpy(&target[0] + ends[i], blob_data(blob), blob.length)
-    return offsets, data
 
 
 def find_many(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
@@ -1234,44 +1214,10 @@ def reduce_many(StateTable table not None, keys, values, reduction, *, uint32_t 
     table.owner.hold()
     try:
         call.run(REDUCTIONS[reduction])
-        return touched_rows(table, slots, code)
+        rows = distinct_slots(slots)
+        return rows, values_at(table, slots[rows])
     finally:
         table.owner.let_go()
-
-
-def touched_rows(StateTable table not None, slots, int code):
-    """Of slots by row: the first row of each distinct slot, in order, and the values there now."""
-    cdef uint32_t[::1] by_row = slots
-    cdef int64_t n = len(slots), i, distinct = 0
-    cdef uint64_t mask, at
-    cdef uint32_t slot
-    cdef uint32_t width = table.table.layout.value_width
-    rows = np.empty(n, dtype=np.int64)
-    if n == 0:
-        return rows, np.empty(0, dtype=DTYPES[code])
-    cdef int64_t[::1] first = rows
-    size = 1 << int(2 * n - 1).bit_length()
-    seen_array = np.zeros(size, dtype=np.uint32)
-    cdef uint32_t[::1] seen = seen_array
-    mask = size - 1
-    with nogil:
-        for i in range(n):
-            slot = by_row[i]
-            at = (slot * <uint64_t>0x9E3779B97F4A7C15u >> 20) & mask
-            while seen[at] != 0 and seen[at] != slot:
-                at = (at + 1) & mask
-            if seen[at] == 0:
-                seen[at] = slot
-                first[distinct] = i
-                distinct += 1
-    rows = rows[:distinct].copy()
-    values = np.empty((distinct, width), dtype=np.uint8)
-    cdef uint8_t[:, ::1] out = values
-    first = rows
-    with nogil:
-        for i in range(distinct):
-            memcpy(&out[i, 0], value_of(table.table, entry_at(table.table.core, by_row[first[i]])), width)
-    return rows, values.view(DTYPES[code]).reshape(-1)
 
 
 def append_many(StateTable table not None, keys, values, *, uint32_t namespace=0, timestamp=0, int threads=1):
@@ -1284,3 +1230,21 @@ def append_many(StateTable table not None, keys, values, *, uint32_t namespace=0
     call.set_values(values, table.element_code, table.table.element_value_width)
     call.set_timestamps(timestamp)
     call.run(OP_APPEND)
+
+
+def lists_of(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
+    """The lists of many keys, as `lists_at` gives them.
+
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> table = StateTable(StateCore(), value=("list", "long"))
+    >>> table.append(5, 1); table.append(5, 2)
+    >>> lists_of(table, np.array([4, 5]))
+    (array([0, 0, 2]), array([1, 2]))
+    """
+    table.usable()
+    table.owner.hold()                   # slots are good until something else is called
+    try:
+        return lists_at(table, find_many(table, keys, namespace=namespace, threads=threads))
+    finally:
+        table.owner.let_go()

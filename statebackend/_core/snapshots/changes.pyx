@@ -16,7 +16,7 @@ from statebackend._core.memory.arena cimport Blob, address, blob_data
 from statebackend._core.tables.cow_map cimport (
     RECORD_COPIED, RECORD_INSERT, RECORD_MOVED, RECORD_REMOVE, RECORD_REPLACED, RECORD_WRITE, VALUE_LIST, Anchor,
     BucketTable, CowMap, Entry, Journal, ListHead, Table, active_table, bucket, entry_at, find_stored,
-    hash_of, hash_stored, namespace_of, value_of)
+    hash_of, hash_stored, namespace_of, record_width, value_of)
 from statebackend._core.snapshots.entry_rows cimport LiveMoment, find_owner, new_rows
 from statebackend._core.memory.journal cimport LogChunk, chunk_data
 from statebackend._core.memory.platform cimport prefetch
@@ -50,31 +50,17 @@ def changed_entries(StateTable table not None, Mark mark not None):
     ([(1, 11), (3, 30)], {'key': array([2])})
     """
     cdef StateCore owner = table.owner
-    cdef int64_t n, distinct
     owner.require_open(mark)
     owner.enter()
     owner.hold()
     try:
-        n = count_records(table.table, mark.version)
-        found = np.empty(max(n, 1), dtype=np.uint64)
-        groups = np.empty(max(n, 1), dtype=np.uint16)
-        hashes = np.empty(max(n, 1), dtype=np.uint32)
-        live = np.zeros(max(n, 1), dtype=np.bool_)
-        removed = np.zeros(max(n, 1), dtype=np.bool_)
-        born = np.zeros(max(n, 1), dtype=np.uint8)
-        # Of lists: the stamp of the oldest head and how many elements it counts, 0 where the list was not there.
-        stamps = np.zeros(max(n, 1), dtype=np.uint32)
-        kept = np.zeros(max(n, 1), dtype=np.int64)
-        seen = np.zeros(1 << int(2 * n).bit_length(), dtype=np.uint32)
-        distinct = collect(table.table, mark.version, found, groups, hashes, removed.view(np.uint8), born, stamps, kept,
-                           seen)
-        find_live(table.table, distinct, found, groups, hashes, stamps, kept, live.view(np.uint8))
+        found, groups, removed, _born, kept, live = distinct_changes(table.table, mark.version)
     finally:
         owner.let_go()
         owner.leave()
-    order = np.argsort(groups[:distinct], kind="stable")
-    return new_rows(table, LiveMoment(owner), found[order], groups[order].astype(np.int64), live[order], kept[order],
-                    removed[order])
+    order = np.argsort(groups, kind="stable")
+    return new_rows(table, LiveMoment(owner), found[order], groups[order].astype(np.int64), live.view(np.bool_)[order],
+                    kept[order], removed.view(np.bool_)[order])
 
 
 def count_changes(StateTable table not None, Mark mark not None):
@@ -93,7 +79,7 @@ def count_changes(StateTable table not None, Mark mark not None):
     (2, 1)
     """
     cdef StateCore owner = table.owner
-    cdef int64_t n, distinct
+    cdef int64_t n
     owner.require_open(mark)
     owner.enter()
     owner.hold()
@@ -101,22 +87,29 @@ def count_changes(StateTable table not None, Mark mark not None):
         n = count_distinct(table.table, mark.version)
         if n >= 0:
             return n, 0
-        n = count_records(table.table, mark.version)
-        found = np.empty(n, dtype=np.uint64)
-        groups = np.empty(n, dtype=np.uint16)
-        hashes = np.empty(n, dtype=np.uint32)
-        removed, born, live = np.zeros(n, dtype=np.uint8), np.zeros(n, dtype=np.uint8), np.zeros(n, dtype=np.uint8)
-        stamps, kept = np.zeros(n, dtype=np.uint32), np.zeros(n, dtype=np.int64)
-        seen = np.zeros(1 << int(2 * n).bit_length(), dtype=np.uint32)
-        distinct = collect(table.table, mark.version, found, groups, hashes, removed, born, stamps, kept, seen)
-        find_live(table.table, distinct, found, groups, hashes, stamps, kept, live)
+        found, _groups, _removed, born, _kept, live = distinct_changes(table.table, mark.version)
         if table.table.anchors != NULL:
-            find_returned(table.table, distinct, found, born, live)
+            find_returned(table.table, len(found), found, born, live)
     finally:
         owner.let_go()
         owner.leave()
-    there = int(np.count_nonzero(live[:distinct]))
-    return there, distinct - there - int(np.count_nonzero(born[:distinct] > live[:distinct]))
+    there = int(np.count_nonzero(live))
+    return there, len(found) - there - int(np.count_nonzero(born > live))
+
+
+cdef tuple distinct_changes(Table *table, uint32_t version):
+    """Each key that records since a version name, once: found, groups, removed, born, kept, live, as arrays."""
+    cdef int64_t n = count_records(table, version), room = max(n, 1), distinct
+    found, hashes = np.empty(room, dtype=np.uint64), np.empty(room, dtype=np.uint32)
+    groups = np.empty(room, dtype=np.uint16)
+    removed, born = np.zeros(room, dtype=np.uint8), np.zeros(room, dtype=np.uint8)
+    live = np.zeros(room, dtype=np.uint8)
+    # Of lists: the stamp of the oldest head and how many elements it counts, 0 where the list was not there.
+    stamps, kept = np.zeros(room, dtype=np.uint32), np.zeros(room, dtype=np.int64)
+    seen = np.zeros(1 << int(2 * n).bit_length(), dtype=np.uint32)
+    distinct = collect(table, version, found, groups, hashes, removed, born, stamps, kept, seen)
+    find_live(table, distinct, found, groups, hashes, stamps, kept, live)
+    return tuple([column[:distinct] for column in (found, groups, removed, born, kept, live)])
 
 
 cdef void find_returned(Table *table, int64_t n, uint64_t[::1] found, unsigned char[::1] born,
@@ -179,12 +172,6 @@ cdef int64_t count_distinct(Table *table, uint32_t version) noexcept nogil:
                 at -= record_width(owner, op)
             chunk = chunk.prev
     return n
-
-
-cdef inline uint32_t record_width(Table *owner, int op) noexcept nogil:
-    if op == RECORD_WRITE or op == RECORD_COPIED:
-        return 8 + ((owner.layout.payload_width + 7) & ~7u)
-    return 16 if op == RECORD_MOVED or op == RECORD_REPLACED else 8
 
 
 cdef int64_t count_records(Table *table, uint32_t version) noexcept nogil:

@@ -499,6 +499,12 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
 cdef inline uint64_t trailer(int op, Table *table, uint32_t group, uint32_t slot) noexcept nogil:
     return (<uint64_t>op << 56) | (<uint64_t>table.journal_index << 48) | (<uint64_t>group << 32) | slot
 
+cdef inline uint32_t record_width(Table *table, int op) noexcept nogil:
+    """Bytes of a record of a journal, its trailer included."""
+    if op == RECORD_WRITE or op == RECORD_COPIED:
+        return 8 + ((table.layout.payload_width + 7) & ~7u)
+    return 16 if op == RECORD_MOVED or op == RECORD_REPLACED else 8
+
 cdef inline bint record_log(Lane *lane, Table *table, Log **log) noexcept nogil:
     """Where records of inserts, removals and moves go; `log` is NULL when nobody wants them."""
     log[0] = NULL

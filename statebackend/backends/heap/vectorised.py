@@ -275,7 +275,7 @@ class ListColumns(ColumnsState, KeyedListState):
             nothing = np.zeros(count_of(canonical), dtype=np.uint32)
             offsets, values = gathering.lists_at(self.plain, nothing)
         else:
-            offsets, values = gathering.lists_of(table, canonical, **self._options())
+            offsets, values = kernels.lists_of(table, canonical, **self._options())
         elements = arrow_column(values, None, self.descriptor.element_type)
         if offsets[-1] < 2**31:
             return pa.ListArray.from_arrays(offsets.astype(np.int32), elements)
