@@ -1,7 +1,7 @@
 """Keyed state for stream processing in Python.
 
-By convention ``import statebackend as sb``. Importing it needs numpy and pyarrow and nothing compiled: the
-core is loaded when something is made of it; ``sb.spark``, ``sb.testing`` and ``sb.tools`` load on first use.
+By convention ``import statebackend as sb``. The import needs numpy and pyarrow and loads nothing compiled: the core
+is loaded when it is first needed. ``sb.spark``, ``sb.testing`` and ``sb.tools`` load on first use.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def __getattr__(name: str) -> ModuleType:
         try:
             return importlib.import_module(module)
         except ModuleNotFoundError as error:
-            if error.name != module:  # it is there, what it needs is not
+            if error.name != module:  # the module is there, but something that it needs is not
                 raise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -1,8 +1,7 @@
 """The exceptions of the library: what went wrong, where, and what to do about it.
 
-Every error carries a stable ``code`` (``docs/`` lists them all), a ``detail`` that says where (state name,
-key group, checkpoint id, file, position) and a ``hint`` that says what to do. No message ever holds a user's
-value.
+Every error carries a stable ``code`` (``docs/`` lists them all), a ``detail`` that tells where it happened (state name,
+key group, checkpoint id, file, position) and a ``hint`` that tells what to do. No message ever holds a user's value.
 
 >>> error = UsageError("no current key is set", detail="state 'sum'", hint="call set_current_key(key) first")
 >>> print(error)
@@ -68,7 +67,7 @@ class StateBackendError(Exception):
         return f"{type(self).__name__}({str(self)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exception.__reduce__ would call the class with the message alone; the rest travels as state.
+        # Exception.__reduce__ would call the class with the message alone, so the rest travels as state.
         return _rebuild, (type(self), self.message), dict(self.__dict__)
 
     def at(self, where: str) -> StateBackendError:
@@ -82,7 +81,7 @@ class StateBackendError(Exception):
 
 
 def _rebuild(cls: type[StateBackendError], message: str) -> StateBackendError:
-    # Subclasses may ask for other arguments, so __init__ is not called; the state brings the attributes.
+    # Subclasses may require other arguments, so __init__ is not called; the state restores the attributes.
     error = cls.__new__(cls, message)
     error.args = (message,)
     return error
@@ -151,7 +150,7 @@ class CommitConflictError(StateBackendError):
 class StoreError(StateBackendError, OSError):
     """The system refused to read or write a file of a store: disk full, read-only, I/O error; also an ``OSError``.
 
-    ``errno`` is that of the error behind it, if it had one.
+    ``errno`` is that of the underlying error, if it had one.
 
     >>> import errno
     >>> error = StoreError.of(OSError(errno.ENOSPC, "No space left on device"), "writing data/3/a.arrow")
@@ -167,7 +166,7 @@ class StoreError(StateBackendError, OSError):
     def of(
         cls, error: OSError, doing: str, *, code: str | None = None, hint: str | None = None
     ) -> StoreError:
-        """The error that says what was being done when the system gave ``error``; raise it from that one.
+        """Make the error that names the action during which the system raised ``error``; raise it from that one.
 
         >>> StoreError.of(OSError("bucket is gone"), "listing checkpoints").detail
         'listing checkpoints'
@@ -178,7 +177,7 @@ class StoreError(StateBackendError, OSError):
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The number lies outside the attributes that travel by themselves.
+        # The number is not among the attributes that pickle transfers by itself.
         return _rebuild, (type(self), self.message), {**self.__dict__, "errno": self.errno}
 
 

@@ -1,7 +1,7 @@
 """Backends by name.
 
-Three ways to have a name: it is built in, it was given to `register_backend`, or an installed package has an
-entry point in the group ``statebackend.backends``::
+A backend gets a name in one of three ways: it is built in, it was given to `register_backend`, or an installed package
+has an entry point in the group ``statebackend.backends``::
 
     [project.entry-points."statebackend.backends"]
     mine = "my_package.backend:MyBackend"
@@ -37,7 +37,7 @@ _registered: dict[str, str] = {}
 
 
 class BackendAvailability(NamedTuple):
-    """Whether a backend can be used here and, if not, why.
+    """Tells if a backend can be used here and, if not, why.
 
     >>> BackendAvailability("mine", False, "it needs a library").is_available
     False
@@ -51,7 +51,7 @@ class BackendAvailability(NamedTuple):
 def register_backend(name: str, target: str) -> None:
     """Make a backend known under a name, for this process; ``target`` is ``"module:Class"``. Imports nothing.
 
-    A name that is taken by another class raises `UsageError`.
+    A name that another class has taken raises `UsageError`.
 
     >>> register_backend("plain", "statebackend.backends.reference:ReferenceBackend")
     >>> create_backend("plain")
@@ -94,7 +94,7 @@ def create_backend(name: str, **options: Any) -> StateBackend:
 
 
 def available_backends() -> dict[str, BackendAvailability]:
-    """All known backends by name, sorted, and whether each can be used here. Imports them.
+    """All known backends by name, sorted, each with its availability. Imports them.
 
     >>> sorted(available_backends())[:2]
     ['heap', 'reference']
@@ -110,13 +110,13 @@ def available_backends() -> dict[str, BackendAvailability]:
 
 
 def _targets() -> dict[str, str]:
-    """Where the class of each known backend is; what is built in or registered goes before entry points."""
+    """The class of each known backend, as ``"module:Class"``. Built-in and registered names win over entry points."""
     found = {each.name: each.value for each in importlib.metadata.entry_points(group=ENTRY_POINTS)}
     return {**found, **_registered, **_BUILT_IN}
 
 
 def _load(name: str) -> type[StateBackend]:
-    # Entry points last: finding them reads the metadata of every installed package.
+    # Entry points come last: finding them reads the metadata of every installed package.
     target = _BUILT_IN.get(name) or _registered.get(name) or _targets().get(name)
     if target is None:
         raise BackendUnavailableError(

@@ -1,4 +1,4 @@
-"""What users write: functions with state, and the contexts that they are given.
+"""The functions that users write, and the contexts that they get.
 
 >>> class Visits(KeyedProcessFunction):
 ...     def open(self, ctx):

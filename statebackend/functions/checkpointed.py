@@ -1,4 +1,4 @@
-"""What a function with state of its own writes, and the contexts it is given.
+"""The interface of a function that keeps operator state, and the contexts that it gets.
 
 >>> class Source(CheckpointedFunction):
 ...     offset = 0
@@ -35,21 +35,21 @@ __all__ = ["CheckpointedFunction", "FunctionInitializationContext", "FunctionSna
 class CheckpointedFunction(ABC):
     """A function that keeps operator state.
 
-    `initialize_state` runs once before the first row, at a first start as after a restore; `snapshot_state`
+    `initialize_state` runs once before the first row, both at a first start and after a restore; `snapshot_state` runs
     before every checkpoint.
     """
 
     @abstractmethod
     def initialize_state(self, ctx: FunctionInitializationContext) -> None:
-        """Ask for states; if ``ctx.is_restored``, take from them what an earlier run left."""
+        """Ask for states; if ``ctx.is_restored``, read from them what an earlier run left."""
 
     @abstractmethod
     def snapshot_state(self, ctx: FunctionSnapshotContext) -> None:
-        """Put into the states what is to be restored."""
+        """Write into the states what a restart must restore."""
 
 
 class FunctionInitializationContext:
-    """What `CheckpointedFunction.initialize_state` is given.
+    """The context for `CheckpointedFunction.initialize_state`.
 
     >>> from statebackend.operator_state import OperatorStateBackend
     >>> ctx = FunctionInitializationContext(OperatorStateBackend())
@@ -64,15 +64,15 @@ class FunctionInitializationContext:
         *,
         restored_checkpoint_id: int | None = None,
     ) -> None:
-        #: Where list and broadcast states are asked for.
+        #: Provides list and broadcast states.
         self.operator_state_store = operator_state_store
         self._keyed_state_store = keyed_state_store
-        #: The checkpoint that was restored; None at a first start.
+        #: The id of the restored checkpoint; None at a first start.
         self.restored_checkpoint_id = restored_checkpoint_id
 
     @property
     def is_restored(self) -> bool:
-        """Whether an earlier run left state.
+        """True if an earlier run left state.
 
         >>> from statebackend.operator_state import OperatorStateBackend
         >>> store = OperatorStateBackend(restore=[{}])
@@ -83,7 +83,7 @@ class FunctionInitializationContext:
 
     @property
     def keyed_state_store(self) -> KeyedStateBackend:
-        """Where keyed states are asked for; `UsageError` in a function without keys.
+        """The backend that provides keyed states; `UsageError` in a function without keys.
 
         >>> from statebackend.operator_state import OperatorStateBackend
         >>> from statebackend.backends import create_backend
@@ -97,14 +97,14 @@ class FunctionInitializationContext:
 
 
 class FunctionSnapshotContext:
-    """What `CheckpointedFunction.snapshot_state` is given.
+    """The context for `CheckpointedFunction.snapshot_state`.
 
     >>> FunctionSnapshotContext(checkpoint_id=4, checkpoint_timestamp=1000).checkpoint_id
     4
     """
 
     def __init__(self, *, checkpoint_id: int, checkpoint_timestamp: int) -> None:
-        #: The checkpoint that is being taken.
+        #: The id of the checkpoint that is being taken.
         self.checkpoint_id = checkpoint_id
         #: Its time, in milliseconds.
         self.checkpoint_timestamp = checkpoint_timestamp

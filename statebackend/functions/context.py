@@ -1,4 +1,4 @@
-"""What a function is given: state, time, the current key.
+"""The context of a function: state, time, the current key.
 
 >>> from statebackend.operator_state import OperatorStateBackend
 >>> from statebackend.backends import create_backend
@@ -41,7 +41,7 @@ __all__ = ["FunctionContext"]
 
 
 class ProcessingTimers:
-    """The timers of a job whose rows tell no time.
+    """The timers of a job without event time.
 
     >>> from statebackend.backends import create_backend
     >>> keyed = create_backend("reference").create_keyed_backend(int)
@@ -78,7 +78,7 @@ class ProcessingTimers:
 
 
 class FunctionContext:
-    """What every method of a function gets. Ask for states in ``open`` and keep the handles.
+    """The context that every method of a function gets. Ask for states in ``open`` and keep the handles.
 
     >>> from statebackend.backends import create_backend
     >>> backend = create_backend("reference")
@@ -108,15 +108,15 @@ class FunctionContext:
         has_event_time: bool = True,
         has_timers: bool = True,
     ) -> None:
-        #: The keyed backend itself: namespaces, enumeration, `apply_to_all_keys`.
+        #: The keyed backend itself, for namespaces, enumeration, `apply_to_all_keys`.
         self.keyed_state_store = keyed_state_store
-        #: Where list and broadcast states are asked for.
+        #: Provides list and broadcast states.
         self.operator_state_store = operator_state_store
         #: The function's own counters.
         self.metrics = metrics
-        #: The time of the batch, in milliseconds: it stands still while a batch runs.
+        #: The time of the batch, in milliseconds; it stands still while a batch runs.
         self.now: int = 0
-        #: The id of the batch that runs.
+        #: The id of the running batch.
         self.batch_id: int = 0
         self._keys: pa.Array | None = None
         self._has_event_time = has_event_time
@@ -125,7 +125,7 @@ class FunctionContext:
 
     @property
     def current_key(self) -> Any:
-        """The key of the row, or of the timer; `UsageError` where there is none, as for broadcast rows.
+        """The key of the row or of the timer; `UsageError` if there is none, as for broadcast rows.
 
         >>> from statebackend.backends import create_backend
         >>> keyed = create_backend("reference").create_keyed_backend(str)
@@ -149,8 +149,8 @@ class FunctionContext:
     def timers(self) -> Timers | ProcessingTimers:
         """The timers of the current key: ``register(ts, domain)``, ``delete(ts)``, ``pending()``.
 
-        Those that are due fire after the rows of the batch: `KeyedProcessFunction.on_timer`. In a job without
-        ``event_time=`` there is processing time only.
+        Timers that are due fire after the rows of the batch, through `KeyedProcessFunction.on_timer`. A job without
+        ``event_time=`` has processing time only.
         """
         if self._timers is None:
             if not self._has_timers:

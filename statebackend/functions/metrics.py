@@ -1,4 +1,4 @@
-"""Figures that a function counts for itself, by name.
+"""Counters that a function keeps for itself, by name.
 
 >>> metrics = Metrics()
 >>> metrics.counter("late").inc()
@@ -21,9 +21,9 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 class Counter:
-    """A whole number of 64 bits that goes up and down. Counting is not undone when a batch is.
+    """A 64-bit integer that a function increments and decrements. Undoing a batch does not undo its counts.
 
-    Counters are written into every checkpoint: whatever that could not hold is refused when it is counted.
+    Every checkpoint stores the counters, so a count that it could not hold is refused at once.
 
     >>> counter = Counter()
     >>> counter.inc(3)
@@ -70,7 +70,7 @@ class Counter:
 
 
 class Metrics:
-    """The counters of a function. They outlive its copies and show in the progress of every batch.
+    """The counters of a function. They outlive its copies and appear in the progress of every batch.
 
     >>> metrics = Metrics()
     >>> metrics.counter("late") is metrics.counter("late")
@@ -83,7 +83,7 @@ class Metrics:
         self._counters: dict[str, Counter] = {}
 
     def counter(self, name: str) -> Counter:
-        """The counter of a name, a non-empty str that UTF-8 can write; made at the first call.
+        """The counter of this name, a non-empty str that UTF-8 can encode; the first call makes it.
 
         >>> Metrics().counter("late").get_count()
         0

@@ -1,4 +1,4 @@
-"""The functions themselves.
+"""The base classes of functions.
 
 >>> issubclass(KeyedProcessFunction, ProcessFunction)
 True
@@ -18,7 +18,7 @@ __all__ = ["BatchProcessFunction", "CheckpointListener", "KeyedProcessFunction",
 
 
 class CheckpointListener:
-    """A function that wants to know what became of its batches. Both calls may be skipped, as by a crash.
+    """A function that learns the outcome of its batches. A crash, among other things, may skip either call.
 
     >>> class Outbox(CheckpointListener):
     ...     def notify_checkpoint_complete(self, checkpoint_id):
@@ -28,37 +28,37 @@ class CheckpointListener:
     """
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Called after the batch, with this id, has been committed. An error of it stops the query, not the commit.
+        """Called after the batch with this id has been committed. If it raises, the query stops; the commit stands.
 
         >>> CheckpointListener().notify_checkpoint_complete(3)
         """
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Called when the batch failed after its snapshot was taken, before this copy is thrown away.
+        """Called if the batch failed after its snapshot was taken, before this copy is discarded.
 
         >>> CheckpointListener().notify_checkpoint_aborted(3)
         """
 
 
 class ProcessFunction:
-    """What all functions have in common: a beginning and an end.
+    """The shared base of all functions: `open` and `close`.
 
-    The object that is given to a job stays as it is: the job works on copies of it. A copy is made at the start
-    and after every batch that failed, so attributes hold nothing that must survive: that is what state is for.
-    Derive from `CheckpointedFunction` too for operator state.
+    A job never runs the object that you give it; it works on copies. It makes a copy at the start and after every batch
+    that failed, so attributes must not hold anything that has to survive: use state for that. Derive from
+    `CheckpointedFunction` too for operator state.
     """
 
     def open(self, ctx: FunctionContext) -> None:
         """Called once on every copy, before anything else: ask for states here."""
 
     def close(self) -> None:
-        """Called once on every copy that was opened, before it is thrown away."""
+        """Called once on every copy that was opened, before it is discarded."""
 
 
 class KeyedProcessFunction(ProcessFunction, ABC):
-    """A function over rows, one by one, with the state of each row's key.
+    """A function over rows, one at a time, with the state of each row's key.
 
-    Rows are light named tuples. What it yields are rows of the output: tuples, dicts, named tuples, Spark rows.
+    Rows are light named tuples. It yields the rows of the output: tuples, dicts, named tuples, Spark rows.
 
     >>> class Doubled(KeyedProcessFunction):
     ...     def process_element(self, row, ctx):
@@ -104,5 +104,5 @@ class BatchProcessFunction(ProcessFunction, ABC):
     ) -> pa.RecordBatch | Iterable[pa.RecordBatch] | None:
         """Called with the rows of a batch; ``ctx.keys`` is the column of their keys.
 
-        A batch of Spark's comes as one record batch, unless its strings pass 2 GB. It may have no rows.
+        A batch from Spark comes as one record batch, unless its strings exceed 2 GB. It may have no rows.
         """

@@ -52,16 +52,16 @@ class _FlatMapWithState(_WithState):
     def process_element(self, row: Any, ctx: FunctionContext) -> Iterable[Any] | None:
         state = self._state
         out, new = self._function(row, state.value())
-        # What is given may still be a generator, which may look at the state as it was.
+        # The result may be a generator that has yet to run and may read the state as it was.
         rows = None if out is None else list(out)
         state.update(new)
         return rows
 
 
 def map_with_state(function: Callable[[Any, Any], tuple[Any, Any]], state_type: Any) -> KeyedProcessFunction:
-    """A function from ``function(row, state or None) -> (row out or None, new state or None)``.
+    """Make a function from ``function(row, state or None) -> (row out or None, new state or None)``.
 
-    Each key has one value of ``state_type``, in a state called "state"; None as the new one clears it.
+    Each key has one value of ``state_type``, in a state called "state"; returning None as the new state clears it.
 
     >>> def numbered(row, seen):
     ...     seen = (seen or 0) + 1
@@ -77,7 +77,7 @@ def map_with_state(function: Callable[[Any, Any], tuple[Any, Any]], state_type: 
 def flat_map_with_state(
     function: Callable[[Any, Any], tuple[Iterable[Any] | None, Any]], state_type: Any
 ) -> KeyedProcessFunction:
-    """The same for a function that gives any number of rows out: ``(rows, new state or None)``.
+    """The same for a function that returns any number of rows: ``(rows, new state or None)``.
 
     >>> def pairs(row, first):
     ...     return ([], row.n) if first is None else ([(first, row.n)], None)

@@ -1,4 +1,4 @@
-"""Keys: the one canonical form of keys, map keys and namespaces, and the key groups that they belong to.
+"""Keys: the one canonical form of keys, map keys and namespaces, and the key groups of keys.
 
 >>> from statebackend.keys import TimeWindow, encode_namespace, key_encoder
 >>> key_encoder("bigint").encode(7), key_encoder("string").encode("é")

@@ -27,7 +27,7 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def plain_key(encoder: CompositeKeyEncoder, key: Any) -> Any:
-    """A key as Arrow gives it, which names the fields of tuples too, as `encode` takes it.
+    """Convert a key from Arrow, which names the fields of tuples too, to the form that `encode` takes.
 
     >>> from statebackend.keys import key_encoder
     >>> plain_key(key_encoder(tuple[int, int]), {"_1": 1, "_2": 2})
@@ -46,7 +46,7 @@ def plain_key(encoder: CompositeKeyEncoder, key: Any) -> Any:
 
 
 class _Leaf:
-    """One field of all rows: where it has a presence byte, where a value, and the values that are there."""
+    """One field over all rows: the positions of its presence bytes and values, and the values that are present."""
 
     def __init__(self, active: Mask, present: Mask, values: Any) -> None:
         self.active = active
@@ -55,7 +55,7 @@ class _Leaf:
 
 
 def encode_structs(encoder: CompositeKeyEncoder, keys: Columnar) -> ByteRuns | None:
-    """Offsets and data of struct keys, or None where the scalar encoder must look; O(rows x fields + bytes).
+    """Offsets and data of struct keys; None if the scalar encoder must look. O(rows x fields + bytes).
 
     >>> from statebackend.keys import key_encoder
     >>> encode_structs(key_encoder(tuple[int, int]), [(1, 2)]) is None
@@ -68,7 +68,7 @@ def encode_structs(encoder: CompositeKeyEncoder, keys: Columnar) -> ByteRuns | N
         if not _collect(encoder, keys, np.ones(len(keys), dtype=bool), leaves):
             return None
     except (SerializationError, OverflowError):
-        return None  # positions are those of the values present: the scalar encoder names the row
+        return None  # positions count present values only, so the scalar encoder must name the row
     return _assemble(leaves, len(keys))
 
 
@@ -165,7 +165,7 @@ def _parse(
     rows: Int64s,
     missing: Mask | None,
 ) -> pa.Array:
-    """Read the fields of ``rows``, moving their ``position``; ``missing``: rows without a struct here."""
+    """Parse the fields of ``rows`` and advance their ``position``; ``missing``: rows that have no struct here."""
     children = []
     count = len(position)
     for part in encoder.parts:

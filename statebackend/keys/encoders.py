@@ -1,12 +1,11 @@
-"""Encoders: one key to its canonical form and back, and the way into the batch forms.
+"""Encoders: convert one key to its canonical form and back, and lead to the batch forms.
 
-The canonical form of a key of kind "int" is a signed 64-bit integer: the value of LONG, INT, SHORT, BYTE,
-BOOL; the days of DATE; the microseconds of TIMESTAMP and TIMESTAMP_NTZ; the unscaled value of DECIMAL up to
-18 digits; the IEEE bits of DOUBLE and of FLOAT (sign-extended from 32 bits), with one zero and one NaN. That
-of kind "bytes" is the UTF-8 of STRING, the BYTES, the minimal big-endian two's complement of a longer
-DECIMAL, and for TUPLE and ROW their fields one after another: a presence byte, then 8 bytes little-endian
-(int kinds), or a length (u32, little-endian) and the bytes, or a nested composite's fields. Equal keys have
-equal canonical forms, different ones different.
+The canonical form of a key of kind "int" is a signed 64-bit integer: the value of LONG, INT, SHORT, BYTE, BOOL; the
+days of DATE; the microseconds of TIMESTAMP and TIMESTAMP_NTZ; the unscaled value of DECIMAL up to 18 digits; the IEEE
+bits of DOUBLE and of FLOAT (sign-extended from 32 bits), with one zero and one NaN. The canonical form of kind "bytes"
+is the UTF-8 of STRING, the BYTES, or the minimal big-endian two's complement of a longer DECIMAL. For TUPLE and ROW it
+is the fields in order: a presence byte, then 8 bytes little-endian (int kinds), or a length (u32, little-endian) and
+the bytes, or the fields of a nested composite. Equal keys have equal canonical forms, different ones different.
 
 >>> encoder = key_encoder("struct<user:bigint,item:string>")
 >>> encoder.kind, encoder.encode((7, "x")).hex(" ")
@@ -57,9 +56,9 @@ class KeyEncoder(ABC):
     0
     """
 
-    #: "int": canonical forms are 64-bit ints; "bytes": they are bytes.
+    #: "int": canonical forms are 64-bit integers; "bytes": they are bytes.
     kind: Literal["int", "bytes"]
-    #: How Spark hashes them: "int32", "int64", "bytes" or ("struct", (plan, ...)), as `HashPlan` takes it.
+    #: How Spark hashes the keys: "int32", "int64", "bytes" or ("struct", (plan, ...)), as `HashPlan` takes it.
     hash_plan: Any
 
     def __init__(self, declared_type: Type) -> None:
@@ -73,7 +72,7 @@ class KeyEncoder(ABC):
 
     @abstractmethod
     def encode(self, key: Any) -> Any:
-        """The canonical form of ``key``; a key that the type does not take raises, and None is never one.
+        """The canonical form of ``key``, never None; raises for a key that the type does not take.
 
         >>> key_encoder("int").encode(True)
         Traceback (most recent call last):
@@ -82,7 +81,7 @@ class KeyEncoder(ABC):
 
     @abstractmethod
     def decode(self, canonical: Any) -> Any:
-        """The key of a canonical form.
+        """The key that has this canonical form.
 
         >>> key_encoder("date").decode(1)
         datetime.date(1970, 1, 2)
@@ -108,9 +107,9 @@ class KeyEncoder(ABC):
     def encode_many(self, keys: Any) -> Any:
         """Canonical forms of a batch: an Arrow array or chunked array, a numpy array, or a sequence.
 
-        Kind "int" gives a contiguous int64 array, kind "bytes" a pair of int64 offsets (n + 1, not always
-        from 0) and uint8 data. Where the layout allows, the result shares the memory of ``keys``: do not
-        write to either. O(n). What a scalar `encode` refuses raises the same error, naming the position.
+        Kind "int" returns a contiguous int64 array. Kind "bytes" returns int64 offsets (n + 1, not always from 0) and
+        uint8 data. Where the layout allows, the result shares the memory of ``keys``: do not write to either. O(n). A
+        key that the scalar `encode` refuses raises the same error, which names the position.
 
         >>> key_encoder("int").encode_many([3, 4])
         array([3, 4])
@@ -120,7 +119,7 @@ class KeyEncoder(ABC):
 
     @abstractmethod
     def decode_many(self, canonical: Any) -> pa.Array:
-        """The Arrow array, of the declared type's `arrow`, of what `encode_many` gave; O(n).
+        """The Arrow array, of the declared type's `arrow`, for a result of `encode_many`; O(n).
 
         >>> key_encoder("smallint").decode_many(np.array([3, 4])).type
         DataType(int16)
@@ -353,7 +352,7 @@ def _float_bits(
 
 
 def _minimal_big_endian(number: int) -> bytes:
-    # What Java's BigInteger.toByteArray gives: room for a sign bit, at least one byte.
+    # Java's BigInteger.toByteArray uses the same length: room for a sign bit, at least one byte.
     length = (number if number >= 0 else ~number).bit_length() // 8 + 1
     return number.to_bytes(length, "big", signed=True)
 

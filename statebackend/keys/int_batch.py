@@ -1,7 +1,7 @@
-"""Batches of keys of kind "int", whole columns at a time: to canonical integers and back to Arrow.
+"""Batches of keys of kind "int": whole columns to canonical integers and back to Arrow.
 
-`ints_of` answers None where a batch needs the scalar encoder: because it is a sequence of mixed objects, or
-because some key is refused and the scalar encoder says which one and why.
+`ints_of` returns None for a batch that needs the scalar encoder: it is a sequence of mixed objects, or some key is
+refused and the scalar encoder will name it and the reason.
 
 >>> from statebackend.types import INT
 >>> ints_of(np.array([1, 2], dtype=np.uint8), INT)
@@ -115,10 +115,10 @@ def _float_bits(keys: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any] |
     if keys.dtype.kind in "iu":
         exact = 2 ** (53 if name == "DOUBLE" else 24)
         if len(keys) and (int(keys.min()) < -exact or int(keys.max()) > exact):
-            return None  # beyond here not every integer is held exactly: let each be looked at
+            return None  # beyond this not every integer is held exactly: look at each value
     with np.errstate(over="ignore", invalid="ignore"):
         floats: np.ndarray[Any, np.dtype[Any]] = keys.astype(target)
-        np.add(floats, target(0), out=floats)  # -0.0 becomes 0.0; a signalling NaN is no error
+        np.add(floats, target(0), out=floats)  # -0.0 becomes 0.0; a signalling NaN raises no error
     if keys.dtype.itemsize > floats.dtype.itemsize and (np.isinf(floats) & ~np.isinf(keys)).any():
         return None
     missing = np.isnan(floats)
@@ -145,14 +145,14 @@ def _to_days(keys: pa.Array) -> Int64s | None:
         millis = _values(keys, np.int64)
         day_numbers = millis // 86_400_000
         odd = np.flatnonzero((day_numbers * 86_400_000 != millis) | (np.abs(day_numbers) >= 2**31))
-        if len(odd):  # reading them one by one would cut off the time of day
+        if len(odd):  # reading these one by one would cut off the time of day
             raise SerializationError("a date64 is not a whole day", detail=f"position {odd[0]}")
         return day_numbers
     return None
 
 
 def rescaled_decimals(keys: pa.Array, declared: DecimalType) -> pa.Array | None:
-    """A decimal array, exactly, in the Arrow type of ``declared``; None if that is not possible.
+    """Convert a decimal array exactly to the Arrow type of ``declared``; None if that is not possible.
 
     >>> rescaled_decimals(pa.array([1]).cast(pa.decimal128(19, 0)), DecimalType(10, 2)).type
     Decimal128Type(decimal128(10, 2))
@@ -189,7 +189,7 @@ def decimal_words(decimals: pa.Array) -> np.ndarray[Any, Any]:
 
 
 def _fit_precision(words: np.ndarray[Any, Any], precision: int) -> bool:
-    # Arrow does not check on construction that values respect their precision.
+    # Arrow does not check that values respect their precision when an array is made.
     low, high = words[:, 0], words[:, 1]
     limit = 10**precision
     return bool((high == low >> 63).all() and (low > -limit).all() and (low < limit).all())

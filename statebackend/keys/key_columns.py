@@ -1,4 +1,4 @@
-"""What a batch of keys may come as, and the way through it one key at a time.
+"""The forms in which a batch of keys may come, and a way to encode them one key at a time.
 
 >>> as_columnar(range(2))
 [0, 1]
@@ -62,7 +62,7 @@ def _combined(chunked: pa.ChunkedArray) -> pa.Array:
     if chunked.num_chunks == 1:
         return chunked.chunk(0)
     if pa.types.is_string(chunked.type) or pa.types.is_binary(chunked.type):
-        # 32-bit offsets may not reach across all chunks together.
+        # 32-bit offsets may be too narrow for all chunks together.
         chunked = chunked.cast(pa.large_string() if pa.types.is_string(chunked.type) else pa.large_binary())
     combined = chunked.combine_chunks()
     if isinstance(combined, pa.ChunkedArray):

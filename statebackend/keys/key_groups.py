@@ -1,8 +1,8 @@
-"""Key groups: which of ``max_parallelism`` groups a key belongs to, and which groups an instance serves.
+"""Key groups: the group of each key among ``max_parallelism``, and the groups that each instance serves.
 
-The groups are Spark's ``pmod(hash(key), max_parallelism)``. The hashes here are plain Python: they serve the
-reference backend, and the compiled `_core.key_groups` is tested against them. Flink's own assignment and its
-formulas for ranges are here too.
+The groups are Spark's ``pmod(hash(key), max_parallelism)``. The hashes here are plain Python: they serve the reference
+backend, and the compiled `_core.key_groups` is tested against them. This module also has Flink's own assignment and
+its formulas for ranges.
 
 >>> key_group_of(spark_hash(42, "int64"), 128)
 88
@@ -206,7 +206,7 @@ def spark_hash_long(value: int, seed: int = SPARK_SEED) -> int:
 
 
 def spark_hash_bytes(data: bytes | memoryview, seed: int = SPARK_SEED) -> int:
-    """Spark's hash of bytes: words of four, then each byte of the tail, signed, as a word of its own; O(n).
+    """Spark's hash of bytes: words of four, then each byte of the tail, signed, as its own word; O(n).
 
     >>> spark_hash_bytes(b"hello")
     -1008564952
@@ -221,7 +221,7 @@ def spark_hash_bytes(data: bytes | memoryview, seed: int = SPARK_SEED) -> int:
 
 
 def spark_hash(canonical: int | bytes, plan: Any) -> int:
-    """Spark's hash of a key in canonical form, as ``KeyEncoder.hash_plan`` says.
+    """Spark's hash of a key in canonical form, following ``KeyEncoder.hash_plan``.
 
     >>> spark_hash(42, "int64")
     1316951768
@@ -275,9 +275,8 @@ def _fold(data: memoryview, at: int, fields: tuple[Any, ...], key_hash: int) -> 
 def flink_key_group(key: Any, max_parallelism: int, *, java_type: str | None = None) -> int:
     """The key group that Flink itself assigns: ``murmurHash(key.hashCode()) % max_parallelism``.
 
-    A Python int is taken for an ``Integer`` if it fits in 32 bits, else for a ``Long``; negative ones hash
-    differently as the two, so say ``java_type="long"`` (or give a ``numpy.int64``) for keys that are ``Long``
-    in Flink.
+    A Python int counts as an ``Integer`` if it fits in 32 bits, otherwise as a ``Long``. Negative numbers hash
+    differently as the two, so pass ``java_type="long"`` (or a ``numpy.int64``) for keys that are ``Long`` in Flink.
 
     >>> flink_key_group("hello", 128), flink_key_group(42, 128)
     (35, 29)
@@ -296,7 +295,7 @@ def _flink_murmur(code: int) -> int:
 
 
 def java_hash_code(key: Any, *, java_type: str | None = None) -> int:
-    """Java's ``hashCode`` of the object that the key is in Flink: String, number, Boolean, or Tuple of these.
+    """Java's ``hashCode`` of the object that represents the key in Flink: String, number, Boolean, or Tuple of these.
 
     >>> java_hash_code("hello"), java_hash_code(5_000_000_000), java_hash_code(True)
     (99162322, 705032705, 1231)

@@ -29,7 +29,7 @@ def _window(namespace: TimeWindow) -> dict[str, int]:
     return {"start": namespace.start, "end": namespace.end}
 
 
-#: Of namespaces that are all of one sort: the type of their column, and how they get into it.
+#: For namespaces of a single sort: the type of their column, and the conversion into it.
 _SORTS: dict[type, tuple[pa.DataType, Callable[[Any], Any]]] = {
     int: (pa.int64(), _same),
     str: (pa.string(), _same),
@@ -39,10 +39,10 @@ _SORTS: dict[type, tuple[pa.DataType, Callable[[Any], Any]]] = {
 
 
 def readable_namespaces(encoded: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Encoded namespaces decoded; O(n), each distinct one once.
+    """Decode encoded namespaces, each distinct one once; O(n).
 
-    `VOID`, and null, become null. Namespaces of one sort become int64, string, binary, or the start and end of
-    windows; tuples, and namespaces of several sorts, become text, as Python shows them.
+    `VOID` and null become null. Namespaces of one sort become int64, string, binary, or the start and end of windows.
+    Tuples, and namespaces of several sorts, become text, as Python shows them.
 
     >>> from statebackend.keys import encode_namespace
     >>> readable_namespaces(pa.array([encode_namespace(7), encode_namespace(("a", 7))])).to_pylist()

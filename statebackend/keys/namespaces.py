@@ -1,8 +1,8 @@
-"""Namespaces and their bytes, which say themselves what they are, so that no namespace type is declared.
+"""Namespaces and their bytes. The bytes carry their own type, so namespaces need no declared type.
 
-A tag byte, then: nothing for `VOID` (which has no tag either: it is the empty string), 8 bytes big-endian
-with the sign bit flipped for an int (so that bytes sort as the numbers do), two such for a `TimeWindow`, a
-length (u32, big-endian) and the bytes for str and bytes, a count (u32) and the encoded parts for a tuple.
+`VOID` is the empty string. All others begin with a tag byte. After it come 8 bytes, big-endian with the sign bit
+flipped, for an int (so that bytes sort as the numbers do); two of these for a `TimeWindow`; a length (u32, big-endian)
+and the bytes for str and bytes; a count (u32) and the encoded parts for a tuple.
 
 >>> decode_namespace(encode_namespace(("session", 7)))
 ('session', 7)
@@ -39,9 +39,9 @@ class _Sentinel:
         return self._name
 
 
-#: The namespace of a state that uses none.
+#: The namespace of a state that uses no other.
 VOID = _Sentinel("VOID")
-#: In place of a namespace where a call can take all of them.
+#: Replaces a namespace in calls that can take all of them.
 ALL_NAMESPACES = _Sentinel("ALL_NAMESPACES")
 
 
@@ -74,7 +74,7 @@ class TimeWindow:
         return self.end - 1
 
     def intersects(self, other: TimeWindow) -> bool:
-        """Whether the windows overlap or touch, as Flink's does for merging sessions.
+        """Return True if the windows overlap or touch; Flink merges sessions by the same rule.
 
         >>> TimeWindow(0, 10).intersects(TimeWindow(10, 20))
         True
@@ -82,7 +82,7 @@ class TimeWindow:
         return self.start <= other.end and self.end >= other.start
 
     def cover(self, other: TimeWindow) -> TimeWindow:
-        """The smallest window that holds both.
+        """The smallest window that covers both.
 
         >>> TimeWindow(0, 10).cover(TimeWindow(5, 20))
         TimeWindow(start=0, end=20)
@@ -168,7 +168,7 @@ def _encode(namespace: Any, out: bytearray, depth: int) -> None:
 
 
 def decode_namespace(data: bytes) -> Any:
-    """The namespace that ``data``, from `encode_namespace`, stands for.
+    """The namespace that ``data``, from `encode_namespace`, encodes.
 
     >>> decode_namespace(b"") is VOID
     True

@@ -1,7 +1,7 @@
 """Batches of keys of kind "bytes" without parts: to offsets and data, and back to Arrow.
 
-`byte_runs_of` answers None where a batch needs the scalar encoder: because it is a sequence of mixed objects,
-or because some key is refused and the scalar encoder says which one and why.
+`byte_runs_of` returns None for a batch that needs the scalar encoder: it is a sequence of mixed objects, or some key
+is refused and the scalar encoder will name it and the reason.
 
 >>> from statebackend.types import BYTES
 >>> byte_runs_of([b"a", b"bc"], BYTES)
@@ -25,7 +25,7 @@ __all__ = ["arrow_of_byte_runs", "byte_runs_of", "canonical_list", "checked_runs
 
 
 def byte_runs_of(keys: Columnar, declared: Type) -> ByteRuns | None:
-    """Offsets and data of STRING, BYTES or wide DECIMAL keys; the data of string columns is shared.
+    """Offsets and data of STRING, BYTES or wide DECIMAL keys; shares the data of string columns.
 
     >>> from statebackend.types import STRING
     >>> byte_runs_of(pa.array(["a", "bc"]), STRING)
@@ -52,7 +52,7 @@ def byte_runs_of(keys: Columnar, declared: Type) -> ByteRuns | None:
         return None
     else:
         try:
-            keys.validate(full=True)  # offsets within the data, and valid UTF-8: Arrow promises neither
+            keys.validate(full=True)  # Arrow checks neither offsets nor UTF-8 by itself
         except pa.ArrowInvalid:
             return None
     if str(keys.type) in ("string_view", "binary_view") or pa.types.is_fixed_size_binary(keys.type):
@@ -91,7 +91,7 @@ def runs_of_list(parts: list[bytes]) -> ByteRuns:
 
 
 def canonical_list(canonical: Any) -> list[Any]:
-    """The keys of a batch, as `encode_many` gives it, one by one.
+    """The keys of a batch, in the form of `encode_many`, one by one.
 
     >>> canonical_list((np.array([0, 1, 3]), np.frombuffer(b"abc", np.uint8))), canonical_list(np.array([7]))
     ([b'a', b'bc'], [7])
@@ -124,7 +124,7 @@ def _wide_decimal_runs(keys: Columnar, declared: DecimalType) -> ByteRuns | None
 
 
 def checked_runs(canonical: Any) -> ByteRuns:
-    """Offsets and data given by a caller, once they are known to lie within each other.
+    """Check that offsets and data from a caller fit each other, and return them.
 
     >>> checked_runs((np.array([0, 2]), b"ab"))[1].tolist()
     [97, 98]
@@ -138,7 +138,7 @@ def checked_runs(canonical: Any) -> ByteRuns:
 
 
 def arrow_of_byte_runs(offsets: Int64s, data: Bytes, declared: Type) -> pa.Array:
-    """The Arrow array of canonical byte strings; with more than 2 GB of data its offsets are 64 bits wide.
+    """The Arrow array of canonical byte strings; for more than 2 GB of data its offsets are 64 bits wide.
 
     >>> from statebackend.types import BYTES
     >>> arrow_of_byte_runs(np.array([0, 1]), np.array([97], dtype=np.uint8), BYTES).to_pylist()

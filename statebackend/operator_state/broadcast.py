@@ -28,7 +28,7 @@ __all__ = ["BroadcastState", "ReadOnlyBroadcastState"]
 
 
 class _Entries:
-    """The map itself; a broadcast state and its read-only sides share one."""
+    """The map itself, shared by a broadcast state and its read-only sides."""
 
     def __init__(self, backend: OperatorStateBackend, descriptor: MapStateDescriptor) -> None:
         self.backend = backend
@@ -37,9 +37,9 @@ class _Entries:
         self.key_serializer = serializer_for(descriptor.key_type)
         self.serializer = serializer_for(descriptor.value_type)
         self.by_key: dict[Any, bytes | None] = {}
-        #: Whether the dict is kept elsewhere too, so that it must be copied before the next change.
+        #: True if something else keeps the dict too, so it must be copied before the next change.
         self.is_kept = True
-        #: How often keys were added or removed.
+        #: Counts the keys added or removed.
         self.changes = 0
 
     def where(self) -> str:
@@ -120,17 +120,17 @@ class ReadOnlyBroadcastState:
 
     @property
     def descriptor(self) -> MapStateDescriptor:
-        """What the state was declared as."""
+        """The descriptor that declared the state."""
         return self._entries.descriptor
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """The value of a key, ``default`` where it is absent. O(1) and the copy."""
+        """The value of a key, ``default`` if it is absent. O(1) and the copy."""
         entries = self._entries
         canonical = entries.encode(key)
         return entries.value_of(entries.by_key[canonical]) if canonical in entries.by_key else default
 
     def contains(self, key: Any) -> bool:
-        """Whether the key is there, even with None for a value. O(1)."""
+        """Return True if the key is present, even with None for a value. O(1)."""
         return self._entries.encode(key) in self._entries.by_key
 
     def keys(self) -> Iterator[Any]:
@@ -149,7 +149,7 @@ class ReadOnlyBroadcastState:
         return entries.each(lambda key, data: (entries.encoder.decode(key), entries.value_of(data)))
 
     def is_empty(self) -> bool:
-        """Whether there is no entry."""
+        """Return True if there is no entry."""
         self._entries.backend.check_open()
         return not self._entries.by_key
 
@@ -169,7 +169,7 @@ class ReadOnlyBroadcastState:
 
 
 class BroadcastState(ReadOnlyBroadcastState):
-    """The side of a broadcast state that is written; every instance must write the same.
+    """The writable side of a broadcast state; every instance must write the same.
 
     >>> from statebackend.operator_state import OperatorStateBackend
     >>> state = OperatorStateBackend().get_broadcast_state(MapStateDescriptor("rules", str, int))
@@ -201,7 +201,7 @@ class BroadcastState(ReadOnlyBroadcastState):
         self._entries.put({self._entries.encode(key): self._entries.data_of(value)})
 
     def put_all(self, entries: Mapping[Any, Any]) -> None:
-        """Put all entries, or, if one of them is refused, none; None raises. O(entries)."""
+        """Put all entries; if one of them is refused, put none. None raises. O(entries)."""
         own = self._entries
         own.backend.check_open()
         if not isinstance(entries, Mapping):
@@ -214,7 +214,7 @@ class BroadcastState(ReadOnlyBroadcastState):
         own.put({own.encode(key): own.data_of(value) for key, value in entries.items()})
 
     def remove(self, key: Any) -> None:
-        """Remove a key; nothing happens if it is absent. O(1)."""
+        """Remove a key; do nothing if it is absent. O(1)."""
         self._entries.remove(self._entries.encode(key))
 
     def clear(self) -> None:
@@ -248,12 +248,12 @@ class BroadcastState(ReadOnlyBroadcastState):
         return StateView(self.mode, types, self.keep(), self._entries.stored)
 
     def keep(self) -> dict[Any, bytes | None]:
-        """The entries as they are now; the dict is not changed any more. O(1)."""
+        """The entries as they are now; the returned dict no longer changes. O(1)."""
         self._entries.is_kept = True
         return self._entries.by_key
 
     def put_back(self, by_key: dict[Any, bytes | None] | None) -> None:
-        """Return to what `keep` gave; None for what the state began with."""
+        """Return to the entries that `keep` returned; for None, to those at the beginning."""
         self._entries.by_key = self._restored if by_key is None else by_key
         self._entries.is_kept = True
         self._entries.changes += 1

@@ -1,4 +1,4 @@
-"""Operator state as files hold it: columns of the declared types, and back to stored bytes.
+"""Operator state as files hold it: stored bytes to columns of the declared types, and back.
 
 >>> column = to_column([b"\\x01\\0\\0\\0", None], {"type": "int"})
 >>> column.type, column.to_pylist()
@@ -23,10 +23,10 @@ __all__ = ["column_type", "to_bytes", "to_column"]
 
 
 def column_type(config: Any) -> Type:
-    """The type as which a file holds values that are stored under ``config``.
+    """The column type in files for values stored under ``config``.
 
-    Pickles are BYTES there, also within other types, so that nothing is executed to write or read them. A value
-    that a serializer of the user's own has a part in is BYTES as a whole.
+    Pickles are BYTES there, also within other types, so that nothing is executed to write or read them. A value that
+    involves a user's own serializer is BYTES as a whole.
 
     >>> column_type({"type": "row", "fields": [["a", {"type": "long"}], ["b", {"type": "pickle"}]]})
     ROW(a=LONG, b=BYTES)
@@ -60,7 +60,7 @@ def to_column(data: Sequence[bytes | None], config: Any) -> pa.Array:
     DataType(binary)
     """
     declared = column_type(config)
-    # A pickle and its bytes take the same place within other types.
+    # A pickle and its bytes take the same space within other types.
     read = serializer_for(declared).deserialize
     return to_arrow([None if each is None else read(each) for each in data], declared)
 

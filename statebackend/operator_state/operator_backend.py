@@ -43,9 +43,9 @@ __all__ = ["OperatorStateBackend"]
 class OperatorStateBackend:
     """List and broadcast states of instance ``subtask_index`` of ``parallelism``.
 
-    ``restore`` is a `Checkpoint`, a savepoint or its path, or a list of what `contents` gave for each instance of an
-    earlier run, in order; there may have been another number of them. What is restored but not asked for is kept, and
-    is part of snapshots and `contents` again.
+    ``restore`` is a `Checkpoint`, a savepoint or its path, or a list of the `contents` of each instance of an earlier
+    run, in order; their number may differ. The backend keeps restored states that nobody asks for, and includes them in
+    snapshots and `contents` again.
 
     >>> first = OperatorStateBackend()
     >>> first.get_list_state(ListStateDescriptor("buffer", str)).add("a")
@@ -69,12 +69,12 @@ class OperatorStateBackend:
             )
         self.subtask_index = subtask_index
         self.parallelism = parallelism
-        #: Whether it began with what an earlier run left.
+        #: True if it began with the state of an earlier run.
         self.is_restored = bool(restore)
         self._states: dict[str, OperatorListState | BroadcastState] = {}
-        #: What was restored and has not been asked for; its parts are never changed.
+        #: The restored states that nobody has asked for yet; their parts never change.
         self._undeclared = _restored(restore, subtask_index, parallelism)
-        #: The time of the batch that it was restored from; it has no clock of its own.
+        #: The time of the restored batch; the backend has no clock of its own.
         self._restored_now = _restored_now(restore)
         self._snapshots = SnapshotHistory(subtask_index=subtask_index, parallelism=parallelism)
         self._marks = MarkStack("OperatorStateBackend")
@@ -100,9 +100,9 @@ class OperatorStateBackend:
         return state
 
     def get_union_list_state(self, descriptor: ListStateDescriptor) -> OperatorListState:
-        """A list of which every instance gets all elements of all instances at a restore.
+        """A list that gives every instance all elements of all instances at a restore.
 
-        Clear and rewrite it after a restore, or it grows with every one.
+        Clear and rewrite it after a restore, or it grows with each one.
 
         >>> OperatorStateBackend().get_union_list_state(ListStateDescriptor("parts", int)).mode
         'union'
@@ -111,7 +111,7 @@ class OperatorStateBackend:
         return state
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState:
-        """A map that is the same in every instance; `BroadcastState.read_only` for the side that reads.
+        """A map that is the same in every instance; `BroadcastState.read_only` is the side that reads.
 
         >>> OperatorStateBackend().get_broadcast_state(MapStateDescriptor("rules", str, str)).is_empty()
         True
@@ -120,7 +120,7 @@ class OperatorStateBackend:
         return state
 
     def registered_state_names(self) -> list[str]:
-        """The names of all states asked for, sorted.
+        """The names of all states that were asked for, sorted.
 
         >>> OperatorStateBackend().registered_state_names()
         []
@@ -184,7 +184,7 @@ class OperatorStateBackend:
         return BroadcastState(self, descriptor, list(zip(keys, values, strict=True)))
 
     def contents(self) -> OperatorContents:
-        """Everything in it as plain data, for ``restore=`` and `redistribute`. O(elements).
+        """All contents as plain data, for ``restore=`` and `redistribute`. O(elements).
 
         >>> OperatorStateBackend().contents()
         {}
@@ -198,10 +198,10 @@ class OperatorStateBackend:
     def snapshot(
         self, checkpoint_id: int, store: CheckpointStore, *, incremental: bool = True
     ) -> PendingSnapshot:
-        """Begin to write everything in it, as it is now, for a checkpoint of a store. O(number of states).
+        """Begin to write all contents, as they are now, for a checkpoint of a store. O(number of states).
 
-        The rest is done in the background. Nothing is written if all states are empty, or if they are as they were in
-        the newest checkpoint that was committed; with ``incremental=False`` they are written again.
+        The rest runs in the background. It writes nothing if all states are empty, or if they are as they were in the
+        newest committed checkpoint; with ``incremental=False`` it writes the latter again.
 
         >>> import tempfile
         >>> backend = OperatorStateBackend()
@@ -217,9 +217,9 @@ class OperatorStateBackend:
         return self._snapshots.take(checkpoint_id, store, self._views(), incremental=incremental)
 
     def savepoint(self, store_or_uri: Any) -> Savepoint:
-        """Write everything in it, as it is now, beside the keyed state in the folder of a savepoint. O(elements).
+        """Write all contents, as they are now, beside the keyed state in the folder of a savepoint. O(elements).
 
-        Its time is that of the batch it was restored from, if any; the keyed state's counts before it.
+        The savepoint has the time of the restored batch, if any, unless the keyed state has a time.
 
         >>> import tempfile
         >>> backend = OperatorStateBackend()
@@ -250,9 +250,9 @@ class OperatorStateBackend:
         return self._marks.open({name: state.keep() for name, state in self._states.items()})
 
     def rollback(self, mark: Mark) -> None:
-        """Return all states to where they were at ``mark``; rules as for keyed backends. O(number of states).
+        """Return all states to their contents at ``mark``; rules as for keyed backends. O(number of states).
 
-        A state that was first asked for since has what was restored for it, or nothing.
+        A state that was first asked for since then gets its restored contents, or none.
 
         >>> backend = OperatorStateBackend()
         >>> backend.rollback(backend.mark())
@@ -274,7 +274,7 @@ class OperatorStateBackend:
     # --- the end ---
 
     def close(self) -> None:
-        """Drop everything; every later call, but another `close`, raises `ClosedError`.
+        """Drop everything; every later call except `close` raises `ClosedError`.
 
         >>> OperatorStateBackend().close()
         """
@@ -299,7 +299,7 @@ class OperatorStateBackend:
 
 
 def _restored(restore: Any, subtask_index: int, parallelism: int) -> OperatorContents:
-    """The share of an instance of what is to be restored."""
+    """The share of an instance in what is to be restored."""
     if isinstance(restore, Checkpoint):
         return restored_contents(restore, subtask_index, parallelism)
     if _is_savepoint(restore):
@@ -311,7 +311,7 @@ def _restored(restore: Any, subtask_index: int, parallelism: int) -> OperatorCon
         )
     if not restore:
         return {}
-    # A copy: whoever gave it may go on changing it.
+    # Copy it: the caller may go on changing it.
     return copy.deepcopy(redistribute(restore, parallelism)[subtask_index])
 
 
@@ -341,7 +341,7 @@ def _other_mode(name: str, has: str, wanted: str) -> StateMigrationError:
 def _migrated(
     data: list[Any], old_config: Any, declared: Type, name: str, as_is_only: bool = False
 ) -> list[Any]:
-    """Serialised values, written under ``old_config``, as bytes of the declared type."""
+    """Convert serialised values, written under ``old_config``, to bytes of the declared type."""
     if old_config is None:
         return list(data)
     serializer = serializer_for(declared)

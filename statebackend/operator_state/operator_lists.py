@@ -27,10 +27,10 @@ __all__ = ["OperatorListState"]
 
 
 class OperatorListState(ListState):
-    """A list of an operator's own, split or united when the number of instances changes.
+    """A list that an operator owns, split or united when the number of instances changes.
 
-    Rules as for `ListState`: no None, an empty list is the same as none, `get` gives copies. Split or union
-    is the ``mode``.
+    Rules as for `ListState`: no None, an empty list is the same as none, `get` returns copies. The ``mode`` is split or
+    union.
 
     >>> from statebackend.operator_state import OperatorStateBackend
     >>> state = OperatorStateBackend().get_union_list_state(ListStateDescriptor("all", int))
@@ -47,7 +47,7 @@ class OperatorListState(ListState):
         self.mode = mode
         self._serializer = serializer_for(descriptor.element_type)
         self._elements = self._restored = elements
-        #: Whether the list is kept elsewhere too, so that it must be copied before the next change.
+        #: True if something else keeps the list too, so it must be copied before the next change.
         self._is_kept = True
         self._changes = 0
 
@@ -63,12 +63,12 @@ class OperatorListState(ListState):
         return StateView(self.mode, self.descriptor.config()["types"], self.keep())
 
     def keep(self) -> list[bytes]:
-        """The list as it is now; it is not changed any more. O(1)."""
+        """The list as it is now; the returned list no longer changes. O(1)."""
         self._is_kept = True
         return self._elements
 
     def put_back(self, elements: list[bytes] | None) -> None:
-        """Return to what `keep` gave; None for what the state began with."""
+        """Return to the list that `keep` returned; for None, to that at the beginning."""
         self._elements = self._restored if elements is None else elements
         self._is_kept = True
         self._changes += 1

@@ -25,10 +25,10 @@ from statebackend.operator_state.redistribution import BROADCAST
 
 __all__ = ["PART", "SnapshotHistory", "StateView", "section", "type_roles"]
 
-#: What ``extra["part"]`` of a snapshot of operator state says.
+#: The ``extra["part"]`` of a snapshot of operator state.
 PART = "operator"
 
-#: Rows and bytes that are converted at a time.
+#: Converts at most this many rows and bytes at a time.
 _PIECE_ROWS = 65_536
 _PIECE_BYTES = 32 << 20
 
@@ -47,9 +47,9 @@ class StateView(NamedTuple):
     mode: str
     #: The configurations of the stored types, by role.
     types: dict[str, Any]
-    #: What holds the state. It is never changed: a change makes another one.
+    #: The object that holds the state. It never changes: a change makes another one.
     kept: Any
-    #: From what is kept to stored elements, or pairs of stored key and value.
+    #: Converts that object to stored elements, or to pairs of stored key and value.
     read: Callable[[Any], Sequence[Any]] = _as_kept
 
     def rows(self) -> Sequence[Any]:
@@ -58,16 +58,16 @@ class StateView(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are none."""
+        """True if there are none."""
         return not self.kept
 
     def described(self, name: str) -> dict[str, Any]:
-        """The state as a snapshot describes it."""
+        """The description of the state in a snapshot."""
         return {"name": name, "kind": self.mode, "types": self.types}
 
 
 def type_roles(mode: str) -> dict[str, str]:
-    """The columns of a state of a mode, and whose type each has.
+    """The columns of a state of this mode, and the role of each column's type.
 
     >>> type_roles("union"), type_roles("broadcast")
     ({'value': 'element'}, {'map_key': 'key', 'value': 'value'})
@@ -76,7 +76,7 @@ def type_roles(mode: str) -> dict[str, str]:
 
 
 class SnapshotHistory:
-    """The snapshots of one instance: what they held, so that what has not changed is not written again.
+    """The snapshots of one instance and their contents, so that unchanged state is not written again.
 
     >>> import tempfile
     >>> history = SnapshotHistory(subtask_index=0, parallelism=1)
@@ -88,7 +88,7 @@ class SnapshotHistory:
     def __init__(self, *, subtask_index: int, parallelism: int) -> None:
         self._subtask_index = subtask_index
         self._parallelism = parallelism
-        #: The newest that was committed, and those after it that may still be.
+        #: The newest committed snapshot, and those after it that may still be committed.
         self._taken: list[_Taken] = []
         self._threads = WritingThreads()
 
@@ -100,10 +100,10 @@ class SnapshotHistory:
         *,
         incremental: bool = True,
     ) -> PendingSnapshot:
-        """Begin to write states. Nothing is written if they are all empty.
+        """Begin to write states. Writes nothing if they are all empty.
 
-        If they are as they were in the newest committed checkpoint, its file is named again; ``incremental=False``
-        always writes.
+        If they are as they were in the newest committed checkpoint, its file is named again, unless ``incremental`` is
+        false.
         """
         if not isinstance(store, CheckpointStore):
             raise UsageError(f"a snapshot is written to a CheckpointStore, not to a {type(store).__name__}")
@@ -129,7 +129,7 @@ class SnapshotHistory:
         return pending
 
     def close(self) -> None:
-        """Drop what is known of earlier snapshots. What has been begun is written."""
+        """Forget earlier snapshots. Writes that have begun go on."""
         self._taken = []
         self._threads.close()
 
@@ -143,7 +143,7 @@ class SnapshotHistory:
 
 
 class _Taken:
-    """A snapshot that was taken; whole when its file is written."""
+    """A snapshot that was taken; complete once its file is written."""
 
     def __init__(self, writer: DataWriter, views: Mapping[str, StateView], snapshot: StateSnapshot) -> None:
         self.writer = writer
@@ -151,7 +151,7 @@ class _Taken:
         self._views = views
 
     def can_stand_for(self, other: _Taken) -> bool:
-        """Whether the file of this one holds what the other would write, and will be kept for it."""
+        """Return True if its file holds what ``other`` would write, and will be kept for it."""
         files = self.snapshot.files
         return (
             all(file.name in other.writer.builds_on for file in files)
@@ -185,7 +185,7 @@ class _Taken:
 
 
 def section(name: str, view: StateView) -> Section:
-    """The rows of a state as a data file holds them: without keys, and all in key group 0."""
+    """The rows of a state as a data file holds them: without keys, all in key group 0."""
     roles = type_roles(view.mode)
     schema = pa.schema([(column, column_type(view.types[role]).arrow) for column, role in roles.items()])
     return Section(name, schema, _batches(view, roles, schema))

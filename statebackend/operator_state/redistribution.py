@@ -1,8 +1,8 @@
-"""Redistribution: the operator state of the old instances, dealt out to the new ones.
+"""Redistribution: deals the operator state of the old instances out to the new ones.
 
-The contents of one instance are plain data: by name a dict with ``mode``, ``config`` (of the types) and
-either ``elements``, a list of serialised elements, or ``entries``, a list of pairs of serialised key and
-value (None for None).
+The contents of one instance are plain data: a dict by state name. Each value is a dict with ``mode``, ``config`` (of
+the types) and either ``elements``, a list of serialised elements, or ``entries``, a list of pairs of serialised key
+and value (None for None).
 
 >>> def split(*elements):
 ...     return {"s": {"mode": "split", "config": {}, "elements": list(elements)}}
@@ -29,11 +29,10 @@ SPLIT, UNION, BROADCAST = "split", "union", "broadcast"
 def redistribute(snapshots: Sequence[Mapping[str, Any]], new_parallelism: int) -> list[OperatorContents]:
     """The contents of ``new_parallelism`` instances, from those of the old ones, in order. O(elements).
 
-    *Split* states are left as they are if the number of instances is. Otherwise the elements of all old
-    instances, one after another, are cut into even runs; runs that are longer by one go to the first
-    instances, counting on, from name to name in sorted order, after the last that got one. *Union*: everyone
-    gets all elements. *Broadcast*: a new instance gets the copy of the old one with its number, counted
-    round.
+    *Split* states stay as they are if the number of instances does. Otherwise the elements of all old instances are
+    concatenated and cut into even runs. The runs that are longer by one go to consecutive instances; for each state, in
+    sorted order of names, these begin after the last instance that got one. *Union*: every instance gets all elements.
+    *Broadcast*: a new instance gets the copy of the old instance with its number; if there are fewer, they take turns.
 
     >>> union = {"u": {"mode": "union", "config": {}, "elements": [b"x"]}}
     >>> [contents["u"]["elements"] for contents in redistribute([union, union], 1)]
@@ -68,7 +67,7 @@ def redistribute(snapshots: Sequence[Mapping[str, Any]], new_parallelism: int) -
 
 
 def _even_runs(elements: list[Any], n: int, start: int) -> tuple[list[list[Any]], int]:
-    """Runs by instance, and the instance that begins with the next name."""
+    """The run of each instance, and the instance at which the next state begins."""
     base, longer = divmod(len(elements), n)
     shares: list[list[Any]] = [[] for _ in range(n)]
     at = 0

@@ -1,4 +1,4 @@
-"""Reading operator state from a checkpoint: which instance gets what is settled first, then only that is read.
+"""Reads operator state from a checkpoint: first settles the share of the instance, then reads only that.
 
 >>> import tempfile
 >>> from statebackend.checkpoint import CheckpointStore
@@ -32,9 +32,9 @@ __all__ = ["restored_contents"]
 
 
 def restored_contents(checkpoint: Checkpoint, subtask_index: int, parallelism: int) -> OperatorContents:
-    """What instance ``subtask_index`` of ``parallelism`` gets of the operator state of a checkpoint.
+    """The share of instance ``subtask_index`` of ``parallelism`` in the operator state of a checkpoint.
 
-    Snapshots of keyed state are passed over. O(rows that the instance gets), and the index of every file.
+    Skips snapshots of keyed state. O(rows that the instance gets), and the index of every file.
     """
     snapshots = _of_operators(checkpoint)
     if not snapshots:
@@ -61,7 +61,7 @@ def _of_operators(checkpoint: Checkpoint) -> list[StateSnapshot]:
 
 
 class _Saved:
-    """The snapshot of one instance, its file open."""
+    """The snapshot of one instance, with its file open."""
 
     def __init__(self, checkpoint: Checkpoint, snapshot: StateSnapshot, opened: ExitStack) -> None:
         self._reader: DataFileReader | None = None
@@ -91,7 +91,7 @@ class _Saved:
         self.types[name], self.modes[name] = types, mode
 
     def count(self, name: str) -> int:
-        """How many rows a state has."""
+        """The number of rows of a state."""
         return 0 if self._reader is None else int(self._reader.rows_of(name)[1].sum())
 
     def read(self, name: str, start: int, stop: int) -> Iterator[list[list[bytes | None]]]:
@@ -113,7 +113,7 @@ class _Saved:
 
     @contextmanager
     def reading(self, name: str) -> Iterator[None]:
-        """What the checksums vouch for and still cannot be read was not written by us."""
+        """Report data that matches its checksums but cannot be read: this library did not write it."""
         try:
             yield
         except (SerializationError, OverflowError, pa.ArrowException) as error:
@@ -126,10 +126,10 @@ class _Saved:
 
 
 def _numbered(saved: list[_Saved]) -> list[OperatorContents]:
-    """The contents of the old instances with numbers in the place of what has not been read.
+    """The contents of the old instances, with numbers in place of the elements, which are not read yet.
 
-    Elements of a state are numbered through all instances; the entries of a broadcast state are the number of
-    the instance.
+    Elements of a state are numbered across all instances; the entries of a broadcast state are the number of the
+    instance.
     """
     numbered: list[OperatorContents] = [{} for _ in saved]
     before: dict[str, int] = {}
@@ -157,7 +157,7 @@ def _read_state(name: str, state: dict[str, Any], saved: list[_Saved]) -> dict[s
         for keys, values in source.read(name, 0, source.count(name)):
             entries += zip(keys, values, strict=True)
         return {**state, "entries": entries}
-    numbers = state["elements"]  # without a gap
+    numbers = state["elements"]  # consecutive, without a gap
     elements: list[Any] = []
     at = 0
     for source in saved:

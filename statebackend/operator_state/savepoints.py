@@ -52,7 +52,7 @@ def write_savepoint(
 
 
 def savepoint_contents(savepoint: Savepoint, subtask_index: int, parallelism: int) -> OperatorContents:
-    """What an instance gets of the operator state of a savepoint. O(rows)."""
+    """The share of an instance in the operator state of a savepoint. O(rows)."""
     savepoint.check_exists()
     contents = [
         {state.described["name"]: _read_state(savepoint, part, state) for state in part.states}
@@ -62,7 +62,7 @@ def savepoint_contents(savepoint: Savepoint, subtask_index: int, parallelism: in
 
 
 def operator_parts(savepoint: Savepoint) -> list[SavepointPart]:
-    """What each instance has written, in their order; every instance is there once.
+    """The part that each instance has written, in order of the instances; every instance is there once.
 
     >>> operator_parts(Savepoint("/nowhere"))
     []

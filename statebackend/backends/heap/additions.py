@@ -1,7 +1,7 @@
 """The vectorised methods of reducing and aggregating states.
 
-Operations with a name run compiled, but for those that compare records field by field. A user's functions are
-called row by row, with the row's key current, as `statebackend.state.vectorised` does it.
+Operations with a name run compiled, except those that compare records field by field. A user's functions are called
+row by row, with the row's key current, as `statebackend.state.vectorised` does it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _OVER_DOUBLES = {"avg": "average", "variance": "moments", "stddev": "moments"}
 
 
 def reduction_plan(reduce: Any) -> AddPlan | None:
-    """The plan of a reduction with a name; None where it, or a user's function, runs in Python.
+    """The plan of a named reduction; None if Python must run it, or for a user's function.
 
     >>> from statebackend.state import named_reduction
     >>> reduction_plan(named_reduction("max", "timestamp")).number
@@ -70,7 +70,7 @@ def reduction_plan(reduce: Any) -> AddPlan | None:
 
 
 def aggregate_plan(aggregate: Any) -> AddPlan | None:
-    """The plan of an aggregate with a name; None where it, or a user's function, runs in Python.
+    """The plan of a named aggregate; None if Python must run it, or for a user's function.
 
     >>> from statebackend.state import named_aggregate
     >>> aggregate_plan(named_aggregate("stddev", "int")).operation
@@ -97,16 +97,16 @@ def typed(values: Any, plan: AddPlan) -> Any:
 
 
 class Changed(NamedTuple):
-    """The distinct keys of a call, in canonical form, and what they have afterwards, in stored form."""
+    """The distinct keys of a call, in canonical form, and their values after it, in stored form."""
 
     keys: Any
     values: Any
-    #: Which are there, None: all.
+    #: The keys that have a value; None: all.
     found: Array | None
 
 
 class AddingColumns(SingleColumns):
-    """What reducing and aggregating states share.
+    """The shared part of reducing and aggregating states.
 
     >>> AddingColumns.__slots__
     ()
@@ -143,7 +143,7 @@ def _first_rows(canonical: Any) -> Array:
     else:
         column = pa.array(canonical)
     indices = column.dictionary_encode().indices.to_numpy()
-    # Dictionaries are numbered in the order of first appearance: a first row is one with a number not seen before.
+    # Dictionary codes follow the order of first appearance: a first row is one whose code was not seen before.
     highest = np.maximum.accumulate(indices) if len(indices) else indices
     return np.flatnonzero(np.diff(highest, prepend=-1) > 0)
 
@@ -212,7 +212,7 @@ class AggregatingColumns(AddingColumns, AggregatingState):
 
 
 def _inputs(values: Any, declared: Type, plan: AddPlan) -> tuple[int, Column]:
-    """How many values there are, and what the plan adds of them."""
+    """Return the number of values, and the operand that the plan adds for each."""
     if plan.operation == "count":
         count, nulls = null_column(values, declared)
         return count, Column(None, nulls)

@@ -1,6 +1,6 @@
 """The factory of the heap backend.
 
-It imports nothing compiled, so that it can say what to do where the extension is not built.
+Importing it loads nothing compiled, so that it can tell the user what to do if the extension is not built.
 
 >>> HeapBackend(max_bytes=1 << 30)
 HeapBackend(max_bytes=1073741824)
@@ -25,10 +25,10 @@ __all__ = ["HeapBackend"]
 class HeapBackend(StateBackend):
     """Makes heap backends.
 
-    ``max_bytes``: a call that would take more memory for state raises `MemoryLimitError`, naming the state, and
-    changes nothing; 0 for no limit. ``check_mutations``: a debug mode that finds objects of PICKLE and of a user's
-    serializer that were changed in place, at the next mark or snapshot. ``threads`` for vectorised calls; default:
-    all cores in a driver, 1 in a Spark worker.
+    ``max_bytes`` limits the memory for state: a call that would pass it raises `MemoryLimitError`, which names the
+    state, and changes nothing. 0 means no limit. ``check_mutations`` turns on a debug mode that finds objects of PICKLE
+    and of a user's serializer that were changed in place; it looks at every mark and snapshot. ``threads`` is the
+    number of threads for vectorised calls; by default all cores in a driver, 1 in a Spark worker.
 
     >>> import pickle
     >>> pickle.loads(pickle.dumps(HeapBackend(threads=2)))

@@ -1,4 +1,4 @@
-"""Which form each type of value and key has in the compiled core.
+"""The form in which the compiled core stores each type of value and key.
 
 | types | stored as |
 |---|---|
@@ -28,7 +28,7 @@ _INTEGER_BITS = {"LONG": 64, "INT": 32, "SHORT": 16, "BYTE": 8}
 
 
 def holds_references(declared: Type) -> bool:
-    """Whether values of a type are kept as Python objects.
+    """Return True if values of a type are kept as Python objects.
 
     >>> from statebackend.types import of
     >>> holds_references(PICKLE), holds_references(of(list[int]))
@@ -53,7 +53,7 @@ def value_form(declared: Type) -> str | int:
 
 
 def value_codec(declared: Type, where: str) -> ValueCodec:
-    """The codec of values of a type; ``where`` says in errors which state it is. O(fields).
+    """The codec of values of a type. O(fields). Errors name the state by ``where``.
 
     >>> from statebackend.types import of
     >>> value_codec(of("double"), "state 's'").width

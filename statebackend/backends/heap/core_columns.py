@@ -1,7 +1,7 @@
-"""Columns as the core gives them: some of their rows, and how large those are.
+"""Columns as the core returns them: functions that measure and slice them.
 
-Columns of varying width are offsets and data, as ``key_offsets`` and ``key``; ``list_offsets`` say whose elements the
-rows of ``value`` and ``timestamp`` are.
+A column of varying width is a pair of offsets and data, such as ``key_offsets`` and ``key``. ``list_offsets`` assign
+the rows of ``value`` and ``timestamp``, which are elements, to their lists.
 
 >>> sliced({"list_offsets": np.array([0, 2, 3]), "value": np.array([7, 8, 9])}, slice(1, 2))
 {'list_offsets': array([0, 1]), 'value': array([9])}
@@ -17,7 +17,7 @@ __all__ = ["bytes_of_rows", "sliced"]
 
 
 def bytes_of_rows(columns: dict[str, Array], count: int) -> Array:
-    """How many bytes each row has beside what is of a fixed width. O(rows).
+    """Return the bytes that each row takes in the columns of varying width. O(rows).
 
     >>> bytes_of_rows({"key_offsets": np.array([0, 3, 4]), "value": np.array([1, 2])}, 2).tolist()
     [3, 1]
@@ -35,7 +35,7 @@ def bytes_of_rows(columns: dict[str, Array], count: int) -> Array:
 
 
 def sliced(columns: dict[str, Array], rows: slice) -> dict[str, Array]:
-    """Consecutive rows, with offsets that begin at 0 again. O(rows); of what has offsets only these are copied.
+    """Consecutive rows, with offsets that begin at 0 again. O(rows); copies only the offsets, not what they point into.
 
     >>> columns = {"key_offsets": np.array([0, 3, 4]), "key": np.arange(4), "value": np.array([1, 2])}
     >>> sliced(columns, slice(1, 2))
@@ -59,6 +59,6 @@ def sliced(columns: dict[str, Array], rows: slice) -> dict[str, Array]:
 
 
 def _run(offsets: Array, rows: slice) -> tuple[Array, slice]:
-    """The offsets of some rows, from 0 on, and what they are offsets into."""
+    """The offsets of some rows, shifted to begin at 0, and the slice of the data that they cover."""
     own = offsets[rows.start : rows.stop + 1]
     return own - own[0], slice(int(own[0]), int(own[-1]))

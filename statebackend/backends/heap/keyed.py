@@ -1,4 +1,4 @@
-"""The keyed backend: Python's half, over the compiled key context and handles.
+"""The keyed backend: the Python half, on top of the compiled key context and handles.
 
 >>> from statebackend.backends.heap import HeapBackend
 >>> HeapBackend().create_keyed_backend("bigint", max_parallelism=2)
@@ -35,7 +35,7 @@ __all__ = ["HeapKeyedBackend", "default_threads"]
 
 
 def default_threads() -> int:
-    """Threads of vectorised calls: 1 in a Spark worker, which shares its machine, else as many as cores.
+    """The threads of vectorised calls: 1 in a Spark worker, which shares its machine; otherwise one for each core.
 
     >>> default_threads() >= 1
     True
@@ -69,11 +69,11 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         CheckpointedKeyedBackend.__init__(self, key_type, **options)
         #: Threads of vectorised calls.
         self.threads = default_threads() if threads is None else threads
-        #: Finds objects that were changed in place, with ``check_mutations``.
+        #: Finds objects that were changed in place; set with ``check_mutations``.
         self.mutation_watcher = MutationWatcher() if check_mutations else None
         #: The time of the newest vectorised call.
         self.called_at = 0
-        #: Counted up whenever a state gets a table or another descriptor.
+        #: Increments whenever a state gets a table or another descriptor.
         self.shape_changes = 0
         self._max_bytes = max_bytes
         self._written: list[WrittenState] = []
@@ -86,7 +86,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
             self._key_group_range.end,
             self._clock,
             clocks.read,
-            type(self._clock) is clocks.SystemClock,  # one that is derived may tell another time
+            type(self._clock) is clocks.SystemClock,  # a subclass may tell another time
             encode_namespace,
             frozenset({type(VOID), TimeWindow, int, str, bytes}),
         )
@@ -106,7 +106,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         own = self._key_group_range
         foreign = np.flatnonzero((groups < own.start) | (groups > own.end))
         if len(foreign):
-            self._group_of(canonical_keys[foreign[0]])  # which says so
+            self._group_of(canonical_keys[foreign[0]])  # raises, naming the key group
 
     # --- states ---
 
@@ -116,7 +116,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
     def _new_state(self, descriptor: StateDescriptor) -> Any:
         state = super()._new_state(descriptor)
         if _cleans_on_record(descriptor):
-            self._clean_on_record(state)  # now that it has been restored whole
+            self._clean_on_record(state)  # only now: the state has been restored whole
         return state
 
     def _redeclare_state(self, state: Any, descriptor: StateDescriptor) -> None:
@@ -191,14 +191,14 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         return self._saw(super()._time())
 
     def begin_call(self, *, expires: bool) -> None:
-        """Read the clock for a vectorised call, the machine's only where something expires."""
+        """Read the clock for a vectorised call; the machine's clock only if something expires."""
         if expires or type(self._clock) is not clocks.SystemClock:
             self.called_at = self._work_time()
 
     def advance(self, budget: int = 1000) -> int:
-        """Remove what has expired of states with ``cleanup_idle``, and reclaim memory; returns how much expired.
+        """Remove what has expired from states with ``cleanup_idle``, and reclaim memory; return how much expired.
 
-        O(what has expired): an index knows where that is.
+        O(what has expired): an index finds it.
         """
         self._check_open()
         budget = checked_budget(budget)
@@ -265,7 +265,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         return sum(len(table) for state in self._written_states() for table in state.tables)
 
     def _written_states(self) -> list[WrittenState]:
-        """All states, and the timers as the states that they are in the core. Not to be changed: snapshots keep it."""
+        """All states, and the timers, which the core keeps as states. Do not change the list: snapshots keep it."""
         assert isinstance(self._timers, HeapTimers)
         made_of = (self.shape_changes, len(self._states))
         if self._written_made_of != made_of:
@@ -295,7 +295,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         load(self, state, op, rows)
 
     def _unload(self, state: Any) -> None:
-        # Giving memory back may need a little first, and there may be none left.
+        # Giving memory back may need a little memory first, and there may be none left.
         self.core.arena.set_limit(0)
         try:
             unload(state)
@@ -336,7 +336,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         return metrics
 
 
-#: Up to so many changes since a checkpoint are kept in the journal, however small the state is.
+#: The journal keeps at least this many changes since a checkpoint, however small the state is.
 _MOST_CHANGES = 1_000_000
 
 

@@ -1,4 +1,4 @@
-"""Rows of a checkpoint into the tables of a state of the heap backend, by the batch kernels.
+"""Loads rows of a checkpoint into the tables of a heap state, through the batch kernels.
 
 >>> from statebackend.backends.heap import HeapBackend
 >>> from statebackend.state import ValueStateDescriptor
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "unload"]
 
-#: How many entries are looked for at a time, to be taken out again.
+#: Entries that `unload` reads, and then removes, at a time.
 _SLOTS = 4096
 
 
 def load(backend: HeapKeyedBackend, state: Any, op: Op, rows: pa.RecordBatch) -> None:
-    """Apply rows that all do the same, in order. O(rows)."""
+    """Apply rows of one operation, in order. O(rows)."""
     saved = backend._save_key()
     try:
         for namespace, part in _by_namespace(rows):
@@ -90,7 +90,7 @@ def _by_namespace(rows: pa.RecordBatch) -> Iterator[tuple[bytes, pa.RecordBatch]
 
 
 class _Loading:
-    """Rows of one namespace, which is the current one."""
+    """Loads rows of one namespace, which is the current one."""
 
     def __init__(self, backend: HeapKeyedBackend, state: Any) -> None:
         self._backend = backend
@@ -129,7 +129,7 @@ class _Loading:
         return key_encoder(self._types["key"]).encode_many(rows["map_key"])
 
     def _values(self, column: pa.Array) -> Column:
-        """Values in stored form; what holds objects goes through Python."""
+        """Values in stored form; a type that holds objects is converted through Python."""
         if has_objects(self._value_type):
             return value_column(from_arrow(column, self._value_type), self._value_type)
         return value_column(column, self._value_type)
@@ -166,7 +166,7 @@ class _Loading:
         self._append(keys, rows)
         if len(self._table) - before == rows.num_rows:
             return
-        # A key came more than once, and the elements of all its lists have been put together: the last one counts.
+        # A key came more than once. Its lists were concatenated, but only the last list counts.
         self._drop(keys)
         for last in applied("list", [pa.Table.from_batches([rows])]).to_batches():
             self._append(self._backend._encoder.encode_many(last["key"]), last)

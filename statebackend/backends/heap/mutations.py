@@ -1,8 +1,9 @@
 """The debug mode ``check_mutations``: finds objects that were changed in place, without an `update`.
 
-Objects of PICKLE and of a user's serializer are kept as references. Whoever changes one in place changes what a mark
-or a snapshot still needs. So every object that goes in or out is noted with its serialised form, and compared at the
-next mark or snapshot. That costs a serialisation for every access, and keeps the objects alive: for tests only.
+The backend keeps objects of PICKLE and of a user's serializer by reference. Whoever changes one in place also changes
+what a mark or a snapshot still needs. So this mode notes every object that goes in or out with its serialised form, and
+compares the two at the next mark or snapshot. Every access costs a serialisation and keeps the object alive, so use it
+in tests only.
 
 >>> from statebackend import types
 >>> from statebackend.backends.heap import HeapBackend
@@ -30,12 +31,12 @@ class _Noted(NamedTuple):
     value: Any
     data: bytes
     group: int
-    #: How many checks there had been when it was noted.
+    #: The number of checks made before the object was noted.
     checks: int
 
 
 class MutationWatcher:
-    """The objects that a backend has taken or given, by where they are.
+    """Remembers the objects that a backend has taken or given, by where they are stored.
 
     >>> MutationWatcher().check()
     """
@@ -47,9 +48,9 @@ class MutationWatcher:
         self._found: MutationError | None = None
 
     def note(self, state: Any, value: Any, map_key: Any = None, written: bool = True) -> None:
-        """An object was stored at, or read from, the current key.
+        """Note an object that was stored at, or read from, the current key.
 
-        Reading does not make a change good: the object stays noted as it was, until it is written.
+        A read does not excuse a change: the object stays noted as it was, until it is written.
         """
         place = self._place(state, map_key)
         noted = self._noted.setdefault(place, [])
@@ -57,7 +58,7 @@ class MutationWatcher:
         for at, each in enumerate(noted):
             if each.value is value:
                 if each.data != data and each.checks < self._checks and self._found is None:
-                    # The same object again, changed: what the last mark or snapshot knows has changed with it.
+                    # The same object, but changed: it has also changed what the last mark or snapshot relies on.
                     self._found = self._error(place, each)
                 if written or each.data == data:
                     noted[at] = each._replace(data=data, checks=self._checks)
@@ -66,12 +67,12 @@ class MutationWatcher:
         noted.append(_Noted(value, data, state.backend._group, self._checks))
 
     def note_all(self, state: Any, values: list[Any]) -> None:
-        """Objects were appended to the current key's list."""
+        """Note objects that were appended to the current key's list."""
         for value in values:
             self.note(state, value)
 
     def forget(self, state: Any, map_key: Any = None) -> None:
-        """What is stored for the current key, or for one of its map keys, is removed by the user's will."""
+        """Forget the objects of the current key, or of one of its map keys: the user removes them."""
         place = self._place(state, map_key)
         if map_key is not None or state.descriptor.kind != "map":
             self._noted.pop(place, None)
@@ -93,7 +94,7 @@ class MutationWatcher:
         self._checks += 1
 
     def start_over(self) -> None:
-        """Forget everything: the state is another one now."""
+        """Forget everything: the state has been replaced."""
         self._noted.clear()
         self._found = None
 

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = ["HeapChanges", "HeapView"]
 
-#: Rows, and bytes beside those of fixed width, that are made into one batch.
+#: One batch holds at most this many rows, and this many bytes in columns of varying width.
 BATCH_ROWS = 65_536
 BATCH_BYTES = 64 << 20
 
 
 class HeapView(RowSource):
-    """All states at this moment: the maps are shared with it, not copied.
+    """All states at this moment. The view shares the maps and copies nothing.
 
     >>> HeapView.__mro__[1].__name__
     'RowSource'
@@ -50,7 +50,7 @@ class HeapView(RowSource):
 
     @cached_property
     def _sizes(self) -> list[Array]:
-        """By state, how many entries each key group has."""
+        """The number of entries in each key group, by state."""
         return [
             np.sum([self._view.group_sizes(table) for table in state.tables], axis=0)
             for state in self._states
@@ -76,7 +76,7 @@ class HeapView(RowSource):
 
 
 class HeapChanges(RowSource):
-    """What was inserted, written or removed since a mark. Its columns are copied at once, by the backend's thread.
+    """The rows inserted, written or removed since a mark. The backend's thread copies the columns at once.
 
     >>> HeapChanges.__mro__[1].__name__
     'RowSource'
@@ -111,7 +111,7 @@ class HeapChanges(RowSource):
 
 
 def _batched(parts: Sequence[Part | Copied]) -> Iterator[GroupedBatch]:
-    """The rows of some key groups in batches: of each key group in the order of the parts, which have theirs sorted."""
+    """The rows of some key groups in batches, in each key group in the order of the parts; each part is sorted."""
     parts = [part for part in parts if len(part)]
     whole = _whole(parts)
     if whole is not None:
@@ -124,7 +124,7 @@ def _batched(parts: Sequence[Part | Copied]) -> Iterator[GroupedBatch]:
 
 
 def _whole(parts: Sequence[Part | Copied]) -> list[Copied] | None:
-    """All rows of each part; None if together they are too many for a batch."""
+    """All rows of each part; None if they are too many for one batch."""
     found = []
     left = 2 * BATCH_BYTES
     for part in parts:
@@ -142,14 +142,14 @@ def _rows_of(part: Part | Copied, first: int, last: int) -> slice:
 
 
 def _not_empty(parts: list[tuple[pa.RecordBatch, Array]]) -> Iterator[GroupedBatch]:
-    """The parts as one batch, without what has expired, if anything is left."""
+    """The parts as one batch without what has expired; nothing if no row is left."""
     left = [(batch, groups) for batch, groups in parts if batch.num_rows]
     if left:
         yield grouped(left)
 
 
 def _ranges(sizes: Array, first_group: int) -> Iterator[tuple[int, int]]:
-    """Ranges of key groups with about as many rows as a batch has, without those at the ends that are empty."""
+    """Ranges of key groups that each hold about a batch of rows; empty key groups at both ends are left out."""
     filled = np.flatnonzero(sizes)
     if not len(filled):
         return
@@ -160,7 +160,7 @@ def _ranges(sizes: Array, first_group: int) -> Iterator[tuple[int, int]]:
 
 
 def _pieces(part: Part | Copied, limit: int) -> Iterator[tuple[Copied, int]]:
-    """The rows in pieces of about so many bytes at most, and how many each has."""
+    """The rows in pieces of at most about ``limit`` bytes, each with its weight."""
     if not len(part):
         return
     sizes = part.weights() + BATCH_BYTES // BATCH_ROWS

@@ -1,4 +1,4 @@
-"""The states of a heap backend as checkpoints see them: entries of tables, gathered into columns, made into Arrow's.
+"""The states of a heap backend as checkpoints see them: entries of tables, gathered into columns, converted to Arrow.
 
 >>> from statebackend.backends.heap import HeapBackend
 >>> from statebackend.state import ValueStateDescriptor
@@ -39,16 +39,16 @@ __all__ = ["Copied", "LeftOut", "Part", "WrittenState", "row_tables"]
 
 
 class LeftOut(NamedTuple):
-    """What a full snapshot leaves out of a state."""
+    """Tells a full snapshot which values of a state to leave out, because they have expired."""
 
-    #: Up to which timestamp values have expired.
+    #: Values with a timestamp up to this one have expired.
     before: int
-    #: Where they are counted, by state.
+    #: Counts the values left out, by state.
     counts: dict[str, int]
 
 
 def _maps_of(state: Any) -> list[Any]:
-    """Of a map state: heads and entries together."""
+    """The heads and the entries of a map state together."""
     return [maps for maps in (state.plain_map, state.spaced_map) if maps is not None]
 
 
@@ -68,10 +68,10 @@ def row_tables(state: Any) -> list[Any]:
 
 
 class WrittenState:
-    """One state: which tables it has, and how their columns become Arrow's.
+    """One state: its tables, and the conversion of their columns to Arrow.
 
-    The backend makes another one when the state gets another descriptor or table, so that snapshots share it. What
-    follows from the descriptor is found out when it is first asked for, which is on a writing thread.
+    Snapshots share it: the backend makes another one when the state gets another descriptor or table. What follows from
+    the descriptor is computed on first use, which happens on a writing thread.
     """
 
     def __init__(self, backend: HeapKeyedBackend, state: Any) -> None:
@@ -95,12 +95,12 @@ class WrittenState:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns of a base."""
+        """The columns of a base file."""
         return self._schema(ops=False)
 
     @cached_property
     def delta_schema(self) -> pa.Schema:
-        """The columns of a delta."""
+        """The columns of a delta file."""
         return self._schema(ops=True)
 
     def _schema(self, *, ops: bool) -> pa.Schema:
@@ -114,12 +114,12 @@ class WrittenState:
 
     @cached_property
     def holds_objects(self) -> bool:
-        """Whether values are kept as Python objects."""
+        """True if values are kept as Python objects."""
         return holds_references(self._value_type)
 
     @property
     def serialize(self) -> Callable[[Any], bytes]:
-        """From an object to what checkpoints hold of it."""
+        """The function that turns an object into the bytes that checkpoints hold."""
         return serializer_for(self._value_type).serialize
 
     @cached_property
@@ -131,7 +131,7 @@ class WrittenState:
         return self.descriptor.ttl_config is not None
 
     def left_out(self, expired_at: int | None, counts: dict[str, int]) -> LeftOut | None:
-        """What a full snapshot leaves out by the time of the last commit; None if everything is written."""
+        """The values that a full snapshot leaves out, by the time of the last commit; None if it writes all."""
         ttl = self.descriptor.ttl_config
         if ttl is None or not ttl.cleanup_full_snapshot or expired_at is None:
             return None
@@ -155,11 +155,11 @@ class WrittenState:
         return parts
 
     def has_changed_since(self, mark: Any) -> bool:
-        """Whether anything of it was inserted, written, removed or moved since a mark."""
+        """Return True if an entry was inserted, written, removed or moved since a mark."""
         return any(has_changes(table, mark) for table in self._all_tables)
 
     def changes_since(self, mark: Any) -> list[Copied]:
-        """What has changed, in the order in which it is to be applied within a key group."""
+        """The changes since a mark, in the order in which a restore applies them within a key group."""
         removed, put = [], []
         if self.is_map:
             for maps in self.maps:
@@ -167,9 +167,9 @@ class WrittenState:
                 removed.append(Copied(self, Op.CLEAR, cleared.keys(), cleared.groups))
                 entries = changed_entries(maps.entries, mark)
                 owners = entries.heads(maps.heads)
-                # What lies below a key that was removed is gone with it.
+                # Removing a key also removes the entries below it.
                 of_cleared = np.isin(owners.addresses, cleared.addresses[cleared.is_live])
-                # So is the place in the order of an entry that was removed and has come back.
+                # An entry that was removed and has come back stands at another place in the order.
                 left = ~entries.is_live | entries.was_removed
                 gone = np.flatnonzero(owners.is_live & left & ~of_cleared)
                 map_keys, keys = entries.take(gone).keys(), owners.take(gone).keys()
@@ -200,7 +200,7 @@ class WrittenState:
         namespaces: pa.Array | None,
         columns: dict[str, Array] | None,
     ) -> pa.RecordBatch:
-        """Columns of the core as a batch of the state's schema; without values where only keys are given."""
+        """Columns of the core as a batch of the state's schema; without values if only keys are given."""
         arrays = [self._key_encoder.decode_many(_canonical(keys))]
         count = len(arrays[0])
         if namespaces is not None:
@@ -222,7 +222,7 @@ class WrittenState:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema if op is None else self.delta_schema)
 
     def namespaces(self, keys: dict[str, Array], count: int) -> pa.Array | None:
-        """The column of namespaces, if there is one. Numbers mean something only while their entries are held."""
+        """The column of namespaces, if there is one. A namespace's number is valid only while its entries are held."""
         if not self.has_namespaces:
             return None
         numbers = keys.get("namespace", np.zeros(count, dtype=np.uint32))
@@ -259,7 +259,7 @@ def _nulls(field: pa.Field, count: int) -> pa.Array:
 
 
 class Part:
-    """Rows of one table of a state, still in the core; of a map state also the entry of each row's key."""
+    """Rows of one table of a state, still in the core. For a map state, each row also knows its key's entry."""
 
     def __init__(
         self, state: WrittenState, rows: EntryRows, owners: EntryRows | None, left_out: LeftOut | None
@@ -278,13 +278,13 @@ class Part:
 
     @property
     def has_objects(self) -> bool:
-        """Whether values are objects, which weigh what they are when they are serialised."""
+        """True if values are objects, whose size is known only once they are serialised."""
         return self.state.holds_objects
 
     def weights(self) -> Array:
-        """About how many bytes each row has beside what is of a fixed width, and without objects."""
+        """The approximate bytes of each row in columns of varying width, without objects."""
         weights = self._entries.weights()
-        # The key stands in the row of each of its entries.
+        # The key is repeated in the row of each of its entries.
         return weights if self._owners is None else weights + self._owners.weights()
 
     def take(self, rows: Any) -> Part:
@@ -324,11 +324,11 @@ class Copied:
 
     @property
     def has_objects(self) -> bool:
-        """Whether the rows have values, and these are objects, which weigh what they are when they are serialised."""
+        """True if the rows have values that are objects, whose size is known only once they are serialised."""
         return self.state.holds_objects and self._op in (None, Op.PUT, Op.APPEND)
 
     def weights(self) -> Array:
-        """About how many bytes each row has beside what is of a fixed width, and without objects."""
+        """The approximate bytes of each row in columns of varying width, without objects."""
         weights = bytes_of_rows(self._keys, len(self))
         if self._columns is None or self._columns is self._keys:
             return weights
@@ -349,9 +349,9 @@ class Copied:
         return self
 
     def serialised(self, weights: Array, limit: int) -> Iterator[tuple[Copied, int]]:
-        """The rows in pieces with their objects serialised, and what each weighs: `limit`, but for single rows.
+        """The rows in pieces with their objects serialised, and the weight of each; only single rows pass `limit`.
 
-        No more than a piece and a row is serialised ahead of what is taken.
+        Serialises at most a piece and a row ahead of the caller.
         """
         assert self._columns is not None
         values = self._columns["value"]
@@ -378,7 +378,7 @@ class Copied:
         return taken
 
     def rows(self) -> tuple[pa.RecordBatch, Array]:
-        """A batch and the key group of each row, without what has expired. Objects have been serialised."""
+        """A batch and the key group of each row, without what has expired. The objects must have been serialised."""
         batch = self.state.batch(self._op, self._keys, self._namespaces, self._columns)
         if self._left_out is None:
             return batch, self.groups

@@ -114,12 +114,12 @@ _CLASSES: dict[str, type[Handle]] = {
     "aggregating": HeapAggregatingState,
     "folding": HeapFoldingState,
 }
-#: The role under which a descriptor's `stored_types` has what is stored for a key.
+#: The role in a descriptor's `stored_types` of the value that is stored for a key.
 _ROLES = {"value": "value", "list": "element", "map": "value", "reducing": "value"}
 
 
 def make_state(backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
-    """The handle of a new state, with its first table.
+    """Make a handle and the first table for a new state.
 
     >>> from statebackend.backends.heap import HeapBackend
     >>> from statebackend.state import ListStateDescriptor
@@ -131,7 +131,7 @@ def make_state(backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
 
 
 def make_handle(handle: type[Handle], backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
-    """A handle of a class for a new state, with its first table."""
+    """Make a handle of this class, and the first table, for a new state."""
     where = f"state {descriptor.name!r}"
     types = descriptor.stored_types()
     codec = value_codec(types[_ROLES.get(descriptor.kind, "accumulator")], where)

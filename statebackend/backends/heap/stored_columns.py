@@ -1,9 +1,9 @@
-"""Columns of values: Arrow, numpy or lists to the form that tables store, and back to Arrow.
+"""Columns of values: converts Arrow, numpy or lists to the form that tables store, and back to Arrow.
 
-For declared types given as Arrow or numpy no Python object is made per row, and memory is shared where the layout
-allows. What the columns cannot say in whole (lists of mixed objects, a value that is refused) is converted value
-by value, in the plain way of `statebackend.state.value_columns`, which also has the words for every error. So are LIST,
-MAP, and TUPLE and ROW with parts of varying width.
+Declared types given as Arrow or numpy make no Python object per row, and share memory where the layout allows. Some
+columns cannot be converted as a whole: lists of mixed objects, or a column with a value that is refused. These are
+converted value by value by `statebackend.state.value_columns`, which also words every error. So are LIST, MAP, and
+TUPLE and ROW with parts of varying width.
 
 >>> from statebackend.types import LONG, STRING, ROW
 >>> value_column(pa.array([1, None]), LONG)
@@ -57,7 +57,7 @@ _EXACT_FLOATS = {"DOUBLE": 2**53, "FLOAT": 2**24}
 
 
 class Column(NamedTuple):
-    """Values in stored form and which rows are null (None: none is); what a null row holds does not matter."""
+    """Values in stored form, and the rows that are null (None: no row is). A null row may hold any value."""
 
     #: An array of the type's own numbers, rows of bytes (uint8, two dimensions), or (offsets, data).
     values: Any
@@ -83,7 +83,7 @@ def value_column(column: Any, declared: Type, nullable: bool = True) -> Column:
 
 
 def _without_nulls(column: Columnar) -> tuple[Columnar | None, Array | None]:
-    """The column with something harmless in the place of nulls, and where they are; None where that has no meaning."""
+    """The column with a harmless value in place of each null (None for Arrow's null type), and the null rows."""
     if isinstance(column, list):
         missing = [value is None for value in column]
         if not any(missing):
@@ -96,7 +96,7 @@ def _without_nulls(column: Columnar) -> tuple[Columnar | None, Array | None]:
         return np.where(np.isnat(column), np.zeros(1, column.dtype), column), np.isnat(column)
     if not column.null_count:
         return column, None
-    if str(column.type) in _PLAIN_FORMS:  # Arrow fills no nulls in views
+    if str(column.type) in _PLAIN_FORMS:  # Arrow cannot fill nulls in view types
         column = column.cast(_PLAIN_FORMS[str(column.type)])
     nulls = column.is_null().to_numpy(zero_copy_only=False)
     if pa.types.is_struct(column.type):
@@ -138,7 +138,7 @@ def _zero_decimal(arrow: pa.DataType) -> pa.Scalar:
 
 
 def _stored(column: Columnar, declared: Type) -> Any:
-    """The stored form of a column without nulls; None where the plain way must look at each value."""
+    """The stored form of a column without nulls; None if the plain way must look at each value."""
     values = _whole(column, declared)
     if values is None or isinstance(values, tuple) or in_entry(declared):
         return values
@@ -146,7 +146,7 @@ def _stored(column: Columnar, declared: Type) -> Any:
 
 
 def _whole(column: Columnar, declared: Type) -> Any:
-    """As `_stored`, with what is of a fixed width as an array, wherever it is stored."""
+    """As `_stored`, but values of fixed width are always an array, even if they are stored elsewhere."""
     name = declared.name
     if name in ("DOUBLE", "FLOAT"):
         return _floats(column, name)
@@ -186,14 +186,14 @@ def _floats(column: Columnar, name: str) -> Array | None:
     else:
         numbers = column
     if numbers.dtype.kind in "iu":
-        # Beyond here not every integer is held exactly: let each be looked at.
+        # Beyond this a float does not hold every integer exactly: look at each value.
         if int(numbers.min()) < -_EXACT_FLOATS[name] or int(numbers.max()) > _EXACT_FLOATS[name]:
             return None
     elif numbers.dtype.kind != "f":
         return None
     with np.errstate(over="ignore", invalid="ignore"):
         floats: Array = numbers.astype(_DTYPES[name], copy=False)
-    # What rounds to infinity is out of range.
+    # A number that rounds to infinity is out of range.
     if name == "FLOAT" and numbers.dtype.itemsize > 4 and (np.isinf(floats) & ~np.isinf(numbers)).any():
         return None
     return np.ascontiguousarray(floats)
@@ -204,14 +204,14 @@ def _wide_decimals(column: Columnar, declared: DecimalType) -> Array | None:
     if rescaled is None:
         return None
     try:
-        rescaled.validate(full=True)  # Arrow does not promise that values respect their precision
+        rescaled.validate(full=True)  # Arrow does not guarantee that values respect their precision
     except pa.ArrowInvalid:
         return None
     return _bytes_of(decimal_words(rescaled)).reshape(len(column), 16)
 
 
 def _records(column: Columnar, declared: TupleType | RowType) -> Array | None:
-    """Rows of a fixed width, packed field by field as the serializer does: a bitmap of nulls, then the fields."""
+    """Rows of a fixed width, packed field by field like the serializer packs them: a null bitmap, then the fields."""
     width = declared.fixed_width
     if width is None or not isinstance(column, pa.Array) or not pa.types.is_struct(column.type):
         return None
@@ -229,7 +229,7 @@ def _records(column: Columnar, declared: TupleType | RowType) -> Array | None:
     for position, (part, field) in enumerate(zip(declared.types, order, strict=True)):
         child = column.field(field)
         if present is not None:
-            # Below a null there may be anything.
+            # A null row may hold any bytes.
             child = pc.if_else(present, child, pa.scalar(None, child.type))
         end = at + (part.fixed_width or 0)
         if child.null_count == len(child):
@@ -282,7 +282,7 @@ def _by_value(column: Columnar, declared: Type, nullable: bool) -> Column:
 
 
 def null_column(column: Any, declared: Type | None) -> tuple[int, Array | None]:
-    """The number of values and which are null, with every value checked against the type.
+    """Return the number of values and the null rows, after checking every value against the type.
 
     >>> from statebackend.types import LONG
     >>> null_column([1, None], LONG)
@@ -308,7 +308,7 @@ def double_column(column: Any, declared: Type) -> Column:
         return Column(values.astype(np.float64, copy=False), nulls)
     if declared.precision <= 18:
         unscaled = values.view("<i8").reshape(-1)
-        # Both operands are exact, so that the quotient is rounded once, as float(Decimal) is.
+        # Both operands are exact, so the quotient is rounded once, as float(Decimal) is.
         exact = np.abs(unscaled) <= 2**53
         doubles = unscaled / 10.0**declared.scale
     else:
@@ -323,7 +323,7 @@ def double_column(column: Any, declared: Type) -> Column:
 
 
 def in_entry(declared: Type) -> bool:
-    """Whether values of the type lie in entries, with a fixed width, and not in the arena.
+    """Return True if entries hold the values of the type, with a fixed width; False if the arena holds them.
 
     >>> from statebackend.types import DATE, STRING
     >>> in_entry(DATE), in_entry(STRING)
@@ -334,14 +334,14 @@ def in_entry(declared: Type) -> bool:
 
 
 def _is_plain(declared: Type) -> bool:
-    """Whether all of a value of fixed width is numbers that Arrow has too: no part is a user's own serializer's."""
+    """True if a value of fixed width consists of numbers that Arrow has too, and no part needs a user's serializer."""
     return declared.name != "CUSTOM" and all(map(_is_plain, getattr(declared, "types", ())))
 
 
 def arrow_column(values: Any, valid: Array | None, declared: Type) -> pa.Array:
     """The Arrow array, of the type's `arrow`, of values in stored form; shares their memory where it can. O(n).
 
-    ``valid`` says which rows are there, None: all.
+    ``valid`` tells which rows are present; None: all.
 
     >>> from statebackend.types import LONG
     >>> arrow_column(np.array([1, 2]), np.array([True, False]), LONG).to_pylist()

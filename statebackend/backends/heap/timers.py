@@ -1,4 +1,4 @@
-"""Timers over the compiled index: Python's half.
+"""Timers over the compiled index: the Python half.
 
 >>> from statebackend.backends.heap import HeapBackend
 >>> keyed = HeapBackend().create_keyed_backend(int)
@@ -24,14 +24,14 @@ __all__ = ["HeapTimers"]
 
 
 class HeapTimers(TimerIndex, Timers):
-    """The timers of a heap backend; nothing is made for a domain before its first timer."""
+    """The timers of a heap backend. A domain costs nothing before its first timer."""
 
     def __init__(self, backend: HeapKeyedBackend) -> None:
         TimerIndex.__init__(self, backend, self._make, checked_time, checked_domain)
         Timers.__init__(self, backend)
 
     def _make(self, domain: str) -> TimerHandle:
-        # Not one of the backend's states, which are the user's.
+        # Not one of the backend's states: those belong to the user.
         handle: TimerHandle = make_handle(TimerHandle, self._backend, timer_state(domain))
         return handle
 
@@ -39,7 +39,7 @@ class HeapTimers(TimerIndex, Timers):
         self.register(timestamp, domain)
 
     def _handles(self) -> dict[str, TimerHandle]:
-        """The map states that the timers of each domain are, for those that have had any."""
+        """The map states that hold the timers, by domain; only of domains that have had a timer."""
         found = {domain: self._made(domain) for domain in DOMAINS}
         return {domain: handle for domain, handle in found.items() if handle is not None}
 
@@ -67,7 +67,7 @@ class HeapTimers(TimerIndex, Timers):
                 yield TimerRow(domain, *row)
 
     def _close(self) -> None:
-        """Let go of the core before it is closed."""
+        """Release the core before the backend closes it."""
         for handle in self._handles().values():
             handle._close()
 

@@ -1,10 +1,10 @@
-"""The vectorised methods of value, list and map states, by whole columns through the batch kernels.
+"""The vectorised methods of value, list and map states: whole columns through the batch kernels.
 
-Where the columns are Arrow or numpy no Python object is made per row; see `columns`. Row by row, as
-`statebackend.state.vectorised` does it, go states of objects (PICKLE and a user's own serializer), lists with a time
-to live, and `clear_many` of map states.
+Arrow and numpy columns make no Python object per row; see `stored_columns`. Some states go row by row, as
+`statebackend.state.vectorised` does it: states of objects (PICKLE and a user's own serializer), lists with a time to
+live, and `clear_many` of map states.
 
-The classes stand between a compiled handle and the interface: ``class HeapValueState(ValueHandle, ValueColumns)``.
+Each class stands between a compiled handle and the interface: ``class HeapValueState(ValueHandle, ValueColumns)``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def take_rows(values: Any, rows: Array) -> Any:
 
 
 class ColumnsState(KeyedState):
-    """What they share: keys and values as columns, the tables of the current namespace, one time for a call.
+    """The shared part: keys and values as columns, the tables of the current namespace, one time per call.
 
     >>> ColumnsState.__slots__
     ()
@@ -67,7 +67,7 @@ class ColumnsState(KeyedState):
 
     __slots__ = ()
 
-    # Of the compiled handle that comes first in the class.
+    # Provided by the compiled handle, which comes first in the class.
     backend: Any
     descriptor: Any
     codec: Any
@@ -93,18 +93,18 @@ class ColumnsState(KeyedState):
 
     @contextmanager
     def _naming_state(self) -> Iterator[None]:
-        """Errors of values and of the memory limit say which state it is."""
+        """Add the state's name to errors of values and of the memory limit."""
         try:
             yield
         except (MemoryLimitError, SerializationError) as error:
             raise error.at(f"state {self.descriptor.name!r}") from None
 
     def _options(self) -> dict[str, Any]:
-        """What every kernel is told."""
+        """The options that every kernel takes."""
         return {"namespace": self._number_for_batch(False), "threads": self.backend.threads}
 
     def _table(self, canonical: Any) -> Any:
-        """The table of the current namespace to read from; None where nothing ever was. Checks the keys' groups."""
+        """The table of the current namespace for reading; None if it was never written. Checks the keys' groups."""
         table = self.spaced if self._number_for_batch(False) else self.plain
         if table is None:
             kernels.find_many(self.plain, canonical)
@@ -120,7 +120,7 @@ class ColumnsState(KeyedState):
         return 0 if config is None else config.ttl
 
     def _begun(self, rows: int) -> int:
-        """The time of a call that is about to access so many rows, for which it cleans up; 0 where nothing expires."""
+        """Begin a call over ``rows`` rows: clean up for as many accesses, and return the time; 0 if nothing expires."""
         if not self._ttl():
             return 0
         now: int = self.backend.called_at
@@ -128,7 +128,7 @@ class ColumnsState(KeyedState):
         return now
 
     def _expiry(self, now: int) -> dict[str, Any]:
-        """What kernels are told that read where values expire."""
+        """The options of kernels that read state with a time to live."""
         config = self.descriptor.ttl_config
         return {
             "now": now,
@@ -180,7 +180,7 @@ class SingleColumns(ColumnsState):
             self._clear_many(keys)
 
     def _read(self, canonical: Any) -> tuple[Any, Array]:
-        """Values in stored form, and which were found."""
+        """Values in stored form, and a mask of the keys that were found."""
         with self._naming_state():
             table = self._table(canonical)
             if table is None:
@@ -214,7 +214,7 @@ class ValueColumns(SingleColumns, ValueState):
         default = self.descriptor.default_copy()
         if default is None or found.all():
             return arrow_column(values, found, declared)
-        # The default stands behind the values, and every row without a value takes it.
+        # The default is appended to the values; every row without a value points at it.
         default_array = arrow_column(value_column([default], declared).values, None, declared)
         array = pa.concat_arrays([arrow_column(values, found, declared), default_array])
         return array.take(pa.array(np.where(found, np.arange(len(found)), len(found))))
@@ -291,7 +291,7 @@ class MapColumns(ColumnsState, MapState):
 
     __slots__ = ()
 
-    # Of the compiled handle.
+    # Provided by the compiled handle.
     plain_map: Any
     spaced_map: Any
 

@@ -1,8 +1,8 @@
-"""The reference backend: plain Python, nested dicts, simple enough to be seen to be right.
+"""The reference backend: plain Python over nested dicts, simple enough to be checked by reading it.
 
-It is what other backends are tested against. It stores serialised values, so that nothing it returns is
-shared, and does everything at once: no background cleanup, no incremental anything. Appending to a list or
-putting into a map copies it. For real work use ``heap``.
+Other backends are tested against it. It stores serialised values, so nothing that it returns is shared, and it does
+everything at once: no background cleanup, nothing incremental. Appending to a list or putting into a map copies the
+whole collection. For real work use ``heap``.
 
 >>> from statebackend.state import ValueStateDescriptor
 >>> keyed = ReferenceBackend().create_keyed_backend(str)

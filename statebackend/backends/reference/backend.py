@@ -90,7 +90,7 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     def __init__(self, key_type: Any, **options: Any) -> None:
         super().__init__(key_type, **options)
         self.journal = Journal()
-        #: Marks and points so far: a rollback invalidates the points that were opened after its mark.
+        #: Counts marks and points: a rollback invalidates the points that were opened after its mark.
         self._opened = 0
         self._points: list[HeldStates] = []
         self._timers = ReferenceTimers(self)
@@ -108,16 +108,16 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
 
     @property
     def now(self) -> int:
-        """The time that the current key was set, or that of the running vectorised call."""
+        """The time at which the current key was set, or that of the running vectorised call."""
         return self._now
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed."""
+        """True once it has been closed."""
         return self._closed
 
     def place(self) -> Place:
-        """Where the current key's entries are; raises if there is no current key."""
+        """The place of the current key's entries; raises if there is no current key."""
         return Place(self._key_group, self._namespace, self._require_key())
 
     def enter(self, key: Any, namespace: bytes) -> None:
@@ -169,7 +169,7 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     # --- time ---
 
     def advance(self, budget: int = 1000) -> int:
-        """Remove what has expired from states with ``cleanup_idle``: up to ``budget`` values, map entries, lists."""
+        """Remove what has expired from states with ``cleanup_idle``: up to ``budget`` values, map entries and lists."""
         self._check_open()
         budget = checked_budget(budget)
         done = 0

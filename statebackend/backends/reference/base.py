@@ -1,6 +1,6 @@
-"""What the handles of the reference backend share.
+"""The shared base of the reference backend's handles.
 
-What a table stores, with timestamps in milliseconds (0 without TTL):
+A table stores the following, with timestamps in milliseconds (0 without TTL):
 
 * value, reducing, aggregating, folding: `Stamped`, the serialised value and its timestamp;
 * list: a tuple of `Stamped`, one per element, never empty;
@@ -34,14 +34,14 @@ _Visibility = StateTtlConfig.StateVisibility
 
 
 class Stamped(NamedTuple):
-    """A serialised value and when it was last written, or read where reads count."""
+    """A serialised value and the time of its last write, or of its last read if reads renew it."""
 
     data: bytes | None
     timestamp: int
 
 
 class ReferenceState(KeyedState, Generic[S]):
-    """What the handles share; ``S`` is what the table stores for a key."""
+    """The base of all handles; ``S`` is the type that the table stores for a key."""
 
     def __init__(self, backend: ReferenceKeyedBackend, descriptor: Any) -> None:
         self._backend = backend
@@ -57,7 +57,7 @@ class ReferenceState(KeyedState, Generic[S]):
         cleanup = None if config is None else config.incremental_cleanup
         self._cleanup_size = 0 if cleanup is None else cleanup.cleanup_size
         self._round: list[Place] = []
-        #: How much has expired, by what removed it.
+        #: How much has expired, by the cause that removed it.
         self.expired_on_read = 0
         self.expired_by_cleanup = 0
 
@@ -70,7 +70,7 @@ class ReferenceState(KeyedState, Generic[S]):
         return self._backend
 
     def redeclare(self, descriptor: StateDescriptor) -> None:
-        """Let a newer descriptor of the same state take effect."""
+        """Apply a newer descriptor of the same state."""
         self._descriptor = descriptor
 
     # --- places and time ---
@@ -103,7 +103,7 @@ class ReferenceState(KeyedState, Generic[S]):
     # --- cleaning up ---
 
     def accessed(self) -> None:
-        """Look at a few entries, round after round, and remove what has expired."""
+        """Look at the next few entries and remove what has expired; rounds repeat over all entries."""
         if self._cleanup_size and not self._round:
             self._round = [at for at, _ in self.table]
         for at in self._round[: self._cleanup_size]:
@@ -113,7 +113,7 @@ class ReferenceState(KeyedState, Generic[S]):
         del self._round[: self._cleanup_size]
 
     def clean(self, at: Place, stored: S, budget: int) -> int:
-        """Remove up to ``budget`` things that have expired; how many: map entries, values, lists of elements."""
+        """Remove up to ``budget`` expired map entries, values, or lists with expired elements; return how many."""
         left, done = self.without_expired(stored, budget)
         if left is None:
             self.table.remove(at)
@@ -133,22 +133,22 @@ class ReferenceState(KeyedState, Generic[S]):
 
     @abstractmethod
     def _any(self, stored: S, wanted: Callable[[Stamped], bool]) -> bool:
-        """Whether one of the values, elements or entries is wanted."""
+        """Return True if one of the values, elements or entries satisfies ``wanted``."""
 
     @abstractmethod
     def without_expired(self, stored: S, budget: int = 2**63) -> tuple[S | None, int]:
-        """What is left of it without so many things that have expired (None for nothing), and how many they were."""
+        """Drop up to ``budget`` expired things; return the rest (None if nothing is left) and how many were dropped."""
 
     @abstractmethod
     def _timestamps(self, stored: S) -> Iterable[int]:
-        """The timestamps of all of it."""
+        """All timestamps in it."""
 
     def rows_of(self, stored: S | None) -> dict[Any, Any]:
-        """What is stored for a key, row by row: one, but for maps."""
+        """The rows stored for a key: one, except for maps."""
         return {} if stored is None else {None: stored}
 
     def merged(self, a: S, b: S) -> S | None:
-        """What the stored of two namespaces come to, those of ``a`` first."""
+        """Merge what two namespaces store, ``a`` first."""
         raise NotImplementedError
 
     # --- shared operations ---
@@ -158,7 +158,7 @@ class ReferenceState(KeyedState, Generic[S]):
         return stored is not None and self._any(stored, self._visible)
 
     def is_alive(self, stored: S) -> bool:
-        """Whether anything of it has not expired."""
+        """Return True if any part of it has not expired."""
         return self._any(stored, lambda stamped: not self._expired(stamped))
 
     def clear(self) -> None:
@@ -166,19 +166,19 @@ class ReferenceState(KeyedState, Generic[S]):
         self.drop(self._here())
 
     def drop(self, at: Place) -> None:
-        """Remove what is there, by the user's will: open iterators end with an error."""
+        """Remove what is stored there, at the user's request: open iterators end with an error."""
         if self.table.get(at) is not None:
             self.table.remove(at)
             self.changed(at)
 
     def changed(self, at: Place | None) -> None:
-        """The collection there (None: every one) has other elements or keys now."""
+        """Note that the collection there (None: every one) has other elements or keys now."""
         for iteration in self._iterations:
             if at is None or iteration.at == at:
                 iteration.is_stale = True
 
     def watched(self, at: Place, steps: Iterator[Any]) -> Iterator[Any]:
-        """``steps``, broken off if the collection is changed in between."""
+        """Yield ``steps``, but raise if the collection changes in between."""
         iteration = _Iteration(self._backend, at, steps)
         self._iterations.add(iteration)
         return iteration

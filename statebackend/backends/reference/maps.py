@@ -64,7 +64,7 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
         return None if value is None else self._serialize(self._serializer, value)
 
     def _read(self, at: Place, key: Any) -> Stamped | None:
-        """The entry if it may be seen; an expired one is removed, a read one renewed if reads count."""
+        """The entry if it may be seen. Removes it if it has expired, renews it if reads do so."""
         stored = self.table.get(at) or {}
         entry = stored.get(key)
         if entry is None:
@@ -125,7 +125,7 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
             old = stored.get(key)
             if old is None or self._expired(old):
                 grows = True
-                stored.pop(key, None)  # what has expired does not keep its place
+                stored.pop(key, None)  # an expired entry does not keep its place
             stored[key] = self._stamp(value)
         self.table.put(at, stored)
         if grows:
@@ -141,7 +141,7 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
             raise KeyError(f"the key is not in {self._where()}")
 
     def _remove(self, at: Place, key: Any) -> bool:
-        """Whether the key was there to be seen."""
+        """Remove the key; return True if it was visible before."""
         stored = self.table.get(at) or {}
         entry = stored.get(key)
         if entry is None:

@@ -49,7 +49,7 @@ class _SingleState(ReferenceState[Stamped]):
         self.table.put(at, self._stamp(self._serialize(self._serializer, value)))
 
     def _read(self) -> Any:
-        """The value, or None: expired ones are removed, and returned this once if they may be seen."""
+        """The value, or None. An expired value is removed; it is returned this once if the visibility allows that."""
         self.accessed()
         at = self._here()
         stored = self.table.get(at)
@@ -65,7 +65,7 @@ class _SingleState(ReferenceState[Stamped]):
         return value
 
     def _unexpired(self, at: Place) -> Any:
-        """The value that is written on top of: an expired one is never merged into new input."""
+        """The value that a write builds on. An expired value is never merged with new input."""
         stored = self.table.get(at)
         if stored is None or self._expired(stored):
             return None

@@ -32,7 +32,7 @@ __all__ = ["HeldStates", "ReferenceRows", "load"]
 
 
 class TimerState(NamedTuple):
-    """The timers of a domain as the map state that they are in checkpoints.
+    """The timers of a domain, as the map state that checkpoints store them as.
 
     >>> from statebackend.backends.reference import ReferenceBackend
     >>> [state.descriptor.name for state in written_states(ReferenceBackend().create_keyed_backend(int))]
@@ -50,12 +50,12 @@ def written_states(backend: ReferenceKeyedBackend) -> list[Any]:
 
 
 def _entries(stored: Any) -> dict[Any, Stamped]:
-    """What a map state, or the timers, hold for a key."""
+    """The entries that a map state, or the timers, hold for a key."""
     return stored if isinstance(stored, dict) else dict.fromkeys(sorted(stored or ()), _NOTHING)
 
 
 class HeldStates:
-    """What all states held at one moment: values are replaced, never changed, so that a copy of the dicts says it.
+    """All states at one moment. Copying the dicts is enough: values are replaced, never changed.
 
     >>> from statebackend.backends.reference import ReferenceBackend
     >>> HeldStates(ReferenceBackend().create_keyed_backend(int), 1).number
@@ -67,11 +67,11 @@ class HeldStates:
         self._held = {state.descriptor.name: dict(state.table) for state in written_states(backend)}
 
     def held(self, state: Any) -> dict[Place, Any]:
-        """What a state held, by place."""
+        """The values that a state held, by place."""
         return self._held.get(state.descriptor.name, {})
 
     def put(self, state: Any, at: Place, stored: Any) -> None:
-        """Note what was there all the time."""
+        """Add a value as if it had always been there."""
         held = self._held.setdefault(state.descriptor.name, {})
         if stored is None:
             held.pop(at, None)
@@ -79,7 +79,7 @@ class HeldStates:
             held[at] = stored
 
     def changed_places(self, state: Any) -> list[Place]:
-        """Where a state holds something else now. O(entries)."""
+        """The places where a state holds something else now. O(entries)."""
         held = self.held(state)
         changed = [at for at, stored in state.table if held.get(at) is not stored]
         now = {at for at, _ in state.table}
@@ -90,7 +90,7 @@ _NOTHING = Stamped(serializer_for(bool).serialize(False), 0)
 
 
 class Row(NamedTuple):
-    """A row of a data file, with what is stored in serialised form."""
+    """A row of a data file, with its value in serialised form."""
 
     group: int
     op: Op
@@ -101,7 +101,7 @@ class Row(NamedTuple):
 
 
 class ReferenceRows(RowSource):
-    """All rows of this moment, or with ``since`` what has changed since another.
+    """All rows of this moment; with ``since``, only the changes since that moment.
 
     >>> from statebackend.backends.reference import ReferenceBackend
     >>> ReferenceRows(ReferenceBackend().create_keyed_backend(int)).is_empty
@@ -209,7 +209,7 @@ def _changed_rows(state: Any, since: HeldStates) -> Iterator[Row]:
 def _changed_entries(at: Place, old: dict[Any, Stamped], new: dict[Any, Stamped] | None) -> Iterator[Row]:
     kept = [key for key in old if new is not None and key in new]
     if new is None or [key for key in new if key in old] != kept or list(new)[: len(kept)] != kept:
-        # Also where an entry was removed and came back: its place in the order is another one.
+        # Also an entry that was removed and came back: its place in the order has changed.
         yield Row(at.group, Op.CLEAR, at, None, None)
         old = {}
     for key in old:
@@ -223,7 +223,7 @@ def _changed_entries(at: Place, old: dict[Any, Stamped], new: dict[Any, Stamped]
 def load(
     backend: ReferenceKeyedBackend, state: Any, op: Op, rows: pa.RecordBatch
 ) -> Iterator[tuple[Place, Any]]:
-    """Where rows of a checkpoint change a state, and to what; each is to be stored before the next is asked for."""
+    """Yield each place that rows of a checkpoint change, and its new value. Store each before asking for the next."""
     descriptor = state.descriptor
     value_type = descriptor.stored_types()[value_role(descriptor.kind)]
     serialize = serializer_for(value_type).serialize

@@ -1,4 +1,4 @@
-"""Where the reference backend keeps state: nested dicts of values that are replaced, never changed.
+"""The storage of the reference backend: nested dicts of values that are replaced, never changed.
 
 >>> journal = Journal()
 >>> table = NestedTable(journal)
@@ -20,7 +20,7 @@ __all__ = ["Journal", "NestedTable", "Place"]
 
 
 class Place(NamedTuple):
-    """Where an entry is: its key group, encoded namespace, and key in canonical form.
+    """The place of an entry: its key group, encoded namespace, and key in canonical form.
 
     >>> Place(0, b"", 1).key
     1
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 class Journal:
-    """What was where before each write, while marks are open.
+    """Records what each write replaced, while marks are open.
 
     >>> journal = Journal()
     >>> journal.open(), journal.forget(), len(journal.old)
@@ -44,12 +44,12 @@ class Journal:
         self.is_open = False
 
     def open(self) -> int:
-        """Begin to write, if not begun; the point to undo to."""
+        """Begin to record, if not begun; return the point to undo to."""
         self.is_open = True
         return len(self.old)
 
     def undo_to(self, point: int) -> None:
-        """Put back what was there, newest first."""
+        """Restore what was there, newest first."""
         self.is_open = False
         while len(self.old) > point:
             table, at, stored = self.old.pop()
@@ -60,14 +60,14 @@ class Journal:
         self.is_open = True
 
     def before(self, point: int) -> dict[NestedTable, dict[Place, Any]]:
-        """What was there at the point where something was written since, by table and place."""
+        """The values that were there at the point, for all places written since, by table and place."""
         found: dict[NestedTable, dict[Place, Any]] = {}
         for table, at, stored in self.old[point:]:
             found.setdefault(table, {}).setdefault(at, stored)
         return found
 
     def forget(self) -> None:
-        """No mark is open any more."""
+        """Forget everything: no mark is open any more."""
         self.is_open = False
         self.old.clear()
 
@@ -86,17 +86,17 @@ class NestedTable:
         self._journal = journal
 
     def get(self, at: Place) -> Any:
-        """What is stored there; None if nothing is."""
+        """The value stored there; None if there is none."""
         return self._groups.get(at.group, {}).get(at.namespace, {}).get(at.key)
 
     def put(self, at: Place, stored: Any) -> None:
-        """Store something in place of what is there."""
+        """Store a value in place of the old one."""
         if self._journal.is_open:
             self._journal.old.append((self, at, self.get(at)))
         self._groups.setdefault(at.group, {}).setdefault(at.namespace, {})[at.key] = stored
 
     def load(self, at: Place, stored: Any) -> None:
-        """Store, or with None remove, what was there all the time: no journal knows of it."""
+        """Store a value, or with None remove it, as if it had always been so: no journal records it."""
         was_open, self._journal.is_open = self._journal.is_open, False
         try:
             if stored is None:
@@ -107,7 +107,7 @@ class NestedTable:
             self._journal.is_open = was_open
 
     def remove(self, at: Place) -> None:
-        """Remove what is there, and dicts that it leaves empty."""
+        """Remove the value there, and dicts that become empty."""
         stored = self.get(at)
         if stored is None:
             return
@@ -122,7 +122,7 @@ class NestedTable:
             del self._groups[at.group]
 
     def places_of_key(self, group: int, key: Any) -> list[Place]:
-        """Where a key has entries, in all namespaces."""
+        """The places where a key has entries, in all namespaces."""
         found = self._groups.get(group, {}).items()
         return [Place(group, namespace, key) for namespace, keys in found if key in keys]
 

@@ -1,4 +1,4 @@
-"""Timers as sets of times per key, searched from end to end.
+"""Timers as sets of times per key; every search scans them all.
 
 >>> from statebackend.backends.reference import ReferenceBackend
 >>> keyed = ReferenceBackend().create_keyed_backend(int)
@@ -23,7 +23,7 @@ __all__ = ["ReferenceTimers"]
 
 
 class ReferenceTimers(Timers):
-    """A table per domain; what is stored for a key and namespace is a frozenset of times, never empty."""
+    """One table per domain; it stores a frozenset of times, never empty, for a key and namespace."""
 
     def __init__(self, backend: ReferenceKeyedBackend) -> None:
         super().__init__(backend)
@@ -50,7 +50,7 @@ class ReferenceTimers(Timers):
         return sorted(self._tables[checked_domain(domain)].get(self._backend.place()) or ())
 
     def tables(self) -> dict[str, NestedTable]:
-        """The table of each domain: what is stored is a frozenset of times."""
+        """The table of each domain; it stores frozensets of times."""
         return self._tables
 
     def _take_due(self, now: int, domain: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Where the files of a store lie, and what can be promised there: POSIX folders and object stores.
+"""The places in which a store can lie, and what each can promise: POSIX folders and object stores.
 
 >>> open_files("/data/app/state").uri
 '/data/app/state'
@@ -57,6 +57,6 @@ def open_files(uri: str | os.PathLike[str], *, single_writer: bool = False) -> S
             hint="pass single_writer=True if you vouch that no second one writes there; "
             "otherwise use a local or shared POSIX path",
         )
-    from statebackend.checkpoint.files.objects import ObjectFiles  # it loads Arrow's file systems
+    from statebackend.checkpoint.files.objects import ObjectFiles  # the import loads Arrow's file systems
 
     return ObjectFiles(text)

@@ -1,4 +1,4 @@
-"""What an address says of itself: its scheme, and what of it may be shown.
+"""Parsing addresses: their scheme, and the parts that messages may show.
 
 >>> scheme_of("s3://bucket/state"), without_secrets("s3://KEY:SECRET@bucket/state")
 ('s3', 's3://bucket/state')
@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["scheme_of", "without_secrets"]
 
-#: Schemes whose addresses begin with a container, and no user: ``abfss://container@account``.
+#: Schemes whose addresses name a container, not a user, before the ``@``: ``abfss://container@account``.
 _CONTAINERS = {"abfs", "abfss", "wasb", "wasbs"}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
@@ -43,7 +43,7 @@ def without_secrets(address: Any) -> str:
         return text.partition("?")[0]
     first = re.split("[/?@]", rest, maxsplit=1)[0]
     if "@" in rest and ":" in first:
-        rest = rest.rpartition("@")[2]  # also of a secret that is not encoded as it should be
+        rest = rest.rpartition("@")[2]  # also removes a secret that is not encoded as it should be
     elif "@" in re.split("[/?]", rest, maxsplit=1)[0] and scheme.lower() not in _CONTAINERS:
         rest = rest.partition("@")[2]
     return f"{scheme}://{rest.partition('?')[0]}"

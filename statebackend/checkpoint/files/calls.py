@@ -1,6 +1,6 @@
-"""The system calls that a store on a POSIX path is made of: all of them, and nothing else.
+"""All system calls that a store on a POSIX path makes, and nothing else.
 
-Tests put a layer of their own in this place, which fails, dies or forgets at any call.
+Tests replace this layer with one that fails, dies or forgets at any call.
 
 >>> PosixCalls().status("/").is_folder
 True
@@ -26,7 +26,7 @@ _RENAME_EXCL = 4
 
 
 class Status(NamedTuple):
-    """What the store wants to know of a file.
+    """The facts about a file that the store needs.
 
     >>> Status(True, 0, 1).is_folder
     True
@@ -38,7 +38,7 @@ class Status(NamedTuple):
 
 
 class PosixCalls:
-    """One method a call. Each raises `OSError` as the system does.
+    """One method per call. Each raises `OSError` as the system does.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -51,11 +51,11 @@ class PosixCalls:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """Write some of ``data``; how much."""
+        """Write some of ``data``; return how many bytes."""
         return os.write(descriptor, data)
 
     def sync(self, descriptor: int) -> None:
-        """Make content durable; to the medium itself also on macOS, whose fsync stops at the drive's cache."""
+        """Make the content durable, on the medium itself; on macOS, fsync alone stops at the drive's cache."""
         if sys.platform == "darwin":
             try:
                 fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
@@ -78,7 +78,7 @@ class PosixCalls:
             os.close(descriptor)
 
     def lock_folder(self, path: str) -> int:
-        """Take the lock that says that a writer is alive; `BlockingIOError` if one is. A descriptor to close."""
+        """Take the lock that shows that a writer is alive; `BlockingIOError` if it is taken. Returns a descriptor."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,7 +127,7 @@ class PosixCalls:
         return os.listdir(path)
 
     def status(self, path: str) -> Status:
-        """What a file is."""
+        """Return if it is a folder, its size, and its device."""
         found = os.stat(path)
         return Status(stat.S_ISDIR(found.st_mode), found.st_size, found.st_dev)
 
@@ -137,5 +137,5 @@ class PosixCalls:
             return file.read()
 
     def open_input(self, path: str) -> Any:
-        """A file for reading, for Arrow. Not mapped: a file that is cut while mapped kills the process."""
+        """Open a file for reading by Arrow. Not mapped: truncating a mapped file kills the process."""
         return pa.OSFile(path, "rb")

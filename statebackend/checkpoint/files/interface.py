@@ -1,7 +1,7 @@
-"""What a store asks of the place where its files lie.
+"""The interface between a store and the place where its files lie.
 
-Names are relative to the root of the store, with slashes. Errors of the system come as `OSError`; who calls
-says what was being done.
+Names are relative to the root of the store, with slashes. System errors come as `OSError`; the caller adds what it was
+doing.
 
 >>> from statebackend.checkpoint.files.posix import PosixFiles
 >>> issubclass(PosixFiles, StoreFiles)
@@ -18,7 +18,7 @@ __all__ = ["Fenced", "FileSink", "StoreFiles", "Taken"]
 
 
 class Fenced(Exception):
-    """A newer writer holds the store: what was asked for has not happened, and never will.
+    """A newer writer holds the store: the request was not carried out, and never will be.
 
     >>> issubclass(Fenced, Exception)
     True
@@ -26,7 +26,7 @@ class Fenced(Exception):
 
 
 class Taken(Exception):
-    """The name to publish under exists, with other content.
+    """The name to publish under exists with other content.
 
     >>> issubclass(Taken, Exception)
     True
@@ -46,7 +46,7 @@ class FileSink(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Make the content durable and close. If this fails the content may be lost: abandon it."""
+        """Make the content durable and close. If this fails, the content may be lost: call `abandon`."""
 
     @abstractmethod
     def abandon(self) -> None:
@@ -61,18 +61,18 @@ class StoreFiles(ABC):
     []
     """
 
-    #: The address without anything secret, for messages.
+    #: The address without secrets, for messages.
     uri: str
 
     # --- reading ---
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """The whole file; `FileNotFoundError` if it is not there."""
+        """Read the whole file; `FileNotFoundError` if it is not there."""
 
     @abstractmethod
     def size(self, name: str) -> int | None:
-        """Bytes of a file; None if there is no such file."""
+        """The file's size in bytes; None if there is no such file."""
 
     @abstractmethod
     def names(self, folder: str) -> list[str]:
@@ -84,7 +84,7 @@ class StoreFiles(ABC):
 
     @abstractmethod
     def address(self, name: str) -> str:
-        """The file's path or uri as other programs take it."""
+        """The file's path or uri in the form that other programs take."""
 
     @abstractmethod
     def below(self, folder: str) -> StoreFiles:
@@ -94,19 +94,19 @@ class StoreFiles(ABC):
 
     @abstractmethod
     def create(self, name: str) -> FileSink:
-        """A new file; `FileExistsError` if there is one, `FileNotFoundError` if its folder is gone."""
+        """Create a file; `FileExistsError` if it exists, `FileNotFoundError` if its folder is gone."""
 
     @abstractmethod
     def make_folder(self, folder: str) -> None:
-        """Bring a folder, and those above it, into being, durably."""
+        """Create a folder, and its missing parents, durably."""
 
     @abstractmethod
     def sync_folder(self, folder: str) -> None:
-        """Make the names in a folder durable. After an error they may be lost."""
+        """Make the names in a folder durable. If this fails, they may be lost."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a file that no manifest names or can name; nothing if it is gone already."""
+        """Remove a file that no manifest names or can name; do nothing if it is gone already."""
 
     # --- the writer ---
 
@@ -114,34 +114,34 @@ class StoreFiles(ABC):
     def take_epoch(self, *, refuse_live: bool) -> int:
         """Take the next epoch, alone, and fence all older ones.
 
-        When it returns, no writer of an older epoch can publish or retire anything any more, and every
-        manifest that one of them published is listed and durable. With ``refuse_live``, `BlockingIOError` if
-        the writer of an older epoch is known to be alive; nothing is fenced then.
+        When it returns, no writer of an older epoch can publish or retire anything any more, and every manifest
+        that one of them published is listed and durable. With ``refuse_live``, it raises `BlockingIOError` and
+        fences nothing if the writer of an older epoch is known to be alive.
         """
 
     @abstractmethod
     def holds(self, epoch: int) -> bool:
-        """Whether no newer writer has fenced this epoch."""
+        """Return True if no newer writer has fenced this epoch."""
 
     @abstractmethod
     def publish(self, name: str, content: bytes, epoch: int) -> None:
-        """Bring a complete, durable file into being under a name that must be free.
+        """Create a complete, durable file under a name that must be free.
 
-        `Taken` or `Fenced`: it has not happened. `OSError`: likewise, unless its ``unknown`` is true: then it
-        may or may not be there, now or after a crash.
+        After `Taken` or `Fenced` the file was not published. After `OSError` likewise, unless the error's
+        ``unknown`` is true: then the file may or may not be there, now or after a crash.
         """
 
     @abstractmethod
     def retire(self, names: Iterable[str], epoch: int) -> None:
-        """Remove files that a manifest names or has named; `Fenced` if a newer writer may count on them.
+        """Remove files that a manifest names or has named; `Fenced` if a newer writer may rely on them.
 
-        Manifests are gone for good only after the next `sync_folder` of theirs.
+        A removed manifest is gone for good only after the next `sync_folder` of its folder.
         """
 
     @abstractmethod
     def remove_leftovers(self, keep: Collection[str], epoch: int) -> int:
-        """Remove the data files of older epochs but for those in ``keep``; how many were removed."""
+        """Remove the data files of older epochs except those in ``keep``; return how many."""
 
     @abstractmethod
     def release(self, epoch: int) -> None:
-        """Say that the writer of the epoch is no longer alive. Raises nothing."""
+        """Note that the writer of the epoch is no longer alive. Raises nothing."""

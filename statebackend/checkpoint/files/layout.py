@@ -1,4 +1,4 @@
-"""Where things lie in a store, and how they are called. All names are relative to the store's root.
+"""The layout of a store: the places and names of its files, all relative to the store's root.
 
 ::
 
@@ -40,7 +40,7 @@ METADATA = "metadata.json"
 CHECKPOINTS = "checkpoints"
 DATA = "data"
 
-# No number of more than 18 digits: all fit in 64 bits. No leading zeros: one name for each number.
+# Numbers have at most 18 digits, so all fit in 64 bits, and no leading zeros, so each number has one name.
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
 _EPOCH = r"([1-9][0-9]{0,17})"
 _MANIFEST = re.compile(rf"{_NUMBER}-{_EPOCH}\.json", re.ASCII)
@@ -60,7 +60,7 @@ def manifest_name(checkpoint_id: int, epoch: int) -> str:
 
 
 def parse_manifest_name(base_name: str) -> tuple[int, int] | None:
-    """Id and epoch of a manifest, by its name within its folder; None for any other name.
+    """Id and epoch of a manifest, parsed from its name within its folder; None for any other name.
 
     >>> parse_manifest_name("07-3.json") is None
     True
@@ -79,7 +79,7 @@ def record_name(epoch: int, number: int) -> str:
 
 
 def parse_record_name(base_name: str) -> tuple[int, int] | None:
-    """Epoch and number of a record, by its name within its folder; None for any other name.
+    """Epoch and number of a record, parsed from its name within its folder; None for any other name.
 
     >>> parse_record_name("record-3-0.json"), parse_record_name("7-3.json")
     ((3, 0), None)
@@ -98,7 +98,7 @@ def epoch_folder(epoch: int) -> str:
 
 
 def parse_epoch_folder(base_name: str) -> int | None:
-    """The epoch of such a folder, by its name within its folder; None for any other name.
+    """The epoch of such a folder, parsed from its name within its folder; None for any other name.
 
     >>> parse_epoch_folder("epoch-x") is None
     True
@@ -108,7 +108,7 @@ def parse_epoch_folder(base_name: str) -> int | None:
 
 
 def data_folder(epoch: int) -> str:
-    """Where the writer of an epoch puts data files.
+    """The folder for the data files of an epoch's writer.
 
     >>> data_folder(12)
     'data/12'
@@ -117,7 +117,7 @@ def data_folder(epoch: int) -> str:
 
 
 def data_epoch(name: str) -> int:
-    """The epoch of a data file or of a folder of them, by its name; 0 for any other name.
+    """The epoch of a data file or of a folder of data files, parsed from its name; 0 for any other name.
 
     >>> data_epoch("data/12/a.arrow"), data_epoch("data/12"), data_epoch("data/mine")
     (12, 12, 0)
@@ -128,7 +128,7 @@ def data_epoch(name: str) -> int:
 
 
 def is_data_file(name: str) -> bool:
-    """Whether a name can be that of a data file: no other file is ever read or removed as one.
+    """Return True if the name can be a data file's. The store reads and removes no other file as one.
 
     >>> is_data_file("data/3/7-0-base-5f3a9c1e.arrow"), is_data_file("data/3/../../passwd")
     (True, False)
@@ -137,7 +137,7 @@ def is_data_file(name: str) -> bool:
 
 
 def newest_epoch(in_checkpoints: list[str], in_data: list[str]) -> int:
-    """The largest epoch that was ever taken, from the names in the two folders; 0 if there is none.
+    """The largest epoch that was ever taken, according to the names in the two folders; 0 if there is none.
 
     >>> newest_epoch(["7-3.json", "epoch-4", "record-5-0.json"], ["3", "notes.txt"])
     5

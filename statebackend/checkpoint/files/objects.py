@@ -1,8 +1,8 @@
 """A store in an object store, through ``pyarrow.fs``: objects appear whole, but nothing can be made exclusive.
 
-So the user vouches that there is one writer. An epoch is a marker object. A writer that finds its marker gone, or
-a newer one, stops; between looking and writing another may come all the same, and what both have written is then
-found when the store is next opened.
+So the user guarantees that there is only one writer. An epoch is a marker object. A writer stops if its marker is gone
+or a newer one is there. Another writer may still slip in between that check and the write. The store then finds what
+both have written when it is next opened.
 
 >>> ObjectFiles("s3://key:secret@bucket/state?region=eu-west-1").uri
 's3://bucket/state'
@@ -42,7 +42,7 @@ _OWNER = "owner.json"
 
 
 class ObjectSink(FileSink):
-    """A new object, which appears when it is finished.
+    """A new object; it appears when it is finished.
 
     >>> from pyarrow import fs
     >>> memory = fs._MockFileSystem()
@@ -69,7 +69,7 @@ class ObjectSink(FileSink):
         if not self._there:
             return
         self._there = False
-        # There is no way to give an upload up: closing may bring an object about, which is then removed.
+        # An upload cannot be given up: closing may create the object, which is then removed.
         try:
             self._stream.close()
         except OSError:
@@ -83,7 +83,7 @@ class ObjectSink(FileSink):
 
 
 class ObjectFiles(StoreFiles):
-    """The files of a store below a prefix of a bucket. ``filesystem`` and ``root`` stand in for a uri's own.
+    """The files of a store below a prefix of a bucket. ``filesystem`` and ``root`` override those of the uri.
 
     >>> from pyarrow import fs
     >>> ObjectFiles("s3://bucket/state", fs._MockFileSystem(), "state").names("checkpoints")
@@ -146,10 +146,10 @@ class ObjectFiles(StoreFiles):
         return ObjectSink(self._filesystem, self._path(name))
 
     def make_folder(self, folder: str) -> None:
-        pass  # names of objects need no folders
+        pass  # object names need no folders
 
     def sync_folder(self, folder: str) -> None:
-        pass  # an object is durable, name and all, when its upload has been answered
+        pass  # an object and its name are durable once its upload is acknowledged
 
     def remove(self, name: str) -> None:
         try:
@@ -160,7 +160,7 @@ class ObjectFiles(StoreFiles):
     # --- the writer ---
 
     def take_epoch(self, *, refuse_live: bool) -> int:
-        # Nothing tells whether the writer of an older epoch is alive.
+        # Nothing tells if the writer of an older epoch is alive.
         for _ in range(_ATTEMPTS):
             epoch = self._newest_epoch() + 1
             token = secrets.token_hex(16)
@@ -203,7 +203,7 @@ class ObjectFiles(StoreFiles):
             sink.write(content)
             sink.finish()
         except OSError as error:
-            # An answer that was lost may have said yes, and an object that came about must not be half of it.
+            # A lost answer may have been a success. If the object exists, it must be complete.
             if not self._is_there(sink, name, content, error):
                 raise
         except BaseException:
@@ -211,7 +211,7 @@ class ObjectFiles(StoreFiles):
             raise
 
     def _is_committed(self, name: str) -> bool:
-        """Whether there is a manifest of the same id, of any epoch."""
+        """Return True if a manifest of the same id, of any epoch, exists."""
         folder, base_name = split(name)
         mine = parse_manifest_name(base_name)
         if folder != CHECKPOINTS or mine is None:
@@ -220,7 +220,7 @@ class ObjectFiles(StoreFiles):
         return any(each is not None and each[0] == mine[0] for each in found)
 
     def _is_there(self, sink: FileSink, name: str, content: bytes, error: OSError) -> bool:
-        """Whether the object has come about although writing it failed with ``error``."""
+        """Return True if the object exists although writing it failed with ``error``."""
         try:
             if self.size(name) is not None and self.read(name) == content:
                 return True

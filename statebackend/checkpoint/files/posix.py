@@ -1,9 +1,9 @@
 """A store on a POSIX path, local or shared: exclusive, durable commits and a fence against older writers.
 
-Every writer has an epoch and holds the folder ``checkpoints/epoch-<epoch>/``. Whatever must not happen once a
-newer writer is there goes *through* that folder: a manifest is written in it and then linked up, a file that is
-no longer needed is moved into it and then removed. A newer writer empties and removes the folder; from then on
-both fail, atomically, whatever the older writer has found out before.
+Every writer has an epoch and holds the folder ``checkpoints/epoch-<epoch>/``. Whatever must not happen once a newer
+writer is there goes *through* that folder: a writer writes a manifest in it and then links it up; it moves a file that
+is no longer needed into it and then removes it. A newer writer empties and removes the folder. From then on both
+steps fail atomically, whatever the older writer found out before.
 
 >>> PosixFiles("/data/app/state").address("metadata.json")
 '/data/app/state/metadata.json'
@@ -40,15 +40,15 @@ __all__ = ["PosixFiles", "PosixSink"]
 
 _log = logging.getLogger(__name__)
 
-#: What `link` answers where a file system has no links; 95 and 45 are ENOTSUP and EOPNOTSUPP here and there.
+#: The errors of `link` on a file system without links; 95 and 45 are ENOTSUP and EOPNOTSUPP on different systems.
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES}
-#: What `flock` answers where a file system has no locks.
+#: The errors of `flock` on a file system without locks.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 #: Held while a lock is taken or given up, and while the process forks.
 _forking = threading.RLock()
-#: Those that may hold locks.
+#: The objects that may hold locks.
 _lockers: weakref.WeakSet[PosixFiles] = weakref.WeakSet()
-#: Nobody loses a race this often: something else is wrong.
+#: Nobody loses a race this often: then something else is wrong.
 _ATTEMPTS = 1000
 
 
@@ -81,13 +81,13 @@ class PosixSink(FileSink):
 
     def finish(self) -> None:
         assert self._descriptor is not None
-        # Once only: what a failed sync has not written counts as clean, and a second one would say nothing.
+        # Sync only once: what a failed sync did not write counts as clean, so a second one would report success.
         self._calls.sync(self._descriptor)
         self._close()
 
     def _close(self) -> None:
         if self._descriptor is not None:
-            # Closed for us even if it fails: the number may be another file's already.
+            # The descriptor is closed even if the call fails: another file may already have its number.
             descriptor, self._descriptor = self._descriptor, None
             self._calls.close(descriptor)
 
@@ -95,7 +95,7 @@ class PosixSink(FileSink):
         try:
             self._close()
         except OSError:
-            pass  # its content is of no interest
+            pass  # its content no longer matters
         if self._there:
             self._there = False
             try:
@@ -162,7 +162,7 @@ class PosixFiles(StoreFiles):
     def make_folder(self, folder: str) -> None:
         path = self._path(folder)
         self._make_folders(path)
-        self._sync_outwards(path)  # also of what is there: whoever made it may have failed to
+        self._sync_outwards(path)  # also if it exists already: whoever made it may have failed to sync it
 
     def sync_folder(self, folder: str) -> None:
         self._calls.sync_folder(self._path(folder))
@@ -183,13 +183,13 @@ class PosixFiles(StoreFiles):
                 self._refuse_live(epoch)
             self._lock(epoch)
             self.sync_folder(CHECKPOINTS)
-            # Taken alone, like the epoch, so nothing is in it. It has to be durable before a file in it counts.
+            # It is taken exclusively, like the epoch, so it is empty. It has to be durable before a file in it counts.
             self._calls.make_folder(self._path(data_folder(epoch)))
             self.sync_folder(DATA)
             for older in self._epochs():
                 if older < epoch:
                     self._fence(older)
-            # Manifests that the older ones have linked, and perhaps not synced, are durable from here on.
+            # From here on, manifests that older writers linked but may not have synced are durable.
             self.sync_folder(CHECKPOINTS)
         except BaseException:
             self._give_back(epoch)
@@ -197,7 +197,7 @@ class PosixFiles(StoreFiles):
         return epoch
 
     def _make_root(self) -> None:
-        """Make the folders. As long as there is no metadata, their names may not be durable yet: sync them all."""
+        """Make the folders. Until there is metadata, their names may not be durable yet: sync them all."""
         if self.size(METADATA) is not None:
             return
         self._make_folders(self._root)
@@ -206,7 +206,7 @@ class PosixFiles(StoreFiles):
         self._sync_outwards(self._root)
 
     def _sync_outwards(self, path: str) -> None:
-        """Make the names in a folder durable, and those of the folder and of all above it."""
+        """Make the names in a folder durable, and the names of the folder and of all its parents."""
         self._calls.sync_folder(path)
         device, inner = self._calls.status(path).device, path
         while (outer := os.path.dirname(inner)) != inner and self._calls.status(outer).device == device:
@@ -215,7 +215,7 @@ class PosixFiles(StoreFiles):
             except OSError as error:
                 if error.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL):
                     raise
-                break  # not ours to read, so not made by us either
+                break  # we may not read it, so we did not make it either
             inner = outer
 
     def _make_folders(self, path: str) -> None:
@@ -234,9 +234,9 @@ class PosixFiles(StoreFiles):
     def _make_epoch(self) -> int:
         """Make the folder of a new epoch, larger than all others.
 
-        Looking a second time closes the gap between looking and making: a writer that was slow in between
-        could otherwise take a number that others have taken, lost and removed meanwhile. Either it sees the
-        newer epoch now, or that one, made later, will see it and fence it.
+        A second look closes the gap between looking and making. A writer that was slow in between could otherwise take
+        a number that others have taken, lost and removed meanwhile. Either it sees the newer epoch now, or the newer
+        epoch's writer, which comes later, sees this one and fences it.
         """
         for _ in range(_ATTEMPTS):
             epoch = self._newest_epoch() + 1
@@ -250,7 +250,7 @@ class PosixFiles(StoreFiles):
             try:
                 self._calls.remove_folder(folder)
             except FileNotFoundError:
-                pass  # the newer one has fenced it already
+                pass  # the newer writer has fenced it already
         raise OSError(errno.EBUSY, "no epoch can be taken: others take each one first")
 
     def _newest_epoch(self) -> int:
@@ -278,10 +278,10 @@ class PosixFiles(StoreFiles):
             with _forking:
                 self._locks[epoch] = self._calls.lock_folder(self._path(epoch_folder(epoch)))
         except (BlockingIOError, FileNotFoundError):
-            # Who else looks at this folder is a newer writer, which has found us not alive yet.
+            # Anyone else who looks at this folder is a newer writer, which has found us not alive yet.
             raise Fenced from None
         except OSError as error:
-            # No locks on this file system: another live writer is then fenced instead of refused.
+            # This file system has no locks: another live writer is fenced instead of refused.
             _log.info("no lock can be taken here: %s", error)
 
     def _fence(self, epoch: int) -> None:
@@ -294,7 +294,7 @@ class PosixFiles(StoreFiles):
             except FileNotFoundError:
                 return
             except OSError as error:
-                # Some file systems say EEXIST. The older writer is alive and has just begun another file.
+                # Some file systems answer EEXIST: the older writer is alive and has just begun another file.
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
             else:
@@ -302,7 +302,7 @@ class PosixFiles(StoreFiles):
         raise OSError(errno.EBUSY, f"the writer of epoch {epoch} cannot be fenced: it goes on writing")
 
     def _give_back(self, epoch: int) -> None:
-        """Opening has failed: leave as little behind as possible."""
+        """Clean up after a failed opening: leave as little behind as possible."""
         self.release(epoch)
         for folder in (data_folder(epoch), epoch_folder(epoch)):
             try:
@@ -318,7 +318,7 @@ class PosixFiles(StoreFiles):
 
     def publish(self, name: str, content: bytes, epoch: int) -> None:
         folder, base_name = split(name)
-        # Another name each time: of an attempt that has failed nothing is known, not even that it left nothing.
+        # Use a new name each time: a failed attempt may have left anything behind, or nothing.
         aside = f"{epoch_folder(epoch)}/{next(self._asides)}-{base_name}"
         try:
             sink = self.create(aside)
@@ -354,14 +354,14 @@ class PosixFiles(StoreFiles):
                 self._calls.rename_exclusive(self._path(aside), self._path(name))
             except OSError as second:
                 if second.errno in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
-                    # Neither can be done here. What link has said tells more.
+                    # This system can do neither. The error of link tells more.
                     raise error from second
                 raise
 
     def _after_failed_link(self, error: OSError, aside: str, name: str, content: bytes) -> None:
-        """Returns if the link was made after all; over NFS an answer can be lost, or come for a second asking."""
+        """Return if the link was made after all. Over NFS an answer can be lost, or belong to a repeated request."""
         try:
-            # First of all: from here on a request that is still under way finds nothing to link.
+            # Do this first: a request that is still under way then finds nothing to link.
             self.remove(aside)
             found = self._calls.read(self._path(name))
         except FileNotFoundError:
@@ -374,7 +374,7 @@ class PosixFiles(StoreFiles):
                 return
             raise Taken from error
         if isinstance(error, FileNotFoundError):
-            # Only a newer writer removes the first name. It may still be at it, and our folder still be there.
+            # Only a newer writer removes the first name. It may still be busy, with our folder still there.
             raise Fenced from error
         raise error
 
@@ -419,7 +419,7 @@ class PosixFiles(StoreFiles):
                     _log.info("closing a lock: %s", error)
 
     def _forked(self) -> None:
-        """In a child: close the copies of the parent's locks, which would outlive the parent."""
+        """Close, in a child process, the copies of the parent's locks, which would outlive the parent."""
         locks, self._locks = self._locks, {}
         for descriptor in locks.values():
             with suppress(OSError):

@@ -1,9 +1,9 @@
 """Data files: the rows of one subtask's states, as an Arrow IPC file with an index of its own.
 
-Rows are sorted by state and key group, in batches of one state that may span key groups. All states share one
-Arrow schema, so that any Arrow reader opens the file: a column is shared by the states whose type of it is the same,
-and null in the rows of the others. `read_data_file` uses the index instead: it finds the rows of a state and of key
-groups without reading others, gives each state its own columns back, and checks everything it reads.
+Rows are sorted by state and key group, in batches of one state that may span key groups. All states share one Arrow
+schema, so any Arrow reader opens the file. States with the same type for a column share it; it is null in the rows of
+the others. `read_data_file` uses the index instead: it finds the rows of a state and of key groups without reading
+others, returns each state with its own columns, and checks everything it reads.
 
 >>> import io
 >>> import pyarrow as pa

@@ -1,7 +1,7 @@
-"""The index of a data file: where each batch lies, whose rows it holds, and how to find out that it is damaged.
+"""The index of a data file: the place and the owner of each batch, and the checksums that reveal damage.
 
-The index stands between the end of the batches and Arrow's own footer, where Arrow readers do not look. It is a
-line of JSON and a table of runs, followed by a trailer of 40 bytes; what comes after that is Arrow's footer.
+The index stands between the end of the batches and Arrow's own footer, where Arrow readers do not look. It consists of
+a line of JSON and a table of runs, followed by a trailer of 40 bytes. Arrow's footer comes after that.
 
 >>> region = Region(0, 8, 0xE3069283)
 >>> sums = StateColumns("sum", {"key": 0, "value": 1}, 0, 0)
@@ -38,7 +38,7 @@ __all__ = [
     "no_runs",
 ]
 
-#: The version of data files that is written. Every version that was ever released is read.
+#: The version of data files that this code writes. It reads every version that was ever released.
 VERSION = 1
 
 MAGIC = b"SBDATA\r\n"
@@ -62,7 +62,7 @@ def no_runs() -> NDArray[np.void]:
 
 
 class Region(NamedTuple):
-    """Some bytes of a file and their CRC-32C.
+    """A range of bytes of a file, and their CRC-32C.
 
     >>> Region(8, 16, 0).end
     24
@@ -74,11 +74,11 @@ class Region(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next region begins."""
+        """The offset after its last byte, where the next region begins."""
         return self.offset + self.length
 
     def check(self, data: Any, name: str) -> None:
-        """Raise `CorruptCheckpointError`, naming file and offset, unless these are the bytes.
+        """Raise `CorruptCheckpointError`, naming file and offset, unless ``data`` matches the checksum.
 
         >>> Region(0, 3, 0x364B3FB7).check(b"abc", "a.arrow")
         >>> Region(8, 3, 0x364B3FB7).check(b"abd", "a.arrow")
@@ -92,7 +92,7 @@ class Region(NamedTuple):
 
 
 class StoredBatch(NamedTuple):
-    """A batch of a file: where, and how many rows.
+    """A batch of a file: its region, and the number of its rows.
 
     >>> StoredBatch(Region(8, 16, 0), 100).rows
     100
@@ -103,7 +103,7 @@ class StoredBatch(NamedTuple):
 
 
 class StateColumns(NamedTuple):
-    """A state of a file: which columns are its own, and which runs.
+    """A state of a file: its columns and its runs.
 
     >>> StateColumns("sum", {"key": 0, "value": 1}, 0, 128).columns["value"]
     1
@@ -116,7 +116,7 @@ class StateColumns(NamedTuple):
 
 
 class Trailer(NamedTuple):
-    """The fixed part, from which the rest is found.
+    """The fixed part, which leads to the rest.
 
     >>> Trailer(100, 50, 0, 300, 0).index_length
     100
@@ -129,7 +129,7 @@ class Trailer(NamedTuple):
     footer_checksum: int
 
     def encode(self) -> bytes:
-        """Its bytes.
+        """Encode it as bytes.
 
         >>> len(Trailer(100, 50, 0, 300, 0).encode())
         40
@@ -139,7 +139,7 @@ class Trailer(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes, name: str, offset: int) -> Trailer:
-        """Read it back; `CorruptCheckpointError` if it is not one, or of a version that is not known.
+        """Parse a trailer; `CorruptCheckpointError` if the bytes are not one, or of an unknown version.
 
         >>> trailer = Trailer(100, 50, 0, 300, 0)
         >>> Trailer.decode(trailer.encode(), "a.arrow", 400) == trailer
@@ -162,7 +162,7 @@ class Trailer(NamedTuple):
 
 
 class Index(NamedTuple):
-    """All that is known of a file without reading its batches. Regions follow each other without a gap."""
+    """Everything known of a file before reading its batches. The regions follow each other without a gap."""
 
     schema: Region
     batches: tuple[StoredBatch, ...]
@@ -170,11 +170,11 @@ class Index(NamedTuple):
     states: tuple[StateColumns, ...]
     runs: NDArray[np.void]
     extra: dict[str, Any]
-    #: What the file was called when it was written; None: its writer did not say.
+    #: The file's name when it was written; None if its writer did not say.
     file: str | None
 
     def encode(self, after: int, footer: bytes) -> bytes:
-        """Index and trailer as they stand in the file, from offset ``after`` on, in front of ``footer``."""
+        """Index and trailer as the file holds them, from offset ``after`` on, in front of ``footer``."""
         assert self.end.end == after
         raw = self.runs.astype(RUN).tobytes()
         is_compressed = len(raw) >= _COMPRESS_FROM
@@ -202,7 +202,7 @@ class Index(NamedTuple):
 
     @classmethod
     def decode(cls, data: Any, trailer: Trailer, offset: int, name: str) -> Index:
-        """Read the bytes at ``offset`` back; `CorruptCheckpointError` if anything in them cannot be."""
+        """Parse the bytes at ``offset``; `CorruptCheckpointError` if they contradict themselves."""
         region = Region(offset, trailer.index_length, trailer.index_checksum)
         region.check(data, name)
         try:
@@ -213,7 +213,7 @@ class Index(NamedTuple):
             if index.end.end != offset:
                 raise Malformed("the batches do not end where it begins")
         except (Malformed, ValueError, RecursionError, OSError, pa.ArrowException) as error:
-            # Those of json and Arrow are of damaged data: what they say of it is not repeated.
+            # These errors of json and Arrow come from damaged data, so the message does not repeat their text.
             reason = str(error) if isinstance(error, Malformed) else type(error).__name__
             raise CorruptCheckpointError(
                 f"the index of the file is wrong, although its checksum is right: {reason}",
@@ -258,7 +258,7 @@ def _integers(value: Any, count: int, what: str) -> list[int]:
 
 
 def _read_runs(count: Any, codec: Any, stored: memoryview) -> NDArray[np.void]:
-    # No more than can be compressed into what is there: a wrong count must not ask for all memory.
+    # No more than the compressed bytes can hold: a wrong count must not ask for all memory.
     size = integer(count, "the number of runs", 0, len(stored) * 40_000 // RUN.itemsize + 1) * RUN.itemsize
     if codec not in (None, "zstd"):
         raise Malformed("the runs are compressed in an unknown way")
@@ -290,7 +290,7 @@ def _read_states(data: Any, n_runs: int) -> tuple[StateColumns, ...]:
 
 
 def _check_runs(runs: NDArray[np.void], rows: NDArray[np.int64], states: tuple[StateColumns, ...]) -> None:
-    """Runs cover every batch, row by row in order, and key groups ascend within a state."""
+    """Check that runs cover every batch, row by row in order, and that key groups ascend within a state."""
     batch, start = runs["batch"].astype(np.int64), runs["start"].astype(np.int64)
     count, group = runs["rows"].astype(np.int64), runs["key_group"].astype(np.int64)
     if len(runs) and (

@@ -1,4 +1,4 @@
-"""Reading a data file: by its index, only what is asked for, and nothing unchecked.
+"""Reading a data file by its index: only what is asked for, and everything checked.
 
 >>> import io
 >>> from statebackend.checkpoint.format.rows import Section
@@ -28,14 +28,14 @@ from statebackend.keys import KeyGroupRange
 
 __all__ = ["DataFileReader", "read_data_file"]
 
-#: What is read of the end of a file at first; indexes are seldom larger.
+#: Bytes to read from the end of a file at first; indexes are seldom larger.
 _TAIL = 64 << 10
 
 
 def read_data_file(source: Any, name: str) -> DataFileReader:
-    """Open a file for reading: its index is read and checked. ``source`` is a ``pyarrow.NativeFile``.
+    """Open a file for reading; reads and checks its index. ``source`` is a ``pyarrow.NativeFile``.
 
-    ``name`` is what errors call it. Everything that is not as it was written raises `CorruptCheckpointError`.
+    Errors call the file ``name``. Anything that differs from what was written raises `CorruptCheckpointError`.
 
     >>> read_data_file(pa.BufferReader(b"not one"), "a.arrow")
     Traceback (most recent call last):
@@ -47,7 +47,7 @@ def read_data_file(source: Any, name: str) -> DataFileReader:
 class DataFileReader:
     """A file that is open for reading, by one thread at a time. It does not close its source.
 
-    Reading a state costs what its key groups cost; a batch that holds other groups too is read whole.
+    Reading a state costs as much as its key groups are large; a batch that also holds other groups is read whole.
     """
 
     def __init__(self, source: Any, name: str) -> None:
@@ -134,7 +134,7 @@ class DataFileReader:
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What its writer gave as ``extra``."""
+        """The ``extra`` that its writer gave."""
         return self._index.extra
 
     def schema(self, state: str) -> pa.Schema:
@@ -143,13 +143,13 @@ class DataFileReader:
         return pa.schema([(role, self._schema.field(number).type) for role, number in columns])
 
     def rows_of(self, state: str) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The key groups of a state that have rows, ascending, and how many each."""
+        """The key groups of a state that have rows, ascending, and the number of rows in each."""
         runs = self._runs(state)
         groups, inverse = np.unique(runs["key_group"], return_inverse=True)
         return groups.astype(np.int64), np.bincount(inverse, runs["rows"], len(groups)).astype(np.int64)
 
     def read(self, state: str, key_groups: KeyGroupRange | None = None) -> Iterator[GroupedBatch]:
-        """The rows of a state in file order, of all or some key groups. One batch at a time is in memory."""
+        """The rows of a state in file order, of all or some key groups. Holds one batch at a time in memory."""
         runs = self._runs(state)
         if key_groups is not None:
             first = np.searchsorted(runs["key_group"], key_groups.start, "left")
@@ -193,7 +193,7 @@ class DataFileReader:
             if len(wanted) == len(self._schema):
                 batch = pa.ipc.read_record_batch(pa.py_buffer(message), self._schema)
             else:
-                # Only what is asked for is decompressed. That option is one of streams: a schema, then batches.
+                # Only the wanted columns are decompressed. That option belongs to streams: a schema, then batches.
                 options = pa.ipc.IpcReadOptions(included_fields=wanted)
                 stream = pa.py_buffer(b"".join((self._schema_message, message)))
                 batch = pa.ipc.open_stream(stream, options=options).read_next_batch()

@@ -1,4 +1,4 @@
-"""What data files are made of: rows of one state, and which key groups they belong to.
+"""The content of data files: rows of one state, and the key groups they belong to.
 
 >>> rows = GroupedBatch.of(pa.record_batch({"key": [1, 2, 3]}), [4, 4, 9])
 >>> Section("sum", rows.batch.schema, [rows]).name
@@ -18,16 +18,16 @@ from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["ARROW_MAGIC", "ARROW_TAIL", "COLUMNS", "GroupedBatch", "Op", "Section"]
 
-#: The columns that a state may have, in the order in which files have them.
+#: The columns that a state may have, in file order.
 COLUMNS = ("key", "namespace", "map_key", "value", "timestamp", "op")
 
-#: How an Arrow file ends: the length of its footer, and this.
+#: The end of an Arrow file: the length of its footer, then this.
 ARROW_MAGIC = b"ARROW1"
 ARROW_TAIL = struct.Struct("<i6s")
 
 
 class Op(enum.IntEnum):
-    """What a row does; applied in file order. A state without the column ``op`` only puts.
+    """The effect of a row. Rows are applied in file order. A state without the column ``op`` only puts.
 
     >>> Op.APPEND.value
     2
@@ -53,7 +53,7 @@ class GroupedBatch(NamedTuple):
 
     @classmethod
     def of(cls, batch: pa.RecordBatch, key_group_of_rows: ArrayLike) -> GroupedBatch:
-        """From the key group of each row, which must ascend. O(rows).
+        """Make one from the key group of each row; the key groups must ascend. O(rows).
 
         >>> GroupedBatch.of(pa.record_batch({"key": [1, 2, 3]}), [4, 4, 9]).counts.tolist()
         [2, 1]

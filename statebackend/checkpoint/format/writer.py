@@ -28,9 +28,9 @@ from statebackend.keys import MAX_PARALLELISM
 __all__ = ["write_data_file"]
 
 BATCH_ROWS = 65_536
-#: A batch is also ended when it is this large: rows may be.
+#: A batch also ends when it reaches this size, since single rows may be large.
 BATCH_BYTES = 64 << 20
-#: A file with less than this is not compressed.
+#: A smaller file is not compressed.
 COMPRESS_FROM = 4096
 
 
@@ -42,12 +42,12 @@ def write_data_file(
     extra: Mapping[str, Any] | None = None,
     name: str | None = None,
 ) -> None:
-    """Write a file to ``sink``, anything with ``write``; it is neither flushed nor closed.
+    """Write a file to ``sink``, which needs only ``write``; does not flush or close it.
 
-    Batches of the sections are taken one after another, so that they may be made on the way. Small ones are put
-    together, large ones divided. Memory: one batch of 65,536 rows, or of 64 MB. ``compression`` is ``"zstd"``,
+    The writer takes the batches of the sections one after another, so they may be generated on the way. It joins small
+    batches and divides large ones. Memory: one batch of 65,536 rows, or of 64 MB. ``compression`` is ``"zstd"``,
     ``"lz4"`` or None; less than 4 KB are not compressed. ``extra`` is free, JSON-able, and returned by the reader.
-    ``name`` is what the file will be called: under another one it is not read.
+    ``name`` is the file's future name: under another name it cannot be read.
 
     >>> import io
     >>> from statebackend.checkpoint.format.reader import read_data_file
@@ -70,7 +70,7 @@ def write_data_file(
 
 
 def _shared_schema(sections: Sequence[Section]) -> tuple[pa.Schema, list[dict[str, int]]]:
-    """One schema for all, and per section which of its columns is which: one for each role and type."""
+    """One schema for all sections, with one column for each role and type; for each section the columns it uses."""
     seen: set[str] = set()
     for name, schema, _ in sections:
         if name in seen:
@@ -97,7 +97,7 @@ def _shared_schema(sections: Sequence[Section]) -> tuple[pa.Schema, list[dict[st
                 users.append((number, types.index(wanted)))
         for number, which in users:
             columns[number][role] = len(fields) + which
-        # Types may be written alike and still differ, in what their fields may be.
+        # Types may look the same as text and still differ in the nullability of their fields.
         names = [
             role if len(types) == 1 else f"{role} {number}: {each}" for number, each in enumerate(types, 1)
         ]
@@ -115,7 +115,7 @@ def _widened(batch: pa.RecordBatch, schema: pa.Schema, numbers: Mapping[str, int
 
 
 def _full_batches(section: Section) -> Iterator[GroupedBatch]:
-    """The rows of a section in batches that are full, but for the last one."""
+    """The rows of a section in full batches, except for the last one."""
     waiting: list[GroupedBatch] = []
     n_rows = n_bytes = last_group = 0
     for rows in section.batches:
@@ -158,13 +158,13 @@ def _joined(waiting: list[GroupedBatch]) -> GroupedBatch:
     (batch,) = pa.Table.from_batches([rows.batch for rows in waiting]).combine_chunks().to_batches()
     groups = np.concatenate([rows.key_groups for rows in waiting]).astype(np.int64)
     counts = np.concatenate([rows.counts for rows in waiting]).astype(np.int64)
-    # The last group of one batch may go on in the next.
+    # The last group of one batch may continue in the next.
     starts = np.flatnonzero(np.concatenate(([True], groups[1:] != groups[:-1])))
     return GroupedBatch(batch, groups[starts], np.add.reduceat(counts, starts))
 
 
 def _divided(rows: GroupedBatch) -> Iterator[GroupedBatch]:
-    """In parts that are as large as a batch may be; the last one may be smaller."""
+    """Divide a batch into parts of the largest allowed size; the last one may be smaller."""
     n_rows = rows.batch.num_rows
     step = min(BATCH_ROWS, max(n_rows * BATCH_BYTES // max(rows.batch.nbytes, 1), 1))
     if step >= n_rows:
@@ -183,7 +183,7 @@ def _slice(rows: GroupedBatch, ends: NDArray[Any], start: int, end: int) -> Grou
 
 
 class _Writer:
-    """Lets Arrow write its file, notes where what has come to lie, and puts the index in before the footer."""
+    """Lets Arrow write its file, notes the place of each part, and puts the index in front of the footer."""
 
     def __init__(self, sink: Any, schema: pa.Schema, compression: str | None) -> None:
         self._sink = sink
@@ -191,7 +191,7 @@ class _Writer:
         self._compression = compression
         self._arrow: Any = None
         self._pieces: list[bytes] = []
-        #: Batches that are held back until it is known whether compressing pays.
+        #: Batches that are held back until it is known if compression pays.
         self._early: list[pa.RecordBatch] = []
         self._at = 0
         self._start: Region | None = None
@@ -224,8 +224,8 @@ class _Writer:
             self._batches.append(StoredBatch(self._put(data), batch.num_rows))
 
     def _write_start(self, data: bytes) -> bytes:
-        """Magic and schema come with the first batch, or at the end; what comes after them is returned."""
-        # Eight bytes of magic; four that say that a message follows; its length, four bytes; the message.
+        """Write magic and schema, which come with the first batch or at the end; return the bytes after them."""
+        # Eight bytes of magic; four that announce a message; its length in four bytes; the message.
         length = 16 + int.from_bytes(data[12:16], "little")
         self._start = self._put(data[:length])
         return data[length:]
@@ -254,7 +254,7 @@ class _Writer:
 
 
 class _Tap:
-    """What Arrow writes to. It writes in many small pieces, some of them in buffers that it uses again."""
+    """A sink for Arrow, which writes in many small pieces, some of them in buffers that it reuses."""
 
     closed = False
 

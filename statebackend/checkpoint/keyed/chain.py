@@ -1,4 +1,4 @@
-"""Which files a checkpoint builds on, and since which moment changes are known.
+"""The files that a checkpoint builds on, and the moment since which changes are known.
 
     committed ---- in flight ---- in flight ---- now
         |              |              |
@@ -49,14 +49,14 @@ class Chain(NamedTuple):
         return [file for file in self.files if file.kind == "delta"]
 
     def is_kept_for(self, writer: DataWriter) -> bool:
-        """Whether the files will be there when the snapshot of ``writer`` is committed."""
+        """Return True if the files will be there when the snapshot of ``writer`` is committed."""
         base = self.base_writer
         own = base.unsettled if base is not None and base.shares_store_with(writer) else ()
         return all(file.name in writer.builds_on or file.name in own for file in self.files)
 
     @property
     def needs_base(self) -> bool:
-        """Whether the deltas have outgrown the base."""
+        """True if the deltas have outgrown the base."""
         deltas = sum(file.size for file in self.deltas)
         base = sum(file.size for file in self.files) - deltas
         return len(self.deltas) >= MOST_DELTAS or deltas > max(base, SMALLEST_REWRITTEN)
@@ -80,12 +80,12 @@ class Flight:
 
     @property
     def has_landed(self) -> bool:
-        """Whether its checkpoint is committed."""
+        """True if its checkpoint is committed."""
         return self.files is not None and (self.is_committed or self.writer.is_committed)
 
     @property
     def is_lost(self) -> bool:
-        """Whether it will never be committed."""
+        """True if it will never be committed."""
         return self.is_aborted or self.writer.is_aborted
 
 
@@ -101,7 +101,7 @@ class Rewriting:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is still being written."""
+        """True while it is being written."""
         return not self._written.done()
 
     def wait(self) -> None:
@@ -109,7 +109,7 @@ class Rewriting:
         wait([self._written])
 
     def chain(self) -> Chain | None:
-        """What the next snapshot builds on; None if nothing came of it."""
+        """The chain for the next snapshot to build on; None if nothing came of it."""
         files = self._written.result()
         if files is None or self.writer.is_aborted:
             return None
@@ -119,7 +119,7 @@ class Rewriting:
 def written_and_read_back(
     writer: DataWriter, write: Callable[[DataWriter], tuple[StoredFile, ...]]
 ) -> tuple[StoredFile, ...] | None:
-    """What ``write`` has written, once it has been read again; None if that cannot be, and nothing is left of it."""
+    """Return what ``write`` has written, once it has been read again; None if that fails, and nothing is left of it."""
     try:
         files = write(writer)
         for file in files:

@@ -1,4 +1,4 @@
-"""What keyed backends share that write checkpoints in this format, and restore from them.
+"""The shared part of keyed backends that write checkpoints in this format, and restore from them.
 
 >>> from statebackend.backends import create_backend
 >>> isinstance(create_backend("reference").create_keyed_backend(int), CheckpointedKeyedBackend)
@@ -76,7 +76,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
     @abstractmethod
     def _read_changes(self, point: Any) -> RowSource:
-        """What was inserted, written or removed since a point. O(changes)."""
+        """The rows inserted, written or removed since a point. O(changes)."""
 
     @abstractmethod
     def _changes_since(self, point: Any) -> int:
@@ -92,7 +92,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
     @abstractmethod
     def _is_valid(self, point: Any) -> bool:
-        """Whether no rollback has gone behind the point."""
+        """Return True if no rollback has gone behind the point."""
 
     @abstractmethod
     def _drop_point(self, point: Any) -> None:
@@ -100,7 +100,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
     @abstractmethod
     def _loading(self) -> AbstractContextManager[None]:
-        """What is put in here was there all the time: no change, and no rollback takes it away."""
+        """Load rows as if they had always been there: no change, and no rollback takes them away."""
 
     @abstractmethod
     def _load(self, state: KeyedState, op: Op, rows: pa.RecordBatch) -> None:
@@ -286,7 +286,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         return super().mark()
 
     def _is_outgrown(self, point: Any) -> bool:
-        """Whether keeping what has changed since a point costs more than it can be worth; asked often."""
+        """Return True if keeping the changes since a point costs more than it can be worth; asked often."""
         return False
 
     def close(self) -> None:

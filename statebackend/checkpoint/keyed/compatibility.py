@@ -1,4 +1,4 @@
-"""Whether descriptors can take over what a checkpoint holds, before a restart finds out.
+"""Checks, before a restart, if descriptors can take over what a checkpoint holds.
 
 >>> import tempfile
 >>> import pyarrow as pa
@@ -37,7 +37,7 @@ __all__ = ["CompatibilityReport", "StateCheck", "StateOutcome", "check_compatibi
 
 
 class StateOutcome(enum.Enum):
-    """What a restart would do with a state.
+    """The outcome of a restart for one state.
 
     >>> StateOutcome.NEW.value
     'new'
@@ -50,7 +50,7 @@ class StateOutcome(enum.Enum):
     INCOMPATIBLE = "incompatible"
     #: The checkpoint does not have it.
     NEW = "new"
-    #: No descriptor asks for it: it is kept and written again.
+    #: No descriptor asks for it: the backend keeps it and writes it again.
     UNDECLARED = "undeclared"
 
 
@@ -61,7 +61,7 @@ _OUTCOMES = {
 
 
 class StateCheck(NamedTuple):
-    """One state, what would become of it, and why it is refused.
+    """A state, its outcome, and the reason if it is refused.
 
     >>> StateCheck("fresh", StateOutcome.NEW).reason is None
     True
@@ -73,7 +73,7 @@ class StateCheck(NamedTuple):
 
 
 class CompatibilityReport(tuple[StateCheck, ...]):
-    """The checks of all states, by name; as text a line each.
+    """The checks of all states, by name; as text, one line each.
 
     >>> CompatibilityReport([StateCheck("fresh", StateOutcome.NEW)]).is_compatible
     True
@@ -83,7 +83,7 @@ class CompatibilityReport(tuple[StateCheck, ...]):
 
     @property
     def is_compatible(self) -> bool:
-        """Whether no state is refused."""
+        """True if no state is refused."""
         return all(check.outcome is not StateOutcome.INCOMPATIBLE for check in self)
 
     def __str__(self) -> str:
@@ -96,9 +96,9 @@ class CompatibilityReport(tuple[StateCheck, ...]):
 def check_compatibility(
     store: Checkpoint | CheckpointReader | str | os.PathLike[str], descriptors: Iterable[StateDescriptor]
 ) -> CompatibilityReport:
-    """What a restart with these descriptors would do with each keyed state. Reads a manifest, and no data.
+    """Check the effect of a restart with these descriptors on each keyed state. Reads a manifest, and no data.
 
-    ``store`` is a store, whose newest checkpoint is looked at, its path or uri, or a checkpoint.
+    ``store`` is a store, its path or uri, or a checkpoint. Of a store, the newest checkpoint is checked.
 
     >>> check_compatibility("/nowhere", [])
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""What a checkpoint says of a keyed state, and whether a descriptor can take over what was written.
+"""The description of a keyed state in a checkpoint, and the check if a descriptor can take the state over.
 
 >>> from statebackend.state import ValueStateDescriptor
 >>> old = StateDescription.of(ValueStateDescriptor("count", "int"))
@@ -25,7 +25,7 @@ _VALUE_ROLES = {"value": "value", "list": "element", "map": "value", "reducing":
 
 
 def value_role(kind: str) -> str:
-    """The role, in a descriptor's `stored_types`, of what the column ``value`` holds.
+    """The role in a descriptor's `stored_types` of the values in the column ``value``.
 
     >>> value_role("list"), value_role("folding")
     ('element', 'accumulator')
@@ -35,7 +35,7 @@ def value_role(kind: str) -> str:
 
 @dataclass(frozen=True)
 class StateDescription:
-    """A state as `StateSnapshot.states` has it: name, kind, configurations of types by role, time to live or not.
+    """A state as `StateSnapshot.states` describes it: name, kind, types by role, with a time to live or without.
 
     >>> from statebackend.state import ListStateDescriptor
     >>> StateDescription.of(ListStateDescriptor("tags", str)).to_json()
@@ -49,7 +49,7 @@ class StateDescription:
 
     @classmethod
     def of(cls, descriptor: StateDescriptor) -> StateDescription:
-        """That of a declared state.
+        """Describe a declared state.
 
         >>> from statebackend.state import ListStateDescriptor
         >>> StateDescription.of(ListStateDescriptor("tags", str)).kind
@@ -59,7 +59,7 @@ class StateDescription:
 
     @classmethod
     def read(cls, data: Any, where: str) -> StateDescription:
-        """That of a manifest; `CorruptCheckpointError` naming ``where`` if it is none.
+        """Read the description in a manifest; `CorruptCheckpointError` naming ``where`` if it is none.
 
         >>> StateDescription.read({"name": "n", "kind": "value", "types": {}, "ttl": False}, "a manifest").name
         'n'
@@ -76,7 +76,7 @@ class StateDescription:
 
     @property
     def is_reserved(self) -> bool:
-        """Whether it is one of the library's own, such as timers.
+        """True if the state belongs to the library, as timers do.
 
         >>> StateDescription("statebackend.timers.event", "map", {}, False).is_reserved
         True
@@ -84,7 +84,7 @@ class StateDescription:
         return self.name.startswith(RESERVED)
 
     def to_json(self) -> dict[str, Any]:
-        """Its form in a manifest.
+        """Return the form that a manifest holds.
 
         >>> StateDescription("n", "value", {}, False).to_json()["ttl"]
         False
@@ -92,7 +92,7 @@ class StateDescription:
         return {"name": self.name, "kind": self.kind, "types": self.types, "ttl": self.ttl}
 
     def check(self, descriptor: StateDescriptor) -> Compatibility:
-        """What it takes to give the rows to a descriptor; `StateMigrationError` if it cannot have them.
+        """Tell how a descriptor can take over the rows; `StateMigrationError` if it cannot.
 
         >>> from statebackend.state import ListStateDescriptor
         >>> StateDescription.of(ListStateDescriptor("tags", str)).check(ListStateDescriptor("tags", int))

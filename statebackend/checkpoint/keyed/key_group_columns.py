@@ -1,4 +1,4 @@
-"""The key groups of columns of keys, by the compiled core.
+"""The key groups of columns of keys, computed by the compiled core.
 
 >>> from statebackend.types import LONG
 >>> grouping(LONG, 128)(pa.array([-1, 42])).tolist()
@@ -20,7 +20,7 @@ __all__ = ["grouping"]
 
 
 def grouping(key_type: Type, max_parallelism: int) -> Callable[[pa.Array], NDArray[Any]]:
-    """The function from keys of a type to their key groups, O(n). The core is loaded here, not with this module.
+    """Return the function from keys of a type to their key groups, O(n). Loads the core, which the module does not.
 
     >>> from statebackend.types import STRING
     >>> grouping(STRING, 1)(pa.array(["a", "b"])).tolist()

@@ -1,4 +1,4 @@
-"""Which snapshots of a backend are in flight, which one was committed last, and what the next one builds on.
+"""The snapshots of a backend: those in flight, the newest committed one, and the files that the next builds on.
 
 >>> from statebackend.backends import create_backend
 >>> keyed = create_backend("reference").create_keyed_backend(int)
@@ -51,7 +51,7 @@ class Lineage:
         self._bases: list[DataWriter] = []
 
     def build_on(self, files: tuple[StoredFile, ...]) -> None:
-        """What was restored is what these files hold, and nothing else."""
+        """Build on these files: they hold exactly what was restored."""
         self._chain = Chain(files, self._backend._open_point())
 
     def add(self, flight: Flight) -> None:

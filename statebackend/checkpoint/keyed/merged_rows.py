@@ -1,7 +1,7 @@
-"""Rows of data files, base and changes, turned into the rows that are left when all have been applied.
+"""Merges the rows of data files, base and changes, into the rows that remain when all have been applied.
 
-Nothing is done row by row: the rows of one key get one number, and what a row does is decided by where the last row
-is that removes, or replaces, what it says.
+It does nothing row by row. The rows of one key share a number, and the position of the last row that removes or
+replaces a value decides which of them still count.
 
 >>> base = pa.table({"key": ["a", "b"], "value": [1, 2]})
 >>> delta = pa.table({"key": ["a", "c"], "value": [None, 3], "op": pa.array([1, 0], pa.uint8())})
@@ -27,10 +27,10 @@ Rows = NDArray[Any]
 
 
 def applied(kind: str, tables: Sequence[pa.Table]) -> pa.Table:
-    """What is left of the rows of a state of a kind, given in the order of applying. O(rows).
+    """The rows that remain of a state of this kind, given in the order of applying. O(rows).
 
-    Columns are those of data files without ``op``. Elements of a list, and entries of a map, stand in their order; keys
-    in none.
+    The columns are those of data files without ``op``. Elements of a list and entries of a map keep their order; keys
+    have none.
 
     >>> rows = pa.table({"key": [1, 1], "value": [[5], [6, 7]], "op": pa.array([0, 2], pa.uint8())})
     >>> applied("list", [rows]).to_pylist()
@@ -58,11 +58,11 @@ def applied(kind: str, tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _numbered(columns: Sequence[pa.ChunkedArray]) -> Rows:
-    """A number for each row, the same for rows that are equal in all columns; without gaps, from 0."""
+    """A number for each row, equal for rows that are equal in all columns; numbers count from 0 without gaps."""
     numbers: Rows | None = None
     for flat in _flat(columns):
         own = _codes(flat)
-        # Both are below 2**31, so that the product fits.
+        # Both are below 2**31, so the product fits.
         numbers = (
             own if numbers is None else _codes(pa.chunked_array([numbers * (own.max(initial=0) + 1) + own]))
         )
@@ -71,7 +71,7 @@ def _numbered(columns: Sequence[pa.ChunkedArray]) -> Rows:
 
 
 def _flat(columns: Sequence[pa.ChunkedArray]) -> Iterator[pa.ChunkedArray]:
-    """Columns without structs: in their place their fields, and which of them are null."""
+    """The columns with each struct replaced by its fields and by the nulls of the struct."""
     for column in columns:
         if pa.types.is_struct(column.type):
             if column.null_count:
@@ -88,14 +88,14 @@ def _codes(column: pa.ChunkedArray) -> Rows:
 
 
 def _last(numbers: Rows, at: Rows, size: int | None = None) -> Rows:
-    """By number the last of ``at``; -1 where a number has none."""
+    """The last of ``at`` for each number; -1 for a number that has none."""
     found = np.full(numbers.max(initial=-1) + 1 if size is None else size, -1)
-    found[numbers] = at  # where a number comes more than once the last one stays
+    found[numbers] = at  # if a number occurs more than once, the last one stays
     return found
 
 
 def _chosen(rows: pa.Table, at: Rows) -> pa.Table:
-    """Rows in the order of ``at``; by a mask if it ascends, which holds for columns of any size."""
+    """Rows in the order of ``at``. Filters by a mask if ``at`` ascends, which works for columns of any size."""
     if np.any(np.diff(at) < 0):
         return rows.take(pa.array(at))
     mask = np.zeros(rows.num_rows, bool)
@@ -107,9 +107,9 @@ def _chosen(rows: pa.Table, at: Rows) -> pa.Table:
 
 
 def _live_entries(places: list[pa.ChunkedArray], map_keys: pa.ChunkedArray, ops: Rows) -> Rows:
-    """The rows that put an entry last, with no removal and no clearing after it.
+    """The rows that put an entry last, with no later removal or clearing.
 
-    They come in the order in which the entries came to be: putting an entry that is there leaves it in its place.
+    They come in the order in which the entries were created: putting an existing entry leaves it in its place.
     """
     of_map = _numbered(places)
     clears = np.flatnonzero(ops == Op.CLEAR)
@@ -128,7 +128,7 @@ def _live_entries(places: list[pa.ChunkedArray], map_keys: pa.ChunkedArray, ops:
 
 
 def _live_lists(rows: pa.Table, numbers: Rows, ops: Rows) -> pa.Table:
-    """One row for each list: what was put last, and what has been appended since."""
+    """One row for each list: its last put, and everything appended since."""
     resets = np.flatnonzero(ops != Op.APPEND)
     reset = _last(numbers[resets], resets, size=numbers.max(initial=-1) + 1)[numbers]
     at = np.arange(len(ops))
@@ -137,7 +137,7 @@ def _live_lists(rows: pa.Table, numbers: Rows, ops: Rows) -> pa.Table:
         return _chosen(rows, live)
     live = live[np.argsort(numbers[live], kind="stable")]
     starts = np.flatnonzero(np.diff(numbers[live], prepend=-1))
-    # In one chunk: the parts of a list stand next to each other.
+    # In one chunk, because the parts of a list stand next to each other.
     sorted_rows = rows.take(pa.array(live)).combine_chunks()
     joined = sorted_rows.take(pa.array(starts))
     for name in ("value", "timestamp"):
@@ -148,7 +148,7 @@ def _live_lists(rows: pa.Table, numbers: Rows, ops: Rows) -> pa.Table:
 
 
 def _joined(lists: pa.ChunkedArray, starts: Rows) -> pa.Array:
-    """The lists from each start to the next one as one list."""
+    """The lists from each start to the next, joined into one list."""
     (chunk,) = lists.chunks
     ends = np.cumsum(pc.list_value_length(chunk).to_numpy(zero_copy_only=False))
     offsets = np.concatenate(([0], ends))[np.append(starts, len(chunk))]

@@ -1,4 +1,4 @@
-"""Reading the keyed state of a checkpoint: the rows of some key groups, in memory, until states are declared.
+"""Reads the keyed state of a checkpoint: rows of some key groups, kept in memory until states are declared.
 
 >>> RestoredStates({}, None).names
 []
@@ -26,18 +26,18 @@ from statebackend.types.serializers import arrow_migration, describe
 
 __all__ = ["PART", "RestoredState", "RestoredStates", "keyed_snapshots", "timer_rows"]
 
-#: What ``extra["part"]`` of a snapshot of keyed state says.
+#: The ``extra["part"]`` of a snapshot of keyed state.
 PART = "keyed"
 
 
 class RestoredState(NamedTuple):
-    """A state of a checkpoint: what it is, and its rows in the order in which they are to be applied."""
+    """A state of a checkpoint: its description, and its rows in the order in which to apply them."""
 
     description: StateDescription
     batches: list[GroupedBatch]
 
     def section(self) -> Section:
-        """What is left of the rows, sorted by key group, to be written again: nobody has declared the state."""
+        """The remaining rows, sorted by key group, to be written again because nobody has declared the state."""
         joined = applied(self.description.kind, [_with_groups(rows) for rows in self.batches])
         groups = joined[_GROUP].to_numpy()
         joined = joined.drop_columns([_GROUP])
@@ -51,7 +51,7 @@ class RestoredState(NamedTuple):
         return Section(self.description.name, joined.schema, batches)
 
 
-#: A column for the key groups of rows, on their way through `applied`.
+#: A column that carries the key groups of rows through `applied`.
 _GROUP = "key_group"
 
 
@@ -86,7 +86,7 @@ class RestoredStates:
         return self._states.get(name)
 
     def take(self, name: str) -> RestoredState | None:
-        """A state, which is the caller's from now on."""
+        """Take a state out; it belongs to the caller from now on."""
         return self._states.pop(name, None)
 
     def __iter__(self) -> Iterator[RestoredState]:
@@ -101,7 +101,7 @@ def keyed_snapshots(checkpoint: Checkpoint) -> list[StateSnapshot]:
 def read_checkpoint(
     checkpoint: Any, key_type: Type, max_parallelism: int, key_groups: KeyGroupRange
 ) -> RestoredStates:
-    """The rows of some key groups. Every byte that is read is checked; nothing else is read."""
+    """Read the rows of some key groups. Checks every byte that it reads, and reads nothing else."""
     if not isinstance(checkpoint, Checkpoint):
         raise UsageError(
             f"a {type(checkpoint).__name__} is nothing to restore from",
@@ -171,9 +171,9 @@ def _read_files(
 def migration(
     description: StateDescription, descriptor: StateDescriptor, now: int
 ) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """From rows as they were written to rows as the descriptor has them; the two are compatible.
+    """The function from rows as they were written to rows as the descriptor has them; the two are compatible.
 
-    Without a time to live before, values get ``now`` or the ``legacy_timestamp`` of the configuration.
+    If the state had no time to live before, values get ``now`` or the configuration's ``legacy_timestamp``.
     """
     role = value_role(descriptor.kind)
     new = descriptor.stored_types()[role]
@@ -220,7 +220,7 @@ def _zeros(count: int) -> pa.Array:
 
 
 def timer_rows(restored: RestoredState, domain: str, encoder: KeyEncoder) -> Iterator[TimerRow]:
-    """The timers that rows of a checkpoint leave."""
+    """The timers that remain after applying the rows of a checkpoint."""
     left: dict[tuple[Any, bytes], set[int]] = {}
     for rows in restored.batches:
         for op, batch in phases(rows):

@@ -22,36 +22,36 @@ __all__ = ["RANK", "RowSource", "grouped", "phases", "stamp_count", "without_exp
 
 
 class RowSource(ABC):
-    """State at one moment, to be written. Made on the backend's thread, read and released on any.
+    """State at one moment, to be written. The backend's thread makes it; any thread reads and releases it.
 
     >>> RowSource.__abstractmethods__ >= {"sections", "release"}
     True
     """
 
     def __init__(self) -> None:
-        #: By state, how many values, list elements and map entries were left out so far, as they had expired.
+        #: Counts, by state, the values, list elements and map entries left out so far because they had expired.
         self.expired: dict[str, int] = defaultdict(int)
 
     @property
     @abstractmethod
     def is_empty(self) -> bool:
-        """Whether there are no rows."""
+        """True if there are no rows."""
 
     @abstractmethod
     def sections(self) -> Sequence[Section]:
-        """The states, each with its rows by ascending key groups, made as they are asked for.
+        """The states, each with its rows by ascending key groups; rows are made as they are asked for.
 
-        In each key group of a state rows that clear and remove come first, then those that put, then those
-        that append.
+        In each key group of a state, rows that clear and remove come first, then rows that put, then rows that
+        append.
         """
 
     @abstractmethod
     def release(self) -> None:
-        """Let go of what the moment keeps. Idempotent."""
+        """Release what keeps the moment alive. Idempotent."""
 
 
 def grouped(parts: Sequence[tuple[pa.RecordBatch, np.ndarray]]) -> GroupedBatch:
-    """Batches with the key group of each row, joined, by key groups and within one in the order of the parts.
+    """Join batches with the key group of each row: sorted by key group, and within one in the order of the parts.
 
     >>> part = pa.record_batch({"key": [1, 2]})
     >>> grouped([(part, np.array([3, 8])), (part, np.array([3, 5]))]).batch["key"].to_pylist()
@@ -73,9 +73,9 @@ RANK = np.array([1, 0, 2, 0], dtype=np.int8)
 
 
 def phases(rows: GroupedBatch) -> Iterator[tuple[Op, pa.RecordBatch]]:
-    """Rows by what they do, in batches whose order is as good as that of the rows.
+    """Split rows by operation, in batches that respect the order of the rows.
 
-    Where rows of a key group stand in the order that `RowSource` promises, there is one batch for each operation.
+    If the rows of each key group are in the order that `RowSource` promises, there is one batch per operation.
     """
     batch = rows.batch
     if "op" not in batch.schema.names:
@@ -100,7 +100,7 @@ def phases(rows: GroupedBatch) -> Iterator[tuple[Op, pa.RecordBatch]]:
 
 
 def without_expired(batch: pa.RecordBatch, expired_before: int) -> tuple[pa.RecordBatch, np.ndarray]:
-    """The rows, and which those are, without values whose timestamp is not later; of lists, element by element.
+    """The rows whose values have later timestamps, and their positions; of lists, only the elements that do.
 
     >>> batch = pa.record_batch({"key": [1, 2], "value": [[5, 6], [7]], "timestamp": [[10, 30], [20]]})
     >>> without_expired(batch, 20)[0].to_pydict()
@@ -124,7 +124,7 @@ def without_expired(batch: pa.RecordBatch, expired_before: int) -> tuple[pa.Reco
 
 
 def stamp_count(batch: pa.RecordBatch) -> int:
-    """How many timestamps rows have: one for each value and map entry, and one for each element of a list.
+    """Count the timestamps in rows: one for each value and map entry, and one for each element of a list.
 
     >>> stamp_count(pa.record_batch({"key": [1, 2], "timestamp": [[10, 30], [20]]}))
     3

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _BATCH_ROWS = 65_536
-#: Where namespaces are shown as text their bytes are kept beside it.
+#: If namespaces are shown as text, this column holds their bytes.
 _EXACT = "namespace_bytes"
 
 
@@ -59,9 +59,8 @@ def write_savepoint(
     now: int | None,
     states: Iterable[tuple[StateDescription, Section | None]],
 ) -> None:
-    """Write the keyed state of an instance. Sections may hold changes; what is left of them is written.
-
-    Memory: a state that has namespaces, or that nobody has asked for, is held whole.
+    """Write the keyed state of an instance. Sections may hold changes; only the rows that remain are written.
+    Memory: it holds a whole state at a time if the state has namespaces or nobody has asked for it.
     """
     described = {
         "key_type": key_type.config(),
@@ -96,7 +95,7 @@ def _parquet_rows(
 
 
 def namespace_columns(encoded: pa.Array | pa.ChunkedArray) -> list[tuple[str, pa.Array]]:
-    """Encoded namespaces as one column; where that is text for several sorts of them, with their bytes in another."""
+    """Encoded namespaces as one column. If that is text for several sorts, another column holds their bytes."""
     shown = readable_namespaces(encoded)
     if shown.null_count == len(shown):
         return []
@@ -111,7 +110,7 @@ def _combined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def encoded_namespaces(columns: Mapping[str, pa.Array]) -> pa.Array:
-    """The encoded namespaces of such columns; each distinct one is encoded once."""
+    """The encoded namespaces of such columns; encodes each distinct one once."""
     if _EXACT in columns:
         return columns[_EXACT]
     shown = columns["namespace"]
@@ -144,9 +143,9 @@ def _encoded(shown: pa.Array, namespace_of: Any) -> pa.Array:
 def read_savepoint(
     savepoint: Savepoint, key_type: Type, max_parallelism: int, key_groups: KeyGroupRange
 ) -> RestoredStates:
-    """The rows of some key groups. The number of key groups may be another than it was.
+    """The rows of some key groups. The number of key groups may differ from that of the savepoint.
 
-    Files of instances whose key groups are all others are not read. Every file that is read is checked whole.
+    Skips the files of instances that share no key group with these. Checks every file that it reads as a whole.
     """
     savepoint.check_exists()
     states: dict[str, RestoredState] = {}
@@ -174,7 +173,7 @@ def read_savepoint(
 
 
 def keyed_parts(savepoint: Savepoint) -> list[tuple[SavepointPart, KeyGroupRange]]:
-    """What each instance has written, and for which key groups; together every key group once.
+    """The part that each instance has written, with its key groups; together they have every key group once.
 
     >>> keyed_parts(Savepoint("/nowhere"))
     []
@@ -201,7 +200,7 @@ def _range_of(part: SavepointPart) -> KeyGroupRange:
 def _check_whole(
     savepoint: Savepoint, parts: Sequence[SavepointPart], ranges: Sequence[KeyGroupRange]
 ) -> None:
-    """Every key group is of one part."""
+    """Check that every key group belongs to exactly one part."""
     if not parts:
         return
     numbers = {part.described["max_parallelism"] for part in parts}
@@ -231,7 +230,7 @@ def _rows_of(
 
 
 def with_encoded_namespaces(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of a savepoint with their namespaces as checkpoints have them.
+    """Rows of a savepoint with their namespaces encoded as in checkpoints.
 
     >>> with_encoded_namespaces(pa.record_batch({"namespace": ["a"], "value": [1]})).column("namespace").type
     DataType(binary)

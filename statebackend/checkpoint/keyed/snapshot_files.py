@@ -1,4 +1,4 @@
-"""What the writing thread of a snapshot does: one data file, and the description of what was taken.
+"""The work of a snapshot's writing thread: one data file, and the description of what was taken.
 
 >>> from statebackend.state import ValueStateDescriptor
 >>> taken = TakenStates((ValueStateDescriptor("b", int), ValueStateDescriptor("a", str)), ())

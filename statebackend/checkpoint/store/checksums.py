@@ -1,4 +1,4 @@
-"""CRC-32C of bytes, by the compiled core.
+"""CRC-32C of bytes, computed by the compiled core.
 
 >>> hex(crc32c(b"123456789"))
 '0xe3069283'
@@ -17,9 +17,9 @@ _compiled: Callable[[Any, int], int] | None = None
 
 
 def crc32c(data: Any, value: int = 0) -> int:
-    """The CRC-32C of ``data``, or of what ``value`` is the checksum of followed by ``data``. O(n), no copy.
+    """The CRC-32C of ``data``; ``value``, if given, is the CRC of the bytes in front of it. O(n), no copy.
 
-    The core is loaded at the first call: importing the library loads nothing compiled.
+    The first call loads the core: importing the library loads nothing compiled.
 
     >>> crc32c(b"456789", crc32c(b"123")) == crc32c(b"123456789")
     True

@@ -1,4 +1,4 @@
-"""Writing data files: a stream that takes its own checksum, and the set of files of one snapshot in the making.
+"""Writing data files: a stream that computes its own checksum, and the files of one snapshot in the making.
 
 >>> import tempfile
 >>> from statebackend.checkpoint.files import open_files
@@ -39,14 +39,14 @@ __all__ = ["DataFile", "DataWriter", "storing"]
 
 _log = logging.getLogger(__name__)
 
-#: Small writes, of which Arrow makes many, are put together up to this size.
+#: Small writes, of which Arrow makes many, are joined up to this size.
 _BUFFER = 256 * 1024
 _SUFFIX_LENGTH = 24
 
 
 @contextmanager
 def storing(doing: str, *, code: str | None = None, hint: str | None = None) -> Iterator[None]:
-    """Turn an `OSError` of the system into a `StoreError` that says what was being done.
+    """Turn an `OSError` of the system into a `StoreError` that names the action that failed.
 
     >>> with storing("writing data/3/a.arrow"):
     ...     raise OSError("gone")
@@ -62,10 +62,10 @@ def storing(doing: str, *, code: str | None = None, hint: str | None = None) -> 
 
 
 class DataFile(io.RawIOBase):
-    """A data file being written: a binary stream that Arrow writes to. `finish` makes it count.
+    """A data file being written: a binary stream for Arrow. The file counts only after `finish`.
 
-    One thread writes; another may abort its writer meanwhile, after which every call raises `UsageError`.
-    Leaving it in any other way than by `finish` removes it.
+    One thread writes. Another may abort the writer meanwhile; then every call raises `UsageError`. Closing the stream
+    in any way other than `finish` removes the file.
     """
 
     def __init__(self, writer: DataWriter, sink: FileSink, name: str, described: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class DataFile(io.RawIOBase):
         return self._size + len(self._pending)
 
     def write(self, data: Any) -> int:
-        """Append all of ``data``. Memory: at most 256 KB are held back."""
+        """Append all of ``data``. Memory: buffers at most 256 KB."""
         view = memoryview(data).cast("B")
         with self._lock, self._failing():
             if len(self._pending) + len(view) <= _BUFFER:
@@ -101,13 +101,13 @@ class DataFile(io.RawIOBase):
         return len(view)
 
     def flush(self) -> None:
-        """Does nothing: `finish` writes everything out."""
+        """Do nothing: `finish` writes everything out."""
 
     def finish(self) -> StoredFile:
         """Write everything out, make it durable, and describe the file as manifests name it.
 
-        If the system reports an error, the file is removed and never looked at again: after a failed sync
-        nothing is known of what has been written.
+        If the system reports an error, the file is removed and never read again: after a failed sync nobody knows
+        what has been written.
         """
         with self._lock, self._failing():
             self._drain()
@@ -120,8 +120,8 @@ class DataFile(io.RawIOBase):
         return stored
 
     def close(self) -> None:
-        """Give the file up, unless it is finished."""
-        # Also called by the garbage collector, on a stream whose creation may have failed.
+        """Discard the file, unless it is finished."""
+        # The garbage collector also calls this, on a stream whose creation may have failed.
         if not self.closed and getattr(self, "_lock", None) is not None:
             with self._lock:
                 self._abandon()
@@ -138,7 +138,7 @@ class DataFile(io.RawIOBase):
         self._size += len(data)
 
     def _drain(self) -> None:
-        sink = self._open_sink()  # also where nothing is left to write
+        sink = self._open_sink()  # even if nothing is left to write
         if self._pending:
             assert sink is not None
             pending, self._pending = self._pending, bytearray()
@@ -153,7 +153,7 @@ class DataFile(io.RawIOBase):
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Whatever goes wrong, the file is given up; the caller holds the lock."""
+        """Discard the file on any error; the caller holds the lock."""
         try:
             self._open_sink()
             with storing(f"writing {self.name}"):
@@ -164,9 +164,9 @@ class DataFile(io.RawIOBase):
 
 
 class DataWriter:
-    """Makes data files in the folder of one epoch, and removes them again if they come to nothing.
+    """Makes data files in the folder of one epoch, and removes them again if they are not needed.
 
-    Picklable: other processes on the same files may write for the writer of the epoch, who commits. They call
+    Picklable: other processes on the same files may write for the writer of the epoch, which commits. They call
     `sync` before they hand over what they have written.
     """
 
@@ -181,9 +181,9 @@ class DataWriter:
     ) -> None:
         self.epoch = epoch
         self.checkpoint_id = checkpoint_id
-        #: The names of the files that its snapshot may name again: those of the newest checkpoint when it began.
+        #: The files that its snapshot may name again: those of the newest checkpoint when it began.
         self.builds_on = builds_on
-        #: That of Arrow's buffers.
+        #: The compression of Arrow's buffers.
         self.compression = compression
         self._files = files
         self._ended = ended
@@ -191,7 +191,7 @@ class DataWriter:
         self._is_aborted = False
         self._is_committed = False
         self._open: set[DataFile] = set()
-        #: The files that no manifest names, and whether each is finished.
+        #: The files that no manifest names; the value tells if each is finished.
         self._made: dict[str, bool] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -215,9 +215,9 @@ class DataWriter:
         label: str | None = None,
         suffix: str = ".arrow",
     ) -> DataFile:
-        """A new data file, under a name that no other has ever had.
+        """Create a data file under a name that no other file has ever had.
 
-        ``kind``, ``key_groups`` and ``label`` are those of `StoredFile`; the rest goes into the name only.
+        ``kind``, ``key_groups`` and ``label`` are those of `StoredFile`; the rest only goes into the name.
         """
         if kind not in FILE_KINDS:
             raise UsageError(f"a data file is one of {', '.join(FILE_KINDS)}")
@@ -255,7 +255,7 @@ class DataWriter:
         label: str | None = None,
         suffix: str | None = None,
     ) -> StoredFile:
-        """Copy a local file into the store; the suffix is that of ``path`` unless given. O(size)."""
+        """Copy a local file into the store, with the suffix of ``path`` unless another is given. O(size)."""
         path = os.fspath(path)
         file = self.create(
             kind,
@@ -271,25 +271,25 @@ class DataWriter:
             return file.finish()
 
     def read_back(self, file: StoredFile) -> Any:
-        """A finished file of this writer, as a seekable ``pyarrow.NativeFile``."""
+        """Open a finished file of this writer as a seekable ``pyarrow.NativeFile``."""
         with storing(f"opening {file.name}"):
             return self._files.open_input(file.name)
 
     def sync(self) -> None:
-        """Make the names of the files that were made durable; commits do so for files of this process."""
+        """Make the names of the new files durable; a commit does so for files of its own process."""
         folder = data_folder(self.epoch)
         try:
             with storing(f"syncing {folder}", hint="open the store again: names in this folder may be lost"):
                 self._files.sync_folder(folder)
         except StoreError:
-            # What a second sync would say of these files means nothing.
+            # A second sync of these files would prove nothing.
             self.abort()
             raise
 
     def abort(self) -> None:
         """Remove every file that this writer has made and that is not settled. Idempotent.
 
-        Files that cannot be removed stay until the store is next opened.
+        A file that cannot be removed stays until the store is next opened.
         """
         with self._lock:
             self._is_aborted = True
@@ -310,16 +310,16 @@ class DataWriter:
 
     @property
     def is_aborted(self) -> bool:
-        """Whether it has been aborted."""
+        """True if it has been aborted."""
         return self._is_aborted
 
     @property
     def is_committed(self) -> bool:
-        """Whether a checkpoint of its id that names all its files has been committed by the store that made it."""
+        """True if the store that made it has committed a checkpoint of its id that names all its files."""
         return self._is_committed
 
     def shares_store_with(self, other: DataWriter) -> bool:
-        """Whether a manifest that names files of ``other`` may name those of this one."""
+        """Return True if a manifest that names files of ``other`` may name files of this one."""
         return self._files is other._files and self.epoch == other.epoch
 
     @property
@@ -329,7 +329,7 @@ class DataWriter:
             return sorted(self._made)
 
     def settle(self, names: set[str]) -> bool:
-        """Files that a committed manifest names are no longer this writer's to remove; whether there were any."""
+        """Give up files that a committed manifest names, so that `abort` keeps them. Return True if there were any."""
         with self._lock:
             settled = names & self._made.keys()
             for name in settled:
@@ -355,7 +355,7 @@ class DataWriter:
             if not self._is_aborted:
                 self._made[file.name] = True
                 return
-        # Aborted between the last byte and here.
+        # The writer was aborted between the last byte and this line.
         try:
             self._files.remove(file.name)
         except OSError as error:

@@ -1,7 +1,7 @@
-"""What the JSON of manifests and metadata must be, member by member; shared by the classes that describe it.
+"""Checks the JSON of manifests and metadata, member by member; shared by the classes that describe it.
 
-What is wrong is the caller's fault where an object is made, `UsageError`, and damage where a file is read,
-`CorruptCheckpointError`. Messages name members and types, never values.
+A mistake is the caller's if it makes an object, which raises `UsageError`, and damage if it comes from a file, which
+raises `CorruptCheckpointError`. Messages name members and types, never values.
 
 >>> integer(7, "the size")
 7
@@ -39,7 +39,7 @@ __all__ = [
     "time_of",
 ]
 
-#: The version of manifests and metadata that is written. Every version that was ever released is read.
+#: The version of manifests and metadata that this code writes. It reads every version that was ever released.
 FORMAT = 1
 
 MAX_INTEGER = 10**18 - 1
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class Malformed(Exception):
-    """A member is missing or is not what it should be; the message says which, never its value.
+    """A member is missing or wrong; the message names it, never its value.
 
     >>> issubclass(Malformed, Exception)
     True
@@ -56,7 +56,7 @@ class Malformed(Exception):
 
 
 def integer(value: Any, what: str, low: int = 0, high: int = MAX_INTEGER) -> int:
-    """An integer within bounds, and no bool.
+    """Check that a value is an integer within bounds, and no bool.
 
     >>> integer(3, "the epoch", 1)
     3
@@ -67,7 +67,7 @@ def integer(value: Any, what: str, low: int = 0, high: int = MAX_INTEGER) -> int
 
 
 def instance(value: Any, cls: type[T], what: str) -> T:
-    """An instance of a class.
+    """Check that a value is an instance of a class.
 
     >>> instance({}, dict, "extra")
     {}
@@ -78,7 +78,7 @@ def instance(value: Any, cls: type[T], what: str) -> T:
 
 
 def match(value: Any, pattern: re.Pattern[str], message: str) -> re.Match[str]:
-    """A string that a pattern matches as a whole; the match.
+    """Check that a string matches a pattern as a whole; return the match.
 
     >>> match("ab", re.compile("a(.)"), "not a and a letter")[1]
     'b'
@@ -90,7 +90,7 @@ def match(value: Any, pattern: re.Pattern[str], message: str) -> re.Match[str]:
 
 
 def members_of(data: Any, what: str, needed: set[str], more: Collection[str] = ()) -> dict[str, Any]:
-    """A JSON object with all the members that it needs, and no others than these and ``more``.
+    """Check that data is a JSON object with all needed members, and no others than these and ``more``.
 
     >>> members_of({"size": 1}, "a file", {"size"})
     {'size': 1}
@@ -104,7 +104,7 @@ def members_of(data: Any, what: str, needed: set[str], more: Collection[str] = (
 
 
 def time_of(value: Any) -> int | None:
-    """A time in milliseconds, or None.
+    """Check a time in milliseconds, or None.
 
     >>> time_of(-1)
     -1
@@ -113,7 +113,7 @@ def time_of(value: Any) -> int | None:
 
 
 def jsonable(value: Any, what: str) -> None:
-    """What JSON can hold: so it is known before the commit that writes it.
+    """Check that JSON can hold a value, before a commit tries to write it.
 
     >>> jsonable({"part": "keyed", "sizes": (1, 2)}, "extra")
     >>> jsonable({"share": float("nan")}, "extra")
@@ -152,7 +152,7 @@ def groups_json(groups: KeyGroupRange | None) -> list[int] | None:
 
 
 class Checked:
-    """A dataclass that checks itself when it is made, and says `UsageError` if the caller got it wrong.
+    """A dataclass that checks itself when it is made, and raises `UsageError` if the caller got it wrong.
 
     >>> Checked()._check()
     Traceback (most recent call last):
@@ -173,7 +173,7 @@ class Checked:
 
 
 def made(cls: type[T], **members: Any) -> T:
-    """An object made from data: what its class reports as the caller's fault is the data's.
+    """Make an object from data: blames the data for what its class would blame the caller for.
 
     >>> made(dict, size=1)
     {'size': 1}
@@ -185,7 +185,7 @@ def made(cls: type[T], **members: Any) -> T:
 
 
 def from_json(cls: type[T], data: Any) -> T:
-    """An object from JSON that a caller gave, by the ``_read`` of its class.
+    """Make an object from JSON that a caller gave, with the ``_read`` of its class.
 
     >>> from statebackend.checkpoint import StateSnapshot
     >>> from_json(StateSnapshot, [])
@@ -199,7 +199,7 @@ def from_json(cls: type[T], data: Any) -> T:
 
 
 def parse(cls: type[T], data: bytes, name: str) -> T:
-    """An object from the bytes of the sealed file ``name``, by the ``_read`` of its class.
+    """Make an object from the bytes of the sealed file ``name``, with the ``_read`` of its class.
 
     >>> from statebackend.checkpoint.store.metadata import Metadata
     >>> from statebackend.checkpoint.store.sealed import seal

@@ -1,7 +1,7 @@
-"""What a checkpoint consists of: the files that it names, and the states in them.
+"""The content of a checkpoint: the files that it names, and the states in them.
 
-`StateSnapshot` is what one subtask wrote for one checkpoint; a `Manifest` joins those of all subtasks. All are
-immutable and JSON-able.
+A `StateSnapshot` is the part that one subtask wrote for one checkpoint; a `Manifest` joins those of all subtasks. All
+are immutable and JSON-able.
 
 >>> file = StoredFile("data/3/7-0-base-5f3a9c1e.arrow", "base", size=4096, checksum=0x1A2B3C4D)
 >>> snapshot = StateSnapshot(7, epoch=3, files=(file,), states=({"name": "sum", "kind": "value"},))
@@ -45,9 +45,9 @@ _CHECKSUM = re.compile("crc32c:([0-9a-f]{8})")
 
 @dataclass(frozen=True)
 class StoredFile(Checked):
-    """A data file as manifests name it: where, of what kind, how long, with which CRC-32C.
+    """A data file as manifests name it: its path, kind, length and CRC-32C.
 
-    ``label`` is free: what its writer calls it (RocksDB's own name of an SST file).
+    ``label`` is the writer's own name for the file, such as RocksDB's name of an SST file.
 
     >>> StoredFile("data/3/a.arrow", "delta", size=10, checksum=0).epoch
     3
@@ -85,7 +85,7 @@ class StoredFile(Checked):
         return data_epoch(self.name)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form; members that are not set are left out.
+        """The JSON form, without members that are not set.
 
         >>> StoredFile("data/3/a.arrow", "delta", size=10, checksum=255).to_json()
         {'name': 'data/3/a.arrow', 'kind': 'delta', 'size': 10, 'checksum': 'crc32c:000000ff'}
@@ -104,7 +104,7 @@ class StoredFile(Checked):
 
     @classmethod
     def from_json(cls, data: Any) -> StoredFile:
-        """Read the JSON form back; `UsageError` if it is not one.
+        """Read the JSON form; `UsageError` if it is not one.
 
         >>> file = StoredFile("data/3/a.arrow", "base", 10, 255, KeyGroupRange(0, 3))
         >>> StoredFile.from_json(file.to_json()) == file
@@ -124,7 +124,7 @@ class StoredFile(Checked):
 
 @dataclass(frozen=True)
 class StateSnapshot(Checked):
-    """What one subtask wrote for one checkpoint: all files that restoring it needs, in the order of applying.
+    """The part of a checkpoint that one subtask wrote: all files that a restore needs, in the order of applying.
 
     ``states`` describes each state in them: JSON objects with at least ``name`` and ``kind``. ``extra`` is
     free for the writer. ``now`` is the time of the batch.
@@ -181,7 +181,7 @@ class StateSnapshot(Checked):
 
     @classmethod
     def from_json(cls, data: Any) -> StateSnapshot:
-        """Read the JSON form back; `UsageError` if it is not one.
+        """Read the JSON form; `UsageError` if it is not one.
 
         >>> StateSnapshot.from_json(StateSnapshot(7, epoch=3).to_json()).checkpoint_id
         7
@@ -208,7 +208,7 @@ class StateSnapshot(Checked):
 
 @dataclass(frozen=True)
 class Manifest(Checked):
-    """A committed checkpoint: the snapshots of its subtasks, files beside them, and the batch's ``now``.
+    """A committed checkpoint: the snapshots of its subtasks, other files, and the batch's ``now``.
 
     ``files`` are those that belong to no subtask's state, such as the batch's output. ``progress`` is free.
 

@@ -1,4 +1,4 @@
-"""What a store is for: a query, a type of keys, a number of key groups. Written once, checked at every opening.
+"""The purpose of a store: its query, key type and number of key groups. Written once, checked at every opening.
 
 >>> stored = Metadata("0" * 32, query="q-1", key_type={"type": "long"}, max_parallelism=128)
 >>> check_same_use(stored, Metadata("1" * 32, max_parallelism=64), "/data/state")
@@ -28,13 +28,13 @@ from statebackend.keys import MAX_PARALLELISM
 
 __all__ = ["STORE_ID", "Metadata", "check_same_use"]
 
-#: What the id of a store looks like; manifests repeat it.
+#: The pattern of a store's id; manifests repeat the id.
 STORE_ID = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
 class Metadata(Checked):
-    """What a store is for: a query, a type of keys, a number of key groups. ``store`` is drawn when it is made.
+    """The purpose of a store: its query, key type and number of key groups. ``store`` is a random id.
 
     >>> Metadata("0" * 32, query="q-1", key_type={"type": "long"}, max_parallelism=128).max_parallelism
     128
@@ -80,7 +80,7 @@ class Metadata(Checked):
 
 
 def check_same_use(existing: Metadata, wanted: Metadata, uri: str) -> None:
-    """Raise unless a store that was made for ``existing`` may be used for ``wanted``; None there is not compared.
+    """Raise unless a store made for ``existing`` may be used for ``wanted``; members that are None are not compared.
 
     >>> check_same_use(Metadata("0" * 32, query="a"), Metadata("1" * 32, query="b"), "/data/state")
     Traceback (most recent call last):

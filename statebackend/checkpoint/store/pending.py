@@ -1,4 +1,4 @@
-"""A snapshot that is being written on another thread, and the threads that do so.
+"""A snapshot that is being written on another thread, and the threads that write.
 
 >>> from statebackend.checkpoint.store.manifest import StateSnapshot
 >>> pending = PendingSnapshot(7, lambda: StateSnapshot(7, epoch=1))
@@ -19,14 +19,14 @@ from statebackend.checkpoint.store.manifest import StateSnapshot
 
 __all__ = ["PendingSnapshot", "WritingThreads"]
 
-#: So many write at once; what comes beyond that waits for its turn.
+#: At most this many write at once; further work waits for its turn.
 _MOST_THREADS = 64
-#: A new thread stands back so long, that whoever started it goes on first.
+#: A new thread waits this long, so that the thread that started it goes on first.
 _STANDING_BACK = 100e-6
 
 
 class _Job:
-    """What a thread is to do. What it holds is let go before its result is known."""
+    """Work for a thread. It drops its references before its result is known."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work: Callable[[], Any] | None = work
@@ -41,7 +41,7 @@ class _Job:
             del work
 
     def drop(self) -> None:
-        """Do nothing, if it has not begun."""
+        """Cancel the work, if it has not begun."""
         self._work = None
 
 
@@ -55,10 +55,10 @@ def _done(work: Callable[[], Any]) -> Future[Any]:
 
 
 class WritingThreads:
-    """The threads on which a backend writes; one that has nothing to do is kept for the next snapshot.
+    """The threads on which a backend writes. An idle thread is kept for the next snapshot.
 
-    Starting a thread takes longer than taking a view. They end when the backend is closed or gone, after what they
-    have begun, and are waited for when the interpreter ends. A forked process starts its own.
+    Starting a thread takes longer than taking a view. The threads end when the backend is closed or gone, after the
+    work that they have begun. The interpreter waits for them when it ends. A forked process starts its own.
 
     >>> WritingThreads().run(lambda: 7).result()
     7
@@ -69,9 +69,9 @@ class WritingThreads:
         self._process = 0
 
     def run(self, work: Callable[[], Any]) -> Future[Any]:
-        """Let ``work`` be done; called by one thread at a time. If no thread can be started it never is.
+        """Run ``work`` on a thread; one thread at a time may call this. If no thread can be started, it never runs.
 
-        When the interpreter is about to end, the caller's thread does it.
+        If the interpreter is about to end, the caller's thread does the work.
         """
         if not threading.main_thread().is_alive():
             return _done(work)
@@ -86,13 +86,13 @@ class WritingThreads:
         except BaseException as error:
             self._executor = None
             if "interpreter shutdown" in str(error):
-                return _done(job)  # the main thread waits for what others are writing, and takes nothing more
-            # It may lie in the executor's queue, without a thread that is meant to take it.
+                return _done(job)  # the main thread only waits for running writes
+            # The work may lie in the executor's queue, with no thread to take it.
             job.drop()
             raise
 
     def close(self) -> None:
-        """Let the threads end when they have done what they were given. More work starts new ones.
+        """Let the threads end once they have done their work. More work starts new ones.
 
         >>> WritingThreads().close()
         """
@@ -102,10 +102,10 @@ class WritingThreads:
 
 
 class PendingSnapshot:
-    """What `snapshot` gives: the view is taken, the files are being written.
+    """The result of `snapshot`: the view is taken, the files are being written.
 
-    ``abort`` is called, on the thread that asks for it, to make ``write`` stop and remove what it has made.
-    The writing is waited for when the interpreter ends.
+    To abort, the asking thread calls ``abort``, which makes ``write`` stop and remove what it has made. The interpreter
+    waits for the writing when it ends.
 
     >>> from statebackend.checkpoint.store.manifest import StateSnapshot
     >>> PendingSnapshot(7, lambda: StateSnapshot(7, epoch=1))
@@ -127,7 +127,7 @@ class PendingSnapshot:
         return f"<PendingSnapshot of checkpoint {self.checkpoint_id}>"
 
     def done(self) -> bool:
-        """Whether `result` returns, or raises, at once.
+        """Return True if `result` returns, or raises, at once.
 
         >>> from statebackend.checkpoint.store.manifest import StateSnapshot
         >>> pending = PendingSnapshot(7, lambda: StateSnapshot(7, epoch=1))
@@ -139,7 +139,7 @@ class PendingSnapshot:
     def result(self, timeout: float | None = None) -> StateSnapshot:
         """Wait until the files are durable, and describe them for `CheckpointStore.commit`.
 
-        What went wrong on the other thread is raised here, each time. `TimeoutError` after ``timeout`` seconds.
+        An error of the other thread is raised here, each time. `TimeoutError` after ``timeout`` seconds.
 
         >>> def fail():
         ...     raise OSError("disk full")
@@ -153,7 +153,7 @@ class PendingSnapshot:
         return self._written.result()
 
     def abort(self) -> None:
-        """Give the snapshot up: what it has written is removed. Idempotent; nothing happens once it is committed.
+        """Give up the snapshot and remove what it has written. Idempotent; does nothing once it is committed.
 
         `CheckpointStore.abort` does so for all snapshots of an id.
 

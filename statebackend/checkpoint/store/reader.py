@@ -1,4 +1,4 @@
-"""Reading a store: which checkpoints there are, what is in one, and whether it is intact.
+"""Reading a store: its checkpoints, their content, and their integrity.
 
 >>> CheckpointReader("/nowhere").checkpoints()
 []
@@ -34,10 +34,10 @@ _CHUNK = 4 << 20
 
 
 class Checkpoint:
-    """A committed checkpoint of a store: what its manifest says, and its files.
+    """A committed checkpoint of a store: its manifest and its files.
 
-    `KeyedStateBackend` restores from it. The writer of the store may drop it at any time once newer ones are
-    there; its files are then missing.
+    `KeyedStateBackend` restores from it. Once newer checkpoints exist, the writer of the store may drop this one at
+    any time; its files are then missing.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class Checkpoint:
 
     @property
     def now(self) -> int | None:
-        """The time of its batch, milliseconds; of the newest one, what `sb.tools.set_time` has set since."""
+        """The time of its batch, in milliseconds. `sb.tools.set_time` can replace that of the newest checkpoint."""
         return self._now
 
     @property
     def snapshots(self) -> tuple[StateSnapshot, ...]:
-        """What each subtask wrote."""
+        """The snapshot that each subtask wrote."""
         return self.manifest.snapshots
 
     @property
@@ -84,12 +84,12 @@ class Checkpoint:
         return self.manifest.all_files
 
     def address(self, file: StoredFile) -> str:
-        """The path or uri of a file as other programs take it, such as Spark."""
+        """The path or uri of a file as other programs, such as Spark, take it."""
         return self._files.address(file.name)
 
     def open_file(self, file: StoredFile) -> Any:
-        """A file as a seekable ``pyarrow.NativeFile``; `CorruptCheckpointError` if it is missing or not as long
-        as the manifest says. The content is not checked: `verify` does that, or the checksums within the file.
+        """Open a file as a seekable ``pyarrow.NativeFile``; `CorruptCheckpointError` if it is missing or not as long
+        as the manifest says. Does not check the content: `verify` does that, or the checksums within the file.
         """
         self._check_size(file)
         try:
@@ -101,13 +101,13 @@ class Checkpoint:
             raise
 
     def read_file(self, file: StoredFile) -> bytes:
-        """The whole content of a file, checked against its checksum."""
+        """Read the whole content of a file and check it against its checksum."""
         content = bytearray()
         self._checked(file, content)
         return bytes(content)
 
     def verify(self, files: Iterable[StoredFile] | None = None) -> None:
-        """Read files, all unless ``files`` says which, and check each against its checksum.
+        """Read files, by default all, and check each against its checksum.
 
         `CorruptCheckpointError` names the first bad one.
         """
@@ -160,7 +160,7 @@ class Checkpoint:
 
 
 class CheckpointReader:
-    """A store that is only read. It writes nothing, takes no epoch and disturbs no writer.
+    """A read-only view of a store. It writes nothing, takes no epoch and disturbs no writer.
 
     >>> CheckpointReader("/nowhere").latest() is None
     True
@@ -181,12 +181,12 @@ class CheckpointReader:
 
     @property
     def uri(self) -> str:
-        """Where the store lies, without anything secret."""
+        """The address of the store, without secrets."""
         return self._files.uri
 
     @property
     def address(self) -> str:
-        """The address as it was given, without anything secret.
+        """The address as it was given, without secrets.
 
         >>> CheckpointReader("file:///data/state").address
         'file:///data/state'
@@ -194,17 +194,17 @@ class CheckpointReader:
         return self._address
 
     def checkpoints(self) -> list[int]:
-        """The ids of the committed checkpoints, ascending. One listing of a folder.
+        """The ids of the committed checkpoints, ascending. Lists one folder.
 
         Two manifests of one id, or one that an older writer committed after a newer one, raise
-        `CommitConflictError`: two writers have written where nothing could keep the second out.
+        `CommitConflictError`: two writers have written to a place that could not keep the second out.
         """
         return [checkpoint_id for checkpoint_id, _ in self._committed()]
 
     def latest(self, intact: bool = False) -> int | None:
-        """The id of the newest checkpoint; with ``intact`` of the newest of which every file is as it was written.
+        """The id of the newest checkpoint; with ``intact``, of the newest whose files are all as they were written.
 
-        None if there is none. With ``intact`` every file is read.
+        None if there is none. With ``intact`` it reads every file.
         """
         for key in reversed(self._committed()):
             if not intact:
@@ -218,7 +218,7 @@ class CheckpointReader:
         return None
 
     def open(self, checkpoint_id: int) -> Checkpoint:
-        """The checkpoint of an id, to read it or to restore from it. Reads its manifest and the metadata."""
+        """Open the checkpoint of an id, to read it or to restore from it. Reads its manifest and the metadata."""
         if type(checkpoint_id) is not int:
             raise UsageError("a checkpoint is opened by its id, an int")
         committed = dict(self._committed())
@@ -233,7 +233,7 @@ class CheckpointReader:
         return self._open((checkpoint_id, committed[checkpoint_id]))
 
     def open_latest(self) -> Checkpoint:
-        """The newest checkpoint.
+        """Open the newest checkpoint.
 
         >>> CheckpointReader("/nowhere").open_latest()
         Traceback (most recent call last):
@@ -250,9 +250,9 @@ class CheckpointReader:
         return self.open(newest)
 
     def open_snapshots(self, snapshots: Iterable[StateSnapshot | Mapping[str, Any]]) -> Checkpoint:
-        """Snapshots of one checkpoint that is not committed, to restore from; as `CheckpointStore.commit` takes them.
+        """Open snapshots of an uncommitted checkpoint to restore from them; takes what `CheckpointStore.commit` takes.
 
-        A snapshot names its files and not the store that they are in. Reads the metadata.
+        A snapshot names its files but not their store, so call this on the store that holds them. Reads the metadata.
         """
         given = tuple(
             each if isinstance(each, StateSnapshot) else StateSnapshot.from_json(each) for each in snapshots
@@ -265,7 +265,7 @@ class CheckpointReader:
         return Checkpoint(self._files, metadata, manifest, is_committed=False)
 
     def metadata(self) -> Metadata | None:
-        """What the store is for; None if nothing was ever committed to it and nobody opened it for writing."""
+        """The purpose of the store; None if nothing was ever committed to it and nobody opened it for writing."""
         try:
             with storing(f"reading {METADATA}"):
                 data = self._files.read(METADATA)
@@ -276,7 +276,7 @@ class CheckpointReader:
         return Metadata.parse(data, METADATA)
 
     def records(self) -> list[Record]:
-        """What was done to the store beside commits, oldest first. Reads them all.
+        """The changes made to the store other than commits, oldest first. Reads them all.
 
         >>> CheckpointReader("/nowhere").records()
         []
@@ -286,7 +286,7 @@ class CheckpointReader:
         return [self._record(record_name(*key), metadata) for key in found]
 
     def has_folder(self, name: str) -> bool:
-        """Whether there is a folder with something in it, beside what belongs to the store.
+        """Return True if a folder of this name, apart from the store's own, exists and is not empty.
 
         >>> CheckpointReader("/nowhere").has_folder("offsets")
         False
@@ -295,7 +295,7 @@ class CheckpointReader:
             return bool(self._files.names(name))
 
     def address_of_metadata(self) -> str:
-        """The path or uri of a small file that every store has, as other programs take it.
+        """The path or uri, as other programs take it, of a small file that every store has.
 
         >>> CheckpointReader("/data/state").address_of_metadata()
         '/data/state/metadata.json'

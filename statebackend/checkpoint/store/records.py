@@ -1,8 +1,8 @@
-"""What was done to a store beside commits, one small sealed file each: a restart, a rewind, another time.
+"""Records of changes to a store other than commits: a restart, a rewind, a new time. Each is a small sealed file.
 
 A record is written before the manifests that it makes void are dropped, and is never removed. So a store always
-knows its *incarnation*, which is new after every restart and rewind: batches of an old one that come again under the
-same numbers are other batches.
+knows its *incarnation*, which is new after every restart and rewind. Batches of an old incarnation may come again
+under the same numbers, but they are other batches.
 
 >>> records = Records("0" * 32, [Record("rewind", 3, 0, "0" * 32, incarnation="1" * 32, keeps=6)])
 >>> records.incarnation == "1" * 32
@@ -37,10 +37,10 @@ RECORD_KINDS = ("restart", "rewind", "time")
 
 @dataclass(frozen=True)
 class Record(Checked):
-    """One thing that was done to a store, by the writer of ``epoch``.
+    """One change to a store, made by the writer of ``epoch``.
 
-    A ``restart`` dropped every checkpoint so that the stream could begin at batch ``begins_at``, once for each value
-    of ``first_batch``; a ``rewind`` dropped those after ``keeps``, or all; a ``time`` gave the
+    A ``restart`` dropped every checkpoint so that the stream could begin at batch ``begins_at``; it happens once for
+    each value of ``first_batch``. A ``rewind`` dropped the checkpoints after ``keeps``, or all. A ``time`` gave the
     checkpoint ``upon``, by id and epoch, the time ``now``.
 
     >>> Record("time", 3, 0, "0" * 32, now=1000, upon=(7, 2)).name
@@ -102,7 +102,7 @@ class Record(Checked):
 
     @classmethod
     def parse(cls, data: bytes, name: str) -> Record:
-        """Read the bytes of the record called ``name``; `CorruptCheckpointError` if they are not one.
+        """Parse the bytes of the record called ``name``; `CorruptCheckpointError` if they are not one.
 
         >>> from statebackend.checkpoint.store.sealed import seal
         >>> record = Record("time", 3, 0, "0" * 32, now=1000, upon=(7, 2))
@@ -119,7 +119,7 @@ class Record(Checked):
 
 
 class Records:
-    """All records of a store, oldest first, and what follows from them.
+    """All records of a store, oldest first, and the facts that follow from them.
 
     >>> Records("0" * 32).incarnation == "0" * 32
     True
@@ -130,7 +130,7 @@ class Records:
         self._records = list(records)
 
     def add(self, record: Record) -> None:
-        """Take in a record that has just been written."""
+        """Add a record that has just been written."""
         self._records.append(record)
 
     def next_number(self, epoch: int) -> int:
@@ -143,24 +143,24 @@ class Records:
 
     @property
     def incarnation(self) -> str:
-        """What checkpoints that are committed from now on belong to; at first, the id of the store."""
+        """The incarnation of checkpoints that are committed from now on; at first, the id of the store."""
         made = [record.incarnation for record in self._records if record.incarnation is not None]
         return made[-1] if made else self._store
 
     @property
     def newest_restart(self) -> Record | None:
-        """The restart to which the present incarnation is due, if it is one."""
+        """The restart that began the present incarnation; None if none did."""
         made = [record for record in self._records if record.incarnation is not None]
         return made[-1] if made and made[-1].kind == "restart" else None
 
     @property
     def begins_at(self) -> int | None:
-        """The batch with which the newest restart began, whatever was done since; None if there was none."""
+        """The batch that the newest restart began with, even if a rewind came since; None if there was none."""
         batches = [record.begins_at for record in self._records if record.kind == "restart"]
         return batches[-1] if batches else None
 
     def has_restarted_for(self, first_batch: int | None) -> bool:
-        """Whether a restart was made for this value of ``first_batch``.
+        """Return True if a restart was made for this value of ``first_batch``.
 
         >>> Records("0" * 32).has_restarted_for(None)
         False
@@ -168,7 +168,7 @@ class Records:
         return any(each.kind == "restart" and each.first_batch == first_batch for each in self._records)
 
     def time_of(self, key: tuple[int, int]) -> int | None:
-        """The time that was set upon the checkpoint of this id and epoch; None if none was.
+        """The time that was set for the checkpoint of this id and epoch; None if none was.
 
         >>> Records("0" * 32, [Record("time", 3, 0, "0" * 32, now=1000, upon=(7, 2))]).time_of((7, 2))
         1000

@@ -1,8 +1,8 @@
-"""Which manifests and files a store may remove, as plain bookkeeping: no file is touched here.
+"""Bookkeeping of the manifests and files that a store may remove; it touches no file.
 
-A data file may be removed when a manifest that named it has been dropped for good, no manifest that remains names
-it, and no snapshot in flight builds on it. A manifest is dropped for good when its folder has been synced since:
-before that, a crash may bring it back.
+A data file may be removed when three things hold: a manifest that named it has been dropped for good, no remaining
+manifest names it, and no snapshot in flight builds on it. A manifest is dropped for good once its folder has been
+synced: before that, a crash may bring it back.
 
 >>> kept = Retention()
 >>> kept.committed((6, 1), {"base", "delta-6"})
@@ -27,12 +27,12 @@ from collections.abc import Collection, Iterable
 
 __all__ = ["Key", "Retention"]
 
-#: Id and epoch: what names a manifest.
+#: Id and epoch, which identify a manifest.
 Key = tuple[int, int]
 
 
 class Retention:
-    """The manifests of a store, what each names, and what dropped ones have left behind.
+    """The manifests of a store, the files that each names, and the files that dropped ones have left behind.
 
     >>> Retention().newest is None
     True
@@ -44,7 +44,7 @@ class Retention:
         self._waiting: set[str] = set()
 
     def committed(self, key: Key, names: Collection[str] | None) -> None:
-        """A manifest is there and names these files; None if it cannot be read."""
+        """Note a manifest that exists and names these files; None if it cannot be read."""
         self._named[key] = None if names is None else frozenset(names)
 
     @property
@@ -61,7 +61,7 @@ class Retention:
         return {checkpoint_id for checkpoint_id, _ in self._named}
 
     def names_of(self, key: Key | None) -> frozenset[str]:
-        """What a manifest names; nothing for None or one that cannot be read.
+        """The files that a manifest names; none for None or one that cannot be read.
 
         >>> Retention().names_of(None)
         frozenset()
@@ -69,7 +69,7 @@ class Retention:
         return (None if key is None else self._named.get(key)) or frozenset()
 
     def named(self) -> set[str] | None:
-        """What the manifests that are there name, together; None if one of them cannot be read.
+        """All files that the existing manifests name; None if one of them cannot be read.
 
         >>> Retention().named()
         set()
@@ -77,7 +77,7 @@ class Retention:
         return None if None in self._named.values() else self.known()
 
     def known(self) -> set[str]:
-        """What the manifests that can be read name, together.
+        """All files that the readable manifests name.
 
         >>> Retention().known()
         set()
@@ -90,26 +90,26 @@ class Retention:
         return ordered[: max(len(ordered) - retain, 0)]
 
     def dropped(self, key: Key) -> None:
-        """A manifest has been dropped; its files wait for the next sync of the folder."""
+        """Note that a manifest has been dropped; its files wait for the next sync of the folder."""
         self._unsynced |= self._named.pop(key) or frozenset()
 
     def synced(self) -> None:
-        """The folder of manifests has been synced: what was dropped before is dropped for good."""
+        """Note that the folder of manifests has been synced: earlier drops are now for good."""
         self._waiting |= self._unsynced
         self._unsynced = set()
 
     def removable(self, pins: Iterable[Collection[str]]) -> set[str]:
-        """The files to remove now; ``pins`` are what snapshots in flight build on."""
+        """The files to remove now; ``pins`` are the files that snapshots in flight build on."""
         named = self.named()
         if named is None or not self._waiting:
             # A manifest that cannot be read may name anything.
             return set()
-        # A file that a remaining manifest names waits no longer: dropping that one will bring it back here.
+        # A file that a remaining manifest names stops waiting: dropping that manifest brings it back here.
         self._waiting -= named
         return self._waiting.difference(*pins)
 
     def removed(self, names: Collection[str]) -> None:
-        """These files have been removed.
+        """Note that these files have been removed.
 
         >>> Retention().removed(["a"])
         """
@@ -117,5 +117,5 @@ class Retention:
 
     @property
     def is_pending(self) -> bool:
-        """Whether something is left to remove, now or after a sync."""
+        """True if files are left to remove, now or after a sync."""
         return bool(self._unsynced or self._waiting)

@@ -1,8 +1,8 @@
 """Savepoints: state as Parquet files that other programs read, in a folder that can be moved.
 
-A savepoint is made of *parts*, each of which one instance writes: its keyed state, or its operator state. A part is a
-Parquet file for each of its states, and then a description of them, sealed by a checksum of itself. So a part that
-was broken off is not there, and whether all parts are there can be seen from those that are.
+A savepoint consists of *parts*. Each instance writes one part for its keyed state and one for its operator state. A
+part is a Parquet file for each of its states, followed by a description of them, sealed by its own checksum. So a
+part that was broken off does not exist, and the parts that exist tell if any are missing.
 
 >>> import tempfile
 >>> folder = tempfile.TemporaryDirectory()
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PartWriter", "Savepoint", "SavepointPart", "StoredState"]
 
-#: Where descriptions are. Spark and Arrow skip folders whose name begins so.
+#: The folder of descriptions. Spark and Arrow skip folders whose names begin like this.
 _PARTS = "_savepoint"
 _CHUNK = 4 << 20
 _LONGEST_NAME = 180
 
 
 class StoredState(NamedTuple):
-    """A state of a part: how it is described, and its file; without rows it has none.
+    """A state of a part: its description, and its file, which a state without rows does not have.
 
     >>> StoredState({"name": "user"}, "keyed/user/0-127.parquet", 10, 0, 1).rows
     1
@@ -66,7 +66,7 @@ class StoredState(NamedTuple):
 
 
 class SavepointPart(NamedTuple):
-    """What one instance has written.
+    """The part that one instance has written.
 
     >>> SavepointPart("_savepoint/keyed-0-127.json", {"now": None}, ()).states
     ()
@@ -78,7 +78,7 @@ class SavepointPart(NamedTuple):
 
 
 class Savepoint:
-    """The savepoint at a path or uri, to be written or to restore from. Making one touches nothing.
+    """The savepoint at a path or uri, to write or to restore from. Making the object touches nothing.
 
     >>> Savepoint("/nowhere").parts("keyed")
     []
@@ -88,7 +88,7 @@ class Savepoint:
         self, uri: str | os.PathLike[str], *, timeless: bool = False, _files: StoreFiles | None = None
     ) -> None:
         self._files = open_files(uri, single_writer=True) if _files is None else _files
-        #: Whether what is written into it carries no time: it belongs to no batch.
+        #: True if its parts carry no time: it belongs to no batch.
         self._timeless = timeless
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ class Savepoint:
 
     @classmethod
     def at(cls, where: Any) -> Savepoint:
-        """From a savepoint, the path or uri of one, or a store: in that the one after its newest checkpoint.
+        """Make one from a savepoint, its path or uri, or a store; in a store, the one after its newest checkpoint.
 
         >>> Savepoint.at("/data/savepoint")
         Savepoint('/data/savepoint')
@@ -117,7 +117,7 @@ class Savepoint:
 
     @property
     def uri(self) -> str:
-        """Where it lies, without anything secret.
+        """The address of the savepoint, without secrets.
 
         >>> Savepoint("/data/savepoint").uri
         '/data/savepoint'
@@ -126,10 +126,10 @@ class Savepoint:
 
     @property
     def now(self) -> int | None:
-        """The time of the batch that it was taken after; None if it was taken after none.
+        """The time of the batch after which it was taken; None if it was taken after none.
 
-        The latest of the parts with keyed state. Those with operator state, which knows only the time that it was
-        restored with, count where these have none.
+        The latest time of the parts with keyed state. If these have none, those with operator state count, which know
+        only the time that they were restored with.
 
         >>> Savepoint("/nowhere").now is None
         True
@@ -154,7 +154,7 @@ class Savepoint:
             )
 
     def parts(self, kind: str) -> list[SavepointPart]:
-        """The parts of a kind that are there, ``"keyed"`` or ``"operator"``."""
+        """The existing parts of a kind, ``"keyed"`` or ``"operator"``."""
         with storing(f"listing {_PARTS}"):
             names = self._files.names(_PARTS)
         wanted = [name for name in names if name.startswith(f"{kind}-") and name.endswith(".json")]
@@ -176,8 +176,8 @@ class Savepoint:
 
     @contextmanager
     def open_state(self, state: StoredState) -> Iterator[pq.ParquetFile]:
-        """The file of a state, after all of it has been compared with its checksum."""
-        import pyarrow.parquet as pq  # it loads Arrow's file systems
+        """Compare the whole file of a state with its checksum, then open it."""
+        import pyarrow.parquet as pq  # the import loads Arrow's file systems
 
         with self._opened(state) as source:
             checksum = size = 0
@@ -207,7 +207,7 @@ class Savepoint:
     # --- writing ---
 
     def write_part(self, kind: str, own: str, described: Mapping[str, Any]) -> PartWriter:
-        """Begin to write a part; ``own`` says, in its name, whose it is. It is there when the ``with`` block ends."""
+        """Write a part in a ``with`` block; it exists when the block ends. ``own`` names the instance in its file name."""
         name = f"{_PARTS}/{kind}-{own}.json"
         if f"{kind}-{own}.json" in self._files.names(_PARTS):
             raise UsageError(
@@ -239,7 +239,7 @@ def _stored_state(data: Any) -> StoredState:
 class PartWriter:
     """Writes the files of a part, and its description at the end of the ``with`` block.
 
-    Whatever goes wrong before, what it has written is removed.
+    On any earlier error it removes what it has written.
     """
 
     def __init__(self, files: StoreFiles, kind: str, own: str, name: str, described: dict[str, Any]) -> None:
@@ -257,8 +257,8 @@ class PartWriter:
     def write_state(
         self, described: Mapping[str, Any], schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     ) -> None:
-        """Write a state to a Parquet file of its own. Durable when it returns."""
-        import pyarrow.parquet as pq  # it loads Arrow's file systems
+        """Write a state to a Parquet file of its own, which is durable when this returns."""
+        import pyarrow.parquet as pq  # the import loads Arrow's file systems
 
         folder = f"{self._kind}/{_folder_name(described['name'])}"
         name = f"{folder}/{self._own}.parquet"
@@ -278,7 +278,7 @@ class PartWriter:
         self._states.append({**described, "file": file})
 
     def add_state(self, described: Mapping[str, Any]) -> None:
-        """Name a state that has no rows."""
+        """Add a state that has no rows."""
         self._states.append({**described, "file": None})
 
     def _finish(self) -> None:
@@ -307,7 +307,7 @@ class PartWriter:
 
 
 class _Sink(io.RawIOBase):
-    """A file that takes its own checksum; removed unless it is finished."""
+    """A file that computes its own checksum; it is removed unless it is finished."""
 
     def __init__(self, files: StoreFiles, name: str) -> None:
         super().__init__()
@@ -344,7 +344,7 @@ class _Sink(io.RawIOBase):
 
 
 def _folder_name(state: str) -> str:
-    """The name of a state as that of a folder that every program reads: not hidden, no special characters.
+    """Turn the name of a state into a folder name that every program reads: not hidden, no special characters.
 
     >>> _folder_name("sum"), _folder_name("_a/b=ü"), len(_folder_name("x" * 1000))
     ('sum', '%5Fa%2Fb%3D%C3%BC', 180)

@@ -1,10 +1,10 @@
 """JSON files that check themselves: an object whose last member is the checksum of all bytes before it.
 
-The file is one line of JSON in ASCII, members sorted by name but for the last one::
+The file is one line of JSON in ASCII. Its members are sorted by name, except for the last one::
 
     {"epoch":3,...,"checksum":"crc32c:0a1b2c3d"}
 
-and the checksum is taken over everything in front of ``,"checksum"``.
+and the checksum covers everything in front of ``,"checksum"``.
 
 >>> sealed = seal({"id": 7})
 >>> sealed
@@ -32,7 +32,7 @@ _SEAL_LENGTH = len(b',"checksum":"crc32c:00000000"}\n')
 
 
 def seal(content: dict[str, Any]) -> bytes:
-    """The bytes of a file that holds ``content``, which is JSON-able, not empty, and has no ``checksum``.
+    """The bytes of a file that holds ``content``, a JSON-able, non-empty object without a member ``checksum``.
 
     >>> seal({})
     Traceback (most recent call last):
@@ -43,14 +43,14 @@ def seal(content: dict[str, Any]) -> bytes:
     try:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        # The message of json names types only, but for circular references and NaN, which it names too.
+        # The message of json names only types, and circular references or NaN.
         raise UsageError(f"what a checkpoint describes must be JSON-able: {error}") from error
     body = text.encode("ascii")[:-1]
     return body + b',"checksum":"crc32c:%08x"}\n' % crc32c(body)
 
 
 def unseal(data: bytes, name: str) -> dict[str, Any]:
-    """The content of a sealed file; `CorruptCheckpointError`, naming it, if a single bit of it is not as written.
+    """The content of a sealed file; `CorruptCheckpointError`, naming the file, if a single bit has changed.
 
     >>> unseal(b"", "a.json")
     Traceback (most recent call last):

@@ -140,7 +140,7 @@ class CheckpointStore(CheckpointReader):
 
     @property
     def is_open_for_writing(self) -> bool:
-        """Whether this store holds an epoch, as far as it knows."""
+        """True if this store holds an epoch, as far as it knows."""
         return self._epoch is not None and self._over is None and self._process == os.getpid()
 
     def open_for_writing(
@@ -253,7 +253,7 @@ class CheckpointStore(CheckpointReader):
     # --- taking a checkpoint ---
 
     def begin_snapshot(self, checkpoint_id: int | None = None) -> DataWriter:
-        """What the files of one snapshot are made with; one for each subtask, and any number in flight.
+        """Make the writer for one snapshot's files; one for each subtask, and any number in flight.
 
         Until ``checkpoint_id`` is committed, or the snapshot aborted, the files of the newest checkpoint of now
         are kept, because the snapshot may build on them. None: for files that the next manifest will name,
@@ -475,13 +475,13 @@ class CheckpointStore(CheckpointReader):
 
     @property
     def incarnation(self) -> str:
-        """What this writer's commits belong to: new after every restart and rewind, not by opening."""
+        """The incarnation of this writer's commits: new after every restart and rewind, not by opening."""
         self._writing()
         return self._records.incarnation
 
     @property
     def done(self) -> Records:
-        """What was done to the store beside commits."""
+        """The changes made to the store other than commits."""
         self._writing()
         return self._records
 
