@@ -1,7 +1,8 @@
 """The exceptions of the library: what went wrong, where, and what to do about it.
 
-Every error carries a stable ``code`` (``docs/`` lists them all), a ``detail`` that tells where it happened (state name,
-key group, checkpoint id, file, position) and a ``hint`` that tells what to do. No message ever holds a user's value.
+Every error carries a stable ``code`` (``docs/`` lists them all), a ``detail`` that tells where it happened (state
+name, key group, checkpoint id, file, position) and a ``hint`` that tells what to do. No message ever holds a user's
+value.
 
 >>> error = UsageError("no current key is set", detail="state 'sum'", hint="call set_current_key(key) first")
 >>> print(error)

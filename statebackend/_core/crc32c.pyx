@@ -1,7 +1,7 @@
 """CRC-32C (Castagnoli): the checksum of checkpoint files and manifests.
 
-By the processor's own instruction where there is one (SSE4.2 on x86-64, the CRC extension on 64-bit ARM), by
-tables of eight bytes a step elsewhere. Which one is decided once, when the module is loaded.
+It uses the processor's own instruction if there is one (SSE4.2 on x86-64, the CRC extension on 64-bit ARM), otherwise
+tables, eight bytes per step. Loading the module decides which.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -111,7 +111,7 @@ cdef extern from *:
 
 
 cdef enum:
-    KEEP_GIL_BELOW = 4096   # half a microsecond of work: giving up the GIL and taking it again costs more
+    KEEP_GIL_BELOW = 4096   # half a microsecond of work: releasing and retaking the GIL costs more
 
 
 cdef bint _instruction = has_instruction()
@@ -125,10 +125,10 @@ cdef uint32_t _update(uint32_t crc, const uint8_t* p, size_t n, bint instruction
 
 
 def crc32c(data, unsigned int value=0, *, bint portable=False) -> int:
-    """The CRC-32C of ``data``, or of what ``value`` is the checksum of followed by ``data``. O(n), no copy.
+    """The CRC-32C of ``data``; ``value``, if given, is the CRC of the bytes in front of it. O(n), no copy.
 
-    ``data`` is anything with a contiguous buffer; large ones are read without the GIL. ``portable`` takes the
-    tables even where the processor has an instruction.
+    ``data`` is anything with a contiguous buffer; large ones are read without the GIL. ``portable`` uses the tables
+    even if the processor has an instruction.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
@@ -154,7 +154,7 @@ def crc32c(data, unsigned int value=0, *, bint portable=False) -> int:
 
 
 def implementation() -> str:
-    """What computes the checksums here: the name of the processor's extension, or ``"tables"``.
+    """The method that computes the checksums here: the name of the processor's extension, or ``"tables"``.
 
     >>> implementation() in ("SSE4.2", "ARMv8 CRC", "tables")
     True

@@ -1,9 +1,8 @@
 """Key groups as Spark's ``hash`` gives them: ``pmod(hash(key), max_parallelism)``, one key or a batch.
 
-The canonical forms that are hashed, and the table of hash kinds, are described in ``key_groups.pxd``. Batches
-go in blocks: one loop hashes a block into a small buffer, a second reduces it to key groups. Both loops are
-free of branches and of integer division for the "int" kinds, so that the compiler turns them into vector
-instructions.
+``key_groups.pxd`` describes the canonical forms that are hashed, and the table of hash kinds. Batches go in blocks:
+one loop hashes a block into a small buffer, a second reduces it to key groups. For the "int" kinds both loops are
+free of branches and of integer division, so the compiler turns them into vector instructions.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -148,7 +147,7 @@ cdef Py_ssize_t _count_ops(object fields, int depth) except -1:
 
 
 cdef class HashPlan:
-    """How keys of one type are hashed, built from ``KeyEncoder.hash_plan``.
+    """The hash of keys of one type, built from ``KeyEncoder.hash_plan``.
 
     The description is ``"int32"``, ``"int64"``, ``"bytes"`` or ``("struct", (description, ...))``.
 
@@ -203,7 +202,7 @@ cdef class HashPlan:
 
     @property
     def is_int(self) -> bool:
-        """Whether canonical forms are integers (else bytes).
+        """True if canonical forms are integers, False if they are bytes.
 
         >>> HashPlan("int32").is_int, HashPlan("bytes").is_int
         (True, False)

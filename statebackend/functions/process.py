@@ -43,8 +43,8 @@ class CheckpointListener:
 class ProcessFunction:
     """The shared base of all functions: `open` and `close`.
 
-    A job never runs the object that you give it; it works on copies. It makes a copy at the start and after every batch
-    that failed, so attributes must not hold anything that has to survive: use state for that. Derive from
+    A job never runs the object that you give it; it works on copies. It makes a copy at the start and after every
+    batch that failed, so attributes must not hold anything that has to survive: use state for that. Derive from
     `CheckpointedFunction` too for operator state.
     """
 

@@ -44,8 +44,8 @@ class OperatorStateBackend:
     """List and broadcast states of instance ``subtask_index`` of ``parallelism``.
 
     ``restore`` is a `Checkpoint`, a savepoint or its path, or a list of the `contents` of each instance of an earlier
-    run, in order; their number may differ. The backend keeps restored states that nobody asks for, and includes them in
-    snapshots and `contents` again.
+    run, in order; their number may differ. The backend keeps restored states that nobody asks for, and includes them
+    in snapshots and `contents` again.
 
     >>> first = OperatorStateBackend()
     >>> first.get_list_state(ListStateDescriptor("buffer", str)).add("a")

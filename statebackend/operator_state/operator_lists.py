@@ -29,8 +29,8 @@ __all__ = ["OperatorListState"]
 class OperatorListState(ListState):
     """A list that an operator owns, split or united when the number of instances changes.
 
-    Rules as for `ListState`: no None, an empty list is the same as none, `get` returns copies. The ``mode`` is split or
-    union.
+    Rules as for `ListState`: no None, an empty list is the same as none, `get` returns copies. The ``mode`` is split
+    or union.
 
     >>> from statebackend.operator_state import OperatorStateBackend
     >>> state = OperatorStateBackend().get_union_list_state(ListStateDescriptor("all", int))

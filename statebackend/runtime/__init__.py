@@ -1,4 +1,4 @@
-"""Opens, restores, runs a batch, commits, rolls back: the one place that joins the pieces.
+"""The runtime joins the pieces: it opens, restores, runs a batch, commits, rolls back.
 
 >>> from statebackend.functions import map_with_state
 >>> job = Job(map_with_state(lambda row, n: (None, (n or 0) + 1), int), key="user")

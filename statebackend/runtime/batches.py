@@ -1,4 +1,4 @@
-"""A batch, made ready for the function: broadcast rows apart, null keys seen to, rows in order, keys as a column.
+"""Prepares a batch for the function: splits off broadcast rows, checks for null keys, sorts rows, extracts the keys.
 
 >>> from statebackend.functions import map_with_state
 >>> job = Job(map_with_state(lambda row, n: (None, 1), int), key="user", order_by="at")
@@ -22,7 +22,7 @@ __all__ = ["Batch"]
 
 
 class Batch:
-    """The rows of one batch of a job. Everything that can be wrong with them is found here, before any state.
+    """The rows of one batch of a job. Finds everything that can be wrong with them before any state is touched.
 
     >>> from statebackend.functions import map_with_state
     >>> job = Job(map_with_state(lambda row, n: (None, 1), int), key="user")
@@ -100,7 +100,7 @@ def _newest(table: pa.Table, column: str) -> int | None:
 
 
 def _sorted(table: pa.Table, names: tuple[str, ...]) -> pa.Table:
-    """In Spark's ascending order: nulls first, NaN last. Rows that are equal keep their order."""
+    """Sort in Spark's ascending order: nulls first, NaN last. Rows that are equal keep their order."""
     columns: dict[str, Any] = {}
     for at, name in enumerate(names):
         column = table.column(name)

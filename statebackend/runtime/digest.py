@@ -1,18 +1,18 @@
-"""A digest of the rows of a batch, whatever their order: two batches with one digest have the same rows.
+"""A digest of the rows of a batch, in any order: two batches with the same digest have the same rows.
 
-Each row has two hashes of 64 bits, and the digest is the sum of each over all rows, modulo 2**64. A row is what its
-columns hold, each under its name, its place and its type:
+Each row has two hashes of 64 bits, and the digest is the sum of each over all rows, modulo 2**64. A row's content is
+that of its columns, each with its name, place and type:
 
-* How Arrow lays a column out plays no part: chunks, slices, dictionaries, large and view types, what lies under a null.
-* A null is no value: not 0, not an empty string; a struct of nulls is no null.
+* The layout in Arrow plays no part: chunks, slices, dictionaries, large and view types, bytes under a null.
+* A null is no value: neither 0 nor an empty string. A struct of nulls is no null.
 * Floats are the same if their bits are: -0.0 is not 0.0. Every NaN is the same.
-* A timestamp with a time zone is its instant, whichever the zone; one without is another type.
-* A list has an order, the entries of a map have none. Decimals of one scale are the same at any precision.
-* Types are told apart: an int of 32 bits is not one of 64. Names count, those of the fields of structs too; what lists
-  call their elements does not, nor whether a column may be null, nor metadata.
+* A timestamp with a time zone is its instant, in any zone. One without a zone has another type.
+* Lists have an order; the entries of a map have none. Decimals of one scale are the same at any precision.
+* Types matter: an int of 32 bits is not one of 64. Names matter, also those of struct fields. The names of list
+  elements, nullability and metadata do not.
 
-Digests are stored in manifests, and so never change. They are made to tell batches apart, not to resist somebody who
-looks for two with the same one. No rows have a digest of zeros, whatever their columns.
+Manifests store digests, so the algorithm never changes. Digests tell batches apart; they do not resist somebody who
+searches for two batches with the same one. A batch without rows has a digest of zeros, whatever its columns.
 
 >>> one = pa.table({"user": ["ann", "bob"], "n": [1, 2]})
 >>> rows_digest(one)
@@ -39,17 +39,17 @@ from statebackend.errors import UsageError
 __all__ = ["rows_digest"]
 
 _Lanes = NDArray[np.uint64]
-#: Where a column lies in a table: names, places and types from the outside in.
+#: The path to a column in a table: names, places and types, from the outside in.
 _Path = tuple[tuple[int, str, str], ...]
 
 _MASK = 2**64 - 1
-#: Rows are hashed in pieces of so many, whose lanes stay in the processor's cache.
+#: Rows are hashed in pieces of this many, whose lanes stay in the processor's cache.
 _PIECE = 16_384
 _NOTHING = np.empty(0, np.uint8)
 
 
 def rows_digest(table: pa.Table) -> str:
-    """The digest of all rows, 32 hexadecimal digits. O(bytes); beside the table it takes a few hundred kilobytes.
+    """The digest of all rows, 32 hexadecimal digits. O(bytes); needs a few hundred kilobytes beside the table.
 
     >>> rows_digest(pa.table({"n": pa.array([], pa.int64())}))
     '00000000000000000000000000000000'
@@ -66,13 +66,13 @@ def rows_digest(table: pa.Table) -> str:
 
 
 class _Columns:
-    """Adds columns to the lanes of rows. Keeps what it made of each dictionary, which many pieces share."""
+    """Adds columns to the lanes of rows. Caches the hashes of each dictionary, which many pieces share."""
 
     def __init__(self) -> None:
         self._dictionaries: dict[_Path, tuple[Any, _Lanes]] = {}
 
     def add(self, column: pa.Array, parents: _Path, at: tuple[int, str], lanes: _Lanes) -> None:
-        """Add a column that lies below ``parents`` at a place and under a name."""
+        """Add a column that lies below ``parents``, with its place and name."""
         if not len(column):
             return
         column = _readable(column)
@@ -105,7 +105,7 @@ class _Columns:
         count = len(held)
         elements = _zeros(count)
         if is_map:
-            # As records: the sum of all keys and values would not tell which key has which value.
+            # Hash entries as records: a sum over keys and one over values would not tell which key has which value.
             entries = _zeros(count)
             for place, name in enumerate(("key", "value")):
                 self.add(held.field(place), path, (place, name), entries)
@@ -157,7 +157,7 @@ def _add_bytes(column: pa.Array, path: _Path, lanes: _Lanes) -> None:
 
 
 def _readable(column: pa.Array) -> pa.Array:
-    """The same values in a layout that is read here, which most have already."""
+    """Convert a column to a layout that this module reads; most columns already have one."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return _readable(column.storage)
@@ -173,18 +173,18 @@ def _readable(column: pa.Array) -> pa.Array:
 
 
 def _items(column: pa.Array, which: int, kind: Any, count: int) -> NDArray[Any]:
-    """So many items of a buffer, from the column's first on."""
+    """The first ``count`` items of a buffer, counted from the column's first item."""
     data = column.buffers()[which]
-    if data is None or not data.size:  # all strings of it are empty, or null
+    if data is None or not data.size:  # all its strings are empty, or null
         return np.zeros(count, kind)
     items: NDArray[Any] = np.frombuffer(data, kind, column.offset + count)
     return items[int(column.offset) :]
 
 
 def _elements(column: pa.Array) -> tuple[NDArray[Any], pa.Array]:
-    """The elements from the first list's on, and where each list begins and ends, counted from anywhere."""
+    """The elements from the first list's on, and the start and end of each list, counted from any origin."""
     kind, count = column.type, len(column)
-    if _is_list_view(kind):  # lists of it may lie in any order
+    if _is_list_view(kind):  # its lists may lie in any order
         lengths = pc.fill_null(column.value_lengths(), 0).to_numpy()
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)]), column.flatten()
     if pa.types.is_fixed_size_list(kind):
@@ -199,13 +199,13 @@ def _is_list_view(kind: pa.DataType) -> bool:
 
 
 def _validity(column: pa.Array) -> tuple[NDArray[np.uint8] | None, int]:
-    """The validity bits, None where no value is null, and which of them is the first."""
+    """The validity bits (None if no value is null), and the position of the first."""
     bits = column.buffers()[0] if column.null_count else None
     return (None if bits is None else np.frombuffer(bits, np.uint8)), column.offset
 
 
 def _is_same(one: pa.Array, other: pa.Array) -> bool:
-    """Whether two arrays are the same memory; the first is held, so that nothing else can come to lie there."""
+    """Return True if two arrays share their memory. The first is held, so nothing else can be stored there."""
     return bool(_place_of(one) == _place_of(other))
 
 
@@ -225,7 +225,7 @@ _LONG = ("decimal", "interval")
 
 
 def _tag(kind: pa.DataType) -> str:
-    """The type of a column as it is hashed; layouts of one type have one."""
+    """The type of a column as the hash uses it; all layouts of one type have the same."""
     types = pa.types
     if types.is_boolean(kind):
         return "bool"
@@ -269,6 +269,6 @@ def _tag(kind: pa.DataType) -> str:
 
 @lru_cache(maxsize=4096)
 def _seeds(path: _Path) -> tuple[int, int]:
-    """What makes the values of a column other than the same ones of any other."""
+    """The seeds that make the values of a column hash differently from equal values of any other column."""
     digest = hashlib.blake2b(json.dumps(path).encode("ascii"), digest_size=16).digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")

@@ -1,4 +1,4 @@
-"""When stream and state disagree: what each disagreement is called, and what to do about it.
+"""The errors for disagreements between stream and state: the name of each, and what to do about it.
 
 >>> print(gap(9, 6, "/data/state").code)
 BATCH_GAP.STATE_BEHIND
@@ -25,7 +25,7 @@ def gap(
 ) -> BatchGapError:
     """The error for a batch that does not follow what is committed.
 
-    ``has_acted`` says that ``on_gap`` would have helped, and has done so before.
+    ``has_acted`` means that ``on_gap`` would have helped, but has acted before.
 
     >>> gap(3, None, "/data/state", first_batch=2).code
     'BATCH_GAP.NO_STATE'
@@ -72,8 +72,8 @@ def other_rows(
 ) -> BatchGapError:
     """The error for a batch with the number of the newest committed one, and other rows.
 
-    ``previous`` is the checkpoint to go back to, None if it is not retained or there is none. Offsets are not shown:
-    those of a source of the user's own may hold anything.
+    ``previous`` is the checkpoint to go back to; None if it is not retained or there is none. The message shows no
+    offsets, because a user's own source may put anything into them.
 
     >>> print(other_rows(3, "/data/state", {"kind": "plan", "time": 1, "offsets": [7]}, None, 2).detail)
     /data/state, batch 3; committed: planned at 1; to come: not known
@@ -101,7 +101,7 @@ def other_rows(
 
 
 def other_stream(batch_id: int, uri: str, then: str | None, now: str | None) -> BatchGapError:
-    """The error for a batch with the right number that another stream has planned, at another checkpointLocation.
+    """The error for a batch with the right number that another stream planned, at another checkpointLocation.
 
     >>> other_stream(3, "/data/state", "file:/a", "file:/b").code
     'BATCH_GAP.OTHER_ROWS'

@@ -1,4 +1,4 @@
-"""What a job is: a function, and how rows reach it. Configuration only, checked when it is made.
+"""A job: a function, and how rows reach it. It is configuration only, checked when it is made.
 
 >>> from statebackend.functions import map_with_state
 >>> job = Job(map_with_state(lambda row, n: (None, 1), int), key="user")
@@ -53,7 +53,7 @@ class Job:
                 f"a {what} is not a function with state",
                 hint="give an object of a KeyedProcessFunction or BatchProcessFunction, or map_with_state(...)",
             )
-        #: The object that was given. It is never run: see `fresh_function`.
+        #: The object that was given. It never runs: see `fresh_function`.
         self.function: ProcessFunction = function
         #: The column of the key, or the columns of a composite one.
         self.key: str | tuple[str, ...] = key if isinstance(key, str) else tuple(key)
@@ -82,7 +82,7 @@ class Job:
 
     @property
     def is_batch(self) -> bool:
-        """Whether the function takes whole batches."""
+        """True if the function takes whole batches."""
         return isinstance(self.function, BatchProcessFunction)
 
     @property
@@ -103,7 +103,7 @@ class Job:
         return made  # type: ignore[no-any-return]
 
     def key_type(self, columns: Mapping[str, Any]) -> Type:
-        """The type of the key, given the types of all columns in any notation; that of a composite key is a ROW.
+        """The type of the key, given the types of all columns in any notation; for a composite key, a ROW.
 
         >>> from statebackend.functions import map_with_state
         >>> job = Job(map_with_state(lambda row, n: (None, 1), int), key=["a"])
@@ -115,7 +115,7 @@ class Job:
         return types[self.key] if isinstance(self.key, str) else ROW(**types)
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Raise unless a batch with these columns has all that the job names, and each once."""
+        """Raise unless a batch with these columns has each column that the job names exactly once."""
         wanted = [*self.columns, *self.order_by]
         wanted += [each for each in (self.event_time, self.broadcast) if each is not None]
         for name in wanted:
@@ -130,7 +130,7 @@ class Job:
 
     @staticmethod
     def check_column(name: str, names: Sequence[str]) -> None:
-        """Raise unless the name is among the names."""
+        """Raise unless ``names`` contains the name."""
         if name not in names:
             raise UsageError(
                 f"the batch has no column {name!r}",

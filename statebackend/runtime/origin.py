@@ -1,6 +1,6 @@
-"""What a committed batch came from: a number is not an identity, so its manifest says which rows it was made of.
+"""The origin of a committed batch. A number is no identity, so the manifest also records which rows the batch had.
 
-Until manifests have members for it, this lies in their ``progress``, under ``"origin"``.
+The manifest stores it in ``progress``, under ``"origin"``, until it has members for it.
 
 >>> planned = plan_identity(1_700_000_000_000, [{"logOffset": 3}])
 >>> Origin(planned, ("user",), "1" * 32).to_json()["identity"]
@@ -20,27 +20,27 @@ from statebackend.runtime.digest import rows_digest
 __all__ = ["Incoming", "Origin", "plan_identity", "rows_identity"]
 
 _MEMBER = "origin"
-#: What there is in an identity of each kind.
+#: The members of an identity of each kind.
 _MEMBERS = {"plan": {"kind", "time", "offsets"}, "rows": {"kind", "rows", "digest"}}
 
 
 class Incoming(NamedTuple):
-    """A batch that is to come: how to get its rows, and what is known of it before.
+    """A batch to come: how to get its rows, and what is known of it before that.
 
     >>> Incoming(lambda: pa.table({"user": ["a"]})).read().num_rows
     1
     """
 
     read: Callable[[], pa.Table]
-    #: What the engine has planned for it, as `plan_identity` gives it; None where that cannot be read.
+    #: The engine's plan for it, as `plan_identity` gives it; None if the plan cannot be read.
     planned: dict[str, Any] | None = None
-    #: Lets the engine compute the batch and throw the rows away, for state that lies in the plan above; `read` does
-    #: so too.
+    #: Makes the engine compute the batch and throw the rows away, so that state in the engine's own plan moves on;
+    #: `read` does so too.
     execute: Callable[[], None] | None = None
 
 
 class Origin(NamedTuple):
-    """Which rows a batch was made of, by which columns they were keyed, and in which incarnation of the store.
+    """The rows of a batch, the columns that keyed them, and the incarnation of the store.
 
     >>> Origin.of({"origin": {"key": ["user"]}})
     Origin(identity=None, key=('user',), incarnation=None, stream=None, location=None)
@@ -51,7 +51,7 @@ class Origin(NamedTuple):
     incarnation: str | None = None
     #: The engine's own id of the stream that planned it, which ``name=`` does not change.
     stream: str | None = None
-    #: Where the engine keeps its place in the stream: Spark's checkpointLocation.
+    #: The folder in which the engine keeps its place in the stream: Spark's checkpointLocation.
     location: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Origin(NamedTuple):
         return self._asdict()
 
     def in_progress(self, progress: Mapping[str, Any]) -> dict[str, Any]:
-        """What a manifest holds as progress.
+        """The progress of a manifest, with this origin added.
 
         >>> sorted(Origin().in_progress({"batchId": 3}))
         ['batchId', 'origin']
@@ -72,7 +72,7 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, progress: Mapping[str, Any]) -> Origin:
-        """What a manifest's progress says; of what an older version has written, nothing.
+        """Read the origin from a manifest's progress; an older version wrote none.
 
         >>> Origin.of({"batchId": 3}).identity is None
         True
@@ -117,9 +117,9 @@ def without_origin(progress: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan_identity(time: int, offsets: list[Any]) -> dict[str, Any]:
-    """The identity of a batch by what its engine planned: where each source ends, and when that was decided.
+    """The identity of a batch by its engine's plan: the end of each source, and the time of that decision.
 
-    The time tells plans apart whose offsets are alike: those of Spark's file source only number its own log.
+    The time distinguishes plans with equal offsets: Spark's file source only numbers the entries of its own log.
 
     >>> plan_identity(1000, [])["kind"]
     'plan'

@@ -1,4 +1,4 @@
-"""The output of a batch as a file of its checkpoint: written once, and looked at before anybody is given it.
+"""The output of a batch as a file of its checkpoint: written once, and verified before anybody gets it.
 
 >>> encodings(pa.schema([("n", pa.int64()), ("s", pa.struct({"x": pa.int64()})), ("s.x", pa.int64())]))
 (['n'], ['s.x'])
@@ -17,18 +17,18 @@ from statebackend.runtime.row_writer import OutputSchema
 
 __all__ = ["Committed", "check_deliverable", "encodings", "write_output"]
 
-#: Rows in a row group of the output: what the tasks of Spark share.
+#: Rows in a row group of the output, which Spark's tasks divide among themselves.
 _ROW_GROUP = 262_144
 
 
 class Committed(NamedTuple):
-    """A batch that is committed: its checkpoint, which names its output, and what is to be told of it."""
+    """A committed batch: its checkpoint, which names its output, and the facts to report about it."""
 
     checkpoint: Checkpoint
     progress: dict[str, Any]
-    #: Whether it had been committed before, and was not run now.
+    #: True if it was committed before, and has not run now.
     is_replay: bool
-    #: What its store was when it was committed: see `CheckpointStore.incarnation`.
+    #: The incarnation of its store when it was committed: see `CheckpointStore.incarnation`.
     incarnation: str
 
     @property
@@ -37,7 +37,7 @@ class Committed(NamedTuple):
         return [file for file in self.checkpoint.manifest.files if file.kind == "output"]
 
     def verify_output(self) -> None:
-        """Raise `CorruptCheckpointError` unless the output is what was written; O(bytes)."""
+        """Raise `CorruptCheckpointError` unless the output is as it was written; O(bytes)."""
         try:
             self.checkpoint.verify(self.output)
         except CorruptCheckpointError as error:
@@ -51,7 +51,7 @@ class Committed(NamedTuple):
 def write_output(writer: DataWriter, table: pa.Table) -> StoredFile:
     """Write the rows of a batch as one file, durably.
 
-    Pages carry checksums of their own, so that whoever reads them later can still find a flipped bit.
+    Pages carry their own checksums, so that later readers can still find a flipped bit.
     """
     numbers, others = encodings(table.schema)
     with writer.create("output", suffix=".parquet") as file:
@@ -70,7 +70,7 @@ def write_output(writer: DataWriter, table: pa.Table) -> StoredFile:
 def check_deliverable(committed: Committed, schema: OutputSchema | None, has_sink: bool) -> None:
     """Raise unless a job with this schema, and perhaps a sink, can deliver what was committed before.
 
-    Reads the output as a whole: what says with which schema it was written is checked before it is believed.
+    Reads the whole output: the file names the schema it was written with, and is checked before that is believed.
     """
     if not committed.output:
         return
@@ -103,9 +103,9 @@ def check_deliverable(committed: Committed, schema: OutputSchema | None, has_sin
 
 
 def encodings(schema: pa.Schema) -> tuple[list[str], list[str]]:
-    """The columns that are written in differences, and those with a dictionary, nested ones as Parquet names them.
+    """The columns to delta-encode, and those to dictionary-encode; nested columns have their Parquet names.
 
-    Whole numbers in differences are half as large as in a dictionary, where most of them occur once.
+    Delta-encoded integers take half the space of a dictionary if most of them occur once.
 
     >>> encodings(pa.schema([("n", pa.int64()), ("t", pa.string())]))
     (['n'], ['t'])
@@ -118,7 +118,7 @@ def encodings(schema: pa.Schema) -> tuple[list[str], list[str]]:
 
 
 def _leaves(path: str, kind: pa.DataType) -> list[str]:
-    """What Parquet makes of a column: columns of its own for what a struct, list or map holds.
+    """The Parquet columns for a column: structs, lists and maps become one for each leaf.
 
     >>> _leaves("a", pa.list_(pa.struct({"x": pa.string(), "y": pa.map_(pa.string(), pa.int64())})))
     ['a.list.element.x', 'a.list.element.y.key_value.key', 'a.list.element.y.key_value.value']

@@ -1,4 +1,4 @@
-"""What a batch did and where its time went, in Spark's words.
+"""The progress of a batch: its effects and the time of each part, in Spark's terms.
 
 >>> watch = Stopwatch()
 >>> with watch.part("function"):
@@ -22,7 +22,7 @@ __all__ = ["Stopwatch", "describe", "sizes", "storable"]
 
 
 class Stopwatch:
-    """The time of each part of a batch.
+    """Measures the time of each part of a batch.
 
     >>> Stopwatch().durations()
     {}
@@ -36,7 +36,7 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the time of what is inside under a name, which may come more than once."""
+        """Add the time of the ``with`` block under a name, which may occur more than once."""
         began = time.perf_counter()
         try:
             yield
@@ -44,7 +44,7 @@ class Stopwatch:
             self._parts[name] = self._parts.get(name, 0.0) + time.perf_counter() - began
 
     def durations(self) -> dict[str, float]:
-        """Milliseconds of each part so far, in the order in which they came."""
+        """Milliseconds of each part so far, in the order of their first use."""
         return {name: round(seconds * 1000, 1) for name, seconds in self._parts.items()}
 
     def total(self) -> float:
@@ -53,7 +53,7 @@ class Stopwatch:
 
 
 def sizes(metrics: dict[str, Any]) -> dict[str, int]:
-    """Of a keyed backend's metrics, what Spark calls its state's size.
+    """The size of the state, as Spark defines it, from a keyed backend's metrics.
 
     >>> sizes({"entries": 2, "rows": 3, "run_bytes": 100, "blob_bytes": 20})
     {'numRowsTotal': 3, 'memoryUsedBytes': 120}
@@ -63,9 +63,9 @@ def sizes(metrics: dict[str, Any]) -> dict[str, int]:
 
 
 def storable(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures as JSON holds them: numbers of any library as Python's own, and None for what JSON has no word for.
+    """Convert figures to what JSON holds: Python's own numbers, and None for what JSON cannot express.
 
-    A backend of another package may count in what it likes, and no commit may fail for it.
+    A backend of another package may count in any type, and no commit may fail because of that.
 
     >>> storable({"entries": np.int64(3), "share": float("nan"), "states": {"count": np.float32(0.5)}})
     {'entries': 3, 'share': None, 'states': {'count': 0.5}}
@@ -100,7 +100,7 @@ def describe(progress: dict[str, Any]) -> str:
     ...           "memoryUsedBytes": 2_500_000, "commitTimeMs": 4.2, "processedRowsPerSecond": 1234.5})
     'batch 3: 10 rows in, 2 out, 1,234 rows/s; state 7 rows, 2.5 MB; commit 4.2 ms'
 
-    What was written and removed is told of where it is known, timers where some fired, and where the time went.
+    It mentions rows written and removed if they are known, timers if some fired, and the time of each part.
     """
     text = (
         f"batch {progress['batchId']}: {progress['numInputRows']:,} rows in, {progress['numOutputRows']:,} out, "

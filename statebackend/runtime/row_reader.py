@@ -1,4 +1,4 @@
-"""From Arrow to the rows that per-record functions see: whole columns at a time, light named tuples one by one.
+"""From Arrow to the rows that per-record functions get: whole columns at a time, light named tuples one by one.
 
 >>> table = pa.table({"user": ["ann", "bob"], "at": [{"x": 1}, None]})
 >>> list(rows_of(table))
@@ -22,7 +22,7 @@ from statebackend.types import row_class
 __all__ = ["column_values", "rows_of"]
 
 _UTC = datetime.timezone.utc
-#: In microseconds since 1970, what datetimes reach from and to.
+#: The range of datetime, in microseconds since 1970.
 _YEAR_1, _YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
 #: Rows are made in pieces of this many, so that a large batch is never held as Python objects.
 _PIECE = 65_536
@@ -92,7 +92,7 @@ def _values(array: pa.Array) -> list[Any]:
 def _times(array: pa.Array) -> list[Any]:
     aware = array.type.tz is not None
     plain = array.cast(pa.timestamp("us"))
-    # Beyond the years of datetime, numpy gives bare numbers.
+    # Beyond the years of datetime, numpy returns bare numbers.
     for bound in pc.min_max(plain.cast(pa.int64())).as_py().values():
         if bound is not None:
             _check_year(bound)
@@ -125,7 +125,7 @@ def _pairs(array: pa.Array, start: int, length: int) -> list[tuple[Any, Any]]:
 
 
 def _runs(array: pa.Array, read: Callable[[int, int], list[Any]]) -> list[Any]:
-    """The elements of a list or map array, list by list; ``read(start, length)`` gives those of its child."""
+    """The elements of a list or map array, list by list; ``read(start, length)`` reads them from its child."""
     offsets = array.offsets.to_numpy().tolist()
     if not offsets or len(array) == 0:
         return []

@@ -1,4 +1,4 @@
-"""From what a function gives out to the Arrow table of the output schema, with every value checked.
+"""From the results of a function to the Arrow table of the output schema, with every value checked.
 
 >>> writer = OutputSchema("user string, n bigint")
 >>> writer.table_of_rows([("ann", 1), {"n": 2, "user": "bob"}]).to_pylist()
@@ -38,7 +38,7 @@ _EXACT: dict[str, frozenset[type]] = {
 
 
 class OutputSchema:
-    """The columns that a function gives out.
+    """The columns that a function outputs.
 
     ``schema`` is Spark DDL, a Spark ``StructType``, a ``pyarrow.Schema``, a ROW, or a dataclass or NamedTuple.
 
@@ -85,7 +85,7 @@ class OutputSchema:
     # --- from rows ---
 
     def table_of_rows(self, rows: Sequence[Any]) -> pa.Table:
-        """The table of rows in any of the forms that a function may give them in; O(n)."""
+        """The table of rows in any form that a function may output; O(n)."""
         if not rows:
             return self.empty()
         columns = self._columns(rows)
@@ -108,7 +108,7 @@ class OutputSchema:
         return [list(map(itemgetter(at), fields)) for at in range(count)]
 
     def _fields(self, row: Any) -> Sequence[Any] | None:
-        """A named tuple with the schema's names is taken by name, any other tuple by position."""
+        """Take a named tuple with the schema's names by name, any other tuple by position."""
         if isinstance(row, tuple):
             own = getattr(row, "__fields__", None) or getattr(row, "_fields", None)
             if own is not None and tuple(own) != self._names and set(own) == set(self._names):
@@ -121,7 +121,7 @@ class OutputSchema:
             try:
                 return pa.array(values, kind.arrow)
             except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError, OverflowError):
-                pass  # what follows says which value it is
+                pass  # the code below names the wrong value
         return self._checked(name, kind, values)
 
     def _is_exact(self, kind: Type, values: list[Any]) -> bool:
@@ -148,7 +148,7 @@ class OutputSchema:
     # --- from batches ---
 
     def table_of_batches(self, given: Any) -> pa.Table:
-        """The table of what a `BatchProcessFunction` gave: a batch, a table, several of them, or None."""
+        """The table of a `BatchProcessFunction`'s result: a batch, a table, several of them, or None."""
         if given is None:
             return self.empty()
         if isinstance(given, pa.RecordBatch):
@@ -205,7 +205,7 @@ def _quoted(name: str) -> str:
 
 
 def _is_close(found: Type, wanted: Type) -> bool:
-    """Whether Arrow's checked cast from one to the other keeps every value or fails."""
+    """Return True if Arrow's checked cast from one to the other keeps every value or fails."""
     if found == wanted or (isinstance(found, DecimalType) and isinstance(wanted, DecimalType)):
         return True
     if isinstance(wanted, TupleType) and isinstance(found, RowType):

@@ -101,7 +101,7 @@ class Runner:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can run a batch."""
+        """True if it can run a batch."""
         return self._task is not None
 
     @property
@@ -329,7 +329,7 @@ class Runner:
             raise
 
     def _may_begin_anew(self, batch_id: int) -> bool:
-        """Whether ``on_gap`` may act: once for each value of ``first_batch``, and to the end what it has begun."""
+        """Return True if ``on_gap`` may act: once for each value of ``first_batch``, or to finish what it has begun."""
         if self._first_batch not in (None, batch_id):
             return False
         done = self._store.done

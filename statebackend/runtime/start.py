@@ -1,4 +1,4 @@
-"""What a job begins with, and what it must not begin with.
+"""Checks on the beginning of a job: what it may begin with, and what it must not.
 
 >>> check_beginning("/data/savepoint", 57, "fail")
 >>> check_beginning("/data/savepoint", None, "restart_from_empty")
@@ -41,7 +41,7 @@ def check_beginning(restore_from: Any, first_batch: Any, on_gap: str) -> None:
 
 
 def source_of(restore_from: Any) -> Any:
-    """What backends restore from: the newest checkpoint of a store, a savepoint, or what was given.
+    """The source that backends restore from: the newest checkpoint of a store, a savepoint, or what was given.
 
     >>> source_of("/data/savepoint")
     Savepoint('/data/savepoint')
@@ -54,7 +54,7 @@ def source_of(restore_from: Any) -> Any:
 
 
 def check_key_columns(checkpoint: Checkpoint, columns: tuple[str, ...], uri: str) -> None:
-    """Raise if the checkpoint of a job was made by other key columns; older versions did not note theirs."""
+    """Raise if a job with other key columns made the checkpoint; older versions did not record theirs."""
     noted = Origin.of(checkpoint.manifest.progress).key
     if noted is not None and noted != columns:
         raise StateMigrationError(
@@ -67,12 +67,12 @@ def check_key_columns(checkpoint: Checkpoint, columns: tuple[str, ...], uri: str
 
 
 def other_query(error: UsageError, store: CheckpointStore, location: str | None) -> UsageError:
-    """The error for a store of another query, which may be this one with its place in the stream lost.
+    """The error for a store of another query, which may also be this query after it lost its place in the stream.
 
-    ``error`` is what the store says; ``location`` is where the engine keeps the place of the query that is refused.
+    ``error`` comes from the store; ``location`` is the folder in which the engine keeps the refused query's place.
     """
     newest, noted = None, None
-    with suppress(StateBackendError):  # what is damaged there is not what this query is to be told
+    with suppress(StateBackendError):  # the query's own error matters more than damage in the store
         newest = store.latest()
         noted = None if newest is None else Origin.of(store.open(newest).manifest.progress).location
     if noted is None or location is None:

@@ -40,10 +40,10 @@ __all__ = ["Task"]
 
 _log = logging.getLogger(__name__)
 
-#: Of states with ``cleanup_idle``, up to this much of what has expired is removed after each batch, or four times as
-#: much as the batch had rows: more than can have come.
+#: After each batch, remove up to this much of what has expired from states with ``cleanup_idle``, or four times the
+#: batch's rows: more than can have been added.
 _CLEANED = 10_000
-#: Rows are read, and rows given out are turned into Arrow, in pieces of this many.
+#: Rows in, and rows out on their way to Arrow, are converted in pieces of this many.
 _PIECE = 65_536
 
 
@@ -60,18 +60,18 @@ class BatchClock:
         self._now = 0
 
     def now(self) -> int:
-        """What `set` was told, in milliseconds."""
+        """The time given to `set`, in milliseconds."""
         return self._now
 
     def set(self, now: int) -> None:
-        """Begin another batch."""
+        """Set the time of another batch."""
         self._now = now
 
 
 class Task:
-    """A function with its state. Batches run one after the other, each ended by `committed` or `undo`.
+    """A function with its state. Batches run one after the other, and `committed` or `undo` ends each.
 
-    ``restore`` is what backends restore from; ``restored_id`` the id of that checkpoint.
+    ``restore`` is the source that backends restore from; ``restored_id`` is the id of that checkpoint.
 
     >>> from statebackend.functions import map_with_state
     >>> from statebackend.types import STRING
@@ -111,7 +111,7 @@ class Task:
         )
         self._function: Any = None
         self._last_id = restored_id
-        #: Of the batch that runs: its rows, and the timers that had fired before it.
+        #: Of the running batch: its rows, and the number of timers fired before it.
         self._rows = self._fired_before = 0
         self._marks: tuple[Any, Any] | None = None
         #: The checkpoint for which a snapshot of the batch has been taken.
@@ -120,9 +120,9 @@ class Task:
     # --- a batch ---
 
     def run(self, batch_id: int, batch: Batch, now: int) -> Any:
-        """Run the function over a batch; gives its rows, as a table if the job has a schema, else as a list.
+        """Run the function over a batch and return its rows: a table if the job has a schema, otherwise a list.
 
-        If anything raises, state is as it was before, and the next batch gets a fresh copy of the function.
+        If anything raises, state is as before, and the next batch gets a fresh copy of the function.
         """
         run = self._run_batch if self.job.is_batch else self._run_rows
         return self._begun(batch_id, now, partial(run, batch))
@@ -142,7 +142,7 @@ class Task:
         of_operator = self.operator.mark()
         try:
             self._open()
-            # After open: a state that is asked for after a mark would be empty after going back to it.
+            # Mark after open: a state first asked for after a mark would be empty after a rollback to it.
             self._marks = (self.keyed.mark(), of_operator)
         except BaseException:
             self.operator.rollback(of_operator)
@@ -166,18 +166,18 @@ class Task:
 
     @property
     def timers_fired(self) -> int:
-        """How many timers the last batch fired."""
+        """The number of timers that the last batch fired."""
         return self.keyed.timers.fired - self._fired_before if self.keyed.has_timers else 0
 
     @property
     def rows_changed(self) -> tuple[int | None, int | None]:
-        """How many rows of state the batch has written, and removed; None if the backend does not know."""
+        """The number of rows of state that the batch has written, and removed; None if the backend does not know."""
         if self._marks is None:
             raise UsageError("no batch has been run")
         return self.keyed.count_changes(self._marks[0]) or (None, None)
 
     def snapshot(self, checkpoint_id: int, store: CheckpointStore) -> list[Any]:
-        """Open a view of all state, which is written in the background; what is returned has ``result()``."""
+        """Open a view of all state, to be written in the background; each returned object has ``result()``."""
         self._taken = checkpoint_id
         return [
             self.keyed.snapshot(checkpoint_id, store),
@@ -185,14 +185,14 @@ class Task:
         ]
 
     def committed(self, batch_id: int) -> None:
-        """The batch is committed: it can no longer be undone."""
+        """Note that the batch is committed: it can no longer be undone."""
         self._end()
         self._last_id = batch_id
         if isinstance(self._function, CheckpointListener):
             self._function.notify_checkpoint_complete(batch_id)
 
     def undo(self) -> None:
-        """Return all state to the end of the batch before, and throw the function's copy away."""
+        """Return all state to the end of the previous batch, and discard the function's copy."""
         if self._marks is not None:
             keyed, operator = self._marks
             self.keyed.rollback(keyed)
@@ -226,7 +226,7 @@ class Task:
         self._process(iter(pairs), given)
 
     def _process(self, pairs: Iterator[tuple[Any, Any]], given: _Given) -> None:
-        # Once per row: everything is a local name, and what a generator gives goes straight into the list.
+        # This runs once per row: it uses local names only, and a generator's rows go straight into the list.
         set_key, process, context = self.keyed.set_current_key, self._function.process_element, self._context
         rows: list[Any] = []
         extend = rows.extend
@@ -257,7 +257,7 @@ class Task:
             return
         timers, on_timer, context = self.keyed.timers, self._function.on_timer, self._context
         before = -1
-        while timers.fired != before:  # a timer of one domain may register one of the other
+        while timers.fired != before:  # a timer of one domain may register one in the other
             before = timers.fired
             for domain in DOMAINS:
                 for timestamp in timers.due(now, domain):
@@ -294,7 +294,7 @@ class Task:
 
 
 def _told(method: Callable[..., None], *arguments: Any) -> None:
-    """Call what nothing depends on: it must not hide why the function is thrown away."""
+    """Call a method whose failure must not hide the reason for discarding the function."""
     try:
         method(*arguments)
     except Exception:  # noqa: BLE001 - any that the user's code raises
@@ -302,7 +302,7 @@ def _told(method: Callable[..., None], *arguments: Any) -> None:
 
 
 def _pairs(job: Job, piece: pa.Table) -> Iterator[tuple[Any, Any]]:
-    """Keys and rows; the columns of the key are converted once for both."""
+    """Keys and rows; converts the columns of the key once for both."""
     columns = {
         name: column_values(column, name)
         for name, column in zip(piece.column_names, piece.columns, strict=True)
@@ -315,7 +315,7 @@ def _pairs(job: Job, piece: pa.Table) -> Iterator[tuple[Any, Any]]:
 
 
 class _Given:
-    """Rows that a function gave out; in Arrow as soon as there are many, if the job has a schema."""
+    """Rows that a function returned; in Arrow as soon as there are many, if the job has a schema."""
 
     __slots__ = ("_output", "_parts", "_rows")
 
@@ -334,7 +334,7 @@ class _Given:
             self._rows = []
 
     def add_batches(self, batches: Any) -> None:
-        """What `process_batch` gave, whose end may lie in a generator."""
+        """Add the result of `process_batch`; a generator may still run to its end here."""
         if self._output is not None:
             self._parts.append(self._output.table_of_batches(batches))
             return

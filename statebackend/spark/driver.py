@@ -155,7 +155,7 @@ class StatefulBatches:
             )
 
     def _planned(self, batch_id: int, watch: Stopwatch) -> dict[str, Any] | None:
-        """What Spark has planned for the batch, made durable: it must not be lost while the batch is kept."""
+        """Spark's plan for the batch, made durable: it must not be lost while the batch is kept."""
         if self._execution is None:
             return None
         with watch.part("plan"):
@@ -248,7 +248,7 @@ class StatefulBatches:
         )
 
     def is_running(self) -> bool:
-        """Whether the query that it works for still runs, as far as can be told."""
+        """True if the query that it works for still runs, as far as can be told."""
         execution = self._execution
         return self._runner is not None if execution is None else execution.is_active()
 
@@ -310,7 +310,7 @@ def check_not_sparks_own(store: CheckpointStore, location: str | None) -> None:
 
 
 def is_within(path: str, folders: list[str]) -> bool:
-    """Whether a path is one of these folders, or lies in one.
+    """Return True if a path is one of these folders, or lies in one.
 
     >>> is_within("/a/b/c", ["/a/b"]), is_within("/a/bc", ["/a/b"])
     (True, False)

@@ -1,6 +1,6 @@
-"""Spark's run of a query, as far as it can be asked: what it has planned, where it keeps that, whether it still runs.
+"""Spark's run of a query: its plans, the place where it keeps them, and its end, as far as a driver can ask.
 
-Only the classic API of Spark lets a driver ask. Through Spark Connect there is no such object.
+Only Spark's classic API lets a driver ask. Spark Connect has no such object.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["SPARKS_FOLDERS", "Execution", "SparkLog", "local_folder", "parsed_pl
 
 _log = logging.getLogger("statebackend.spark")
 
-#: What Spark keeps in a checkpointLocation.
+#: The content of a checkpointLocation.
 SPARKS_FOLDERS = ("offsets", "commits", "sources", "state", "metadata")
-#: The folders of a checkpointLocation that say which rows a batch has. What follows from them is not needed: Spark
-#: takes a batch whose commit it has lost for one to be run again, and so do we.
+#: The folders of a checkpointLocation that determine the rows of a batch. Their consequences are not needed: if
+#: Spark has lost the commit of a batch, it runs the batch again, and so do we.
 _FOLDERS = ("offsets", "sources")
 
 
@@ -38,7 +38,7 @@ class Execution:
 
     @classmethod
     def of(cls, session: Any, query_id: str | None) -> Execution | None:
-        """The run of a query that is active in this session's application; None where it cannot be had."""
+        """The run of an active query in this session's application; None if it is out of reach."""
         if query_id is None:
             return None
         try:
@@ -51,21 +51,21 @@ class Execution:
             return None
 
     def is_active(self) -> bool:
-        """Whether the run has not ended."""
+        """True if the run has not ended."""
         try:
             return bool(self._java.isActive())
         except Exception:  # noqa: BLE001 - Spark is gone
             return False
 
     def location(self) -> str | None:
-        """The checkpointLocation, as Spark has resolved it; None where it cannot be had."""
+        """The checkpointLocation, as Spark has resolved it; None if it is out of reach."""
         try:
             return str(self._java.resolvedCheckpointRoot())
         except Exception:  # noqa: BLE001 - internals of Spark
             return None
 
     def planned(self, batch_id: int) -> dict[str, Any] | None:
-        """The identity of a batch by what Spark has put down for it in its offset log; None if nothing is there."""
+        """The identity of a batch from its entry in Spark's offset log; None if there is no entry."""
         try:
             log = self._java.offsetLog()
             found = log.get(batch_id)
@@ -81,9 +81,9 @@ class Execution:
 
 
 def parsed_plan(text: str) -> dict[str, Any] | None:
-    """The identity that an entry of Spark's offset log stands for: its time, and the end of each source.
+    """The identity in an entry of Spark's offset log: its time, and the end of each source.
 
-    The settings of the session in it are left out: they do not say which rows there are.
+    Leaves out the settings of the session in it: they do not determine the rows.
 
     >>> parsed_plan('v1\\n{"batchWatermarkMs":0,"batchTimestampMs":1000,"conf":{}}\\n{"logOffset":3}\\n-')
     {'kind': 'plan', 'time': 1000, 'offsets': [{'logOffset': 3}, None]}
@@ -92,7 +92,7 @@ def parsed_plan(text: str) -> dict[str, Any] | None:
     try:
         time = json.loads(lines[1])["batchTimestampMs"]
     except (IndexError, KeyError, TypeError, ValueError):
-        return None  # of a version that we do not know
+        return None  # an entry of a version that we do not know
     return plan_identity(time, [_parsed_offset(line) for line in lines[2:]])
 
 
@@ -106,10 +106,10 @@ def _parsed_offset(line: str) -> Any:
 
 
 class SparkLog:
-    """Spark's notes on what each batch is made of, where they lie in a folder that this process can reach.
+    """Spark's logs of the content of each batch, if they lie in a folder that this process can reach.
 
-    Spark does not sync them on a local path. A batch that is durable here while its plan is not would be planned anew
-    after a power failure, with other rows: so they are made durable before the batch is committed.
+    Spark does not sync them on a local path. If a batch were durable and its plan were not, Spark would plan it anew
+    after a power failure, with other rows. So the plan is made durable before the batch is committed.
     """
 
     def __init__(self, folder: str, calls: PosixCalls | None = None) -> None:
@@ -121,12 +121,12 @@ class SparkLog:
 
     @classmethod
     def at(cls, location: str | None) -> SparkLog | None:
-        """The notes at a checkpointLocation; None if it is not a folder here."""
+        """The logs at a checkpointLocation; None if it is no folder here."""
         folder = local_folder(location)
         return None if folder is None else cls(folder)
 
     def sync(self) -> None:
-        """Make durable what has been written since the last call; O(names there), and an fsync for each new one."""
+        """Make durable what was written since the last call; O(names there), and an fsync for each new name."""
         with storing(f"making Spark's notes in {self.folder} durable"):
             for name in _FOLDERS:
                 self._sync_tree(f"{self.folder}/{name}")
@@ -146,7 +146,7 @@ class SparkLog:
         for name, entry in entries.items():
             if entry.is_dir(follow_symlinks=False):
                 self._sync_tree(entry.path)
-            elif name in fresh:  # a file of a log is never written a second time
+            elif name in fresh:  # Spark never writes a file of a log twice
                 self._sync_file(entry.path)
         if fresh or synced is None:
             self._calls.sync_folder(folder)
@@ -158,7 +158,7 @@ class SparkLog:
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM):
                 _log.warning("not ours to make durable: %s", path)
-            elif error.errno not in (errno.ENOENT, errno.ENOTDIR):  # Spark has thrown it away meanwhile
+            elif error.errno not in (errno.ENOENT, errno.ENOTDIR):  # Spark has deleted it meanwhile
                 raise
 
     def _sync_content(self, path: str) -> None:
@@ -170,7 +170,7 @@ class SparkLog:
             os.close(descriptor)
 
     def _sync_outwards(self) -> None:
-        """Make the names of the folder and of those above it durable, as far as they are ours."""
+        """Make the names of the folder and of its parents durable, as far as they belong to us."""
         folder = self.folder
         while True:
             try:
@@ -186,7 +186,7 @@ class SparkLog:
 
 
 def local_folder(location: str | None) -> str | None:
-    """The folder that an address of Spark's names, if it is one of this machine's; None otherwise.
+    """The local folder for an address from Spark; None if the address is not on this machine.
 
     >>> local_folder("file:/"), local_folder("s3a://bucket/app"), local_folder(None)
     ('/', None, None)
@@ -201,7 +201,7 @@ def local_folder(location: str | None) -> str | None:
 
 
 def shown_location(location: str | None) -> str | None:
-    """A checkpointLocation as manifests may hold it.
+    """A checkpointLocation in the form that manifests may hold.
 
     >>> shown_location("s3a://KEY:SECRET@bucket/app")
     's3a://bucket/app'

@@ -1,4 +1,4 @@
-"""What is asked of a Spark session: which query this is, what its frames hold, what executors can reach.
+"""Questions to a Spark session: the query of a batch, the content of its frames, the reach of its executors.
 
 Nothing here imports pyspark: the session comes with the batch.
 """
@@ -30,14 +30,14 @@ _QUERY_ID = "sql.streaming.queryId"
 
 
 class Query(NamedTuple):
-    """Which query a batch is of: who its state belongs to, and Spark's id where it tells."""
+    """The query of a batch: the owner of its state, and Spark's id if Spark tells it."""
 
     name: str
     id: str | None
 
     @classmethod
     def of(cls, frame: Any, name: str | None) -> Query:
-        """The query that calls with this frame; ``name``, if given, is who its state belongs to."""
+        """The query that calls with this frame; ``name``, if given, is the owner of its state."""
         found: str | None = None
         if not is_connect(frame):
             found = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
@@ -52,17 +52,17 @@ class Query(NamedTuple):
 
 
 def is_connect(frame: Any) -> bool:
-    """Whether a frame is one of Spark Connect's."""
+    """Return True if the frame is one of Spark Connect's."""
     return type(frame).__module__.startswith("pyspark.sql.connect")
 
 
 def column_types(frame: Any) -> dict[str, Any]:
-    """The types of the columns; of names that come twice, the last."""
+    """The types of the columns; for names that occur twice, the last."""
     return {field.name: field.dataType for field in frame.schema.fields}
 
 
 def arrow_of(frame: Any) -> pa.Table:
-    """The rows of a batch, brought to this process."""
+    """Bring the rows of a batch to this process."""
     try:
         return frame.toArrow()
     except Exception as error:
@@ -78,12 +78,12 @@ def arrow_of(frame: Any) -> pa.Table:
 
 
 def execute(frame: Any) -> None:
-    """Let Spark compute a batch and throw the rows away."""
+    """Make Spark compute a batch and throw the rows away."""
     frame.write.format("noop").mode("overwrite").save()
 
 
 def _runs_here(frame: Any) -> bool:
-    """Whether all of Spark runs on this machine."""
+    """Return True if all of Spark runs on this machine."""
     return bool(frame.sparkSession.conf.get("spark.master", "local").startswith("local"))
 
 
@@ -99,15 +99,15 @@ def check_reachable(frame: Any, checkpoint: str) -> None:
 
 
 def check_readable_by_executors(frame: Any, checkpoint: str, address: str) -> None:
-    """Raise unless an executor can read a file of the store, of which this is the address. Runs one small job.
+    """Raise unless an executor can read ``address``, a file of the store. Runs one small job.
 
-    Where all of Spark is on this machine, and where paths are no folders, nothing is asked.
+    Asks nothing if all of Spark is on this machine, or if the paths are no folders.
     """
     if scheme_of(checkpoint) not in (None, "file") or _runs_here(frame):
         return
     try:
         found = _reader(frame).text(_spark_path(address)).count()
-    except Exception as error:  # the message is Spark's
+    except Exception as error:  # Spark's message
         raise _unreachable(checkpoint, frame) from error
     if not found:
         raise _unreachable(checkpoint, frame)
@@ -123,7 +123,7 @@ def _unreachable(checkpoint: str, frame: Any) -> UsageError:
 
 
 def check_output_names(frame: Any, names: Sequence[str]) -> None:
-    """Raise if Spark would not read an output with these columns: it may take two of the names for one."""
+    """Raise if Spark could not read an output with these columns: it may take two of the names for one."""
     if frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true":
         return
     counts = Counter(name.lower() for name in names)
@@ -137,15 +137,15 @@ def check_output_names(frame: Any, names: Sequence[str]) -> None:
 
 
 def output_frame(frame: Any, ddl: str, paths: list[str]) -> Any:
-    """A frame over the committed output, which reads its files whenever it is used.
+    """A frame over the committed output; it reads the files whenever it is used.
 
-    Whatever the session says of missing or damaged files, here they are errors.
+    Missing or damaged files are errors here, whatever the session's settings.
     """
     session = frame.sparkSession
     if not paths:
         return session.createDataFrame([], ddl)
     reader = _reader(frame).schema(ddl).option("datetimeRebaseMode", "CORRECTED")
-    # Spark does not look at the checksums of pages unless it is told to.
+    # Spark ignores the checksums of pages unless an option says otherwise.
     reader = reader.option("parquet.page.verify-checksum.enabled", "true")
     return reader.parquet(*map(_spark_path, paths))
 
@@ -158,7 +158,7 @@ def _reader(frame: Any) -> Any:
 
 
 def _spark_path(address: str) -> str:
-    """The address of a file as Spark takes it, in whatever file system it looks by default."""
+    """The address of a file as Spark takes it, whatever its default file system."""
     if address.startswith("s3://"):
         return "s3a://" + address.removeprefix("s3://")
     return f"file://{address}" if scheme_of(address) is None else address

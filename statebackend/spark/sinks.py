@@ -1,4 +1,4 @@
-"""Calling a sink: what it is given, and what is looked at before.
+"""Calling a sink: its arguments, and the checks before.
 
 >>> def sink(df, batch_id, context):
 ...     print(batch_id, context.is_replay)
@@ -21,9 +21,9 @@ __all__ = ["SinkContext", "asks_for_context", "call", "check"]
 
 @dataclass(frozen=True)
 class SinkContext:
-    """What a sink with a parameter called ``context`` is told, to hand on to systems that can keep an older writer out.
+    """The context for a sink with a parameter called ``context``, to pass on to systems that can fence older writers.
 
-    A pair of ``incarnation`` and ``batch_id`` stands for the same rows for ever. A larger ``epoch`` is that of a newer
+    A pair of ``incarnation`` and ``batch_id`` stands for the same rows for ever. A larger ``epoch`` belongs to a newer
     writer: a system that has seen it refuses smaller ones.
 
     >>> SinkContext(3, 1, "0" * 32, True).is_replay
@@ -32,16 +32,16 @@ class SinkContext:
 
     #: The batch that is delivered.
     batch_id: int
-    #: Larger with every opening of the store.
+    #: Increases with every opening of the store.
     epoch: int
-    #: New after the store was restarted from empty or rewound: its batches are others, under numbers that come again.
+    #: New after the store was restarted from empty or rewound: other batches then come under the same numbers.
     incarnation: str
-    #: Whether the batch had been committed before, and is delivered again.
+    #: True if the batch was committed before, and is delivered again.
     is_replay: bool
 
 
 def check(sink: Any) -> None:
-    """Raise unless it can be called as a sink is: found out now, not when a batch is committed.
+    """Raise unless the object can be called as a sink: now, and not when a batch is committed.
 
     >>> check(lambda df: df.show())
     Traceback (most recent call last):
@@ -51,7 +51,7 @@ def check(sink: Any) -> None:
         raise UsageError("sink is a function (DataFrame, batch id)")
     try:
         signature = inspect.signature(sink, follow_wrapped=False)
-    except (TypeError, ValueError):  # something built in, which says nothing of its parameters
+    except (TypeError, ValueError):  # a built-in, which does not reveal its parameters
         return
     named = {"context": None} if asks_for_context(sink) else {}
     try:
@@ -69,7 +69,7 @@ def call(sink: Callable[..., Any], frame: Any, batch_id: int, context: SinkConte
 
 
 def asks_for_context(sink: Callable[..., Any]) -> bool:
-    """Whether a sink has a parameter ``context`` that can be given by name, and that nobody has bound.
+    """Return True if a sink has an unbound parameter ``context`` that can be passed by name.
 
     >>> asks_for_context(lambda df, batch_id, context: None), asks_for_context(lambda df, context: None)
     (True, False)

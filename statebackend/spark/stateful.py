@@ -41,11 +41,11 @@ def stateful(
     clock: Any = None,
     single_writer: bool = False,
 ) -> StatefulBatches:
-    """What to give to ``foreachBatch``: runs ``function`` over every batch, effectively once.
+    """Wrap a stateful function for ``foreachBatch``: run ``function`` over every batch, effectively once.
 
-    State and output of a batch are committed together under ``checkpoint``; then ``sink(df, batch_id)`` gets a frame
-    over the committed output. If it fails, Spark's retry gets the same rows again, byte for byte. A sink with a
-    parameter named ``context`` is given a `SinkContext` too.
+    It commits state and output of a batch together under ``checkpoint``, then calls ``sink(df, batch_id)`` with a
+    frame over the committed output. If the sink fails, Spark's retry gets the same rows again, byte for byte. A sink
+    with a parameter named ``context`` gets a `SinkContext` too.
 
     >>> from statebackend.functions import map_with_state
     >>> count = map_with_state(lambda row, n: ((row.user, (n or 0) + 1), (n or 0) + 1), "bigint")

@@ -1,8 +1,8 @@
-"""State: the types of handles, how a state is declared, and what a backend owes.
+"""State: the types of handles, the descriptors that declare state, and the interface of a backend.
 
-`StateBackend` and `KeyedStateBackend` are the interfaces. `BaseKeyedStateBackend` has what all
-implementations share; a backend derives from it and writes what it says is missing. A handle belongs to one state of
-one backend, and is scoped to the backend's current key and namespace.
+`StateBackend` and `KeyedStateBackend` are the interfaces. `BaseKeyedStateBackend` is the shared part of all
+implementations: a backend derives from it and writes the methods that it lists. A handle belongs to one state of one
+backend, and works on the backend's current key and namespace.
 
 >>> from statebackend.backends import create_backend
 >>> total = ReducingStateDescriptor("total", "sum", "bigint")

@@ -1,8 +1,8 @@
-"""Aggregates: what a user writes, and those that have a name.
+"""Aggregates: the interface for a user's own, and the named ones.
 
-``"count" "sum" "avg" "min" "max" "variance" "stddev"`` are defined here once, in plain Python, by the
-formulas that Spark uses: a central moment is moved on by each value and merged without cancellation. A
-compiled version in a backend keeps the same accumulators and does the same operations in the same order.
+``"count" "sum" "avg" "min" "max" "variance" "stddev"`` are defined here once, in plain Python, by the formulas that
+Spark uses: each value updates a central moment, and moments merge without cancellation. A compiled version in a
+backend keeps the same accumulators and does the same operations in the same order.
 
 >>> spread = named_aggregate("stddev", "bigint")
 >>> accumulator = spread.create_accumulator()
@@ -26,9 +26,9 @@ __all__ = ["AGGREGATE_NAMES", "AggregateFunction", "NamedAggregate", "named_aggr
 
 
 class AggregateFunction(ABC):
-    """Folds values into an accumulator and makes a result of it; derive from it for an aggregate of your own.
+    """Folds values into an accumulator and makes a result of it; derive from it to write your own aggregate.
 
-    ``add`` and ``merge`` may change the accumulator they are given and return it, or return another.
+    ``add`` and ``merge`` may change and return the accumulator that they get, or return another.
 
     >>> class Longest(AggregateFunction):
     ...     def create_accumulator(self):
@@ -43,12 +43,12 @@ class AggregateFunction(ABC):
     'abc'
     """
 
-    #: The type of results in Arrow, in any notation; None lets Arrow find one. Vectorised reads use it.
+    #: The type of results in Arrow, in any notation; None lets Arrow infer it. Vectorised reads use it.
     result_type: Any = None
 
     @abstractmethod
     def create_accumulator(self) -> Any:
-        """What a new key starts from; never None.
+        """The accumulator that a new key starts from; never None.
 
         >>> named_aggregate("count", "string").create_accumulator()
         0
@@ -72,7 +72,7 @@ class AggregateFunction(ABC):
 
     @abstractmethod
     def merge(self, a: Any, b: Any) -> Any:
-        """The accumulator of the values of both, those of ``a`` first; namespaces are merged with it.
+        """The accumulator of the values of both, those of ``a`` first; merging namespaces uses it.
 
         >>> named_aggregate("sum", "bigint").merge(1, 2)
         3
@@ -126,7 +126,7 @@ class _Count(NamedAggregate):
 
 
 class _Reduced(NamedAggregate):
-    """Sum, minimum and maximum: nothing, then reductions. The accumulator is None before the first value."""
+    """Sum, minimum and maximum as reductions. The accumulator is None before the first value."""
 
     def __init__(self, name: str, declared_type: Type) -> None:
         super().__init__(declared_type)
@@ -216,8 +216,8 @@ AGGREGATE_NAMES = ("count", "sum", "avg", "min", "max", "variance", "stddev")
 def named_aggregate(name: str, declared_type: Any) -> NamedAggregate:
     """The named aggregate over values of a type, given in any notation.
 
-    Results: ``count`` LONG; ``sum``, ``min``, ``max`` as the values; ``avg``, ``variance`` and ``stddev``
-    DOUBLE, the latter two of the sample, None below two values. Integer overflow of a sum raises.
+    Results: ``count`` is LONG; ``sum``, ``min`` and ``max`` have the type of the values; ``avg``, ``variance`` and
+    ``stddev`` are DOUBLE. The latter two are those of the sample, None below two values. A sum raises on overflow.
 
     >>> named_aggregate("sum", "decimal(10,2)").result_type
     DECIMAL(10, 2)

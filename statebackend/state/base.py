@@ -1,4 +1,4 @@
-"""What the keyed backends share: registration, the current key and namespace, enumeration, marks, closing.
+"""The shared part of keyed backends: registration, current key and namespace, enumeration, marks, closing.
 
 >>> from statebackend.backends import create_backend
 >>> keyed = create_backend("reference").create_keyed_backend(int)
@@ -46,12 +46,12 @@ from statebackend.types import Type
 __all__ = ["BaseKeyedStateBackend", "checked_budget", "checked_range"]
 
 _MERGING = ("list", "reducing", "aggregating")
-#: Stands for all namespaces where an encoded one is expected.
+#: Represents all namespaces where an encoded one is expected.
 ALL = None
 
 
 def checked_range(max_parallelism: Any, key_group_range: Any) -> KeyGroupRange:
-    """The range itself, or all key groups for None, checked to lie within ``max_parallelism``.
+    """The range itself, or all key groups for None; checks that it lies within ``max_parallelism``.
 
     >>> checked_range(4, None)
     KeyGroupRange(0, 3)
@@ -74,7 +74,7 @@ def checked_range(max_parallelism: Any, key_group_range: Any) -> KeyGroupRange:
 
 
 def checked_budget(budget: Any) -> int:
-    """How many steps `advance` may do, checked to be a whole number and not negative.
+    """Return the number of steps for `advance`; it must be a whole number and not negative.
 
     >>> checked_budget(5)
     5
@@ -91,10 +91,10 @@ def checked_budget(budget: Any) -> int:
 class BaseKeyedStateBackend(KeyedStateBackend):
     """The shared part. A backend derives from it and writes the methods under "to be written".
 
-    A compiled backend overrides `set_current_key`, `current_key`, `set_current_namespace`,
-    `current_namespace`, `_save_key` and `_restore_key` together, if it keeps the key itself.
+    A compiled backend that keeps the key itself overrides `set_current_key`, `current_key`, `set_current_namespace`,
+    `current_namespace`, `_save_key` and `_restore_key` together.
 
-    Keys are handed to the methods to be written in canonical form, namespaces encoded; `ALL` is None.
+    The methods under "to be written" get keys in canonical form and namespaces encoded; `ALL` is None.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._states: dict[str, KeyedState] = {}
         self._marks = MarkStack(type(self).__name__)
         self._closed = False
-        #: The current key in canonical form (None: none is set), its group, and the time it was set.
+        #: The current key in canonical form (None: none is set), its group, and the time at which it was set.
         self._key: Any = None
         self._key_group = 0
         self._now = 0
         self._namespace = b""
         #: The time of the batch, or of the vectorised call, that is running. None: the clock tells.
         self._fixed_now: int | None = None
-        #: What a clock that was given told the last operation that may have changed something. Never the machine's.
+        #: The time that a given clock told the last operation that may have changed something. Never the machine's.
         self._worked_at: int | None = None
         #: Set by a backend that has timers.
         self._timers: Timers | None = None
@@ -128,7 +128,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     @abstractmethod
     def _create_state(self, descriptor: StateDescriptor) -> KeyedState:
-        """A handle of a new, empty state. The descriptor is the backend's own copy."""
+        """Make a handle of a new, empty state. The descriptor is the backend's own copy."""
 
     @abstractmethod
     def _redeclare_state(self, state: KeyedState, descriptor: StateDescriptor) -> None:
@@ -136,9 +136,9 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     @abstractmethod
     def _canonical_keys(self, state: KeyedState, namespace: bytes | None) -> Iterable[Any]:
-        """Canonical keys of unexpired entries in a namespace or in ALL; a key may come more than once.
+        """Canonical keys of unexpired entries in a namespace or in ALL; a key may occur more than once.
 
-        Read at once: what is returned does not change when the state does.
+        Read at once: the result does not change when the state does.
         """
 
     @abstractmethod
@@ -159,7 +159,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     @abstractmethod
     def _mark_point(self) -> Any:
-        """What `_return_to` needs to find back to this moment."""
+        """The point that lets `_return_to` find back to this moment."""
 
     @abstractmethod
     def _return_to(self, point: Any) -> None:
@@ -167,11 +167,11 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     @abstractmethod
     def _forget_point(self, point: Any) -> None:
-        """A mark was released; ``len(self._marks)`` are left."""
+        """Release a mark's point; ``len(self._marks)`` marks are left."""
 
     @abstractmethod
     def _drop_all(self) -> None:
-        """Release everything; the backend is closed already."""
+        """Release everything; the backend is already closed."""
 
     # --- what it is ---
 
@@ -259,7 +259,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         return self._key, self._key_group, self._now, self._namespace
 
     def _restore_key(self, saved: Any) -> None:
-        """Back to what `_save_key` gave, without reading the clock."""
+        """Return to what `_save_key` gave, without reading the clock."""
         self._key, self._key_group, self._now, self._namespace = saved
 
     # --- states ---
@@ -284,7 +284,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         return state
 
     def _new_state(self, descriptor: StateDescriptor) -> KeyedState:
-        """The handle of a state that is asked for the first time, with what was restored of it."""
+        """The handle of a state that is asked for the first time, with its restored contents."""
         return self._create_state(descriptor)
 
     def _check_time(self, descriptor: StateDescriptor) -> None:
@@ -337,7 +337,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     # --- enumeration ---
 
     def _at_one_time(self, read: Callable[[], Iterable[Any]]) -> list[Any]:
-        """What ``read`` gives at a time of its own, the current key's staying what it was."""
+        """Collect ``read()`` at a time of its own, and leave the current key's time as it was."""
         saved = self._save_key()
         self._now = self._time()
         try:
@@ -443,7 +443,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
             self.release(mark)
 
     def _check_groups(self, canonical_keys: Sequence[Any]) -> None:
-        """Raise if a key belongs to a key group that is not served."""
+        """Raise if a key belongs to a key group that the backend does not serve."""
         for canonical in canonical_keys:
             self._group_of(canonical)
 
@@ -497,11 +497,11 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         return metrics
 
     def _row_count(self, state: KeyedState) -> int:
-        """Values, lists and map entries of a state."""
+        """Count the values, lists and map entries of a state."""
         return self._entry_count(state)
 
     def _expiry_metrics(self, state: KeyedState) -> dict[str, Any]:
-        """What is known of a state with a time to live: what has expired, and what is left."""
+        """The figures of a state with a time to live: what has expired, and what is left."""
         return {}
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Clocks: where a backend reads the time that TTL and timers go by.
+"""Clocks: a backend reads the time for TTL and timers from one.
 
-A clock is any object with ``now() -> int``, milliseconds. `statebackend.testing.ManualClock` is one that
-stands still until it is told.
+A clock is any object with ``now() -> int``, in milliseconds. `statebackend.testing.ManualClock` is one that stands
+still until it is told.
 
 >>> class Stopped:
 ...     def now(self):
@@ -67,7 +67,7 @@ class SystemClock:
 
 
 def checked_clock(clock: Any) -> Clock:
-    """The clock itself, the machine's for None; anything without ``now()`` is refused.
+    """The clock itself, or the machine's for None; refuses anything without ``now()``.
 
     >>> checked_clock(None)
     SystemClock()

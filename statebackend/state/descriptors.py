@@ -33,7 +33,7 @@ D = TypeVar("D", bound="StateDescriptor")
 
 
 class StateDescriptor:
-    """The name of a state and what is stored under it; the base of the six kinds.
+    """The name and the stored types of a state; the base of the six kinds.
 
     Two descriptors are equal if kind, name, types, time to live and combining function are.
 
@@ -67,7 +67,7 @@ class StateDescriptor:
         return self._ttl_config if self._ttl_config.is_enabled else None
 
     def enable_time_to_live(self: D, ttl_config: StateTtlConfig) -> D:
-        """Let the state expire; returns the descriptor. A config with ``UpdateType.Disabled`` turns it off.
+        """Let the state expire; returns the descriptor. A config with ``UpdateType.Disabled`` turns expiry off.
 
         >>> ListStateDescriptor("tags", str).enable_time_to_live(StateTtlConfig(1000)).name
         'tags'
@@ -82,7 +82,7 @@ class StateDescriptor:
         return self
 
     def stored_types(self) -> dict[str, Type]:
-        """The types of what is stored, by role; two descriptors of one state agree on them.
+        """The stored types, by role; two descriptors of one state agree on them.
 
         >>> MapStateDescriptor("seen", str, int).stored_types()
         {'key': STRING, 'value': LONG}
@@ -90,7 +90,7 @@ class StateDescriptor:
         raise NotImplementedError
 
     def config(self) -> dict[str, Any]:
-        """A JSON-able description of what is stored: kind, types and whether entries have timestamps.
+        """A JSON-able description of the stored form: kind, types, and if entries have timestamps.
 
         >>> ListStateDescriptor("tags", str).config()
         {'kind': 'list', 'types': {'element': {'type': 'string'}}, 'ttl': False}
@@ -101,8 +101,8 @@ class StateDescriptor:
     def check_same_state(self, other: StateDescriptor) -> None:
         """Raise `StateMigrationError`, naming both, unless ``other`` describes the same state as this one.
 
-        Kind, types, time to live and named functions must agree. Functions of the user's own and defaults may
-        differ: the newest descriptor's are used.
+        Kind, types, time to live and named functions must agree. A user's own functions and defaults may differ: the
+        newest descriptor's are used.
 
         >>> ListStateDescriptor("tags", str).check_same_state(ListStateDescriptor("tags", int))
         Traceback (most recent call last):
@@ -135,7 +135,7 @@ class StateDescriptor:
         return f"{self.kind.upper()}({', '.join(map(repr, self.stored_types().values()))})"
 
     def _function_name(self) -> str | None:
-        """The combining function, if it has a name; "a function" for the user's own."""
+        """The name of the combining function; "a function" for a user's own."""
         return None
 
     def _identity(self) -> tuple[Any, ...]:
@@ -157,7 +157,7 @@ class StateDescriptor:
 
 
 class ValueStateDescriptor(StateDescriptor):
-    """One value per key. ``default`` is what `value()` of an absent value gives a copy of.
+    """One value per key. `value()` of an absent value returns a copy of ``default``.
 
     >>> ValueStateDescriptor("average", "struct<count:bigint,sum:bigint>", default=(0, 0)).default_copy()
     Row(count=0, sum=0)
@@ -232,7 +232,7 @@ class MapStateDescriptor(StateDescriptor):
 
 
 class ReducingStateDescriptor(StateDescriptor):
-    """One value per key, into which every added value is reduced.
+    """One value per key; each added value is reduced into it.
 
     ``reduce`` is a function ``(old, new) -> merged`` of values of ``type``, or the name of a reduction.
 
@@ -273,10 +273,10 @@ class ReducingStateDescriptor(StateDescriptor):
 
 
 class AggregatingStateDescriptor(StateDescriptor):
-    """One accumulator per key, into which every added value goes, and of which a result is made.
+    """One accumulator per key; each added value goes into it, and the result is made from it.
 
-    ``aggregate`` is an `AggregateFunction`, which needs ``accumulator_type`` (``type``, of the values, may be
-    left out: they then reach the function unchecked), or the name of an aggregate, which needs ``type``.
+    ``aggregate`` is an `AggregateFunction` or the name of an aggregate. A function needs ``accumulator_type``; without
+    ``type``, the type of the values, these reach it unchecked. A named aggregate needs ``type``.
 
     >>> mean = AggregatingStateDescriptor("mean", "avg", "bigint")
     >>> mean.accumulator_type, mean.result_type
@@ -291,7 +291,7 @@ class AggregatingStateDescriptor(StateDescriptor):
     #: The type of added values, or None if they are not checked.
     type: Type | None
     accumulator_type: Type
-    #: The type of results, or None if Arrow is to find one.
+    #: The type of results, or None to let Arrow infer it.
     result_type: Type | None
 
     def __init__(
@@ -359,10 +359,10 @@ class AggregatingStateDescriptor(StateDescriptor):
 
 
 class FoldingStateDescriptor(StateDescriptor):
-    """One accumulator per key, begun with ``initial`` and moved on by ``fold(accumulator, value)``.
+    """One accumulator per key; it begins as ``initial``, and ``fold(accumulator, value)`` advances it.
 
-    Old Flink's; values may be of any type and reach ``fold`` unchecked. It cannot be merged across
-    namespaces: two accumulators cannot be folded. Prefer `AggregatingStateDescriptor`.
+    It comes from old Flink. Values may have any type and reach ``fold`` unchecked. It cannot be merged across
+    namespaces, because two accumulators cannot be folded. Prefer `AggregatingStateDescriptor`.
 
     >>> path = FoldingStateDescriptor("path", "", lambda path, step: path + "/" + step, str)
     >>> path.fold(path.initial_copy(), "home")

@@ -1,13 +1,12 @@
-"""The interfaces of state handles, with the vectorised methods ready to inherit.
+"""The interfaces of state handles, with vectorised methods ready to inherit.
 
-A backend derives its handles from these classes. What must be written is abstract; the vectorised methods
-have an implementation in terms of the scalar ones, which a backend may override. None of the classes has
-instance attributes (``__slots__`` is empty), so that a handle can derive from an extension type too:
-``class HeapValueState(ValueHandle, ValueState)``.
+A backend derives its handles from these classes and writes the abstract methods. The vectorised methods are
+implemented with the scalar ones; a backend may override them. No class has instance attributes (``__slots__`` is
+empty), so a handle can derive from an extension type too: ``class HeapValueState(ValueHandle, ValueState)``.
 
-Rules that hold for all of them: the current key must be set (`UsageError` otherwise); a value of the wrong
-type raises `SerializationError` or `OverflowError` and changes nothing; after the backend's `close` every
-call raises `ClosedError`. A returned object is the caller's to read, not to change: change it and `update`.
+Some rules hold for all of them. The current key must be set (`UsageError` otherwise). A value of the wrong type raises
+`SerializationError` or `OverflowError` and changes nothing. After the backend's `close` every call raises
+`ClosedError`. Do not change a returned object; to store a change, call `update`.
 
 >>> from statebackend.backends import create_backend
 >>> from statebackend.state import MapStateDescriptor
@@ -56,17 +55,17 @@ __all__ = [
 
 
 class State(ABC):
-    """What all states have."""
+    """The shared base of all states."""
 
     __slots__ = ()
 
     @abstractmethod
     def clear(self) -> None:
-        """Remove what is stored; nothing happens if nothing is. O(1) amortised."""
+        """Remove the stored value; do nothing if there is none. O(1) amortised."""
 
     @abstractmethod
     def exists(self) -> bool:
-        """Whether something is stored that a read would return; never changes anything. O(1), no copy.
+        """Return True if a read would return something stored; never changes anything. O(1), no copy.
 
         With TTL, expired state does not exist under ``NeverReturnExpired``.
         """
@@ -80,7 +79,7 @@ class KeyedState(State):
     @property
     @abstractmethod
     def descriptor(self) -> StateDescriptor:
-        """What the state was declared as."""
+        """The descriptor that declared the state."""
 
     @property
     @abstractmethod
@@ -121,14 +120,14 @@ class ValueState(KeyedState):
 
     @abstractmethod
     def value(self) -> Any:
-        """The value; a copy of the default, which may be None, where there is none. O(1) and the copy."""
+        """The value; if there is none, a copy of the default, which may be None. O(1) and the copy."""
 
     @abstractmethod
     def update(self, value: Any) -> None:
         """Set the value; ``update(None)`` clears. O(1), ``value`` is copied."""
 
     def get_many(self, keys: Any) -> pa.Array:
-        """`value` for each key; null where there is neither a value nor a default. O(n)."""
+        """`value` for each key; null if there is neither a value nor a default. O(n)."""
         return vectorised.read_many(self, keys, self.value, self.descriptor.type)
 
     def update_many(self, keys: Any, values: Any) -> None:
@@ -152,7 +151,7 @@ class ListState(State):
 
     @abstractmethod
     def get(self) -> list[Any]:
-        """The elements, in order, as a new list; empty where there are none. O(length)."""
+        """The elements, in order, as a new list; empty if there are none. O(length)."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Any]:
@@ -193,15 +192,15 @@ class KeyedListState(ListState, KeyedState):
         vectorised.each_key(self, keys, self.add, (values, self.descriptor.element_type, False))
 
     def get_many(self, keys: Any) -> pa.ListArray:
-        """`get` for each key; an empty list where there are no elements. O(n and all elements)."""
+        """`get` for each key; an empty list if there are no elements. O(n and all elements)."""
         return vectorised.list_many(self, keys)
 
 
 class MapState(KeyedState):
     """A map in insertion order. Values may be None, keys may not, and an empty map is the same as none.
 
-    Replacing the value of a key that is there keeps its place, and is allowed while iterating; adding or
-    removing a key meanwhile makes the next step raise `RuntimeError`.
+    Replacing the value of an existing key keeps its place, and is allowed while iterating. If a key is added or
+    removed meanwhile, the next step raises `RuntimeError`.
 
     >>> from statebackend.backends import create_backend
     >>> keyed = create_backend("reference").create_keyed_backend(int)
@@ -223,7 +222,7 @@ class MapState(KeyedState):
 
     @abstractmethod
     def get(self, key: Any, default: Any = None) -> Any:
-        """The value of a key, ``default`` where the key is absent. O(1) and the copy."""
+        """The value of a key, ``default`` if the key is absent. O(1) and the copy."""
 
     @abstractmethod
     def put(self, key: Any, value: Any) -> None:
@@ -231,15 +230,15 @@ class MapState(KeyedState):
 
     @abstractmethod
     def put_all(self, entries: Mapping[Any, Any]) -> None:
-        """Put all entries, or, if one of them is refused, none; None raises. O(entries)."""
+        """Put all entries; if one of them is refused, put none. None raises. O(entries)."""
 
     @abstractmethod
     def remove(self, key: Any) -> None:
-        """Remove a key; nothing happens if it is absent. The last one takes the map with it. O(1)."""
+        """Remove a key; do nothing if it is absent. Removing the last one removes the map. O(1)."""
 
     @abstractmethod
     def contains(self, key: Any) -> bool:
-        """Whether the key is there, even with None for a value. O(1)."""
+        """Return True if the key is present, even with None for a value. O(1)."""
 
     @abstractmethod
     def keys(self) -> Iterator[Any]:
@@ -255,15 +254,15 @@ class MapState(KeyedState):
 
     @abstractmethod
     def is_empty(self) -> bool:
-        """Whether there is no entry that a read would return; never changes anything."""
+        """Return True if there is no entry that a read would return; never changes anything."""
 
     @abstractmethod
     def __getitem__(self, key: Any) -> Any:
-        """The value of a key; `KeyError` where it is absent."""
+        """The value of a key; `KeyError` if it is absent."""
 
     @abstractmethod
     def __delitem__(self, key: Any) -> None:
-        """Remove a key; `KeyError` where it is absent."""
+        """Remove a key; `KeyError` if it is absent."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.put(key, value)
@@ -278,7 +277,7 @@ class MapState(KeyedState):
         return not self.is_empty()
 
     def get_many(self, keys: Any, map_keys: Any) -> pa.Array:
-        """`get` of each row's map key; null where it is absent. O(n)."""
+        """`get` of each row's map key; null if it is absent. O(n)."""
         return vectorised.map_get_many(self, keys, map_keys)
 
     def put_many(self, keys: Any, map_keys: Any, values: Any) -> None:
@@ -291,21 +290,21 @@ class MapState(KeyedState):
 
 
 class _AddingState(KeyedState):
-    """What reducing, aggregating and folding states share."""
+    """The shared part of reducing, aggregating and folding states."""
 
     __slots__ = ()
 
     @abstractmethod
     def get(self) -> Any:
-        """What the added values came to; None where none was added. O(1), and the copy or the function."""
+        """The result of the added values; None if none was added. O(1), and the copy or the function."""
 
     @abstractmethod
     def add(self, value: Any) -> None:
-        """Add a value; ``add(None)`` clears. If the function raises, nothing has changed. O(1)."""
+        """Add a value; ``add(None)`` clears. If the function raises, nothing changes. O(1)."""
 
 
 class ReducingState(_AddingState):
-    """One value, into which every added value is reduced.
+    """One value; each added value is reduced into it.
 
     >>> from statebackend.backends import create_backend
     >>> keyed = create_backend("reference").create_keyed_backend(str)
@@ -322,7 +321,7 @@ class ReducingState(_AddingState):
     def descriptor(self) -> ReducingStateDescriptor: ...
 
     def get_many(self, keys: Any) -> pa.Array:
-        """`get` for each key; null where nothing was added. O(n)."""
+        """`get` for each key; null if nothing was added. O(n)."""
         return vectorised.read_many(self, keys, self.get, self.descriptor.type)
 
     def add_many(
@@ -330,14 +329,14 @@ class ReducingState(_AddingState):
     ) -> tuple[pa.Array, pa.Array] | None:
         """`add` for each row, in order; a null clears. Atomic. O(n).
 
-        With ``return_changed``: the distinct keys, in the order of their first rows, and what they have then.
+        With ``return_changed``, return the distinct keys, in the order of their first rows, and their results.
         """
         value_type = self.descriptor.type
         return vectorised.add_many(self, keys, values, value_type, return_changed, value_type)
 
 
 class AggregatingState(_AddingState):
-    """One accumulator, into which every added value goes; `get` makes the result of it.
+    """One accumulator; each added value goes into it, and `get` makes the result.
 
     >>> from statebackend.backends import create_backend
     >>> keyed = create_backend("reference").create_keyed_backend(str)
@@ -354,7 +353,7 @@ class AggregatingState(_AddingState):
     def descriptor(self) -> AggregatingStateDescriptor: ...
 
     def get_many(self, keys: Any) -> pa.Array:
-        """`get` for each key; null where nothing was added. O(n)."""
+        """`get` for each key; null if nothing was added. O(n)."""
         return vectorised.read_many(self, keys, self.get, self.descriptor.result_type)
 
     def add_many(
@@ -366,7 +365,7 @@ class AggregatingState(_AddingState):
 
 
 class FoldingState(_AddingState):
-    """One accumulator, moved on by every added value.
+    """One accumulator; each added value advances it.
 
     >>> from statebackend.backends import create_backend
     >>> keyed = create_backend("reference").create_keyed_backend(str)
@@ -384,11 +383,11 @@ class FoldingState(_AddingState):
     def descriptor(self) -> FoldingStateDescriptor: ...
 
     def get_many(self, keys: Any) -> pa.Array:
-        """`get` for each key; null where nothing was added. O(n)."""
+        """`get` for each key; null if nothing was added. O(n)."""
         return vectorised.read_many(self, keys, self.get, self.descriptor.type)
 
     def add_many(
         self, keys: Any, values: Any, return_changed: bool = False
     ) -> tuple[pa.Array, pa.Array] | None:
-        """As `ReducingState.add_many`; the values are of any type."""
+        """As `ReducingState.add_many`; the values may have any type."""
         return vectorised.add_many(self, keys, values, None, return_changed, self.descriptor.type)

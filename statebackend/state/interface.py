@@ -56,7 +56,7 @@ class StateBackend(ABC):
 
     @classmethod
     def unavailable_reason(cls) -> str | None:
-        """Why the backend cannot be used here, with what to do about it; None if it can.
+        """The reason why the backend cannot be used here, and what to do about it; None if it can.
 
         >>> from statebackend.backends.reference import ReferenceBackend
         >>> ReferenceBackend.unavailable_reason() is None
@@ -74,9 +74,9 @@ class StateBackend(ABC):
         clock: Any = None,
         restore: Any = (),
     ) -> KeyedStateBackend:
-        """A keyed backend for keys of a type, serving a range of key groups (default: all).
+        """Make a keyed backend for keys of a type, serving a range of key groups (default: all).
 
-        ``clock`` is any object with ``now() -> int``, milliseconds; default: the machine's.
+        ``clock`` is any object with ``now() -> int``, in milliseconds; default: the machine's.
 
         >>> from statebackend.backends import create_backend
         >>> keyed = create_backend("reference").create_keyed_backend(int, max_parallelism=8)
@@ -88,7 +88,7 @@ class StateBackend(ABC):
     def create_operator_backend(
         self, *, subtask_index: int = 0, parallelism: int = 1, restore: Any = ()
     ) -> Any:
-        """The `OperatorStateBackend` of one of ``parallelism`` instances.
+        """Make the `OperatorStateBackend` of one of ``parallelism`` instances.
 
         >>> from statebackend.backends import create_backend
         >>> create_backend("reference").create_operator_backend().registered_state_names()
@@ -99,8 +99,8 @@ class StateBackend(ABC):
 class KeyedStateBackend(ABC):
     """State of many keys: states by name, the current key and namespace, enumeration, marks.
 
-    At most one call is inside it at a time; it may be used from different threads one after the other. A
-    context manager that closes it.
+    At most one call may be inside it at a time; different threads may use it one after the other. It is a context
+    manager that closes it.
 
     >>> from statebackend.backends import create_backend
     >>> from statebackend.state import ListStateDescriptor
@@ -133,9 +133,9 @@ class KeyedStateBackend(ABC):
 
     @abstractmethod
     def set_current_key(self, key: Any) -> None:
-        """Make ``key`` the one that handles work on, and read the clock. O(1).
+        """Make ``key`` the key that handles work on, and read the clock. O(1).
 
-        A key of the wrong type or of a key group outside the range raises; the old key then stays current.
+        Raises for a key of the wrong type or of a key group outside the range; the old key then stays current.
         """
 
     def clear_current_key(self) -> None:  # noqa: B027 - optional
@@ -150,13 +150,13 @@ class KeyedStateBackend(ABC):
     def set_current_namespace(self, namespace: Any) -> None:
         """Make ``namespace`` the one that handles work in: ``VOID``, a `TimeWindow`, int, str, bytes, tuple.
 
-        It belongs to the backend, holds for all its handles, and stays when the key changes. O(1).
+        The namespace belongs to the backend, holds for all its handles, and stays when the key changes. O(1).
         """
 
     @property
     @abstractmethod
     def current_namespace(self) -> Any:
-        """The current namespace; ``VOID`` until another is set."""
+        """The current namespace; if you set none, it is ``VOID``."""
 
     # --- states ---
 
@@ -164,7 +164,7 @@ class KeyedStateBackend(ABC):
     def get_state(self, descriptor: StateDescriptor) -> KeyedState:
         """The state of a descriptor of any kind; the same name gives the same handle again. O(1).
 
-        A name that is taken by another kind, type or time to live raises `StateMigrationError`.
+        A name that another kind, type or time to live has taken raises `StateMigrationError`.
         """
 
     @abstractmethod
@@ -195,9 +195,9 @@ class KeyedStateBackend(ABC):
 
     @abstractmethod
     def keys(self, name: str, namespace: Any = VOID) -> Iterator[Any]:
-        """The keys that have this state, each once, at the time of the call; expired ones are left out.
+        """The keys that have this state at the time of the call, each once; leaves out expired ones.
 
-        ``ALL_NAMESPACES`` for the keys of all namespaces. No order is promised. State may be changed while
+        Pass ``ALL_NAMESPACES`` for the keys of all namespaces. The order is not defined. State may change while
         iterating: the keys are those at the call. A name that is not registered raises `UsageError`.
         """
 
@@ -213,17 +213,17 @@ class KeyedStateBackend(ABC):
     def apply_to_all_keys(
         self, descriptor: StateDescriptor, function: Callable[[Any, Any], Any], namespace: Any = VOID
     ) -> None:
-        """``function(key, state)`` for each key that has the state at the time of the call.
+        """Call ``function(key, state)`` for each key that has the state at the time of the call.
 
-        Key and namespace are current meanwhile and restored afterwards, also if the function raises; what it
-        changed before then stays changed.
+        Key and namespace are current meanwhile and restored afterwards, also if the function raises. Its changes up
+        to then stay.
         """
 
     @abstractmethod
     def num_entries(self, name: str | None = None) -> int:
-        """How many (key, namespace) pairs have the state, or the states together.
+        """The number of (key, namespace) pairs that have the state, or the sum over all states.
 
-        Expired ones that have not been cleaned up count. An estimate on RocksDB.
+        Counts expired ones that have not been cleaned up. An estimate on RocksDB.
         """
 
     # --- whole keys and namespaces ---
@@ -236,8 +236,8 @@ class KeyedStateBackend(ABC):
     def merge_namespaces(self, descriptor: StateDescriptor, target: Any, sources: Iterable[Any]) -> None:
         """Merge the current key's state in the source namespaces into that of ``target``, in order.
 
-        For list, reducing and aggregating states; others raise `UsageError`. The sources are empty
-        afterwards. An absent source is skipped. Atomic.
+        For list, reducing and aggregating states; others raise `UsageError`. It leaves the sources empty and skips
+        absent ones. Atomic.
         """
 
     # --- time ---
@@ -250,19 +250,19 @@ class KeyedStateBackend(ABC):
 
     @property
     def has_timers(self) -> bool:
-        """Whether it has `timers`, which are optional."""
+        """True if it has `timers`, which are optional."""
         return False
 
     @property
     def timers(self) -> Timers:
-        """The timers of all keys; `register`, `delete` and `pending` are about the current key and namespace."""
+        """The timers of all keys; `register`, `delete` and `pending` work on the current key and namespace."""
         raise UsageError(f"{type(self).__name__} has no timers", code="USAGE.NOT_AVAILABLE")
 
     @abstractmethod
     def advance(self, budget: int = 1000) -> int:
-        """Do up to ``budget`` small steps of background work (cleanup, reclaiming); how many were done.
+        """Do up to ``budget`` small steps of background work (cleanup, reclaiming); return how many were done.
 
-        Never needed for right answers. Call it between batches.
+        Results are right without it. Call it between batches.
         """
 
     # --- marks ---
@@ -276,7 +276,7 @@ class KeyedStateBackend(ABC):
         """Return all states to where they were at ``mark``, timestamps included. O(changes since).
 
         ``mark`` and older ones stay valid; newer ones and open iterators do not. Handles stay valid; a state
-        registered since is empty. The current key and namespace stay as they are.
+        registered since then is empty. The current key and namespace stay as they are.
         """
 
     @abstractmethod
@@ -284,7 +284,7 @@ class KeyedStateBackend(ABC):
         """Give up the possibility to roll back to ``mark``. Idempotent."""
 
     def count_changes(self, mark: Any) -> tuple[int, int] | None:
-        """How many rows were put or written since ``mark`` and are there, and how many were there then and are gone.
+        """Count the rows put or written since ``mark`` that exist now, and the rows that existed then and are gone.
 
         A row is a value, a list or a map entry, as in ``metrics()["rows"]``. Optional: None if it is not known.
 
@@ -300,22 +300,22 @@ class KeyedStateBackend(ABC):
         """
         return None
 
-    # --- checkpoints: optional, a backend without them keeps state in memory only ---
+    # --- checkpoints: optional; a backend without them keeps state in memory only ---
 
     def snapshot(self, checkpoint_id: int, store: Any, *, incremental: bool = True) -> Any:
         """Open a consistent view and write it in the background. Optional: raises if not supported."""
         raise UsageError(f"{type(self).__name__} writes no checkpoints", code="USAGE.NOT_AVAILABLE")
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # noqa: B027 - optional
-        """The checkpoint is committed: needed only where the store that committed it is in another process."""
+        """Note that the checkpoint is committed; needed only if the store that committed it is in another process."""
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:  # noqa: B027 - optional
-        """The checkpoint will not be committed: what it held is written by the next one."""
+        """Note that the checkpoint will not be committed: the next one writes what it held."""
 
     def undeclared_states(self) -> list[str]:
         """The names of restored states that nobody has asked for yet, sorted; they are kept and written again.
 
-        States that the library keeps for itself, as those of timers, are not among them. O(their number).
+        The library's own states, such as those of timers, are not among them. O(their number).
 
         >>> from statebackend.backends import create_backend
         >>> create_backend("reference").create_keyed_backend(int).undeclared_states()
@@ -333,17 +333,17 @@ class KeyedStateBackend(ABC):
     def metrics(self) -> dict[str, Any]:
         """Figures: at least ``entries``, and ``states`` with ``kind`` and ``entries`` by name.
 
-        An entry is what a key has of a state; ``rows``, where it is there, counts each entry of a map.
+        An entry is one key's share of a state; ``rows``, if present, counts each entry of a map.
 
-        Of states with a time to live also ``expired_on_read``, ``expired_by_cleanup`` and ``oldest_timestamp``, and,
-        where checkpoints are written, ``expired_in_snapshots``: what full ones have left out, in values, list
-        elements and map entries. Of backends with timers ``timers``, how many wait by domain, and ``timers_fired``.
-        Counts begin with the backend.
+        States with a time to live add ``expired_on_read``, ``expired_by_cleanup`` and ``oldest_timestamp``. If
+        checkpoints are written, they also add ``expired_in_snapshots``: the values, list elements and map entries
+        that full ones left out. Backends with timers add ``timers``, the number that wait in each domain, and
+        ``timers_fired``. Counts begin with the backend.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Drop everything; every later call, but another `close`, raises `ClosedError`."""
+        """Drop everything; every later call except `close` raises `ClosedError`."""
 
     def __enter__(self: K) -> K:
         return self
@@ -357,8 +357,8 @@ class KeyedStateBackend(ABC):
 
     @abstractmethod
     def _vectorised_call(self, canonical_keys: Sequence[Any]) -> AbstractContextManager[None]:
-        """What a vectorised method runs in when it is made of scalar calls.
+        """The context in which a vectorised method makes scalar calls.
 
-        The key groups of all keys are checked first; the clock is read once; an error undoes what was done
-        inside; the current key and its time are restored.
+        It checks the key groups of all keys first and reads the clock once. An error undoes the changes made inside.
+        At the end it restores the current key and its time.
         """

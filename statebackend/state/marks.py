@@ -18,7 +18,7 @@ __all__ = ["Mark", "MarkStack"]
 
 
 class Mark:
-    """A point to roll back to; made by ``mark()``, of use to the backend that made it only.
+    """A point to roll back to, made by ``mark()``. Only the backend that made it can use it.
 
     >>> MarkStack("a backend").open(None)
     <open mark of a backend>
@@ -28,9 +28,9 @@ class Mark:
 
     def __init__(self, owner: MarkStack, point: Any) -> None:
         self._owner = owner
-        #: What the backend needs to find back.
+        #: The information that the backend needs to find back.
         self.point = point
-        #: Whether it can be rolled back to: it was neither released nor is it newer than a rollback.
+        #: True while a rollback to it is possible: it was not released, and no rollback went behind it.
         self.is_open = True
 
     def __repr__(self) -> str:
@@ -73,14 +73,14 @@ class MarkStack:
         return mark.point
 
     def back_to(self, mark: Mark) -> Any:
-        """The point of an open mark, which stays; newer marks are closed. O(newer marks)."""
+        """The point of an open mark, which stays open; closes newer marks. O(newer marks)."""
         point = self.point_of(mark)
         while self._marks[-1] is not mark:
             self._marks.pop().is_open = False
         return point
 
     def release(self, mark: Mark) -> bool:
-        """Close a mark; whether it was open. O(newer marks)."""
+        """Close a mark; return True if it was open. O(newer marks)."""
         self._check_own(mark)
         if not mark.is_open:
             return False

@@ -1,8 +1,8 @@
-"""The reductions that have a name: ``"sum" "min" "max" "first" "last" "product" "any" "all"``.
+"""The named reductions: ``"sum" "min" "max" "first" "last" "product" "any" "all"``.
 
-Each is defined here once, in plain Python, over values as a state gives them back; a compiled version in a
-backend does the same. Results are of the declared type. As in Spark, NaN is greater than any other number, a
-struct compares field by field with nulls first, and strings compare by their UTF-8 bytes.
+Each is defined here once, in plain Python, over values as a state returns them; a compiled version in a backend does
+the same. Results have the declared type. As in Spark, NaN is greater than any other number, structs compare field by
+field with nulls first, and strings compare by their UTF-8 bytes.
 
 >>> add = named_reduction("sum", "bigint")
 >>> add(2, 3)
@@ -31,7 +31,7 @@ _SINGLE = struct.Struct("<f")
 
 
 class Reduction:
-    """A named reduction for one type: ``reduction(old, new)`` gives what is kept; picklable.
+    """A named reduction for one type: ``reduction(old, new)`` returns the value to keep; picklable.
 
     >>> Reduction("min", of("int"))(4, 3)
     3
@@ -98,7 +98,7 @@ def _checked(declared: Type, combine: Callable[[Any, Any], Any]) -> Callable[[An
 
 
 def _to_single(number: float) -> float:
-    """``number`` rounded to single precision as the processor does it: what is too large is infinite."""
+    """Round ``number`` to single precision as the processor does: a number that is too large becomes infinite."""
     try:
         rounded: float = _SINGLE.unpack(_SINGLE.pack(number))[0]
     except OverflowError:
@@ -109,7 +109,7 @@ def _to_single(number: float) -> float:
 def _sum(declared: Type) -> Callable[[Any, Any], Any] | None:
     if not isinstance(declared, DecimalType):
         return _checked(declared, operator.add)
-    # Through the unscaled integers: decimal's own addition rounds to the precision of its context.
+    # Add unscaled integers: decimal's own addition rounds to the precision of its context.
     unscaled = convert.unscaled_converter(declared.precision, declared.scale)
     limit, scale = 10**declared.precision, declared.scale
 
@@ -166,7 +166,7 @@ def _float_rank(value: float) -> tuple[bool, float]:
 
 
 def ordering(declared: Type) -> Callable[[Any], Any] | None:
-    """A function from values to what compares as Spark compares them; None if the type has no order here.
+    """A function from values to keys that compare as in Spark; None if the type has no order here.
 
     >>> rank = ordering(of("struct<a:double>"))
     >>> rank((None,)) < rank((1.0,)) < rank((float("nan"),))

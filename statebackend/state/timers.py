@@ -1,9 +1,9 @@
-"""Timers: a time at which a key wants to be called.
+"""Timers: a key asks to be called at a time.
 
-A timer is of a key, a namespace and a time in one of two domains, ``"event"`` and ``"processing"``. Registering one
-twice is registering it once. It is due when ``timestamp <= now``. Timers fire in the order of their time; those of one
-time in the order of their keys in canonical form (integers by value, all other keys by their bytes), those of one key
-in the order of their encoded namespaces.
+A timer consists of a key, a namespace and a time in one of two domains, ``"event"`` and ``"processing"``. Registering
+it twice has the effect of once. It is due when ``timestamp <= now``. Timers fire in the order of their times; at one
+time in the order of their keys in canonical form (integers by value, all other keys by their bytes); for one key in
+the order of their encoded namespaces.
 
 >>> from statebackend.backends import create_backend
 >>> keyed = create_backend("reference").create_keyed_backend(str)
@@ -26,15 +26,15 @@ from statebackend.state.descriptors import MapStateDescriptor
 
 __all__ = ["DOMAINS", "RESERVED", "TimerRow", "Timers", "checked_domain", "checked_time", "timer_state"]
 
-#: Time as the rows tell it, and time as the clock tells it.
+#: The time that the rows tell, and the time that the clock tells.
 DOMAINS = ("event", "processing")
 
-#: What names of states do not begin with.
+#: The reserved prefix: names of users' states do not begin with it.
 RESERVED = "statebackend."
 
 
 def checked_domain(domain: Any) -> str:
-    """The domain itself; anything else is refused.
+    """The domain itself; refuses anything else.
 
     >>> checked_domain("event")
     'event'
@@ -45,7 +45,7 @@ def checked_domain(domain: Any) -> str:
 
 
 def checked_time(timestamp: Any) -> int:
-    """The time of a timer, checked to be a whole number of milliseconds of 64 bits.
+    """The time of a timer; it must be a whole number of milliseconds that fits 64 bits.
 
     >>> checked_time(5)
     5
@@ -65,8 +65,9 @@ def checked_time(timestamp: Any) -> int:
 
 
 def timer_state(domain: str) -> MapStateDescriptor:
-    """The state that the timers of a domain are in checkpoints: a map whose keys are times. No state of a user's has
-    such a name.
+    """The state that holds the timers of a domain in checkpoints: a map whose keys are times.
+
+    No user's state has such a name.
 
     >>> timer_state("event").name
     'statebackend.timers.event'
@@ -91,7 +92,7 @@ class TimerRow(NamedTuple):
 class Timers(ABC):
     """The timers of a keyed backend: ``keyed.timers``.
 
-    They are journalled with marks and belong to key groups as state does. `clear_key` leaves them alone.
+    Marks journal them, and they belong to key groups, like state. `clear_key` leaves them alone.
     """
 
     def __init__(self, backend: Any) -> None:
@@ -105,7 +106,7 @@ class Timers(ABC):
 
     @abstractmethod
     def _take_due(self, now: int, domain: str) -> int | None:
-        """Remove the first timer that is due, make its key and namespace current; its time, or None."""
+        """Remove the first timer that is due and make its key and namespace current; return its time, or None."""
 
     @abstractmethod
     def _all_rows(self, first_group: int, last_group: int) -> Iterable[TimerRow]:
@@ -117,13 +118,13 @@ class Timers(ABC):
     def register(self, timestamp: int, domain: str = "event") -> None:
         """Register a timer of the current key and namespace, in milliseconds. O(log timers).
 
-        One that is there already stays as it is. A time that has passed is due at once: the timer fires with the
-        next ones that do.
+        An existing timer stays as it is. A time that has passed is due at once: the timer fires with the next timers
+        that do.
         """
 
     @abstractmethod
     def delete(self, timestamp: int, domain: str = "event") -> None:
-        """Delete a timer of the current key and namespace; nothing happens if it is not there. O(1) expected."""
+        """Delete a timer of the current key and namespace; do nothing if there is none. O(1) expected."""
 
     @abstractmethod
     def pending(self, domain: str = "event") -> list[int]:
@@ -132,10 +133,10 @@ class Timers(ABC):
     # --- all keys ---
 
     def due(self, now: int, domain: str = "event") -> Iterator[int]:
-        """Take the timers that are due at ``now``, one by one: each is removed, and its key and namespace are current.
+        """Take the timers that are due at ``now``, one by one: removes each, and makes its key and namespace current.
 
-        What is registered meanwhile and is due too comes in its turn. Key and namespace are afterwards what they
-        were before. O(log timers) each.
+        A timer that is registered meanwhile and is due too comes in its turn. Afterwards key and namespace are what
+        they were before. O(log timers) each.
 
         >>> from statebackend.backends import create_backend
         >>> keyed = create_backend("reference").create_keyed_backend(str)
@@ -163,16 +164,16 @@ class Timers(ABC):
 
     @abstractmethod
     def next_due(self, domain: str = "event") -> int | None:
-        """When the first timer of any key is due; None if there is none."""
+        """The time of the first timer of any key; None if there is none."""
 
     @abstractmethod
     def count(self, domain: str = "event") -> int:
-        """How many timers there are, of all keys."""
+        """The number of timers, of all keys."""
 
     @property
     @abstractmethod
     def fired(self) -> int:
-        """How many timers have fired since the backend was made. Not covered by marks."""
+        """The number of timers that have fired since the backend was made. Marks do not cover it."""
 
     # --- for checkpoints ---
 
@@ -183,7 +184,7 @@ class Timers(ABC):
         return sorted(self._all_rows(own.start, own.end))
 
     def load(self, rows: Iterable[TimerRow]) -> None:
-        """Register what `rows` gave, of this backend or another one. All or nothing. O(n log n)."""
+        """Register the timers that `rows` returned, of this backend or another one. All or nothing. O(n log n)."""
         backend = self._backend
         backend._check_open()
         saved = backend._save_key()

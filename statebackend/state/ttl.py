@@ -1,4 +1,4 @@
-"""Time to live: when state expires, who still sees it then, and how it is cleaned up.
+"""Time to live: the expiry of state, its visibility after that, and its cleanup.
 
 >>> from datetime import timedelta
 >>> config = StateTtlConfig.new_builder(timedelta(hours=1)).update_ttl_on_read_and_write().build()
@@ -30,7 +30,7 @@ E = TypeVar("E", bound=enum.Enum)
 
 
 def expiration_timestamp(timestamp: int, ttl: int) -> int:
-    """When something stamped ``timestamp`` expires, never beyond the largest 64-bit time; O(1).
+    """The time at which something stamped ``timestamp`` expires, at most the largest 64-bit time; O(1).
 
     >>> expiration_timestamp(5, 10), expiration_timestamp(5, MAX_TIMESTAMP) == MAX_TIMESTAMP
     (15, True)
@@ -39,7 +39,7 @@ def expiration_timestamp(timestamp: int, ttl: int) -> int:
 
 
 def expired(timestamp: int, ttl: int, now: int) -> bool:
-    """Whether something stamped ``timestamp`` has expired at ``now``: from ``timestamp + ttl`` on; O(1).
+    """Return True if something stamped ``timestamp`` has expired at ``now``: from ``timestamp + ttl`` on; O(1).
 
     >>> expired(5, 10, 14), expired(5, 10, 15)
     (False, True)
@@ -59,7 +59,7 @@ class IncrementalCleanup(NamedTuple):
 
 
 class RocksDBCleanup(NamedTuple):
-    """Drop what has expired when RocksDB compacts; at least every ``periodic_compaction_time`` milliseconds.
+    """Drop expired state when RocksDB compacts; at least every ``periodic_compaction_time`` milliseconds.
 
     >>> StateTtlConfig(1000).rocksdb_cleanup.query_time_after_num_entries
     1000
@@ -74,7 +74,7 @@ DEFAULT_ROCKSDB_CLEANUP = RocksDBCleanup(1000, 30 * 24 * 3_600_000)
 
 
 class _UpdateType(enum.Enum):
-    """When the timestamp of state is renewed."""
+    """The accesses that renew the timestamp of state."""
 
     Disabled = 0
     OnCreateAndWrite = 1
@@ -82,14 +82,14 @@ class _UpdateType(enum.Enum):
 
 
 class _StateVisibility(enum.Enum):
-    """Whether a read may return what has expired but is still there."""
+    """The choice to return expired state that is still there, or never to."""
 
     ReturnExpiredIfNotCleanedUp = 0
     NeverReturnExpired = 1
 
 
 class _TtlTimeCharacteristic(enum.Enum):
-    """Which time TTL goes by."""
+    """The clock that TTL goes by."""
 
     ProcessingTime = 0
     EventTime = 1
@@ -102,16 +102,15 @@ for _enum in (_UpdateType, _StateVisibility, _TtlTimeCharacteristic):
 
 
 class StateTtlConfig:
-    """How long state lives; immutable, with equality, picklable. Everything is checked when it is built.
+    """The lifetime of state; immutable, comparable, picklable. The constructor checks everything.
 
-    ``ttl`` is a `datetime.timedelta` or an int of milliseconds. The keywords say what the methods of
-    `Builder` do: ``cleanup_incrementally=(5, True)``, ``cleanup_in_rocksdb_compact_filter=(1000,)`` or
-    ``=(1000, timedelta(days=1))``, and ``cleanup_in_background=False`` for
-    `Builder.disable_cleanup_in_background`.
+    ``ttl`` is a `datetime.timedelta` or an int of milliseconds. The keywords correspond to the methods of `Builder`:
+    ``cleanup_incrementally=(5, True)``, ``cleanup_in_rocksdb_compact_filter=(1000,)`` or
+    ``=(1000, timedelta(days=1))``, and ``cleanup_in_background=False`` for `Builder.disable_cleanup_in_background`.
 
-    Two options go beyond Flink. ``cleanup_idle=True``: what expires leaves memory in `advance` without being
-    touched. ``legacy_timestamp`` (milliseconds or an aware datetime; default: the time of the restart): the
-    timestamp that entries written without TTL get when it is turned on.
+    Two options go beyond Flink. With ``cleanup_idle=True``, `advance` removes expired state from memory that nobody
+    accesses. ``legacy_timestamp`` (milliseconds or an aware datetime; default: the time of the restart) is the
+    timestamp for entries that were written without TTL, when it is turned on.
 
     >>> config = StateTtlConfig(1000, cleanup_full_snapshot=True)
     >>> config.ttl, config.state_visibility.name, config.cleanup_full_snapshot
@@ -124,7 +123,7 @@ class StateTtlConfig:
     UpdateType = _UpdateType
     StateVisibility = _StateVisibility
     TtlTimeCharacteristic = _TtlTimeCharacteristic
-    #: No expiry at all: what a descriptor has before `enable_time_to_live`.
+    #: No expiry at all: the setting of a descriptor before `enable_time_to_live`.
     DISABLED: ClassVar[StateTtlConfig]
 
     __slots__ = (
@@ -145,9 +144,9 @@ class StateTtlConfig:
     state_visibility: _StateVisibility
     ttl_time_characteristic: _TtlTimeCharacteristic
     cleanup_full_snapshot: bool
-    #: As configured, or None; `incremental_cleanup` is what is in force.
+    #: As configured, or None; `incremental_cleanup` is the one in force.
     cleanup_incrementally: IncrementalCleanup | None
-    #: As configured, or None; `rocksdb_cleanup` is what is in force.
+    #: As configured, or None; `rocksdb_cleanup` is the one in force.
     cleanup_in_rocksdb_compact_filter: RocksDBCleanup | None
     cleanup_in_background: bool
     cleanup_idle: bool
@@ -192,7 +191,7 @@ class StateTtlConfig:
 
     @staticmethod
     def new_builder(ttl: datetime.timedelta | int) -> Builder:
-        """A builder with Flink's method names; each returns the builder, so that they chain.
+        """A builder with Flink's method names; each method returns the builder, so calls chain.
 
         >>> StateTtlConfig.new_builder(1000).cleanup_full_snapshot().build().cleanup_full_snapshot
         True
@@ -203,7 +202,7 @@ class StateTtlConfig:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether state expires at all.
+        """True if state expires at all.
 
         >>> StateTtlConfig(1).is_enabled, StateTtlConfig.DISABLED.is_enabled
         (True, False)
@@ -212,7 +211,7 @@ class StateTtlConfig:
 
     @property
     def incremental_cleanup(self) -> IncrementalCleanup | None:
-        """The incremental cleanup in force: the configured one, else the default while cleanup is on.
+        """The incremental cleanup in force: the configured one, otherwise the default while cleanup is on.
 
         >>> StateTtlConfig(1, cleanup_in_background=False).incremental_cleanup is None
         True
@@ -222,7 +221,7 @@ class StateTtlConfig:
 
     @property
     def rocksdb_cleanup(self) -> RocksDBCleanup | None:
-        """The compaction filter in force: the configured one, else the default while cleanup is on.
+        """The compaction filter in force: the configured one, otherwise the default while cleanup is on.
 
         >>> StateTtlConfig(1, cleanup_in_rocksdb_compact_filter=(10,)).rocksdb_cleanup[0]
         10
@@ -271,12 +270,12 @@ class Builder:
         return self
 
     def set_ttl(self, ttl: datetime.timedelta | int) -> Builder:
-        """How long state lives: a timedelta, or milliseconds."""
+        """Set the lifetime of state: a timedelta, or milliseconds."""
         self._ttl = ttl
         return self
 
     def set_update_type(self, update_type: _UpdateType) -> Builder:
-        """When the timestamp is renewed: a member of `StateTtlConfig.UpdateType`."""
+        """Set the accesses that renew the timestamp: a member of `StateTtlConfig.UpdateType`."""
         return self._with(update_type=update_type)
 
     def update_ttl_on_create_and_write(self) -> Builder:
@@ -288,23 +287,23 @@ class Builder:
         return self.set_update_type(_UpdateType.OnReadAndWrite)
 
     def set_state_visibility(self, state_visibility: _StateVisibility) -> Builder:
-        """What a read of expired state gives: a member of `StateTtlConfig.StateVisibility`."""
+        """Set the visibility of expired state: a member of `StateTtlConfig.StateVisibility`."""
         return self._with(state_visibility=state_visibility)
 
     def never_return_expired(self) -> Builder:
-        """Expired state is as if it were not there (the default)."""
+        """Treat expired state as if it were not there (the default)."""
         return self.set_state_visibility(_StateVisibility.NeverReturnExpired)
 
     def return_expired_if_not_cleaned_up(self) -> Builder:
-        """Expired state is returned as long as it is still there."""
+        """Return expired state as long as it is still there."""
         return self.set_state_visibility(_StateVisibility.ReturnExpiredIfNotCleanedUp)
 
     def set_ttl_time_characteristic(self, characteristic: _TtlTimeCharacteristic) -> Builder:
-        """Which time counts: a member of `StateTtlConfig.TtlTimeCharacteristic`."""
+        """Set the clock: a member of `StateTtlConfig.TtlTimeCharacteristic`."""
         return self._with(ttl_time_characteristic=characteristic)
 
     def use_processing_time(self) -> Builder:
-        """Processing time counts (the default)."""
+        """Go by processing time (the default)."""
         return self.set_ttl_time_characteristic(_TtlTimeCharacteristic.ProcessingTime)
 
     def cleanup_full_snapshot(self) -> Builder:
@@ -325,7 +324,7 @@ class Builder:
         return self._with(cleanup_in_rocksdb_compact_filter=options)
 
     def disable_cleanup_in_background(self) -> Builder:
-        """No default cleanup: expired state goes when it is read, or by what is configured explicitly."""
+        """Turn the default cleanup off: expired state goes when it is read, or by explicitly configured cleanup."""
         return self._with(cleanup_in_background=False)
 
     def build(self) -> StateTtlConfig:

@@ -29,7 +29,7 @@ Convert = Callable[[Any], Any]
 
 
 def to_values(column: Any, declared: Type | None) -> list[Any]:
-    """The Python values of a column of ``declared`` values (None: of any), with None for nulls; O(n).
+    """The Python values of a column of ``declared`` values (None: of any type), with None for nulls; O(n).
 
     >>> import pyarrow as pa
     >>> to_values(pa.array([1, None]), None), to_values([1, None], None)
@@ -52,7 +52,7 @@ def to_values(column: Any, declared: Type | None) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """numpy's bytes and datetimes as Python's; everything else is taken by the serializers as it is."""
+    """Convert numpy's bytes and datetimes to Python's; serializers take everything else as it is."""
     if isinstance(value, np.datetime64):
         if np.isnat(value):
             return None
@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_arrow(column: pa.Array, declared: Type) -> list[Any]:
-    """The values of a column that `to_arrow` has made, objects among them; O(n).
+    """The values of a column that `to_arrow` has made, objects included; O(n).
 
     >>> from statebackend.types import PICKLE
     >>> from_arrow(to_arrow([{1, 2}, None], PICKLE), PICKLE)
@@ -77,7 +77,7 @@ def from_arrow(column: pa.Array, declared: Type) -> list[Any]:
 
 
 def has_objects(declared: Type) -> bool:
-    """Whether values of a type are, or hold, objects of PICKLE or of a user's serializer.
+    """Return True if values of a type are, or hold, objects of PICKLE or of a user's serializer.
 
     >>> from statebackend.types import LIST, LONG, PICKLE
     >>> has_objects(LIST(PICKLE)), has_objects(LIST(LONG))
@@ -93,9 +93,9 @@ def has_objects(declared: Type) -> bool:
 
 
 def _from_arrow(declared: Type, deserializes: bool = False) -> Convert | None:
-    """From what ``as_py`` gives to what the serializer takes; None where they are the same.
+    """The conversion from ``as_py``'s result to the serializer's input; None if they are the same.
 
-    Bytes of PICKLE and of a user's serializer are values of their own, unless they are to be deserialised.
+    Bytes of PICKLE and of a user's serializer count as values themselves, unless ``deserializes`` is true.
     """
     if deserializes and (isinstance(declared, CustomType) or declared.name == "PICKLE"):
         return serializer_for(declared).deserialize
@@ -104,7 +104,7 @@ def _from_arrow(declared: Type, deserializes: bool = False) -> Convert | None:
 
         def tuple_of(value: Any) -> Any:
             if not isinstance(value, dict) or len(value) != len(parts):
-                return value  # the serializer says what is wrong with it
+                return value  # the serializer names the error
             fields = zip(value.values(), parts, strict=True)
             return tuple(v if v is None or part is None else part(v) for v, part in fields)
 
@@ -145,19 +145,19 @@ def _from_arrow(declared: Type, deserializes: bool = False) -> Convert | None:
 
 
 def _hashable(key: Any, declared: Type) -> Any:
-    """A map key from what ``as_py`` gives: records, also within records, come as dicts."""
+    """A map key from ``as_py``'s result: records, also within records, come as dicts."""
     if not isinstance(key, dict) or not isinstance(declared, (TupleType, RowType)):
         return key
     fields = list(key.values())
     if isinstance(declared, RowType) and set(key) == set(declared.names):
         fields = [key[name] for name in declared.names]
     if len(fields) != len(declared.types):
-        return tuple(fields)  # the serializer says what is wrong with it
+        return tuple(fields)  # the serializer names the error
     return tuple(map(_hashable, fields, declared.types))
 
 
 def to_arrow(values: Sequence[Any], declared: Type | None) -> pa.Array:
-    """The Arrow array of values, of the declared type's `arrow`, or of what Arrow finds for None; O(n).
+    """The Arrow array of values, of the declared type's `arrow`; for None, of the type that Arrow infers. O(n).
 
     Objects of PICKLE and of a user's serializer appear as their serialised bytes.
 
@@ -182,7 +182,7 @@ def to_arrow(values: Sequence[Any], declared: Type | None) -> pa.Array:
 
 
 def _to_arrow(declared: Type) -> Convert | None:
-    """From a value as state gives it back to what Arrow takes for it; None where they are the same."""
+    """The conversion from a value as state returns it to Arrow's input; None if they are the same."""
     if isinstance(declared, (TupleType, RowType)):
         is_row = isinstance(declared, RowType)
         names = declared.names if isinstance(declared, RowType) else [f.name for f in declared.arrow]

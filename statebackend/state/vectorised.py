@@ -1,7 +1,7 @@
-"""The vectorised methods in terms of the scalar ones: correct for every backend, fast in none.
+"""The vectorised methods, implemented with the scalar ones: correct for every backend, fast in none.
 
-A backend that knows better overrides the methods of the handles. What these do is the definition: all columns
-are checked first, then rows are applied in order, at one ``now``; an error undoes the call.
+A backend that knows better overrides the methods of the handles. These define the behaviour: they check all columns
+first, then apply rows in order, at one ``now``; an error undoes the call.
 
 >>> from statebackend.backends import create_backend
 >>> from statebackend.state import ReducingStateDescriptor
@@ -80,9 +80,9 @@ def _values_of(column: Any, declared: Type | None, nullable: bool, state: KeyedS
 def each_key(
     state: KeyedState, keys: Any, action: Callable[..., Any], *columns: tuple[Any, Type | None, bool]
 ) -> list[Any]:
-    """``action(*values of the row)`` with each row's key current, in order; what the actions returned.
+    """Run ``action(*values of the row)`` with each row's key current, in order; return the actions' results.
 
-    Each column is (values, type or None, whether nulls are allowed). Atomic, at one ``now``.
+    Each column is (values, type or None, True if nulls are allowed). Atomic, at one ``now``.
     """
     backend = state.backend
     encoded = Keys(keys, key_encoder(backend.key_type))
@@ -97,7 +97,7 @@ def each_key(
 
 
 def read_many(state: KeyedState, keys: Any, read: Callable[[], Any], declared: Type | None) -> pa.Array:
-    """The Arrow array of what ``read`` gives for each key."""
+    """The Arrow array of the result of ``read`` for each key."""
     return to_arrow(each_key(state, keys, read), declared)
 
 
@@ -109,7 +109,7 @@ def add_many(
     return_changed: bool,
     result_type: Type | None,
 ) -> tuple[pa.Array, pa.Array] | None:
-    """``state.add`` for each row; with ``return_changed`` the distinct keys and their results afterwards."""
+    """Call ``state.add`` for each row; with ``return_changed``, return the distinct keys and their results."""
     backend = state.backend
     encoded = Keys(keys, key_encoder(backend.key_type))
     rows = _values_of(values, value_type, True, state)

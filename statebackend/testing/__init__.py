@@ -1,4 +1,4 @@
-"""What tests of stateful functions need: a harness that runs them, and a clock that stands still.
+"""Support for tests of stateful functions: a harness that runs them, and a clock that stands still.
 
 >>> clock = ManualClock()
 >>> clock.advance(1500)

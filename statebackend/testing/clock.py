@@ -17,7 +17,7 @@ __all__ = ["ManualClock"]
 
 
 class ManualClock:
-    """A clock that stands still until it is told: give it as ``clock=`` to test expiry and timers exactly.
+    """A clock that stands still until told: pass it as ``clock=`` to test expiry and timers exactly.
 
     >>> clock = ManualClock(now=10)
     >>> clock.set(5)

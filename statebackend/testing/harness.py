@@ -34,14 +34,14 @@ __all__ = ["Harness"]
 
 
 class Harness:
-    """Runs a function as a job runs it: copies of it, its state, time that stands still within a batch.
+    """Runs a function as a job does: on copies of it, with its state, and with time that stands still within a batch.
 
-    Every call of ``process_...`` is a batch of its own: if it raises, state is as it was before, and the next call
-    gets a fresh copy of the function. Each gives the rows that came out: as the function gave them or, with a
-    ``schema``, as they come back from Arrow.
+    Every call of ``process_...`` is a batch of its own: if it raises, state is as before, and the next call gets a
+    fresh copy of the function. Each returns the output rows: as the function gave them or, with a ``schema``, as they
+    come back from Arrow.
 
     ``key`` names the column or columns of the key; `process_batch` needs it. The other options are those of
-    ``sb.spark.stateful``. A clock that is not given is a `ManualClock`.
+    ``sb.spark.stateful``. If you pass no clock, it uses a `ManualClock`.
 
     >>> from statebackend.functions import map_with_state
     >>> with Harness(map_with_state(lambda row, n: (None, (n or 0) + row.n), int), str) as harness:
@@ -93,7 +93,7 @@ class Harness:
     # --- steps ---
 
     def process_element(self, key: Any, row: Any) -> list[Any]:
-        """Run the function over one row of a key. The row is a dict, or a tuple, which is handed on as it is.
+        """Run the function over one row of a key. The row is a dict, or a tuple, which is passed on as it is.
 
         >>> from statebackend.functions import map_with_state
         >>> with Harness(map_with_state(lambda row, n: ((row.n,), None), int), str) as harness:
@@ -128,7 +128,7 @@ class Harness:
         return self._given(self._task.run(self._batch_id + 1, batch, self._advanced(batch.max_event_time)))
 
     def advance_time(self, to: int) -> list[Any]:
-        """Let time come to ``to`` milliseconds, with no rows: timers that are due fire. Never goes back.
+        """Advance time to ``to`` milliseconds, without rows: timers that are due fire. Never goes back.
 
         >>> from statebackend.functions import map_with_state
         >>> with Harness(map_with_state(lambda row, n: ((row.n,), None), int), str) as harness:
@@ -143,10 +143,10 @@ class Harness:
     # --- checkpoints ---
 
     def snapshot(self) -> Checkpoint:
-        """Take a checkpoint of all state, as it would be written for a job, and give it for `restore`."""
+        """Take a checkpoint of all state, as a job would write it, and return it for `restore`."""
         if self._store is None:
             self._folder = tempfile.TemporaryDirectory(prefix="statebackend-harness-")
-            # Every checkpoint stays, for as long as the harness does.
+            # Every checkpoint stays as long as the harness does.
             self._store = CheckpointStore(self._folder.name, retain=1_000_000)
             self._store.open_for_writing(key_type=self._key_type, max_parallelism=self._job.max_parallelism)
         self._checkpoint_id += 1
@@ -156,13 +156,13 @@ class Harness:
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint, with a fresh copy of the function and nothing else of what was in memory."""
+        """Continue from a checkpoint, with a fresh copy of the function and nothing else from memory."""
         self._task.close()
         self._now = checkpoint.now
         self._task = Task(self._job, self._key_type, restore=checkpoint, restored_id=checkpoint.id)
 
     def restart(self) -> None:
-        """What a stop and a start of the job would do: `snapshot`, then `restore` from it."""
+        """Stop and start the job: `snapshot`, then `restore` from it."""
         self.restore(self.snapshot())
 
     def _advanced(self, event_time: int | None) -> int:

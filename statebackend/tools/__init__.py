@@ -1,4 +1,4 @@
-"""Tools for stored state, to be used while no job runs on it.
+"""Tools for stored state, to use while no job runs on it.
 
 >>> from statebackend.tools import read_state
 >>> read_state("/nowhere", "total")

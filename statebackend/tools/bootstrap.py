@@ -1,4 +1,4 @@
-"""State from data: a savepoint made from a table.
+"""Makes a savepoint from the rows of a table.
 
 >>> import tempfile
 >>> from statebackend.state import ReducingStateDescriptor, ValueStateDescriptor
@@ -49,14 +49,15 @@ def bootstrap(
     max_parallelism: int = 128,
     clock: Any = None,
 ) -> Savepoint:
-    """Make state of the rows of a table, as if each had been written through a handle, in order. O(rows).
+    """Make state from the rows of a table, as if a handle had written each, in order. O(rows).
 
-    ``table`` is anything that Arrow takes for one; ``key`` names the column or columns of the key. The column of a
-    state is the one that is called as it, unless the descriptor comes in a pair with the name of another. A value
-    state gets the last value of a key, a reducing or aggregating one all of them, a list state all elements, or all of
-    a column of lists. A map state takes a column of maps, or two columns, of map keys and of values. Rows with null
-    leave a state as it is. The result, a savepoint at ``uri``, is there when the call returns, whole. It carries no
-    time: ``clock`` stamps values with a time to live, and the job that begins with it goes by its own.
+    ``table`` is anything that Arrow accepts as one; ``key`` names the column or columns of the key. The column of a
+    state has the state's name, unless the descriptor comes in a pair with another column name. A value state gets the
+    last value of a key, a reducing or aggregating state all of them. A list state gets all elements, or all elements
+    of a column of lists. A map state takes a column of maps, or two columns, one of map keys and one of values. Rows
+    with null leave a state as it is. The result, a savepoint at ``uri``, is complete when the call returns. It
+    carries no time: ``clock`` stamps values with a time to live, and the job that begins with the savepoint goes by
+    its own clock.
     """
     rows = table if isinstance(table, pa.Table) else pa.table(table)
     sources = [_Source(rows.schema, each) for each in descriptors]
@@ -100,7 +101,7 @@ def _field(schema: pa.Schema, name: str, whose: str) -> pa.Field:
 
 
 class _Source:
-    """A state and the columns that it is filled from."""
+    """A state and the columns that fill it."""
 
     def __init__(self, schema: pa.Schema, given: Source) -> None:
         self.descriptor, columns = given if isinstance(given, tuple) else (given, None)

@@ -1,4 +1,4 @@
-"""Going back in a store, and giving it another time: for a stream whose rows, or whose clock, were wrong.
+"""Tools that take a store back, or give it another time: for a stream whose rows, or whose clock, were wrong.
 
 >>> import tempfile
 >>> from statebackend.checkpoint import CheckpointStore
@@ -32,22 +32,22 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 class TakenBack(NamedTuple):
-    """A batch that `rewind` has taken out of a store.
+    """A batch that `rewind` has removed from a store.
 
-    Its sink may have been called: ``rows`` says with how many rows, ``incarnation`` with which `SinkContext`.
+    Its sink may have been called: with ``rows`` rows, and with a `SinkContext` of this ``incarnation``.
 
     >>> TakenBack(7, 70, "0" * 32).rows
     70
     """
 
     batch_id: int
-    #: None, as the incarnation, where the manifest cannot be read.
+    #: None, like the incarnation, if the manifest cannot be read.
     rows: int | None
     incarnation: str | None
 
 
 class Rewound(NamedTuple):
-    """What `rewind` has done.
+    """The result of `rewind`.
 
     >>> Rewound(6, []).taken_back
     []
@@ -62,10 +62,10 @@ class Rewound(NamedTuple):
 def rewind(store: str | os.PathLike[str] | CheckpointStore, *, to: int | None, sink: Any = None) -> Rewound:
     """Take a store back to checkpoint ``to``, so that the batches after it run anew; None: to before the first one.
 
-    For a stream that has planned a batch anew (`BATCH_GAP.OTHER_ROWS`), or whose function was wrong. The query must not
-    run meanwhile. What was taken back is gone from the store; what its sink did is not, unless ``sink`` has a method
-    ``take_back(batch_id, incarnation)``, which is called for each batch, newest first, before anything is dropped.
-    O(files that are dropped).
+    Use it for a stream that has planned a batch anew (`BATCH_GAP.OTHER_ROWS`), or whose function was wrong. The query
+    must not run meanwhile. It removes the batches from the store, but not the effects of their sink. For these,
+    ``sink`` may have a method ``take_back(batch_id, incarnation)``: it is called for each batch, newest first, before
+    anything is dropped. O(files that are dropped).
     """
     take_back = None if sink is None else getattr(sink, "take_back", None)
     if sink is not None and not callable(take_back):
@@ -79,11 +79,11 @@ def rewind(store: str | os.PathLike[str] | CheckpointStore, *, to: int | None, s
     with _writing(store) as opened:
         committed = opened.checkpoints()
         if to is not None and to not in committed:
-            opened.rewind(to)  # which says what there is
+            opened.rewind(to)  # which names the existing ones
         taken_back = [_taken_back(opened, each) for each in committed if to is None or each > to]
         if take_back is not None:
             if to is not None:
-                opened.open(to).verify()  # before anything is taken back that cannot be given again
+                opened.open(to).verify()  # before a sink takes back what cannot be restored
             for batch in reversed(taken_back):
                 take_back(batch.batch_id, batch.incarnation)
         opened.rewind(to)
@@ -101,10 +101,10 @@ def _taken_back(store: CheckpointStore, batch_id: int) -> TakenBack:
 
 
 def set_time(store: str | os.PathLike[str] | CheckpointStore, *, now: int | datetime.datetime) -> Checkpoint:
-    """Give the newest checkpoint of a store another time, in milliseconds or as an aware datetime; the checkpoint.
+    """Give the newest checkpoint another time, in milliseconds or as an aware datetime; return the checkpoint.
 
-    For a clock that was wrong once, and for a query that paused for longer than `max_clock_jump`. Time goes on from
-    ``now``, forward or back: what expires, and which timers are due, goes by it from the next batch on. The query must
+    Use it after a clock was wrong, or for a query that paused for longer than `max_clock_jump`. Time continues from
+    ``now``, forward or back: from the next batch on it decides what expires and which timers are due. The query must
     not run meanwhile.
     """
     if isinstance(now, datetime.datetime):
@@ -121,7 +121,7 @@ def set_time(store: str | os.PathLike[str] | CheckpointStore, *, now: int | date
 
 @contextmanager
 def _writing(store: str | os.PathLike[str] | CheckpointStore) -> Iterator[CheckpointStore]:
-    """The store, open for writing; it must be there, and nobody else may be writing to it."""
+    """Open the store for writing; it must exist, and nobody else may be writing to it."""
     try:
         made = store.unopened() if isinstance(store, CheckpointStore) else CheckpointStore(store)
     except UsageError as error:

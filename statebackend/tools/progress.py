@@ -1,4 +1,4 @@
-"""How far a long tool is, on a terminal.
+"""Shows the progress of a long tool on a terminal.
 
 >>> import io
 >>> with Progress("rescaling", 100, stream=io.StringIO()) as progress:  # no terminal: nothing is shown
@@ -14,12 +14,12 @@ from typing import Any
 
 __all__ = ["Progress"]
 
-#: Seconds between two displays, and before the first: what is quick shows nothing.
+#: Seconds between two displays, and before the first: a quick tool shows nothing.
 _INTERVAL = 0.5
 
 
 class Progress:
-    """A line with the share that is done, written over itself while a terminal is there to see it.
+    """A line with the share that is done; it overwrites itself, and appears only on a terminal.
 
     >>> Progress("rescaling", 100).is_shown in (False, True)
     True
@@ -30,13 +30,13 @@ class Progress:
         self._total = total
         self._done = 0
         self._stream = sys.stderr if stream is None else stream
-        #: Whether there is a terminal.
+        #: True if there is a terminal.
         self.is_shown: bool = self._stream is not None and self._stream.isatty()
         self._next = time.monotonic() + _INTERVAL
         self._has_line = False
 
     def advance(self, done: int) -> None:
-        """So much more is done."""
+        """Add to what is done."""
         self._done += done
         if not self.is_shown or time.monotonic() < self._next:
             return

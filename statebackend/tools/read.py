@@ -1,4 +1,4 @@
-"""Reading the state of a checkpoint as a table, without a backend.
+"""Reads the state of a checkpoint as a table, without a backend.
 
 >>> import tempfile
 >>> from statebackend.checkpoint import CheckpointStore
@@ -50,15 +50,15 @@ _SLICE_ROWS = 1 << 22
 
 
 def read_state(uri: str | os.PathLike[str] | Savepoint, name: str, id: int | None = None) -> pa.Table:
-    """The rows of a state in a checkpoint, of the newest one unless ``id`` says which. O(rows of the state).
+    """The rows of a state in a checkpoint, by default the newest. O(rows of the state).
 
-    ``uri`` is that of a store, or of a savepoint, which has no ids.
+    ``uri`` belongs to a store, or to a savepoint, which has no ids.
 
-    Keyed states have the columns ``key``, ``namespace`` where there are others than `VOID`, ``map_key`` for map
-    states, ``value``, and ``timestamp`` (milliseconds) where there is a time to live. Operator states have ``subtask``,
-    the number of the instance, ``map_key`` for broadcast states, and ``value``. Entries of a map, and elements of
-    a list, are in their order; keys in none.
-    What has expired and is still there is read too. Pickles are bytes: nothing is executed.
+    A keyed state has the columns ``key``; ``namespace``, if there are others than `VOID`; ``map_key`` for map states;
+    ``value``; and ``timestamp`` (milliseconds), if there is a time to live. An operator state has ``subtask``, the
+    number of the instance; ``map_key`` for broadcast states; and ``value``. Entries of a map and elements of a list
+    keep their order; keys have none. The table includes values that have expired and are still stored. Pickles are
+    bytes: nothing is executed.
     """
     checkpoint = open_saved(uri, id)
     if isinstance(checkpoint, Savepoint):
@@ -163,7 +163,7 @@ class _Files:
         self._opened.close()
 
     def slices(self) -> Iterator[KeyGroupRange]:
-        """Ranges of key groups that together are all that have rows, none with too many rows to be applied at once."""
+        """Ranges of key groups that together cover all rows; each has few enough rows to be applied at once."""
         rows = np.zeros(MAX_PARALLELISM, np.int64)
         for reader in self.readers:
             groups, counts = reader.rows_of(self._name)

@@ -1,6 +1,6 @@
-"""A checkpoint made anew in a store of its own, changed on the way: with other key groups, or without a state.
+"""Copies a checkpoint into a store of its own and changes it on the way: other key groups, or one state less.
 
-The copy has the id, the time, the output and the progress of the original, so that a query goes on from it.
+The copy has the id, the time, the output and the progress of the original, so a query can continue from it.
 
 >>> import tempfile
 >>> from statebackend.checkpoint import CheckpointStore
@@ -55,9 +55,9 @@ Uri = str | os.PathLike[str]
 
 
 def drop_state(source: Uri, target: Uri, name: str, *, id: int | None = None) -> Checkpoint:
-    """Copy a checkpoint, the newest unless ``id`` says which, into a new store, without the state ``name``.
+    """Copy a checkpoint, by default the newest, into a new store, without the state ``name``.
 
-    Only files in which the state is are written anew. O(bytes of the checkpoint).
+    Rewrites only files that hold the state. O(bytes of the checkpoint).
     """
     checkpoint = open_checkpoint(source, id)
     if not any(state["name"] == name for each in checkpoint.snapshots for state in each.states):
@@ -76,10 +76,10 @@ def drop_state(source: Uri, target: Uri, name: str, *, id: int | None = None) ->
 
 
 def rescale(source: Uri, target: Uri, max_parallelism: int, *, id: int | None = None) -> Checkpoint:
-    """Copy a checkpoint, the newest unless ``id`` says which, into a new store with another number of key groups.
+    """Copy a checkpoint, by default the newest, into a new store with another number of key groups.
 
-    Every row of keyed state goes to the key group that its key has now. O(rows); memory: the largest part of a state
-    that one file holds.
+    Every row of keyed state moves to the new key group of its key. O(rows); memory: the largest part of a state that
+    one file holds.
     """
     if type(max_parallelism) is not int or not 1 <= max_parallelism <= MAX_PARALLELISM:
         raise UsageError(f"max_parallelism is an int from 1 to {MAX_PARALLELISM}")
@@ -156,7 +156,7 @@ def _copying(source: Checkpoint, target: Uri, doing: str, max_parallelism: int |
 
 
 class _Copy:
-    """The files of a checkpoint on their way into another store."""
+    """Copies the files of a checkpoint into another store."""
 
     def __init__(self, source: Checkpoint, store: CheckpointStore, progress: Progress) -> None:
         self._source = source
@@ -179,13 +179,13 @@ class _Copy:
         )
 
     def moved(self, snapshot: StateSnapshot) -> StateSnapshot:
-        """A snapshot whose files are copied as they are."""
+        """Copy the files of a snapshot as they are."""
         return dataclasses.replace(snapshot, files=tuple(map(self.file, snapshot.files)))
 
     def file(self, file: StoredFile) -> StoredFile:
-        """A file as it is, once however often it is named; its checksum, or those in it, are compared."""
+        """Copy a file as it is, once even if it is named often; compares its checksum, or those in it."""
         if file.name not in self._copied and file.kind in ("base", "delta", "operator"):
-            # Data files hold their own names, so that a copy is written anew.
+            # A data file holds its own name, so its copy has to be rewritten.
             with self._source.open_file(file) as opened:
                 reader = read_data_file(opened, file.name)
                 reader.verify()
@@ -214,7 +214,7 @@ class _Copy:
         return self._copied[file.name]
 
     def without(self, file: StoredFile, name: str) -> StoredFile | None:
-        """A data file without one of its states, once however often it is named; None if nothing is left."""
+        """Copy a data file without one of its states, once even if it is named often; None if nothing is left."""
         if file.name not in self._changed:
             self._changed[file.name] = self._without(file, name)
         return self._changed[file.name]
@@ -235,7 +235,7 @@ class _Copy:
     def regrouped(
         self, file: StoredFile, own: KeyGroupRange | None, regroup: Regroup, max_parallelism: int
     ) -> StoredFile | None:
-        """The rows of a data file that are of an instance's own key groups, by the key groups that they have now."""
+        """The rows of a data file that belong to an instance's own key groups, regrouped by the new key groups."""
         self._check_kind(file)
         with self._source.open_file(file) as opened:
             reader = read_data_file(opened, file.name)
@@ -284,9 +284,9 @@ def _sorted_rows(
 
 
 def _order(table: pa.Table, groups: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
-    """By key group, and in each so that the rows of one key stay in their order.
+    """An order by key group that keeps the rows of one key in their order.
 
-    Where rows of each old key group stood by what they do, those of the new ones do too.
+    If the rows of each old key group were ordered by operation, so are those of the new ones.
     """
     if "op" not in table.schema.names:
         return np.argsort(groups, kind="stable")

@@ -1,4 +1,4 @@
-"""Finding the checkpoint that a tool is to work on.
+"""Finds the checkpoint that a tool works on.
 
 >>> open_checkpoint("/nowhere", None)
 Traceback (most recent call last):
@@ -19,13 +19,13 @@ __all__ = ["ambiguous", "names_of", "no_state", "open_checkpoint", "open_saved"]
 
 
 def open_checkpoint(uri: str | os.PathLike[str], checkpoint_id: int | None) -> Checkpoint:
-    """The checkpoint of an id, or for None the newest."""
+    """Open the checkpoint of an id, or for None the newest."""
     store = CheckpointReader(uri)
     return store.open_latest() if checkpoint_id is None else store.open(checkpoint_id)
 
 
 def open_saved(uri: Any, checkpoint_id: int | None) -> Checkpoint | Savepoint:
-    """The same, or the savepoint that lies there, which has no ids.
+    """The same, or the savepoint at the address, which has no ids.
 
     >>> open_saved(Savepoint("/data/savepoint"), None)
     Savepoint('/data/savepoint')
@@ -59,7 +59,7 @@ def names_of(checkpoint: Checkpoint) -> list[str]:
 
 
 def ambiguous(name: str, where: str) -> UsageError:
-    """The error for a name that means two states."""
+    """The error for a name that two states share."""
     return UsageError(
         f"both a keyed state and an operator state are called {name!r}",
         detail=where,

@@ -1,4 +1,4 @@
-"""Reading a state of a savepoint as a table.
+"""Reads a state of a savepoint as a table.
 
 >>> import tempfile
 >>> from statebackend.state import ListStateDescriptor
@@ -25,7 +25,7 @@ __all__ = ["savepoint_table"]
 
 
 def savepoint_table(savepoint: Savepoint, name: str) -> pa.Table:
-    """The rows that all instances have written of a state. O(rows of the state); every file is checked whole."""
+    """The rows of a state, from all instances. O(rows of the state); checks every file as a whole."""
     savepoint.check_exists()
     keyed = [part for part, _ in keyed_parts(savepoint)]
     operators = operator_parts(savepoint)

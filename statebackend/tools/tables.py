@@ -1,4 +1,4 @@
-"""The tables that tools give, of checkpoints and savepoints alike.
+"""The tables that tools return, for checkpoints and savepoints alike.
 
 >>> empty_table({"name": "n", "kind": "value", "types": {"value": {"type": "int"}}}, {"type": "string"}, "here").schema
 key: string
@@ -24,7 +24,7 @@ _VALUE_ROLES = ("value", "element", "accumulator")
 
 
 def empty_table(state: dict[str, Any], key_config: Any, where: str) -> pa.Table:
-    """The columns of a keyed state without rows, as it is described."""
+    """The columns of a keyed state without rows, according to its description."""
     is_list = state["kind"] == "list"
     value = stored_type(state, _VALUE_ROLES, where)
     fields = [("key", pa.null() if key_config is None else column_type(key_config).arrow)]
@@ -37,7 +37,7 @@ def empty_table(state: dict[str, Any], key_config: Any, where: str) -> pa.Table:
 
 
 def stored_type(state: dict[str, Any], roles: Sequence[str], where: str) -> pa.DataType:
-    """The Arrow type of the first of some roles that a state has."""
+    """The Arrow type of the first of these roles that a state has."""
     types = state.get("types")
     try:
         found = [types[role] for role in roles if role in types]  # type: ignore[index,operator]
@@ -47,7 +47,7 @@ def stored_type(state: dict[str, Any], roles: Sequence[str], where: str) -> pa.D
 
 
 def joined(tables: list[pa.Table], name: str, where: str) -> pa.Table:
-    """One table of several, of which some may have columns that others lack."""
+    """Join tables into one; some may have columns that others lack."""
     try:
         return pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:
@@ -55,7 +55,7 @@ def joined(tables: list[pa.Table], name: str, where: str) -> pa.Table:
 
 
 def with_namespaces(table: pa.Table, name: str, where: str) -> pa.Table:
-    """Encoded namespaces made readable; without the column where all are `VOID`.
+    """Make encoded namespaces readable; drops the column if all are `VOID`.
 
     >>> with_namespaces(pa.table({"namespace": pa.array([b""], pa.binary()), "value": [1]}), "n", "here").to_pydict()
     {'value': [1]}
@@ -73,7 +73,7 @@ def with_namespaces(table: pa.Table, name: str, where: str) -> pa.Table:
 
 
 def unreadable(name: str, where: str) -> CorruptCheckpointError:
-    """The error for files that hold something else than is said of them."""
+    """The error for files whose content contradicts their description."""
     return CorruptCheckpointError(
         "the files of a state are not as its snapshot describes it", detail=f"state {name!r}, {where}"
     )

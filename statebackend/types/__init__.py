@@ -1,4 +1,4 @@
-"""Types of keys, values and fields: constants, constructors, and `of` for every other notation.
+"""Types of keys, values and fields: constants, constructors, and `of`, which accepts every other notation.
 
 >>> from statebackend import types
 >>> types.of(int) is types.LONG

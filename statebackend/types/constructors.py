@@ -1,4 +1,4 @@
-"""The constructors with the names that users write, and types from stored configurations.
+"""The constructors under the names that users write, and types from stored configurations.
 
 >>> ROW(user=LONG, tags=LIST(STRING)).ddl()
 'struct<user:bigint,tags:array<string>>'
@@ -62,7 +62,7 @@ _PRIMITIVES = {
 def _of(spec: Any) -> Type:
     if isinstance(spec, Type):
         return spec
-    # The constructors take every notation that `of` takes, and `of` comes after the types.
+    # The constructors take every notation that `of` takes, and `of` is defined after the types.
     from statebackend.types.normalise import of
 
     return of(spec)
@@ -114,7 +114,7 @@ def ROW(**fields: Any) -> RowType:
 
 
 def from_config(config: Any) -> Type:
-    """The type that ``config`` describes; it loads no class and runs no code of the user's.
+    """The type that ``config`` describes; loads no class and runs no user code.
 
     >>> from_config({"type": "row", "fields": [["a", {"type": "long"}]]})
     ROW(a=LONG)

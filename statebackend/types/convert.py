@@ -1,8 +1,8 @@
-"""From Python values to the plain numbers and bytes that are stored and hashed, and back, with all checks.
+"""Converts Python values to the plain numbers and bytes that are stored and hashed, and back, with all checks.
 
-Each converter takes a value of the user's and returns an int, float or bytes, or raises:
-`SerializationTypeError` for a Python type that the declared type does not take, `OverflowError` for a number
-out of range, and `SerializationError` for what cannot be stored exactly. No message holds the value.
+Each converter takes a user's value and returns an int, float or bytes, or raises: `SerializationTypeError` for a
+Python type that the declared type does not take, `OverflowError` for a number out of range, and `SerializationError`
+for a value that cannot be stored exactly. No message contains the value.
 
 >>> integer_converter("SHORT", 16)(7)
 7
@@ -168,7 +168,7 @@ def utf8(value: Any) -> bytes:
 
 
 def text_from_utf8(data: bytes) -> str:
-    """The str that UTF-8 bytes stand for.
+    """Decode UTF-8 bytes.
 
     >>> text_from_utf8(b"abc")
     'abc'
@@ -314,7 +314,7 @@ def unscaled_converter(precision: int, scale: int) -> Callable[[Any], int]:
                 raise error("NaN and infinity are no", "use DOUBLE")
             if not value:
                 return 0
-            # Bounds first: 1E+999999999 must not be written out.
+            # Check the bounds first: 1E+999999999 must not be expanded.
             if value.adjusted() + scale >= precision:
                 raise error("the number has too many digits for", "declare a larger precision")
             sign, digits, exponent = value.as_tuple()

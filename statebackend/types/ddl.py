@@ -1,4 +1,4 @@
-"""Spark DDL strings to types, without pyspark.
+"""Parses Spark DDL strings into types, without pyspark.
 
 >>> parse_ddl("map<string, array<decimal(10,2)>>")
 MAP(STRING, LIST(DECIMAL(10, 2)))
@@ -74,7 +74,7 @@ def parse_ddl(text: str) -> Type:
             raise parser.fail(f"unexpected {parser.peek()!r} after the type")
         except UsageError as error:
             type_error = error
-        parser.at = 0  # "date bigint" is a column whose name is a type's
+        parser.at = 0  # in "date bigint", the column's name is that of a type
     elif not parser.peek(1):
         raise parser.fail("unknown type name")
     try:

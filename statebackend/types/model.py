@@ -1,4 +1,4 @@
-"""The types themselves: immutable, hashable, comparable, picklable descriptions of what is stored.
+"""The types themselves: immutable, hashable, comparable, picklable descriptions of stored values.
 
 >>> RowType(("user", "tags"), (LONG, ListType(STRING)))
 ROW(user=LONG, tags=LIST(STRING))
@@ -46,7 +46,7 @@ MAX_DECIMAL_PRECISION = 38
 
 
 class Type:
-    """What is stored; made by the constants and constructors of `statebackend.types`, or by `of`.
+    """A description of stored values, made by the constants and constructors of `statebackend.types`, or by `of`.
 
     >>> LONG.name, LONG.is_key_type, LONG.fixed_width, str(LONG.arrow)
     ('LONG', True, 8, 'int64')
@@ -56,11 +56,11 @@ class Type:
 
     #: The constructor's name, such as ``"LONG"`` or ``"ROW"``.
     name: str
-    #: Whether it can be a key, a map key or a part of one.
+    #: True if it can be a key, a map key or a part of one.
     is_key_type: bool
     #: Bytes of every serialised value, or None where they vary.
     fixed_width: int | None
-    #: Whether Python values of it cannot be changed in place.
+    #: True if its Python values cannot be changed in place.
     is_immutable: bool
     _identity: tuple[Any, ...]
     _arrow: pa.DataType
@@ -93,7 +93,7 @@ class Type:
         return self._arrow
 
     def ddl(self) -> str:
-        """The Spark DDL of it.
+        """Its Spark DDL.
 
         >>> MapType(STRING, DecimalType(10, 2)).ddl()
         'map<string,decimal(10,2)>'
@@ -127,7 +127,7 @@ class PrimitiveType(Type):
         return self.name
 
     def __reduce__(self) -> str:
-        return self.name  # the module's constant: there is one of each
+        return self.name  # the module's constant: there is only one of each
 
     def ddl(self) -> str:
         return self._ddl
@@ -331,7 +331,7 @@ class RowType(Type):
     def returning(self, record_class: type | None) -> RowType:
         """The same ROW, whose values come back as this dataclass or NamedTuple (None: as light named tuples).
 
-        The class has the same field names in the same order.
+        The class must have the same field names in the same order.
 
         >>> from typing import NamedTuple
         >>> class Point(NamedTuple):
@@ -369,7 +369,7 @@ class RowType(Type):
 
 
 class CustomType(Type):
-    """Values that a `Serializer` of the user's own turns into bytes.
+    """Values that a user's own `Serializer` turns into bytes.
 
     >>> CustomType.__name__
     'CustomType'
@@ -389,7 +389,7 @@ class CustomType(Type):
                 detail=f"class {type(serializer).__qualname__}",
                 hint="give str, int, finite float, bool, None, and lists and dicts of these; int(x) of a numpy number",
             ) from error
-        # Serializers need not define equality: two are the same if class and configuration are.
+        # Serializers need not define equality: two are equal if class and configuration are.
         self._set(_identity=("CUSTOM", type(serializer), repr(serializer.config())))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""`of`: every notation of a type to the type.
+"""`of`: converts every notation of a type to the type.
 
 >>> of(dict[str, list[int]])
 MAP(STRING, LIST(LONG))
@@ -58,7 +58,7 @@ MAX_DEPTH = 64
 
 
 def of(spec: Any) -> Type:
-    """The type that ``spec`` means, in any of the notations that a type may be given in.
+    """The type that ``spec`` means, in any notation for types.
 
     >>> of(int), of("bigint"), of(pa.int64())
     (LONG, LONG, LONG)
@@ -108,7 +108,7 @@ def _of_annotation(spec: Any, inside: tuple[Any, ...]) -> Type:
     if origin in (typing.Union, types.UnionType):
         members = [argument for argument in arguments if argument is not type(None)]
         if len(members) == 1:
-            return _of(members[0], inner)  # every field may be None: Optional says nothing new
+            return _of(members[0], inner)  # every field may be None, so Optional adds nothing
         raise _unknown(spec, "a union of several types has no single stored form; declare PICKLE for it")
     if origin is list:
         return ListType(_of(arguments[0], inner))
@@ -167,7 +167,7 @@ def _unknown(spec: Any, hint: str) -> UsageError:
 
 
 def _of_arrow(arrow: pa.DataType) -> Type:
-    """Exact or lossless equivalents only: unsigned integers and half floats are left to the user to widen."""
+    """Exact or lossless equivalents only: the user has to widen unsigned integers and half floats."""
     exact = _ARROW.get(arrow.id)
     if exact is not None:
         return exact
@@ -215,7 +215,7 @@ for _view, _view_type in (("string_view", model.STRING), ("binary_view", model.B
 
 
 def _of_spark(spec: Any) -> Type:
-    """Spark's `DataType` objects (or their classes), known by class name: pyspark is not imported."""
+    """Spark's `DataType` objects (or their classes), recognised by class name: pyspark is not imported."""
     name = (spec if isinstance(spec, type) else type(spec)).__name__
     if name in _SPARK:
         return _SPARK[name]

@@ -1,4 +1,4 @@
-"""How a ROW looks in Python: a light named tuple, or the user's dataclass or NamedTuple.
+"""The Python form of a ROW: a light named tuple, or the user's dataclass or NamedTuple.
 
 >>> Point = row_class(("x", "y"))
 >>> Point(1, 2)
@@ -28,9 +28,9 @@ __all__ = [
 
 @lru_cache(maxsize=4096)
 def row_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    """The named-tuple class for rows with these field names, one per tuple of names, whose rows pickle.
+    """The named-tuple class for rows with these field names; one class per tuple of names, and its rows pickle.
 
-    A name that cannot be an attribute (``"a b"``, ``"class"``) is reached by position; ``__fields__`` has all
+    A field whose name cannot be an attribute (``"a b"``, ``"class"``) is read by position; ``__fields__`` has all
     names as declared.
 
     >>> row_class(("a b", "n"))._fields
@@ -61,7 +61,7 @@ def _rebuild_row(names: tuple[str, ...], values: tuple[Any, ...]) -> tuple[Any, 
 
 
 def is_named_tuple_class(cls: object) -> bool:
-    """Whether ``cls`` is a class made by ``typing.NamedTuple`` or ``collections.namedtuple``.
+    """Return True for a class made by ``typing.NamedTuple`` or ``collections.namedtuple``.
 
     >>> is_named_tuple_class(row_class(("a",))), is_named_tuple_class(tuple)
     (True, False)
@@ -85,7 +85,7 @@ def record_field_names(cls: type) -> tuple[str, ...] | None:
 
 
 def is_frozen_record(cls: type | None) -> bool:
-    """Whether values of the record class cannot be changed in place (None: the light named tuple).
+    """Return True if values of the record class cannot be changed in place (None: the light named tuple).
 
     >>> is_frozen_record(None)
     True
@@ -96,10 +96,9 @@ def is_frozen_record(cls: type | None) -> bool:
 
 
 def record_builder(names: tuple[str, ...], cls: type | None) -> Callable[[Sequence[Any]], Any]:
-    """A function from field values, in order, to the row object.
+    """A function that makes the row object from its field values, in order.
 
-    A dataclass is rebuilt as unpickling does: its fields are set, ``__init__`` and ``__post_init__`` do not
-    run.
+    It rebuilds a dataclass as unpickling does: it sets the fields, and does not run ``__init__`` or ``__post_init__``.
 
     >>> record_builder(("a", "b"), None)([1, 2])
     Row(a=1, b=2)
@@ -118,7 +117,7 @@ def record_builder(names: tuple[str, ...], cls: type | None) -> Callable[[Sequen
 
 
 def record_reader(names: tuple[str, ...]) -> Callable[[Any], Sequence[Any] | None]:
-    """A function from a row given by the user to its field values in order; ``None`` if it is not such a row.
+    """A function that returns the field values, in order, of a user's row; ``None`` if the object is no such row.
 
     It takes tuples by position, mappings by name, and dataclass instances by attribute.
 

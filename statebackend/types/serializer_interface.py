@@ -1,4 +1,4 @@
-"""What a serializer is, and the answers it gives about data that an older one wrote.
+"""The interface of a serializer, and its verdicts about data that an older one wrote.
 
 >>> import json
 >>> class JsonSerializer(Serializer):
@@ -23,7 +23,7 @@ __all__ = ["Compatibility", "Serializer"]
 
 
 class Compatibility(enum.Enum):
-    """What a serializer can do with data that was written under an older configuration.
+    """A serializer's verdict about data that was written under an older configuration.
 
     >>> Compatibility.AS_IS.name
     'AS_IS'
@@ -40,15 +40,14 @@ class Compatibility(enum.Enum):
 class Serializer(ABC):
     """Turns values of one type into bytes and back; derive from it to store a type of your own.
 
-    A serializer is picklable and keeps no state between calls. Two of one class with equal `config` are the
-    same.
+    A serializer is picklable and keeps no state between calls. Two of one class with equal `config` are the same.
 
     >>> from statebackend.types.serializers import serializer_for
     >>> serializer_for("bigint").serialize(1)
     b'\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00'
     """
 
-    #: Whether its values cannot be changed in place; then `copy` may return the value itself.
+    #: True if its values cannot be changed in place; then `copy` may return the value itself.
     is_immutable: bool = False
     #: The exact number of bytes of every serialised value, or None where it varies.
     fixed_width: int | None = None
@@ -64,7 +63,7 @@ class Serializer(ABC):
 
     @abstractmethod
     def deserialize(self, data: bytes) -> Any:
-        """The value that ``data``, from `serialize`, stands for.
+        """The value that ``data``, from `serialize`, encodes.
 
         >>> from statebackend.types.serializers import serializer_for
         >>> serializer_for(str).deserialize(b"abc")
@@ -72,7 +71,7 @@ class Serializer(ABC):
         """
 
     def copy(self, value: Any) -> Any:
-        """A value equal to ``value`` that shares nothing with it that could be changed in place.
+        """A value equal to ``value`` that shares nothing mutable with it.
 
         >>> from statebackend.types.serializers import serializer_for
         >>> original = [1, 2]
@@ -82,7 +81,7 @@ class Serializer(ABC):
         return value if self.is_immutable else self.deserialize(self.serialize(value))
 
     def config(self) -> dict[str, Any]:
-        """A JSON-able description of what is written; stored in every checkpoint.
+        """A JSON-able description of the written form; stored in every checkpoint.
 
         The default names the class only: override it to add a version or parameters.
 
@@ -93,7 +92,7 @@ class Serializer(ABC):
         return {"class": f"{type(self).__module__}:{type(self).__qualname__}"}
 
     def compatibility(self, old_config: dict[str, Any]) -> Compatibility:
-        """What this serializer can do with data written under ``old_config``.
+        """Tell if this serializer can read data written under ``old_config``, and how.
 
         >>> from statebackend.types.serializers import serializer_for
         >>> serializer_for("bigint").compatibility({"type": "int"}).name

@@ -1,4 +1,4 @@
-"""Adding to what many keys hold: reductions and aggregates, with nulls that clear and values that expire."""
+"""Adds to the values of many keys: reductions and aggregates, with nulls that clear and values that expire."""
 
 import numpy as np
 
@@ -36,7 +36,7 @@ cdef bint add_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap *
 
 
 cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept nogil:
-    """One row; a Failure."""
+    """Add one row; returns a Failure."""
     cdef Table *table = batch.table
     cdef const Adding *adding = <const Adding *>batch.extra
     cdef bint is_null = batch.nulls != NULL and batch.nulls[key.row]
@@ -50,7 +50,7 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
     cdef bint fresh
     cdef Blob *blob = NULL
     if map == NULL:
-        # Perhaps another row of the block has made it.
+        # Another row of the block may have made it.
         if is_null and table.maps[batch.groups[key.row - batch.first]] == NULL:
             return FAILED_NOT
         map = map_of_row(batch, where, key.row)
@@ -111,11 +111,11 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
 
 def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, nulls=None, uint32_t namespace=0,
              int64_t timestamp=0, int64_t ttl=0, int threads=1, return_touched=False):
-    """Add each value to its key's, in order; a null clears. Atomic, overflow raises.
+    """Add each value to the value of its key, in order; a null clears. Atomic; overflow raises.
 
-    With `ttl`, what is older than that at `timestamp` counts as absent. `values` are an array of the plan's
-    numbers, (offsets, data), or an array of bytes by row. With `return_touched`, and without nulls, gives the first row
-    of each distinct key, in order, and what the keys hold now.
+    With `ttl`, a value that has expired at `timestamp` counts as absent. `values` is an array of the plan's numbers,
+    (offsets, data), or an array of bytes by row. With `return_touched`, and without nulls, it returns the first row
+    of each distinct key, in order, and the keys' new values.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable
@@ -133,7 +133,7 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
         raise UsageError("this table has no timestamps")
     if plan.operation == "count":
         values = np.ones(call.batch.n, dtype=np.int64)
-    # What other kernels know is theirs, but for nulls: blocks of rows without one go their way.
+    # Blocks of rows without nulls can use the other kernels' paths.
     if ttl == 0 and plan.adding.kind == ADD_NUMBER:
         op = OPERATIONS["sum" if plan.operation == "count" else plan.operation]
     elif ttl == 0 and plan.adding.kind == ADD_WHOLE and plan.adding.op == OP_LAST:
@@ -159,7 +159,7 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
         return None
     slots = np.zeros(call.batch.n, dtype=np.uint32)
     call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
-    table.owner.hold()                   # slots are good until something else is called
+    table.owner.hold()                   # slots are valid until the next call
     try:
         call.run(op)
         rows = distinct_slots(slots)

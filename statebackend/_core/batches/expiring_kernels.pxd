@@ -1,4 +1,4 @@
-"""Renewing what is read, for kernels of map states too."""
+"""Renews entries on read; kernels of map states use it too."""
 
 from libc.stdint cimport int64_t, uint32_t
 

@@ -1,4 +1,4 @@
-"""Reading many keys where values expire: what has expired is removed, and what is read may be renewed."""
+"""Reads many keys whose values may expire: removes what has expired, and may renew what is read."""
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from statebackend.errors import UsageError
 cdef struct Reading:
     bint shows_expired
     bint renews
-    bint looks_only                      # says what is there, and changes nothing
+    bint looks_only                      # only reports what exists, and changes nothing
 
 
 cdef bint read_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps) noexcept nogil:
@@ -39,7 +39,7 @@ cdef bint read_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap 
 
 
 cdef bint read_row(Batch *batch, Lane *lane, CowMap *map, RowKey *key) noexcept nogil:
-    """One row; False without memory."""
+    """Read one row; False without memory."""
     cdef Table *table = batch.table
     cdef const Reading *reading = <const Reading *>batch.extra
     cdef uint32_t slot
@@ -74,7 +74,7 @@ cdef bint renew(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t h
         return False
     (<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0] = now
     if kept:
-        payload_ref(table, payload_of(table, entry_at(lane.core, slot)))     # the log has the other reference
+        payload_ref(table, payload_of(table, entry_at(lane.core, slot)))     # the log owns the other reference
     return True
 
 
@@ -124,7 +124,7 @@ def read_many(StateTable table not None, keys, *, int64_t now, int64_t ttl, bint
 
 def look_many(StateTable table not None, keys, *, int64_t now, int64_t ttl, bint shows_expired=False,
               uint32_t namespace=0, int threads=1):
-    """Whether `read_many` would find each key. Changes nothing.
+    """Tell for each key if `read_many` would find it. Changes nothing.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable

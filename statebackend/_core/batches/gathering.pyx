@@ -1,6 +1,6 @@
-"""From entries to columns: the values of slots and the elements of lists, one after another, for Arrow to share.
+"""Gathers entries into columns that Arrow can share: the values of slots and the elements of lists, in order.
 
-Slots come from a batch call just made, and are good until the next one.
+Slots come from the preceding batch call, and are valid until the next one.
 """
 
 import numpy as np
@@ -17,11 +17,11 @@ from statebackend._core.tables.state_table import DTYPES
 from statebackend.errors import UsageError
 
 cdef enum:
-    AHEAD = 24                           # how many rows ahead entries are asked for
+    AHEAD = 24                           # entries are prefetched this many rows ahead
 
 
 def distinct_slots(slots):
-    """Of slots by row: the first row of each distinct one, in order. Slot 0 is none.
+    """The first row of each distinct slot, in order, given the slots by row. Slot 0 is none.
 
     >>> distinct_slots(np.array([7, 9, 0, 7], dtype=np.uint32))
     array([0, 1])
@@ -53,7 +53,7 @@ def distinct_slots(slots):
 
 
 def values_at(StateTable table not None, slots):
-    """The values in slots: an array, rows of bytes, or (offsets, data). Where the slot is 0, zero or nothing.
+    """The values in slots: an array, rows of bytes, or (offsets, data); zero or nothing for slot 0.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable
@@ -104,7 +104,7 @@ cdef void *address_of(uint8_t[::1] data) noexcept:
 
 
 def blobs_of(blobs):
-    """The bytes of blobs, given as addresses by row, as (offsets, data); 0 is nothing. For modules of kernels."""
+    """The bytes of blobs as (offsets, data), given their addresses by row; 0 is nothing. For kernel modules."""
     cdef const uint64_t[::1] pointers = blobs
     cdef int64_t n = len(blobs), i, total = 0
     cdef Blob *blob
@@ -133,7 +133,7 @@ def blobs_of(blobs):
 
 
 def lists_at(StateTable table not None, slots):
-    """The lists in slots: offsets of each, and all elements as `values_at` gives values. Slot 0 is an empty list.
+    """The lists in slots: the offsets of each, and all elements in the form of `values_at`. Slot 0 is an empty list.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable

@@ -293,7 +293,7 @@ cdef bint slow_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_
 
 cdef inline bint may_write_bucket(Core *core, CowMap *map, uint32_t mask, uint32_t *head,
                                   uint32_t index) noexcept nogil:
-    """Whether a bucket found earlier still is the live one, in a page of the live map's own, and no rehash is due.
+    """Return True if a bucket found earlier is still live, in a page that the live map owns, and no rehash is due.
 
     Rows in between may have made the map double, more than once, and pages come back at addresses of old ones.
     """
@@ -775,7 +775,7 @@ cdef Failure run_chunks(Crew *crew) noexcept nogil:
 
 @cython.final
 cdef class LaneWork:
-    """What threads of the pool do for a call: mainly one lane of each phase.
+    """The work of the pool's threads for a call: mainly one lane of each phase.
 
     A thread may come to it when the call is long over. So it holds no reference to the call, which would keep a
     closed backend's memory; and of pointers into the call it makes no use then.
@@ -856,7 +856,7 @@ cdef class BatchCall:
         return 0
 
     cdef int set_nulls(self, nulls) except -1:
-        """Which values are null, by row; None where none is."""
+        """Set the mask of null values, by row; None if there are none."""
         if nulls is None:
             return 0
         if len(nulls) != self.batch.n:
@@ -913,7 +913,7 @@ cdef class BatchCall:
         return 0
 
     cdef int _prepare(self) except -1:
-        """What runs Python."""
+        """Do everything that runs Python."""
         # Sorting costs time for each key group, a lane for each group and for its thread.
         self.batch.sorted = self.batch.n >= SHORT_BATCH and self.batch.n >= 4 * <int64_t>self.batch.table.n_maps
         if not self.batch.sorted:

@@ -1,7 +1,7 @@
 """Batches over map states: rows of key and map key. Both tables of a map lie in the key's group, and in its lane.
 
-The lane is that of the table of keys. Its logs take the records of both tables, in the order of time; entries of
-the table of map entries are counted apart (`LaneRun.inner_entries`).
+The lane belongs to the table of keys. Its logs take the records of both tables, in the order of time. The entries of
+the table of map entries are counted separately (`LaneRun.inner_entries`).
 """
 
 import numpy as np
@@ -49,7 +49,7 @@ cdef inline void load_map_key(const MapRows *rows, int64_t row, CoreKey *key) no
 
 
 cdef bint map_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps) noexcept nogil:
-    """Stage by stage: the keys' entries, then the buckets of the map keys, then their entries; then operate."""
+    """Work stage by stage: the keys' entries, then the buckets of the map keys, then their entries; then operate."""
     cdef RowKey keys[32]
     cdef CoreKey inner[32]
     cdef uint32_t *buckets[32]
@@ -86,7 +86,7 @@ cdef bint map_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap *
 
 
 cdef bint map_row(Batch *batch, LaneRun *run, CowMap **where, RowKey *key, CoreKey *inner) noexcept nogil:
-    """One row; False without memory."""
+    """Do one row; False without memory."""
     cdef Lane *lane = run.used
     cdef const MapRows *rows = <const MapRows *>batch.extra
     cdef Table *heads = batch.table
@@ -133,7 +133,7 @@ cdef bint map_row(Batch *batch, LaneRun *run, CowMap **where, RowKey *key, CoreK
         if not gone:
             return not rows.renews or renew(lane, table, map, slot, inner.hash, batch.timestamp)
     if rows.op == MAP_REMOVE or gone:
-        # What has expired does not keep its place in the order either.
+        # An expired entry does not keep its place in the order either.
         if rows.op == MAP_REMOVE:
             batch.found[key.row] = 1
         if not remove_threaded(lane, heads, head_map, &head, head_slot, lane, table, map, inner, slot):
@@ -198,7 +198,7 @@ cdef bint put_row(Batch *batch, LaneRun *run, CowMap *head_map, CoreKey *head, u
 
 cdef object batch_of(MapTable maps, keys, map_keys, MapRows *rows, uint32_t namespace, int64_t now, int64_t ttl,
                      int threads):
-    """A call with its keys and map keys in place."""
+    """Make a call with its keys and map keys in place."""
     cdef BatchCall call = BatchCall(maps.heads, keys, namespace, threads)
     if ttl and not maps.entries.table.layout.has_timestamp:
         raise UsageError("this table has no timestamps")
@@ -221,8 +221,8 @@ def put_many(MapTable maps not None, keys, map_keys, values, *, nulls=None, uint
              int64_t ttl=0, int threads=1):
     """Set the value of each row's map key, in order; new ones go to the end of their map. Atomic.
 
-    `nulls` says which values are None, if the table takes those. With `ttl`, what has expired at `timestamp` loses its
-    place; without, `timestamp` may be an array of one for each row.
+    `nulls` marks the values that are None, if the table takes those. With `ttl`, an entry that has expired at
+    `timestamp` loses its place; without, `timestamp` may be an array with one value for each row.
 
     >>> from statebackend._core.tables.map_table import MapTable
     >>> from statebackend._core.tables.state_core import StateCore
@@ -248,9 +248,9 @@ def put_many(MapTable maps not None, keys, map_keys, values, *, nulls=None, uint
 
 def get_many(MapTable maps not None, keys, map_keys, *, uint32_t namespace=0, int64_t now=0, int64_t ttl=0,
              bint shows_expired=False, bint renews=False, int threads=1):
-    """The values of each row's map key and which there are, None not counting; of bytes as (offsets, data).
+    """The values of each row's map key and a mask of those found, where None does not count; bytes as (offsets, data).
 
-    With `ttl`, what has expired at `now` is removed and, with `renews`, what has not is stamped.
+    With `ttl`, it removes what has expired at `now` and, with `renews`, stamps the rest.
 
     >>> from statebackend._core.tables.map_table import MapTable
     >>> from statebackend._core.tables.state_core import StateCore
@@ -290,7 +290,7 @@ def get_many(MapTable maps not None, keys, map_keys, *, uint32_t namespace=0, in
 
 
 def remove_many(MapTable maps not None, keys, map_keys, *, uint32_t namespace=0, int threads=1):
-    """Remove each row's map key; says which were there at their turn. The last one takes its key along. Atomic.
+    """Remove each row's map key; returns which were present at their turn. The last one removes its key. Atomic.
 
     >>> from statebackend._core.tables.map_table import MapTable
     >>> from statebackend._core.tables.state_core import StateCore

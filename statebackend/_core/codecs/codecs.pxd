@@ -1,9 +1,9 @@
 """From Python objects to what tables store, and back.
 
-A ValueCodec is made for one role of one state (its values, its elements, its accumulators); a KeyCodec for one type of
-keys. What is native to a layout (an exact int, float, bool, str or bytes) is converted here, without a Python call.
-Everything else goes through the serializer or encoder, which is Python: it may run the user's code, so it is called
-while no core structure is half-changed, and its bytes are stored in a second step that runs nothing.
+A ValueCodec serves one role of one state (its values, its elements, its accumulators); a KeyCodec serves one type of
+keys. This code converts what is native to a layout (an exact int, float, bool, str or bytes) without a Python call.
+Everything else goes through the serializer or encoder. That is Python and may run the user's code, so it is called
+while no core structure is half-changed, and a second step, which runs nothing, stores its bytes.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -13,7 +13,7 @@ from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.tables.state_core cimport StateCore
 
 cdef enum ValueForm:
-    # How a stored value looks from Python. The layout of the table follows from it.
+    # The Python form of a stored value. The layout of the table follows from it.
     FORM_LONG = 1
     FORM_INT = 2
     FORM_SHORT = 3
@@ -34,7 +34,7 @@ cdef enum KeyForm:
     KEY_NUMBER = 0                       # an int of a declared width
     KEY_STRING = 1
     KEY_BYTES = 2
-    KEY_ENCODED = 3                      # whatever the encoder makes of it
+    KEY_ENCODED = 3                      # any result of the encoder
 
 cdef extern from *:
     """
@@ -66,9 +66,9 @@ cdef extern from *:
 
 cdef class ValueCodec:
     cdef readonly int form
-    cdef readonly bint is_native         # `load_raw` gives what `finished` does
+    cdef readonly bint is_native         # `load_raw` returns what `finished` would
     cdef readonly uint32_t width         # bytes in an entry or list element
-    cdef readonly object layout          # as StateTable takes it
+    cdef readonly object layout          # in the form that StateTable takes
     cdef readonly object serializer
     cdef readonly object copy_value      # of FORM_OBJECT: callable, or None when values are immutable
     cdef readonly str where              # for messages: "state 'sum'"

@@ -1,4 +1,4 @@
-"""Codecs of values and keys; what they are for is said in `codecs.pxd`."""
+"""Codecs of values and keys; `codecs.pxd` explains their purpose."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -43,7 +43,7 @@ WIDEST_IN_ENTRY = MAX_STORED
 @cython.final
 @cython.no_gc_clear
 cdef class ValueCodec:
-    """How values of one role of a state are stored.
+    """Converts values of one role of a state to their stored form and back.
 
     `form` is one of "long int short byte double float bool string bytes serialized object", or the fixed width of
     the serializer's bytes. `copy_value` is for "object" only.
@@ -72,7 +72,7 @@ cdef class ValueCodec:
             self.low = -self.high - 1
 
     cdef int store_native(self, StateCore core, object value, char *out) except -1:
-        """Write the stored form of a value that is native to it, and answer 1; 0 if it is not. Runs no Python."""
+        """Write the stored form of a native value and return 1; return 0 for any other value. Runs no Python."""
         cdef int64_t number
         cdef double real
         cdef Py_ssize_t length
@@ -104,7 +104,7 @@ cdef class ValueCodec:
                 return 0
             data = PyUnicode_AsUTF8AndSize(value, &length)
             if unlikely(data == NULL):
-                PyErr_Clear()            # a lone surrogate: the serializer has the words for it
+                PyErr_Clear()            # a lone surrogate: the serializer raises the proper error
                 return 0
         elif form == FORM_BYTES:
             if not PyBytes_CheckExact(value):
@@ -125,7 +125,7 @@ cdef class ValueCodec:
                 return 0
             real = PyFloat_AS_DOUBLE(value)
             (<float *>out)[0] = <float>real
-            # What rounds to infinity is out of range.
+            # A number that rounds to infinity is out of range.
             return (<float *>out)[0] - (<float *>out)[0] == 0 or real != real or real == INFINITY or real == -INFINITY
         else:
             return 0
@@ -138,7 +138,7 @@ cdef class ValueCodec:
         return 1
 
     cdef bytes serialized(self, object value):
-        """The serializer's bytes; errors say which state it is. May run the user's code."""
+        """The serializer's bytes; errors name the state. May run the user's code."""
         if value is None:
             self.refuse_none()
         try:
@@ -150,14 +150,14 @@ cdef class ValueCodec:
         raise SerializationTypeError("None cannot be stored here", code="SERIALIZATION.NULL", detail=self.where)
 
     cdef int no_memory(self, StateCore core) except -1:
-        """Raise what fits after the core had no memory, naming the state that wanted it."""
+        """Raise the proper error after the core ran out of memory, naming the state that wanted it."""
         try:
             core.out_of_memory()
         except MemoryLimitError as error:
             raise error.at(self.where) from None
 
     cdef int store_bytes(self, StateCore core, bytes data, char *out) except -1:
-        """Write the stored form of a value that `serialized` gave. Runs no Python."""
+        """Write the stored form of a value that `serialized` returned. Runs no Python."""
         cdef Blob *blob
         if self.form < FORM_STRING:
             if unlikely(PyBytes_GET_SIZE(data) != self.width):
@@ -174,7 +174,7 @@ cdef class ValueCodec:
         return 0
 
     cdef object prepared(self, object value):
-        """A value in a form that `store_prepared` takes without running Python: itself, or its bytes."""
+        """The value itself, or its bytes: a form that `store_prepared` takes without running Python."""
         cdef char scratch[MAX_STORED]
         cdef Py_ssize_t length
         if value is None:
@@ -196,7 +196,7 @@ cdef class ValueCodec:
         return 0
 
     cdef void drop(self, StateCore core, char *stored) noexcept:
-        """Drop what a stored form refers to, when it was not put in. An object's finaliser may run."""
+        """Drop the references of a stored form that was not put in. An object's finaliser may run."""
         if self.form == FORM_OBJECT:
             Py_DECREF((<PyObject **>stored)[0])
         elif self.form >= FORM_STRING:
@@ -238,7 +238,7 @@ cdef class ValueCodec:
         return <double>(<float *>value)[0]
 
     cdef object load_raw(self, char *value):
-        """Of a stored value what `finished` makes an object of. Runs no Python."""
+        """The raw bytes of a stored value, which `finished` turns into an object. Runs no Python."""
         cdef Blob *blob
         if self.form == FORM_SERIALIZED:
             blob = (<Blob **>value)[0]
@@ -248,7 +248,7 @@ cdef class ValueCodec:
         return self.load(value)
 
     cdef object finished(self, object raw):
-        """The object of what `load_raw` gave; a copy, if it could be changed."""
+        """Turn the result of `load_raw` into the object; copies an object that could be changed."""
         if self.form == FORM_SERIALIZED or self.form == FORM_RAW:
             return self.deserialized(PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw))
         if self.copy_value is not None:
@@ -256,7 +256,7 @@ cdef class ValueCodec:
         return raw
 
     cdef object deserialized(self, char *data, uint64_t length):
-        # A copy first: what runs from here on may change the state.
+        # Copy first: the code that runs from here on may change the state.
         cdef bytes copied = PyBytes_FromStringAndSize(data, length)
         try:
             return self.serializer.deserialize(copied)
@@ -267,7 +267,7 @@ cdef class ValueCodec:
 @cython.final
 @cython.no_gc_clear
 cdef class KeyCodec:
-    """Keys of one type, or map keys, in canonical form and back.
+    """Converts keys, or map keys, of one type to canonical form and back.
 
     `form` is "string", "bytes" or "encoded", or the number of bits of an integer; `encoder` the KeyEncoder.
 
@@ -288,7 +288,7 @@ cdef class KeyCodec:
             self.form = KEY_FORMS[form]
 
     cdef object split(self, object key, CoreKey *out):
-        """Number, or pointer and length, of a key's canonical form; returns what keeps the pointer valid."""
+        """The number, or pointer and length, of a key's canonical form; returns the object that keeps the pointer valid."""
         cdef Py_ssize_t length
         if self.form == KEY_NUMBER:
             if (likely(PyLong_CheckExact(key)) and long_as_int64(key, &out.number)
@@ -302,14 +302,14 @@ cdef class KeyCodec:
                         raise OverflowError("a key is larger than 2 GB")
                     out.length = length
                     return key
-                PyErr_Clear()            # a lone surrogate: the encoder has the words for it
+                PyErr_Clear()            # a lone surrogate: the encoder raises the proper error
         elif self.form == KEY_BYTES:
             if PyBytes_CheckExact(key):
                 return self.split_canonical(key, out)
         return self.split_canonical(self.encoder.encode(key), out)
 
     cdef object split_canonical(self, object canonical, CoreKey *out):
-        """As `split`, of a canonical form."""
+        """As `split`, but for a canonical form."""
         if self.is_int:
             if not long_as_int64(canonical, &out.number):
                 raise OverflowError("a key does not fit in 64 bits")
@@ -330,7 +330,7 @@ cdef class KeyCodec:
         return PyBytes_FromStringAndSize(key.data, key.length)
 
     cdef object key_of(self, int64_t number, const char *data, uint64_t length):
-        """The key of a canonical form. A decoder may run Python."""
+        """The key that has this canonical form. A decoder may run Python."""
         if self.form == KEY_NUMBER:
             return number
         if self.is_int:

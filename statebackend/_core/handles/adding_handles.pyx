@@ -1,8 +1,8 @@
 """Handles of reducing and aggregating states whose operation has a name: `add` and `get` without a Python call.
 
-A handle has a plan, or none where a function is the user's; a newer descriptor of the state may change that. What is
-not native to the plan (dates, decimals, other numbers, sums that do not fit) goes the way of the base class: it is the
-definition, and has the words for every error.
+A handle has a plan, or none if the function is the user's; a newer descriptor of the state may change that. Values
+that are not native to the plan (dates, decimals, other numbers, sums that do not fit) go to the base class: it
+defines the behaviour, and words every error.
 """
 
 from libc.math cimport sqrt
@@ -21,7 +21,7 @@ from statebackend._core.tables.reductions cimport OP_COUNT, OP_FIRST, load_integ
 
 
 cdef char *old_value(SingleHandle handle) except? NULL:
-    """What is stored for the current key, but what has expired; NULL where there is nothing."""
+    """The unexpired stored value of the current key; NULL if there is none."""
     if handle.stamp != handle.core.calls:
         handle.find_here()
     if unlikely(handle.map == NULL):
@@ -32,7 +32,7 @@ cdef char *old_value(SingleHandle handle) except? NULL:
 
 
 cdef int add_stored(SingleHandle handle, AddPlan plan, char *stored) except -1:
-    """Add a value in stored form, which is used up; 0, with nothing changed, where the result does not fit."""
+    """Add a value in stored form and consume it; 0, with nothing changed, if the result does not fit."""
     cdef char computed[MAX_STORED]
     cdef char *old
     cdef Blob *blob
@@ -62,7 +62,7 @@ cdef int add_stored(SingleHandle handle, AddPlan plan, char *stored) except -1:
 
 
 cdef class PlannedReducingHandle(ReducingHandle):
-    """A reduced value; `plan_of(function)` gives the AddPlan of a reduction, or None."""
+    """A reduced value; `plan_of(function)` returns the AddPlan of a reduction, or None."""
 
     cdef object plan_of
     cdef AddPlan plan
@@ -73,7 +73,7 @@ cdef class PlannedReducingHandle(ReducingHandle):
         self._redeclare(self._descriptor)
 
     def _redeclare(self, descriptor):
-        """Let a newer descriptor of the same state take effect."""
+        """Apply a newer descriptor of the same state."""
         self._descriptor = descriptor
         self.plan = None if self.codec.form == FORM_OBJECT else self.plan_of(descriptor.reduce)
         if self.plan is not None:
@@ -95,7 +95,7 @@ cdef class PlannedReducingHandle(ReducingHandle):
 
 
 cdef class PlannedAggregatingHandle(AggregatingHandle):
-    """An accumulator; `plan_of(aggregate)` gives the AddPlan of an aggregate, or None."""
+    """An accumulator; `plan_of(aggregate)` returns the AddPlan of an aggregate, or None."""
 
     cdef object plan_of
     cdef AddPlan plan
@@ -106,7 +106,7 @@ cdef class PlannedAggregatingHandle(AggregatingHandle):
         self._redeclare(self._descriptor)
 
     def _redeclare(self, descriptor):
-        """Let a newer descriptor of the same state take effect."""
+        """Apply a newer descriptor of the same state."""
         self._descriptor = descriptor
         self.plan = None
         if self.inputs is not None and self.inputs.form != FORM_OBJECT and self.codec.form != FORM_OBJECT:
@@ -115,7 +115,7 @@ cdef class PlannedAggregatingHandle(AggregatingHandle):
             self.plan.fits(self.plain.value_code, self.plain.table.layout.value_width)
 
     def add(self, value):
-        """Add a value; None clears. If the function raises, nothing has changed. O(1) expected."""
+        """Add a value; None clears. If the function raises, nothing changes. O(1) expected."""
         cdef char stored[MAX_STORED]
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
@@ -128,7 +128,7 @@ cdef class PlannedAggregatingHandle(AggregatingHandle):
             AggregatingHandle.add(self, value)
 
     cdef int input_of(self, object value, char *stored) except -1:
-        """What the plan adds for a value, checked; 1, or 0 where the base class has to look at it."""
+        """Store the checked operand that the plan adds for a value, and return 1; 0 if the base class has to look at it."""
         cdef ValueCodec inputs = self.inputs
         cdef double real
         cdef int kind = self.plan.adding.kind
@@ -136,7 +136,7 @@ cdef class PlannedAggregatingHandle(AggregatingHandle):
             return 0
         if kind == ADD_AVERAGE or kind == ADD_MOMENTS:
             if inputs.form <= FORM_BYTE:
-                # The codes of integers are the forms.
+                # The codes of integers equal their forms.
                 real = <double>load_integer(inputs.form, stored)
             elif inputs.form == FORM_DOUBLE:
                 real = (<double *>stored)[0]
@@ -145,12 +145,12 @@ cdef class PlannedAggregatingHandle(AggregatingHandle):
             (<double *>stored)[0] = real
             return 1
         if kind == ADD_NUMBER and self.plan.adding.op == OP_COUNT:
-            inputs.drop(self.core, stored)       # it was only looked at
+            inputs.drop(self.core, stored)       # it was only examined
             (<int64_t *>stored)[0] = 1
         return 1
 
     def get(self):
-        """The result of the accumulator; None where nothing was added. O(1) expected."""
+        """The result of the accumulator; None if nothing was added. O(1) expected."""
         cdef char *fields
         cdef double n, total
         cdef int64_t count

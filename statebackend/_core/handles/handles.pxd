@@ -1,4 +1,4 @@
-"""What a handle of the heap backend is; see `handles.pyx`."""
+"""The handles of the heap backend; see `handles.pyx`."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -13,7 +13,7 @@ cdef enum:
     NEVER = 0xFFFFFFFFFFFFFFFF           # no count of calls
 
 cdef enum Wanted:
-    # What of a state an enumeration is after.
+    # The entries that an enumeration of a state looks for.
     WANT_ALIVE = 0                       # something that has not expired
     WANT_EXPIRED = 1                     # something that has
 
@@ -38,22 +38,22 @@ cdef class Handle:
     cdef readonly StateTable spaced      # those of other namespaces; None until there is one
     cdef Table *plain_table
     cdef Table *spaced_table
-    cdef int reach                       # what a lookup goes on to, see `look_ahead.pxd`
+    cdef int reach                       # the next thing that a lookup reads, see `look_ahead.pxd`
     cdef int64_t ttl                     # 0: entries do not expire
     cdef bint refreshes
     cdef bint shows_expired
-    cdef int64_t cleanup_size            # entries that an access looks at; 0: there is no incremental cleanup
-    cdef Sweep walk                      # where the cleanup goes on
+    cdef int64_t cleanup_size            # entries that each access looks at; 0: there is no incremental cleanup
+    cdef Sweep walk                      # where the cleanup continues
     cdef bint walks_spaced
-    cdef int64_t debt                    # slots' worth of long lists that later accesses pay for
-    cdef readonly ExpiryIndex plain_index    # of what expires; None before `advance` first asks
+    cdef int64_t debt                    # slots' worth of long lists that later accesses must pay for
+    cdef readonly ExpiryIndex plain_index    # index of what expires; None before `advance` first asks
     cdef readonly ExpiryIndex spaced_index
     cdef uint64_t expired_on_read
     cdef uint64_t expired_by_cleanup
-    cdef int64_t oldest                  # timestamp that the last full round of cleanup has seen
-    # Where the current key's entry is, found while `core.calls` stood at `stamp`.
+    cdef int64_t oldest                  # the oldest timestamp that the last full round of cleanup has seen
+    # The place of the current key's entry, found while `core.calls` was `stamp`.
     cdef uint64_t stamp
-    cdef Table *table                    # NULL: nothing was ever put in another namespace than VOID
+    cdef Table *table                    # NULL: nothing was ever put in a namespace other than VOID
     cdef CowMap *map
     cdef uint32_t slot                   # 0: there is no entry
     cdef int adopt_table(self, object made, bint is_spaced) except -1
@@ -96,4 +96,4 @@ cdef class ReducingHandle(AddingHandle):
     pass
 
 cdef class AggregatingHandle(AddingHandle):
-    cdef readonly ValueCodec inputs      # of values; None where they may be anything
+    cdef readonly ValueCodec inputs      # of values; None if they may be anything

@@ -40,7 +40,7 @@ from statebackend._core.tables.sweeping cimport (
 
 @cython.no_gc_clear                      # C pointers into the core must not outlive it
 cdef class Handle:
-    """What all handles have; derived from by those of each kind."""
+    """The base of all handles; each kind derives from it."""
 
     def __init__(self, KeyContext context not None, descriptor, ValueCodec codec not None, make_table,
                  int64_t ttl=0, bint refreshes=False, bint shows_expired=False, watcher=None,
@@ -73,7 +73,7 @@ cdef class Handle:
 
     @property
     def descriptor(self):
-        """What the state was declared as."""
+        """The descriptor that declared the state."""
         return self._descriptor
 
     @property
@@ -88,7 +88,7 @@ cdef class Handle:
     # --- finding ---
 
     cdef int begin(self) except -1:
-        """What a call begins with: the backend is open, a key is set, what waits to be reclaimed is, bit by bit."""
+        """Begin a call: check that the backend is open and a key is set, and reclaim a little of what waits for it."""
         self.core.enter()
         self.core.leave()
         if self.core.closed:             # a finaliser closed it
@@ -196,13 +196,13 @@ cdef class Handle:
         self.clear_here()
 
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1:
-        """Whether an entry holds something that has, or has not, expired."""
+        """Return True if an entry holds something that has, or has not, expired."""
         cdef bint gone = self.ttl != 0 and is_expired((<int64_t *>payload_of(table, entry))[0], self.ttl,
                                                       self.context.time())
         return gone == (wanted == WANT_EXPIRED)
 
     def exists(self):
-        """Whether something is stored that a read would return. Copies and changes nothing. O(1) expected."""
+        """Return True if a read would return something stored. Copies and changes nothing. O(1) expected."""
         if self.stamp != self.core.calls:
             self.find_here()
         if self.slot == 0:
@@ -347,7 +347,7 @@ cdef class Handle:
                 self.context._restore_key(saved)
 
     def _clean_some(self, int64_t rows=1, now=None):
-        """What so many accesses clean up, at a time of their own if it is given; no entry is looked at twice."""
+        """Clean up as much as this many accesses do, at time `now` if given; looks at no entry twice."""
         cdef int64_t saved = self.context.now
         cdef bint was_known = self.context.now_known
         if self.cleanup_size == 0 or rows == 0:
@@ -431,7 +431,7 @@ cdef class Handle:
         self.expired_on_read += entries
 
     def _expiry_metrics(self):
-        """What expired so far, by what removed it, and the oldest timestamp that cleanup saw on its last full round."""
+        """The expired things so far, by what removed them, and the oldest timestamp of cleanup's last full round."""
         return {"expired_on_read": self.expired_on_read, "expired_by_cleanup": self.expired_by_cleanup,
                 "oldest_timestamp": None if self.oldest == INT64_MAX else self.oldest}
 
@@ -472,7 +472,7 @@ cdef class Handle:
         return 0
 
     def _count(self):
-        """How many keys and namespaces have the state, expired ones included. O(1)."""
+        """The number of keys and namespaces that have the state, expired ones included. O(1)."""
         return self.plain_table.lane.entries + (self.spaced_table.lane.entries if self.spaced_table != NULL else 0)
 
     def _numbers_of_key(self):
@@ -647,7 +647,7 @@ cdef class SingleHandle(Handle):
         return value, timestamp
 
     def _merge_stored(self, a, b):
-        """What two values and their timestamps come to, stamped now; an expired one counts as none."""
+        """Merge two values and their timestamps, and stamp the result now; an expired one counts as none."""
         cdef int64_t now = self.context.time() if self.ttl else 0
         cdef bint a_expired = self.ttl != 0 and is_expired(a[1], self.ttl, now)
         cdef bint b_expired = self.ttl != 0 and is_expired(b[1], self.ttl, now)
@@ -735,7 +735,7 @@ cdef class SingleHandle(Handle):
                 self.context._restore_key(saved)
 
     cdef object stored_copy(self, ValueCodec codec, object value):
-        """What comes back of a value once it is stored: of the declared type, and sharing nothing that may change."""
+        """A value as it comes back once it is stored: of the declared type, sharing nothing mutable."""
         cdef object prepared = codec.prepared(value)
         cdef char stored[MAX_STORED]
         if prepared is value:
@@ -788,10 +788,10 @@ cdef object default_of(descriptor):
 
 
 cdef class AddingHandle(SingleHandle):
-    """What reducing, aggregating and folding states share: functions of the user's, which may do anything."""
+    """The shared part of reducing, aggregating and folding states: user functions, which may do anything."""
 
     cdef object combined(self, object value):
-        """What there is and `value` come to."""
+        """Combine the stored value with `value`."""
         raise NotImplementedError
 
     def add(self, value):
@@ -820,7 +820,7 @@ cdef class AddingHandle(SingleHandle):
                 self.core.core.namespace_refs[at.namespace] -= 1
 
     def get(self):
-        """What the added values came to; None where none was added. O(1) expected."""
+        """The result of the added values; None if none was added. O(1) expected."""
         return self.read()
 
 
@@ -834,7 +834,7 @@ cdef class ReducingHandle(AddingHandle):
         return value if old is None else self._descriptor.reduce(old, value)
 
     def _merged(self, a, b):
-        """What two values come to; that of `a` first."""
+        """Merge two values; that of `a` comes first."""
         return self._descriptor.reduce(a, b)
 
 
@@ -861,7 +861,7 @@ cdef class AggregatingHandle(AddingHandle):
         return function.add(value, accumulator)
 
     def _merged(self, a, b):
-        """What two accumulators come to; that of `a` first."""
+        """Merge two accumulators; that of `a` comes first."""
         return self._descriptor.aggregate.merge(a, b)
 
 

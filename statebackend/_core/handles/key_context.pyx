@@ -36,7 +36,7 @@ cdef inline uint32_t group_of_hash(int32_t spark, uint32_t max_parallelism) noex
 
 @cython.no_gc_clear                      # a C pointer into `core` must not outlive it
 cdef class KeyContext:
-    """What the compiled half of a keyed backend knows: core, current key, namespace and time."""
+    """The compiled half of a keyed backend's context: core, current key, namespace and time."""
 
     def _open(self, StateCore core not None, KeyCodec codec not None, uint32_t max_parallelism,
               uint32_t first_group, uint32_t last_group, clock, read_clock, bint is_system_clock,

@@ -1,4 +1,4 @@
-"""The handle of list states, and what iterates over a list."""
+"""The handle of list states, and the iterator over a list."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, final

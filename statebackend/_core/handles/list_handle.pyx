@@ -1,8 +1,9 @@
-"""The handle of list states, and what iterates over a list.
+"""The handle of list states, and the iterator over a list.
 
-A list of any length costs what is touched of it: an append writes one element, also under a mark or while a snapshot is
-written. An iterator holds a place, not a copy. When the count of calls has moved since its last step it finds its place
-anew, by the stamp and the length of the list; another list or another length ends it with RuntimeError.
+An operation on a list costs only the part that it touches: an append writes one element, also under a mark or while a
+snapshot is written. An iterator holds a place, not a copy. If the count of calls has changed since its last step, it
+finds its place again by the stamp and the length of the list. Another list or another length ends it with
+RuntimeError.
 """
 
 cimport cython
@@ -57,7 +58,7 @@ cdef class ListHandle(Handle):
         return not self.has_any(self.table, entry_at(self.table.core, self.slot), WANT_ALIVE)
 
     cdef list raw_elements(self, bint all, list found):
-        """What `finished` makes the elements of, of all or of the unexpired, in `found`. Runs no Python."""
+        """Collect raw elements, all or only the unexpired, in `found`; `finished` turns each into an object. Runs no Python."""
         cdef ListCursor cursor
         cdef char *element
         cdef int64_t now = 0 if all else self.context.time()
@@ -74,7 +75,7 @@ cdef class ListHandle(Handle):
         return found
 
     cdef char *unexpired_elements(self, int64_t stamp, uint64_t *n) except? NULL:
-        """Copies of the unexpired elements in stored form, stamped anew with `stamp` if it is not -1; to be freed."""
+        """Copies of the unexpired elements in stored form, restamped with `stamp` unless it is -1; the caller frees them."""
         cdef ListCursor cursor
         cdef char *element
         cdef char *copies
@@ -100,9 +101,9 @@ cdef class ListHandle(Handle):
         return copies
 
     cdef int put_elements(self, char *elements, uint64_t n, bint replace) except -1:
-        """Append elements in stored form, or put them in place of what is there; they are the list's afterwards."""
+        """Append elements in stored form, or replace the list with them; the list owns them afterwards."""
         cdef bint done
-        self.core.inside += 1            # whatever a finaliser does, the core stays
+        self.core.inside += 1            # the core stays whatever a finaliser does
         try:
             done = list_extend(&self.table.lane, self.table, self.map, self.slot, &self.context.key, elements, n,
                                replace)
@@ -115,7 +116,7 @@ cdef class ListHandle(Handle):
         return 0
 
     cdef int store_all(self, list values, bint replace) except -1:
-        """Store Python values, all or, if one is refused, none. `values` is replaced by their prepared forms."""
+        """Store Python values: all, or none if one is refused. Replaces `values` by their prepared forms."""
         cdef uint64_t n = len(values), i, stored = 0
         cdef uint32_t width, skip
         cdef int64_t now
@@ -152,8 +153,8 @@ cdef class ListHandle(Handle):
     # --- the methods ---
 
     def get(self):
-        """The elements, in order, as a new list; empty where there are none. O(length)."""
-        cdef list found = []             # before the entry is found: making it may run finalisers
+        """The elements, in order, as a new list; empty if there are none. O(length)."""
+        cdef list found = []             # before the entry is found: making the list may run finalisers
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
@@ -220,7 +221,7 @@ cdef class ListHandle(Handle):
             self.watcher.note(self, value)
 
     def add_all(self, values):
-        """Append elements, or, if one of them is refused, none. O(added)."""
+        """Append elements; if one of them is refused, append none. O(added)."""
         cdef list given
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
@@ -249,7 +250,7 @@ cdef class ListHandle(Handle):
 
     cdef bint clean_slot(self, bint spaced, CowMap *map, uint32_t slot) except -1:
         cdef Table *table = self.swept(spaced).table
-        if self.iterators:               # they would find another list
+        if self.iterators:               # otherwise they would find another list
             return False
         return self.clean_key(key_object(table, entry_at(table.core, slot)),
                               namespace_of(table, entry_at(table.core, slot)))
@@ -272,7 +273,7 @@ cdef class ListHandle(Handle):
         return True
 
     def _take(self, ListParts parts):
-        """Move the current key's elements, with their timestamps, to the end of `parts`; the first time to new ones."""
+        """Move the current key's elements, with their timestamps, to the end of `parts`, or of a new ListParts for None."""
         cdef char *copies
         cdef uint64_t n = 0
         cdef int64_t ttl = self.ttl
@@ -298,7 +299,7 @@ cdef class ListHandle(Handle):
         return parts
 
     def _put(self, ListParts parts not None):
-        """Append what `_take` has taken to the current key's list."""
+        """Append the elements that `_take` has taken to the current key's list."""
         cdef char *elements = parts.elements
         cdef uint64_t n = parts.n
         if self.stamp != self.core.calls:
@@ -329,14 +330,14 @@ cdef class ListParts:
         self.table = handle.table
 
     def __dealloc__(self):
-        # Of a closed backend only references to objects are left to drop.
+        # If the backend is closed, only references to objects are left to drop.
         if self.elements != NULL:
             if not self.handle.core.closed:
                 drop_elements(self.table, self.elements, self.n)
             PyMem_RawFree(self.elements)
 
     cdef int join(self, char *more, uint64_t n) except -1:
-        """Take over elements that `PyMem_RawMalloc` has room for."""
+        """Take over elements in memory from `PyMem_RawMalloc`."""
         cdef uint32_t width = self.table.element_width
         cdef char *joined
         if self.elements == NULL:
@@ -385,7 +386,7 @@ cdef class ListIterator:
     cdef int64_t now
 
     def __cinit__(self, ListHandle handle not None):
-        cdef list found = []             # before the entry is found: making it may run finalisers
+        cdef list found = []             # before the entry is found: making the list may run finalisers
         if handle.stamp != handle.core.calls:
             handle.find_here()
         self.handle = handle

@@ -1,19 +1,19 @@
-"""Asking for memory that the next keys will need, before they are set.
+"""Prefetches memory that the next keys will need, before they are set.
 
-Keys come in lists, and key objects that were made one after another mostly lie one after another in memory. So, as a
-processor's prefetcher does with addresses, we watch the distance between the objects that are set as keys. When it was
-the same twice, there is probably a key at several such distances further on. Bytes there, on the same page of memory as
-the key at hand and therefore readable, are taken for a key if they look like an `int`. It is a guess that costs a few
-nanoseconds and decides about nothing but what is fetched.
+Keys come in lists, and key objects that were made one after another mostly lie one after another in memory. So this
+code watches the distance between the objects that are set as keys, as a processor's prefetcher does with addresses.
+If the distance was the same twice, there is probably a key several such distances further on. Bytes there, if they
+are on the same page of memory as the current key and so readable, count as a key if they look like an `int`. The
+guess costs a few nanoseconds, and affects only what is fetched.
 
-A guessed key is followed step by step, one step at a time, so that each finds what the one before has asked for:
+The code follows a guessed key one step at a time, so that each step finds what the one before has prefetched:
 
     BUCKETS_AHEAD keys before its turn    its bucket is asked for
     ENTRIES_AHEAD                         the first entry in the bucket
     VALUES_AHEAD                          what the entry refers to: bytes, a list's last chunk, a bucket of map entries
     PARTS_AHEAD                           what is behind that: an entry of the map
 
-in the tables in which something was looked up for the last key. Of a map the key that was looked up last is expected.
+This happens in the tables in which something was looked up for the last key. For a map, it expects the last map key again.
 """
 
 from libc.stdint cimport int64_t, intptr_t, uint32_t, uintptr_t
@@ -57,10 +57,10 @@ cdef enum:
     VALUES_AHEAD = 3
     PARTS_AHEAD = 2
     GUESSES = 16                         # a power of two, more than BUCKETS_AHEAD
-    VISITS = 4                           # tables that are followed; a record that uses more has cost anyway
+    VISITS = 4                           # tables to follow; a record that uses more is expensive anyway
 
 cdef enum Reach:
-    # What a lookup goes on to when it has found the entry.
+    # The next thing that a lookup reads after it has found the entry.
     REACH_ENTRY = 0                      # nothing
     REACH_BLOB = 1
     REACH_LIST = 2
@@ -74,23 +74,23 @@ cdef struct Visit:
     int reach
 
 cdef struct Guess:
-    uintptr_t at                         # where the key lies; 0: nowhere
+    uintptr_t at                         # address of the key; 0: none
     int64_t number
     uint32_t group
     uint32_t hash
 
 cdef struct LookAhead:
-    uintptr_t key_at                     # where the last key lay
-    intptr_t stride                      # how far from the one before it
+    uintptr_t key_at                     # address of the last key
+    intptr_t stride                      # its distance from the key before
     uint32_t turn
     Guess guesses[GUESSES]               # by the turn at which they were made
-    # What was looked up for the last key for which something was.
+    # The lookups for the last key that had any.
     Visit visits[VISITS]
     uint32_t n_visits
-    bint is_complete                     # the key has changed since: the next one begins anew
+    bint is_complete                     # the key has changed since: the next lookup starts anew
 
 cdef inline Visit *note_visit(LookAhead *ahead, Table *table, int reach) noexcept nogil:
-    """Something is looked up in a table for the current key; NULL if there are too many."""
+    """Note that the current key's lookup is in this table; NULL if there are too many."""
     cdef uint32_t i
     if ahead.is_complete:
         ahead.is_complete = False
@@ -106,7 +106,7 @@ cdef inline Visit *note_visit(LookAhead *ahead, Table *table, int reach) noexcep
     return &ahead.visits[ahead.n_visits - 1]
 
 cdef inline void note_map_entry(LookAhead *ahead, Table *heads, Table *entries, int64_t map_key) noexcept nogil:
-    """A map's entry is looked up for the current key."""
+    """Note that a map's entry is looked up for the current key."""
     cdef Visit *visit = note_visit(ahead, heads, REACH_MAP_ENTRY)
     if visit != NULL:
         visit.reach = REACH_MAP_ENTRY
@@ -133,12 +133,12 @@ cdef inline void ask_for_entry(Table *table, uint32_t group, uint32_t hash) noex
         prefetch(entry_at(table.core, head[0]))
 
 cdef inline Guess *guess_of(LookAhead *ahead, int keys) noexcept nogil:
-    """The guess of the key so many turns from now, as it was made when it was BUCKETS_AHEAD; NULL if there is none."""
+    """The guess for the key this many turns from now, made when it was BUCKETS_AHEAD; NULL if there is none."""
     cdef Guess *guess = &ahead.guesses[(ahead.turn - (BUCKETS_AHEAD - keys)) & (GUESSES - 1)]
     return guess if guess.at == ahead.key_at + keys * ahead.stride else NULL
 
 cdef inline bint peek(LookAhead *ahead, Guess *guess) noexcept nogil:
-    """Read the key that probably lies BUCKETS_AHEAD; False if nothing looks like one."""
+    """Read the key that probably lies BUCKETS_AHEAD; False if nothing there looks like one."""
     cdef uintptr_t at = ahead.key_at + BUCKETS_AHEAD * ahead.stride
     guess.at = 0
     if (at ^ ahead.key_at) >= PAGE_OF_MEMORY or at % PAGE_OF_MEMORY > PAGE_OF_MEMORY - PEEKED \

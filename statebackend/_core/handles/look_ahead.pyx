@@ -1,4 +1,4 @@
-"""The later steps of looking ahead; what it is for is said in `look_ahead.pxd`."""
+"""The later steps of looking ahead; `look_ahead.pxd` explains their purpose."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uintptr_t
@@ -9,7 +9,7 @@ from statebackend._core.memory.platform cimport prefetch
 
 
 cdef void follow_values(LookAhead *ahead, uint32_t namespace) noexcept nogil:
-    """What lies behind entries that have arrived."""
+    """Prefetch the data behind entries that have arrived."""
     cdef Guess *near = guess_of(ahead, VALUES_AHEAD)
     cdef Guess *nearest = guess_of(ahead, PARTS_AHEAD)
     cdef uint32_t i
@@ -64,7 +64,7 @@ cdef void follow_part(Visit *visit, Guess *guess, uint32_t namespace) noexcept n
 
 
 def _number_at(something):
-    """What looking ahead takes an object for: its number, or None. For tests.
+    """The number that looking ahead sees in an object, or None. For tests.
 
     >>> _number_at(-5), _number_at("-5")
     (-5, None)

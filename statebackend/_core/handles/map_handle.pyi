@@ -1,4 +1,4 @@
-"""The handle of map states, and what iterates over a map."""
+"""The handle of map states, and the iterator over a map."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, final

@@ -1,9 +1,10 @@
-"""The handle of map states, and what iterates over a map.
+"""The handle of map states, and the iterator over a map.
 
-A map of any size costs what is touched of it: a put writes one entry, also under a mark or while a snapshot is written.
-An iterator holds a place, not a copy: the sequence number of the entry that it returned last. When the count of calls
-has moved since then, it finds its place anew. A count of changes in the anchor tells whether the user has added or
-removed keys, which ends it with RuntimeError; reads that remove what has expired leave that count as it was.
+An operation on a map costs only the part that it touches: a put writes one entry, also under a mark or while a
+snapshot is written. An iterator holds a place, not a copy: the sequence number of the entry that it returned last. If
+the count of calls has changed since then, it finds its place again. A count of changes in the anchor tells if the
+user has added or removed keys, which ends the iterator with RuntimeError; reads that remove what has expired do not
+change that count.
 """
 
 cimport cython
@@ -33,7 +34,7 @@ cdef object ABSENT = object()            # in place of a value
 
 
 cdef class MapHandle(Handle):
-    """A map for a key, in insertion order; `keys_codec` is of the map keys."""
+    """A map for a key, in insertion order; `keys_codec` encodes the map keys."""
 
     def __init__(self, *arguments, KeyCodec keys_codec not None, **options):
         self.keys_codec = keys_codec
@@ -109,7 +110,7 @@ cdef class MapHandle(Handle):
         return self.codec.load(value_of(table, entry_at(table.core, slot)))
 
     cdef int renew_entry(self, CoreKey *inner, uint32_t *slot) except -1:
-        """Stamp an entry with the time of now."""
+        """Stamp an entry with the current time."""
         cdef StateTable entries = self.map_here().entries
         cdef Table *table = entries.table
         cdef bint kept = False
@@ -130,7 +131,7 @@ cdef class MapHandle(Handle):
         return 0
 
     cdef int remove_entry(self, CoreKey *inner, uint32_t slot, bint is_cleanup) except -1:
-        """Remove an entry of the current key; one that had expired, so that iterators do not notice."""
+        """Remove an entry of the current key; with an expired one, iterators do not notice."""
         cdef CoreKey at = self.context.key       # a finaliser may make another key current
         cdef object _owner = self.context.key_owner
         if self.watcher is not None:
@@ -177,7 +178,7 @@ cdef class MapHandle(Handle):
     cdef object read_entry(self, object key, bint only_look):
         """The value, or ABSENT; `only_look` leaves the value out.
 
-        An expired entry is removed, and returned this once if it may be seen; what is read is renewed, if reads count.
+        It removes an expired entry, and returns it this once if it may be seen. It renews what it reads, if reads do so.
         """
         cdef CoreKey inner
         cdef object _owner, value = None
@@ -209,14 +210,14 @@ cdef class MapHandle(Handle):
         return value
 
     cdef int make_map(self) except -1:
-        """There are tables and maps for the current key. May run Python."""
+        """Make tables and maps for the current key, if need be. May run Python."""
         if self.map == NULL:
             self.make_room()
         self.map_here().entries.map_for(self.context.key.group)
         return 0
 
     cdef int put_prepared(self, CoreKey *inner, object value) except -1:
-        """Set one entry to a value that was prepared, or to None. Runs no Python before it is done."""
+        """Set one entry to a prepared value, or to None. Runs no Python before it is done."""
         cdef char stored[MAX_STORED]
         cdef char *source = stored
         cdef MapTable map
@@ -234,7 +235,7 @@ cdef class MapHandle(Handle):
         table = entries.table
         slot = self.find_entry(inner)
         if slot and self.ttl and self.entry_expired(table, slot):
-            self.remove_entry(inner, slot, False)        # what has expired does not keep its place
+            self.remove_entry(inner, slot, False)        # an expired entry does not keep its place
             self.find_here()
             self.make_map()
             map = self.map_here()
@@ -262,7 +263,7 @@ cdef class MapHandle(Handle):
         return 0
 
     cdef int add_entry(self, MapTable map, CoreKey *inner, char *source, int64_t now) except -1:
-        """Add an absent entry; its stored form belongs to the table afterwards, also if this raises."""
+        """Add an absent entry; the table owns its stored form afterwards, also if this raises."""
         inner.group = self.context.key.group
         try:
             map.fill_entry(&self.context.key, self.slot, inner, source, now)
@@ -274,13 +275,13 @@ cdef class MapHandle(Handle):
         return 0
 
     cdef object named(self, error):
-        """An error, and if it is the memory limit's, with the state's name."""
+        """The error, with the state's name if it comes from the memory limit."""
         return error.at(self.codec.where) if isinstance(error, MemoryLimitError) else error
 
     # --- the methods ---
 
     def get(self, key, default=None):
-        """The value of a key, `default` where the key is absent. O(1) expected."""
+        """The value of a key, `default` if the key is absent. O(1) expected."""
         cdef object found = self.read_entry(key, False)
         return default if found is ABSENT else found
 
@@ -291,7 +292,7 @@ cdef class MapHandle(Handle):
         return found
 
     def contains(self, key):
-        """Whether the key is there, even with None for a value. O(1) expected."""
+        """Return True if the key is present, even with None for a value. O(1) expected."""
         return self.read_entry(key, True) is not ABSENT
 
     def __contains__(self, key):
@@ -315,7 +316,7 @@ cdef class MapHandle(Handle):
         self.put(key, value)
 
     def put_all(self, entries):
-        """Put all entries, or, if one of them is refused, none. O(entries)."""
+        """Put all entries; if one of them is refused, put none. O(entries)."""
         cdef CoreKey inner
         cdef object _owner
         cdef list keys = []
@@ -352,7 +353,7 @@ cdef class MapHandle(Handle):
             self.core.release(mark)
 
     def remove(self, key):
-        """Remove a key; nothing happens if it is absent. The last one takes the map with it. O(1) expected."""
+        """Remove a key; do nothing if it is absent. Removing the last one removes the map. O(1) expected."""
         self._remove(key)
 
     def __delitem__(self, key):
@@ -360,7 +361,7 @@ cdef class MapHandle(Handle):
             raise KeyError(f"the key is not in {self.codec.where}")
 
     def _remove(self, key):
-        """Remove a key; says whether it was there to be seen."""
+        """Remove a key; return True if it was visible before."""
         cdef CoreKey inner
         cdef object _owner
         cdef uint32_t slot
@@ -379,7 +380,7 @@ cdef class MapHandle(Handle):
         return not is_hidden
 
     def is_empty(self):
-        """Whether there is no entry that a read would return; never changes anything."""
+        """Return True if there is no entry that a read would return; never changes anything."""
         return not self.exists()
 
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1:
@@ -453,7 +454,7 @@ cdef class MapHandle(Handle):
         inner.hash = hash_of(table, entry_at(table.core, slot))
         try:
             self.unlink_entry(of, &at, head_slot, &inner, slot, True)
-        except MemoryError:              # a later step has its chance
+        except MemoryError:              # a later step will do it
             return False
         return True
 
@@ -500,7 +501,7 @@ cdef class MapIterator:
     cdef object owner                    # keeps `key.data` valid
     cdef int shown
     cdef uint32_t anchor                 # of the map, 0 if there was none
-    cdef uint64_t stamp                  # of that anchor: another one may come to lie where it lay
+    cdef uint64_t stamp                  # of that anchor: another anchor may later occupy its place
     cdef uint32_t modifications          # as the anchor had them
     cdef uint32_t slot                   # of the entry that was visited last; valid while `calls` stands still
     cdef uint64_t sequence               # of that entry, 0 before the first step
@@ -574,7 +575,7 @@ cdef class MapIterator:
         return thread_of(table, entry_at(table.core, self.slot)).next
 
     cdef bint find_place(self) except -1:
-        """Find the entry that was visited last anew; False if there is nothing to go on with."""
+        """Find the last visited entry again; False if there is nothing to continue with."""
         cdef MapHandle handle = self.handle
         cdef Table *heads = handle.plain_table if self.key.namespace == 0 else handle.spaced_table
         cdef StateTable entries
@@ -622,7 +623,7 @@ cdef class MapIterator:
         return True
 
     cdef object visit(self, uint32_t slot):
-        """Make an entry the one that was visited last, and show it."""
+        """Make an entry the last visited one, and return it in the iterator's form."""
         cdef StateTable entries = self.entries()
         cdef Table *table = entries.table
         cdef CoreKey inner
@@ -654,7 +655,7 @@ cdef class MapIterator:
         return key if self.shown == SHOW_KEYS else (key, value)
 
     cdef object next_with_ttl(self):
-        """Go on where reading may remove or renew: the iterator's key has to be the current one."""
+        """Continue if reads may remove or renew entries: the iterator's key must then be the current one."""
         cdef object saved = None
         if self.handle.context.turn != self.turn:
             saved = self.handle.context._save_key()

@@ -1,4 +1,4 @@
-"""Timers: a map state that is their set, and a queue in the order of firing; see `time_index.pyx`."""
+"""Timers: a map state holds them, and a queue orders them by firing; see `time_index.pyx`."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -14,9 +14,9 @@ cdef enum:
 
 cdef struct Node:
     int64_t time
-    int64_t key                          # as the anchor has it, to be compared without going there
+    int64_t key                          # copied from the anchor, to be compared without reading it
     uint32_t anchor                      # of the key and namespace; the node holds a reference
-    uint32_t tag                         # the low half of the entry's sequence number: which registration this is
+    uint32_t tag                         # the low half of the entry's sequence number, which identifies the registration
 
 cdef struct NodeArray:
     Node **pages
@@ -34,11 +34,11 @@ cdef void nodes_free(Budget *budget, NodeArray *array) noexcept nogil
 
 cdef class TimerHandle(MapHandle):
     cdef NodeArray queue                 # a heap of four children each, the earliest first
-    # Taken off the queue while a mark was open, oldest first. Their `key` is the core's version at that time.
+    # Nodes taken off the queue while a mark was open, oldest first. Their `key` is the core's version at that time.
     cdef NodeArray dropped
-    cdef uint64_t dropped_first          # nodes before it have been let go of
+    cdef uint64_t dropped_first          # nodes before it have been released
     cdef uint64_t rollbacks              # of the core, when `dropped` was last looked at
-    cdef uint64_t cursor                 # where the search for stale nodes goes on
+    cdef uint64_t cursor                 # where the search for stale nodes continues
     cdef readonly uint64_t fired
     cdef bint add_timer(self, int64_t time) except -1
     cdef bint drop_timer(self, int64_t time) except -1

@@ -1,4 +1,4 @@
-"""Timers: a map state that is their set, and a queue in the order of firing."""
+"""Timers: a map state holds them, and a queue orders them by firing."""
 
 from collections.abc import Callable
 from typing import Any

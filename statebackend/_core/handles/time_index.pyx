@@ -1,4 +1,4 @@
-"""Timers of one domain: what is registered, and what is due next.
+"""Timers of one domain: the registered ones, and the one that is due next.
 
     MapHandle: key, namespace -> {time}             queue: a heap in the order of (time, key, namespace)
     +--------+      +-------+   +-------+           +---------------------------+
@@ -7,17 +7,17 @@
          |  anchor      ^ sequence                                |
          +--------------+-----------------------------------------+
 
-The set is an ordinary map state of the backend: so timers are journalled, rolled back, written to checkpoints,
-restored and rescaled as state is. The queue says in which order they fire, and is never asked whether one is there: a
-node counts if the set has its time below its anchor, with the sequence number of that registration. A deleted timer
-leaves its node, which is stale then, and so does one whose registration is rolled back.
+The set is an ordinary map state of the backend, so timers are journalled, rolled back, written to checkpoints,
+restored and rescaled like state. The queue only orders them; it never decides if a timer exists. A node counts if the
+set has its time below its anchor, with the sequence number of that registration. A deleted timer leaves its node
+behind, which is then stale; so does a timer whose registration is rolled back.
 
-What a rollback brings back needs its node again. So a node that leaves the queue while a mark is open is put aside, and
-goes back into the queue when the core has rolled back since; it is let go of when the oldest open mark is newer. Nodes
-hold a reference to their anchor, so that its number names no other key meanwhile.
+A timer that a rollback brings back needs its node again. So a node that leaves the queue while a mark is open is put
+aside. It returns to the queue after the core has rolled back, and is released once the oldest open mark is newer. A
+node holds a reference to its anchor, so that meanwhile the anchor's number names no other key.
 
-Stale nodes are looked for a few at a time, by registrations, once they are more than half of the queue: no operation
-does more than a bounded expected amount of work.
+Once more than half of the queue is stale, each registration looks for a few stale nodes: no operation does more than a
+bounded expected amount of work.
 """
 
 cimport cython
@@ -42,7 +42,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     SPARE_PAGES = 2                      # kept when the queue shrinks
-    STALE_AT_LEAST = 64                  # fewer stale nodes are not looked for
+    STALE_AT_LEAST = 64                  # fewer stale nodes are not searched for
     LOOKS_PER_REGISTRATION = 4
     LET_GO_PER_OPERATION = 8
 
@@ -116,7 +116,7 @@ cdef class TimerHandle(MapHandle):
     # --- the set ---
 
     cdef bint add_timer(self, int64_t time) except -1:
-        """Register a timer of the current key and namespace; says whether it is new."""
+        """Register a timer of the current key and namespace; return True if it is new."""
         cdef CoreKey inner
         cdef MapTable map
         cdef Table *heads
@@ -148,7 +148,7 @@ cdef class TimerHandle(MapHandle):
         return True
 
     cdef bint drop_timer(self, int64_t time) except -1:
-        """Delete a timer of the current key and namespace; says whether it was there."""
+        """Delete a timer of the current key and namespace; return True if it existed."""
         cdef CoreKey inner
         cdef uint32_t slot
         self.settle()
@@ -165,11 +165,11 @@ cdef class TimerHandle(MapHandle):
     # --- firing ---
 
     def next_time(self):
-        """When the next timer of any key is due, or None. O(1), and a little for each stale node in front."""
+        """The time of the next timer of any key, or None. O(1), and a little for each stale node in front."""
         return node_at(&self.queue, 0).time if self.has_next() else None
 
     cdef bint has_next(self) except -1:
-        """Whether there is a timer, which is the first of the queue then: stale nodes in front of it are dropped."""
+        """Drop stale nodes in front, so that the queue's first is a timer; return True if there is one."""
         self.settle()
         while self.queue.size:
             if self.entry_of(node_at(&self.queue, 0)):
@@ -178,7 +178,7 @@ cdef class TimerHandle(MapHandle):
         return False
 
     def take_due(self, int64_t now):
-        """Take the next timer that is due, make its key and namespace current; its time, or None. O(log timers)."""
+        """Take the next timer that is due and make its key and namespace current; return its time, or None. O(log timers)."""
         cdef Node node
         cdef Anchor *anchor
         cdef CoreKey at
@@ -224,7 +224,7 @@ cdef class TimerHandle(MapHandle):
         return node.time
 
     cdef int ask_for_next(self) except -1:
-        """Ask for what the next timer will need, while this one's function runs."""
+        """Prefetch the data of the next timer, while this one's function runs."""
         cdef Node *node
         cdef Anchor *anchor
         cdef Table *table
@@ -233,7 +233,7 @@ cdef class TimerHandle(MapHandle):
         if self.queue.size == 0:
             return 0
         node = node_at(&self.queue, 0)
-        anchor = self.anchor_at(node.anchor)     # was asked for below, if it was not the last to rise
+        anchor = self.anchor_at(node.anchor)     # prefetched below, unless it was the last to rise
         table = self.map_of(anchor).entries.table
         hash = hash_int_key(table, node.time, node.anchor)
         ask_for_bucket(table, anchor.group, hash)
@@ -269,7 +269,7 @@ cdef class TimerHandle(MapHandle):
         return <bytes>names[self.anchor_at(a.anchor).namespace] < <bytes>names[self.anchor_at(b.anchor).namespace]
 
     cdef int sift_up(self, uint64_t index, Node node) except -1:
-        """Let a node rise from a free place to where it belongs."""
+        """Let a node rise from a free place to its own."""
         cdef uint64_t parent
         while index:
             parent = (index - 1) >> 2
@@ -281,7 +281,7 @@ cdef class TimerHandle(MapHandle):
         return 0
 
     cdef int sift_down(self, uint64_t index, Node node) except -1:
-        """Let a node sink from a free place to where it belongs."""
+        """Let a node sink from a free place to its own."""
         cdef uint64_t child, first, last
         while True:
             first = 4 * index + 1
@@ -302,7 +302,7 @@ cdef class TimerHandle(MapHandle):
         return 0
 
     cdef int push(self, MapTable map, uint32_t slot) except -1:
-        """Queue the timer of an entry; there is room."""
+        """Queue the timer of an entry; there must be room."""
         cdef Table *table = map.entries.table
         cdef Entry *entry = entry_at(table.core, slot)
         cdef Anchor *anchor
@@ -358,7 +358,7 @@ cdef class TimerHandle(MapHandle):
         drop_anchor(self.map_of(self.anchor_at(node.anchor)).heads.table, node.anchor)
 
     cdef int settle(self) except -1:
-        """What every call begins with: after a rollback, nodes that were put aside go back."""
+        """Begin a call: after a rollback, return the nodes that were put aside to the queue."""
         if unlikely(self.core.core.busy):
             wait_for_others(&self.core.core)
         if unlikely(self.core.closed):
@@ -386,7 +386,7 @@ cdef class TimerHandle(MapHandle):
         return 0
 
     cdef int let_go_of_some(self) except -1:
-        """Let go of a few nodes that were put aside before the oldest open mark: no rollback wants them."""
+        """Release a few nodes that were put aside before the oldest open mark: no rollback needs them."""
         cdef int _step
         cdef int64_t oldest = INT64_MAX
         if self.core.open_marks:
@@ -406,7 +406,7 @@ cdef class TimerHandle(MapHandle):
         return 0
 
     cdef int drop_stale(self) except -1:
-        """Look for stale nodes, a few, once they are more than half."""
+        """Look for a few stale nodes, once they are more than half."""
         cdef int _look
         for _look in range(LOOKS_PER_REGISTRATION):
             if likely(self.queue.size <= 2 * self.live() + STALE_AT_LEAST):
@@ -428,15 +428,15 @@ cdef class TimerHandle(MapHandle):
     # --- for the backend ---
 
     def _pending_count(self):
-        """How many timers are registered, of all keys. O(1)."""
+        """The number of registered timers, of all keys. O(1)."""
         return self.live()
 
     def _queued(self):
-        """How many nodes the queue and what was put aside have. O(1)."""
+        """The number of nodes in the queue and put aside. O(1)."""
         return self.queue.size, self.dropped.size - self.dropped_first
 
     def _close(self):
-        """Let go of the core, which is about to be closed."""
+        """Release the core, which is about to be closed."""
         self.forget_all()
 
     cdef int forget_all(self) except -1:
@@ -452,7 +452,7 @@ cdef class TimerHandle(MapHandle):
         return 0
 
     def _requeue(self):
-        """Build the queue anew from the set, which something else has filled. O(timers log timers)."""
+        """Rebuild the queue from the set, after something else has filled it. O(timers log timers)."""
         self.forget_all()
         self.rollbacks = self.core.rollbacks
         self.visit_all(self.plain_map, None, 0, 0xFFFFFFFF)
@@ -474,7 +474,7 @@ cdef class TimerHandle(MapHandle):
         return rows
 
     cdef int visit_all(self, MapTable map, list rows, uint32_t first, uint32_t last) except -1:
-        """Go over all entries: collect them in `rows`, or queue them if it is None."""
+        """Visit all entries: collect them in `rows`, or queue them if it is None."""
         cdef Table *table = map.entries.table
         cdef CowMap *entries
         cdef Walk walk
@@ -524,10 +524,10 @@ cdef class TimerHandle(MapHandle):
 
 
 cdef class TimerIndex:
-    """The timers of both domains of a backend: what a call is checked for, and goes to."""
+    """The timers of both domains of a backend: checks a call's arguments and passes it to its domain."""
 
     def __init__(self, KeyContext context not None, make, check_time, check_domain):
-        """`make(domain)` gives a TimerHandle; `check_time` and `check_domain` have the words for what is refused."""
+        """`make(domain)` returns a TimerHandle; `check_time` and `check_domain` raise for bad arguments."""
         self.context = context
         self.make = make
         self.check_time = check_time
@@ -569,7 +569,7 @@ cdef class TimerIndex:
         self.of(domain, True).add_timer(time)
 
     def delete(self, timestamp, domain="event"):
-        """Delete a timer of the current key and namespace; nothing happens if it is not there. O(1) expected."""
+        """Delete a timer of the current key and namespace; do nothing if there is none. O(1) expected."""
         cdef int64_t time = self.time_of(timestamp)
         cdef TimerHandle handle = self.of(domain, False)
         self.usable()

@@ -1,10 +1,10 @@
-"""The machine's clock in milliseconds, read again when it may have gone on.
+"""The machine's clock in milliseconds, read again only when it may have advanced.
 
-A record whose state expires asks for the time. Asking the system is a third of what such a record costs: it waits for
-everything that the processor has under way. Where the processor counts steps at a steady rate, its counter tells that
-the millisecond cannot be over: it makes at least one step in four nanoseconds, and mostly many more, so that a quarter
-of the millisecond's rest, in steps, is no longer than that rest. What is returned is what asking would have returned;
-a clock that is set meanwhile shows when that quarter is over.
+A record whose state expires asks for the time. Asking the system takes a third of such a record's time, because it
+waits for everything that the processor has under way. If the processor's counter runs at a steady rate, it can prove
+that the millisecond is not over. It makes at least one step in four nanoseconds, and usually many more, so a quarter
+of the millisecond's rest in nanoseconds, counted in steps, is no longer than that rest. The result is what the system
+would have answered; a clock that is set meanwhile shows after that quarter.
 """
 
 from libc.stdint cimport int64_t, uint64_t

@@ -26,9 +26,9 @@ class HeapBackend(StateBackend):
     """Makes heap backends.
 
     ``max_bytes`` limits the memory for state: a call that would pass it raises `MemoryLimitError`, which names the
-    state, and changes nothing. 0 means no limit. ``check_mutations`` turns on a debug mode that finds objects of PICKLE
-    and of a user's serializer that were changed in place; it looks at every mark and snapshot. ``threads`` is the
-    number of threads for vectorised calls; by default all cores in a driver, 1 in a Spark worker.
+    state, and changes nothing. 0 means no limit. ``check_mutations`` turns on a debug mode that finds objects of
+    PICKLE and of a user's serializer that were changed in place; it looks at every mark and snapshot. ``threads`` is
+    the number of threads for vectorised calls; by default all cores in a driver, 1 in a Spark worker.
 
     >>> import pickle
     >>> pickle.loads(pickle.dumps(HeapBackend(threads=2)))

@@ -1,9 +1,9 @@
 """The debug mode ``check_mutations``: finds objects that were changed in place, without an `update`.
 
 The backend keeps objects of PICKLE and of a user's serializer by reference. Whoever changes one in place also changes
-what a mark or a snapshot still needs. So this mode notes every object that goes in or out with its serialised form, and
-compares the two at the next mark or snapshot. Every access costs a serialisation and keeps the object alive, so use it
-in tests only.
+what a mark or a snapshot still needs. So this mode notes every object that goes in or out with its serialised form,
+and compares the two at the next mark or snapshot. Every access costs a serialisation and keeps the object alive, so
+use it in tests only.
 
 >>> from statebackend import types
 >>> from statebackend.backends.heap import HeapBackend

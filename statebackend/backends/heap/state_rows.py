@@ -70,8 +70,8 @@ def row_tables(state: Any) -> list[Any]:
 class WrittenState:
     """One state: its tables, and the conversion of their columns to Arrow.
 
-    Snapshots share it: the backend makes another one when the state gets another descriptor or table. What follows from
-    the descriptor is computed on first use, which happens on a writing thread.
+    Snapshots share it: the backend makes another one when the state gets another descriptor or table. What follows
+    from the descriptor is computed on first use, which happens on a writing thread.
     """
 
     def __init__(self, backend: HeapKeyedBackend, state: Any) -> None:

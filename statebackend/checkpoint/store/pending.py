@@ -104,8 +104,8 @@ class WritingThreads:
 class PendingSnapshot:
     """The result of `snapshot`: the view is taken, the files are being written.
 
-    To abort, the asking thread calls ``abort``, which makes ``write`` stop and remove what it has made. The interpreter
-    waits for the writing when it ends.
+    To abort, the asking thread calls ``abort``, which makes ``write`` stop and remove what it has made. The
+    interpreter waits for the writing when it ends.
 
     >>> from statebackend.checkpoint.store.manifest import StateSnapshot
     >>> PendingSnapshot(7, lambda: StateSnapshot(7, epoch=1))

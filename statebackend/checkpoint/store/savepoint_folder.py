@@ -207,7 +207,7 @@ class Savepoint:
     # --- writing ---
 
     def write_part(self, kind: str, own: str, described: Mapping[str, Any]) -> PartWriter:
-        """Write a part in a ``with`` block; it exists when the block ends. ``own`` names the instance in its file name."""
+        """Write a part in a ``with`` block; it exists when the block ends. ``own`` names the instance in the file."""
         name = f"{_PARTS}/{kind}-{own}.json"
         if f"{kind}-{own}.json" in self._files.names(_PARTS):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Values to bytes and back, for every declared type.
+"""Converts values of every declared type to bytes and back.
 
 >>> from statebackend.types.serializers import serializer_for
 >>> row = serializer_for("struct<user:bigint,name:string>")
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class CustomSerializer(TypeSerializer):
-    """A user's own serializer in the place of a declared type; it checks what the user's code returns.
+    """A user's own serializer in the role of a declared type's; it checks the results of the user's code.
 
     >>> CustomSerializer.__mro__[1].__name__
     'TypeSerializer'

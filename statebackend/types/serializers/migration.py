@@ -1,10 +1,10 @@
-"""Whether values stored as one type can be read as another, and the conversions that this takes.
+"""Decides if values stored as one type can be read as another, and makes the conversions.
 
-The rules: the same type is read as it is. BYTE, SHORT, INT and LONG widen in this order, FLOAT to DOUBLE,
-DECIMAL to more digits at the same scale. Fields of a ROW go by name: they may be added (old values get None),
-removed, reordered and changed by these rules, as long as one of the old fields remains. Lists, values of maps
-and fields of tuples follow their parts; keys of maps do not change. Everything else is incompatible, PICKLE
-with anything but PICKLE too.
+The rules: a type is read as itself. BYTE, SHORT, INT and LONG widen in this order, FLOAT to DOUBLE, DECIMAL to more
+digits at the same scale. The fields of a ROW match by name: they may be added (old values get None), removed,
+reordered and changed by these rules, as long as one of the old fields remains. Lists, values of maps and fields of
+tuples follow their parts; keys of maps do not change. Everything else is incompatible; PICKLE is compatible only with
+PICKLE.
 
 >>> from statebackend import types
 from statebackend.types import ROW, LONG, INT, STRING
@@ -44,7 +44,7 @@ _INTEGER_ORDER = (types.BYTE, types.SHORT, types.INT, types.LONG)
 
 
 def compatibility(old_config: dict[str, Any], new: Type) -> Compatibility:
-    """What a reader of ``new`` can do with values written under ``old_config``; O(fields).
+    """Tell if a reader of ``new`` can read values written under ``old_config``, and how; O(fields).
 
     >>> from statebackend.types import LONG
     >>> compatibility(LONG.config(), LONG).name
@@ -117,7 +117,7 @@ def _fields(row: RowType) -> Iterable[tuple[str, Type]]:
 
 
 def _row_plan(old: RowType, new: RowType) -> list[int | None]:
-    """Per new field, the position of the old one of the same name."""
+    """For each new field, the position of the old one of the same name."""
     return [old.names.index(name) if name in old.names else None for name in new.names]
 
 

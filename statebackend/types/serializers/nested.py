@@ -41,7 +41,7 @@ def _bitmap(values: Sequence[Any]) -> bytes:
 
 
 def _read_head(data: bytes, owner: TypeSerializer) -> tuple[int, int, int]:
-    """The count, the null bits and where the slots begin; no more is promised than the bytes can hold."""
+    """The count, the null bits and the start of the slots; checks that the bytes can hold that many."""
     if len(data) < 4:
         raise cut_short(owner.declared_type)
     (count,) = _COUNT.unpack_from(data)
@@ -125,7 +125,7 @@ class RecordSerializer(TypeSerializer):
 
 
 class ListSerializer(TypeSerializer):
-    """LIST: takes lists, tuples, other sequences and numpy arrays, and gives lists.
+    """LIST: takes lists, tuples, other sequences and numpy arrays, and returns lists.
 
     >>> from statebackend.types.serializers import serializer_for
     >>> tags = serializer_for(list[str])
@@ -177,7 +177,7 @@ class ListSerializer(TypeSerializer):
 
 
 class MapSerializer(TypeSerializer):
-    """MAP: takes mappings and gives dicts, in the same order; keys have one zero and one NaN.
+    """MAP: takes mappings and returns dicts, in the same order; keys have one zero and one NaN.
 
     >>> from statebackend.types.serializers import serializer_for
     >>> counts = serializer_for(dict[str, int])

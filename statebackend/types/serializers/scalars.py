@@ -29,9 +29,8 @@ _NAN = math.nan
 class TypeSerializer(Serializer):
     """A serializer of a declared type; its configuration is the type's.
 
-    Inside lists, maps, tuples and rows a value takes a *slot*: its bytes if they are of fixed width, else
-    their length (u32, little-endian) and the bytes. The slot of a null is zeros, or a zero length; a bitmap
-    says so.
+    Inside lists, maps, tuples and rows a value takes a *slot*: its bytes if they have a fixed width, otherwise their
+    length (u32, little-endian) and the bytes. A null's slot is zeros, or a zero length; a bitmap marks it as null.
 
     >>> from statebackend.types.serializers import serializer_for
     >>> serializer_for("bigint").declared_type
@@ -93,7 +92,7 @@ class TypeSerializer(Serializer):
         out += bytes(4 if self.fixed_width is None else self.fixed_width)
 
     def read_slot(self, data: bytes, at: int) -> tuple[bytes, int]:
-        """The bytes of the slot at ``at`` and where the next one is."""
+        """The bytes of the slot at ``at``, and the position of the next one."""
         width = self.fixed_width
         if width is None:
             if at + 4 > len(data):
@@ -185,7 +184,7 @@ class _RunSerializer(TypeSerializer):
 
 
 class _PickleSerializer(TypeSerializer):
-    """Any Python object, by pickle protocol 5; only ever used for a state that declares PICKLE."""
+    """Any Python object, by pickle protocol 5; used only for a state that declares PICKLE."""
 
     def serialize(self, value: Any) -> bytes:
         if value is None:
@@ -222,7 +221,7 @@ def _bool_from_byte(number: int) -> bool:
 
 
 def _canonical(number: float) -> float:
-    # -0.0 + 0.0 is 0.0, and every NaN becomes the one of math.nan.
+    # -0.0 + 0.0 is 0.0, and every NaN becomes math.nan.
     return number + 0.0 if number == number else _NAN
 
 
