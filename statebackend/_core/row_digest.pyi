@@ -1,4 +1,4 @@
-"""Hashes of the values of columns, added up row by row, in two lanes of 64 bits."""
+"""Hashes of the values of columns, added row by row, in two lanes of 64 bits."""
 
 from typing import Any
 

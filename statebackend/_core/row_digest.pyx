@@ -1,15 +1,15 @@
-"""Hashes of the values of columns, added up row by row, in two lanes of 64 bits.
+"""Hashes of the values of columns, added row by row, in two lanes of 64 bits.
 
 Every function adds the hashes of one column to `lanes`, two for each row: a row is the sum of its columns, each of
-which has seeds of its own. `total` mixes each row before it adds the rows up, so that a value that moves from one row
-to another shows, and the order of rows does not.
+which has its own seeds. `total` mixes each row before it adds the rows, so the digest notices a value that moves from
+one row to another, and ignores the order of rows.
 
-What comes out is written down in manifests. It must never change, whatever the machine, the compiler or the version:
-the numbers in this file are part of the format, and golden values are in the tests. Bytes are read as words whose
-first byte is the lowest, which is the order of every processor that this is built for.
+Manifests store the results. They must never change, whatever the machine, the compiler or the version: the numbers in
+this file are part of the format, and the tests have golden values. Bytes are read as words whose first byte is the
+lowest, the order of every processor that this is built for.
 
-A lane is one of two mixers, known from MurmurHash3 and from Stafford's variant 13 of it. Both are bijections: two
-values of one word never meet in either lane. Strings and lists pass through them word by word, the length first.
+Each lane uses one of two mixers, known from MurmurHash3 and from Stafford's variant 13 of it. Both are bijections: two
+values of one word never collide in either lane. Strings and lists pass through them word by word, the length first.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -28,8 +28,8 @@ ctypedef fused offset_t:
     const int32_t
     const int64_t
 
-cdef uint64_t STEP = 0x9E3779B97F4A7C15        # what a length is multiplied with
-cdef uint64_t NULL_0 = 0x9FB21C651E98DF25      # makes a null of a seed
+cdef uint64_t STEP = 0x9E3779B97F4A7C15        # the factor for lengths
+cdef uint64_t NULL_0 = 0x9FB21C651E98DF25      # turns a seed into that of a null
 cdef uint64_t NULL_1 = 0xC2B2AE3D27D4EB4F
 cdef uint64_t ROW_0 = 0x165667B19E3779F9       # the seeds of rows
 cdef uint64_t ROW_1 = 0x27D4EB2F165667C5
@@ -52,7 +52,7 @@ cdef inline bint is_valid(const uint8_t *bits, int64_t at) noexcept nogil:
     return bits == NULL or bits[at >> 3] >> (at & 7) & 1
 
 cdef inline uint64_t word_at(const uint8_t *p, Py_ssize_t n) noexcept nogil:
-    """The first `n` bytes, 8 at most, with zeros behind them."""
+    """The first `n` bytes, at most 8, padded with zeros."""
     cdef uint64_t word = 0
     cdef uint32_t low, high
     if n >= 8:
@@ -81,7 +81,7 @@ cdef inline uint64_t number_at(const uint8_t *p, int width) noexcept nogil:
     return p[0]
 
 cdef inline uint64_t float_at(const uint8_t *p, int width) noexcept nogil:
-    """The bits of a float. Every NaN has those of one."""
+    """The bits of a float. Every NaN gets the same bits."""
     cdef uint64_t bits = number_at(p, width)
     if width == 8:
         return NAN_64 if bits & <uint64_t>0x7FFFFFFFFFFFFFFF > <uint64_t>0x7FF0000000000000 else bits
@@ -129,7 +129,7 @@ def add_numbers(const uint8_t[::1] data not None, int width, bint is_float, cons
 
 def add_bytes(const uint8_t[::1] data not None, offset_t[::1] offsets not None, const uint8_t[::1] valid,
               int64_t first, uint64_t seed_0, uint64_t seed_1, uint64_t[:, ::1] lanes not None):
-    """Add strings of bytes, which lie in `data` between one offset and the next. O(bytes)."""
+    """Add byte strings, each of which lies in `data` between one offset and the next. O(bytes)."""
     cdef Py_ssize_t i, n = lanes.shape[0], size = data.shape[0]
     cdef const uint8_t *bits = bits_of(valid, first, n)
     cdef const uint8_t *p = &data[0] if size else NULL
@@ -168,7 +168,7 @@ def add_bytes(const uint8_t[::1] data not None, offset_t[::1] offsets not None, 
 def add_lists(const uint64_t[:, ::1] elements not None, offset_t[::1] offsets not None, bint is_ordered,
               const uint8_t[::1] valid, int64_t first, uint64_t seed_0, uint64_t seed_1,
               uint64_t[:, ::1] lanes not None):
-    """Add lists of what `elements` has, of which the first is at `offsets[0]`; maps are not ordered. O(elements)."""
+    """Add lists of the values in `elements`, whose first is at `offsets[0]`; maps are not ordered. O(elements)."""
     cdef Py_ssize_t i, n = lanes.shape[0], size = elements.shape[0]
     cdef const uint8_t *bits = bits_of(valid, first, n)
     cdef uint64_t null_0 = mix_0(seed_0 ^ NULL_0), null_1 = mix_1(seed_1 ^ NULL_1), h_0, h_1
@@ -205,7 +205,7 @@ def add_lists(const uint64_t[:, ::1] elements not None, offset_t[::1] offsets no
 
 def add_records(const uint64_t[:, ::1] fields not None, const uint8_t[::1] valid, int64_t first, uint64_t seed_0,
                 uint64_t seed_1, uint64_t[:, ::1] lanes not None):
-    """Add records, the sums of whose fields are in `fields`. O(rows)."""
+    """Add records; `fields` has the sums of their fields. O(rows)."""
     cdef Py_ssize_t i, n = lanes.shape[0]
     cdef const uint8_t *bits = bits_of(valid, first, n)
     cdef uint64_t null_0 = mix_0(seed_0 ^ NULL_0), null_1 = mix_1(seed_1 ^ NULL_1)
@@ -224,7 +224,7 @@ def add_records(const uint64_t[:, ::1] fields not None, const uint8_t[::1] valid
 def add_taken(const uint64_t[:, ::1] distinct not None, const int64_t[::1] indices not None,
               const uint8_t[::1] valid, int64_t first, uint64_t seed_0, uint64_t seed_1,
               uint64_t[:, ::1] lanes not None):
-    """Add values of a dictionary, which `distinct` has, by their places in it. O(rows)."""
+    """Add values of a dictionary, which `distinct` holds, by their positions in it. O(rows)."""
     cdef Py_ssize_t i, n = lanes.shape[0], size = distinct.shape[0]
     cdef const uint8_t *bits = bits_of(valid, first, n)
     cdef uint64_t null_0 = mix_0(seed_0 ^ NULL_0), null_1 = mix_1(seed_1 ^ NULL_1)

@@ -288,7 +288,7 @@ cdef class KeyCodec:
             self.form = KEY_FORMS[form]
 
     cdef object split(self, object key, CoreKey *out):
-        """The number, or pointer and length, of a key's canonical form; returns the object that keeps the pointer valid."""
+        """The number, or pointer and length, of a key's canonical form; returns the owner of the pointer."""
         cdef Py_ssize_t length
         if self.form == KEY_NUMBER:
             if (likely(PyLong_CheckExact(key)) and long_as_int64(key, &out.number)

@@ -128,7 +128,7 @@ cdef class PlannedAggregatingHandle(AggregatingHandle):
             AggregatingHandle.add(self, value)
 
     cdef int input_of(self, object value, char *stored) except -1:
-        """Store the checked operand that the plan adds for a value, and return 1; 0 if the base class has to look at it."""
+        """Store the checked operand that the plan adds, and return 1; 0 if the base class has to look at the value."""
         cdef ValueCodec inputs = self.inputs
         cdef double real
         cdef int kind = self.plan.adding.kind

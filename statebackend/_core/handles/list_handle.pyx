@@ -58,7 +58,7 @@ cdef class ListHandle(Handle):
         return not self.has_any(self.table, entry_at(self.table.core, self.slot), WANT_ALIVE)
 
     cdef list raw_elements(self, bint all, list found):
-        """Collect raw elements, all or only the unexpired, in `found`; `finished` turns each into an object. Runs no Python."""
+        """Collect raw elements in `found`, all or only the unexpired, for `finished` to convert. Runs no Python."""
         cdef ListCursor cursor
         cdef char *element
         cdef int64_t now = 0 if all else self.context.time()
@@ -75,7 +75,7 @@ cdef class ListHandle(Handle):
         return found
 
     cdef char *unexpired_elements(self, int64_t stamp, uint64_t *n) except? NULL:
-        """Copies of the unexpired elements in stored form, restamped with `stamp` unless it is -1; the caller frees them."""
+        """Copies of the unexpired elements in stored form, to be freed; restamped with `stamp` unless it is -1."""
         cdef ListCursor cursor
         cdef char *element
         cdef char *copies
@@ -273,7 +273,7 @@ cdef class ListHandle(Handle):
         return True
 
     def _take(self, ListParts parts):
-        """Move the current key's elements, with their timestamps, to the end of `parts`, or of a new ListParts for None."""
+        """Move the current key's elements, with their timestamps, to the end of `parts`; None makes a new one."""
         cdef char *copies
         cdef uint64_t n = 0
         cdef int64_t ttl = self.ttl

@@ -13,7 +13,7 @@ The code follows a guessed key one step at a time, so that each step finds what 
     VALUES_AHEAD                          what the entry refers to: bytes, a list's last chunk, a bucket of map entries
     PARTS_AHEAD                           what is behind that: an entry of the map
 
-This happens in the tables in which something was looked up for the last key. For a map, it expects the last map key again.
+This happens in the tables in which the last key was looked up. For a map, it expects the last map key again.
 """
 
 from libc.stdint cimport int64_t, intptr_t, uint32_t, uintptr_t

@@ -178,7 +178,7 @@ cdef class MapHandle(Handle):
     cdef object read_entry(self, object key, bint only_look):
         """The value, or ABSENT; `only_look` leaves the value out.
 
-        It removes an expired entry, and returns it this once if it may be seen. It renews what it reads, if reads do so.
+        It removes an expired entry, and returns it this once if it may be seen. It renews the rest if reads do so.
         """
         cdef CoreKey inner
         cdef object _owner, value = None

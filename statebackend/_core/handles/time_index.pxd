@@ -16,7 +16,7 @@ cdef struct Node:
     int64_t time
     int64_t key                          # copied from the anchor, to be compared without reading it
     uint32_t anchor                      # of the key and namespace; the node holds a reference
-    uint32_t tag                         # the low half of the entry's sequence number, which identifies the registration
+    uint32_t tag                         # the low half of the entry's sequence number: the registration
 
 cdef struct NodeArray:
     Node **pages

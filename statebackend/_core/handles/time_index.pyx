@@ -178,7 +178,7 @@ cdef class TimerHandle(MapHandle):
         return False
 
     def take_due(self, int64_t now):
-        """Take the next timer that is due and make its key and namespace current; return its time, or None. O(log timers)."""
+        """Take the next timer that is due, and make its key and namespace current; its time, or None. O(log timers)."""
         cdef Node node
         cdef Anchor *anchor
         cdef CoreKey at

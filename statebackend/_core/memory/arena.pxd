@@ -7,8 +7,8 @@
              refs, which halves the size of every link; one arena reaches 32 GB.
     blob     a counted byte string, cut from slabs of its size class
 
-Runs come and go under a spin lock, because the threads of a batch kernel share the arena. Extents come from the
-system and go back to it in the middle of operations: without Python, in which finalisers and signal handlers run.
+Runs come and go under a spin lock, because the threads of a batch kernel share the arena. The system gives and takes
+extents in the middle of operations, so this happens without Python, in which finalisers and signal handlers would run.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
@@ -28,7 +28,7 @@ cdef enum:
     LARGEST_CLASS = 4096
 
 cdef enum Counter:
-    """What is alive, process-wide; the checked build counts and the tests expect zero after each test."""
+    """Counters of live objects, process-wide; the checked build counts, and the tests expect zero after each test."""
     LIVE_EXTENTS = 0
     LIVE_RUNS = 1
     LIVE_BLOBS = 2
@@ -38,7 +38,7 @@ cdef enum Counter:
     LIVE_BLOCKS = 6
 
 cdef struct Probe:
-    # One per process. Allocations are counted down; those from the one that reaches zero to `fail_until` fail.
+    # One per process. Counts allocations down; from the one that reaches zero up to `fail_until`, they fail.
     int64_t fail_in
     int64_t fail_until
     int64_t counters[7]
@@ -47,11 +47,11 @@ cdef struct Budget:
     # Bytes of all arenas of one backend. `limit` 0 means none.
     int64_t used
     int64_t limit
-    uint32_t refused                     # set when the limit, not the system, said no
+    uint32_t refused                     # set if the limit, not the system, refused
     Probe *probe
 
 cdef struct LentExtent:
-    # An extent that numpy arrays show. It stays mapped until the last of them is gone.
+    # An extent that numpy arrays expose. It stays mapped until the last of them is gone.
     LentExtent *next                     # of the arena
     char *base
     uint32_t arrays
@@ -61,7 +61,7 @@ cdef struct ArenaCore:
     char **extents                       # extent number -> base, NULL where free; never moves
     uint8_t **orders                     # extent number -> per 256 bytes: order of the block that begins there
     uint32_t top                         # extents below this number have been used
-    uint32_t lowest                      # no number below it is free
+    uint32_t lowest                      # the lowest free number is not below it
     uint32_t live
     uint32_t idle                        # extents that are one whole free block
     uint32_t nonempty                    # bit i: free_head[i] is not NIL
@@ -85,7 +85,7 @@ cdef struct BlobHeap:
     ArenaCore *arena
     Slab *partial[32]
     uint32_t lock
-    uint32_t shared                      # whether several threads allocate at this time
+    uint32_t shared                      # true while several threads allocate
     int64_t bytes
 
 cdef struct Blob:
@@ -144,6 +144,6 @@ cdef class Arena:
     cdef object scratch_memory           # see `scratch`
 
 cdef class ExtentMemory:
-    cdef Arena arena                     # in whose list `lent` may be
+    cdef Arena arena                     # the arena whose list may hold `lent`
     cdef LentExtent *lent
     cdef bint lend(self, uint32_t number) except -1

@@ -1,4 +1,4 @@
-"""The memory of a heap backend: extents, runs and blobs. The layout is described in `arena.pxd`."""
+"""The memory of a heap backend: extents, runs and blobs. `arena.pxd` describes the layout."""
 
 import mmap
 
@@ -42,7 +42,7 @@ for _i in range(257):
 
 
 def live_counters():
-    """What the compiled core holds, process-wide, by kind; only the checked build counts.
+    """Count the objects that the compiled core holds, process-wide, by kind; only the checked build counts.
 
     >>> sorted(live_counters())[:2]
     ['blobs', 'blocks']
@@ -51,12 +51,12 @@ def live_counters():
 
 
 def is_checked_build():
-    """Whether this is the build with bounds checks, invariants and counters (`make debug`)."""
+    """Return True for the build with bounds checks, invariants and counters (`make debug`)."""
     return bool(CHECKED)
 
 
 def fail_allocation(n, times=1):
-    """Let the `n`-th allocation from now fail, and those after it, `times` in all; 0 stops that. For tests.
+    """Make the `n`-th allocation from now fail, and those after it, `times` in all; 0 stops that. For tests.
 
     >>> fail_allocation(0)
     0
@@ -102,8 +102,8 @@ cdef inline void unlink_free(ArenaCore *arena, uint32_t ref, int order) noexcept
 
 # --- extents -------------------------------------------------------------------------------------
 #
-# What is here runs in the middle of operations, also on threads without the GIL: it neither makes Python objects nor
-# runs Python. (While tracemalloc traces, it takes the GIL for itself, and notes a place in the program.)
+# This code runs in the middle of operations, also on threads without the GIL: it neither makes Python objects nor runs
+# Python. (While tracemalloc traces, it takes the GIL itself and records a place in the program.)
 
 cdef bint add_extent(ArenaCore *arena) noexcept nogil:
     """Make one more extent; False without memory. The arena's lock must not be held."""
@@ -118,7 +118,7 @@ cdef bint add_extent(ArenaCore *arena) noexcept nogil:
     if orders == NULL:
         return False
     if arena.live + 1 >= EXTENTS_BEFORE_SPARE:
-        # A part of what there is, because maps of the same size grow at the same time.
+        # A fraction of the existing ones, because maps of the same size grow at the same time.
         wanted = 1 + (arena.live + 1) // EXTENTS_PER_SPARE
         base = spare_take(&arena.spares, wanted)
     if base == NULL:
@@ -126,14 +126,14 @@ cdef bint add_extent(ArenaCore *arena) noexcept nogil:
     if base == NULL:
         free(orders)
         return False
-    # Known before it is there: another lane could give it back at once.
+    # Registered before it is usable: another lane could give it back at once.
     PyTraceMalloc_Track(TRACE_DOMAIN, <uintptr_t>base, EXTENT_BYTES)
     spin_lock(&arena.lock)
     number = arena.lowest
     while number < arena.top and arena.extents[number] != NULL:
         number += 1
     arena.lowest = number
-    # Another lane may have taken what there was below the limit. No ref behind the last unit may wrap around.
+    # Another lane may have taken the rest below the limit. No ref behind the last unit may wrap around.
     if (budget.limit and budget.used + EXTENT_BYTES > budget.limit) or number >= MAX_EXTENTS - 1:
         if number < MAX_EXTENTS - 1:
             budget.refused = 1
@@ -156,7 +156,7 @@ cdef bint add_extent(ArenaCore *arena) noexcept nogil:
 
 
 cdef bint hand_over(ArenaCore *arena, char *base) noexcept nogil:
-    """Leave an extent to the arrays that show it, if there are any. The lock is held."""
+    """Leave an extent to the arrays that expose it, if there are any. The caller holds the lock."""
     cdef LentExtent **link = &arena.lent
     while link[0] != NULL:
         if link[0].base == base:
@@ -168,7 +168,7 @@ cdef bint hand_over(ArenaCore *arena, char *base) noexcept nogil:
 
 
 cdef void drop_extent(ArenaCore *arena, uint32_t number) noexcept nogil:
-    """Give an extent back, whose only block is on no list any more. The lock must not be held."""
+    """Give back an extent whose only block is on no list any more. The caller must not hold the lock."""
     cdef char *base = arena.extents[number]
     cdef uint8_t *orders = arena.orders[number]
     cdef bint is_lent
@@ -189,7 +189,7 @@ cdef void drop_extent(ArenaCore *arena, uint32_t number) noexcept nogil:
 
 
 cdef uint32_t run_alloc(ArenaCore *arena, int order) noexcept nogil:
-    """A run of 2^order bytes, not zeroed; 0 when there is no memory."""
+    """A run of 2^order bytes, not zeroed; 0 if there is no memory."""
     cdef uint32_t mask, ref, right
     cdef int at
     cdef bint added
@@ -204,7 +204,7 @@ cdef uint32_t run_alloc(ArenaCore *arena, int order) noexcept nogil:
         added = add_extent(arena)
         spin_lock(&arena.lock)
         mask = arena.nonempty >> order
-        if not added and mask == 0:      # nor has another lane made one meanwhile
+        if not added and mask == 0:      # and no other lane has made one meanwhile
             spin_unlock(&arena.lock)
             return 0
     at = order + ctz(mask)
@@ -224,7 +224,7 @@ cdef uint32_t run_alloc(ArenaCore *arena, int order) noexcept nogil:
 
 
 cdef void run_free(ArenaCore *arena, uint32_t ref, int order) noexcept nogil:
-    """Give a run back. Extents that become whole go back to the system, but for some that the next batch can use."""
+    """Give a run back. Extents that become whole go back to the system, except some that the next batch can use."""
     cdef uint32_t buddy, extent = 0
     if order < MIN_ORDER:
         order = MIN_ORDER
@@ -281,7 +281,7 @@ cdef inline void link_slab(BlobHeap *heap, Slab *slab) noexcept nogil:
 
 
 cdef void *block_alloc(BlobHeap *heap, uint64_t size) noexcept nogil:
-    """A block of at least `size` bytes, aligned to 16; NULL when there is no memory."""
+    """A block of at least `size` bytes, aligned to 16; NULL if there is no memory."""
     cdef uint32_t which, width, ref, offset
     cdef Slab *slab
     if size > LARGEST_CLASS:
@@ -356,7 +356,7 @@ cdef void block_free(BlobHeap *heap, void *block, uint64_t size) noexcept nogil:
 
 
 cdef Blob *blob_new(BlobHeap *heap, const char *data, uint64_t length) noexcept nogil:
-    """A blob with one reference that holds a copy of `data`; NULL when there is no memory."""
+    """A blob with one reference that holds a copy of `data`; NULL if there is no memory."""
     cdef Blob *blob
     blob = <Blob *>block_alloc(heap, length + sizeof(Blob))
     if blob == NULL:
@@ -372,7 +372,7 @@ cdef void blob_free(BlobHeap *heap, Blob *blob) noexcept nogil:
 
 
 cdef void *raw_alloc(Budget *budget, uint64_t size) noexcept nogil:
-    """Memory of the C heap, not zeroed, counted against the budget; NULL when there is none."""
+    """Memory of the C heap, not zeroed, counted against the budget; NULL if there is none."""
     cdef void *block
     if unlikely(injected_failure(budget)):
         return NULL
@@ -394,7 +394,7 @@ cdef void raw_free(Budget *budget, void *block, uint64_t size) noexcept nogil:
 
 
 @cython.final
-@cython.no_gc                            # or a collection could drop the extents before what lives in them
+@cython.no_gc                            # otherwise a collection could drop the extents before what lives in them
 cdef class Arena:
     """The extents of one backend and the blobs in them; everything else in the core borrows from it."""
 
@@ -421,9 +421,9 @@ cdef class Arena:
         free(self.core.orders)
 
     def memory(self):
-        """The extents as numpy arrays of bytes, each good for as long as it is kept. O(extents), nothing is copied.
+        """The extents as numpy arrays of bytes, each valid as long as it is kept. O(extents), copies nothing.
 
-        An array goes on showing the memory of an extent that the arena has given back.
+        An array still shows the memory of an extent that the arena has given back.
         """
         cdef uint32_t number = 1
         cdef ExtentMemory extent
@@ -437,7 +437,7 @@ cdef class Arena:
         return found
 
     def usage(self):
-        """Bytes: of extents, in runs, in blobs; used in all; of extents made ahead; of working memory."""
+        """Bytes of extents, in runs, in blobs; the total used; of extents made ahead; of working memory."""
         return {
             "extent_bytes": <int64_t>self.core.live * EXTENT_BYTES,
             "run_bytes": self.core.run_bytes,
@@ -454,7 +454,7 @@ cdef class Arena:
         return self.scratch_memory
 
     def trim(self):
-        """Give the working memory of batches, and extents in which nothing lies, back to the system."""
+        """Give the working memory of batches, and empty extents, back to the system."""
         cdef uint32_t ref
         self.scratch_memory = None
         spares_drop(&self.core.spares)
@@ -470,7 +470,7 @@ cdef class Arena:
             drop_extent(&self.core, ref >> EXTENT_UNITS_SHIFT)
 
     def set_limit(self, limit):
-        """Refuse to grow beyond `limit` bytes; 0 takes the limit away."""
+        """Refuse to grow beyond `limit` bytes; 0 removes the limit."""
         self.budget.limit = limit
 
     def _check(self):
@@ -513,10 +513,10 @@ cdef class Arena:
 @cython.final
 @cython.no_gc                            # as the arena that it keeps
 cdef class ExtentMemory:
-    """An extent, for the numpy arrays that show it; made by `Arena.memory`."""
+    """An extent, for the numpy arrays that expose it; made by `Arena.memory`."""
 
     cdef bint lend(self, uint32_t number) except -1:
-        """Take hold of an extent; False if there is none of that number."""
+        """Take hold of an extent; False if there is none with that number."""
         cdef ArenaCore *core = &self.arena.core
         cdef LentExtent *fresh = <LentExtent *>malloc(sizeof(LentExtent))
         cdef LentExtent *lent
@@ -561,7 +561,7 @@ cdef class ExtentMemory:
 
     @property
     def __array_interface__(self):
-        """What numpy asks for."""
+        """The array interface, which numpy reads."""
         if self.lent == NULL:
             raise TypeError("no extent")
         return {"data": (<uintptr_t>self.lent.base, False), "shape": (EXTENT_BYTES,), "typestr": "|u1", "version": 3}
@@ -573,5 +573,5 @@ def _map_bytes(size):
         try:
             mapping.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
-            pass                         # a kernel without huge pages: ordinary pages then
+            pass                         # a kernel without huge pages: use ordinary ones
     return np.frombuffer(mapping, dtype=np.uint8)

@@ -7,11 +7,11 @@ cdef enum:
     MAX_SPARES = 16                      # extents made ahead for one arena
 
 cdef struct Spares:
-    # What the thread has made for one arena. Guarded by the lock of `extents.pyx`.
-    Spares *next                         # of those that want more
+    # The extents that the thread has made for one arena. Guarded by the lock of `extents.pyx`.
+    Spares *next                         # next of those that want more
     uint32_t wanted
     uint32_t n
-    uint32_t is_waiting                  # among those that want more
+    uint32_t is_waiting                  # true while among those that want more
     char *extents[16]
 
 cdef char *extent_map() noexcept nogil

@@ -1,14 +1,14 @@
-"""Memory from the system, without Python: an operation may need an extent halfway, when no other code is to run.
+"""Memory from the system, without Python: an operation may need an extent halfway, when no other code may run.
 
-The first touch of an extent costs 0.1 ms, and milliseconds when the memory is new to the machine: too much for the
+The first touch of an extent costs 0.1 ms, and milliseconds if the memory is new to the machine: too much for the
 operation that happens to need it. So once a state grows, a thread makes the next extents ahead of time:
 
     arena --- Spares ---> waiting ---> Spares of another arena ---> ...
                  ^           |
                  +- extents -+  the thread maps and touches one at a time, for the first that waits
 
-The thread is one of the C library and never asks for the GIL. It starts at the first need. A forked child has none
-until it needs one itself; what the thread had in hand at that moment, 2 MB at most, stays mapped in the child.
+The thread belongs to the C library and never asks for the GIL. It starts when it is first needed. A forked child has
+none until it needs one itself; the extent in the thread's hands at the fork, 2 MB at most, stays mapped in the child.
 """
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
@@ -68,10 +68,10 @@ cdef extern from *:
     int munmap(void *memory, uint64_t size) noexcept nogil
     bint sb_start_thread(void *(*work)(void *) noexcept nogil) noexcept nogil
 
-cdef pthread_mutex_t lock                # of all that follows, and of all Spares; held for a few instructions
+cdef pthread_mutex_t lock                # guards the names below and all Spares; held for a few instructions
 cdef pthread_cond_t more_wanted
 cdef Spares *waiting = NULL
-cdef Spares *served = NULL               # for whom the thread makes an extent; NULL also if those are gone meanwhile
+cdef Spares *served = NULL               # the thread makes an extent for these; NULL also if they are gone
 cdef bint has_thread = False
 
 
@@ -80,7 +80,7 @@ cdef char *extent_map() noexcept nogil:
     cdef char *memory = sb_map(EXTENT_BYTES)
     cdef uint64_t before
     if memory != NULL and <uintptr_t>memory & (EXTENT_BYTES - 1):
-        # Twice as much holds an aligned one; what is around it goes back.
+        # A mapping of twice the size holds an aligned extent; the rest goes back.
         munmap(memory, EXTENT_BYTES)
         memory = sb_map(2 * EXTENT_BYTES)
         if memory != NULL:
@@ -106,7 +106,7 @@ cdef void touch(char *extent) noexcept nogil:
 
 
 cdef char *spare_take(Spares *spares, uint32_t wanted) noexcept nogil:
-    """An extent made ahead, or NULL. With less than half of `wanted` left, the thread makes more."""
+    """An extent made ahead, or NULL. If less than half of `wanted` is left, the thread makes more."""
     global waiting, has_thread
     cdef char *extent = NULL
     pthread_mutex_lock(&lock)
@@ -117,7 +117,7 @@ cdef char *spare_take(Spares *spares, uint32_t wanted) noexcept nogil:
     if 2 * spares.n < spares.wanted and not spares.is_waiting:
         if not has_thread:
             has_thread = sb_start_thread(make_spares)
-        if has_thread:                   # without one, extents are touched when they are needed
+        if has_thread:                   # without a thread, extents are touched when they are needed
             spares.is_waiting = True
             spares.next = waiting
             waiting = spares
@@ -127,7 +127,7 @@ cdef char *spare_take(Spares *spares, uint32_t wanted) noexcept nogil:
 
 
 cdef void spares_drop(Spares *spares) noexcept nogil:
-    """Give back what was made ahead. The thread does not know these Spares afterwards."""
+    """Give back the extents made ahead. Afterwards the thread does not know these Spares."""
     global served
     cdef Spares **link = &waiting
     cdef char *extents[16]
@@ -150,7 +150,7 @@ cdef void spares_drop(Spares *spares) noexcept nogil:
 
 
 cdef void *make_spares(void *_nothing) noexcept nogil:
-    """What the thread does, for as long as the process lives."""
+    """The main function of the thread, which runs as long as the process lives."""
     global waiting, served
     cdef Spares *spares
     cdef char *extent
@@ -170,7 +170,7 @@ cdef void *make_spares(void *_nothing) noexcept nogil:
             touch(extent)
         pthread_mutex_lock(&lock)
         if served == spares:
-            if extent == NULL:           # the arena tries for itself when it comes to that
+            if extent == NULL:           # the arena tries for itself when it needs one
                 spares.wanted = 0
             else:
                 spares.extents[spares.n] = extent
@@ -181,7 +181,7 @@ cdef void *make_spares(void *_nothing) noexcept nogil:
     return NULL
 
 
-# Who forks holds the lock meanwhile, so that the child finds everything whole.
+# The forking thread holds the lock meanwhile, so that the child finds a consistent state.
 
 cdef void before_fork() noexcept nogil:
     pthread_mutex_lock(&lock)

@@ -1,7 +1,7 @@
 """Append-only logs in chunks from the arena: undo journals and lists of what awaits reclaiming.
 
-A record ends with an 8-byte trailer that tells its size, so that a log is read from its end: undo goes
-backwards by nature, and for reclaiming the order does not matter.
+A record ends with an 8-byte trailer that tells its size, so a log is read from its end: undo goes backwards by nature,
+and reclaiming does not depend on the order.
 """
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
@@ -25,7 +25,7 @@ cdef struct Log:
     LogChunk *first
     LogChunk *last
     uint64_t records
-    uint64_t held                        # at least how many records own slots or references; 0 is exact
+    uint64_t held                        # minimum number of records that own slots or references; 0 is exact
 
 cdef inline char *chunk_data(LogChunk *chunk) noexcept nogil:
     return <char *>chunk + sizeof(LogChunk)
@@ -37,7 +37,7 @@ cdef void log_clear(ArenaCore *arena, Log *log) noexcept nogil
 cdef void log_append(ArenaCore *arena, Log *target, Log *source) noexcept nogil
 
 cdef inline bint log_reserve(ArenaCore *arena, Log *log, uint64_t size) noexcept nogil:
-    """Make room for `size` bytes that follow each other; False when there is no memory."""
+    """Make room for `size` consecutive bytes; False if there is no memory."""
     if unlikely(log.last == NULL or log.last.used + size > log.last.capacity):
         return log_grow(arena, log, size)
     return True
@@ -59,7 +59,7 @@ cdef inline void log_pop(ArenaCore *arena, Log *log, uint32_t size) noexcept nog
         log_drop_last_chunk(arena, log)
 
 cdef inline bint log_empty(ArenaCore *arena, Log *log) noexcept nogil:
-    """Whether no record is left; drops a last chunk that was reserved and not used."""
+    """Return True if no record is left; drops a last chunk that was reserved and not used."""
     if log.last != NULL and log.last.used == 0:
         log_drop_last_chunk(arena, log)
     if log.records == 0:

@@ -1,4 +1,4 @@
-"""The slow paths of the logs; what they are for is told in `journal.pxd`."""
+"""The slow paths of the logs; `journal.pxd` explains their purpose."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -45,14 +45,14 @@ cdef void log_drop_last_chunk(ArenaCore *arena, Log *log) noexcept nogil:
 
 
 cdef void log_forget_chunk(ArenaCore *arena, Log *log) noexcept nogil:
-    """Forget the records of the newest chunk of a log whose records hold nothing."""
+    """Forget the records of the newest chunk of a log whose records own nothing."""
     log_drop_last_chunk(arena, log)
     if log.last == NULL:
         log.records = 0
 
 
 cdef void log_clear(ArenaCore *arena, Log *log) noexcept nogil:
-    """Forget all records, whatever they hold."""
+    """Forget all records, whatever they own."""
     while log.last != NULL:
         log_drop_last_chunk(arena, log)
     log.records = log.held = 0

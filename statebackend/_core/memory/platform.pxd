@@ -1,4 +1,4 @@
-"""What the compiled core asks of the C compiler: prefetch, atomics, a folded multiply."""
+"""The compiler features that the compiled core uses: prefetch, atomics, a folded multiply."""
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 

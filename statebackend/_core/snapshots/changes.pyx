@@ -1,4 +1,4 @@
-"""What has changed since a mark, as rows: what an incremental checkpoint writes; and as numbers.
+"""The changes since a mark, as rows, for incremental checkpoints; and their number.
 
 The journal names the slots that were inserted, written or removed. Each key among them is looked up once more: if it
 is there now, its row is the live entry, else the entry that a record still holds, of which only the key is read.
@@ -28,14 +28,14 @@ cdef enum:
 
 
 def has_changes(StateTable table not None, Mark mark not None):
-    """Whether anything was journalled since `mark`, of this table or one that shares its journal. O(open marks)."""
+    """Return True if this table, or one that shares its journal, journalled anything since `mark`. O(open marks)."""
     table.usable()
     (<StateCore>table.owner).require_open(mark)
     return count_records(table.table, mark.version) != 0
 
 
 def changed_entries(StateTable table not None, Mark mark not None):
-    """What was inserted, written or removed since `mark`: each key once, those that are there now as they are.
+    """The rows inserted, written or removed since `mark`: each key once, those that exist with their present values.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable
@@ -64,7 +64,7 @@ def changed_entries(StateTable table not None, Mark mark not None):
 
 
 def count_changes(StateTable table not None, Mark mark not None):
-    """How many keys were put or written since `mark` and are there, and how many were there then and are gone.
+    """Count the keys put or written since `mark` that exist now, and the keys that existed then and are gone.
 
     O(changes), a few nanoseconds each; with removals among them, or where a call was undone, as `changed_entries`.
 

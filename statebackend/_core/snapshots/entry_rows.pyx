@@ -298,7 +298,7 @@ cdef object gather_objects(uint64_t[::1] rows, uint32_t offset):
 
 
 cdef int64_t blob_bytes(Table *table, ListHead *head) noexcept nogil:
-    """How many bytes the elements of a list of blobs have; -1 without memory to find out."""
+    """The number of bytes in the elements of a list of blobs; -1 without memory to find out."""
     cdef uint32_t offset = 8 if table.element_has_timestamp else 0
     cdef ListCursor cursor
     cdef Blob *blob

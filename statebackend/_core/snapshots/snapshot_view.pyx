@@ -79,7 +79,7 @@ cdef class SnapshotView(Moment):
             self._release()
 
     def group_size(self, StateTable table not None, uint32_t group):
-        """How many entries the table had in a key group at the time of the snapshot."""
+        """The number of entries that the table had in a key group at the time of the snapshot."""
         cdef Directory *directory
         self.begin_reading()
         try:
@@ -131,7 +131,7 @@ cdef class SnapshotView(Moment):
             self.end_reading()
 
     def group_sizes(self, StateTable table not None):
-        """How many entries the table had in each of its key groups."""
+        """The number of entries that the table had in each of its key groups."""
         cdef uint32_t i
         cdef Directory *directory
         cdef int64_t[::1] sizes = np.zeros(table.table.n_maps, dtype=np.int64)

@@ -1,6 +1,6 @@
-"""What a stored value becomes when another is added: reductions and aggregates, over the bytes that entries hold.
+"""Adds a value to a stored one: reductions and aggregates, over the bytes that entries hold.
 
-Accumulators lie as their serializers write them: a byte for nulls, then the fields, unaligned.
+Accumulators have the layout of their serializers: a byte for nulls, then the fields, unaligned.
 
     average    sum DOUBLE, count LONG            17 bytes
     moments    n DOUBLE, avg DOUBLE, m2 DOUBLE   25 bytes
@@ -58,7 +58,7 @@ cdef struct Adding:
     uint64_t width                       # of the stored value
 
 cdef inline bint add_fixed(const Adding *adding, const char *old, const char *value, char *out) noexcept nogil:
-    """`out` becomes old, where NULL stands for nothing, with `value` added. False on overflow."""
+    """Set `out` to old (NULL: nothing) with `value` added. False on overflow."""
     cdef int64_t count, total
     cdef double x, mean, m2, n, delta, delta_n
     if adding.kind == ADD_NUMBER:
@@ -106,7 +106,7 @@ cdef inline bint add_fixed(const Adding *adding, const char *old, const char *va
     return True
 
 cdef inline bint keeps_old_bytes(int op, Blob *old, const char *data, uint64_t length) noexcept nogil:
-    """Whether the bytes that are there stay, for OP_MIN, OP_MAX, OP_FIRST and OP_LAST. UTF-8 orders like its text."""
+    """Return True if the stored bytes stay, for OP_MIN, OP_MAX, OP_FIRST and OP_LAST. UTF-8 sorts like its text."""
     cdef int order
     if op == OP_FIRST:
         return True

@@ -1,4 +1,4 @@
-"""Plans for adding to stored values: which operation, over which bytes."""
+"""Plans for adding to stored values: the operation, and the bytes that it works on."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -22,7 +22,7 @@ ORDERED = ("min", "max", "first", "last")
 
 @cython.final
 cdef class AddPlan:
-    """How values are added to what is stored.
+    """A plan for adding values to stored ones.
 
     `operation` is a reduction over `number` ("long int short byte double float bool", "decimal" with `digits` up
     to 18 or 38, "bytes", or a width for "first" and "last" of any bytes), or "average" or "moments" over doubles.
@@ -80,7 +80,7 @@ cdef class AddPlan:
         return UsageError("there is no such operation on such values", detail=f"{self.operation} of {self.number}")
 
     cdef int fits(self, int value_code, uint64_t width) except -1:
-        """Raise unless entries of this layout can hold what the plan computes."""
+        """Raise unless entries of this layout can hold the plan's results."""
         if self.adding.kind == ADD_BYTES:
             if value_code == CODE_BLOB:
                 return 0
@@ -92,7 +92,7 @@ cdef class AddPlan:
                          detail=f"{self.operation} of {self.number}, width {width}")
 
     def step(self, bytes old, bytes value not None):
-        """The stored bytes after `value` was added to `old` (None: to nothing); None if that does not fit."""
+        """The stored bytes after adding `value` to `old` (None: to nothing); None if the result does not fit."""
         cdef char out[32]
         cdef const char *before = NULL
         if self.adding.kind == ADD_BYTES or self.adding.kind == ADD_WHOLE:

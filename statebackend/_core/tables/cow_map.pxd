@@ -142,7 +142,7 @@ cdef struct Anchor:
     uint64_t next_sequence               # begins with a stamp of its own: no other entry ever had the same
     uint32_t refs
     uint32_t modifications
-    # Of the key whose thread this is, as its entry has them; of a blob the anchor holds a reference of its own.
+    # The key whose thread this is, in the form of its entry; the anchor holds its own reference to a blob.
     int64_t key
     uint32_t namespace
     uint32_t group
@@ -159,7 +159,7 @@ cdef struct BucketTable:
     uint32_t size
 
 cdef struct Directory:
-    # What a snapshot sees of one map: the pages at its moment. Covers all snapshots low..high.
+    # A snapshot's view of one map: the pages at its moment. Covers all snapshots low..high.
     Directory *older                     # of the same map
     Directory *next                      # of the same snapshot
     CowMap *map
@@ -197,7 +197,7 @@ cdef struct Segment:
     Log log
 
 cdef struct Journal:
-    # What happened to up to two tables since the oldest mark, in the order of time.
+    # The changes to up to two tables since the oldest mark, in the order of time.
     Segment *segments
     uint32_t n_segments
     uint32_t capacity
@@ -224,7 +224,7 @@ cdef struct Walk:
     uint32_t slot                        # the next entry of the chain; 0: go on with the next bucket
 
 cdef struct Core:
-    # What all maps of a backend share.
+    # The part that all maps of a backend share.
     int64_t stamps                       # given out so far, by `new_stamp`
     ArenaCore *arena
     BlobHeap *blobs
@@ -239,16 +239,16 @@ cdef struct Core:
     Table *dead_lists                    # tables with chunks of dropped lists that await reclaiming
     Journal *journals
     uint32_t pending                     # `drain` has something to do; set by any thread
-    uint64_t undone                      # how often something was undone: what is old may be back
+    uint64_t undone                      # counts undos: after one, old entries may be back
     uint64_t seed
     Table *tables                        # all of the backend
     int64_t *namespace_refs              # by number: entries that carry it, and pins
     uint32_t namespace_capacity
-    uint32_t busy                        # how many calls of `busy_thread` nobody is to disturb; see `wait_for_others`
+    uint32_t busy                        # nesting of `busy_thread`'s calls, not to be disturbed; see `wait_for_others`
     unsigned long busy_thread
 
 cdef struct Lane:
-    # What one thread of a batch kernel appends to; calls outside kernels use lane 0 of the table.
+    # The logs of one thread of a batch kernel; calls outside kernels use lane 0 of the table.
     Core *core
     Log *override                        # where records go while an undo runs
     Log undo                             # inside a batch call: records that no journal takes
@@ -284,7 +284,7 @@ cdef struct Table:
     Table *next_dead_lists
 
 cdef struct CoreKey:
-    # A key, split and hashed: what every operation on a table begins with.
+    # A key, split and hashed, as every operation on a table needs it.
     int64_t number
     const char *data
     uint64_t length
@@ -293,7 +293,7 @@ cdef struct CoreKey:
     uint32_t group
 
 cdef struct Insertion:
-    # An entry that is about to be linked in: everything that could have failed is there.
+    # An entry that is about to be linked in: every step that could fail is done.
     uint32_t slot
     uint32_t *link
     Blob *blob
@@ -314,7 +314,7 @@ cdef struct ListChunk:
     # elements follow
 
 cdef inline ListChunk **next_dead(ListChunk *chunk) noexcept nogil:
-    """Of a chunk that nobody refers to, in the place of `refs` and `prev_used`: setting it aside takes no memory."""
+    """The link of a chunk that nobody refers to, in place of `refs` and `prev_used`: it takes no more memory."""
     return <ListChunk **>&chunk.refs
 
 # --- entries ---------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ cdef inline Entry *entry_at(Core *core, uint32_t slot) noexcept nogil:
     return <Entry *>address(core.arena, slot)
 
 cdef inline int64_t new_stamp(Core *core) noexcept nogil:
-    """A number that no list or map of the backend has had before (but for 2^32 others)."""
+    """A number that no list or map of the backend has had before; the numbers repeat after 2^32 others."""
     return add_i64(&core.stamps, 1)
 
 cdef inline uint32_t *blob_hash(Entry *entry) noexcept nogil:
@@ -381,13 +381,13 @@ cdef inline uint32_t hash_of(Table *table, Entry *entry) noexcept nogil:
 # --- buckets ---------------------------------------------------------------------------------------
 
 cdef inline BucketTable *active_table(CowMap *map, uint32_t hash) noexcept nogil:
-    """The table that holds the bucket of `hash` at this time: Flink's selectActiveTable."""
+    """The table that holds the bucket of `hash` now: Flink's selectActiveTable."""
     if likely((hash & (map.primary.capacity - 1)) >= map.rehash_index):
         return &map.primary
     return &map.secondary
 
 cdef inline uint32_t *bucket(Core *core, BucketTable *table, uint32_t index) noexcept nogil:
-    """The bucket, or NULL when its page was never needed."""
+    """The bucket; NULL if its page was never needed."""
     cdef uint32_t ref = table.pages[index >> PAGE_SHIFT].ref
     if ref == 0:
         return NULL
@@ -457,7 +457,7 @@ cdef inline uint32_t find_stored(Table *table, CowMap *map, int64_t key, uint32_
     return find_int(table, map, key, ns, hash)
 
 # --- operations --------------------------------------------------------------------------------------
-# Those that return bint or a slot answer False or 0 when memory ran out; nothing has changed then.
+# Those that return bint or a slot return False or 0 if memory ran out; then nothing has changed.
 
 cdef CowMap *map_new(Table *table, uint32_t group) noexcept nogil
 cdef void map_clear_storage(Table *table, CowMap *map) noexcept nogil
@@ -506,7 +506,7 @@ cdef inline uint32_t record_width(Table *table, int op) noexcept nogil:
     return 16 if op == RECORD_MOVED or op == RECORD_REPLACED else 8
 
 cdef inline bint record_log(Lane *lane, Table *table, Log **log) noexcept nogil:
-    """Where records of inserts, removals and moves go; `log` is NULL when nobody wants them."""
+    """Choose the log for records of inserts, removals and moves; `log` is NULL if nobody wants them."""
     log[0] = NULL
     if lane.override != NULL:
         log[0] = lane.override
@@ -528,7 +528,7 @@ cdef inline uint32_t *free_refs(Entry *entry) noexcept nogil:
     return <uint32_t *>&entry.key
 
 cdef inline void open_free_block(Core *core, CowMap *map) noexcept nogil:
-    """Begin with the next block of free slots, which lie anywhere: ask for them, and for the block after it."""
+    """Begin the next block of free slots. They lie anywhere, so prefetch them and the block after it."""
     cdef Entry *block = entry_at(core, map.free_slot)
     cdef int i
     map.free_in_block = FREE_BLOCK
@@ -558,7 +558,7 @@ cdef inline uint32_t slot_alloc(Table *table, CowMap *map) noexcept nogil:
     return slot
 
 cdef inline bint before_operation(Lane *lane, Table *table, CowMap *map) noexcept nogil:
-    """What every operation on a map begins with: take its directory for new snapshots, move a few entries."""
+    """Begin an operation on a map: take its directory for new snapshots, move a few entries."""
     if unlikely(map.seen_version < lane.core.highest_required_snapshot_version):
         if not see_snapshots(lane.core, map):
             return False
@@ -568,10 +568,10 @@ cdef inline bint before_operation(Lane *lane, Table *table, CowMap *map) noexcep
 
 cdef inline uint32_t slot_for_write(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash,
                                     bint *kept) noexcept nogil:
-    """Make a live entry writable: cloned if a snapshot has it, journalled if a mark needs it.
+    """Make a live entry writable: clone it if a snapshot has it, journal it if a mark needs it.
 
-    `kept` tells that the old payload, with what it refers to, now belongs to a journal: the writer must not
-    drop it. 0 when memory ran out.
+    `kept` is set if a journal now owns the old payload and what it refers to: the writer must not drop it. 0 if memory
+    ran out.
     """
     cdef Core *core = lane.core
     cdef Entry *entry = entry_at(core, slot)
@@ -590,7 +590,7 @@ cdef inline uint32_t slot_for_write(Lane *lane, Table *table, CowMap *map, uint3
     return slot
 
 cdef inline uint32_t slots_of_run(Table *table, uint64_t run, uint32_t *end) noexcept nogil:
-    """The first slot of a run of entries, as `CowMap.runs` has it; `end` is the slot behind the last."""
+    """The first slot of a run of entries, in the form of `CowMap.runs`; `end` is the slot behind the last."""
     cdef uint32_t slot = <uint32_t>(run >> 8)
     cdef uint32_t slots = <uint32_t>((<uint64_t>1 << (run & 0xFF)) // table.layout.stride)
     end[0] = slot + slots * (table.layout.stride >> UNIT_SHIFT)

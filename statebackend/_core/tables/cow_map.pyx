@@ -1,7 +1,7 @@
 """Operations on copy-on-write maps. Data layout, versions and invariants are described in `cow_map.pxd`.
 
-The order of work inside an operation is always: first everything that can run out of memory, each step
-leaving a valid map (clones, page copies, room in logs), then the change itself, which cannot fail.
+An operation always works in this order: first everything that can run out of memory, in steps that each leave a valid
+map (clones, page copies, room in logs), then the change itself, which cannot fail.
 """
 
 from cpython.object cimport PyObject
@@ -95,7 +95,7 @@ cdef void drop_list(Table *table, ListChunk *tail) noexcept nogil:
 
 
 cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogil:
-    """Drop one reference to a chunk; of a list that dies, all but the first few chunks wait for `drain`."""
+    """Drop one reference to a chunk. If a list dies, all but its first few chunks wait for `drain`."""
     cdef ListChunk *older
     cdef uint32_t i, offset = 8 if table.element_has_timestamp else 0
     cdef int freed = 0
@@ -132,7 +132,7 @@ cdef void drop_anchor(Table *table, uint32_t ref) noexcept nogil:
 
 
 cdef void name_anchor(Table *table, CowMap *map, uint32_t head_slot, uint32_t ref) noexcept nogil:
-    """Give a new anchor to its head, and let it know whose it is."""
+    """Give its head a new anchor, and tell the anchor whose it is."""
     cdef Entry *head = entry_at(table.core, head_slot)
     cdef Anchor *anchor = <Anchor *>address(table.core.arena, ref)
     (<uint32_t *>value_of(table, head))[0] = ref
@@ -176,8 +176,8 @@ cdef void append_thread(Table *table, uint32_t slot) noexcept nogil:
 # --- slots -------------------------------------------------------------------------------------------
 
 cdef bint add_run(Table *table, CowMap *map) noexcept nogil:
-    """One more stretch of entries, a small part of what the map has: little stays unused, and maps of the
-    same size, which need one at about the same time, do not ask for much at once."""
+    """Add a stretch of entries, a small part of what the map has: little stays unused, and maps of the same size, which
+    need one at about the same time, do not ask for much at once."""
     cdef uint64_t want = map.run_bytes >> 5, smallest = 4 * <uint64_t>table.layout.stride
     cdef uint64_t *runs
     cdef uint32_t ref, capacity
@@ -223,7 +223,7 @@ cdef inline void slot_return(Table *table, CowMap *map, uint32_t slot) noexcept 
 
 
 cdef void slot_free(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
-    """Forget a slot that no chain, journal or snapshot names; the last one gives the map's memory back."""
+    """Free a slot that no chain, journal or snapshot names; the last one gives the map's memory back."""
     cdef Entry *entry = entry_at(table.core, slot)
     cdef PyObject *last = NULL
     if table.layout.value_kind == VALUE_OBJECT:
@@ -243,7 +243,7 @@ cdef void slot_free(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
 
 
 cdef void release_run(Core *core, uint32_t ref, int order, uint32_t *freed) noexcept nogil:
-    """Free a run; past the first few of one operation, leave it to `drain`."""
+    """Free a run; after the first few of one operation, leave it to `drain`."""
     cdef char *room
     freed[0] += 1
     if freed[0] > 8 and log_reserve(core.arena, &core.garbage, 16):
@@ -256,7 +256,7 @@ cdef void release_run(Core *core, uint32_t ref, int order, uint32_t *freed) noex
 
 
 cdef void map_clear_storage(Table *table, CowMap *map) noexcept nogil:
-    """Return an empty map to its beginning: no runs, no pages, smallest capacity."""
+    """Return an empty map to its initial state: no runs, no pages, smallest capacity."""
     cdef Core *core = table.core
     cdef uint32_t i, freed = 0
     cdef BucketTable *buckets
@@ -340,7 +340,7 @@ cdef uint32_t *bucket_for_write(Lane *lane, BucketTable *buckets, uint32_t index
 
 
 cdef inline uint32_t *own_bucket(Lane *lane, BucketTable *buckets, uint32_t index) noexcept nogil:
-    """`bucket_for_write`, at once where the page is there and the live map's own."""
+    """`bucket_for_write`, but returns at once if the page exists and the live map owns it."""
     cdef PageRef *page = &buckets.pages[index >> PAGE_SHIFT]
     if likely(page.ref != 0 and page.version >= lane.core.highest_required_snapshot_version):
         return (<uint32_t *>address(lane.core.arena, page.ref)) + (index & (PAGE_BUCKETS - 1))
@@ -350,7 +350,7 @@ cdef inline uint32_t *own_bucket(Lane *lane, BucketTable *buckets, uint32_t inde
 # --- logs that operations append to ----------------------------------------------------------------------
 
 cdef bint segment_for_writing(Core *core, Journal *journal, Log **log) noexcept nogil:
-    """The log of the newest segment, begun now if a mark was opened since the last record."""
+    """The log of the newest segment; begins one if a mark was opened since the last record."""
     cdef Segment *segments
     cdef uint32_t capacity
     if journal.n_segments == 0 or journal.segments[journal.n_segments - 1].version < core.journal_version:
@@ -422,7 +422,7 @@ cdef inline void retire(Lane *lane, Table *table, CowMap *map, uint32_t slot, ui
 # --- copy on write -----------------------------------------------------------------------------------------
 
 cdef inline uint32_t clone_entry(Lane *lane, Table *table, CowMap *map, uint32_t slot) noexcept nogil:
-    """A copy that the live map owns alone, not linked anywhere yet; 0 without memory."""
+    """A copy that only the live map owns, not yet linked anywhere; 0 without memory."""
     cdef uint32_t clone = slot_alloc(table, map)
     cdef Entry *entry
     if unlikely(clone == 0):
@@ -457,7 +457,7 @@ cdef void repoint_thread(Table *table, uint32_t slot) noexcept nogil:
 
 
 cdef void unlink_thread(Table *table, Entry *entry) noexcept nogil:
-    """Take an entry out of its thread; it keeps its own links, by which it can come back."""
+    """Take an entry out of its thread; it keeps its own links, through which it can come back."""
     cdef Core *core = table.core
     cdef Thread *thread = thread_of(table, entry)
     cdef Anchor *anchor = <Anchor *>address(core.arena, namespace_of(table, entry))
@@ -473,9 +473,9 @@ cdef void unlink_thread(Table *table, Entry *entry) noexcept nogil:
 
 
 cdef uint32_t own_entry(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil:
-    """Flink's handleChainedEntryCopyOnWrite: clone what is old in the chain up to and with `slot`.
+    """Flink's handleChainedEntryCopyOnWrite: clone the old entries in the chain up to and including `slot`.
 
-    Returns the slot that stands for `slot` in the live map from now on, 0 without memory.
+    Returns the slot that replaces `slot` in the live map, 0 without memory.
     """
     cdef Core *core = lane.core
     cdef uint32_t required = core.highest_required_snapshot_version
@@ -549,7 +549,7 @@ cdef bint see_snapshots(Core *core, CowMap *map) noexcept nogil:
             got = 0
             count(core.arena.budget.probe, LIVE_DIRECTORIES, 1)
             break
-        # Allocation happens outside the lock; should the map have changed meanwhile, the sizes tell.
+        # Allocation happens outside the lock; if the map has changed meanwhile, the sizes reveal it.
         spin_unlock(&core.directory_lock)
         raw_free(core.arena.budget, directory, got)
         directory = <Directory *>raw_alloc(core.arena.budget, size)
@@ -582,9 +582,8 @@ cdef void double_capacity(Core *core, CowMap *map) noexcept nogil:
 
 
 cdef void presize(Table *table, CowMap *map, uint64_t entries) noexcept nogil:
-    """Let a map that never held anything begin with buckets for that many entries.
-
-    Bucket pages come into being when they are needed, so that too high a guess costs a directory only.
+    """Let a map that never held anything begin with buckets for that many entries. Bucket pages are made when they
+    are needed, so a guess that is too high costs only a directory.
     """
     cdef uint32_t capacity = map.primary.capacity, n
     cdef PageRef *pages
@@ -614,7 +613,7 @@ cdef void finish_rehash(Core *core, CowMap *map) noexcept nogil:
 
 
 cdef int move_bucket(Lane *lane, Table *table, CowMap *map, uint32_t index) noexcept nogil:
-    """Move one whole bucket to the secondary table; -1 without memory, else how many entries moved."""
+    """Move one whole bucket to the secondary table; -1 without memory, otherwise the number of entries moved."""
     cdef Core *core = lane.core
     cdef uint32_t required = core.highest_required_snapshot_version
     cdef uint32_t mask = map.secondary.capacity - 1
@@ -634,7 +633,7 @@ cdef int move_bucket(Lane *lane, Table *table, CowMap *map, uint32_t index) noex
         prefetch(entry_at(core, source[PREFETCH_BUCKETS]))
     if source[0] == 0:
         return 0
-    # What may fail: target pages, room for the records, the clones. A bucket splits into two at most.
+    # The steps that may fail: target pages, room for the records, the clones. A bucket splits into at most two.
     slot = source[0]
     while slot:
         entry = entry_at(core, slot)
@@ -701,7 +700,7 @@ cdef int move_bucket(Lane *lane, Table *table, CowMap *map, uint32_t index) noex
 
 
 cdef bint give_page_back(Lane *lane, CowMap *map, PageRef *page) noexcept nogil:
-    """Free a page of the primary table that rehash has emptied, or leave it to the snapshots that see it."""
+    """Free a page of the primary table that the rehash has emptied, or leave it to the snapshots that see it."""
     cdef Core *core = lane.core
     if page.ref == 0:
         return True
@@ -718,7 +717,7 @@ cdef bint give_page_back(Lane *lane, CowMap *map, PageRef *page) noexcept nogil:
 cdef void rehash_step(Lane *lane, Table *table, CowMap *map) noexcept nogil:
     """Flink's incrementalRehash: move at least four entries, whole buckets only, past few empty buckets.
 
-    Without memory it does nothing more: the map is valid at every point and the next operation goes on.
+    Without memory it stops: the map is valid at every point, and the next operation continues.
     """
     cdef uint32_t index
     cdef int moved, transferred = 0, scanned = 0
@@ -743,7 +742,7 @@ cdef void rehash_step(Lane *lane, Table *table, CowMap *map) noexcept nogil:
 
 
 cdef bint complete_rehash(Lane *lane, Table *table, CowMap *map) noexcept nogil:
-    """Move all that is left of a rehash; False when memory stops it. O(entries of the map)."""
+    """Finish a rehash; False if memory stops it. O(entries of the map)."""
     cdef uint32_t before
     while map.secondary.capacity:
         before = map.rehash_index
@@ -788,7 +787,7 @@ cdef uint32_t find_blob(Table *table, CowMap *map, const char *data, uint64_t le
 
 cdef bint prepare_insert(Lane *lane, Table *table, CowMap *map, const char *data, uint64_t length,
                          uint32_t hash, Insertion *ready) noexcept nogil:
-    """Do what of an insert can fail; `finish_insert` or `abandon_insert` follows, with no other operation between.
+    """Do the part of an insert that can fail; then call `finish_insert` or `abandon_insert`, with no operation between.
 
     As in Flink, the insert that makes the map double still goes into the old table.
     """
@@ -861,7 +860,7 @@ cdef uint32_t insert(Lane *lane, Table *table, CowMap *map, int64_t key, const c
 cdef uint32_t *link_before(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil:
     """The link that names a live entry, made writable; NULL without memory.
 
-    The head of a bucket needs no clone; before a later entry, what is old in the chain is cloned.
+    The head of a bucket needs no clone; before a later entry, old entries in the chain are cloned.
     """
     cdef Core *core = lane.core
     cdef BucketTable *buckets = active_table(map, hash)
@@ -890,7 +889,7 @@ cdef inline void unlink_entry(Lane *lane, Table *table, CowMap *map, uint32_t *l
 
 
 cdef bint reserve_records(Lane *lane, Table *table) noexcept nogil:
-    """Room for a few records of inserts and removals, wherever they go."""
+    """Make room for a few records of inserts and removals, in the log that takes them."""
     cdef Log *log
     if not record_log(lane, table, &log):
         return False
@@ -900,7 +899,7 @@ cdef bint reserve_records(Lane *lane, Table *table) noexcept nogil:
 
 
 cdef bint prepare_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil:
-    """Do what of a removal needs memory, but for records: `reserve_records` after this, and `remove` succeeds."""
+    """Do the part of a removal that needs memory, except records: after `reserve_records`, `remove` then succeeds."""
     return link_before(lane, table, map, slot, hash) != NULL
 
 
@@ -943,7 +942,7 @@ cdef uint32_t current_slot(uint32_t slot, dict moved) except? 0:
 
 
 cdef int keep_object(Table *table, char *payload, list dropped) except -1:
-    """Put off the end of an object, whose finaliser may call anything, until the undo is over."""
+    """Delay the end of an object until the undo is over: its finaliser may call anything."""
     cdef char *value = payload + (table.layout.off_value - table.layout.off_payload)
     if table.layout.value_kind == VALUE_OBJECT and (<PyObject **>value)[0] != NULL:
         dropped.append(<object>(<PyObject **>value)[0])
@@ -1042,7 +1041,7 @@ cdef int absorb_moves(Log *carried, uint64_t known, dict moved) except -1:
 cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved, list dropped) except -1:
     """Reverse the newest records of `log` until `down_to` are left; 0 when memory ran out midway.
 
-    Whatever was reversed is off the log, so that the call can be repeated.
+    Reversed records are off the log, so the call can be repeated.
     """
     cdef Core *core = journal.tables[0].core
     cdef uint64_t last, known
@@ -1110,9 +1109,9 @@ cdef void let_go(Core *core, Table *table, CowMap *map, uint32_t slot) noexcept 
 
 
 cdef inline uint64_t trailer_to_reclaim(Core *core, Log *log) noexcept nogil:
-    """The newest record's trailer. Asks for the entry that a record a little older names: they lie anywhere.
+    """The newest record's trailer. Prefetches the entry that a slightly older record names: they lie anywhere.
 
-    Most records that name one are 16 bytes. Where one is not, this may read no trailer: asking does no harm.
+    Most records that name one have 16 bytes. For another size this may read no trailer; prefetching is harmless.
     """
     cdef uint32_t slot
     if log.last.used >= 16 * (RECLAIM_AHEAD + 1):
@@ -1142,7 +1141,7 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
         width = 8
         if op == RECORD_WRITE or op == RECORD_COPIED:
             width += (table.layout.payload_width + 7) & ~7u
-            # Off the log first: an object's finaliser may call anything.
+            # Take it off the log first: an object's finaliser may call anything.
             memcpy(payload, chunk_data(log.last) + log.last.used - width, table.layout.payload_width
                    if table.layout.value_kind != VALUE_FIXED else 0)
             log_pop(core.arena, log, width)
@@ -1178,7 +1177,7 @@ cdef void reclaim_garbage(Core *core, int64_t *budget) noexcept nogil:
 
 
 cdef void reclaim_lists(Core *core, int64_t *budget) noexcept nogil:
-    """Drop chunks of dropped lists, off their list first: an object's finaliser may call anything."""
+    """Drop chunks of dropped lists. Take each off its list first: an object's finaliser may call anything."""
     cdef Table *table
     cdef ListChunk *chunk
     while budget[0] > 0 and core.dead_lists != NULL:
@@ -1193,7 +1192,7 @@ cdef void reclaim_lists(Core *core, int64_t *budget) noexcept nogil:
 
 
 cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil:
-    """Unlink a released snapshot; what it alone kept becomes garbage, the rest passes to the next older."""
+    """Unlink a released snapshot. What it alone kept becomes garbage; the rest passes to the next older one."""
     cdef Snapshot *older = snapshot.older
     cdef Directory **first
     cdef Journal *journal = core.journals
@@ -1242,7 +1241,7 @@ cdef void free_directories(Core *core, int64_t *budget) noexcept nogil:
 
 
 cdef void drain(Core *core, int64_t budget) noexcept nogil:
-    """End released snapshots and reclaim up to `budget` things that nobody needs. On the mutating side only."""
+    """End released snapshots and reclaim up to `budget` things that nobody needs. Only on the mutating side."""
     cdef Snapshot *snapshot = core.oldest
     cdef Snapshot *newer
     cdef Journal *journal = core.journals
@@ -1263,9 +1262,9 @@ cdef void drain(Core *core, int64_t budget) noexcept nogil:
 
 
 cdef void wait_for_others(Core *core) noexcept:
-    """Wait while another thread does what is not to be disturbed: a batch without the GIL, for example.
+    """Wait while another thread does work that must not be disturbed: a batch without the GIL, for example.
 
-    A backend is used by one thread at a time. But collections run finalisers on any thread, and those may use it.
+    One thread at a time uses a backend. But collections run finalisers on any thread, and those may use it.
     """
     while load_u32(&core.busy) and core.busy_thread != PyThread_get_thread_ident():
         with nogil:

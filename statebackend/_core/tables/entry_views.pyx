@@ -1,4 +1,4 @@
-"""Entries of a table seen from Python: one slot, iteration over all, the incremental visitor."""
+"""Python's view of a table's entries: one slot, iteration over all, the incremental visitor."""
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -16,7 +16,7 @@ from statebackend.errors import UsageError
 cdef class StateEntry:
     """One entry slot, seen from Python: for iteration, inspection and tests.
 
-    Its value and version can be read for as long as the slot is the live entry of its key.
+    Its value and version can be read as long as the slot is the live entry of its key.
     """
     cdef StateTable owner
     cdef readonly uint32_t slot
@@ -29,7 +29,7 @@ cdef class StateEntry:
         raise UsageError("a StateEntry comes from a table", hint="use table.entry(key) or iterate over it")
 
     cdef Entry *entry(self) except NULL:
-        """The entry, once it is certain that the slot still is it."""
+        """The entry, after checking that it still is in the slot."""
         cdef CoreKey k
         cdef CowMap *map
         self.owner.usable()
@@ -60,8 +60,8 @@ cdef class StateEntry:
 
 
 cpdef StateEntry new_entry(StateTable owner, uint32_t slot, uint32_t group):
-    """A StateEntry on a live slot of a key group; the caller vouches for both."""
-    # What is to be known of the slot, before an object is made, which may run finalisers.
+    """A StateEntry for a live slot of a key group; the caller guarantees both."""
+    # Read everything from the slot before making an object, which may run finalisers.
     cdef object key = key_object(owner.table, entry_at(owner.table.core, slot))
     cdef uint32_t namespace = namespace_of(owner.table, entry_at(owner.table.core, slot))
     cdef uint64_t calls = owner.owner.calls
@@ -79,13 +79,13 @@ cpdef StateEntry new_entry(StateTable owner, uint32_t slot, uint32_t group):
 cdef class StateEntryIterator:
     """Walks all maps bucket by bucket; a structural change of the map being walked ends it with an error.
 
-    A rehash in progress is completed when the walk comes to a map, because reads would go on with it. Calls in
-    between may move entries into clones: then the place is found again by the key returned last.
+    When the walk comes to a map, it completes a rehash in progress, because reads would continue it. Calls in between
+    may move entries into clones; then the walk finds its place again by the key returned last.
     """
     cdef StateTable owner
     cdef uint32_t group
     cdef uint32_t bucket
-    cdef uint32_t slot                   # to return next
+    cdef uint32_t slot                   # the slot to return next
     cdef uint64_t modifications
     cdef uint64_t calls
     cdef uint64_t rollbacks
@@ -140,7 +140,7 @@ cdef class StateEntryIterator:
         cdef bint done
         if map.secondary.capacity:
             self.owner.owner.calls += 1  # entries move: other iterators find their place again
-            table.core.arena.budget.limit = 0    # who reads is not refused for max_bytes
+            table.core.arena.budget.limit = 0    # `max_bytes` does not refuse a reader
             done = see_snapshots(table.core, map) and complete_rehash(&table.lane, table, map)
             table.core.arena.budget.limit = limit
             if not done:
@@ -169,7 +169,7 @@ cdef class StateEntryIterator:
 
 @cython.final
 cdef class IncrementalVisitor:
-    """Walks entry slots run by run, a bounded number a step; see `StateTable.visitor`."""
+    """Walks entry slots run by run, a bounded number per step; see `StateTable.visitor`."""
     cdef StateTable owner
     cdef uint32_t slots_per_step
     cdef uint32_t group

@@ -1,4 +1,4 @@
-"""When something that was stamped has expired: as `statebackend.state.ttl.expired` says it."""
+"""The test for expiry of a timestamp, as `statebackend.state.ttl.expired` defines it."""
 
 from libc.stdint cimport INT64_MAX, int64_t
 

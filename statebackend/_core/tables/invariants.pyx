@@ -1,4 +1,4 @@
-"""The invariants of `cow_map.pxd` as code: what `_check()` of a table verifies, on every build."""
+"""The invariants of `cow_map.pxd` as code; `_check()` of a table verifies them, in every build."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -9,7 +9,7 @@ from statebackend._core.tables.cow_map cimport (
 
 
 cdef object check_map(Table *table, CowMap *map):
-    """Verify all invariants of `cow_map.pxd`; AssertionError names the one that is broken. O(entries)."""
+    """Verify all invariants of `cow_map.pxd`; AssertionError names the broken one. O(entries)."""
     cdef Core *core = table.core
     cdef BucketTable *buckets
     cdef uint32_t index, slot, hash, size, where = map.group, free_slots = 0, total_slots = 0

@@ -6,7 +6,7 @@ from statebackend._core.memory.arena cimport Budget
 from statebackend._core.tables.cow_map cimport CoreKey, CowMap, Lane, ListChunk, ListHead, Table
 
 cdef struct ListCursor:
-    # Walks a list from its first element: the chain of chunks leads backwards, so it is noted down first.
+    # Walks a list from its first element. The chain of chunks leads backwards, so it is collected first.
     ListChunk **chunks
     uint32_t *used
     uint64_t n

@@ -5,9 +5,9 @@
     | tail   | length | used |------>| c d e .  prev  |----->| a b  prev |
     +--------+--------+------+       +----------------+      +-----------+
 
-An append writes behind the elements that any list has reached and then changes the head, which is the value of an
-ordinary entry: cloned for snapshots, journalled for marks. So an old head goes on naming exactly its elements,
-at the cost of one element an append, however long the list is.
+An append writes behind the elements that any list has reached. Then it changes the head, which is the value of an
+ordinary entry: cloned for snapshots, journalled for marks. So an old head still names exactly its elements, and an
+append costs one element, however long the list is.
 """
 
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
@@ -45,8 +45,8 @@ cdef bint list_append(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
                       int64_t timestamp) noexcept nogil:
     """Append to the list at `slot`, or make one if `slot` is 0; False without memory.
 
-    A chunk is filled in place only by the list that reached its end; a list that was rolled back to before
-    that begins a new chunk, so that snapshots of what came after stay what they were.
+    Only the list that reached a chunk's end fills it in place. A list that was rolled back to an earlier length
+    begins a new chunk, so that snapshots of the later elements stay as they are.
     """
     cdef ListHead *head = NULL
     cdef ListChunk *tail = NULL
@@ -99,7 +99,7 @@ cdef bint list_append(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
 
 
 cdef void free_chain(Table *table, ListChunk *last, uint64_t n) noexcept nogil:
-    """Free the `n` newest chunks of a chain, not what their elements refer to."""
+    """Free the `n` newest chunks of a chain, but not the objects of their elements."""
     cdef ListChunk *chunk
     while n:
         n -= 1
@@ -110,9 +110,9 @@ cdef void free_chain(Table *table, ListChunk *last, uint64_t n) noexcept nogil:
 
 cdef bint list_extend(Lane *lane, Table *table, CowMap *map, uint32_t slot, CoreKey *k, const char *elements,
                       uint64_t n, bint replace) noexcept nogil:
-    """Append elements in stored form, timestamps included, or put them in the place of those at `slot`.
+    """Append elements in stored form, timestamps included, or replace those at `slot` with them.
 
-    All or nothing; False without memory. What the elements refer to is the list's afterwards.
+    All or nothing; False without memory. The list then owns what the elements refer to.
     """
     cdef uint32_t width = table.element_width, tail_used = 0
     cdef uint64_t in_place = 0, left = n, made = 0, capacity, limit = (LARGEST_CLASS - sizeof(ListChunk)) // width
@@ -187,7 +187,7 @@ cdef void refer_to_element(Table *table, char *element) noexcept nogil:
 
 
 cdef void drop_elements(Table *table, char *elements, uint64_t n) noexcept nogil:
-    """Drop what elements refer to that no list has taken."""
+    """Drop the references of elements that no list has taken."""
     cdef uint64_t i
     cdef char *value
     if table.element_kind == VALUE_FIXED:
@@ -211,7 +211,7 @@ cdef bint cursor_open(Budget *budget, ListHead *head, ListCursor *cursor) noexce
     while chunk != NULL:
         cursor.n += 1
         chunk = chunk.prev
-    # Reading is not refused for `max_bytes`: this memory is not counted.
+    # `max_bytes` does not refuse reads: this memory is not counted.
     cursor.chunks = NULL if injected_failure(budget) else <ListChunk **>PyMem_RawMalloc(cursor.n * 12)
     if cursor.chunks == NULL:
         return False

@@ -4,9 +4,9 @@
                        |  first, last             ^     ^     ^
                        +--------------------------+ <-> + <-> +      thread
 
-Both tables lie in the key group of the key, and share one journal, so that undo reverses their changes in the order in
-which they happened. So putting or removing one map key writes, copies and journals one entry, however large the
-map is. A key has a head exactly while its map has entries.
+Both tables lie in the key group of the key and share one journal, so undo reverses their changes in the right order.
+Putting or removing one map key writes, copies and journals one entry, however large the map is. A key has a head
+exactly while its map has entries.
 """
 
 cimport cython
@@ -30,7 +30,7 @@ cdef uint32_t insert_threaded(Lane *head_lane, Table *heads, CowMap *head_map, C
                               Lane *lane, Table *table, CowMap *map, CoreKey *inner) noexcept nogil:
     """Add an absent entry, its payload all zero, and its key's head if `head_slot` is 0; 0 without memory.
 
-    All or nothing: what can fail comes first.
+    All or nothing: the steps that can fail come first.
     """
     cdef Insertion new_head
     cdef Insertion new_entry
@@ -48,7 +48,7 @@ cdef uint32_t insert_threaded(Lane *head_lane, Table *heads, CowMap *head_map, C
             abandon_insert(heads, head_map, &new_head)
             block_free(heads.core.blobs, address(heads.core.arena, anchor), sizeof(Anchor))
         return 0
-    # Both journal the same log, which the second has made room in for the first as well.
+    # Both write to the same log, in which the second has made room for the first as well.
     if head_slot == 0:
         new_head.log = new_entry.log
         head_slot = finish_insert(head_lane, heads, head_map, head.number, head.namespace, head.hash, &new_head)
@@ -62,7 +62,7 @@ cdef bint remove_threaded(Lane *head_lane, Table *heads, CowMap *head_map, CoreK
                           Lane *lane, Table *table, CowMap *map, CoreKey *inner, uint32_t slot) noexcept nogil:
     """Remove an entry, and its key's head with the last one; False without memory.
 
-    All or nothing: what can fail comes first.
+    All or nothing: the steps that can fail come first.
     """
     cdef Anchor *anchor = head_anchor(heads, head_slot)
     cdef bint is_last = anchor.first == anchor.last
@@ -78,7 +78,7 @@ cdef bint remove_threaded(Lane *head_lane, Table *heads, CowMap *head_map, CoreK
 
 @cython.final
 cdef class MapTable:
-    """A map state: keys to insertion-ordered maps, of which each entry is an entry of the table.
+    """A map state: keys to insertion-ordered maps, each of whose entries is an entry of the table.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> table = MapTable(StateCore(), key="int", map_key="bytes", value="long")
@@ -108,7 +108,7 @@ cdef class MapTable:
 
     cdef uint32_t locate_entry(self, object key, object map_key, uint32_t namespace, CoreKey *head,
                                uint32_t *head_slot, CoreKey *inner, CowMap **inner_map) except? 0:
-        """The slot of a map entry, 0 if it is absent; both keys are checked in any case."""
+        """The slot of a map entry, 0 if it is absent; checks both keys in any case."""
         cdef CowMap *map = NULL
         cdef uint32_t anchor = 0
         head_slot[0] = self.locate(key, namespace, head, &map)
@@ -189,7 +189,7 @@ cdef class MapTable:
             self.owner.leave()
 
     def contains(self, key, map_key, uint32_t namespace=0):
-        """Whether a key's map has an entry. O(1) expected."""
+        """Return True if a key's map has an entry. O(1) expected."""
         cdef CoreKey head
         cdef CoreKey inner
         cdef CowMap *map = NULL
@@ -201,7 +201,7 @@ cdef class MapTable:
             self.owner.leave()
 
     def remove(self, key, map_key, uint32_t namespace=0):
-        """Remove one entry; the last one takes the key with it. Says whether it was there. O(1) expected."""
+        """Remove one entry; the last one removes the key. Return True if it existed. O(1) expected."""
         self.owner.enter()
         try:
             return self.remove_entry(key, map_key, namespace)
@@ -231,7 +231,7 @@ cdef class MapTable:
         return 0
 
     def clear(self, key, uint32_t namespace=0):
-        """Remove all entries of a key; says whether there were any. O(entries of the key)."""
+        """Remove all entries of a key; return True if there were any. O(entries of the key)."""
         cdef CoreKey head
         if self.heads.entry(key, namespace) is None:
             return False
@@ -269,7 +269,7 @@ cdef class MapTable:
         return 0
 
     cdef bint unlink_all(self, CoreKey *head) noexcept:
-        """False without memory; what is removed goes to the log that takes the records."""
+        """Unlink all entries; False without memory. The removed slots go to the log that takes the records."""
         cdef CowMap *head_map = self.heads.map_or_null(head.group)
         cdef CowMap *map = self.entries.map_or_null(head.group)
         cdef Table *table = self.entries.table
@@ -292,7 +292,7 @@ cdef class MapTable:
         return True
 
     def items(self, key, uint32_t namespace=0):
-        """The entries of a key's map in insertion order; fails at the next step when entries came or went."""
+        """The entries of a key's map in insertion order; fails at the next step if entries came or went."""
         return MapItems(self, key, namespace)
 
     def __len__(self):
@@ -310,7 +310,7 @@ cdef class MapTable:
 
 @cython.final
 cdef class MapItems:
-    """Walks a key's thread, as (map key, value). Finds its place again when other calls came in between."""
+    """Walks a key's thread, as (map key, value). Finds its place again if other calls came in between."""
     cdef MapTable owner
     cdef object key
     cdef uint32_t namespace
@@ -343,7 +343,7 @@ cdef class MapItems:
         else:
             self.slot = thread_of(table, entry_at(table.core, self.slot)).next
         if self.slot == 0:
-            self.calls = 0               # a further step looks for its place, and ends again
+            self.calls = 0               # another step searches for its place, and ends again
             raise StopIteration
         self.map_key = key_object(table, entry_at(table.core, self.slot))
         self.sequence = thread_of(table, entry_at(table.core, self.slot)).sequence
@@ -354,7 +354,7 @@ cdef class MapItems:
         return self.map_key, value
 
     cdef int find_place(self) except -1:
-        """The slot to return next, found anew; RuntimeError when entries came or went since the last step."""
+        """Find the slot to return next again; RuntimeError if entries came or went since the last step."""
         cdef CoreKey head
         cdef CoreKey inner
         cdef CowMap *map = NULL

@@ -1,7 +1,7 @@
 """Namespaces by number: entries carry 4 bytes, whatever a namespace is.
 
-Number 0 is VOID, the empty name. A number lives while entries carry it, on any state of the backend, in journals and
-snapshots too; a sweep, now and then, frees the others, so that windows that have passed leave nothing behind.
+Number 0 is VOID, the empty name. A number lives while entries carry it, in any state of the backend, in journals and
+snapshots too. A sweep, now and then, frees the others, so that past windows leave nothing behind.
 """
 
 cimport cython
@@ -34,9 +34,9 @@ cdef class NamespaceTable:
         raise UsageError("a NamespaceTable comes with a StateCore")
 
     def number(self, bytes name not None):
-        """The number of an encoded namespace, given now if it is new. O(1) amortised.
+        """The number of an encoded namespace, assigned now if it is new. O(1) amortised.
 
-        It is safe until the next call of `number`, and for as long as entries carry it or `pin` holds it.
+        It is valid until the next call of `number`, and as long as entries carry it or `pin` holds it.
         """
         return self.intern(name)
 
@@ -51,7 +51,7 @@ cdef class NamespaceTable:
         return self.names[number]
 
     def pin(self, uint32_t number, int change):
-        """Hold a number (+1), or let it go (-1), beside what entries do: for the current namespace."""
+        """Hold a number (+1), or release it (-1), independently of entries: for the current namespace."""
         self.usable()
         self.name(number)
         self.core.namespace_refs[number] += change
@@ -103,7 +103,7 @@ cdef class NamespaceTable:
         return 0
 
     cdef int sweep(self) except -1:
-        """Free the numbers that nothing carries. O(numbers), once in as many new ones."""
+        """Free the numbers that nothing carries. O(numbers), once per as many new ones."""
         cdef uint32_t number
         for number in range(1, len(self.names)):
             if self.names[number] is not None and self.core.namespace_refs[number] == 0:
@@ -115,7 +115,7 @@ cdef class NamespaceTable:
 
 
 cdef NamespaceTable new_namespaces(Core *core):
-    """The namespaces of a backend, VOID among them."""
+    """The namespaces of a backend, including VOID."""
     cdef NamespaceTable table = NamespaceTable.__new__(NamespaceTable)
     table.core = core
     table.numbers = {b"": 0}

@@ -1,4 +1,4 @@
-"""What batch kernels do with a row, and the reductions among it: old value and new value to the next."""
+"""The operations of batch kernels on a row, reductions among them: old value and new value to the next."""
 
 from libc.math cimport isnan
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t
@@ -30,7 +30,7 @@ cdef enum Operation:
     OP_ANY = 11
     OP_ALL = 12
     OP_COUNT = 13
-    OP_BLOCK_READ = 14                   # what a block function of another module does
+    OP_BLOCK_READ = 14                   # the operation of another module's block function
     OP_BLOCK_WRITE = 15
 
 cdef inline bint is_write(Operation op) noexcept nogil:
@@ -48,7 +48,7 @@ cdef inline int64_t load_integer(int code, const char *value) noexcept nogil:
     return value[0] != 0
 
 cdef inline bint store_integer(int code, int64_t number, char *out) noexcept nogil:
-    """False when the number does not fit the type."""
+    """Store an integer; False if it does not fit the type."""
     if code == CODE_INT64:
         (<int64_t *>out)[0] = number
         return True
@@ -62,7 +62,7 @@ cdef inline bint store_integer(int code, int64_t number, char *out) noexcept nog
     return code == CODE_BOOL or number == <int8_t>number
 
 cdef inline bint reduce_into(int op, int code, const char *old, const char *value, char *out) noexcept nogil:
-    """`out` becomes old reduced with value; `old` NULL means there was nothing. False on overflow."""
+    """Set `out` to old (NULL: nothing) reduced with value. False on overflow."""
     cdef int64_t a, b
     cdef double x, y
     if op == OP_COUNT:
@@ -104,7 +104,7 @@ cdef inline bint reduce_into(int op, int code, const char *old, const char *valu
     return store_integer(code, a, out)
 
 cdef inline double reduce_double(int op, double x, double y) noexcept nogil:
-    """As Spark: NaN is greater than every other number."""
+    """As in Spark, NaN is greater than every other number."""
     if op == OP_SUM:
         return x + y
     if op == OP_PRODUCT:

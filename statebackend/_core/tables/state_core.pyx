@@ -1,12 +1,12 @@
-"""What the tables of one backend share: the arena, the version counter, open marks, live snapshots.
+"""The shared part of one backend's tables: the arena, the version counter, open marks, live snapshots.
 
 Threads: one call at a time is inside a StateCore, on whichever thread. A SnapshotView may be read and released
 on any other thread meanwhile.
 
-Finalisers of objects may use the backend that held them, and of other objects too: a collection runs those wherever
-a Python object is made, on any thread. So nothing is half changed where objects are made or dropped. What lets go of
-the GIL halfway is `busy`, and calls from other threads wait; the checked build refuses them. What looks at state while
-it makes objects holds off collections (`hold`).
+Finalisers of objects may use the backend that held them, or any other object: a collection runs them wherever a Python
+object is made, on any thread. So nothing is half changed where objects are made or dropped. Code that releases the GIL
+halfway is `busy`, and calls from other threads wait; the checked build refuses them. Code that reads state while it
+makes objects holds off collections (`hold`).
 """
 
 import os
@@ -37,7 +37,7 @@ _snapshot_view = None                    # the module, which imports this one
 
 cdef enum:
     RECLAIM_AT_CLOSE = 1 << 30
-    RECLAIM_PER_OPERATION = 8            # so that no operation pays for a snapshot's or a list's end
+    RECLAIM_PER_OPERATION = 8            # so that no operation pays for the end of a snapshot or a list
 
 
 @cython.final
@@ -63,7 +63,7 @@ cdef class StateCore:
 
     def __cinit__(self, max_bytes=0, seed=None):
         global _snapshot_view
-        if _snapshot_view is None:        # here, not at the first snapshot, which shall take microseconds
+        if _snapshot_view is None:        # made here, not at the first snapshot, which has to take microseconds
             import statebackend._core.snapshots.snapshot_view as _snapshot_view
         memset(&self.core, 0, sizeof(Core))
         self.arena = Arena()
@@ -94,10 +94,10 @@ cdef class StateCore:
         self.after_close()
 
     cdef void end(self) noexcept:
-        """Every later call raises; the state is freed by `after_close`."""
+        """Make every later call raise; `after_close` frees the state."""
         cdef Mark mark
         self.closed = True
-        self.calls += 1                  # whoever remembers a slot looks again, and learns that it is closed
+        self.calls += 1                  # handles that remember a slot look again, and find the core closed
         for mark in self.open_marks:
             mark.is_open = False
         self.open_marks = []
@@ -106,7 +106,7 @@ cdef class StateCore:
     cdef void after_close(self) noexcept:
         """Free the state of a closed backend once no call is inside and no snapshot is left."""
         if self.inside or self.core.busy or self.is_ending:
-            # A finaliser closed it, or released the last view: the outermost call comes back here, or goes on below.
+            # A finaliser closed it, or released the last view: the outermost call comes back here, or continues below.
             return
         self.is_ending = True
         self.core.pending = 1
@@ -118,7 +118,7 @@ cdef class StateCore:
         self.is_ending = False
 
     cdef int refuse_or_wait(self) except -1:
-        """What a call does that finds the backend closed, or another thread at work."""
+        """Raise or wait, in a call that finds the backend closed, or another thread at work."""
         if CHECKED and self.core.busy and self.core.busy_thread != PyThread_get_thread_ident():
             refuse_overlap()
         wait_for_others(&self.core)
@@ -131,7 +131,7 @@ cdef class StateCore:
         wait_for_others(&self.core)
         self.core.busy_thread = PyThread_get_thread_ident()
         store_u32(&self.core.busy, self.core.busy + 1)
-        self.core.pending = 1            # so that handles, too, look before they work
+        self.core.pending = 1            # so that handles, too, check before they work
         return 0
 
     cdef void vacate(self) noexcept:
@@ -140,7 +140,7 @@ cdef class StateCore:
             self.after_close()
 
     cdef int hold(self) except -1:
-        """Until `let_go`, nothing changes but by calls of this thread: collections, which run finalisers, wait."""
+        """Until `let_go`, only calls of this thread change anything: collections, which run finalisers, wait."""
         self.occupy()
         if self.holds == 0:
             self.collects = PyGC_Disable()
@@ -154,7 +154,7 @@ cdef class StateCore:
         self.vacate()
 
     cdef int end_dropped(self) except -1:
-        """Drop the objects that undoing has put off. Their finalisers may call anything."""
+        """Drop the objects that an undo has kept alive. Their finalisers may call anything."""
         cdef list _dropped
         if self.dropped:
             _dropped = self.dropped
@@ -178,7 +178,7 @@ cdef class StateCore:
             self.after_close()
 
     cdef int out_of_memory(self) except -1:
-        """Raise what fits after an operation answered that there was no memory."""
+        """Raise the proper error after an operation ran out of memory."""
         if self.arena.budget.refused:
             self.arena.budget.refused = 0
             raise MemoryLimitError(
@@ -206,8 +206,8 @@ cdef class StateCore:
     def rollback(self, Mark mark not None):
         """Return every table to its contents at `mark`; newer marks become invalid. O(changes since).
 
-        What it takes, which is little and only while a snapshot is live, may pass `max_bytes`. Should the system's
-        memory run out midway, the call can be repeated.
+        The rollback itself needs a little memory, and only while a snapshot is live; this may pass `max_bytes`. If
+        the system's memory runs out midway, the call can be repeated.
         """
         cdef Journal *journal
         cdef Mark other
@@ -226,7 +226,7 @@ cdef class StateCore:
                     self.undo_to(journal, mark.version)
                     journal = journal.next
             finally:
-                # What was undone is journalled no longer: a new segment takes it when it is written again.
+                # Undone changes are no longer journalled: a new segment takes them when they are written again.
                 self.bump_version()
                 self.core.journal_version = self.core.state_version
             journal = self.core.journals
@@ -250,7 +250,7 @@ cdef class StateCore:
         return 0
 
     cdef int undo_call(self, Journal *journal, Log *log) except -1:
-        """Undo what a failed call of several steps has done, which `log` has taken instead of the journal."""
+        """Undo the steps of a failed call, which went to `log` instead of the journal."""
         cdef Log carried
         cdef int64_t limit = self.arena.budget.limit
         memset(&carried, 0, sizeof(Log))
@@ -264,8 +264,8 @@ cdef class StateCore:
         return 0
 
     cdef int undo_failed(self, Journal *journal, Log *log, uint64_t down_to, Log *carried) except -1:
-        """Reverse what a failed call has done. Without the little memory that takes, twice, it is the backend's end."""
-        # What was reversed is off the log: the second attempt goes on.
+        """Reverse the effects of a failed call. If the little memory for that is missing twice, the backend ends."""
+        # Reversed records are off the log: the second attempt continues.
         if undo_log(journal, log, down_to, carried, self.moved, self.dropped) \
                 or undo_log(journal, log, down_to, carried, self.moved, self.dropped):
             return 0
@@ -273,15 +273,15 @@ cdef class StateCore:
         self.give_up(journal, carried)
 
     cdef int give_up(self, Journal *journal, Log *carried) except -1:
-        """Half a call cannot be undone: nobody is to see it."""
+        """End the backend, because half a call cannot be undone and nobody may see it."""
         log_append(self.core.arena, &journal.dead, carried)
         self.end()
         raise MemoryError("no memory to undo a failed call; the backend was closed, restore its last checkpoint")
 
     cdef int settle_undone(self, Journal *journal, Log *carried) except -1:
-        """After a failed call was undone: keep the moves that it leaves, for older records that name the same slots.
+        """After the undo of a failed call, keep the moves that it leaves, for older records that name the same slots.
 
-        What the call had journalled is no longer so: a new segment takes it when it is written again.
+        The call's changes are no longer journalled: a new segment takes them when they are written again.
         """
         cdef Log *log
         if self.core.journal_version == 0:
@@ -304,7 +304,7 @@ cdef class StateCore:
         return True
 
     def release(self, Mark mark not None):
-        """Give up the possibility to roll back to `mark`. Idempotent. Reclaiming goes on step by step."""
+        """Give up the possibility to roll back to `mark`. Idempotent. Reclaiming continues step by step."""
         cdef Journal *journal
         cdef uint32_t keep_from, i, dropped
         if not mark.is_open or mark.owner is not self or self.closed:
@@ -332,7 +332,7 @@ cdef class StateCore:
             self.leave()
 
     def changes_since(self, Mark mark not None):
-        """At least how many changes were journalled since `mark`, over all tables. O(states and marks)."""
+        """The minimum number of changes journalled since `mark`, over all tables. O(states and marks)."""
         cdef Journal *journal = self.core.journals
         cdef uint64_t total = 0
         cdef uint32_t i
@@ -346,7 +346,7 @@ cdef class StateCore:
         return total
 
     def begin_load(self):
-        """Until `end_load`, changes are no changes: what is put in was there all the time, whatever the mark."""
+        """Until `end_load`, treat changes as if they had always been there, whatever the mark."""
         self.enter()
         self.core.journal_version = 0
         self.leave()
@@ -375,7 +375,7 @@ cdef class StateCore:
         return _snapshot_view.SnapshotView(self)
 
     cdef Snapshot *open_snapshot(self) except NULL:
-        """Count the version up and make the maps keep what they hold now; what SnapshotView begins with."""
+        """Increment the version and make the maps keep their present contents; begins a SnapshotView."""
         cdef Snapshot *snapshot
         self.enter()
         try:
@@ -404,7 +404,7 @@ cdef class StateCore:
             self.leave()
 
     def advance(self, budget=1000):
-        """Reclaim up to about `budget` entries, pages and records that nobody needs; says whether more are left."""
+        """Reclaim up to about `budget` entries, pages and records that nobody needs; return True if more are left."""
         self.enter()
         try:
             drain(&self.core, budget)
@@ -421,7 +421,7 @@ cdef class StateCore:
         return 0
 
     cdef int renumber(self) except -1:
-        """Begin counting versions anew, keeping every comparison that matters. O(entries), once in 2^32 marks."""
+        """Restart the version counter, keeping every comparison that matters. O(entries), once in 2^32 marks."""
         cdef Snapshot *snapshot = self.core.oldest
         cdef Journal *journal = self.core.journals
         cdef Table *table = self.core.tables
@@ -479,7 +479,7 @@ cdef class StateCore:
 
     def metrics(self):
         """Versions, marks, snapshots, memory and copies so far, as a dict."""
-        cdef list live = []              # before anything is looked at: making it may run finalisers
+        cdef list live = []              # made before anything is read: making it may run finalisers
         cdef Snapshot *snapshot = self.core.oldest
         cdef Table *table = self.core.tables
         cdef uint64_t entries = 0, pages = 0, moved = 0
@@ -504,7 +504,7 @@ cdef class StateCore:
         }
 
     def _set_state_version(self, version):
-        """Let the version counter stand at `version`; for tests of renumbering."""
+        """Set the version counter to `version`; for tests of renumbering."""
         if version < self.core.state_version:
             raise UsageError("versions only grow")
         self.core.state_version = version
@@ -520,7 +520,7 @@ cdef int refuse_overlap() except -1:
 
 
 cdef void enter_version(uint32_t *versions, uint32_t *n, uint32_t version) noexcept nogil:
-    """Enter a version among those that are there, in order, if it is new."""
+    """Insert a version into the sorted ones, unless it is there."""
     cdef uint32_t at = n[0]
     while at and versions[at - 1] > version:
         at -= 1
@@ -532,7 +532,7 @@ cdef void enter_version(uint32_t *versions, uint32_t *n, uint32_t version) noexc
 
 
 cdef inline uint32_t renumbered(uint32_t version, uint32_t *old, uint32_t n) noexcept nogil:
-    """How many of the sorted thresholds are at or below `version`."""
+    """The number of sorted thresholds that are at or below `version`."""
     cdef uint32_t i = 0
     while i < n and old[i] <= version:
         i += 1
@@ -576,7 +576,7 @@ cdef void renumber_table(Table *table, uint32_t *old, uint32_t n) noexcept nogil
 
 
 cdef void discard_log(Core *core, Journal *journal, Log *log) noexcept nogil:
-    """Leave records that no rollback can reach to `drain`; those that hold nothing go at once."""
+    """Leave records that no rollback can reach to `drain`; those that own nothing go at once."""
     if log.held == 0:
         log_clear(core.arena, log)
     elif log.records:
@@ -585,7 +585,7 @@ cdef void discard_log(Core *core, Journal *journal, Log *log) noexcept nogil:
 
 
 cdef void teardown(Core *core) noexcept nogil:
-    """Free everything that the tables of a backend own. No snapshot is read any more."""
+    """Free everything that the tables of a backend own. Nobody reads a snapshot any more."""
     cdef Snapshot *snapshot = core.oldest
     cdef Journal *journal = core.journals
     cdef Journal *next_journal
@@ -628,7 +628,7 @@ cdef void teardown_table(Table *table) noexcept nogil:
     cdef uint64_t r
     cdef CowMap *map
     cdef Entry *entry
-    # Entries that own nothing vanish with their runs; the checked build frees them one by one all the same.
+    # Entries that own nothing vanish with their runs; the checked build still frees them one by one.
     cdef bint walk = CHECKED or table.layout.key_is_blob or table.layout.value_kind != VALUE_FIXED
     for g in range(table.n_maps):
         map = table.maps[g]

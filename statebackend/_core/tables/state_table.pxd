@@ -8,7 +8,7 @@ from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.tables.state_core cimport StateCore
 
 cdef enum ValueCode:
-    # How a value of a table looks from Python; the layout knows its ValueKind only.
+    # The Python form of a table's values; the layout knows their ValueKind only.
     CODE_RAW = 0
     CODE_INT64 = 1
     CODE_INT32 = 2
@@ -56,7 +56,7 @@ cdef class StateTable:
     cdef list _list_elements(self, ListHead *head, list out)
 
 cdef inline bint is_null(Table *table, Entry *entry) noexcept nogil:
-    """Whether a value that is no object is None."""
+    """Return True if a value that is no object is None."""
     if table.layout.off_null:
         return (<uint8_t *>entry + table.layout.off_null)[0] != 0
     return table.layout.value_kind == VALUE_BLOB and (<Blob **>value_of(table, entry))[0] == NULL

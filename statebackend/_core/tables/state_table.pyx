@@ -481,7 +481,7 @@ cdef class StateTable:
         return find(self.table, map[0], k)
 
     cdef list _room(self):
-        """What `_load` puts elements of a list in. Made before the entry is looked for: it may run finalisers."""
+        """The list that `_load` fills with elements. Made before the search for the entry: it may run finalisers."""
         return [] if self.value_code == CODE_LIST else None
 
     cdef object _load(self, uint32_t slot, list elements):
@@ -537,7 +537,7 @@ cdef class StateTable:
         return slot
 
     def contains(self, key, uint32_t namespace=0):
-        """Whether a key is present. Copies nothing. O(1) expected."""
+        """Return True if a key is present. Copies nothing. O(1) expected."""
         cdef CoreKey k
         cdef CowMap *map
         self.owner.enter()
@@ -798,7 +798,7 @@ cdef class StateTable:
         assert total == self.table.lane.entries, f"{total} entries, counted {self.table.lane.entries}"
 
     def dirty(self, Mark mark not None):
-        """What was inserted, written or removed since `mark`: a set of (key, namespace). O(changes)."""
+        """The keys inserted, written or removed since `mark`, as a set of (key, namespace). O(changes)."""
         self.owner.require_open(mark)
         found = set()
         self.owner.enter()

@@ -1,4 +1,4 @@
-"""Finding what has expired: a few slots at a time, or where it is due; see `sweeping.pyx`."""
+"""Finds what has expired: a few slots at a time, or where it is due; see `sweeping.pyx`."""
 
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 
@@ -7,37 +7,37 @@ from statebackend._core.tables.cow_map cimport (
     FREE_SLOT, CowMap, Entry, ListHead, Table, entry_at, find_stored, hash_of, namespace_of)
 
 cdef enum:
-    SLOTS_PER_ENTRY = 8                  # a step looks at so many slots for each entry that it is asked for
+    SLOTS_PER_ENTRY = 8                  # slots that a step looks at for each entry that it is asked for
     STRETCH_SHIFT = 5                    # buckets of a stretch: 32, of about 24 entries
     MAX_FOUND = 64
 
 cdef struct Sweep:
-    # Where the incremental cleanup of a state goes on, and what it knows.
+    # The place where the incremental cleanup of a state continues, and its knowledge.
     uint32_t map                         # index among the table's maps
     uint32_t run
     uint32_t slot                        # where it goes on in that run
     uint32_t run_end                     # the slot behind the run
-    uint64_t run_word                    # what the map said of the run when it was begun; 0: it is not
-    bint is_under_way                    # a round is
+    uint64_t run_word                    # the map's word for the run when it was begun; 0: it was not
+    bint is_under_way                    # true during a round
     int64_t began                        # the time when it did
     int64_t oldest                       # timestamp that was seen on this round and has not expired
     uint64_t copies                      # of entries of the state, made before it
     bint has_moved                       # entries may lie elsewhere than before
-    bint is_sure                         # nothing older than `oldest` was left where this round has been
-    # The round before: nothing is older than `bound` while these two stay as they are.
+    bint is_sure                         # this round has left nothing older than `oldest` behind
+    # The previous round: nothing is older than `bound` while these two stay as they are.
     int64_t bound
     uint64_t undone                      # of the core
     uint64_t setbacks                    # of the clock
 
 cdef struct Stretches:
-    # What is known of one map.
+    # The knowledge about one map.
     int64_t oldest                       # nothing in the map is older
     int64_t *bounds                      # the same by stretch of buckets
     uint32_t n
     uint32_t capacity                    # of the primary buckets when the bounds were made
 
 cdef inline bint is_live(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
-    """Whether a slot is the one that a look-up of its key finds: not free, retired or held by a journal."""
+    """Return True if a slot is the one that a look-up of its key finds: not free, retired or held by a journal."""
     cdef Entry *entry = entry_at(table.core, slot)
     if entry.version == FREE_SLOT:
         return False
@@ -58,10 +58,10 @@ cdef class ExpiryIndex:
     cdef uint64_t setbacks
     cdef uint32_t at                     # the map that is looked at
     cdef uint32_t stretch                # of that map
-    cdef uint32_t capacity               # that it had when its first stretch was looked at; 0: not begun
+    cdef uint32_t capacity               # its capacity when its first stretch was looked at; 0: not begun
     cdef int64_t map_oldest              # of the stretches before
     cdef int64_t next_oldest             # of the maps before it
-    cdef readonly uint64_t looks         # how often a stretch was looked at
+    cdef readonly uint64_t looks         # counts the looks at stretches
     cdef int begin(self, uint64_t setbacks) except -1
     cdef int found(self, int64_t ttl, int64_t now, uint32_t *slots, CowMap **map) noexcept
     cdef bint fit(self, Stretches *known, CowMap *map) noexcept

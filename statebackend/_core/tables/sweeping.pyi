@@ -1,4 +1,4 @@
-"""Finding what has expired in a table: by a walk, and by an index of when it is due."""
+"""Finds what has expired in a table: by a walk, and by an index of when it is due."""
 
 from typing import final
 

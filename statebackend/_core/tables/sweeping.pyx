@@ -1,29 +1,30 @@
-"""Finding what has expired in a table: by a walk that goes on a few slots at a time, and by an index of when it is due.
+"""Finds what has expired in a table: by a walk over a few slots at a time, and by an index of when it is due.
 
-The walk (`sweep`) is what accesses of a state pay for. It goes over the slots of the entries run by run, which is over
-memory from its beginning to its end, and looks up only what has expired, to learn whether the slot is the live one. A
-step is bounded by entries and, where slots are free or retired, by eight times as many slots. Entries that are cloned
-meanwhile may be skipped or come twice.
+Accesses of a state pay for the walk (`sweep`). It visits the slots of the entries run by run, in the order of memory,
+and looks up only expired ones, to learn if the slot is live. A step is bounded by a number of entries and, where
+slots are free or retired, by eight times as many slots. Entries that are cloned meanwhile may be skipped or come
+twice.
 
 A round over all entries knows the oldest timestamp that it has left. Until that expires there is nothing to find, for
-the same reason for which bounds of the index hold, and the walk rests. It does not rest after a round in which entries
-were cloned, which it may have missed, or were left although they had something expired.
+the same reason that makes the bounds of the index hold, and the walk rests. It does not rest after a round that may
+have missed cloned entries, or that left entries although they had something expired.
 
-The index (`ExpiryIndex`) is what `advance` asks, for states that shall leave memory without being touched:
+`advance` asks the index (`ExpiryIndex`), for states that leave memory without being accessed:
 
     table: oldest        maps: oldest          stretches of 32 buckets
     +-----------+        +----+----+----+      +----+----+----+----+----+
     | 100       |------->|100 |180 |160 |----->|100 |140 |inf |...      |
     +-----------+        +----+----+----+      +----+----+----+----+----+
 
-A bound says that nothing below it is older. What is written gets the time of now, and time goes forward, so that no
-write can make a bound wrong: writes do not know about the index and pay nothing for it. A stretch is looked at when its
-bound has expired; then its bound rises to the oldest timestamp that it holds, and to no more than now, because of what
-will be written there. So a stretch is looked at when something in it expires, and once in a time to live anyway.
+A bound says that nothing below it is older. A write stamps the present time, and time goes forward, so no write can
+make a bound wrong: writes do not know about the index and cost nothing extra. A stretch is looked at when its bound
+has expired. Then its bound rises to the oldest timestamp that it holds, but not beyond the present, because of later
+writes. So a stretch is looked at when something in it expires, and at least once in a time to live.
 
-Bounds are of buckets and not of slots, because an entry stays in its bucket when it is cloned for a snapshot. A map
-that grows splits each bucket in two that keep the bound. What brings old timestamps back (a rollback, a clock that is
-set back, entries moved with their timestamps) makes the bounds unknown, and the next pass looks at everything, once.
+Bounds are kept for buckets and not for slots, because an entry stays in its bucket when it is cloned for a snapshot.
+A map that grows splits each bucket in two, which keep the bound. Events that bring old timestamps back (a rollback, a
+clock that is set back, entries moved with their timestamps) make the bounds unknown, and the next pass looks at
+everything, once.
 """
 
 cimport cython
@@ -39,11 +40,11 @@ from statebackend._core.memory.platform cimport likely, prefetch, unlikely
 from statebackend._core.tables.state_table cimport StateTable
 
 cdef enum:
-    ELEMENTS_PER_SLOT = 8                # of a list that cost as much as a slot
+    ELEMENTS_PER_SLOT = 8                # elements of a list that cost as much as a slot
 
 
 cdef int64_t oldest_in(Table *table, Entry *entry, int64_t *elements) noexcept nogil:
-    """The oldest timestamp of an entry; for a list, which counts its elements, that of the oldest of them."""
+    """The oldest timestamp of an entry; for a list, whose elements it counts, that of the oldest element."""
     cdef ListHead *head
     cdef ListChunk *chunk
     cdef uint32_t used, i
@@ -67,9 +68,9 @@ cdef int64_t oldest_in(Table *table, Entry *entry, int64_t *elements) noexcept n
 
 cdef uint32_t sweep(Table *table, Sweep *at, int64_t ttl, int64_t now, int64_t *entries, int64_t *slots,
                     CowMap **map) noexcept nogil:
-    """Go on until a live entry has something expired: its slot. 0 when the counts are used up, or at the table's end.
+    """Continue until a live entry has something expired: return its slot. 0 if the counts are used up, or at the end.
 
-    `at.map` is the number of maps then.
+    At the end `at.map` is the number of maps.
     """
     cdef CowMap *here
     cdef Entry *entry
@@ -133,7 +134,7 @@ cdef uint32_t sweep(Table *table, Sweep *at, int64_t ttl, int64_t now, int64_t *
 @cython.final
 @cython.no_gc_clear                      # the memory is counted to the arena of `owner`
 cdef class ExpiryIndex:
-    """When something in a table may expire next, by map and by stretch of buckets."""
+    """The times at which something in a table may expire next, by map and by stretch of buckets."""
 
     def __cinit__(self, StateTable owner not None):
         self.owner = owner
@@ -145,7 +146,7 @@ cdef class ExpiryIndex:
         self.free()
 
     def free(self):
-        """Give the memory back; nothing is known then."""
+        """Give the memory back; then nothing is known."""
         cdef uint32_t g
         if self.maps != NULL:
             for g in range(self.n_maps):
@@ -155,7 +156,7 @@ cdef class ExpiryIndex:
         self.oldest = INT64_MIN
 
     cdef int begin(self, uint64_t setbacks) except -1:
-        """Before a pass: forget the bounds if old timestamps may have come back."""
+        """Begin a pass: forget the bounds if old timestamps may have come back."""
         cdef StateTable owner = self.owner
         cdef uint32_t g
         if self.maps == NULL:
@@ -179,9 +180,9 @@ cdef class ExpiryIndex:
         return 0
 
     cdef int found(self, int64_t ttl, int64_t now, uint32_t *slots, CowMap **map) noexcept:
-        """The slots of entries with something expired, of the next stretch that has any; 0 after the last.
+        """The slots of entries with something expired, in the next stretch that has any; 0 after the last.
 
-        To be cleaned before the next call, or that call finds them again. -1 without memory.
+        Clean them before the next call, or it finds them again. -1 without memory.
         """
         cdef Stretches *known
         cdef int n
@@ -216,7 +217,7 @@ cdef class ExpiryIndex:
         return 0
 
     cdef bint fit(self, Stretches *known, CowMap *map) noexcept:
-        """Make the bounds those of the map's buckets as they are; False without memory."""
+        """Fit the bounds to the map's present buckets; False without memory."""
         cdef uint32_t capacity = map.primary.capacity, n = (capacity + (1 << STRETCH_SHIFT) - 1) >> STRETCH_SHIFT, i
         cdef int64_t *bounds
         if likely(known.capacity == capacity):
@@ -226,7 +227,7 @@ cdef class ExpiryIndex:
             if bounds == NULL:
                 return False
             for i in range(n):
-                # Buckets of a map that has doubled hold what one of half the number held.
+                # After a map has doubled, each bucket holds entries of the one at half its number.
                 bounds[i] = known.bounds[i & (known.n - 1)] if known.capacity and n > known.n else INT64_MIN
             raw_free(self.budget, known.bounds, known.n * sizeof(int64_t))
             known.bounds = bounds
@@ -239,7 +240,7 @@ cdef class ExpiryIndex:
 
     cdef int look_at(self, Stretches *known, CowMap *map, uint32_t stretch, int64_t ttl, int64_t now,
                      uint32_t *slots) noexcept:
-        """Collect what has expired in a stretch, up to MAX_FOUND; if nothing has, find its bound."""
+        """Collect the expired entries of a stretch, up to MAX_FOUND; if there are none, find its bound."""
         cdef Table *table = self.table
         cdef BucketTable *buckets
         cdef Entry *entry
@@ -273,5 +274,5 @@ cdef class ExpiryIndex:
         return n
 
     def forget(self):
-        """Old timestamps have come back: nothing is known. O(1)."""
+        """Forget the bounds, because old timestamps have come back. O(1)."""
         self.undone = 0xFFFFFFFFFFFFFFFF

@@ -106,11 +106,7 @@ class Changed(NamedTuple):
 
 
 class AddingColumns(SingleColumns):
-    """The shared part of reducing and aggregating states.
-
-    >>> AddingColumns.__slots__
-    ()
-    """
+    """The shared part of reducing and aggregating states."""
 
     __slots__ = ()
 
@@ -149,11 +145,7 @@ def _first_rows(canonical: Any) -> Array:
 
 
 class ReducingColumns(AddingColumns, ReducingState):
-    """A reduced value.
-
-    >>> ReducingColumns.__slots__
-    ()
-    """
+    """A reduced value."""
 
     __slots__ = ()
 
@@ -180,11 +172,7 @@ class ReducingColumns(AddingColumns, ReducingState):
 
 
 class AggregatingColumns(AddingColumns, AggregatingState):
-    """An accumulator.
-
-    >>> AggregatingColumns.__slots__
-    ()
-    """
+    """An accumulator."""
 
     __slots__ = ()
 

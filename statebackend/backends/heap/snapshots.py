@@ -36,11 +36,7 @@ BATCH_BYTES = 64 << 20
 
 
 class HeapView(RowSource):
-    """All states at this moment. The view shares the maps and copies nothing.
-
-    >>> HeapView.__mro__[1].__name__
-    'RowSource'
-    """
+    """All states at this moment. The view shares the maps and copies nothing."""
 
     def __init__(self, backend: HeapKeyedBackend, expired_at: int | None) -> None:
         super().__init__()
@@ -76,11 +72,7 @@ class HeapView(RowSource):
 
 
 class HeapChanges(RowSource):
-    """The rows inserted, written or removed since a mark. The backend's thread copies the columns at once.
-
-    >>> HeapChanges.__mro__[1].__name__
-    'RowSource'
-    """
+    """The rows inserted, written or removed since a mark. The backend's thread copies the columns at once."""
 
     def __init__(self, backend: HeapKeyedBackend, mark: Any) -> None:
         super().__init__()

@@ -47,61 +47,37 @@ _ReturnExpired = StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
 
 
 class HeapValueState(ValueHandle, ValueColumns):
-    """A value.
-
-    >>> HeapValueState.__mro__[1].__name__
-    'ValueHandle'
-    """
+    """A value."""
 
     __slots__ = ()
 
 
 class HeapListState(ListHandle, ListColumns):
-    """A list; elements are stored in chunks that only grow.
-
-    >>> HeapListState.__mro__[1].__name__
-    'ListHandle'
-    """
+    """A list; elements are stored in chunks that only grow."""
 
     __slots__ = ()
 
 
 class HeapMapState(MapHandle, MapColumns):
-    """A map; each entry is an entry of the table.
-
-    >>> HeapMapState.__mro__[1].__name__
-    'MapHandle'
-    """
+    """A map; each entry is an entry of the table."""
 
     __slots__ = ()
 
 
 class HeapReducingState(PlannedReducingHandle, ReducingColumns):
-    """A reduced value.
-
-    >>> HeapReducingState.__mro__[1].__name__
-    'PlannedReducingHandle'
-    """
+    """A reduced value."""
 
     __slots__ = ()
 
 
 class HeapAggregatingState(PlannedAggregatingHandle, AggregatingColumns):
-    """An accumulator of an aggregate.
-
-    >>> HeapAggregatingState.__mro__[1].__name__
-    'PlannedAggregatingHandle'
-    """
+    """An accumulator of an aggregate."""
 
     __slots__ = ()
 
 
 class HeapFoldingState(FoldingHandle, FoldingState):
-    """An accumulator of a fold.
-
-    >>> HeapFoldingState.__mro__[1].__name__
-    'FoldingHandle'
-    """
+    """An accumulator of a fold."""
 
     __slots__ = ()
 

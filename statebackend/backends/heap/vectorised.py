@@ -59,11 +59,7 @@ def take_rows(values: Any, rows: Array) -> Any:
 
 
 class ColumnsState(KeyedState):
-    """The shared part: keys and values as columns, the tables of the current namespace, one time per call.
-
-    >>> ColumnsState.__slots__
-    ()
-    """
+    """The shared part: keys and values as columns, the tables of the current namespace, one time per call."""
 
     __slots__ = ()
 
@@ -162,11 +158,7 @@ class ColumnsState(KeyedState):
 
 
 class SingleColumns(ColumnsState):
-    """States with one value for a key.
-
-    >>> SingleColumns.__slots__
-    ()
-    """
+    """States with one value for a key."""
 
     __slots__ = ()
 
@@ -198,11 +190,7 @@ class SingleColumns(ColumnsState):
 
 
 class ValueColumns(SingleColumns, ValueState):
-    """A value.
-
-    >>> ValueColumns.__slots__
-    ()
-    """
+    """A value."""
 
     __slots__ = ()
 
@@ -238,11 +226,7 @@ class ValueColumns(SingleColumns, ValueState):
 
 
 class ListColumns(ColumnsState, KeyedListState):
-    """A list.
-
-    >>> ListColumns.__slots__
-    ()
-    """
+    """A list."""
 
     __slots__ = ()
 
@@ -283,11 +267,7 @@ class ListColumns(ColumnsState, KeyedListState):
 
 
 class MapColumns(ColumnsState, MapState):
-    """A map.
-
-    >>> MapColumns.__slots__
-    ()
-    """
+    """A map."""
 
     __slots__ = ()
 

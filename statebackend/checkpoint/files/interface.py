@@ -18,19 +18,11 @@ __all__ = ["Fenced", "FileSink", "StoreFiles", "Taken"]
 
 
 class Fenced(Exception):
-    """A newer writer holds the store: the request was not carried out, and never will be.
-
-    >>> issubclass(Fenced, Exception)
-    True
-    """
+    """A newer writer holds the store: the request was not carried out, and never will be."""
 
 
 class Taken(Exception):
-    """The name to publish under exists with other content.
-
-    >>> issubclass(Taken, Exception)
-    True
-    """
+    """The name to publish under exists with other content."""
 
 
 class FileSink(ABC):

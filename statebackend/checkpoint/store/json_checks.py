@@ -48,11 +48,7 @@ T = TypeVar("T")
 
 
 class Malformed(Exception):
-    """A member is missing or wrong; the message names it, never its value.
-
-    >>> issubclass(Malformed, Exception)
-    True
-    """
+    """A member is missing or wrong; the message names it, never its value."""
 
 
 def integer(value: Any, what: str, low: int = 0, high: int = MAX_INTEGER) -> int:

@@ -44,11 +44,7 @@ __all__ = [
 
 
 class CustomSerializer(TypeSerializer):
-    """A user's own serializer in the role of a declared type's; it checks the results of the user's code.
-
-    >>> CustomSerializer.__mro__[1].__name__
-    'TypeSerializer'
-    """
+    """A user's own serializer in the role of a declared type's; it checks the results of the user's code."""
 
     def __init__(self, declared_type: CustomType) -> None:
         super().__init__(declared_type)
