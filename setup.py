@@ -263,6 +263,9 @@ class build_ext(_build_ext):
 
 # --------------------------------------------------------------------------- the metadata
 
+#: Where the project lives: the one place that says so. mkdocs.yml repeats it, and a test compares the two.
+PROJECT_URL = "https://github.com/statebackend/statebackend"
+
 #: pyspark 4.1: `DataFrame.repartitionById` came with it (and `DataFrame.toArrow` with 4.0).
 #: pandas: what PySpark's Arrow path imports; PySpark does not work with pandas 3 yet.
 SPARK = ["pyspark>=4.1", "pandas>=2.2,<3"]
@@ -291,7 +294,7 @@ TEST = [
     "setuptools>=77",
 ]
 LINT = ["ruff>=0.6", "mypy>=1.11", "cython-lint>=0.16"]
-DOCS = ["mkdocs>=1.6"]
+DOCS = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"]
 #: The peers: Flink's jars; and what `transformWithState` in Python needs beside PySpark itself. matplotlib: the plots.
 BENCH = [
     *SPARK,
@@ -312,6 +315,18 @@ def version() -> str:
     return found.group(1)
 
 
+def long_description() -> str:
+    """The README as a package index shows it: there, a relative link would lead nowhere."""
+
+    def absolute(match: re.Match[str]) -> str:
+        view = "raw" if match["image"] else "blob"
+        return f"{match['image']}[{match['text']}]({PROJECT_URL}/{view}/main/{match['target']})"
+
+    link = re.compile(r"(?P<image>!?)\[(?P<text>[^]]*)\]\((?!#|[a-z]+:)(?P<target>[^)\s]+)\)")
+    parts = re.split(r"(^```.*?^```$)", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.M | re.S)
+    return "".join(part if part.startswith("```") else link.sub(absolute, part) for part in parts)
+
+
 def packages() -> list[str]:
     return sorted(
         ".".join(path.parent.relative_to(ROOT).parts) for path in ROOT.glob("statebackend/**/__init__.py")
@@ -324,22 +339,35 @@ if __name__ == "__main__":
         name="statebackend",
         version=version(),
         description="Keyed state for stream processing in Python: Flink's heap backend, compiled",
-        long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+        long_description=long_description(),
         long_description_content_type="text/markdown",
         author="The statebackend authors",
+        url=PROJECT_URL,
+        project_urls={
+            "Source": PROJECT_URL,
+            "Documentation": f"{PROJECT_URL}/blob/main/docs/README.md",
+            "Changelog": f"{PROJECT_URL}/blob/main/CHANGELOG.md",
+            "Issues": f"{PROJECT_URL}/issues",
+            "Security": f"{PROJECT_URL}/blob/main/SECURITY.md",
+        },
         license="Apache-2.0",
         license_files=["LICENSE"],
         keywords=["stream processing", "state", "Flink", "Spark", "Structured Streaming", "checkpoint"],
         classifiers=[
             "Development Status :: 3 - Alpha",
             "Intended Audience :: Developers",
+            "Intended Audience :: Science/Research",
             "Operating System :: MacOS",
             "Operating System :: POSIX :: Linux",
             "Programming Language :: Cython",
+            "Programming Language :: Python",
             "Programming Language :: Python :: 3",
+            "Programming Language :: Python :: 3 :: Only",
             *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 15)),
             "Programming Language :: Python :: Implementation :: CPython",
-            "Topic :: Software Development :: Libraries",
+            "Topic :: Database",
+            "Topic :: Software Development :: Libraries :: Python Modules",
+            "Topic :: System :: Distributed Computing",
             "Typing :: Typed",
         ],
         python_requires=">=3.10",

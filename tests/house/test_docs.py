@@ -1,8 +1,10 @@
 """Every example runs: the Python blocks of the README and of docs/, and the doctests of every module.
 
 The blocks of a page run in file order in one namespace and in an empty folder, like a reader who follows
-the page. A ``pycon`` block is a session: what it prints must be what the page shows. A block that cannot run
-is fenced as ``python no-run`` and begins with a comment ``# not run: <reason>``.
+the page. A ``pycon`` block is a session: what it prints must be what the page shows.
+
+A comment of HTML before a block keeps it from running here: ``<!-- not run: <reason> -->`` if it cannot run, and
+``<!-- with Spark: <where> -->`` if a test with a Spark session runs it. Readers of the page do not see either.
 """
 
 from __future__ import annotations
@@ -20,24 +22,32 @@ from statebackend.backends import registry
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```[ \t]*$", re.M | re.S)
+#: The comment that keeps the block after it from running here.
+NOTE = re.compile(r"<!-- (?P<kind>not run|with Spark): \S[^>]{9,}-->\s*\Z")
 
 
 class Block(NamedTuple):
     line: int
     is_session: bool
-    options: tuple[str, ...]
+    note: str | None  # "not run", "with Spark", or nothing: it runs here
     code: str
 
 
 def python_blocks(text: str) -> list[Block]:
     found = []
     for match in FENCE.finditer(text):
-        language, *options = match["info"].split() or [""]
+        language = match["info"].strip()
+        assert " " not in language, f"```{language}: the site knows no options of a fence"
         if language.lower() in ("python", "py", "python3", "pycon"):
+            before = text[: match.start()]
+            note = NOTE.search(before)
+            assert note or not before.rstrip().endswith("-->"), (
+                f"a comment without a reason: {before[-60:]!r}"
+            )
             indent = len(match["indent"])
             code = "".join(line[indent:] for line in match["body"].splitlines(keepends=True))
             line = text.count("\n", 0, match.start("body")) + 1
-            found.append(Block(line, language.lower() == "pycon", tuple(options), code))
+            found.append(Block(line, language.lower() == "pycon", note and note["kind"], code))
     return found
 
 
@@ -47,11 +57,8 @@ def run_page(text: str, name: str) -> int:
     ran = 0
     try:
         for block in python_blocks(text):
-            if block.options == ("no-run",):
-                reason = re.match(r"# not run: \S.{9,}", block.code)
-                assert reason, f"{name}:{block.line}: a no-run block begins with '# not run: <reason>'"
+            if block.note:
                 continue
-            assert not block.options, f"{name}:{block.line}: unknown option {' '.join(block.options)!r}"
             if block.is_session:
                 run_session(block, name, namespace)
             else:
@@ -91,6 +98,15 @@ def test_links_lead_somewhere(page: Path) -> None:
     ] == []
 
 
+def test_the_site_opens_like_the_readme() -> None:
+    """The sentence, the query with what it prints, the chart and the figures are the same on both."""
+    readme, index = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/README.md"))
+    opening = readme[: readme.index("## Try it")].replace("](docs/", "](")
+    assert "```text" in opening
+    assert ".svg)" in opening
+    assert index.startswith(opening)
+
+
 def headings(page: Path) -> set[str]:
     """The anchors of a page's headings, as mkdocs makes them."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
@@ -115,15 +131,18 @@ def test_a_page_that_breaks_is_found() -> None:
     assert run_page(good, "page") == 2
     with pytest.raises(NameError, match="y"):
         run_page("```python\ny\n```\n", "page")
-    with pytest.raises(AssertionError, match="begins with"):
-        run_page("```python no-run\nx\n```\n", "page")
-    with pytest.raises(AssertionError, match="unknown option"):
+    with pytest.raises(AssertionError, match="without a reason"):
+        run_page("<!-- not run: -->\n```python\nx\n```\n", "page")
+    with pytest.raises(AssertionError, match="without a reason"):
+        run_page("<!-- skipped: for no reason at all -->\n```python\nx\n```\n", "page")
+    with pytest.raises(AssertionError, match="no options of a fence"):
         run_page("```python skip\nx\n```\n", "page")
     with pytest.raises(AssertionError, match="Expected"):
         run_page("```python\nx = 1\n```\n\n```pycon\n>>> x\n2\n```\n", "page")
     with pytest.raises(AssertionError, match="without a prompt"):
         run_page("```pycon\nx\n```\n", "page")
     assert run_page("```pycon\n>>> x = 1\n```\n\n```pycon\n>>> x\n1\n```\n", "page") == 2
-    assert run_page("```python no-run\n# not run: needs a cluster of three\nx\n```\n", "page") == 0
+    assert run_page("<!-- not run: needs a cluster of three -->\n\n```python\nx\n```\n", "page") == 0
+    assert run_page("<!-- with Spark: tests/spark/test_a.py -->\n```python\nx\n```\n", "page") == 0
     with pytest.raises(ZeroDivisionError, match="division"):
         run_page("1. item\n\n   ```python\n   1 / 0\n   ```\n", "page")

@@ -11,11 +11,12 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from house_tools import ROOT, compiled_modules
 
-SHIPPED = ("CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py")
+SHIPPED = ("CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "SECURITY.md", "pyproject.toml", "setup.py")
 
 
 def run(*command: str, cwd: Path) -> str:
@@ -25,14 +26,19 @@ def run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
-def requirements(extra: str) -> set[str]:
-    """The names of the packages that an extra of setup.py brings."""
+def setup_module() -> ModuleType:
+    """setup.py, imported: what it says, and nothing built."""
     spec = importlib.util.spec_from_file_location("statebackend_setup", ROOT / "setup.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return {re.split(r"[\[<>=!~;]", each)[0].lower() for each in getattr(module, extra)}
+    return module
+
+
+def requirements(extra: str) -> set[str]:
+    """The names of the packages that an extra of setup.py brings."""
+    return {re.split(r"[\[<>=!~;]", each)[0].lower() for each in getattr(setup_module(), extra)}
 
 
 def test_the_extra_for_tests_brings_what_spark_connect_needs() -> None:
@@ -50,6 +56,27 @@ def test_no_test_is_skipped_for_want_of_a_package() -> None:
         names = re.findall(r"importorskip\(\s*[\"']([\w.]+)", path.read_text(encoding="utf-8"))
         found[path.name] = [name for name in names if not name.startswith("statebackend.")]
     assert not any(found.values()), found
+
+
+def test_the_long_description_has_no_relative_link() -> None:
+    readme, shown = (ROOT / "README.md").read_text(encoding="utf-8"), setup_module().long_description()
+    links = re.compile(r"\]\(([^)\s]+)\)|(?:src|href)=[\"']([^\"']+)")
+    targets, before = ([a or b for a, b in links.findall(text)] for text in (shown, readme))
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    url = setup_module().PROJECT_URL
+    own = [t.removeprefix(f"{url}/").split("/main/") for t in targets if t.startswith(f"{url}/")]
+    assert [path for _, path in own] == [target for target in before if not target.startswith("https://")]
+    assert {path: view for view, path in own}["docs/performance/spark.svg"] == "raw"
+    # Where there is no link, nothing has changed.
+    assert links.sub("", shown) == links.sub("", readme)
+
+
+def test_the_site_and_the_package_say_the_same_address() -> None:
+    url = setup_module().PROJECT_URL
+    assert f"\nrepo_url: {url}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in [ROOT / "SECURITY.md", *ROOT.glob("docs/**/*.md")]:
+        named = re.findall(r"https://github\.com/statebackend[\w./-]*", page.read_text(encoding="utf-8"))
+        assert [each for each in named if not f"{each}/".startswith(f"{url}/")] == [], page.name
 
 
 def files(*suffixes: str) -> set[str]:
