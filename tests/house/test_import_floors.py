@@ -190,6 +190,23 @@ def test_every_folder_has_a_floor() -> None:
     assert sorted(named - doors - known_modules() - {"statebackend.backends.rocksdb"}) == []
 
 
+def test_the_page_shows_every_folder_on_its_floor() -> None:
+    """The tree of docs/internals/house.md is the table above, and what it sends readers to is there."""
+    page = (ROOT / "docs/internals/house.md").read_text(encoding="utf-8")
+    shown: dict[str, int] = {}
+    inside: list[str] = []
+    for indent, names, floor in re.findall(r"^( *)(\w+/|\w+(?:, \w+)+) +(\d+)  \S", page, re.M):
+        inside[len(indent) // 4 :] = [names.rstrip("/")]
+        for name in names.rstrip("/").split(", "):
+            shown[".".join([*inside[:-1], name])] = int(floor)
+    assert shown == {name: floor for name, floor in FLOORS.items() if name != "statebackend.backends.rocksdb"}
+    named = re.findall(r"`((?:[a-z_]+/)+(?:\w+\.\w+)?)`", page)
+    assert len(named) > 15
+    assert [
+        each for each in named if not ((ROOT / "statebackend" / each).exists() or (ROOT / each).exists())
+    ] == []
+
+
 def test_the_package_loads_its_heavy_parts_lazily() -> None:
     init = ROOT / "statebackend" / "__init__.py"
     tree = ast.parse(init.read_text(encoding="utf-8"))
