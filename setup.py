@@ -294,7 +294,8 @@ TEST = [
     "setuptools>=77",
 ]
 LINT = ["ruff>=0.6", "mypy>=1.11", "cython-lint>=0.16"]
-DOCS = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"]
+#: ruff: it breaks long signatures of the reference into lines.
+DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27", "ruff>=0.6"]
 #: The peers: Flink's jars; and what `transformWithState` in Python needs beside PySpark itself. matplotlib: the plots.
 BENCH = [
     *SPARK,
