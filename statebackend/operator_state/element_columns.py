@@ -60,7 +60,7 @@ def to_column(data: Sequence[bytes | None], config: Any) -> pa.Array:
     DataType(binary)
     """
     declared = column_type(config)
-    # A pickle and its bytes take the same space within other types.
+    # A pickle and its bytes have the same layout within other types.
     read = serializer_for(declared).deserialize
     return to_arrow([None if each is None else read(each) for each in data], declared)
 

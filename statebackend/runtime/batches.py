@@ -1,4 +1,4 @@
-"""Prepares a batch for the function: splits off broadcast rows, checks for null keys, sorts rows, extracts the keys.
+"""Prepares a batch for the function: splits off broadcast rows, handles null keys, sorts rows, extracts the keys.
 
 >>> from statebackend.functions import map_with_state
 >>> job = Job(map_with_state(lambda row, n: (None, 1), int), key="user", order_by="at")

@@ -217,7 +217,8 @@ def named_aggregate(name: str, declared_type: Any) -> NamedAggregate:
     """The named aggregate over values of a type, given in any notation.
 
     Results: ``count`` is LONG; ``sum``, ``min`` and ``max`` have the type of the values; ``avg``, ``variance`` and
-    ``stddev`` are DOUBLE. The latter two are those of the sample, None below two values. A sum raises on overflow.
+    ``stddev`` are DOUBLE. The latter two are those of the sample, None below two values. Integer overflow of a sum
+    raises.
 
     >>> named_aggregate("sum", "decimal(10,2)").result_type
     DECIMAL(10, 2)

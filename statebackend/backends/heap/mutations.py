@@ -81,7 +81,7 @@ class MutationWatcher:
             del self._noted[other]
 
     def check(self) -> None:
-        """Raise `MutationError` for the first object that is not what it was. O(all of them)."""
+        """Raise `MutationError` for the first object that has changed. O(all of them)."""
         found, self._found = self._found, None
         if found is not None:
             raise found

@@ -202,7 +202,7 @@ class Index(NamedTuple):
 
     @classmethod
     def decode(cls, data: Any, trailer: Trailer, offset: int, name: str) -> Index:
-        """Parse the bytes at ``offset``; `CorruptCheckpointError` if they contradict themselves."""
+        """Parse the bytes at ``offset``; `CorruptCheckpointError` if anything in them is impossible."""
         region = Region(offset, trailer.index_length, trailer.index_checksum)
         region.check(data, name)
         try:
