@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
 
 __all__ = ["scheme_of", "without_secrets"]
 
@@ -27,7 +26,7 @@ def scheme_of(address: str) -> str | None:
     return None if found is None else found[1].lower()
 
 
-def without_secrets(address: Any) -> str:
+def without_secrets(address: object) -> str:
     """An address as messages may show it: without user, password and options. Paths are shown as they are.
 
     >>> without_secrets("s3://KEY:SECRET@bucket/state?region=x"), without_secrets("/data/a@b?")

@@ -14,7 +14,7 @@ import fcntl
 import os
 import stat
 import sys
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -136,6 +136,6 @@ class PosixCalls:
         with open(path, "rb") as file:
             return file.read()
 
-    def open_input(self, path: str) -> Any:
+    def open_input(self, path: str) -> pa.NativeFile:
         """Open a file for reading by Arrow. Not mapped: truncating a mapped file kills the process."""
         return pa.OSFile(path, "rb")

@@ -12,9 +12,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Protocol
 
-__all__ = ["Fenced", "FileSink", "StoreFiles", "Taken"]
+import pyarrow as pa
+
+__all__ = ["Buffer", "Fenced", "FileSink", "StoreFiles", "Taken"]
+
+
+class Buffer(Protocol):
+    """What has its bytes in one place, such as bytes, memoryviews and Arrow's buffers."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
 class Fenced(Exception):
@@ -33,7 +41,7 @@ class FileSink(ABC):
     """
 
     @abstractmethod
-    def write(self, data: Any) -> None:
+    def write(self, data: Buffer) -> None:
         """Append all of ``data``, anything with a contiguous buffer."""
 
     @abstractmethod
@@ -71,7 +79,7 @@ class StoreFiles(ABC):
         """The names in a folder, sorted; none if there is no such folder."""
 
     @abstractmethod
-    def open_input(self, name: str) -> Any:
+    def open_input(self, name: str) -> pa.NativeFile:
         """The file as a seekable ``pyarrow.NativeFile``; `FileNotFoundError` if it is not there."""
 
     @abstractmethod

@@ -15,12 +15,12 @@ import logging
 import re
 import secrets
 from collections.abc import Collection, Iterable
-from typing import Any
 
+import pyarrow as pa
 from pyarrow import fs
 
 from statebackend.checkpoint.files.addresses import without_secrets
-from statebackend.checkpoint.files.interface import Fenced, FileSink, StoreFiles, Taken
+from statebackend.checkpoint.files.interface import Buffer, Fenced, FileSink, StoreFiles, Taken
 from statebackend.checkpoint.files.layout import (
     CHECKPOINTS,
     DATA,
@@ -59,7 +59,7 @@ class ObjectSink(FileSink):
         self._there = True
         self._stream = filesystem.open_output_stream(path)
 
-    def write(self, data: Any) -> None:
+    def write(self, data: Buffer) -> None:
         self._stream.write(data)
 
     def finish(self) -> None:
@@ -95,7 +95,7 @@ class ObjectFiles(StoreFiles):
         self.uri = without_secrets(uri).rstrip("/")
         self._opened = None if filesystem is None or root is None else (filesystem, root)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return ObjectFiles, (self._uri,)
 
     @property
@@ -130,7 +130,7 @@ class ObjectFiles(StoreFiles):
         selector = fs.FileSelector(self._path(folder), allow_not_found=True)
         return sorted(info.base_name for info in self._filesystem.get_file_info(selector))
 
-    def open_input(self, name: str) -> Any:
+    def open_input(self, name: str) -> pa.NativeFile:
         return self._filesystem.open_input_file(self._path(name))
 
     def address(self, name: str) -> str:

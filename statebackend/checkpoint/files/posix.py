@@ -19,10 +19,11 @@ import threading
 import weakref
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from typing import Any
+
+import pyarrow as pa
 
 from statebackend.checkpoint.files.calls import PosixCalls
-from statebackend.checkpoint.files.interface import Fenced, FileSink, StoreFiles, Taken
+from statebackend.checkpoint.files.interface import Buffer, Fenced, FileSink, StoreFiles, Taken
 from statebackend.checkpoint.files.layout import (
     CHECKPOINTS,
     DATA,
@@ -70,7 +71,7 @@ class PosixSink(FileSink):
         self._there = True
         self._descriptor: int | None = calls.create(path)
 
-    def write(self, data: Any) -> None:
+    def write(self, data: Buffer) -> None:
         assert self._descriptor is not None
         left = memoryview(data).cast("B")
         while left:
@@ -121,7 +122,7 @@ class PosixFiles(StoreFiles):
         self._asides = itertools.count()
         _lockers.add(self)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return PosixFiles, (self._root, self._calls)
 
     def _path(self, name: str) -> str:
@@ -145,7 +146,7 @@ class PosixFiles(StoreFiles):
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def open_input(self, name: str) -> Any:
+    def open_input(self, name: str) -> pa.NativeFile:
         return self._calls.open_input(self._path(name))
 
     def address(self, name: str) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.json_checks import Malformed, instance, integer, members_of
+from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.keys import MAX_PARALLELISM
 
@@ -77,7 +78,7 @@ class Region(NamedTuple):
         """The offset after its last byte, where the next region begins."""
         return self.offset + self.length
 
-    def check(self, data: Any, name: str) -> None:
+    def check(self, data: bytes | memoryview, name: str) -> None:
         """Raise `CorruptCheckpointError`, naming file and offset, unless ``data`` matches the checksum.
 
         >>> Region(0, 3, 0x364B3FB7).check(b"abc", "a.arrow")
@@ -169,7 +170,7 @@ class Index(NamedTuple):
     end: Region
     states: tuple[StateColumns, ...]
     runs: NDArray[np.void]
-    extra: dict[str, Any]
+    extra: JsonObject
     #: The file's name when it was written; None if its writer did not say.
     file: str | None
 
@@ -201,7 +202,7 @@ class Index(NamedTuple):
         return index + trailer.encode()
 
     @classmethod
-    def decode(cls, data: Any, trailer: Trailer, offset: int, name: str) -> Index:
+    def decode(cls, data: bytes | memoryview, trailer: Trailer, offset: int, name: str) -> Index:
         """Parse the bytes at ``offset``; `CorruptCheckpointError` if anything in them is impossible."""
         region = Region(offset, trailer.index_length, trailer.index_checksum)
         region.check(data, name)
@@ -222,12 +223,12 @@ class Index(NamedTuple):
         return index
 
     @classmethod
-    def _read(cls, data: Any, stored_runs: memoryview) -> Index:
+    def _read(cls, data: object, stored_runs: memoryview) -> Index:
         needed = {"schema", "batches", "end", "states", "runs", "runs_codec", "extra", "file"}
         members = members_of(data, "the index", needed)
         at = 0
 
-        def region(value: Any) -> Region:
+        def region(value: object) -> Region:
             nonlocal at
             offset, length, checksum = _integers(value, 3, "a region")
             if offset != at:
@@ -245,19 +246,18 @@ class Index(NamedTuple):
         states = _read_states(members["states"], len(runs))
         _check_runs(runs, np.array([batch.rows for batch in batches], np.int64), states)
         file = members["file"]
-        if file is not None:
-            instance(file, str, "the name of the file")
+        name = None if file is None else instance(file, str, "the name of the file")
         extra = instance(members["extra"], dict, "extra")
-        return cls(schema, tuple(batches), end, states, runs, extra, file)
+        return cls(schema, tuple(batches), end, states, runs, extra, name)
 
 
-def _integers(value: Any, count: int, what: str) -> list[int]:
+def _integers(value: object, count: int, what: str) -> list[int]:
     if not isinstance(value, list) or len(value) != count:
         raise Malformed(f"{what} is not made of {count} integers")
     return [integer(each, f"a number of {what}") for each in value]
 
 
-def _read_runs(count: Any, codec: Any, stored: memoryview) -> NDArray[np.void]:
+def _read_runs(count: object, codec: object, stored: memoryview) -> NDArray[np.void]:
     # No more than the compressed bytes can hold: a wrong count must not ask for all memory.
     size = integer(count, "the number of runs", 0, len(stored) * 40_000 // RUN.itemsize + 1) * RUN.itemsize
     if codec not in (None, "zstd"):
@@ -268,7 +268,7 @@ def _read_runs(count: Any, codec: Any, stored: memoryview) -> NDArray[np.void]:
     return np.frombuffer(raw, RUN)
 
 
-def _read_states(data: Any, n_runs: int) -> tuple[StateColumns, ...]:
+def _read_states(data: object, n_runs: int) -> tuple[StateColumns, ...]:
     states: list[StateColumns] = []
     at = 0
     for each in instance(data, list, "states"):

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from statebackend.checkpoint.format.index import TRAILER, Index, Region, StateColumns, Trailer
 from statebackend.checkpoint.format.rows import ARROW_MAGIC, ARROW_TAIL, COLUMNS, GroupedBatch
 from statebackend.checkpoint.store.data_files import storing
+from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.keys import KeyGroupRange
 
@@ -32,7 +32,7 @@ __all__ = ["DataFileReader", "read_data_file"]
 _TAIL = 64 << 10
 
 
-def read_data_file(source: Any, name: str) -> DataFileReader:
+def read_data_file(source: pa.NativeFile, name: str) -> DataFileReader:
     """Open a file for reading; reads and checks its index. ``source`` is a ``pyarrow.NativeFile``.
 
     Errors call the file ``name``. Anything that differs from what was written raises `CorruptCheckpointError`.
@@ -50,7 +50,7 @@ class DataFileReader:
     Reading a state costs as much as its key groups are large; a batch that also holds other groups is read whole.
     """
 
-    def __init__(self, source: Any, name: str) -> None:
+    def __init__(self, source: pa.NativeFile, name: str) -> None:
         self._source = source
         self.name = name
         with storing(f"reading {name}"):
@@ -133,7 +133,7 @@ class DataFileReader:
         return list(self._states)
 
     @property
-    def extra(self) -> dict[str, Any]:
+    def extra(self) -> JsonObject:
         """The ``extra`` that its writer gave."""
         return self._index.extra
 
@@ -142,7 +142,7 @@ class DataFileReader:
         columns = self._columns(state)
         return pa.schema([(role, self._schema.field(number).type) for role, number in columns])
 
-    def rows_of(self, state: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    def rows_of(self, state: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The key groups of a state that have rows, ascending, and the number of rows in each."""
         runs = self._runs(state)
         groups, inverse = np.unique(runs["key_group"], return_inverse=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -48,8 +48,8 @@ class GroupedBatch(NamedTuple):
     """
 
     batch: pa.RecordBatch
-    key_groups: NDArray[Any]
-    counts: NDArray[Any]
+    key_groups: NDArray[np.integer]
+    counts: NDArray[np.integer]
 
     @classmethod
     def of(cls, batch: pa.RecordBatch, key_group_of_rows: ArrayLike) -> GroupedBatch:
@@ -62,7 +62,7 @@ class GroupedBatch(NamedTuple):
         starts = np.flatnonzero(np.concatenate(([len(groups) > 0], groups[1:] != groups[:-1])))
         return cls(batch, groups[starts], np.diff(np.append(starts, len(groups))))
 
-    def key_group_of_rows(self) -> NDArray[Any]:
+    def key_group_of_rows(self) -> NDArray[np.integer]:
         """The key group of each row. O(rows)."""
         return np.repeat(self.key_groups, self.counts)
 

@@ -13,15 +13,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from statebackend.checkpoint.files.interface import Buffer
 from statebackend.checkpoint.format.index import RUN, Index, Region, StateColumns, StoredBatch, no_runs
 from statebackend.checkpoint.format.rows import ARROW_MAGIC, ARROW_TAIL, COLUMNS, GroupedBatch, Section
 from statebackend.checkpoint.store.checksums import crc32c
+from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.errors import UsageError
 from statebackend.keys import MAX_PARALLELISM
 
@@ -34,12 +36,19 @@ BATCH_BYTES = 64 << 20
 COMPRESS_FROM = 4096
 
 
+class Sink(Protocol):
+    """What a data file is written to."""
+
+    def write(self, data: bytes, /) -> object:
+        """Take all of ``data``."""
+
+
 def write_data_file(
-    sink: Any,
+    sink: Sink,
     sections: Sequence[Section],
     *,
     compression: str | None = "zstd",
-    extra: Mapping[str, Any] | None = None,
+    extra: Mapping[str, object] | None = None,
     name: str | None = None,
 ) -> None:
     """Write a file to ``sink``, which needs only ``write``; does not flush or close it.
@@ -175,7 +184,7 @@ def _divided(rows: GroupedBatch) -> Iterator[GroupedBatch]:
         yield _slice(rows, ends, start, min(start + step, n_rows))
 
 
-def _slice(rows: GroupedBatch, ends: NDArray[Any], start: int, end: int) -> GroupedBatch:
+def _slice(rows: GroupedBatch, ends: NDArray[np.integer], start: int, end: int) -> GroupedBatch:
     first, last = int(np.searchsorted(ends, start, "right")), int(np.searchsorted(ends, end, "left")) + 1
     begins = ends[first:last] - rows.counts[first:last]
     counts = np.minimum(ends[first:last], end) - np.maximum(begins, start)
@@ -185,11 +194,11 @@ def _slice(rows: GroupedBatch, ends: NDArray[Any], start: int, end: int) -> Grou
 class _Writer:
     """Lets Arrow write its file, notes the place of each part, and puts the index in front of the footer."""
 
-    def __init__(self, sink: Any, schema: pa.Schema, compression: str | None) -> None:
+    def __init__(self, sink: Sink, schema: pa.Schema, compression: str | None) -> None:
         self._sink = sink
         self._schema = schema
         self._compression = compression
-        self._arrow: Any = None
+        self._arrow: pa.ipc.RecordBatchFileWriter | None = None
         self._pieces: list[bytes] = []
         #: Batches that are held back until it is known if compression pays.
         self._early: list[pa.RecordBatch] = []
@@ -199,7 +208,9 @@ class _Writer:
         self._runs: list[NDArray[np.void]] = []
         self.n_runs = 0
 
-    def add(self, batch: pa.RecordBatch, key_groups: NDArray[Any], counts: NDArray[Any]) -> None:
+    def add(
+        self, batch: pa.RecordBatch, key_groups: NDArray[np.integer], counts: NDArray[np.integer]
+    ) -> None:
         runs = np.empty(len(counts), RUN)
         runs["key_group"], runs["rows"] = key_groups, counts
         runs["batch"] = len(self._batches) + len(self._early)
@@ -214,6 +225,7 @@ class _Writer:
         if self._arrow is None:
             options = pa.ipc.IpcWriteOptions(compression=compression)
             self._arrow = pa.ipc.new_file(_Tap(self._pieces), self._schema, options=options)
+        assert self._arrow is not None
         early, self._early = self._early, []
         for batch in early:
             self._arrow.write_batch(batch)
@@ -236,8 +248,9 @@ class _Writer:
         self._at = region.end
         return region
 
-    def close(self, states: tuple[StateColumns, ...], extra: dict[str, Any], name: str | None) -> None:
+    def close(self, states: tuple[StateColumns, ...], extra: JsonObject, name: str | None) -> None:
         self._write_early(None if self._arrow is None else self._compression)
+        assert self._arrow is not None
         self._arrow.close()
         data = b"".join(self._pieces)
         if self._start is None:
@@ -262,7 +275,7 @@ class _Tap:
         self._pieces = pieces
         self._size = 0
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Buffer) -> int:
         piece = bytes(data)
         self._pieces.append(piece)
         self._size += len(piece)

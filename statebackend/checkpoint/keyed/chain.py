@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from statebackend.checkpoint.format import read_data_file
 from statebackend.checkpoint.store.data_files import DataWriter
@@ -39,7 +39,7 @@ class Chain(NamedTuple):
 
     files: tuple[StoredFile, ...]
     #: The moment of the checkpoint, for the backend.
-    point: Any
+    point: object
     #: What made the base, where no manifest names it yet.
     base_writer: DataWriter | None = None
 
@@ -65,7 +65,7 @@ class Chain(NamedTuple):
 class Flight:
     """A snapshot that is neither committed nor aborted."""
 
-    def __init__(self, writer: DataWriter, point: Any, now: int, chain: Chain | None) -> None:
+    def __init__(self, writer: DataWriter, point: object, now: int, chain: Chain | None) -> None:
         self.writer = writer
         self.point = point
         #: The time of its batch.
@@ -93,7 +93,7 @@ class Rewriting:
     """A base that is being written in the background; the next manifest names it."""
 
     def __init__(
-        self, writer: DataWriter, point: Any, written: Future[tuple[StoredFile, ...] | None]
+        self, writer: DataWriter, point: object, written: Future[tuple[StoredFile, ...] | None]
     ) -> None:
         self.writer = writer
         self.point = point

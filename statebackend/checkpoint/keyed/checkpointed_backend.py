@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -32,6 +32,7 @@ from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savep
 from statebackend.checkpoint.keyed.snapshot_files import SnapshotWriting, TakenRows, TakenStates
 from statebackend.checkpoint.store.json_checks import MAX_INTEGER
 from statebackend.checkpoint.store.pending import PendingSnapshot, WritingThreads
+from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.checkpoint.store.store import CheckpointStore
 from statebackend.errors import MemoryLimitError, UsageError
@@ -47,6 +48,9 @@ from statebackend.types import Compatibility
 
 __all__ = ["CheckpointedKeyedBackend"]
 
+#: A moment since which a backend can tell what has changed. What it is, only that backend knows.
+Point: TypeAlias = Any
+
 _TIMER_STATES = [timer_state(domain) for domain in DOMAINS]
 
 
@@ -56,7 +60,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     A *point* is a moment since which the backend can tell what has changed.
     """
 
-    def __init__(self, key_type: Any, *, restore: Any = (), **options: Any) -> None:
+    def __init__(self, key_type: object, *, restore: object = (), **options: Any) -> None:
         super().__init__(key_type, **options)
         self._restored = RestoredStates({}, None)
         self._checkpoint_to_restore = restore
@@ -75,11 +79,11 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         """
 
     @abstractmethod
-    def _read_changes(self, point: Any) -> RowSource:
+    def _read_changes(self, point: Point) -> RowSource:
         """The rows inserted, written or removed since a point. O(changes)."""
 
     @abstractmethod
-    def _changes_since(self, point: Any) -> int:
+    def _changes_since(self, point: Point) -> int:
         """About how many changes `_read_changes` would give."""
 
     @abstractmethod
@@ -87,15 +91,15 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         """About how many rows `_open_view` would give."""
 
     @abstractmethod
-    def _open_point(self) -> Any:
+    def _open_point(self) -> object:
         """Remember this moment."""
 
     @abstractmethod
-    def _is_valid(self, point: Any) -> bool:
+    def _is_valid(self, point: Point) -> bool:
         """Return True if no rollback has gone behind the point."""
 
     @abstractmethod
-    def _drop_point(self, point: Any) -> None:
+    def _drop_point(self, point: Point) -> None:
         """Forget a point, valid or not. Idempotent."""
 
     @abstractmethod
@@ -125,7 +129,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._restored = read(given, self.key_type, self.max_parallelism, self.key_group_range)
         self._lineage = Lineage(self, self._restored.now)
         self._load_timers()
-        if not isinstance(given, Savepoint):
+        if isinstance(given, Checkpoint):
             own = [each for each in keyed_snapshots(given) if each.key_groups == self.key_group_range]
             if len(own) == 1:
                 self._lineage.build_on(own[0].files)
@@ -220,7 +224,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             declared += _TIMER_STATES
         return TakenStates(tuple(declared), tuple(self._restored))
 
-    def savepoint(self, store_or_uri: Any) -> Savepoint:
+    def savepoint(self, store_or_uri: Savepoint | CheckpointReader | str | os.PathLike[str]) -> Savepoint:
         """Write everything in it, as it is now, as Parquet files that any backend restores from. O(entries).
 
         Given is the path or uri of a new folder, which the instances of a job share, or a store, which keeps it below
@@ -281,11 +285,11 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
     # --- marks, and the end ---
 
-    def mark(self) -> Any:
+    def mark(self) -> object:
         self._lineage.drop_outgrown_point()
         return super().mark()
 
-    def _is_outgrown(self, point: Any) -> bool:
+    def _is_outgrown(self, point: Point) -> bool:
         """Return True if keeping the changes since a point costs more than it can be worth; asked often."""
         return False
 

@@ -8,12 +8,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
 from statebackend.checkpoint.store.json_checks import Malformed, instance
+from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.errors import CorruptCheckpointError, SerializationError, StateMigrationError
 from statebackend.state import RESERVED, StateDescriptor
 from statebackend.types import Compatibility, Type
@@ -44,7 +45,7 @@ class StateDescription:
 
     name: str
     kind: str
-    types: dict[str, Any]
+    types: dict[str, JsonObject]
     ttl: bool
 
     @classmethod
@@ -58,7 +59,7 @@ class StateDescription:
         return cls(descriptor.name, **descriptor.config())
 
     @classmethod
-    def read(cls, data: Any, where: str) -> StateDescription:
+    def read(cls, data: Mapping[str, object], where: str) -> StateDescription:
         """Read the description in a manifest; `CorruptCheckpointError` naming ``where`` if it is none.
 
         >>> StateDescription.read({"name": "n", "kind": "value", "types": {}, "ttl": False}, "a manifest").name
@@ -83,7 +84,7 @@ class StateDescription:
         """
         return self.name.startswith(RESERVED)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the form that a manifest holds.
 
         >>> StateDescription("n", "value", {}, False).to_json()["ttl"]
@@ -124,7 +125,7 @@ class StateDescription:
         )
 
 
-def _compare(config: Any, declared: Type) -> Compatibility:
+def _compare(config: JsonObject, declared: Type) -> Compatibility:
     try:
         return compatibility(config, declared)
     except SerializationError as error:

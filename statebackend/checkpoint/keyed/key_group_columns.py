@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -19,7 +19,7 @@ from statebackend.types import Type
 __all__ = ["grouping"]
 
 
-def grouping(key_type: Type, max_parallelism: int) -> Callable[[pa.Array], NDArray[Any]]:
+def grouping(key_type: Type, max_parallelism: int) -> Callable[[pa.Array], NDArray[np.uint16]]:
     """Return the function from keys of a type to their key groups, O(n). Loads the core, which the module does not.
 
     >>> from statebackend.types import STRING
@@ -31,7 +31,7 @@ def grouping(key_type: Type, max_parallelism: int) -> Callable[[pa.Array], NDArr
     encoder = key_encoder(key_type)
     plan = HashPlan(encoder.hash_plan)
 
-    def groups_of(keys: pa.Array) -> NDArray[Any]:
+    def groups_of(keys: pa.Array) -> NDArray[np.uint16]:
         canonical = encoder.encode_many(keys)
         if encoder.kind == "int":
             return plan.key_groups_of_ints(canonical, max_parallelism)

@@ -12,7 +12,6 @@ replaces a value decides which of them still count.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,7 @@ from statebackend.checkpoint.format import Op
 
 __all__ = ["applied"]
 
-Rows = NDArray[Any]
+Rows = NDArray[np.integer]
 
 
 def applied(kind: str, tables: Sequence[pa.Table]) -> pa.Table:

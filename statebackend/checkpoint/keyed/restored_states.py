@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -99,7 +99,7 @@ def keyed_snapshots(checkpoint: Checkpoint) -> list[StateSnapshot]:
 
 
 def read_checkpoint(
-    checkpoint: Any, key_type: Type, max_parallelism: int, key_groups: KeyGroupRange
+    checkpoint: object, key_type: Type, max_parallelism: int, key_groups: KeyGroupRange
 ) -> RestoredStates:
     """Read the rows of some key groups. Checks every byte that it reads, and reads nothing else."""
     if not isinstance(checkpoint, Checkpoint):
@@ -221,7 +221,7 @@ def _zeros(count: int) -> pa.Array:
 
 def timer_rows(restored: RestoredState, domain: str, encoder: KeyEncoder) -> Iterator[TimerRow]:
     """The timers that remain after applying the rows of a checkpoint."""
-    left: dict[tuple[Any, bytes], set[int]] = {}
+    left: dict[tuple[object, bytes], set[int]] = {}
     for rows in restored.batches:
         for op, batch in phases(rows):
             keys = canonical_list(encoder.encode_many(batch["key"]))

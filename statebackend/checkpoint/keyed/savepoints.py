@@ -9,8 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -131,7 +130,7 @@ def _window_of(text: str) -> TimeWindow:
     return TimeWindow(int(start), int(end))
 
 
-def _encoded(shown: pa.Array, namespace_of: Any) -> pa.Array:
+def _encoded(shown: pa.Array, namespace_of: Callable[[str], object]) -> pa.Array:
     numbered = pc.dictionary_encode(shown)
     distinct = [encode_namespace(namespace_of(each)) for each in numbered.dictionary.to_pylist()]
     return pc.fill_null(pa.array(distinct, pa.binary()).take(numbered.indices), b"")

@@ -7,16 +7,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from statebackend.checkpoint.files.interface import Buffer
 from statebackend.errors import BackendUnavailableError
 
 __all__ = ["crc32c"]
 
-_compiled: Callable[[Any, int], int] | None = None
+_compiled: Callable[[Buffer, int], int] | None = None
 
 
-def crc32c(data: Any, value: int = 0) -> int:
+def crc32c(data: Buffer, value: int = 0) -> int:
     """The CRC-32C of ``data``; ``value``, if given, is the CRC of the bytes in front of it. O(n), no copy.
 
     The first call loads the core: importing the library loads nothing compiled.
@@ -29,7 +29,7 @@ def crc32c(data: Any, value: int = 0) -> int:
     return _compiled(data, value)
 
 
-def _load() -> Callable[[Any, int], int]:
+def _load() -> Callable[[Buffer, int], int]:
     global _compiled
     try:
         from statebackend._core.crc32c import crc32c as compiled

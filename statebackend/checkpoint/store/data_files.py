@@ -19,6 +19,7 @@ True
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
 import os
@@ -26,9 +27,11 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+
+import pyarrow as pa
 
 from statebackend.checkpoint.files import FileSink, StoreFiles
+from statebackend.checkpoint.files.interface import Buffer
 from statebackend.checkpoint.files.layout import data_folder
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.manifest import FILE_KINDS, StoredFile
@@ -68,7 +71,7 @@ class DataFile(io.RawIOBase):
     in any way other than `finish` removes the file.
     """
 
-    def __init__(self, writer: DataWriter, sink: FileSink, name: str, described: dict[str, Any]) -> None:
+    def __init__(self, writer: DataWriter, sink: FileSink, name: str, described: StoredFile) -> None:
         super().__init__()
         self.name = name
         self._writer = writer
@@ -86,7 +89,7 @@ class DataFile(io.RawIOBase):
         """Bytes written so far."""
         return self._size + len(self._pending)
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Buffer) -> int:
         """Append all of ``data``. Memory: buffers at most 256 KB."""
         view = memoryview(data).cast("B")
         with self._lock, self._failing():
@@ -113,9 +116,8 @@ class DataFile(io.RawIOBase):
             self._drain()
             self._open_sink().finish()
             self._sink = None
-            self._described.update(size=self._size, checksum=self._checksum)
         super().close()
-        stored = StoredFile(self.name, **self._described)
+        stored = dataclasses.replace(self._described, size=self._size, checksum=self._checksum)
         self._writer._finished(self)
         return stored
 
@@ -194,8 +196,8 @@ class DataWriter:
         #: The files that no manifest names; the value tells if each is finished.
         self._made: dict[str, bool] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        arguments: tuple[Any, ...] = (
+    def __reduce__(self) -> tuple[object, ...]:
+        arguments: tuple[object, ...] = (
             self._files,
             self.epoch,
             self.checkpoint_id,
@@ -225,8 +227,7 @@ class DataWriter:
         token = secrets.token_hex(8)
         base_name = f"{'x' if whose is None else whose}-{subtask}-{kind}-{token}{suffix[:_SUFFIX_LENGTH]}"
         name = f"{data_folder(self.epoch)}/{base_name}"
-        described = {"kind": kind, "key_groups": key_groups, "label": label}
-        StoredFile(name, size=0, checksum=0, **described)  # type: ignore[arg-type] # says now what does not fit
+        described = StoredFile(name, kind, 0, 0, key_groups, label)  # says now what does not fit
         with self._lock:
             self._check_not_aborted()
             try:
@@ -270,7 +271,7 @@ class DataWriter:
                 file.write(chunk)
             return file.finish()
 
-    def read_back(self, file: StoredFile) -> Any:
+    def read_back(self, file: StoredFile) -> pa.NativeFile:
         """Open a finished file of this writer as a seekable ``pyarrow.NativeFile``."""
         with storing(f"opening {file.name}"):
             return self._files.open_input(file.name)

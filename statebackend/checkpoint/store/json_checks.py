@@ -15,9 +15,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from statebackend.checkpoint.store.sealed import unseal
+from statebackend.checkpoint.store.sealed import JsonObject, unseal
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 
@@ -51,7 +51,7 @@ class Malformed(Exception):
     """A member is missing or wrong; the message names it, never its value."""
 
 
-def integer(value: Any, what: str, low: int = 0, high: int = MAX_INTEGER) -> int:
+def integer(value: object, what: str, low: int = 0, high: int = MAX_INTEGER) -> int:
     """Check that a value is an integer within bounds, and no bool.
 
     >>> integer(3, "the epoch", 1)
@@ -62,7 +62,7 @@ def integer(value: Any, what: str, low: int = 0, high: int = MAX_INTEGER) -> int
     return value
 
 
-def instance(value: Any, cls: type[T], what: str) -> T:
+def instance(value: object, cls: type[T], what: str) -> T:
     """Check that a value is an instance of a class.
 
     >>> instance({}, dict, "extra")
@@ -73,7 +73,7 @@ def instance(value: Any, cls: type[T], what: str) -> T:
     return value
 
 
-def match(value: Any, pattern: re.Pattern[str], message: str) -> re.Match[str]:
+def match(value: object, pattern: re.Pattern[str], message: str) -> re.Match[str]:
     """Check that a string matches a pattern as a whole; return the match.
 
     >>> match("ab", re.compile("a(.)"), "not a and a letter")[1]
@@ -85,21 +85,21 @@ def match(value: Any, pattern: re.Pattern[str], message: str) -> re.Match[str]:
     return found
 
 
-def members_of(data: Any, what: str, needed: set[str], more: Collection[str] = ()) -> dict[str, Any]:
+def members_of(data: object, what: str, needed: set[str], more: Collection[str] = ()) -> JsonObject:
     """Check that data is a JSON object with all needed members, and no others than these and ``more``.
 
     >>> members_of({"size": 1}, "a file", {"size"})
     {'size': 1}
     """
-    instance(data, dict, what)
-    if not needed <= data.keys():
-        raise Malformed(f"{what} has no {', '.join(sorted(needed - data.keys()))}")
-    if not data.keys() <= needed.union(more):
+    members: JsonObject = instance(data, dict, what)
+    if not needed <= members.keys():
+        raise Malformed(f"{what} has no {', '.join(sorted(needed - members.keys()))}")
+    if not members.keys() <= needed.union(more):
         raise Malformed(f"{what} has members that this version does not know")
-    return data  # type: ignore[no-any-return]
+    return members
 
 
-def time_of(value: Any) -> int | None:
+def time_of(value: object) -> int | None:
     """Check a time in milliseconds, or None.
 
     >>> time_of(-1)
@@ -108,7 +108,7 @@ def time_of(value: Any) -> int | None:
     return None if value is None else integer(value, "now", -MAX_INTEGER)
 
 
-def jsonable(value: Any, what: str) -> None:
+def jsonable(value: object, what: str) -> None:
     """Check that JSON can hold a value, before a commit tries to write it.
 
     >>> jsonable({"part": "keyed", "sizes": (1, 2)}, "extra")
@@ -122,7 +122,7 @@ def jsonable(value: Any, what: str) -> None:
         raise Malformed(f"{what} is not JSON-able") from error
 
 
-def groups_of(value: Any, what: str) -> KeyGroupRange | None:
+def groups_of(value: object, what: str) -> KeyGroupRange | None:
     """Key groups, from their range or its JSON form, or None.
 
     >>> groups_of([0, 127], "the snapshot")
@@ -164,11 +164,15 @@ class Checked:
     def _check(self) -> None:
         raise NotImplementedError
 
-    def _set(self, name: str, value: Any) -> None:
+    def _given(self, name: str) -> object:
+        """A member as it was given, whatever it is declared to be."""
+        return getattr(self, name)
+
+    def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
 
-def made(cls: type[T], **members: Any) -> T:
+def made(cls: type[T], **members: object) -> T:
     """Make an object from data: blames the data for what its class would blame the caller for.
 
     >>> made(dict, size=1)
@@ -180,7 +184,7 @@ def made(cls: type[T], **members: Any) -> T:
         raise Malformed(error.message.partition(": ")[2]) from None
 
 
-def from_json(cls: type[T], data: Any) -> T:
+def from_json(cls: type[T], data: object) -> T:
     """Make an object from JSON that a caller gave, with the ``_read`` of its class.
 
     >>> from statebackend.checkpoint import StateSnapshot

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ from statebackend.checkpoint.store.json_checks import (
     time_of,
 )
 from statebackend.checkpoint.store.metadata import STORE_ID
+from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 
 __all__ = ["FILE_KINDS", "Manifest", "StateSnapshot", "StoredFile"]
@@ -64,7 +66,7 @@ class StoredFile(Checked):
     label: str | None = None
 
     def _check(self) -> None:
-        name: Any = self.name
+        name = self._given("name")
         if not isinstance(name, str) or not is_data_file(name):
             raise Malformed("the name of a file does not lie in data/<epoch>/")
         if self.kind not in FILE_KINDS:
@@ -84,13 +86,13 @@ class StoredFile(Checked):
         """
         return data_epoch(self.name)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The JSON form, without members that are not set.
 
         >>> StoredFile("data/3/a.arrow", "delta", size=10, checksum=255).to_json()
         {'name': 'data/3/a.arrow', 'kind': 'delta', 'size': 10, 'checksum': 'crc32c:000000ff'}
         """
-        made: dict[str, Any] = {
+        made: JsonObject = {
             "name": self.name,
             "kind": self.kind,
             "size": self.size,
@@ -103,7 +105,7 @@ class StoredFile(Checked):
         return made
 
     @classmethod
-    def from_json(cls, data: Any) -> StoredFile:
+    def from_json(cls, data: object) -> StoredFile:
         """Read the JSON form; `UsageError` if it is not one.
 
         >>> file = StoredFile("data/3/a.arrow", "base", 10, 255, KeyGroupRange(0, 3))
@@ -113,7 +115,7 @@ class StoredFile(Checked):
         return from_json(cls, data)
 
     @classmethod
-    def _read(cls, data: Any) -> StoredFile:
+    def _read(cls, data: object) -> StoredFile:
         members = dict(
             members_of(data, "a file", {"name", "kind", "size", "checksum"}, {"key_groups", "label"})
         )
@@ -161,7 +163,7 @@ class StateSnapshot(Checked):
         jsonable(self.extra, "extra")
         jsonable(self.states, "a state")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The JSON form, which `CheckpointStore.commit` also takes.
 
         >>> sorted(StateSnapshot(7, epoch=3, now=1000).to_json())[:4]
@@ -180,7 +182,7 @@ class StateSnapshot(Checked):
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> StateSnapshot:
+    def from_json(cls, data: object) -> StateSnapshot:
         """Read the JSON form; `UsageError` if it is not one.
 
         >>> StateSnapshot.from_json(StateSnapshot(7, epoch=3).to_json()).checkpoint_id
@@ -189,7 +191,7 @@ class StateSnapshot(Checked):
         return from_json(cls, data)
 
     @classmethod
-    def _read(cls, data: Any) -> StateSnapshot:
+    def _read(cls, data: object) -> StateSnapshot:
         names = {"id", "epoch", "subtask", "parallelism", "key_groups", "files", "states", "now", "extra"}
         members = members_of(data, "a snapshot", names)
         return made(
@@ -265,7 +267,7 @@ class Manifest(Checked):
         """
         return self._by_name  # type: ignore[attr-defined,no-any-return]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The content of its file.
 
         >>> Manifest(0, epoch=1, store="0" * 32).to_json()["format"]
@@ -294,7 +296,7 @@ class Manifest(Checked):
         return parse(cls, data, name)
 
     @classmethod
-    def _read(cls, data: Any) -> Manifest:
+    def _read(cls, data: object) -> Manifest:
         names = {"format", "store", "id", "epoch", "snapshots", "files", "now", "progress"}
         members = members_of(data, "the manifest", names)
         snapshots = instance(members["snapshots"], list, "snapshots")
@@ -310,12 +312,12 @@ class Manifest(Checked):
         )
 
 
-def _files(files: Any) -> tuple[StoredFile, ...]:
+def _files(files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
     made = tuple(files)
     for file in made:
         instance(file, StoredFile, "a file")
     return made
 
 
-def _read_files(data: Any) -> tuple[StoredFile, ...]:
+def _read_files(data: object) -> tuple[StoredFile, ...]:
     return tuple(StoredFile._read(each) for each in instance(data, list, "files"))

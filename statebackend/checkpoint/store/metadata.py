@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from statebackend.checkpoint.store.json_checks import (
     FORMAT,
@@ -23,6 +22,7 @@ from statebackend.checkpoint.store.json_checks import (
     members_of,
     parse,
 )
+from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.errors import StateMigrationError, UsageError
 from statebackend.keys import MAX_PARALLELISM
 
@@ -42,7 +42,7 @@ class Metadata(Checked):
 
     store: str
     query: str | None = None
-    key_type: dict[str, Any] | None = None
+    key_type: JsonObject | None = None
     max_parallelism: int | None = None
 
     def _check(self) -> None:
@@ -54,7 +54,7 @@ class Metadata(Checked):
         if self.max_parallelism is not None:
             integer(self.max_parallelism, "max_parallelism", 1, MAX_PARALLELISM)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The content of its file.
 
         >>> Metadata("0" * 32).to_json()["format"]
@@ -73,7 +73,7 @@ class Metadata(Checked):
         return parse(cls, data, name)
 
     @classmethod
-    def _read(cls, data: Any) -> Metadata:
+    def _read(cls, data: object) -> Metadata:
         names = {"store", "query", "key_type", "max_parallelism"}
         members = members_of(data, "the metadata", {*names, "format"})
         return made(cls, **{name: members[name] for name in names})

@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, TypeVar
 
 from statebackend.checkpoint.store.manifest import StateSnapshot
 
 __all__ = ["PendingSnapshot", "WritingThreads"]
+
+T = TypeVar("T")
 
 #: At most this many write at once; further work waits for its turn.
 _MOST_THREADS = 64
@@ -28,8 +30,8 @@ _STANDING_BACK = 100e-6
 class _Job:
     """Work for a thread. It drops its references before its result is known."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._work: Callable[[], Any] | None = work
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work: Callable[[], object] | None = work
 
     def __call__(self) -> Any:
         work, self._work = self._work, None
@@ -45,8 +47,8 @@ class _Job:
         self._work = None
 
 
-def _done(work: Callable[[], Any]) -> Future[Any]:
-    done: Future[Any] = Future()
+def _done(work: Callable[[], T]) -> Future[T]:
+    done: Future[T] = Future()
     try:
         done.set_result(work())
     except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
@@ -68,7 +70,7 @@ class WritingThreads:
         self._executor: ThreadPoolExecutor | None = None
         self._process = 0
 
-    def run(self, work: Callable[[], Any]) -> Future[Any]:
+    def run(self, work: Callable[[], T]) -> Future[T]:
         """Run ``work`` on a thread; one thread at a time may call this. If no thread can be started, it never runs.
 
         If the interpreter is about to end, the caller's thread does the work.

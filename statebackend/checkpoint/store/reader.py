@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+
+import pyarrow as pa
 
 from statebackend.checkpoint.files import StoreFiles, open_files, without_secrets
 from statebackend.checkpoint.files.layout import (
@@ -87,7 +88,7 @@ class Checkpoint:
         """The path or uri of a file as other programs, such as Spark, take it."""
         return self._files.address(file.name)
 
-    def open_file(self, file: StoredFile) -> Any:
+    def open_file(self, file: StoredFile) -> pa.NativeFile:
         """Open a file as a seekable ``pyarrow.NativeFile``; `CorruptCheckpointError` if it is missing or not as long
         as the manifest says. Does not check the content: `verify` does that, or the checksums within the file.
         """
@@ -249,7 +250,7 @@ class CheckpointReader:
             )
         return self.open(newest)
 
-    def open_snapshots(self, snapshots: Iterable[StateSnapshot | Mapping[str, Any]]) -> Checkpoint:
+    def open_snapshots(self, snapshots: Iterable[StateSnapshot | Mapping[str, object]]) -> Checkpoint:
         """Open snapshots of an uncommitted checkpoint to restore from them; takes what `CheckpointStore.commit` takes.
 
         A snapshot names its files but not their store, so call this on the store that holds them. Reads the metadata.

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from statebackend.checkpoint.files.layout import record_name
 from statebackend.checkpoint.store.json_checks import (
@@ -29,6 +28,7 @@ from statebackend.checkpoint.store.json_checks import (
     time_of,
 )
 from statebackend.checkpoint.store.metadata import STORE_ID
+from statebackend.checkpoint.store.sealed import JsonObject
 
 __all__ = ["RECORD_KINDS", "Record", "Records"]
 
@@ -67,11 +67,11 @@ class Record(Checked):
         if self.incarnation is not None:
             match(self.incarnation, STORE_ID, "the incarnation is not 32 hexadecimal digits")
         for what in ("keeps", "begins_at", "first_batch"):
-            if getattr(self, what) is not None:
-                integer(getattr(self, what), what)
+            if self._given(what) is not None:
+                integer(self._given(what), what)
         time_of(self.now)
         if self.upon is not None:
-            upon: Any = self.upon
+            upon = self._given("upon")
             if not isinstance(upon, (list, tuple)) or len(upon) != 2:
                 raise Malformed("what a time is set upon is not an id and an epoch")
             self._set("upon", tuple(integer(each, "what a time is set upon") for each in upon))
@@ -92,7 +92,7 @@ class Record(Checked):
         """
         return record_name(self.epoch, self.number)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The content of its file.
 
         >>> Record("time", 3, 0, "0" * 32, now=1000, upon=(7, 2)).to_json()["format"]
@@ -112,7 +112,7 @@ class Record(Checked):
         return parse(cls, data, name)
 
     @classmethod
-    def _read(cls, data: Any) -> Record:
+    def _read(cls, data: object) -> Record:
         names = {field.name for field in dataclasses.fields(cls)}
         members = members_of(data, "the record", {*names, "format"})
         return made(cls, **{name: members[name] for name in names})

@@ -33,11 +33,12 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from statebackend.checkpoint.files import FileSink, StoreFiles, open_files
+from statebackend.checkpoint.files.interface import Buffer
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.json_checks import FORMAT, Malformed, instance, integer
 from statebackend.checkpoint.store.reader import CheckpointReader
-from statebackend.checkpoint.store.sealed import seal, unseal
+from statebackend.checkpoint.store.sealed import JsonObject, seal, unseal
 from statebackend.errors import CorruptCheckpointError, StateBackendError, UsageError
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Savepoint:
         return f"Savepoint({self.uri!r})"
 
     @classmethod
-    def at(cls, where: Any) -> Savepoint:
+    def at(cls, where: Savepoint | CheckpointReader | str | os.PathLike[str]) -> Savepoint:
         """Make one from a savepoint, its path or uri, or a store; in a store, the one after its newest checkpoint.
 
         >>> Savepoint.at("/data/savepoint")
@@ -195,7 +196,7 @@ class Savepoint:
             except (pa.ArrowException, OSError) as error:
                 raise CorruptCheckpointError("a file cannot be read as Parquet", detail=state.file) from error
 
-    def _opened(self, state: StoredState) -> Any:
+    def _opened(self, state: StoredState) -> pa.NativeFile:
         try:
             with storing(f"opening {state.file}"):
                 return self._files.open_input(state.file)
@@ -206,7 +207,7 @@ class Savepoint:
 
     # --- writing ---
 
-    def write_part(self, kind: str, own: str, described: Mapping[str, Any]) -> PartWriter:
+    def write_part(self, kind: str, own: str, described: Mapping[str, object]) -> PartWriter:
         """Write a part in a ``with`` block; it exists when the block ends. ``own`` names the instance in the file."""
         name = f"{_PARTS}/{kind}-{own}.json"
         if f"{kind}-{own}.json" in self._files.names(_PARTS):
@@ -219,16 +220,16 @@ class Savepoint:
         return PartWriter(self._files, kind, own, name, {**described, **times})
 
 
-def _stored_state(data: Any) -> StoredState:
-    instance(data, dict, "a state")
-    if data.get("file") is None:
-        return StoredState({key: value for key, value in data.items() if key != "file"}, "", 0, 0, 0)
-    file = instance(data.get("file"), dict, "the file of a state")
+def _stored_state(data: object) -> StoredState:
+    members = instance(data, dict, "a state")
+    if members.get("file") is None:
+        return StoredState({key: value for key, value in members.items() if key != "file"}, "", 0, 0, 0)
+    file = instance(members.get("file"), dict, "the file of a state")
     name = instance(file.get("name"), str, "the name of a file")
     if ".." in name.split("/") or name.startswith("/"):
         raise Malformed("a file does not lie in the savepoint")
     return StoredState(
-        {key: value for key, value in data.items() if key != "file"},
+        {key: value for key, value in members.items() if key != "file"},
         name,
         integer(file.get("size"), "the size of a file"),
         integer(file.get("checksum"), "the checksum of a file", 0, 2**32 - 1),
@@ -242,13 +243,13 @@ class PartWriter:
     On any earlier error it removes what it has written.
     """
 
-    def __init__(self, files: StoreFiles, kind: str, own: str, name: str, described: dict[str, Any]) -> None:
+    def __init__(self, files: StoreFiles, kind: str, own: str, name: str, described: JsonObject) -> None:
         self._files = files
         self._kind = kind
         self._own = own
         self._name = name
         self._described = described
-        self._states: list[dict[str, Any]] = []
+        self._states: list[JsonObject] = []
         self._made: list[str] = []
 
     def __enter__(self) -> PartWriter:
@@ -277,7 +278,7 @@ class PartWriter:
         file = {"name": name, "size": sink.size, "checksum": sink.checksum, "rows": rows}
         self._states.append({**described, "file": file})
 
-    def add_state(self, described: Mapping[str, Any]) -> None:
+    def add_state(self, described: Mapping[str, object]) -> None:
         """Add a state that has no rows."""
         self._states.append({**described, "file": None})
 
@@ -321,7 +322,7 @@ class _Sink(io.RawIOBase):
     def tell(self) -> int:
         return self.size
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Buffer) -> int:
         view = memoryview(data).cast("B")
         assert self._sink is not None
         self._sink.write(view)

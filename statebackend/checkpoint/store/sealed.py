@@ -20,18 +20,21 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TypeAlias
 
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.errors import CorruptCheckpointError, UsageError
 
-__all__ = ["seal", "unseal"]
+__all__ = ["JsonObject", "seal", "unseal"]
+
+#: An object as JSON has it. What a member is, is checked where it is read, by `json_checks`.
+JsonObject: TypeAlias = dict[str, object]
 
 _SEAL = re.compile(rb',"checksum":"crc32c:([0-9a-f]{8})"\}\n')
 _SEAL_LENGTH = len(b',"checksum":"crc32c:00000000"}\n')
 
 
-def seal(content: dict[str, Any]) -> bytes:
+def seal(content: JsonObject) -> bytes:
     """The bytes of a file that holds ``content``, a JSON-able, non-empty object without a member ``checksum``.
 
     >>> seal({})
@@ -49,7 +52,7 @@ def seal(content: dict[str, Any]) -> bytes:
     return body + b',"checksum":"crc32c:%08x"}\n' % crc32c(body)
 
 
-def unseal(data: bytes, name: str) -> dict[str, Any]:
+def unseal(data: bytes, name: str) -> JsonObject:
     """The content of a sealed file; `CorruptCheckpointError`, naming the file, if a single bit has changed.
 
     >>> unseal(b"", "a.json")

@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any
 
 from statebackend import types
 from statebackend.checkpoint.files import StoreFiles
@@ -101,7 +100,7 @@ class CheckpointStore(CheckpointReader):
         #: Why the epoch cannot be used any more.
         self._over: CommitConflictError | StoreError | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return self._maker(), ()
 
     def unopened(self) -> CheckpointStore:
@@ -113,13 +112,14 @@ class CheckpointStore(CheckpointReader):
         return self._maker()()
 
     def _maker(self) -> Callable[[], CheckpointStore]:
-        options: dict[str, Any] = {
-            "retain": self._retain,
-            "compression": self._compression,
-            "max_clock_jump": self.max_clock_jump,
-            "_files": self._files,
-        }
-        return partial(CheckpointStore, self.address, **options)
+        return partial(
+            CheckpointStore,
+            self.address,
+            retain=self._retain,
+            compression=self._compression,
+            max_clock_jump=self.max_clock_jump,
+            _files=self._files,
+        )
 
     # --- reading ---
 
@@ -147,7 +147,7 @@ class CheckpointStore(CheckpointReader):
         self,
         *,
         query: str | None = None,
-        key_type: Any = None,
+        key_type: object = None,
         max_parallelism: int | None = None,
         refuse_live: bool = False,
     ) -> CheckpointStore:
@@ -278,11 +278,11 @@ class CheckpointStore(CheckpointReader):
     def commit(
         self,
         checkpoint_id: int,
-        snapshots: Iterable[StateSnapshot | Mapping[str, Any]] = (),
+        snapshots: Iterable[StateSnapshot | Mapping[str, object]] = (),
         *,
         files: Iterable[StoredFile] = (),
         now: int | None = None,
-        progress: Mapping[str, Any] | None = None,
+        progress: Mapping[str, object] | None = None,
     ) -> Checkpoint:
         """Publish a checkpoint: from the return of this call on, it is what a restart finds. Durable.
 
@@ -324,10 +324,10 @@ class CheckpointStore(CheckpointReader):
         self,
         checkpoint_id: int,
         epoch: int,
-        snapshots: Iterable[StateSnapshot | Mapping[str, Any]],
+        snapshots: Iterable[StateSnapshot | Mapping[str, object]],
         files: Iterable[StoredFile],
         now: int | None,
-        progress: Mapping[str, Any] | None,
+        progress: Mapping[str, object] | None,
     ) -> Manifest:
         assert self._metadata is not None
         made = tuple(
@@ -428,7 +428,7 @@ class CheckpointStore(CheckpointReader):
         for writer in writers:
             writer.abort()
 
-    def discard(self, snapshot: StateSnapshot | Mapping[str, Any]) -> None:
+    def discard(self, snapshot: StateSnapshot | Mapping[str, object]) -> None:
         """Remove the files of a snapshot that another process made for this writer and that is given up.
 
         Only what lies in the folder of this epoch and is named by no checkpoint is removed.
@@ -535,16 +535,34 @@ class CheckpointStore(CheckpointReader):
                 raise UsageError("there is no checkpoint", code="USAGE.NO_CHECKPOINT", detail=self.uri)
             self._put_down("time", now=now, upon=newest)
 
-    def _begin_anew(self, kind: str, **members: Any) -> None:
+    def _begin_anew(
+        self,
+        kind: str,
+        *,
+        keeps: int | None = None,
+        begins_at: int | None = None,
+        first_batch: int | None = None,
+    ) -> None:
         if self._in_flight:
             raise UsageError("snapshots are in flight", hint="commit or abort them first")
-        self._put_down(kind, incarnation=secrets.token_hex(16), **members)
+        self._put_down(kind, secrets.token_hex(16), keeps=keeps, begins_at=begins_at, first_batch=first_batch)
 
-    def _put_down(self, kind: str, **members: Any) -> None:
+    def _put_down(
+        self,
+        kind: str,
+        incarnation: str | None = None,
+        *,
+        keeps: int | None = None,
+        begins_at: int | None = None,
+        first_batch: int | None = None,
+        now: int | None = None,
+        upon: Key | None = None,
+    ) -> None:
         epoch = self._writing()
         assert self._metadata is not None
         number = self._records.next_number(epoch)
-        record = Record(kind, epoch, number, self._metadata.store, **members)
+        store = self._metadata.store
+        record = Record(kind, epoch, number, store, incarnation, keeps, begins_at, first_batch, now, upon)
         try:
             with storing(f"writing {record.name}", hint="open the store again for writing, and look"):
                 self._files.publish(record.name, seal(record.to_json()), epoch)
