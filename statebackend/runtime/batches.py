@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -101,7 +99,7 @@ def _newest(table: pa.Table, column: str) -> int | None:
 
 def _sorted(table: pa.Table, names: tuple[str, ...]) -> pa.Table:
     """Sort in Spark's ascending order: nulls first, NaN last. Rows that are equal keep their order."""
-    columns: dict[str, Any] = {}
+    columns: dict[str, pa.ChunkedArray] = {}
     for at, name in enumerate(names):
         column = table.column(name)
         columns[f"valid{at}"] = pc.is_valid(column)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import lru_cache
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +38,9 @@ from statebackend.errors import UsageError
 
 __all__ = ["rows_digest"]
 
+T = TypeVar("T", bound=np.generic)
 _Lanes = NDArray[np.uint64]
+_Offsets = NDArray[np.signedinteger]
 #: The path to a column in a table: names, places and types, from the outside in.
 _Path = tuple[tuple[int, str, str], ...]
 
@@ -69,7 +71,7 @@ class _Columns:
     """Adds columns to the lanes of rows. Caches the hashes of each dictionary, which many pieces share."""
 
     def __init__(self) -> None:
-        self._dictionaries: dict[_Path, tuple[Any, _Lanes]] = {}
+        self._dictionaries: dict[_Path, tuple[pa.Array, _Lanes]] = {}
 
     def add(self, column: pa.Array, parents: _Path, at: tuple[int, str], lanes: _Lanes) -> None:
         """Add a column that lies below ``parents``, with its place and name."""
@@ -135,14 +137,14 @@ def _add_numbers(column: pa.Array, path: _Path, lanes: _Lanes) -> None:
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     width = column.type.bit_width // 8
-    data = _items(column, 1, f"V{width}", len(column)).view(np.uint8)
+    data = _items(column, 1, np.dtype(f"V{width}"), len(column)).view(np.uint8)
     row_digest.add_numbers(data, width, is_float, *_validity(column), *_seeds(path), lanes)
 
 
 def _add_bytes(column: pa.Array, path: _Path, lanes: _Lanes) -> None:
     kind, count = column.type, len(column)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        offsets = _items(column, 1, np.int32, count + 1)
+        offsets: _Offsets = _items(column, 1, np.int32, count + 1)
     elif pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
         offsets = _items(column, 1, np.int64, count + 1)
     else:
@@ -172,23 +174,23 @@ def _readable(column: pa.Array) -> pa.Array:
     return column
 
 
-def _items(column: pa.Array, which: int, kind: Any, count: int) -> NDArray[Any]:
+def _items(column: pa.Array, which: int, kind: type[T] | np.dtype[T], count: int) -> NDArray[T]:
     """The first ``count`` items of a buffer, counted from the column's first item."""
     data = column.buffers()[which]
     if data is None or not data.size:  # all its strings are empty, or null
         return np.zeros(count, kind)
-    items: NDArray[Any] = np.frombuffer(data, kind, column.offset + count)
+    items: NDArray[T] = np.frombuffer(data, kind, column.offset + count)
     return items[int(column.offset) :]
 
 
-def _elements(column: pa.Array) -> tuple[NDArray[Any], pa.Array]:
+def _elements(column: pa.Array) -> tuple[_Offsets, pa.Array]:
     """The elements from the first list's on, and the start and end of each list, counted from any origin."""
     kind, count = column.type, len(column)
     if _is_list_view(kind):  # its lists may lie in any order
         lengths = pc.fill_null(column.value_lengths(), 0).to_numpy()
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)]), column.flatten()
     if pa.types.is_fixed_size_list(kind):
-        offsets: NDArray[Any] = np.arange(count + 1, dtype=np.int64) * kind.list_size
+        offsets: _Offsets = np.arange(count + 1, dtype=np.int64) * kind.list_size
         return offsets, column.values.slice(column.offset * kind.list_size, count * kind.list_size)
     offsets = _items(column, 1, np.int64 if pa.types.is_large_list(kind) else np.int32, count + 1)
     return offsets, column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
@@ -209,7 +211,7 @@ def _is_same(one: pa.Array, other: pa.Array) -> bool:
     return bool(_place_of(one) == _place_of(other))
 
 
-def _place_of(column: pa.Array) -> Any:
+def _place_of(column: pa.Array) -> tuple[int, int, list[int | None]]:
     buffers = [None if each is None else each.address for each in column.buffers()]
     return len(column), column.offset, buffers
 

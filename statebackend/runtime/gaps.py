@@ -6,9 +6,8 @@ BATCH_GAP.STATE_BEHIND
 
 from __future__ import annotations
 
-from typing import Any
-
 from statebackend.errors import BatchGapError
+from statebackend.runtime.origin import Identity
 
 __all__ = ["gap", "other_rows", "other_stream"]
 
@@ -68,7 +67,7 @@ def gap(
 
 
 def other_rows(
-    batch_id: int, uri: str, then: dict[str, Any], now: dict[str, Any] | None, previous: int | None
+    batch_id: int, uri: str, then: Identity, now: Identity | None, previous: int | None
 ) -> BatchGapError:
     """The error for a batch with the number of the newest committed one, and other rows.
 
@@ -116,7 +115,7 @@ def other_stream(batch_id: int, uri: str, then: str | None, now: str | None) -> 
     )
 
 
-def _told(identity: dict[str, Any] | None) -> str:
+def _told(identity: Identity | None) -> str:
     if identity is None:
         return "not known"
     if identity.get("kind") == "plan":

@@ -35,10 +35,10 @@ class Job:
 
     def __init__(
         self,
-        function: Any,
+        function: object,
         *,
         key: str | Sequence[str],
-        schema: Any = None,
+        schema: object = None,
         backend: str | StateBackend = "heap",
         max_parallelism: int = 128,
         event_time: str | None = None,
@@ -102,7 +102,7 @@ class Job:
             ) from error
         return made  # type: ignore[no-any-return]
 
-    def key_type(self, columns: Mapping[str, Any]) -> Type:
+    def key_type(self, columns: Mapping[str, object]) -> Type:
         """The type of the key, given the types of all columns in any notation; for a composite key, a ROW.
 
         >>> from statebackend.functions import map_with_state
@@ -139,7 +139,7 @@ class Job:
             )
 
 
-def _column(name: Any, what: str) -> str | None:
+def _column(name: object, what: str) -> str | None:
     if name is not None and not isinstance(name, str):
         raise UsageError(f"{what} is the name of a column")
     return name

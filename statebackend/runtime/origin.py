@@ -9,15 +9,19 @@ The manifest stores it in ``progress``, under ``"origin"``, until it has members
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from statebackend.errors import CorruptCheckpointError
 from statebackend.runtime.digest import rows_digest
+from statebackend.runtime.progress import Figures, Json
 
-__all__ = ["Incoming", "Origin", "plan_identity", "rows_identity"]
+__all__ = ["Identity", "Incoming", "Origin", "plan_identity", "rows_identity"]
+
+#: What tells the rows of a batch from others, as `plan_identity` or `rows_identity` gives it.
+Identity: TypeAlias = dict[str, Json]
 
 _MEMBER = "origin"
 #: The members of an identity of each kind.
@@ -33,7 +37,7 @@ class Incoming(NamedTuple):
 
     read: Callable[[], pa.Table]
     #: The engine's plan for it, as `plan_identity` gives it; None if the plan cannot be read.
-    planned: dict[str, Any] | None = None
+    planned: Identity | None = None
     #: Makes the engine compute the batch and throw the rows away, so that state in the engine's own plan moves on;
     #: `read` does so too.
     execute: Callable[[], None] | None = None
@@ -46,7 +50,7 @@ class Origin(NamedTuple):
     Origin(identity=None, key=('user',), incarnation=None, stream=None, location=None)
     """
 
-    identity: dict[str, Any] | None = None
+    identity: Identity | None = None
     key: tuple[str, ...] | None = None
     incarnation: str | None = None
     #: The engine's own id of the stream that planned it, which ``name=`` does not change.
@@ -54,7 +58,7 @@ class Origin(NamedTuple):
     #: The folder in which the engine keeps its place in the stream: Spark's checkpointLocation.
     location: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The JSON form.
 
         >>> Origin().to_json()
@@ -62,7 +66,7 @@ class Origin(NamedTuple):
         """
         return self._asdict()
 
-    def in_progress(self, progress: Mapping[str, Any]) -> dict[str, Any]:
+    def in_progress(self, progress: Figures) -> Figures:
         """The progress of a manifest, with this origin added.
 
         >>> sorted(Origin().in_progress({"batchId": 3}))
@@ -71,7 +75,7 @@ class Origin(NamedTuple):
         return {**progress, _MEMBER: self.to_json()}
 
     @classmethod
-    def of(cls, progress: Mapping[str, Any]) -> Origin:
+    def of(cls, progress: Figures) -> Origin:
         """Read the origin from a manifest's progress; an older version wrote none.
 
         >>> Origin.of({"batchId": 3}).identity is None
@@ -93,7 +97,7 @@ class Origin(NamedTuple):
         return cls(**known)
 
 
-def _is_understood(found: Any) -> bool:
+def _is_understood(found: object) -> bool:
     if not isinstance(found, dict):
         return False
     key, identity = found.get("key"), found.get("identity")
@@ -107,7 +111,7 @@ def _is_understood(found: Any) -> bool:
     )
 
 
-def without_origin(progress: Mapping[str, Any]) -> dict[str, Any]:
+def without_origin(progress: Figures) -> Figures:
     """The progress of a manifest as users see it.
 
     >>> without_origin({"batchId": 3, "origin": {}})
@@ -116,7 +120,7 @@ def without_origin(progress: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in progress.items() if name != _MEMBER}
 
 
-def plan_identity(time: int, offsets: list[Any]) -> dict[str, Any]:
+def plan_identity(time: int, offsets: list[Json]) -> Identity:
     """The identity of a batch by its engine's plan: the end of each source, and the time of that decision.
 
     The time distinguishes plans with equal offsets: Spark's file source only numbers the entries of its own log.
@@ -127,7 +131,7 @@ def plan_identity(time: int, offsets: list[Any]) -> dict[str, Any]:
     return {"kind": "plan", "time": time, "offsets": offsets}
 
 
-def rows_identity(table: pa.Table) -> dict[str, Any]:
+def rows_identity(table: pa.Table) -> Identity:
     """The identity of a batch by its rows, in any order; O(bytes).
 
     >>> rows_identity(pa.table({"a": [1, 2]})) == rows_identity(pa.table({"a": [2, 1]}))

@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statebackend.checkpoint import Checkpoint, DataWriter, StoredFile
 from statebackend.errors import CorruptCheckpointError, UsageError
+from statebackend.runtime.progress import Figures
 from statebackend.runtime.row_writer import OutputSchema
 
 __all__ = ["Committed", "check_deliverable", "encodings", "write_output"]
@@ -25,7 +26,7 @@ class Committed(NamedTuple):
     """A committed batch: its checkpoint, which names its output, and the facts to report about it."""
 
     checkpoint: Checkpoint
-    progress: dict[str, Any]
+    progress: Figures
     #: True if it was committed before, and has not run now.
     is_replay: bool
     #: The incarnation of its store when it was committed: see `CheckpointStore.incarnation`.

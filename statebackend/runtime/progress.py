@@ -14,11 +14,16 @@ import operator
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 
-__all__ = ["Stopwatch", "describe", "sizes", "storable"]
+__all__ = ["Figures", "Json", "Stopwatch", "describe", "sizes", "storable"]
+
+#: What JSON holds.
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+#: Figures, names and lists of them, as a backend or a manifest has them: what each is depends on its name.
+Figures: TypeAlias = dict[str, Any]
 
 
 class Stopwatch:
@@ -52,7 +57,7 @@ class Stopwatch:
         return time.perf_counter() - self._began
 
 
-def sizes(metrics: dict[str, Any]) -> dict[str, int]:
+def sizes(metrics: Figures) -> dict[str, int]:
     """The size of the state, as Spark defines it, from a keyed backend's metrics.
 
     >>> sizes({"entries": 2, "rows": 3, "run_bytes": 100, "blob_bytes": 20})
@@ -62,7 +67,7 @@ def sizes(metrics: dict[str, Any]) -> dict[str, int]:
     return {"numRowsTotal": metrics.get("rows", metrics["entries"]), "memoryUsedBytes": sum(used)}
 
 
-def storable(figures: Mapping[str, Any]) -> dict[str, Any]:
+def storable(figures: Mapping[str, object]) -> Figures:
     """Convert figures to what JSON holds: Python's own numbers, and None for what JSON cannot express.
 
     A backend of another package may count in any type, and no commit may fail because of that.
@@ -73,7 +78,7 @@ def storable(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name): _storable(figure) for name, figure in figures.items()}
 
 
-def _storable(figure: Any) -> Any:
+def _storable(figure: object) -> Json:
     if figure is None or isinstance(figure, bool):
         return figure
     if isinstance(figure, str):
@@ -86,6 +91,8 @@ def _storable(figure: Any) -> Any:
         return float(figure) if math.isfinite(figure) else None
     if isinstance(figure, np.bool_):
         return bool(figure)
+    if not isinstance(figure, SupportsIndex):
+        return None
     try:
         number = operator.index(figure)
     except TypeError:
@@ -93,7 +100,7 @@ def _storable(figure: Any) -> Any:
     return number if -(2**63) <= number < 2**63 else None
 
 
-def describe(progress: dict[str, Any]) -> str:
+def describe(progress: Figures) -> str:
     """One line for the log.
 
     >>> describe({"batchId": 3, "numInputRows": 10, "numOutputRows": 2, "numRowsTotal": 7,

@@ -8,9 +8,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,11 @@ import pyarrow.compute as pc
 from statebackend.errors import SerializationError
 from statebackend.types import row_class
 
-__all__ = ["column_values", "rows_of"]
+__all__ = ["Row", "column_values", "rows_of"]
+
+T = TypeVar("T")
+#: What per-record functions see: a named tuple, made by `row_class`.
+Row: TypeAlias = tuple[object, ...]
 
 _UTC = datetime.timezone.utc
 #: The range of datetime, in microseconds since 1970.
@@ -28,13 +32,13 @@ _YEAR_1, _YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
 _PIECE = 65_536
 
 
-def rows_of(table: pa.Table) -> Iterator[Any]:
+def rows_of(table: pa.Table) -> Iterator[Row]:
     """The rows of a table, in order, each a named tuple. Memory: some tens of thousands of rows at a time.
 
     >>> [row.n for row in rows_of(pa.table({"n": [1, 2]}))]
     [1, 2]
     """
-    make: Callable[[Any], Any] = partial(tuple.__new__, row_class(tuple(table.column_names)))
+    make: Callable[[Iterable[object]], Row] = partial(tuple.__new__, row_class(tuple(table.column_names)))
     for start in range(0, table.num_rows, _PIECE):
         piece = table.slice(start, _PIECE)
         columns = [
@@ -44,13 +48,13 @@ def rows_of(table: pa.Table) -> Iterator[Any]:
         yield from map(make, zip(*columns, strict=True))
 
 
-def column_values(column: pa.Array | pa.ChunkedArray, name: str = "") -> list[Any]:
+def column_values(column: pa.Array | pa.ChunkedArray, name: str = "") -> list[object]:
     """The values of a column as state takes them: rows for structs, dicts for maps, aware times in UTC; O(n).
 
     >>> column_values(pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64())))
     [{'a': 1}, None]
     """
-    values: list[Any] = []
+    values: list[object] = []
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     try:
         for chunk in chunks:
@@ -64,7 +68,7 @@ def column_values(column: pa.Array | pa.ChunkedArray, name: str = "") -> list[An
     return values
 
 
-def _values(array: pa.Array) -> list[Any]:
+def _values(array: pa.Array) -> Sequence[object]:
     kind = array.type
     is_a = pa.types
     if is_a.is_dictionary(kind):
@@ -89,14 +93,14 @@ def _values(array: pa.Array) -> list[Any]:
     return array.to_pylist()  # type: ignore[no-any-return]
 
 
-def _times(array: pa.Array) -> list[Any]:
+def _times(array: pa.Array) -> list[datetime.datetime | None]:
     aware = array.type.tz is not None
     plain = array.cast(pa.timestamp("us"))
     # Beyond the years of datetime, numpy returns bare numbers.
     for bound in pc.min_max(plain.cast(pa.int64())).as_py().values():
         if bound is not None:
             _check_year(bound)
-    values: list[Any] = plain.to_numpy(zero_copy_only=False).tolist()
+    values: list[datetime.datetime | None] = plain.to_numpy(zero_copy_only=False).tolist()
     if aware:
         return [None if value is None else value.replace(tzinfo=_UTC) for value in values]
     return values
@@ -107,24 +111,24 @@ def _check_year(microseconds: int) -> None:
         raise OverflowError("a time is beyond year 9999, or before year 1")
 
 
-def _structs(array: pa.Array) -> list[Any]:
+def _structs(array: pa.Array) -> list[Row | None]:
     names = tuple(field.name for field in array.type)
     if not names:
         return array.to_pylist()  # type: ignore[no-any-return]
     make = partial(tuple.__new__, row_class(names))
-    rows: list[Any] = list(map(make, zip(*map(_values, array.flatten()), strict=True)))
+    rows: list[Row | None] = list(map(make, zip(*map(_values, array.flatten()), strict=True)))
     if array.null_count:
         for at in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
             rows[at] = None
     return rows
 
 
-def _pairs(array: pa.Array, start: int, length: int) -> list[tuple[Any, Any]]:
+def _pairs(array: pa.Array, start: int, length: int) -> list[tuple[object, object]]:
     keys, items = _values(array.keys.slice(start, length)), _values(array.items.slice(start, length))
     return list(zip(keys, items, strict=True))
 
 
-def _runs(array: pa.Array, read: Callable[[int, int], list[Any]]) -> list[Any]:
+def _runs(array: pa.Array, read: Callable[[int, int], Sequence[T]]) -> list[Sequence[T] | None]:
     """The elements of a list or map array, list by list; ``read(start, length)`` reads them from its child."""
     offsets = array.offsets.to_numpy().tolist()
     if not offsets or len(array) == 0:

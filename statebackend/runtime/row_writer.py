@@ -14,7 +14,7 @@ import datetime
 import decimal
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import TypeGuard
 
 import pyarrow as pa
 
@@ -47,7 +47,7 @@ class OutputSchema:
     average: double
     """
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: object) -> None:
         if isinstance(schema, pa.Schema):
             schema = pa.struct(list(schema))
         declared = of(schema)
@@ -66,7 +66,7 @@ class OutputSchema:
     def __repr__(self) -> str:
         return f"OutputSchema({self.ddl()!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[OutputSchema], tuple[RowType]]:
         return OutputSchema, (self.row_type,)
 
     def ddl(self) -> str:
@@ -84,7 +84,7 @@ class OutputSchema:
 
     # --- from rows ---
 
-    def table_of_rows(self, rows: Sequence[Any]) -> pa.Table:
+    def table_of_rows(self, rows: Sequence[object]) -> pa.Table:
         """The table of rows in any form that a function may output; O(n)."""
         if not rows:
             return self.empty()
@@ -95,11 +95,11 @@ class OutputSchema:
         ]
         return pa.Table.from_arrays(arrays, schema=self.arrow)
 
-    def _columns(self, rows: Sequence[Any]) -> list[list[Any]]:
+    def _columns(self, rows: Sequence[object]) -> list[list[object]]:
         count = len(self._names)
-        if set(map(type, rows)) == {tuple} and set(map(len, rows)) == {count}:
+        if _are_tuples(rows) and set(map(len, rows)) == {count}:
             return [list(map(itemgetter(at), rows)) for at in range(count)]
-        fields: list[Sequence[Any]] = []
+        fields: list[Sequence[object]] = []
         for position, row in enumerate(rows):
             read = self._fields(row)
             if read is None:
@@ -107,7 +107,7 @@ class OutputSchema:
             fields.append(read)
         return [list(map(itemgetter(at), fields)) for at in range(count)]
 
-    def _fields(self, row: Any) -> Sequence[Any] | None:
+    def _fields(self, row: object) -> Sequence[object] | None:
         """Take a named tuple with the schema's names by name, any other tuple by position."""
         if isinstance(row, tuple):
             own = getattr(row, "__fields__", None) or getattr(row, "_fields", None)
@@ -116,7 +116,7 @@ class OutputSchema:
                 return [by_name[name] for name in self._names]
         return self._read(row)
 
-    def _column(self, name: str, kind: Type, values: list[Any]) -> pa.Array:
+    def _column(self, name: str, kind: Type, values: list[object]) -> pa.Array:
         if self._is_exact(kind, values):
             try:
                 return pa.array(values, kind.arrow)
@@ -124,7 +124,7 @@ class OutputSchema:
                 pass  # the code below names the wrong value
         return self._checked(name, kind, values)
 
-    def _is_exact(self, kind: Type, values: list[Any]) -> bool:
+    def _is_exact(self, kind: Type, values: list[object]) -> bool:
         found = set(map(type, values))
         exact = _EXACT.get(kind.name)
         if exact is not None:
@@ -133,10 +133,12 @@ class OutputSchema:
             if not found <= {datetime.datetime, type(None)}:
                 return False
             naive = kind.name == "TIMESTAMP_NTZ"
-            return all(each is None or (each.tzinfo is None) is naive for each in values)
+            return all(
+                not isinstance(each, datetime.datetime) or (each.tzinfo is None) is naive for each in values
+            )
         return kind.name == "DECIMAL" and found <= {decimal.Decimal, type(None)}
 
-    def _checked(self, name: str, kind: Type, values: list[Any]) -> pa.Array:
+    def _checked(self, name: str, kind: Type, values: list[object]) -> pa.Array:
         try:
             check_values(values, kind, nullable=True)
             return to_arrow(values, kind)
@@ -147,7 +149,7 @@ class OutputSchema:
 
     # --- from batches ---
 
-    def table_of_batches(self, given: Any) -> pa.Table:
+    def table_of_batches(self, given: object) -> pa.Table:
         """The table of a `BatchProcessFunction`'s result: a batch, a table, several of them, or None."""
         if given is None:
             return self.empty()
@@ -200,6 +202,10 @@ class OutputSchema:
         )
 
 
+def _are_tuples(rows: Sequence[object]) -> TypeGuard[Sequence[tuple[object, ...]]]:
+    return set(map(type, rows)) == {tuple}
+
+
 def _quoted(name: str) -> str:
     return RowType((name,), (BOOL,)).ddl().removeprefix("struct<").removesuffix(":boolean>")
 
@@ -213,7 +219,7 @@ def _is_close(found: Type, wanted: Type) -> bool:
     return any(found.name in family and wanted.name in family for family in (_INTEGERS, _FLOATS))
 
 
-def _no_row(row: Any, position: int, names: tuple[str, ...]) -> SerializationTypeError:
+def _no_row(row: object, position: int, names: tuple[str, ...]) -> SerializationTypeError:
     detail = f"output row {position} is a {type(row).__name__}"
     hint = "yield tuples, dicts, named tuples or Spark rows; a single row is yielded, not returned"
     if isinstance(row, tuple):

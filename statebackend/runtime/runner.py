@@ -7,17 +7,17 @@ that were committed; anything else is a gap. An empty store takes batch 0, or th
 from __future__ import annotations
 
 import logging
-from typing import Any
 
-from statebackend.checkpoint import Checkpoint, CheckpointStore, StoredFile
+from statebackend.checkpoint import Checkpoint, CheckpointStore, PendingSnapshot, StoredFile
+from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import UsageError
 from statebackend.runtime.batches import Batch
 from statebackend.runtime.gaps import gap, other_rows, other_stream
 from statebackend.runtime.job import Job
-from statebackend.runtime.origin import Incoming, Origin, rows_identity, without_origin
+from statebackend.runtime.origin import Identity, Incoming, Origin, rows_identity, without_origin
 from statebackend.runtime.output import Committed, check_deliverable, write_output
-from statebackend.runtime.progress import Stopwatch, sizes, storable
-from statebackend.runtime.start import check_beginning, check_key_columns, other_query, source_of
+from statebackend.runtime.progress import Figures, Stopwatch, sizes, storable
+from statebackend.runtime.start import Beginning, check_beginning, check_key_columns, other_query, source_of
 from statebackend.runtime.task import Task
 from statebackend.state import clocks
 from statebackend.types import Type
@@ -43,8 +43,8 @@ class Runner:
         key_type: Type,
         *,
         query: str | None = None,
-        clock: Any = None,
-        restore_from: Any = None,
+        clock: clocks.Clock | None = None,
+        restore_from: Beginning | None = None,
         first_batch: int | None = None,
         on_gap: str = "fail",
         keeps_output: bool = True,
@@ -80,11 +80,12 @@ class Runner:
             if newest is not None:
                 checkpoint = store.open(newest)
                 check_key_columns(checkpoint, job.columns, store.uri)
-                self._begin_from(checkpoint, is_own=True)
+                self._checkpoint = checkpoint
+                self._begin_from(checkpoint)
             elif restore_from is None:
                 self._begin_empty()
             else:
-                self._begin_from(source_of(restore_from), is_own=False)
+                self._begin_from(source_of(restore_from))
         except BaseException:
             self.close()
             raise
@@ -92,10 +93,9 @@ class Runner:
     def _begin_empty(self) -> None:
         self._task = Task(self._job, self._key_type)
 
-    def _begin_from(self, source: Any, *, is_own: bool) -> None:
+    def _begin_from(self, source: Checkpoint | Savepoint) -> None:
         restored_id = getattr(source, "id", None)
         self._now = getattr(source, "now", None)
-        self._checkpoint = source if is_own else None
         self._tells_unused = True
         self._task = Task(self._job, self._key_type, restore=source, restored_id=restored_id)
 
@@ -174,7 +174,7 @@ class Runner:
         if before.stream is not None and before.stream != self._stream:
             raise other_stream(batch_id, self._store.uri, before.location, self._location)
 
-    def _other_rows(self, then: dict[str, Any], found: dict[str, Any] | None) -> Exception:
+    def _other_rows(self, then: Identity, found: Identity | None) -> Exception:
         assert self._checkpoint is not None
         batch_id = self._checkpoint.id
         previous = max((each for each in self._store.checkpoints() if each < batch_id), default=None)
@@ -182,14 +182,12 @@ class Runner:
             batch_id, self._store.uri, then, found, previous if previous == batch_id - 1 else None
         )
 
-    def _run(
-        self, batch_id: int, batch: Batch, now: int, identity: dict[str, Any], watch: Stopwatch
-    ) -> Committed:
+    def _run(self, batch_id: int, batch: Batch, now: int, identity: Identity, watch: Stopwatch) -> Committed:
         task = self._task
         assert task is not None
         with watch.part("function"):
             given = task.run(batch_id, batch, now)
-        pending: list[Any] = []
+        pending: list[PendingSnapshot] = []
         try:
             rows = len(given)
             if rows and not self._keeps_output:
@@ -268,7 +266,7 @@ class Runner:
 
     def _progress(
         self, batch_id: int, batch: Batch, rows: int, changed: tuple[int | None, int | None]
-    ) -> dict[str, Any]:
+    ) -> Figures:
         assert self._task is not None
         metrics = self._task.keyed.metrics()
         figures = {

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Any
+from typing import TypeAlias
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import StateBackendError, StateMigrationError, UsageError
 from statebackend.runtime.origin import Origin
 
-__all__ = ["check_beginning", "check_key_columns", "other_query", "source_of"]
+__all__ = ["Beginning", "check_beginning", "check_key_columns", "other_query", "source_of"]
+
+#: What a job may begin with: a checkpoint, a savepoint, or the path or uri of a store or a savepoint.
+Beginning: TypeAlias = Checkpoint | Savepoint | str | os.PathLike[str]
 
 ON_GAP = ("fail", "restart_from_empty")
 
 
-def check_beginning(restore_from: Any, first_batch: Any, on_gap: str) -> None:
+def check_beginning(restore_from: object, first_batch: object, on_gap: str) -> None:
     """Raise unless these options of a job make sense together.
 
     >>> check_beginning(None, None, "fail")
@@ -40,7 +43,7 @@ def check_beginning(restore_from: Any, first_batch: Any, on_gap: str) -> None:
         )
 
 
-def source_of(restore_from: Any) -> Any:
+def source_of(restore_from: Beginning) -> Checkpoint | Savepoint:
     """The source that backends restore from: the newest checkpoint of a store, a savepoint, or what was given.
 
     >>> source_of("/data/savepoint")

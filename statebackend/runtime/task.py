@@ -15,30 +15,39 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import pyarrow as pa
 
-from statebackend.checkpoint import CheckpointStore
+from statebackend.checkpoint import CheckpointStore, PendingSnapshot
 from statebackend.errors import SerializationTypeError, UsageError
 from statebackend.functions import (
+    BatchProcessFunction,
     CheckpointedFunction,
     CheckpointListener,
     FunctionContext,
     FunctionInitializationContext,
     FunctionSnapshotContext,
+    KeyedProcessFunction,
     Metrics,
 )
 from statebackend.keys import VOID, KeyGroupRange
+from statebackend.operator_state import OperatorStateBackend
 from statebackend.runtime.batches import Batch, keys_of
 from statebackend.runtime.job import Job
 from statebackend.runtime.row_reader import column_values, rows_of
-from statebackend.state import DOMAINS
+from statebackend.runtime.start import Beginning
+from statebackend.state import DOMAINS, Mark
 from statebackend.types import Type, row_class
 
 __all__ = ["Task"]
 
 _log = logging.getLogger(__name__)
+
+#: A key and its row.
+Pair: TypeAlias = tuple[object, object]
+#: What a batch gave: a table if the job has a schema, else rows as the function gave them.
+Output: TypeAlias = pa.Table | list[object]
 
 #: After each batch, remove up to this much of what has expired from states with ``cleanup_idle``, or four times the
 #: batch's rows: more than can have been added.
@@ -83,7 +92,7 @@ class Task:
         job: Job,
         key_type: Type,
         *,
-        restore: Any = (),
+        restore: Beginning | tuple[()] = (),
         restored_id: int | None = None,
         subtask_index: int = 0,
         parallelism: int = 1,
@@ -99,7 +108,7 @@ class Task:
             clock=self._clock,
             restore=restore,
         )
-        self.operator = job.backend.create_operator_backend(
+        self.operator: OperatorStateBackend = job.backend.create_operator_backend(
             subtask_index=subtask_index, parallelism=parallelism, restore=restore
         )
         self._context = FunctionContext(
@@ -109,17 +118,17 @@ class Task:
             has_event_time=job.event_time is not None,
             has_timers=not job.is_batch,
         )
-        self._function: Any = None
+        self._function: KeyedProcessFunction | BatchProcessFunction | None = None
         self._last_id = restored_id
         #: Of the running batch: its rows, and the number of timers fired before it.
         self._rows = self._fired_before = 0
-        self._marks: tuple[Any, Any] | None = None
+        self._marks: tuple[Mark, Mark] | None = None
         #: The checkpoint for which a snapshot of the batch has been taken.
         self._taken: int | None = None
 
     # --- a batch ---
 
-    def run(self, batch_id: int, batch: Batch, now: int) -> Any:
+    def run(self, batch_id: int, batch: Batch, now: int) -> Output:
         """Run the function over a batch and return its rows: a table if the job has a schema, otherwise a list.
 
         If anything raises, state is as before, and the next batch gets a fresh copy of the function.
@@ -127,11 +136,11 @@ class Task:
         run = self._run_batch if self.job.is_batch else self._run_rows
         return self._begun(batch_id, now, partial(run, batch))
 
-    def run_pairs(self, batch_id: int, pairs: Iterable[tuple[Any, Any]], now: int) -> Any:
+    def run_pairs(self, batch_id: int, pairs: Iterable[Pair], now: int) -> Output:
         """The same for pairs of key and row."""
         return self._begun(batch_id, now, partial(self._run_pairs, pairs))
 
-    def _begun(self, batch_id: int, now: int, run: Callable[[_Given], None]) -> Any:
+    def _begun(self, batch_id: int, now: int, run: Callable[[_Given], None]) -> Output:
         if self._marks is not None:
             raise UsageError("the batch before has not been ended")
         self._clock.set(now)
@@ -155,7 +164,7 @@ class Task:
             run(given)
             self._fire(given, now)
             self.keyed.advance(max(_CLEANED, 4 * self._rows))
-            if isinstance(self._function, CheckpointedFunction):
+            if self._function is not None and isinstance(self._function, CheckpointedFunction):
                 self._function.snapshot_state(
                     FunctionSnapshotContext(checkpoint_id=batch_id, checkpoint_timestamp=now)
                 )
@@ -176,7 +185,7 @@ class Task:
             raise UsageError("no batch has been run")
         return self.keyed.count_changes(self._marks[0]) or (None, None)
 
-    def snapshot(self, checkpoint_id: int, store: CheckpointStore) -> list[Any]:
+    def snapshot(self, checkpoint_id: int, store: CheckpointStore) -> list[PendingSnapshot]:
         """Open a view of all state, to be written in the background; each returned object has ``result()``."""
         self._taken = checkpoint_id
         return [
@@ -188,7 +197,7 @@ class Task:
         """Note that the batch is committed: it can no longer be undone."""
         self._end()
         self._last_id = batch_id
-        if isinstance(self._function, CheckpointListener):
+        if self._function is not None and isinstance(self._function, CheckpointListener):
             self._function.notify_checkpoint_complete(batch_id)
 
     def undo(self) -> None:
@@ -199,8 +208,9 @@ class Task:
             self.operator.rollback(operator)
             taken = self._taken
             self._end()
-            if taken is not None and isinstance(self._function, CheckpointListener):
-                _told(self._function.notify_checkpoint_aborted, taken)
+            function = self._function
+            if taken is not None and function is not None and isinstance(function, CheckpointListener):
+                _told(function.notify_checkpoint_aborted, taken)
         self._discard_function()
 
     def _end(self) -> None:
@@ -214,7 +224,7 @@ class Task:
 
     def _run_rows(self, batch: Batch, given: _Given) -> None:
         if batch.broadcast is not None:
-            process = self._function.process_broadcast
+            process = self._keyed_function().process_broadcast
             for row in rows_of(batch.broadcast):
                 given.add(process(row, self._context))
             self._forget_key()
@@ -222,13 +232,17 @@ class Task:
         for start in range(0, batch.rows.num_rows, _PIECE):
             self._process(_pairs(self.job, batch.rows.slice(start, _PIECE)), given)
 
-    def _run_pairs(self, pairs: Iterable[tuple[Any, Any]], given: _Given) -> None:
+    def _run_pairs(self, pairs: Iterable[Pair], given: _Given) -> None:
         self._process(iter(pairs), given)
 
-    def _process(self, pairs: Iterator[tuple[Any, Any]], given: _Given) -> None:
+    def _process(self, pairs: Iterator[Pair], given: _Given) -> None:
         # This runs once per row: it uses local names only, and a generator's rows go straight into the list.
-        set_key, process, context = self.keyed.set_current_key, self._function.process_element, self._context
-        rows: list[Any] = []
+        set_key, process, context = (
+            self.keyed.set_current_key,
+            self._keyed_function().process_element,
+            self._context,
+        )
+        rows: list[object] = []
         extend = rows.extend
         for key, row in pairs:
             set_key(key)
@@ -237,11 +251,12 @@ class Task:
                 try:
                     extend(produced)
                 except TypeError:
-                    _check_iterable(produced)
+                    _checked_iterable(produced)
                     raise
         given.add(rows)
 
     def _run_batch(self, batch: Batch, given: _Given) -> None:
+        assert isinstance(self._function, BatchProcessFunction)
         context, process = self._context, self._function.process_batch
         self._rows = batch.rows.num_rows
         for each in batch.rows.to_batches() or [_empty_batch(batch.rows.schema)]:
@@ -255,7 +270,7 @@ class Task:
         """Fire the timers that are due at the batch's time, those in event time first."""
         if self.job.is_batch or not self.keyed.has_timers:
             return
-        timers, on_timer, context = self.keyed.timers, self._function.on_timer, self._context
+        timers, on_timer, context = self.keyed.timers, self._keyed_function().on_timer, self._context
         before = -1
         while timers.fired != before:  # a timer of one domain may register one in the other
             before = timers.fired
@@ -280,6 +295,12 @@ class Task:
                 FunctionInitializationContext(self.operator, self.keyed, restored_checkpoint_id=self._last_id)
             )
 
+    def _keyed_function(self) -> KeyedProcessFunction:
+        """The function of a job that takes rows one by one."""
+        assert self._function is not None
+        assert not isinstance(self._function, BatchProcessFunction)
+        return self._function
+
     def _discard_function(self) -> None:
         function, self._function = self._function, None
         if function is not None:
@@ -293,7 +314,7 @@ class Task:
         self.operator.close()
 
 
-def _told(method: Callable[..., None], *arguments: Any) -> None:
+def _told(method: Callable[..., None], *arguments: object) -> None:
     """Call a method whose failure must not hide the reason for discarding the function."""
     try:
         method(*arguments)
@@ -301,7 +322,7 @@ def _told(method: Callable[..., None], *arguments: Any) -> None:
         _log.warning("%s failed", method.__qualname__, exc_info=True)
 
 
-def _pairs(job: Job, piece: pa.Table) -> Iterator[tuple[Any, Any]]:
+def _pairs(job: Job, piece: pa.Table) -> Iterator[Pair]:
     """Keys and rows; converts the columns of the key once for both."""
     columns = {
         name: column_values(column, name)
@@ -321,19 +342,18 @@ class _Given:
 
     def __init__(self, job: Job) -> None:
         self._output = job.output
-        self._rows: list[Any] = []
+        self._rows: list[object] = []
         self._parts: list[pa.Table] = []
 
-    def add(self, rows: Iterable[Any] | None) -> None:
+    def add(self, rows: Iterable[object] | None) -> None:
         if rows is None:
             return
-        _check_iterable(rows)
-        self._rows.extend(rows)
+        self._rows.extend(_checked_iterable(rows))
         if self._output is not None and len(self._rows) >= _PIECE:
             self._parts.append(self._output.table_of_rows(self._rows))
             self._rows = []
 
-    def add_batches(self, batches: Any) -> None:
+    def add_batches(self, batches: object) -> None:
         """Add the result of `process_batch`; a generator may still run to its end here."""
         if self._output is not None:
             self._parts.append(self._output.table_of_batches(batches))
@@ -341,7 +361,7 @@ class _Given:
         for table in _tables(batches):
             self._rows.extend(rows_of(table))
 
-    def result(self) -> Any:
+    def result(self) -> Output:
         if self._output is None:
             return self._rows
         if self._rows or not self._parts:
@@ -349,25 +369,25 @@ class _Given:
         return pa.concat_tables(self._parts)
 
 
-def _check_iterable(produced: Any) -> None:
+def _checked_iterable(produced: object) -> Iterable[object]:
     if isinstance(produced, (str, bytes, dict)) or not isinstance(produced, Iterable):
         raise SerializationTypeError(
             f"the function gave a {type(produced).__name__}",
             code="SERIALIZATION.OUTPUT",
             hint="yield rows, or return a list of them",
         )
+    return produced
 
 
 def _empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-def _tables(produced: Any) -> Iterator[pa.Table]:
+def _tables(produced: object) -> Iterator[pa.Table]:
     if isinstance(produced, pa.RecordBatch):
         yield pa.Table.from_batches([produced])
     elif isinstance(produced, pa.Table):
         yield produced
     elif produced is not None:
-        _check_iterable(produced)
-        for each in produced:
+        for each in _checked_iterable(produced):
             yield from _tables(each)
