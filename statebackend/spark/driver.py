@@ -13,14 +13,15 @@ import traceback
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.files.layout import CHECKPOINTS, DATA
 from statebackend.errors import UsageError
 from statebackend.runtime import Committed, Incoming, Job, Runner
-from statebackend.runtime.progress import Stopwatch, describe
-from statebackend.runtime.start import check_beginning
+from statebackend.runtime.origin import Identity
+from statebackend.runtime.progress import Figures, Stopwatch, describe
+from statebackend.runtime.start import Beginning, check_beginning
 from statebackend.spark import sinks
 from statebackend.spark.execution import SPARKS_FOLDERS, Execution, SparkLog, local_folder, shown_location
 from statebackend.spark.session import (
@@ -34,6 +35,10 @@ from statebackend.spark.session import (
     output_frame,
 )
 from statebackend.spark.sinks import SinkContext
+from statebackend.state import clocks
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 __all__ = ["StatefulBatches"]
 
@@ -49,7 +54,7 @@ class Given(NamedTuple):
     """A batch that Spark has given, and whether its sink has returned."""
 
     batch_id: int
-    frame: Any
+    frame: DataFrame
     is_delivered: bool
 
 
@@ -61,14 +66,14 @@ class StatefulBatches:
         job: Job,
         *,
         checkpoint: str | os.PathLike[str] | CheckpointStore,
-        sink: Callable[..., Any] | None,
+        sink: Callable[..., object] | None,
         retain: int,
         single_writer: bool,
-        restore_from: Any,
+        restore_from: Beginning | None,
         first_batch: int | None,
         name: str | None,
         on_gap: str,
-        clock: Any,
+        clock: clocks.Clock | None,
     ) -> None:
         if sink is not None:
             sinks.check(sink)
@@ -99,13 +104,13 @@ class StatefulBatches:
         #: The newest batch of this run of the query.
         self._given: Given | None = None
         #: What the newest batch did, in Spark's words; None before the first.
-        self.last_progress: dict[str, Any] | None = None
+        self.last_progress: Figures | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         left_here = ("_lock", "_runner", "_query", "_execution", "_spark_log", "_given", "last_progress")
         return {name: value for name, value in self.__dict__.items() if name not in left_here}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._begin()
 
@@ -115,7 +120,7 @@ class StatefulBatches:
 
     # --- a batch ---
 
-    def __call__(self, frame: Any, batch_id: int) -> None:
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Run a batch and hand its output to the sink."""
         try:
             with self._lock:
@@ -125,7 +130,7 @@ class StatefulBatches:
             traceback.clear_frames(error.__traceback__)
             raise
 
-    def _run(self, frame: Any, batch_id: int) -> None:
+    def _run(self, frame: DataFrame, batch_id: int) -> None:
         watch = Stopwatch()
         with watch.part("open"):
             runner = self._opened(frame)
@@ -137,7 +142,7 @@ class StatefulBatches:
         self._given = Given(batch_id, frame, True)
         self._report(committed, watch)
 
-    def _check_given_once(self, frame: Any, batch_id: int) -> None:
+    def _check_given_once(self, frame: DataFrame, batch_id: int) -> None:
         """Raise if this run of the query has given the batch before: as other rows, or although it was delivered.
 
         Its plan is the same then, and it would be taken for a replay. To call again after a sink that failed is right.
@@ -154,7 +159,7 @@ class StatefulBatches:
                 "with a checkpoint of its own each",
             )
 
-    def _planned(self, batch_id: int, watch: Stopwatch) -> dict[str, Any] | None:
+    def _planned(self, batch_id: int, watch: Stopwatch) -> Identity | None:
         """Spark's plan for the batch, made durable: it must not be lost while the batch is kept."""
         if self._execution is None:
             return None
@@ -164,7 +169,7 @@ class StatefulBatches:
             return self._execution.planned(batch_id)
 
     def _deliver(
-        self, frame: Any, batch_id: int, runner: Runner, committed: Committed, watch: Stopwatch
+        self, frame: DataFrame, batch_id: int, runner: Runner, committed: Committed, watch: Stopwatch
     ) -> None:
         if self._sink is None:
             return
@@ -189,7 +194,7 @@ class StatefulBatches:
 
     # --- opening and closing ---
 
-    def _opened(self, frame: Any) -> Runner:
+    def _opened(self, frame: DataFrame) -> Runner:
         query = Query.of(frame, self._name)
         if self._runner is not None and self._runner.is_open and query == self._query and self.is_running():
             return self._runner
@@ -220,7 +225,7 @@ class StatefulBatches:
             _watch(self)
         return self._runner
 
-    def _check_frame(self, frame: Any) -> None:
+    def _check_frame(self, frame: DataFrame) -> None:
         check_reachable(frame, self._unopened.address)
         self._job.check_columns(frame.columns)
         if self._sink is not None and self._job.output is not None:
@@ -232,7 +237,9 @@ class StatefulBatches:
         if other is not None and other is not self and not other.is_running():
             other.close()
 
-    def _made_runner(self, frame: Any, store: CheckpointStore, query: Query, location: str | None) -> Runner:
+    def _made_runner(
+        self, frame: DataFrame, store: CheckpointStore, query: Query, location: str | None
+    ) -> Runner:
         return Runner(
             self._job,
             store,

@@ -10,12 +10,16 @@ import json
 import logging
 import os
 import stat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from statebackend.checkpoint.files import PosixCalls, scheme_of, without_secrets
 from statebackend.checkpoint.store.data_files import storing
-from statebackend.runtime.origin import plan_identity
+from statebackend.runtime.origin import Identity, plan_identity
+from statebackend.runtime.progress import Json
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["SPARKS_FOLDERS", "Execution", "SparkLog", "local_folder", "parsed_plan", "shown_location"]
 
@@ -37,12 +41,13 @@ class Execution:
         self.run_id: str = java.runId().toString()
 
     @classmethod
-    def of(cls, session: Any, query_id: str | None) -> Execution | None:
+    def of(cls, session: SparkSession, query_id: str | None) -> Execution | None:
         """The run of an active query in this session's application; None if it is out of reach."""
         if query_id is None:
             return None
         try:
             jvm = session.sparkContext._jvm
+            assert jvm is not None
             active = session._jsparkSession.sharedState().activeStreamingQueries()
             found = active.get(jvm.java.util.UUID.fromString(query_id))
             return None if found is None else cls(found, jvm)
@@ -64,7 +69,7 @@ class Execution:
         except Exception:  # noqa: BLE001 - internals of Spark
             return None
 
-    def planned(self, batch_id: int) -> dict[str, Any] | None:
+    def planned(self, batch_id: int) -> Identity | None:
         """The identity of a batch from its entry in Spark's offset log; None if there is no entry."""
         try:
             log = self._java.offsetLog()
@@ -80,7 +85,7 @@ class Execution:
         return parsed_plan(text)
 
 
-def parsed_plan(text: str) -> dict[str, Any] | None:
+def parsed_plan(text: str) -> Identity | None:
     """The identity in an entry of Spark's offset log: its time, and the end of each source.
 
     Leaves out the settings of the session in it: they do not determine the rows.
@@ -96,13 +101,14 @@ def parsed_plan(text: str) -> dict[str, Any] | None:
     return plan_identity(time, [_parsed_offset(line) for line in lines[2:]])
 
 
-def _parsed_offset(line: str) -> Any:
+def _parsed_offset(line: str) -> Json:
     if line == "-":
         return None
     try:
-        return json.loads(line)
+        offset: Json = json.loads(line)
     except ValueError:
         return line
+    return offset
 
 
 class SparkLog:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 from statebackend.checkpoint.files import scheme_of
 from statebackend.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameReader
 
 __all__ = [
     "Query",
@@ -36,7 +39,7 @@ class Query(NamedTuple):
     id: str | None
 
     @classmethod
-    def of(cls, frame: Any, name: str | None) -> Query:
+    def of(cls, frame: DataFrame, name: str | None) -> Query:
         """The query that calls with this frame; ``name``, if given, is the owner of its state."""
         found: str | None = None
         if not is_connect(frame):
@@ -51,17 +54,17 @@ class Query(NamedTuple):
         return cls(whose, found)
 
 
-def is_connect(frame: Any) -> bool:
+def is_connect(frame: DataFrame) -> bool:
     """Return True if the frame is one of Spark Connect's."""
     return type(frame).__module__.startswith("pyspark.sql.connect")
 
 
-def column_types(frame: Any) -> dict[str, Any]:
+def column_types(frame: DataFrame) -> dict[str, object]:
     """The types of the columns; for names that occur twice, the last."""
     return {field.name: field.dataType for field in frame.schema.fields}
 
 
-def arrow_of(frame: Any) -> pa.Table:
+def arrow_of(frame: DataFrame) -> pa.Table:
     """Bring the rows of a batch to this process."""
     try:
         return frame.toArrow()
@@ -77,17 +80,18 @@ def arrow_of(frame: Any) -> pa.Table:
         ) from error
 
 
-def execute(frame: Any) -> None:
+def execute(frame: DataFrame) -> None:
     """Make Spark compute a batch and throw the rows away."""
     frame.write.format("noop").mode("overwrite").save()
 
 
-def _runs_here(frame: Any) -> bool:
+def _runs_here(frame: DataFrame) -> bool:
     """Return True if all of Spark runs on this machine."""
-    return bool(frame.sparkSession.conf.get("spark.master", "local").startswith("local"))
+    master = frame.sparkSession.conf.get("spark.master", "local")
+    return master is not None and bool(master.startswith("local"))
 
 
-def check_reachable(frame: Any, checkpoint: str) -> None:
+def check_reachable(frame: DataFrame, checkpoint: str) -> None:
     """Raise if the checkpoint is a plain path and Spark's executors are on other machines."""
     if scheme_of(checkpoint) is None and not _runs_here(frame):
         raise UsageError(
@@ -98,7 +102,7 @@ def check_reachable(frame: Any, checkpoint: str) -> None:
         )
 
 
-def check_readable_by_executors(frame: Any, checkpoint: str, address: str) -> None:
+def check_readable_by_executors(frame: DataFrame, checkpoint: str, address: str) -> None:
     """Raise unless an executor can read ``address``, a file of the store. Runs one small job.
 
     Asks nothing if all of Spark is on this machine, or if the paths are no folders.
@@ -113,7 +117,7 @@ def check_readable_by_executors(frame: Any, checkpoint: str, address: str) -> No
         raise _unreachable(checkpoint, frame)
 
 
-def _unreachable(checkpoint: str, frame: Any) -> UsageError:
+def _unreachable(checkpoint: str, frame: DataFrame) -> UsageError:
     return UsageError(
         "the executors cannot read the checkpoint",
         code="USAGE.LOCAL_CHECKPOINT",
@@ -122,7 +126,7 @@ def _unreachable(checkpoint: str, frame: Any) -> UsageError:
     )
 
 
-def check_output_names(frame: Any, names: Sequence[str]) -> None:
+def check_output_names(frame: DataFrame, names: Sequence[str]) -> None:
     """Raise if Spark could not read an output with these columns: it may take two of the names for one."""
     if frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true":
         return
@@ -136,7 +140,7 @@ def check_output_names(frame: Any, names: Sequence[str]) -> None:
         )
 
 
-def output_frame(frame: Any, ddl: str, paths: list[str]) -> Any:
+def output_frame(frame: DataFrame, ddl: str, paths: list[str]) -> DataFrame:
     """A frame over the committed output; it reads the files whenever it is used.
 
     Missing or damaged files are errors here, whatever the session's settings.
@@ -150,7 +154,7 @@ def output_frame(frame: Any, ddl: str, paths: list[str]) -> Any:
     return reader.parquet(*map(_spark_path, paths))
 
 
-def _reader(frame: Any) -> Any:
+def _reader(frame: DataFrame) -> DataFrameReader:
     reader = frame.sparkSession.read
     for name in ("ignoreMissingFiles", "ignoreCorruptFiles"):
         reader = reader.option(name, "false")

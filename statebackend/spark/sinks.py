@@ -12,9 +12,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from statebackend.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 __all__ = ["SinkContext", "asks_for_context", "call", "check"]
 
@@ -40,7 +43,7 @@ class SinkContext:
     is_replay: bool
 
 
-def check(sink: Any) -> None:
+def check(sink: object) -> None:
     """Raise unless the object can be called as a sink: now, and not when a batch is committed.
 
     >>> check(lambda df: df.show())
@@ -60,7 +63,7 @@ def check(sink: Any) -> None:
         raise UsageError("a sink is called with (df, batch_id), and this one cannot be") from None
 
 
-def call(sink: Callable[..., Any], frame: Any, batch_id: int, context: SinkContext) -> None:
+def call(sink: Callable[..., object], frame: DataFrame, batch_id: int, context: SinkContext) -> None:
     """Call a sink with its frame and its batch, and with the context if it asks for it by name."""
     if asks_for_context(sink):
         sink(frame, batch_id, context=context)
@@ -68,7 +71,7 @@ def call(sink: Callable[..., Any], frame: Any, batch_id: int, context: SinkConte
         sink(frame, batch_id)
 
 
-def asks_for_context(sink: Callable[..., Any]) -> bool:
+def asks_for_context(sink: Callable[..., object]) -> bool:
     """Return True if a sink has an unbound parameter ``context`` that can be passed by name.
 
     >>> asks_for_context(lambda df, batch_id, context: None), asks_for_context(lambda df, context: None)

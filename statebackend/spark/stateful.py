@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from statebackend.checkpoint import CheckpointStore
 from statebackend.errors import UsageError
 from statebackend.functions import ProcessFunction
 from statebackend.runtime import Job
+from statebackend.runtime.start import Beginning
 from statebackend.spark.driver import StatefulBatches
-from statebackend.state import StateBackend
+from statebackend.state import StateBackend, clocks
 
 __all__ = ["stateful"]
 
@@ -21,9 +21,9 @@ def stateful(
     function: ProcessFunction,
     *,
     key: str | Sequence[str],
-    schema: Any,
+    schema: object,
     checkpoint: str | os.PathLike[str] | CheckpointStore,
-    sink: Callable[..., Any] | None = None,
+    sink: Callable[..., object] | None = None,
     backend: str | StateBackend = "heap",
     mode: str = "driver",
     parallelism: int | None = None,
@@ -34,11 +34,11 @@ def stateful(
     order_by: str | Sequence[str] | None = None,
     broadcast: str | None = None,
     null_keys: str = "fail",
-    restore_from: Any = None,
+    restore_from: Beginning | None = None,
     first_batch: int | None = None,
     name: str | None = None,
     on_gap: str = "fail",
-    clock: Any = None,
+    clock: clocks.Clock | None = None,
     single_writer: bool = False,
 ) -> StatefulBatches:
     """Wrap a stateful function for ``foreachBatch``: run ``function`` over every batch, effectively once.
