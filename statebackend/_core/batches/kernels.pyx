@@ -362,9 +362,119 @@ cdef inline uint32_t clone_head(Lane *lane, Table *table, CowMap *map, uint32_t 
     return slot
 
 
+cdef struct Staged:
+    # The rows of a block on their way: what the stages have found so far.
+    uint32_t hashes[32]
+    uint32_t *buckets[32]
+    uint32_t heads[32]                   # what the buckets held then
+    uint32_t refs[32]                    # the entry that a row has come to in its chain
+    Entry *entries[32]                   # the same; NULL behind the end
+
+
+cdef inline char *unit_at(char **extents, uint32_t ref) noexcept nogil:
+    """`address`, of an arena whose extents are at hand."""
+    return extents[ref >> EXTENT_UNITS_SHIFT] + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT)
+
+
+cdef inline void come_to(Staged *staged, uint32_t i, char **extents, uint32_t ref) noexcept nogil:
+    staged.refs[i] = ref
+    staged.entries[i] = <Entry *>unit_at(extents, ref) if ref else NULL
+
+
+cdef inline void prefetch_entry(Staged *staged, uint32_t i, uint32_t last_byte) noexcept nogil:
+    if staged.entries[i] != NULL:
+        prefetch(staged.entries[i])
+        prefetch(<char *>staged.entries[i] + last_byte)
+
+
+cdef inline void stage_rows(Batch *batch, CowMap *map, int64_t at, uint32_t n, Operation op, bint is_blob,
+                            Staged *staged) noexcept nogil:
+    """Ask for the buckets, then for the first entries, then for the second ones where the first has another key."""
+    cdef Table *table = batch.table
+    cdef char **extents = table.core.arena.extents
+    cdef const int64_t *keys = batch.sorted_keys + at
+    cdef const uint32_t *rows = batch.sorted_rows + at
+    cdef const int64_t *values = <const int64_t *>batch.values
+    cdef uint32_t hash_mask = table.hash_mask, ns = batch.ns, mask = map.primary.capacity - 1
+    cdef uint32_t last_byte = table.layout.off_value + 7
+    cdef uint64_t seed = table.seed
+    cdef PageRef *pages = map.primary.pages
+    cdef uint32_t i, index, ref
+    cdef Entry *entry
+    for i in range(n):
+        if is_blob:
+            staged.hashes[i] = batch.sorted_hashes[at + i]
+            prefetch(batch.key_data + keys[i])
+        else:
+            staged.hashes[i] = hash_int(keys[i], ns, seed) & hash_mask
+        index = staged.hashes[i] & mask
+        ref = pages[index >> PAGE_SHIFT].ref
+        staged.buckets[i] = &nowhere
+        if likely(ref != 0):
+            staged.buckets[i] = <uint32_t *>unit_at(extents, ref) + (index & (PAGE_BUCKETS - 1))
+        prefetch(staged.buckets[i])
+        if op != OP_GET:
+            prefetch(&values[batch.first + rows[i]])
+    for i in range(n):
+        staged.heads[i] = staged.buckets[i][0]
+        come_to(staged, i, extents, staged.heads[i])
+        prefetch_entry(staged, i, last_byte)
+    for i in range(n):
+        # One row in three finds another key at the head of its chain: ask for the next entry.
+        entry = staged.entries[i]
+        if entry != NULL and ((blob_hash(entry)[0] != staged.hashes[i]) if is_blob else (entry.key != keys[i])):
+            come_to(staged, i, extents, entry.next)
+            prefetch_entry(staged, i, last_byte)
+        elif is_blob and entry != NULL:
+            prefetch(<char *>entry.key)
+    if is_blob:
+        for i in range(n):
+            if staged.entries[i] != NULL and blob_hash(staged.entries[i])[0] == staged.hashes[i]:
+                prefetch(<char *>staged.entries[i].key)
+
+
+cdef inline uint32_t own_slot(Lane *lane, Table *table, CowMap *map, Staged *staged, uint32_t i, uint32_t mask,
+                              int64_t key, uint32_t ns, bint is_blob, Log **log, bint *is_logged) noexcept nogil:
+    """A slot for a new key, or in the place of an entry that a snapshot has; 0 where `apply_row` has to see to it."""
+    cdef Core *core = lane.core
+    cdef uint32_t *head = staged.buckets[i]
+    if not (may_write_bucket(core, map, mask, head, staged.hashes[i] & mask)
+            and record_log(lane, table, log) and log_reserve(core.arena, log[0], 16)):
+        return 0
+    if staged.entries[i] == NULL:
+        if not is_blob and head[0] == staged.heads[i] and map.primary.size <= map.threshold:
+            return insert_at_head(lane, table, map, head, key, ns, log[0])
+        return 0
+    if head[0] == staged.refs[i]:
+        is_logged[0] = True
+        return clone_head(lane, table, map, head, is_blob, log[0])
+    if is_in_chain(core, head[0], staged.refs[i]):
+        return own_entry(lane, table, map, staged.refs[i], staged.hashes[i])
+    return 0
+
+
+cdef inline int write_in_place(Core *core, Entry *entry, uint32_t ref, uint32_t off_value, int64_t number,
+                               Operation op, Log *log, bint is_logged, uint64_t group_bits) noexcept nogil:
+    """Overwrite or add to a value that the live map owns alone, after it went to the log; a Failure."""
+    cdef int64_t *value = <int64_t *>(<char *>entry + off_value)
+    cdef char *room
+    if unlikely(log == NULL or not log_reserve(core.arena, log, 16)):
+        return FAILED_MEMORY
+    if op == OP_SUM and unlikely(add_overflow(value[0], number, &number)):
+        return FAILED_OVERFLOW
+    if not is_logged:
+        room = log_take(log, 16)
+        (<int64_t *>room)[0] = value[0]
+        # The table's index in the journal is 0: tables below an anchor do not come here.
+        (<uint64_t *>(room + 8))[0] = (<uint64_t>RECORD_WRITE << 56) | group_bits | ref
+    entry.version = core.state_version
+    value[0] = number
+    return FAILED_NOT
+
+
 cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n,
                            Operation op, bint is_blob) noexcept nogil:
-    """`fast_block` for one operation and one kind of key, which the compiler knows.
+    """`fast_block` for one operation and one kind of key, which the compiler knows: stage all, then row by row.
 
     An entry found in an early stage may have been cloned by a row in between: then its version says that it
     belongs to a snapshot. One that was not found may have been inserted: `apply_row` looks again.
@@ -380,82 +490,32 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     cdef int64_t *out = <int64_t *>batch.out + batch.first
     cdef uint8_t *found = batch.found + batch.first
     cdef uint32_t *slots = batch.slots
-    cdef uint32_t required = core.highest_required_snapshot_version
-    cdef uint32_t journal_version = core.journal_version, state_version = core.state_version
-    cdef uint32_t hash_mask = table.hash_mask, ns = batch.ns, off_ns = table.layout.off_namespace
-    cdef uint32_t off_value = table.layout.off_value, mask = map.primary.capacity - 1
-    cdef uint32_t last_byte = off_value + 7
-    cdef uint64_t seed = table.seed, group_bits = <uint64_t>map.group << 32
-    cdef PageRef *pages = map.primary.pages
-    cdef uint32_t hashes[32]
-    cdef uint32_t *buckets[32]
-    cdef Entry *entries[32]
-    cdef uint32_t refs[32]
-    cdef uint32_t heads[32]
+    cdef uint32_t required = core.highest_required_snapshot_version, journal_version = core.journal_version
+    cdef uint32_t ns = batch.ns, off_ns = table.layout.off_namespace, off_value = table.layout.off_value
+    cdef uint32_t mask = map.primary.capacity - 1
+    cdef uint64_t group_bits = <uint64_t>map.group << 32
+    cdef Staged staged
     cdef RowKey key
-    cdef uint32_t i, index, ref
+    cdef uint32_t i, ref, length = 0
     cdef Entry *entry
     cdef Log *log
-    cdef char *room
     cdef const char *data = NULL
-    cdef uint32_t length = 0
-    cdef int64_t *value
-    cdef int64_t number = 0
+    cdef int64_t number
     cdef bint is_logged
+    cdef int failure
     if unlikely(map.secondary.capacity != 0):
         # While the map grows every operation moves entries: what the stages find may be gone.
         return slow_rows(batch, run, map, at, n)
     memset(&key, 0, sizeof(RowKey))
+    stage_rows(batch, map, at, n, op, is_blob, &staged)
     for i in range(n):
-        if is_blob:
-            hashes[i] = batch.sorted_hashes[at + i]
-            prefetch(batch.key_data + keys[i])
-        else:
-            hashes[i] = hash_int(keys[i], ns, seed) & hash_mask
-        index = hashes[i] & mask
-        ref = pages[index >> PAGE_SHIFT].ref
-        buckets[i] = &nowhere
-        if likely(ref != 0):
-            buckets[i] = (<uint32_t *>(extents[ref >> EXTENT_UNITS_SHIFT]
-                                       + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT))
-                          + (index & (PAGE_BUCKETS - 1)))
-        prefetch(buckets[i])
-        if op != OP_GET:
-            prefetch(&values[batch.first + rows[i]])
-    for i in range(n):
-        ref = refs[i] = heads[i] = buckets[i][0]
-        entries[i] = NULL
-        if ref:
-            entries[i] = <Entry *>(extents[ref >> EXTENT_UNITS_SHIFT]
-                                   + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT))
-            prefetch(entries[i])
-            prefetch(<char *>entries[i] + last_byte)
-    for i in range(n):
-        # One row in three finds another key at the head of its chain: ask for the next entry.
-        entry = entries[i]
-        if entry != NULL and ((blob_hash(entry)[0] != hashes[i]) if is_blob else (entry.key != keys[i])):
-            ref = refs[i] = entry.next
-            entries[i] = NULL
-            if ref:
-                entries[i] = <Entry *>(extents[ref >> EXTENT_UNITS_SHIFT]
-                                       + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT))
-                prefetch(entries[i])
-                prefetch(<char *>entries[i] + last_byte)
-        elif is_blob and entry != NULL:
-            prefetch(<char *>entry.key)
-    if is_blob:
-        for i in range(n):
-            if entries[i] != NULL and blob_hash(entries[i])[0] == hashes[i]:
-                prefetch(<char *>entries[i].key)
-    for i in range(n):
-        entry = entries[i]
         if is_blob:
             data = batch.key_data + keys[i]
             length = lengths[i]
-        while entry != NULL and not is_key(entry, keys[i], data, length, hashes[i], off_ns, ns, is_blob):
-            ref = refs[i] = entry.next
-            entry = <Entry *>(extents[ref >> EXTENT_UNITS_SHIFT]
-                              + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT)) if ref else NULL
+        while staged.entries[i] != NULL and not is_key(staged.entries[i], keys[i], data, length, staged.hashes[i],
+                                                       off_ns, ns, is_blob):
+            come_to(&staged, i, extents, staged.entries[i].next)
+        entry = staged.entries[i]
         if op == OP_GET:
             if likely(entry != NULL):
                 out[rows[i]] = (<int64_t *>(<char *>entry + off_value))[0]
@@ -464,57 +524,33 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
         log = &lane.undo
         is_logged = False
         number = values[batch.first + rows[i]]
-        index = hashes[i] & mask
+        ref = staged.refs[i]
         if entry == NULL or entry.version < required:
-            # A new key, or an entry that a snapshot has.
-            ref = 0
-            if (may_write_bucket(core, map, mask, buckets[i], index)
-                    and record_log(lane, table, &log) and log_reserve(core.arena, log, 16)):
-                if entry == NULL:
-                    if not is_blob and buckets[i][0] == heads[i] and map.primary.size <= map.threshold:
-                        ref = insert_at_head(lane, table, map, buckets[i], keys[i], ns, log)
-                elif buckets[i][0] == refs[i]:
-                    ref = clone_head(lane, table, map, buckets[i], is_blob, log)
-                    is_logged = True
-                elif is_in_chain(core, buckets[i][0], refs[i]):
-                    ref = own_entry(lane, table, map, refs[i], hashes[i])
+            ref = own_slot(lane, table, map, &staged, i, mask, keys[i], ns, is_blob, &log, &is_logged)
             if unlikely(ref == 0):
                 key.row = batch.first + rows[i]
                 key.number = keys[i]
                 key.data = data
                 key.length = length
-                key.hash = hashes[i]
+                key.hash = staged.hashes[i]
                 if not apply_row(batch, run, table, &map, &key):
                     run.failed_row = key.row
                     return False
                 continue
-            refs[i] = ref
-            if entry == NULL:
-                (<int64_t *>(<char *>entry_at(core, ref) + off_value))[0] = number
-                if slots != NULL:
-                    slots[batch.first + rows[i]] = ref
-                continue
-            entry = entry_at(core, ref)
+            if entry != NULL:
+                entry = entry_at(core, ref)
         elif entry.version < journal_version:
             record_log(lane, table, &log)
-        if unlikely(log == NULL or not log_reserve(core.arena, log, 16)):
-            run.failure = FAILED_MEMORY
-            run.failed_row = batch.first + rows[i]
-            return False
-        value = <int64_t *>(<char *>entry + off_value)
-        if op == OP_SUM and unlikely(add_overflow(value[0], number, &number)):
-            run.failure = FAILED_OVERFLOW
-            run.failed_row = batch.first + rows[i]
-            return False
-        if not is_logged:
-            room = log_take(log, 16)
-            (<int64_t *>room)[0] = value[0]
-            # The table's index in the journal is 0: tables below an anchor do not come here.
-            (<uint64_t *>(room + 8))[0] = (<uint64_t>RECORD_WRITE << 56) | group_bits | refs[i]
-        entry.version = state_version
-        value[0] = number
+        if entry == NULL:
+            (<int64_t *>(<char *>entry_at(core, ref) + off_value))[0] = number
+        else:
+            failure = write_in_place(core, entry, ref, off_value, number, op, log, is_logged, group_bits)
+            if unlikely(failure != FAILED_NOT):
+                run.failure = failure
+                run.failed_row = batch.first + rows[i]
+                return False
         if slots != NULL:
-            slots[batch.first + rows[i]] = refs[i]
+            slots[batch.first + rows[i]] = ref
     return True
 
 
