@@ -6,8 +6,7 @@ reordered and changed by these rules, as long as one of the old fields remains. 
 tuples follow their parts; keys of maps do not change. Everything else is incompatible; PICKLE is compatible only with
 PICKLE.
 
->>> from statebackend import types
-from statebackend.types import ROW, LONG, INT, STRING
+>>> from statebackend.types import ROW, LONG, INT, STRING
 >>> compatibility(ROW(a=INT, b=STRING).config(), ROW(c=LONG, a=LONG)).name
 'AFTER_MIGRATION'
 >>> compatibility({"type": "string"}, LONG).name
