@@ -233,7 +233,8 @@ class Task:
             self._process(_pairs(self.job, batch.rows.slice(start, _PIECE)), given)
 
     def _run_pairs(self, pairs: Iterable[Pair], given: _Given) -> None:
-        self._process(iter(pairs), given)
+        if not self.job.is_batch:  # for a function over batches only time goes on
+            self._process(iter(pairs), given)
 
     def _process(self, pairs: Iterator[Pair], given: _Given) -> None:
         # This runs once per row: it uses local names only, and a generator's rows go straight into the list.

@@ -170,6 +170,30 @@ class Batches(sb.BatchProcessFunction):
         ctx.timers.register(1, "processing")
 
 
+class Last(sb.BatchProcessFunction):
+    """Keeps the last amount of each user for 100 ms, and gives what it had."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        descriptor = sb.ValueStateDescriptor("last", int)
+        descriptor.enable_time_to_live(sb.StateTtlConfig.new_builder(100).build())
+        self.last = ctx.get_value_state(descriptor)
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> pa.RecordBatch:
+        had = self.last.get_many(ctx.keys)
+        self.last.update_many(ctx.keys, batch["amount"])
+        return pa.record_batch({"user": batch["user"], "had": had})
+
+
+def test_time_goes_on_for_a_batch_function(backend: str) -> None:
+    rows = [{"user": "a", "amount": 7}]
+    with Harness(Last(), str, key="user", backend=backend) as harness:
+        assert [row.had for row in harness.process_batch(rows)] == [None]
+        assert harness.advance_time(99) == []
+        assert [row.had for row in harness.process_batch(rows)] == [7]
+        assert harness.advance_time(199) == []
+        assert [row.had for row in harness.process_batch(rows)] == [None]
+
+
 def test_a_batch_function_has_no_timers(backend: str) -> None:
     with (
         Harness(Batches(), str, key="user", backend=backend) as harness,
