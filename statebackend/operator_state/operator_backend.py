@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from statebackend.checkpoint import Checkpoint, CheckpointStore, PendingSnapshot
+from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, PendingSnapshot
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import ClosedError, StateMigrationError, UsageError
 from statebackend.operator_state.broadcast import BroadcastState
@@ -196,7 +196,7 @@ class OperatorStateBackend:
     # --- checkpoints ---
 
     def snapshot(
-        self, checkpoint_id: int, store: CheckpointStore, *, incremental: bool = True
+        self, checkpoint_id: int, store: CheckpointStore | DataWriter, *, incremental: bool = True
     ) -> PendingSnapshot:
         """Begin to write all contents, as they are now, for a checkpoint of a store. O(number of states).
 
@@ -215,6 +215,20 @@ class OperatorStateBackend:
         """
         self.check_open()
         return self._snapshots.take(checkpoint_id, store, self._views(), incremental=incremental)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Tell that a checkpoint is committed, if another process commits.
+
+        >>> OperatorStateBackend().notify_checkpoint_complete(7)
+        """
+        self._snapshots.committed(checkpoint_id)
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Tell that a checkpoint will never be committed, if another process commits.
+
+        >>> OperatorStateBackend().notify_checkpoint_aborted(7)
+        """
+        self._snapshots.aborted(checkpoint_id)
 
     def savepoint(self, store_or_uri: Any) -> Savepoint:
         """Write all contents, as they are now, beside the keyed state in the folder of a savepoint. O(elements).

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from statebackend.checkpoint import CheckpointStore, DataWriter, PendingSnapshot, StateSnapshot
 from statebackend.checkpoint.format import GroupedBatch, Section, write_data_file
-from statebackend.checkpoint.store.pending import WritingThreads
+from statebackend.checkpoint.store.pending import SnapshotInFlight, WritingThreads
+from statebackend.checkpoint.store.store import target_for
 from statebackend.errors import UsageError
 from statebackend.operator_state.element_columns import column_type, to_column
 from statebackend.operator_state.redistribution import BROADCAST
@@ -95,7 +96,7 @@ class SnapshotHistory:
     def take(
         self,
         checkpoint_id: int,
-        store: CheckpointStore,
+        store: CheckpointStore | DataWriter,
         views: Mapping[str, StateView],
         *,
         incremental: bool = True,
@@ -105,9 +106,9 @@ class SnapshotHistory:
         If they are as they were in the newest committed checkpoint, its file is named again, unless ``incremental`` is
         false.
         """
-        if not isinstance(store, CheckpointStore):
+        if not isinstance(store, (CheckpointStore, DataWriter)):
             raise UsageError(f"a snapshot is written to a CheckpointStore, not to a {type(store).__name__}")
-        writer = store.begin_snapshot(checkpoint_id)
+        writer = target_for(store, checkpoint_id)
         try:
             snapshot = StateSnapshot(
                 checkpoint_id,
@@ -128,25 +129,37 @@ class SnapshotHistory:
         self._taken.append(taken)
         return pending
 
+    def committed(self, checkpoint_id: int) -> None:
+        """A checkpoint is committed, by this process or another."""
+        for each in self._taken:
+            if each.target.checkpoint_id == checkpoint_id:
+                each.committed()
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """A checkpoint will never be committed."""
+        for each in self._taken:
+            if each.target.checkpoint_id == checkpoint_id:
+                each.aborted()
+
     def close(self) -> None:
         """Forget earlier snapshots. Writes that have begun go on."""
         self._taken = []
         self._threads.close()
 
     def _newest_committed(self) -> _Taken | None:
-        self._taken = [each for each in self._taken if not each.writer.is_aborted]
+        self._taken = [each for each in self._taken if not each.is_aborted]
         for at in range(len(self._taken) - 1, -1, -1):
-            if self._taken[at].writer.is_committed:
+            if self._taken[at].is_committed:
                 del self._taken[:at]
                 return self._taken[0]
         return None
 
 
-class _Taken:
+class _Taken(SnapshotInFlight):
     """A snapshot that was taken; complete once its file is written."""
 
     def __init__(self, writer: DataWriter, views: Mapping[str, StateView], snapshot: StateSnapshot) -> None:
-        self.writer = writer
+        super().__init__(writer)
         self.snapshot = snapshot
         self._views = views
 
@@ -154,7 +167,7 @@ class _Taken:
         """Return True if its file holds what ``other`` would write, and will be kept for it."""
         files = self.snapshot.files
         return (
-            all(file.name in other.writer.builds_on for file in files)
+            all(file.name in other.target.builds_on for file in files)
             and self.snapshot.states == other.snapshot.states
             and all(view.kept is self._views[name].kept for name, view in other._views.items())
         )
@@ -165,21 +178,21 @@ class _Taken:
             return self.snapshot
         try:
             sections = [section(name, self._views[name]) for name in sorted(self._views)]
-            with self.writer.create("operator", subtask=self.snapshot.subtask_index) as file:
+            with self.target.create("operator", subtask=self.snapshot.subtask_index) as file:
                 write_data_file(
                     file,
                     sections,
                     extra={"part": PART},
                     name=file.name,
-                    compression=self.writer.compression,
+                    compression=self.target.compression,
                 )
                 self.snapshot = dataclasses.replace(self.snapshot, files=(file.finish(),))
         except BaseException as error:
-            if self.writer.is_aborted:
+            if self.target.is_aborted:
                 raise UsageError(
                     "the snapshot has been aborted", detail=f"checkpoint {self.snapshot.checkpoint_id}"
                 ) from error
-            self.writer.abort()
+            self.target.abort()
             raise
         return self.snapshot
 

@@ -13,7 +13,6 @@ import pytest
 from keyed_story import DESCRIPTORS, Story, contents
 
 import statebackend as sb
-from statebackend.backends.heap import keyed as heap_keyed
 from statebackend.backends.heap import snapshots as heap_snapshots
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import chain as chains
@@ -109,9 +108,9 @@ def test_any_history_of_commits_aborts_and_rollbacks_restores_to_memory(
                     rng.choice([flight[1].abort, lambda: store.abort(flight[0])])()  # noqa: B023
                     continue
                 committed = store.commit(flight[0], [flight[1].result()])
-                if keyed._lineage.rewriting is not None and rng.random() < 0.7:
-                    keyed._lineage.rewriting.wait()
-                rewritten += len(committed.files) > 1 and not keyed._lineage._bases
+                if keyed._log.rewriting is not None and rng.random() < 0.7:
+                    keyed._log.rewriting.wait()
+                rewritten += len(committed.files) > 1 and not keyed._log._bases
                 assert restored(rng.choice([backend, other]), int, committed) == flight[2]
     assert rewritten > 5
     left = {path.name for path in (tmp_path / "data").rglob("*") if path.is_file()}
@@ -500,8 +499,8 @@ def test_a_chain_of_200_checkpoints_with_bases_in_between(tmp_path: Path, rng: r
             assert [file.kind for file in files] == ["base"] + ["delta"] * (len(files) - 1)
             bases += [checkpoint_id] if files[0].name not in earlier(store, checkpoint_id) else []
             longest = max(longest, len(files))
-            if keyed._lineage.rewriting is not None:
-                keyed._lineage.rewriting.wait()
+            if keyed._log.rewriting is not None:
+                keyed._log.rewriting.wait()
             if checkpoint_id % 23 == 22:
                 held = contents(keyed, names)
                 for backend in BACKENDS:
@@ -543,7 +542,7 @@ def test_one_element_of_a_large_collection_is_written_alone(tmp_path: Path) -> N
 def test_changes_that_no_delta_will_be_written_of_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heap_keyed, "_MOST_CHANGES", 1000)
+    monkeypatch.setattr(heap_snapshots, "MOST_CHANGES", 1000)
     with create("heap", int) as keyed, open_store(tmp_path, int) as store:
         count = keyed.get_state(sb.ValueStateDescriptor("count", int))
         count.update_many(range(100), range(100))
@@ -597,7 +596,7 @@ def test_batches_of_changes_are_bounded_and_restore_to_memory(
         story.change(6000)
         tags = keyed.get_state(sb.ListStateDescriptor("tags", str))
         store.commit(0, [keyed.snapshot(0, store).result()])
-        point = keyed._open_point()
+        point = keyed._log._points.open()
         story.change(500)
         keyed.set_current_namespace(VOID)
         for number in range(40):
@@ -643,7 +642,7 @@ def test_objects_count_by_what_they_are_when_serialised(
 
     with create("heap", int, max_parallelism=4) as keyed:
         fill(keyed, range(400))
-        point = keyed._open_point()
+        point = keyed._log._points.open()
         fill(keyed, range(200, 500))
         for source in (keyed._open_view(None), keyed._read_changes(point)):
             for section in source.sections():

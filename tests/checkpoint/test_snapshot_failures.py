@@ -51,11 +51,11 @@ def with_rewritten_base(backend: str, store: sb.CheckpointStore, monkeypatch: An
     monkeypatch.setattr(chains, "MOST_DELTAS", 2)
     keyed, count = filled(backend)
     checkpoint_id = 0
-    while keyed._lineage.rewriting is None:
+    while keyed._log.rewriting is None:
         count.update_many([checkpoint_id], [1000])
         store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
         checkpoint_id += 1
-    keyed._lineage.rewriting.wait()
+    keyed._log.rewriting.wait()
     return keyed, count, checkpoint_id
 
 
@@ -131,7 +131,7 @@ def test_a_base_that_cannot_be_begun_spoils_no_snapshot(
         assert "a base could not be rewritten, deltas go on: the folder is gone" in caplog.text
         monkeypatch.setattr(store, "begin_snapshot", begin)
         store.commit(5, [keyed.snapshot(5, store).result()])
-        keyed._lineage.rewriting.wait()
+        keyed._log.rewriting.wait()
         committed = store.commit(6, [keyed.snapshot(6, store).result()])
         assert [file.kind for file in committed.files.values()] == ["base"]
 
@@ -171,8 +171,8 @@ def test_two_stores_in_turn(tmp_path: Path, backend: str, monkeypatch: pytest.Mo
                 files = [file.kind for file in committed.files.values()]
                 kinds.setdefault((own is before, not flights), set()).add(files[-1])
                 before = own
-                if keyed._lineage.rewriting is not None and rng.random() < 0.7:
-                    keyed._lineage.rewriting.wait()
+                if keyed._log.rewriting is not None and rng.random() < 0.7:
+                    keyed._log.rewriting.wait()
         assert "delta" in kinds[True, True]
         assert "base" in kinds[False, True]
 

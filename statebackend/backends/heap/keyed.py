@@ -21,11 +21,11 @@ from statebackend._core.tables.state_core import StateCore
 from statebackend.backends.heap.codec_choice import key_codec
 from statebackend.backends.heap.load_rows import load, unload
 from statebackend.backends.heap.mutations import MutationWatcher
-from statebackend.backends.heap.snapshots import HeapChanges, HeapView
+from statebackend.backends.heap.snapshots import HeapChanges, HeapPoints, HeapView
 from statebackend.backends.heap.state_rows import WrittenState, row_tables
 from statebackend.backends.heap.states import make_state
 from statebackend.backends.heap.timers import HeapTimers
-from statebackend.checkpoint import CheckpointStore, PendingSnapshot
+from statebackend.checkpoint import CheckpointStore, DataWriter, PendingSnapshot
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import CheckpointedKeyedBackend
 from statebackend.keys import VOID, TimeWindow, encode_namespace, runs_of_list
@@ -202,7 +202,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         """
         self._check_open()
         budget = checked_budget(budget)
-        self._lineage.drop_outgrown_point()
+        self._log.drop_outgrown_point()
         done = 0
         saved = self._save_key()
         self._now = self._work_time()
@@ -241,7 +241,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
     # --- checkpoints ---
 
     def snapshot(
-        self, checkpoint_id: int, store: CheckpointStore, *, incremental: bool = True
+        self, checkpoint_id: int, store: CheckpointStore | DataWriter, *, incremental: bool = True
     ) -> PendingSnapshot:
         if self.mutation_watcher is not None:
             self.mutation_watcher.check()
@@ -253,16 +253,8 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
     def _read_changes(self, point: Any) -> HeapChanges:
         return HeapChanges(self, point)
 
-    def _changes_since(self, point: Any) -> int:
-        return self.core.changes_since(point)
-
-    def _is_outgrown(self, point: Any) -> bool:
-        if not point.is_open or self.core.changes_since(point) <= _MOST_CHANGES:
-            return False
-        return self.core.changes_since(point) > 2 * self._rows_held()
-
-    def _rows_held(self) -> int:
-        return sum(len(table) for state in self._written_states() for table in state.tables)
+    def _make_points(self) -> HeapPoints:
+        return HeapPoints(self)
 
     def _written_states(self) -> list[WrittenState]:
         """All states, and the timers, which the core keeps as states. Do not change the list: snapshots keep it."""
@@ -273,15 +265,6 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
             self._written = [WrittenState(self, state) for state in states]
             self._written_made_of = made_of
         return self._written
-
-    def _open_point(self) -> Any:
-        return self.core.mark()
-
-    def _is_valid(self, point: Any) -> bool:
-        return bool(point.is_open)
-
-    def _drop_point(self, point: Any) -> None:
-        self.core.release(point)
 
     @contextmanager
     def _loading(self) -> Iterator[None]:
@@ -334,10 +317,6 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         core = self.core.metrics()
         metrics.update({each: core[each] for each in _OF_CORE})
         return metrics
-
-
-#: The journal keeps at least this many changes since a checkpoint, however small the state is.
-_MOST_CHANGES = 1_000_000
 
 
 def _cleans_on_record(descriptor: StateDescriptor) -> bool:

@@ -23,16 +23,49 @@ from statebackend.backends.heap.state_rows import Copied, Part, WrittenState
 from statebackend.backends.heap.stored_columns import Array
 from statebackend.checkpoint.format import GroupedBatch, Section
 from statebackend.checkpoint.keyed import RowSource
+from statebackend.checkpoint.keyed.points import Point, Points
 from statebackend.checkpoint.keyed.rows import grouped
 
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
 
-__all__ = ["HeapChanges", "HeapView"]
+__all__ = ["HeapChanges", "HeapPoints", "HeapView"]
 
 #: One batch holds at most this many rows, and this many bytes in columns of varying width.
 BATCH_ROWS = 65_536
 BATCH_BYTES = 64 << 20
+
+
+#: Up to so many changes since a checkpoint are kept in the journal, however small the state is.
+MOST_CHANGES = 1_000_000
+
+
+class HeapPoints(Points):
+    """Marks of the core: the journal since the oldest says what has changed."""
+
+    def __init__(self, backend: HeapKeyedBackend) -> None:
+        self._backend = backend
+        self._core = backend.core
+
+    def open(self) -> Point:
+        return self._core.mark()
+
+    def drop(self, point: Point) -> None:
+        self._core.release(point)
+
+    def is_valid(self, point: Point) -> bool:
+        return bool(point.is_open)
+
+    def changes_since(self, point: Point) -> int:
+        return self._core.changes_since(point)
+
+    def rows_held(self) -> int:
+        return sum(len(table) for state in self._backend._written_states() for table in state.tables)
+
+    def is_outgrown(self, point: Point) -> bool:
+        if not point.is_open or self._core.changes_since(point) <= MOST_CHANGES:
+            return False
+        return self._core.changes_since(point) > 2 * self.rows_held()
 
 
 class HeapView(RowSource):

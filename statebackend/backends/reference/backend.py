@@ -21,7 +21,12 @@ from statebackend.backends.reference.single import (
     ReferenceReducingState,
     ReferenceValueState,
 )
-from statebackend.backends.reference.snapshots import HeldStates, ReferenceRows, load, written_states
+from statebackend.backends.reference.snapshots import (
+    HeldStates,
+    ReferencePoints,
+    ReferenceRows,
+    load,
+)
 from statebackend.backends.reference.table import Journal, Place
 from statebackend.backends.reference.timer_sets import ReferenceTimers
 from statebackend.checkpoint.format import Op
@@ -90,9 +95,7 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     def __init__(self, key_type: Any, **options: Any) -> None:
         super().__init__(key_type, **options)
         self.journal = Journal()
-        #: Counts marks and points: a rollback invalidates the points that were opened after its mark.
-        self._opened = 0
-        self._points: list[HeldStates] = []
+        self._points = ReferencePoints(self)
         self._timers = ReferenceTimers(self)
         self._restore()
 
@@ -200,13 +203,12 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     # --- marks ---
 
     def _mark_point(self) -> tuple[int, int]:
-        self._opened += 1
-        return self.journal.open(), self._opened
+        return self.journal.open(), self._points.next_number()
 
     def _return_to(self, point: tuple[int, int]) -> None:
         position, number = point
         self.journal.undo_to(position)
-        self._points = [each for each in self._points if each.number < number]
+        self._points.go_back_to(number)
         for state in self._states.values():
             state.changed(None)
 
@@ -237,24 +239,8 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     def _read_changes(self, point: HeldStates) -> ReferenceRows:
         return ReferenceRows(self, since=point)
 
-    def _changes_since(self, point: HeldStates) -> int:
-        return sum(len(point.changed_places(state)) for state in written_states(self))
-
-    def _rows_held(self) -> int:
-        return sum(len(state.table) for state in written_states(self))
-
-    def _open_point(self) -> HeldStates:
-        self._opened += 1
-        point = HeldStates(self, self._opened)
-        self._points.append(point)
-        return point
-
-    def _is_valid(self, point: HeldStates) -> bool:
-        return point in self._points
-
-    def _drop_point(self, point: HeldStates) -> None:
-        if point in self._points:
-            self._points.remove(point)
+    def _make_points(self) -> ReferencePoints:
+        return self._points
 
     @contextmanager
     def _loading(self) -> Iterator[None]:
@@ -263,13 +249,13 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     def _load(self, state: Any, op: Op, rows: pa.RecordBatch) -> None:
         for at, stored in load(self, state, op, rows):
             state.table.load(at, stored)
-            for point in self._points:
+            for point in self._points.held:
                 point.put(state, at, stored)
 
     def _unload(self, state: Any) -> None:
         for at, _ in list(state.table):
             state.table.load(at, None)
-            for point in self._points:
+            for point in self._points.held:
                 point.put(state, at, None)
 
     def _drop_all(self) -> None:

@@ -21,6 +21,7 @@ from statebackend.backends.reference.table import Place
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed import RowSource, state_schema
 from statebackend.checkpoint.keyed.description import value_role
+from statebackend.checkpoint.keyed.points import Point, Points
 from statebackend.keys import key_encoder
 from statebackend.state import MapStateDescriptor, expired, from_arrow, timer_state, to_arrow
 from statebackend.types.serializers import serializer_for
@@ -28,7 +29,7 @@ from statebackend.types.serializers import serializer_for
 if TYPE_CHECKING:
     from statebackend.backends.reference.backend import ReferenceKeyedBackend
 
-__all__ = ["HeldStates", "ReferenceRows", "load"]
+__all__ = ["HeldStates", "ReferencePoints", "ReferenceRows", "load"]
 
 
 class TimerState(NamedTuple):
@@ -84,6 +85,42 @@ class HeldStates:
         changed = [at for at, stored in state.table if held.get(at) is not stored]
         now = {at for at, _ in state.table}
         return changed + [at for at in held if at not in now]
+
+
+class ReferencePoints(Points):
+    """Copies of all that was held. A rollback voids the points that were opened after its mark."""
+
+    def __init__(self, backend: ReferenceKeyedBackend) -> None:
+        self._backend = backend
+        #: Counts marks and points.
+        self._opened = 0
+        self.held: list[HeldStates] = []
+
+    def next_number(self) -> int:
+        """The number of a mark or point that is being opened."""
+        self._opened += 1
+        return self._opened
+
+    def go_back_to(self, number: int) -> None:
+        """Void the points that were opened after this number."""
+        self.held = [each for each in self.held if each.number < number]
+
+    def open(self) -> HeldStates:
+        self.held.append(HeldStates(self._backend, self.next_number()))
+        return self.held[-1]
+
+    def drop(self, point: Point) -> None:
+        if point in self.held:
+            self.held.remove(point)
+
+    def is_valid(self, point: Point) -> bool:
+        return point in self.held
+
+    def changes_since(self, point: Point) -> int:
+        return sum(len(point.changed_places(state)) for state in written_states(self._backend))
+
+    def rows_held(self) -> int:
+        return sum(len(state.table) for state in written_states(self._backend))
 
 
 _NOTHING = Stamped(serializer_for(bool).serialize(False), 0)

@@ -22,8 +22,10 @@ from concurrent.futures import Future, wait
 from typing import NamedTuple
 
 from statebackend.checkpoint.format import read_data_file
+from statebackend.checkpoint.keyed.points import Point
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StoredFile
+from statebackend.checkpoint.store.pending import SnapshotInFlight
 
 __all__ = ["Chain", "Flight", "Rewriting", "written_and_read_back"]
 
@@ -39,7 +41,7 @@ class Chain(NamedTuple):
 
     files: tuple[StoredFile, ...]
     #: The moment of the checkpoint, for the backend.
-    point: object
+    point: Point
     #: What made the base, where no manifest names it yet.
     base_writer: DataWriter | None = None
 
@@ -62,11 +64,11 @@ class Chain(NamedTuple):
         return len(self.deltas) >= MOST_DELTAS or deltas > max(base, SMALLEST_REWRITTEN)
 
 
-class Flight:
-    """A snapshot that is neither committed nor aborted."""
+class Flight(SnapshotInFlight):
+    """A snapshot of keyed state that is neither committed nor aborted."""
 
-    def __init__(self, writer: DataWriter, point: object, now: int, chain: Chain | None) -> None:
-        self.writer = writer
+    def __init__(self, target: DataWriter, point: Point, now: int, chain: Chain | None) -> None:
+        super().__init__(target)
         self.point = point
         #: The time of its batch.
         self.now = now
@@ -74,26 +76,18 @@ class Flight:
         self.chain = chain
         #: All files that it consists of; None until they are written.
         self.files: tuple[StoredFile, ...] | None = None
-        #: Told by `notify_checkpoint_complete`, where the store that commits is in another process.
-        self.is_committed = False
-        self.is_aborted = False
 
     @property
     def has_landed(self) -> bool:
         """True if its checkpoint is committed."""
-        return self.files is not None and (self.is_committed or self.writer.is_committed)
-
-    @property
-    def is_lost(self) -> bool:
-        """True if it will never be committed."""
-        return self.is_aborted or self.writer.is_aborted
+        return self.files is not None and self.is_committed
 
 
 class Rewriting:
     """A base that is being written in the background; the next manifest names it."""
 
     def __init__(
-        self, writer: DataWriter, point: object, written: Future[tuple[StoredFile, ...] | None]
+        self, writer: DataWriter, point: Point, written: Future[tuple[StoredFile, ...] | None]
     ) -> None:
         self.writer = writer
         self.point = point

@@ -13,13 +13,13 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 
 from statebackend.checkpoint.format import Op
-from statebackend.checkpoint.keyed.chain import Chain, Flight
-from statebackend.checkpoint.keyed.lineage import Lineage
+from statebackend.checkpoint.keyed.chain import Chain
+from statebackend.checkpoint.keyed.points import Point, Points
 from statebackend.checkpoint.keyed.restored_states import (
     RestoredStates,
     keyed_snapshots,
@@ -30,11 +30,13 @@ from statebackend.checkpoint.keyed.restored_states import (
 from statebackend.checkpoint.keyed.rows import RowSource, phases
 from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savepoint
 from statebackend.checkpoint.keyed.snapshot_files import SnapshotWriting, TakenRows, TakenStates
+from statebackend.checkpoint.keyed.snapshot_log import NoPoints, SnapshotLog
+from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.json_checks import MAX_INTEGER
 from statebackend.checkpoint.store.pending import PendingSnapshot, WritingThreads
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
-from statebackend.checkpoint.store.store import CheckpointStore
+from statebackend.checkpoint.store.store import CheckpointStore, target_for
 from statebackend.errors import MemoryLimitError, UsageError
 from statebackend.state import (
     DOMAINS,
@@ -48,23 +50,18 @@ from statebackend.types import Compatibility
 
 __all__ = ["CheckpointedKeyedBackend"]
 
-#: A moment since which a backend can tell what has changed. What it is, only that backend knows.
-Point: TypeAlias = Any
-
 _TIMER_STATES = [timer_state(domain) for domain in DOMAINS]
 
 
 class CheckpointedKeyedBackend(BaseKeyedStateBackend):
-    """The shared part. A backend writes the methods under "to be written", beside those of the base class.
-
-    A *point* is a moment since which the backend can tell what has changed.
-    """
+    """The shared part. A backend writes the methods under "to be written", beside those of the base class."""
 
     def __init__(self, key_type: object, *, restore: object = (), **options: Any) -> None:
         super().__init__(key_type, **options)
         self._restored = RestoredStates({}, None)
         self._checkpoint_to_restore = restore
-        self._lineage = Lineage(self, None)
+        #: Remembers nothing until the backend is ready.
+        self._log = SnapshotLog(NoPoints(), None)
         self._threads = WritingThreads()
         self._expired_in_snapshots: Counter[str] = Counter()
         self._counting = threading.Lock()  # several threads may end their writing at once
@@ -83,24 +80,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         """The rows inserted, written or removed since a point. O(changes)."""
 
     @abstractmethod
-    def _changes_since(self, point: Point) -> int:
-        """About how many changes `_read_changes` would give."""
-
-    @abstractmethod
-    def _rows_held(self) -> int:
-        """About how many rows `_open_view` would give."""
-
-    @abstractmethod
-    def _open_point(self) -> object:
-        """Remember this moment."""
-
-    @abstractmethod
-    def _is_valid(self, point: Point) -> bool:
-        """Return True if no rollback has gone behind the point."""
-
-    @abstractmethod
-    def _drop_point(self, point: Point) -> None:
-        """Forget a point, valid or not. Idempotent."""
+    def _make_points(self) -> Points:
+        """The moments that this backend can remember; asked once, when it is ready."""
 
     @abstractmethod
     def _loading(self) -> AbstractContextManager[None]:
@@ -119,6 +100,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     def _restore(self) -> None:
         """Read what was given to restore from; called once, when the backend is ready."""
         given, self._checkpoint_to_restore = self._checkpoint_to_restore, None
+        self._log = SnapshotLog(self._make_points(), None)
         if given is None or given == () or given == []:
             return
         if isinstance(given, (str, os.PathLike)):
@@ -127,12 +109,12 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             read_savepoint if isinstance(given, Savepoint) else read_checkpoint
         )
         self._restored = read(given, self.key_type, self.max_parallelism, self.key_group_range)
-        self._lineage = Lineage(self, self._restored.now)
+        self._log.committed_now = self._restored.now
         self._load_timers()
         if isinstance(given, Checkpoint):
             own = [each for each in keyed_snapshots(given) if each.key_groups == self.key_group_range]
             if len(own) == 1:
-                self._lineage.build_on(own[0].files)
+                self._log.restored(own[0].files)
 
     def _load_timers(self) -> None:
         if not self.has_timers:
@@ -167,7 +149,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._restored.take(descriptor.name)
         if answer is not Compatibility.AS_IS:
             # What the files hold is of other types: none may be built on.
-            self._lineage.forget()
+            self._log.forget()
         return state
 
     def undeclared_states(self) -> list[str]:
@@ -177,41 +159,41 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     # --- taking ---
 
     def snapshot(
-        self, checkpoint_id: int, store: CheckpointStore, *, incremental: bool = True
+        self, checkpoint_id: int, store: CheckpointStore | DataWriter, *, incremental: bool = True
     ) -> PendingSnapshot:
         self._check_open()
-        if not isinstance(store, CheckpointStore):
+        if not isinstance(store, (CheckpointStore, DataWriter)):
             raise UsageError(
                 f"a {type(store).__name__} is not a store of checkpoints",
                 hint='write sb.CheckpointStore("/path").open_for_writing(...)',
             )
-        lineage = self._lineage
-        lineage.settle()
+        log = self._log
+        log.settle()
         now = _stored_time(self._work_time())
-        writer = store.begin_snapshot(checkpoint_id)
+        target = target_for(store, checkpoint_id)
         rows = flight = None
         try:
-            chain = lineage.chain_for(writer) if incremental else None
+            chain = log.chain_for(target) if incremental else None
             rows = self._take_rows() if chain is None else self._take_changes(chain)
-            flight = Flight(writer, self._open_point(), now, chain)
+            flight = log.taken(target, now, chain)
             writing = SnapshotWriting(
                 checkpoint_id, flight, rows, self._taken_states(), self.key_type, self.max_parallelism
             )
-            pending = PendingSnapshot(checkpoint_id, writing.write, writer.abort, self._threads)
+            pending = PendingSnapshot(checkpoint_id, writing.write, target.abort, self._threads)
         except BaseException:
             if flight is not None:
-                self._drop_point(flight.point)
+                log.withdraw(flight)
             if rows is not None:
                 rows.source.release()
-            writer.abort()
+            target.abort()
             raise
-        lineage.add(flight)
-        if chain is not None and chain.needs_base and lineage.rewriting is None:
-            lineage.rewrite_base(store, self._take_rows)
+        if chain is not None and chain.needs_base and log.rewriting is None:
+            another = store.begin_snapshot if isinstance(store, CheckpointStore) else store.beside
+            log.rewrite_base(another, self._take_rows, self._threads)
         return pending
 
     def _take_rows(self) -> TakenRows:
-        source = self._open_view(self._lineage.committed_now)
+        source = self._open_view(self._log.committed_now)
         return TakenRows("base", source, tuple(self._restored), self.key_group_range, self._count_expired)
 
     def _take_changes(self, chain: Chain) -> TakenRows:
@@ -244,8 +226,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         [{'key': 7, 'value': 'Ann'}]
         """
         self._check_open()
-        self._lineage.settle()
-        now = self._lineage.committed_now if self._worked_at is None else _stored_time(self._worked_at)
+        self._log.settle()
+        now = self._log.committed_now if self._worked_at is None else _stored_time(self._worked_at)
         savepoint = Savepoint.at(store_or_uri)
         rows = self._take_rows()
         try:
@@ -264,10 +246,10 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         return savepoint
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        self._lineage.note_committed(checkpoint_id)
+        self._log.committed(checkpoint_id)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        self._lineage.note_aborted(checkpoint_id)
+        self._log.aborted(checkpoint_id)
 
     # --- figures ---
 
@@ -285,17 +267,17 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
 
     # --- marks, and the end ---
 
-    def mark(self) -> object:
-        self._lineage.drop_outgrown_point()
+    def mark(self) -> Any:
+        self._log.drop_outgrown_point()
         return super().mark()
 
-    def _is_outgrown(self, point: Point) -> bool:
-        """Return True if keeping the changes since a point costs more than it can be worth; asked often."""
-        return False
+    def rollback(self, mark: Any) -> None:
+        super().rollback(mark)
+        self._log.rolled_back()
 
     def close(self) -> None:
         if not self._closed:
-            self._lineage.close()
+            self._log.close()
             self._threads.close()
         super().close()
 

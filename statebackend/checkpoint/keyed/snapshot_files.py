@@ -85,11 +85,11 @@ class SnapshotWriting(NamedTuple):
         """Write its file and say what it is. If that fails, the snapshot is given up."""
         flight = self.flight
         try:
-            made = self.rows.write(flight.writer)
+            made = self.rows.write(flight.target)
             files = made if flight.chain is None else (*flight.chain.files, *made)
             snapshot = self._described(files)
         except BaseException:
-            flight.writer.abort()
+            flight.target.abort()
             raise
         flight.files = files
         return snapshot
@@ -97,7 +97,7 @@ class SnapshotWriting(NamedTuple):
     def _described(self, files: tuple[StoredFile, ...]) -> StateSnapshot:
         return StateSnapshot(
             self.checkpoint_id,
-            self.flight.writer.epoch,
+            self.flight.target.epoch,
             files=files,
             key_groups=self.rows.key_groups,
             states=tuple(each.to_json() for each in self.states.descriptions()),

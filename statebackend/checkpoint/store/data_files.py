@@ -169,7 +169,8 @@ class DataWriter:
     """Makes data files in the folder of one epoch, and removes them again if they are not needed.
 
     Picklable: other processes on the same files may write for the writer of the epoch, which commits. They call
-    `sync` before they hand over what they have written.
+    `sync` before they hand over what they have written. A snapshot needs to know nothing else of its store: here are
+    the epoch, the names that it may build on, and a place for files.
     """
 
     def __init__(
@@ -202,10 +203,14 @@ class DataWriter:
             self.epoch,
             self.checkpoint_id,
             None,
-            frozenset(),
+            self.builds_on,
             self.compression,
         )
         return DataWriter, arguments
+
+    def beside(self) -> DataWriter:
+        """Another writer of this epoch, for files that the next manifest will name, whichever it is."""
+        return DataWriter(self._files, self.epoch, compression=self.compression)
 
     def create(
         self,
@@ -321,7 +326,7 @@ class DataWriter:
 
     def shares_store_with(self, other: DataWriter) -> bool:
         """Return True if a manifest that names files of ``other`` may name files of this one."""
-        return self._files is other._files and self.epoch == other.epoch
+        return self._files.uri == other._files.uri and self.epoch == other.epoch
 
     @property
     def unsettled(self) -> list[str]:

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
+from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StateSnapshot
 
-__all__ = ["PendingSnapshot", "WritingThreads"]
+__all__ = ["PendingSnapshot", "SnapshotInFlight", "WritingThreads"]
 
 T = TypeVar("T")
 
@@ -101,6 +102,37 @@ class WritingThreads:
         executor, self._executor = self._executor, None
         if executor is not None and self._process == os.getpid():
             executor.shutdown(wait=False)
+
+
+class SnapshotInFlight:
+    """A snapshot that was taken, until its checkpoint is committed or given up.
+
+    Its writer knows which, where the store is in this process. Where another process commits, the backend is told and
+    calls `committed` or `aborted`.
+    """
+
+    def __init__(self, target: DataWriter) -> None:
+        self.target = target
+        self._told: bool | None = None
+
+    def committed(self) -> None:
+        """Note that its checkpoint is committed."""
+        self._told = True
+
+    def aborted(self) -> None:
+        """Note that its checkpoint will never be committed, and remove what it has written."""
+        self._told = False
+        self.target.abort()
+
+    @property
+    def is_committed(self) -> bool:
+        """True if its checkpoint is known to be committed."""
+        return self._told is True or self.target.is_committed
+
+    @property
+    def is_aborted(self) -> bool:
+        """True if its checkpoint will never be committed."""
+        return self._told is False or self.target.is_aborted
 
 
 class PendingSnapshot:

@@ -97,6 +97,8 @@ class CheckpointStore(CheckpointReader):
         self._records = Records("")
         #: Snapshots in flight, and what each builds on.
         self._in_flight: dict[DataWriter, frozenset[str]] = {}
+        #: What snapshots of other processes may build on, by the id of their checkpoint.
+        self._lent: dict[int, frozenset[str]] = {}
         #: Why the epoch cannot be used any more.
         self._over: CommitConflictError | StoreError | None = None
 
@@ -247,7 +249,7 @@ class CheckpointStore(CheckpointReader):
             if not self._files.holds(epoch):
                 raise self._conflict("another writer has opened the store")
         self._retention, self._records, self._metadata = retention, records, metadata
-        self._in_flight = {}
+        self._in_flight, self._lent = {}, {}
         self._epoch, self._process, self._over = epoch, os.getpid(), None
 
     # --- taking a checkpoint ---
@@ -272,8 +274,20 @@ class CheckpointStore(CheckpointReader):
             return writer
 
     def data_writer(self, checkpoint_id: int | None = None) -> DataWriter:
-        """The same for another process, to be pickled. This process does not know what it makes: discard it."""
-        return DataWriter(self._files, self._writing(), checkpoint_id, compression=self._compression)
+        """The same for another process, to be pickled. This process does not know what it makes: discard it.
+
+        Until a checkpoint of this id or a later one is committed, or this one aborted, what it may build on is kept.
+        """
+        if checkpoint_id is not None:
+            _check_id(checkpoint_id)
+        with self._lock:
+            epoch = self._writing()
+            names = self._retention.names_of(None if checkpoint_id is None else self._retention.newest)
+            if checkpoint_id is not None:
+                self._lent[checkpoint_id] = self._lent.get(checkpoint_id, frozenset()) | names
+            return DataWriter(
+                self._files, epoch, checkpoint_id, builds_on=names, compression=self._compression
+            )
 
     def commit(
         self,
@@ -340,7 +354,7 @@ class CheckpointStore(CheckpointReader):
 
     def _check_files(self, manifest: Manifest, epoch: int) -> None:
         """Every named file is there with its size, and nothing that this writer may remove is named."""
-        kept = self._retention.known().union(*self._in_flight.values())
+        kept = self._retention.known().union(*self._in_flight.values(), *self._lent.values())
         for file in manifest.all_files.values():
             is_ours = file.epoch == epoch or file.name in kept
             with storing(f"looking for {file.name}"):
@@ -419,19 +433,23 @@ class CheckpointStore(CheckpointReader):
                 self._in_flight[writer] = frozenset()
             if (settled or past) and not writer.unsettled:
                 del self._in_flight[writer]
+        self._lent = {each: lent for each, lent in self._lent.items() if each > manifest.checkpoint_id}
         self._retain_newest()
 
     def abort(self, checkpoint_id: int) -> None:
         """Give up a checkpoint that is not committed: the files of its snapshots in this process are removed."""
         with self._lock:
             writers = [writer for writer in self._in_flight if writer.checkpoint_id == checkpoint_id]
+            self._lent.pop(checkpoint_id, None)
         for writer in writers:
             writer.abort()
 
     def discard(self, snapshot: StateSnapshot | Mapping[str, object]) -> None:
         """Remove the files of a snapshot that another process made for this writer and that is given up.
 
-        Only what lies in the folder of this epoch and is named by no checkpoint is removed.
+        Only what lies in the folder of this epoch and is named by no checkpoint is removed. This is for a process that
+        is gone: one that goes on may still build on some of the files, and removes the others itself when it is told,
+        by `notify_checkpoint_aborted`.
         """
         if not isinstance(snapshot, StateSnapshot):
             snapshot = StateSnapshot.from_json(snapshot)
@@ -461,7 +479,8 @@ class CheckpointStore(CheckpointReader):
 
     def _remove_dropped(self) -> None:
         assert self._epoch is not None
-        for name in sorted(self._retention.removable(self._in_flight.values())):
+        kept = [*self._in_flight.values(), *self._lent.values()]
+        for name in sorted(self._retention.removable(kept)):
             self._files.retire([name], self._epoch)
             self._retention.removed([name])
 
@@ -607,7 +626,7 @@ class CheckpointStore(CheckpointReader):
             if self._epoch is not None and self._process == os.getpid():
                 self._files.release(self._epoch)
             self._epoch = self._over = None
-            self._in_flight = {}
+            self._in_flight, self._lent = {}, {}
 
     def __enter__(self) -> CheckpointStore:
         return self
@@ -643,6 +662,23 @@ class CheckpointStore(CheckpointReader):
             detail=self.uri,
             hint="one query writes to a store; what this one holds in memory is as it was",
         )
+
+
+def target_for(store: CheckpointStore | DataWriter, checkpoint_id: int) -> DataWriter:
+    """The writer for a snapshot: a new one of the store, or the one that another process has sent.
+
+    >>> target_for(CheckpointStore("/nowhere"), 7)
+    Traceback (most recent call last):
+    statebackend.errors.ClosedError: the store is not open for writing (/nowhere). Hint: ...
+    """
+    if isinstance(store, CheckpointStore):
+        return store.begin_snapshot(checkpoint_id)
+    if store.checkpoint_id != checkpoint_id:
+        raise UsageError(
+            f"the writer was made for checkpoint {store.checkpoint_id}, not for {checkpoint_id}",
+            hint=f"write store.data_writer({checkpoint_id}) where the store is open",
+        )
+    return store
 
 
 def _check_id(checkpoint_id: int) -> None:

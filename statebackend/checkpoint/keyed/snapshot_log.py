@@ -1,0 +1,224 @@
+"""The history of a backend's snapshots: those in flight, the newest committed one, and the files the next builds on.
+
+>>> log = SnapshotLog(NoPoints(), None)
+>>> log.settle()
+>>> log.committed_now is None
+True
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+
+from statebackend.checkpoint.keyed.chain import Chain, Flight, Rewriting, written_and_read_back
+from statebackend.checkpoint.keyed.points import Point, Points
+from statebackend.checkpoint.keyed.snapshot_files import TakenRows
+from statebackend.checkpoint.store.data_files import DataWriter
+from statebackend.checkpoint.store.manifest import StoredFile
+from statebackend.checkpoint.store.pending import WritingThreads
+
+__all__ = ["NoPoints", "SnapshotLog"]
+
+_log = logging.getLogger(__name__)
+
+
+class NoPoints(Points):
+    """The points of a backend that remembers nothing: every snapshot of it is a base.
+
+    >>> NoPoints().is_valid(NoPoints().open())
+    False
+    """
+
+    def open(self) -> Point:
+        return None
+
+    def drop(self, point: Point) -> None:
+        pass
+
+    def is_valid(self, point: Point) -> bool:
+        return False
+
+    def changes_since(self, point: Point) -> int:
+        return 0
+
+    def rows_held(self) -> int:
+        return 0
+
+
+class SnapshotLog:
+    """All that a backend needs to know of its snapshots.
+
+    The chain is the newest checkpoint that is known to be committed. The next snapshot is a delta on it, or a base.
+
+    | event | the snapshot | the chain | a base that no manifest names |
+    |---|---|---|---|
+    | `taken` | is in flight, with a point of its own | stays | if it is written, the next snapshot adopts it |
+    | `committed` | becomes the chain; older ones go | is replaced | is settled if it is named, else it goes |
+    | `aborted` | goes | stays | goes if nothing else builds on it |
+    | `rolled_back` | stays | without its point, the next snapshot is a base | goes if its point is void |
+
+    Whatever goes drops its point. What something in flight builds on stays until that is decided.
+
+    Commits and aborts are told, or are seen by the writer of the snapshot where the store is in this process. They take
+    effect in `settle`, which the next snapshot calls: only the thread that calls the backend changes anything here.
+
+    >>> SnapshotLog(NoPoints(), 1000).committed_now
+    1000
+    """
+
+    def __init__(self, points: Points, committed_now: int | None) -> None:
+        self._points = points
+        #: The time of the newest checkpoint that is known to be committed: what has expired is left out by it.
+        self.committed_now = committed_now
+        self.rewriting: Rewriting | None = None
+        self._chain: Chain | None = None
+        self._flights: list[Flight] = []
+        #: The writers of bases that no manifest names yet.
+        self._bases: list[DataWriter] = []
+
+    # --- events ---
+
+    def restored(self, files: tuple[StoredFile, ...]) -> None:
+        """The state is what these files hold, and nothing else."""
+        self._chain = Chain(files, self._points.open())
+
+    def taken(self, target: DataWriter, now: int, chain: Chain | None) -> Flight:
+        """A snapshot has been taken of this moment: its rows are still to be written."""
+        flight = Flight(target, self._points.open(), now, chain)
+        self._flights.append(flight)
+        return flight
+
+    def withdraw(self, flight: Flight) -> None:
+        """The snapshot could not be begun after all."""
+        self._points.drop(flight.point)
+        self._flights.remove(flight)
+
+    def committed(self, checkpoint_id: int) -> None:
+        """A checkpoint is committed, by this process or another."""
+        for flight in self._flights:
+            if flight.target.checkpoint_id == checkpoint_id:
+                flight.committed()
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """A checkpoint will never be committed."""
+        for flight in self._flights:
+            if flight.target.checkpoint_id == checkpoint_id:
+                flight.aborted()
+
+    def rolled_back(self) -> None:
+        """State has gone back to a mark. Points behind it are void; what was written since them is of no use."""
+        if self._chain is not None and not self._points.is_valid(self._chain.point):
+            self._points.drop(self._chain.point)
+        rewriting = self.rewriting
+        if rewriting is not None and not self._points.is_valid(rewriting.point):
+            self._give_up(rewriting)
+
+    def settle(self) -> None:
+        """Let what has been committed become the chain, and forget what was given up."""
+        landed = [at for at, flight in enumerate(self._flights) if flight.has_landed]
+        if landed:
+            self._land(landed[-1])
+        for flight in [each for each in self._flights if each.is_aborted]:
+            self._points.drop(flight.point)
+            self._flights.remove(flight)
+        if self._bases:
+            self._abort_bases([self._chain, *(flight.chain for flight in self._flights)])
+
+    def _land(self, at: int) -> None:
+        newest = self._flights[at]
+        assert newest.files is not None
+        if self._chain is not None:
+            self._points.drop(self._chain.point)
+        self._chain = Chain(newest.files, newest.point)
+        self.committed_now = newest.now
+        for flight in self._flights[:at]:
+            self._points.drop(flight.point)
+        del self._flights[: at + 1]
+        named = {file.name for file in newest.files}
+        for base in self._bases:  # another process may have committed: its store cannot tell our writers
+            base.settle(named)
+
+    def _abort_bases(self, used: Iterable[Chain | None]) -> None:
+        """Remove rewritten bases that no manifest names and none of the chains builds on."""
+        self._bases = [each for each in self._bases if each.unsettled]
+        kept = [chain.base_writer for chain in used if chain is not None]
+        for base in self._bases:
+            if base not in kept:
+                base.abort()
+
+    # --- what the next snapshot builds on ---
+
+    def chain_for(self, target: DataWriter) -> Chain | None:
+        """The chain, with a rewritten base if there is one; None if the next file is to be a base."""
+        self._adopt_rewritten()
+        chain, points = self._chain, self._points
+        if chain is None or not points.is_valid(chain.point) or not chain.is_kept_for(target):
+            return None  # rolled back behind it; or another store, or one whose checkpoints were dropped
+        is_small = 2 * points.changes_since(chain.point) <= points.rows_held()
+        return chain if is_small else None
+
+    def _adopt_rewritten(self) -> None:
+        rewriting = self.rewriting
+        if rewriting is None or rewriting.is_running:
+            return
+        chain = rewriting.chain()
+        if chain is None or self._chain is None or not self._points.is_valid(rewriting.point):
+            self._give_up(rewriting)
+            return
+        self.rewriting = None
+        self._points.drop(self._chain.point)
+        self._chain = chain
+        self._bases.append(rewriting.writer)
+
+    def _give_up(self, rewriting: Rewriting) -> None:
+        self.rewriting = None
+        self._points.drop(rewriting.point)
+        rewriting.writer.abort()
+
+    def rewrite_base(
+        self, begin: Callable[[], DataWriter], take: Callable[[], TakenRows], threads: WritingThreads
+    ) -> None:
+        """Begin to write all rows of this moment in the background, so that what follows builds on few files."""
+        try:
+            with ExitStack() as undo:
+                writer = begin()
+                undo.callback(writer.abort)
+                rows = take()
+                undo.callback(rows.source.release)
+                point = self._points.open()
+                undo.callback(self._points.drop, point)
+                written = threads.run(lambda: written_and_read_back(writer, rows.write))
+                undo.pop_all()
+        except Exception as error:  # noqa: BLE001 - the snapshot that was asked for has been taken
+            _log.warning("a base could not be rewritten, deltas go on: %s", str(error))
+            return
+        self.rewriting = Rewriting(writer, point, written)
+
+    def drop_outgrown_point(self) -> None:
+        """Drop the chain's point if so much has changed that the next file will be a base."""
+        if self._flights:
+            self.settle()
+        if self._chain is not None and self._points.is_outgrown(self._chain.point):
+            self._points.drop(self._chain.point)
+
+    # --- the end ---
+
+    def forget(self) -> None:
+        """Build on nothing that was written so far."""
+        if self._chain is not None:
+            self._points.drop(self._chain.point)
+            self._chain = None
+        for flight in self._flights:
+            self._points.drop(flight.point)
+        if self.rewriting is not None:
+            self._points.drop(self.rewriting.point)
+
+    def close(self) -> None:
+        """No snapshot is taken any more. Those in flight may still be committed."""
+        self._abort_bases(flight.chain for flight in self._flights if not flight.is_aborted)
+        self._chain, self._flights = None, []
+        if self.rewriting is not None:
+            self.rewriting.writer.abort()
+            self.rewriting = None
