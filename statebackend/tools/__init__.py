@@ -6,7 +6,7 @@ Traceback (most recent call last):
 statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store [USAGE.NO_CHECKPOINT]
 """
 
-from statebackend.tools.bootstrap import bootstrap
+from statebackend.tools.build import bootstrap
 from statebackend.tools.history import rewind, set_time
 from statebackend.tools.read import read_state
 from statebackend.tools.rewrite import drop_state, rescale

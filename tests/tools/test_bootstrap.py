@@ -11,7 +11,7 @@ import pytest
 import statebackend as sb
 from statebackend.errors import SerializationError, UsageError
 from statebackend.testing import ManualClock
-from statebackend.tools import bootstrap as bootstrapping
+from statebackend.tools import build
 
 BACKENDS = ["heap", "reference"]
 
@@ -25,7 +25,7 @@ def restored(backend: str, key_type: Any, path: Path, **options: Any) -> Any:
 def test_rows_are_written_in_order(
     tmp_path: Path, backend: str, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bootstrapping, "_PIECE_ROWS", piece)
+    monkeypatch.setattr(build, "_PIECE_ROWS", piece)
     table = pa.table(
         {
             "user": ["ann", "bob", "ann", "ann", "cleo"],
