@@ -627,7 +627,7 @@ def test_a_file_that_may_not_grow(root: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"},
     )
     assert done.stdout == f"{errno.EFBIG}\n[0, 1]\n"
     assert len(data_files(root)) == 2

@@ -2,13 +2,13 @@
 
 Memcheck, on a release build (options of the interpreter come first, its own allocator is put aside):
 
-    PYTHONMALLOC=malloc PYTHONPATH=tests:. valgrind --suppressions=tests/core/valgrind.supp \\
+    PYTHONMALLOC=malloc PYTHONPATH=tests:tests/support:. valgrind --suppressions=tests/core/valgrind.supp \\
         --error-exitcode=9 python tests/core/valgrind_run.py
 
 AddressSanitizer, on a build made with CFLAGS and LDFLAGS "-fsanitize=address -fno-omit-frame-pointer":
 
     ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$(gcc -print-file-name=libasan.so) PYTHONMALLOC=malloc \\
-        PYTHONPATH=tests:. python tests/core/valgrind_run.py
+        PYTHONPATH=tests:tests/support:. python tests/core/valgrind_run.py
 
 Both see the arena's extents as single blocks: accesses beyond an extent, to a dropped one and to freed
 C-heap blocks (page directories, snapshot directories, list chunks above 4 KB, journal segments) are found,
