@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from statebackend.checkpoint import CheckpointStore, DataWriter, PendingSnapshot, StateSnapshot
 from statebackend.checkpoint.format import GroupedBatch, Section, write_data_file
-from statebackend.checkpoint.store.pending import SnapshotInFlight, WritingThreads
+from statebackend.checkpoint.store.pending import SnapshotInFlight, WritingThreads, tell
 from statebackend.checkpoint.store.store import target_for
 from statebackend.errors import UsageError
 from statebackend.operator_state.element_columns import column_type, to_column
@@ -131,15 +131,11 @@ class SnapshotHistory:
 
     def committed(self, checkpoint_id: int) -> None:
         """A checkpoint is committed, by this process or another."""
-        for each in self._taken:
-            if each.target.checkpoint_id == checkpoint_id:
-                each.committed()
+        tell(self._taken, checkpoint_id, is_committed=True)
 
     def aborted(self, checkpoint_id: int) -> None:
         """A checkpoint will never be committed."""
-        for each in self._taken:
-            if each.target.checkpoint_id == checkpoint_id:
-                each.aborted()
+        tell(self._taken, checkpoint_id, is_committed=False)
 
     def close(self) -> None:
         """Forget earlier snapshots. Writes that have begun go on."""

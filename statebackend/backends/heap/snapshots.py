@@ -63,9 +63,8 @@ class HeapPoints(Points):
         return sum(len(table) for state in self._backend._written_states() for table in state.tables)
 
     def is_outgrown(self, point: Point) -> bool:
-        if not point.is_open or self._core.changes_since(point) <= MOST_CHANGES:
-            return False
-        return self._core.changes_since(point) > 2 * self.rows_held()
+        changes = self._core.changes_since(point) if point.is_open else 0
+        return changes > MOST_CHANGES and changes > 2 * self.rows_held()
 
 
 class HeapView(RowSource):

@@ -30,7 +30,7 @@ from statebackend.checkpoint.keyed.restored_states import (
 from statebackend.checkpoint.keyed.rows import RowSource, phases
 from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savepoint
 from statebackend.checkpoint.keyed.snapshot_files import SnapshotWriting, TakenRows, TakenStates
-from statebackend.checkpoint.keyed.snapshot_log import NoPoints, SnapshotLog
+from statebackend.checkpoint.keyed.snapshot_log import SnapshotLog
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.json_checks import MAX_INTEGER
 from statebackend.checkpoint.store.pending import PendingSnapshot, WritingThreads
@@ -60,8 +60,6 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         super().__init__(key_type, **options)
         self._restored = RestoredStates({}, None)
         self._checkpoint_to_restore = restore
-        #: Remembers nothing until the backend is ready.
-        self._log = SnapshotLog(NoPoints(), None)
         self._threads = WritingThreads()
         self._expired_in_snapshots: Counter[str] = Counter()
         self._counting = threading.Lock()  # several threads may end their writing at once
@@ -100,6 +98,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     def _restore(self) -> None:
         """Read what was given to restore from; called once, when the backend is ready."""
         given, self._checkpoint_to_restore = self._checkpoint_to_restore, None
+        #: Its points need what the backend makes after its part of `__init__`.
         self._log = SnapshotLog(self._make_points(), None)
         if given is None or given == () or given == []:
             return

@@ -1,6 +1,7 @@
 """The history of a backend's snapshots: those in flight, the newest committed one, and the files the next builds on.
 
->>> log = SnapshotLog(NoPoints(), None)
+>>> from statebackend.backends import create_backend
+>>> log = SnapshotLog(create_backend("reference").create_keyed_backend(int)._make_points(), None)
 >>> log.settle()
 >>> log.committed_now is None
 True
@@ -13,38 +14,15 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
 from statebackend.checkpoint.keyed.chain import Chain, Flight, Rewriting, written_and_read_back
-from statebackend.checkpoint.keyed.points import Point, Points
+from statebackend.checkpoint.keyed.points import Points
 from statebackend.checkpoint.keyed.snapshot_files import TakenRows
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StoredFile
-from statebackend.checkpoint.store.pending import WritingThreads
+from statebackend.checkpoint.store.pending import WritingThreads, tell
 
-__all__ = ["NoPoints", "SnapshotLog"]
+__all__ = ["SnapshotLog"]
 
 _log = logging.getLogger(__name__)
-
-
-class NoPoints(Points):
-    """The points of a backend that remembers nothing: every snapshot of it is a base.
-
-    >>> NoPoints().is_valid(NoPoints().open())
-    False
-    """
-
-    def open(self) -> Point:
-        return None
-
-    def drop(self, point: Point) -> None:
-        pass
-
-    def is_valid(self, point: Point) -> bool:
-        return False
-
-    def changes_since(self, point: Point) -> int:
-        return 0
-
-    def rows_held(self) -> int:
-        return 0
 
 
 class SnapshotLog:
@@ -64,7 +42,8 @@ class SnapshotLog:
     Commits and aborts are told, or are seen by the writer of the snapshot where the store is in this process. They take
     effect in `settle`, which the next snapshot calls: only the thread that calls the backend changes anything here.
 
-    >>> SnapshotLog(NoPoints(), 1000).committed_now
+    >>> from statebackend.backends import create_backend
+    >>> SnapshotLog(create_backend("reference").create_keyed_backend(int)._make_points(), 1000).committed_now
     1000
     """
 
@@ -97,15 +76,11 @@ class SnapshotLog:
 
     def committed(self, checkpoint_id: int) -> None:
         """A checkpoint is committed, by this process or another."""
-        for flight in self._flights:
-            if flight.target.checkpoint_id == checkpoint_id:
-                flight.committed()
+        tell(self._flights, checkpoint_id, is_committed=True)
 
     def aborted(self, checkpoint_id: int) -> None:
         """A checkpoint will never be committed."""
-        for flight in self._flights:
-            if flight.target.checkpoint_id == checkpoint_id:
-                flight.aborted()
+        tell(self._flights, checkpoint_id, is_committed=False)
 
     def rolled_back(self) -> None:
         """State has gone back to a mark. Points behind it are void; what was written since them is of no use."""
@@ -220,5 +195,4 @@ class SnapshotLog:
         self._abort_bases(flight.chain for flight in self._flights if not flight.is_aborted)
         self._chain, self._flights = None, []
         if self.rewriting is not None:
-            self.rewriting.writer.abort()
-            self.rewriting = None
+            self._give_up(self.rewriting)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StateSnapshot
 
-__all__ = ["PendingSnapshot", "SnapshotInFlight", "WritingThreads"]
+__all__ = ["PendingSnapshot", "SnapshotInFlight", "WritingThreads", "tell"]
 
 T = TypeVar("T")
 
@@ -133,6 +133,16 @@ class SnapshotInFlight:
     def is_aborted(self) -> bool:
         """True if its checkpoint will never be committed."""
         return self._told is False or self.target.is_aborted
+
+
+def tell(snapshots: Iterable[SnapshotInFlight], checkpoint_id: int, *, is_committed: bool) -> None:
+    """Note what has become of a checkpoint in those of its snapshots that are in flight."""
+    for each in snapshots:
+        if each.target.checkpoint_id == checkpoint_id:
+            if is_committed:
+                each.committed()
+            else:
+                each.aborted()
 
 
 class PendingSnapshot:

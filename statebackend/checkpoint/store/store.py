@@ -354,7 +354,7 @@ class CheckpointStore(CheckpointReader):
 
     def _check_files(self, manifest: Manifest, epoch: int) -> None:
         """Every named file is there with its size, and nothing that this writer may remove is named."""
-        kept = self._retention.known().union(*self._in_flight.values(), *self._lent.values())
+        kept = self._retention.known().union(*self._built_on())
         for file in manifest.all_files.values():
             is_ours = file.epoch == epoch or file.name in kept
             with storing(f"looking for {file.name}"):
@@ -461,6 +461,10 @@ class CheckpointStore(CheckpointReader):
                     with storing(f"removing {file.name}"):
                         self._files.remove(file.name)
 
+    def _built_on(self) -> list[frozenset[str]]:
+        """The names that snapshots on their way may build on, in this process and in others."""
+        return [*self._in_flight.values(), *self._lent.values()]
+
     def _ended(self, writer: DataWriter) -> None:
         with self._lock:
             self._in_flight.pop(writer, None)
@@ -479,8 +483,7 @@ class CheckpointStore(CheckpointReader):
 
     def _remove_dropped(self) -> None:
         assert self._epoch is not None
-        kept = [*self._in_flight.values(), *self._lent.values()]
-        for name in sorted(self._retention.removable(kept)):
+        for name in sorted(self._retention.removable(self._built_on())):
             self._files.retire([name], self._epoch)
             self._retention.removed([name])
 
