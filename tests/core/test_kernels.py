@@ -17,6 +17,7 @@ from map_model import INTEGER_BITS, Layout, array_of, list_of, packed, reduced, 
 
 from statebackend._core.batches import kernels
 from statebackend._core.key_groups import HashPlan
+from statebackend._core.tables.accumulators import OPERATIONS
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import KeyGroupError, UsageError
@@ -226,7 +227,7 @@ def is_defined(kind: str, reduction: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("kind", "reduction"), [(k, r) for k in NUMBERS for r in kernels.REDUCTIONS if is_defined(k, r)]
+    ("kind", "reduction"), [(k, r) for k in NUMBERS for r in OPERATIONS if is_defined(k, r)]
 )
 @pytest.mark.parametrize("key", ["int", "bytes"])
 def test_reductions(key: str, kind: str, reduction: str, rng: random.Random) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from statebackend._core.batches import kernels
 from statebackend._core.key_groups import HashPlan
 from statebackend._core.memory.arena import fail_allocation
+from statebackend._core.tables.accumulators import OPERATIONS
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import KeyGroupError
@@ -371,7 +372,7 @@ class MapModel:
         values, timestamp = [self.make(self.random) for _ in keys], self.timestamp()
         reductions = [
             r
-            for r in kernels.REDUCTIONS
+            for r in OPERATIONS
             if not (self.kind == "bool" and r in ("sum", "product", "count"))
             and not (self.kind in ("double", "float") and r == "count")
         ]

@@ -10,7 +10,6 @@ _Offsets: TypeAlias = tuple[NDArray[np.int64], NDArray[np.uint8]]
 _Keys: TypeAlias = NDArray[np.int64] | _Offsets
 _Values: TypeAlias = NDArray[Any] | _Offsets
 
-REDUCTIONS: dict[str, int]
 
 @final
 class LaneWork:

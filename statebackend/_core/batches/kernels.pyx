@@ -44,12 +44,13 @@ from statebackend._core.tables.state_table cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT64,
     CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable)
 from statebackend._core.tables.reductions cimport (
-    OP_ALL, OP_ANY, OP_APPEND, OP_COUNT, OP_FIND, OP_FIRST, OP_GET, OP_LAST, OP_MAX, OP_MIN, OP_PRODUCT, OP_REMOVE,
-    OP_SUM, OP_UPDATE, Operation, add_overflow, is_write, reduce_into)
+    OP_APPEND, OP_COUNT, OP_FIND, OP_GET, OP_PRODUCT, OP_REMOVE, OP_SUM, OP_UPDATE, Operation, add_overflow,
+    is_write, reduce_into)
 from statebackend._core.tables.state_core cimport StateCore, discard_log
 from statebackend._core.tables.lists cimport list_append
 
 from statebackend._core.batches.gathering import blobs_of, distinct_slots, lists_at, values_at
+from statebackend._core.tables.accumulators import OPERATIONS
 from statebackend._core.tables.state_table import DTYPES
 from statebackend.errors import KeyGroupError, UsageError
 
@@ -64,10 +65,6 @@ cdef enum:
     IDLE_LOOKS = 2000                    # of a thread, before it sleeps: the next phase begins at once as a rule
 
 cdef uint32_t nowhere = 0                # an empty bucket, for pages that do not exist
-
-REDUCTIONS = {
-    "sum": OP_SUM, "min": OP_MIN, "max": OP_MAX, "first": OP_FIRST, "last": OP_LAST, "product": OP_PRODUCT,
-    "any": OP_ANY, "all": OP_ALL, "count": OP_COUNT}
 
 
 # --- phases --------------------------------------------------------------------------------------------
@@ -1216,7 +1213,7 @@ def remove_many(StateTable table not None, keys, *, uint32_t namespace=0, int th
 
 def reduce_many(StateTable table not None, keys, values, reduction, *, uint32_t namespace=0, int64_t timestamp=0,
                 int threads=1, return_touched=False):
-    """Reduce each value into its key's, in order; `reduction` is one of REDUCTIONS. Atomic, overflow raises.
+    """Reduce each value into its key's, in order; `reduction` is one of OPERATIONS. Atomic, overflow raises.
 
     With `return_touched`, gives the first row of each distinct key, in order, and the reduced values there.
 
@@ -1229,13 +1226,13 @@ def reduce_many(StateTable table not None, keys, values, reduction, *, uint32_t 
     """
     cdef BatchCall call = BatchCall(table, keys, namespace, threads)
     cdef int code = table.value_code
-    if reduction not in REDUCTIONS:
-        raise UsageError("unknown reduction", detail=repr(reduction), hint=f"one of {', '.join(REDUCTIONS)}")
+    if reduction not in OPERATIONS:
+        raise UsageError("unknown reduction", detail=repr(reduction), hint=f"one of {', '.join(OPERATIONS)}")
     if code == CODE_RAW or code >= CODE_BLOB:
         raise UsageError("only numbers and booleans are reduced in batches")
-    if code == CODE_BOOL and REDUCTIONS[reduction] in (OP_SUM, OP_PRODUCT, OP_COUNT):
+    if code == CODE_BOOL and OPERATIONS[reduction] in (OP_SUM, OP_PRODUCT, OP_COUNT):
         raise UsageError(f"booleans have no {reduction}", hint="use any, all, min, max, first or last")
-    if REDUCTIONS[reduction] == OP_COUNT:
+    if OPERATIONS[reduction] == OP_COUNT:
         if code in (CODE_DOUBLE, CODE_FLOAT):
             raise UsageError("a count is an integer")
         values = np.zeros(call.batch.n, dtype=DTYPES[code])
@@ -1245,11 +1242,11 @@ def reduce_many(StateTable table not None, keys, values, reduction, *, uint32_t 
         slots = np.zeros(call.batch.n, dtype=np.uint32)
         call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
     if not return_touched:
-        call.run(REDUCTIONS[reduction])
+        call.run(OPERATIONS[reduction])
         return None
     table.owner.hold()
     try:
-        call.run(REDUCTIONS[reduction])
+        call.run(OPERATIONS[reduction])
         rows = distinct_slots(slots)
         return rows, values_at(table, slots[rows])
     finally:

@@ -1,6 +1,5 @@
 from typing import final
 
-NUMBERS: dict[str, tuple[int, int]]
 OPERATIONS: dict[str, int]
 ORDERED: tuple[str, ...]
 

@@ -6,14 +6,11 @@ from libc.stdint cimport uint64_t
 
 from statebackend._core.tables.reductions cimport (
     OP_ALL, OP_ANY, OP_COUNT, OP_FIRST, OP_LAST, OP_MAX, OP_MIN, OP_PRODUCT, OP_SUM)
-from statebackend._core.tables.state_table cimport (
-    CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT8, CODE_INT16, CODE_INT32, CODE_INT64, CODE_RAW)
+from statebackend._core.tables.state_table cimport CODE_BLOB, CODE_BOOL, CODE_INT64, CODE_RAW
 
+from statebackend._core.tables.state_table import FIXED_CODES
 from statebackend.errors import UsageError
 
-NUMBERS = {
-    "long": (CODE_INT64, 8), "int": (CODE_INT32, 4), "short": (CODE_INT16, 2), "byte": (CODE_INT8, 1),
-    "double": (CODE_DOUBLE, 8), "float": (CODE_FLOAT, 4), "bool": (CODE_BOOL, 1)}
 OPERATIONS = {
     "sum": OP_SUM, "min": OP_MIN, "max": OP_MAX, "first": OP_FIRST, "last": OP_LAST, "product": OP_PRODUCT,
     "any": OP_ANY, "all": OP_ALL, "count": OP_COUNT}
@@ -47,8 +44,8 @@ cdef class AddPlan:
             raise UsageError("unknown operation", detail=repr(operation),
                              hint=f"one of {', '.join(OPERATIONS)}, average, moments")
         self.adding.op = OPERATIONS[operation]
-        if number in NUMBERS:
-            code, width = NUMBERS[number]
+        if number in FIXED_CODES:
+            code, width = FIXED_CODES[number]
             if ((operation in ("any", "all")) != (code == CODE_BOOL) and operation not in ORDERED
                     or operation == "count" and number != "long"):
                 raise self.refuse()

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend._core.batches import adding_kernels
-from statebackend._core.tables.accumulators import NUMBERS, AddPlan
+from statebackend._core.tables.accumulators import AddPlan
+from statebackend._core.tables.state_table import FIXED_CODES
 from statebackend.backends.heap.stored_columns import (
     Array,
     Column,
@@ -91,7 +92,7 @@ def typed(values: Any, plan: AddPlan) -> Any:
     >>> typed(np.zeros((2, 4), dtype=np.uint8), AddPlan("max", "int"))
     array([0, 0], dtype=int32)
     """
-    if plan.number in NUMBERS and values.ndim == 2:
+    if plan.number in FIXED_CODES and values.ndim == 2:
         return values.view(_DTYPES[plan.number]).reshape(-1)
     return values
 
