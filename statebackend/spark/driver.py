@@ -195,9 +195,16 @@ class StatefulBatches:
     # --- opening and closing ---
 
     def _opened(self, frame: DataFrame) -> Runner:
+        """The runner of the query that this frame is of, opened anew if this is another run of it."""
         query = Query.of(frame, self._name)
         if self._runner is not None and self._runner.is_open and query == self._query and self.is_running():
             return self._runner
+        self._check_free_for(query)
+        # Another run of the query: what is committed may have changed meanwhile.
+        self.close()
+        return self._open(frame, query)
+
+    def _check_free_for(self, query: Query) -> None:
         if query != self._query and self._execution is not None and self._execution.is_active():
             raise UsageError(
                 "this object serves another query, which is running",
@@ -205,15 +212,13 @@ class StatefulBatches:
                 detail=f"{self!r}",
                 hint="make one with stateful(...) for each query, with a checkpoint of its own",
             )
-        # Another run of the query: what is committed may have changed meanwhile.
-        self.close()
+
+    def _open(self, frame: DataFrame, query: Query) -> Runner:
         self._check_frame(frame)
         execution = Execution.of(frame.sparkSession, query.id)
         location = None if execution is None else execution.location()
-        store = self._unopened.unopened()
-        check_not_sparks_own(store, location)
-        self._close_ended(store)
-        self._runner = self._made_runner(frame, store, query, shown_location(location))
+        store = self._store_beside(location)
+        runner = self._runner = self._made_runner(frame, store, query, shown_location(location))
         try:
             check_readable_by_executors(frame, store.address, store.address_of_metadata())
         except BaseException:
@@ -223,7 +228,14 @@ class StatefulBatches:
         _open[store.uri] = self
         if execution is not None:
             _watch(self)
-        return self._runner
+        return runner
+
+    def _store_beside(self, location: str | None) -> CheckpointStore:
+        """The store, not yet open: not Spark's own folder, and held by no object whose query has ended."""
+        store = self._unopened.unopened()
+        check_not_sparks_own(store, location)
+        self._close_ended(store)
+        return store
 
     def _check_frame(self, frame: DataFrame) -> None:
         check_reachable(frame, self._unopened.address)

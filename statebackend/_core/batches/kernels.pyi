@@ -10,7 +10,6 @@ _Offsets: TypeAlias = tuple[NDArray[np.int64], NDArray[np.uint8]]
 _Keys: TypeAlias = NDArray[np.int64] | _Offsets
 _Values: TypeAlias = NDArray[Any] | _Offsets
 
-
 @final
 class LaneWork:
     def __call__(self, *args: Any, **kwargs: Any) -> None: ...

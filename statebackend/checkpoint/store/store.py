@@ -37,6 +37,7 @@ from statebackend.checkpoint.store.data_files import DataWriter, storing
 from statebackend.checkpoint.store.json_checks import Malformed, integer
 from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
+from statebackend.checkpoint.store.over import Over, Reason
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.records import Record, Records
 from statebackend.checkpoint.store.retention import Key, Retention
@@ -99,8 +100,8 @@ class CheckpointStore(CheckpointReader):
         self._in_flight: dict[DataWriter, frozenset[str]] = {}
         #: What snapshots of other processes may build on, by the id of their checkpoint.
         self._lent: dict[int, frozenset[str]] = {}
-        #: Why the epoch cannot be used any more.
-        self._over: CommitConflictError | StoreError | None = None
+        #: Why this writer can write no more; None while it can.
+        self._over: Over | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return self._maker(), ()
@@ -331,8 +332,7 @@ class CheckpointStore(CheckpointReader):
             epoch = self._writing()
             with storing("looking for a newer writer"):
                 if not self._files.holds(epoch):
-                    self._over = self._conflict("another writer has opened the store")
-                    raise self._over
+                    raise self._fenced()
 
     def _manifest_of(
         self,
@@ -362,8 +362,7 @@ class CheckpointStore(CheckpointReader):
                 is_held = (is_ours and size == file.size) or self._files.holds(epoch)
             if not is_held:
                 # A newer writer has removed the file, or made it.
-                self._over = self._conflict("another writer has opened the store")
-                raise self._over
+                raise self._fenced()
             if not is_ours:
                 raise UsageError(
                     "a snapshot names a file of an earlier writer that no checkpoint names",
@@ -389,7 +388,7 @@ class CheckpointStore(CheckpointReader):
             detail=detail,
             hint="open the store again for writing, and look",
         )
-        self._over = unknown
+        self._over = Over(Reason.UNKNOWN, unknown)
         try:
             if any(file.epoch == epoch for file in manifest.all_files.values()):
                 # After a failed sync of a folder, another one would not tell what has become of its names.
@@ -397,18 +396,17 @@ class CheckpointStore(CheckpointReader):
                     self._files.sync_folder(data_folder(epoch))
             self._files.publish(manifest.name, content, epoch)
         except Fenced:
-            self._over = self._conflict("another writer has opened the store")
-            raise self._over from None
+            raise self._fenced() from None
         except Taken:
             self._over = None
             raise self._conflict(f"checkpoint {manifest.checkpoint_id} is already committed") from None
         except StoreError as error:
-            self._over = error
+            self._over = Over(Reason.UNKNOWN, error)
             with suppress(OSError):
                 if not self._files.holds(epoch):
                     # A newer writer has removed the folder.
-                    self._over = self._conflict("another writer has opened the store")
-            raise self._over from error.__cause__
+                    self._fenced()
+            raise self._over.error from error.__cause__
         except OSError as error:
             if getattr(error, "unknown", False):
                 unknown.errno = error.errno
@@ -477,7 +475,7 @@ class CheckpointStore(CheckpointReader):
             self._remove_dropped()
             self._drop(self._retention.excess(self._retain))
         except Fenced:
-            self._over = self._conflict("another writer has opened the store")
+            self._fenced()
         except OSError as error:
             _log.warning("old checkpoints stay until the next commit: %s", error)
 
@@ -589,10 +587,9 @@ class CheckpointStore(CheckpointReader):
             with storing(f"writing {record.name}", hint="open the store again for writing, and look"):
                 self._files.publish(record.name, seal(record.to_json()), epoch)
         except (Fenced, Taken):
-            self._over = self._conflict("another writer has opened the store")
-            raise self._over from None
+            raise self._fenced() from None
         except StoreError as error:
-            self._over = error  # it may be there, now or after a crash
+            self._over = Over(Reason.UNKNOWN, error)  # it may be there, now or after a crash
             raise
         self._records.add(record)
 
@@ -602,8 +599,7 @@ class CheckpointStore(CheckpointReader):
                 self._drop(keys)
                 self._finish_removing()
         except Fenced:
-            self._over = self._conflict("another writer has opened the store")
-            raise self._over from None
+            raise self._fenced() from None
 
     def _finish_removing(self) -> None:
         if self._retention.is_pending:
@@ -653,11 +649,14 @@ class CheckpointStore(CheckpointReader):
                 hint="a forked process opens it itself, or writes with data_writer()",
             )
         if self._over is not None:
-            # A new one each time: an error that is raised twice collects two tracebacks.
-            again = type(self._over)(self._over.message, code=self._over.code, detail=self._over.detail)
-            again.hint = self._over.hint
-            raise again from self._over
+            raise self._over.again() from self._over.error
         return self._epoch
+
+    def _fenced(self) -> CommitConflictError:
+        """Note that a newer writer has taken the store, and return the error that says so."""
+        error = self._conflict(Reason.FENCED.value)
+        self._over = Over(Reason.FENCED, error)
+        return error
 
     def _conflict(self, message: str) -> CommitConflictError:
         return CommitConflictError(

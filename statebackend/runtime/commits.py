@@ -1,0 +1,239 @@
+"""The commits of a query: which batch may come next, at what time it runs, and the commit of what it gave.
+
+With S the newest committed id, batch S+1 may run. Batch S was committed: it is delivered again, and not run, if its
+rows are those that were committed. Anything else is a gap. An empty store takes batch 0, or the first batch that it is
+told.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from statebackend.checkpoint import Checkpoint, CheckpointStore
+from statebackend.errors import UsageError
+from statebackend.runtime.gaps import gap, other_rows, other_stream
+from statebackend.runtime.job import Job
+from statebackend.runtime.local_execution import Ran
+from statebackend.runtime.origin import Identity, Incoming, Origin, rows_identity, without_origin
+from statebackend.runtime.output import Committed, check_deliverable
+from statebackend.runtime.progress import Stopwatch
+from statebackend.runtime.start import check_key_columns, other_query
+from statebackend.state import clocks
+from statebackend.types import Type
+
+__all__ = ["Commits"]
+
+_log = logging.getLogger(__name__)
+
+
+class Commits:
+    """Decides what may follow the newest checkpoint of a store, and is the only one to write checkpoints into it.
+
+    ``stream`` is the engine's own id of what is streamed, and ``location`` where it keeps its place in that.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        store: CheckpointStore,
+        *,
+        clock: clocks.Clock | None,
+        first_batch: int | None,
+        on_gap: str,
+        has_sink: bool,
+        stream: str | None,
+        location: str | None,
+    ) -> None:
+        self._job = job
+        self._store = store
+        self._clock = clocks.checked_clock(clock)
+        self._restarts_on_gap = on_gap == "restart_from_empty"
+        self._first_batch = first_batch
+        self._has_sink = has_sink
+        self._stream = stream
+        self._location = location
+        self._told_behind = False
+        #: The newest checkpoint, and the time that the next batch must not be before.
+        self._newest: Checkpoint | None = None
+        self._now: int | None = None
+
+    def open(self, query: str | None, key_type: Type) -> Checkpoint | None:
+        """Open the store for this query alone, and return its newest checkpoint; None if it is empty."""
+        try:
+            self._store.open_for_writing(
+                query=query, key_type=key_type, max_parallelism=self._job.max_parallelism, refuse_live=True
+            )
+        except UsageError as error:
+            if error.code == "USAGE.OTHER_QUERY":
+                raise other_query(error, self._store, self._location) from error
+            raise
+        newest = self._store.latest()
+        if newest is None:
+            return None
+        checkpoint = self._store.open(newest)
+        check_key_columns(checkpoint, self._job.columns, self._store.uri)
+        self._newest, self._now = checkpoint, checkpoint.now
+        return checkpoint
+
+    def begin_at(self, now: int | None) -> None:
+        """Let the first batch of an empty store be at this time or later."""
+        self._now = now
+
+    @property
+    def last_id(self) -> int | None:
+        """The newest committed batch; None in an empty store."""
+        return None if self._newest is None else self._newest.id
+
+    def check_held(self) -> int:
+        """The epoch of this writer; `CommitConflictError` if a newer one has opened the store."""
+        self._store.check_held()
+        return self._store.epoch
+
+    # --- the batch that may come ---
+
+    def follows(self, batch_id: int) -> bool:
+        """Return True if the batch comes next, and False if the job is to begin anew with it; otherwise raise."""
+        if batch_id in self._next_ids():
+            self._check_stream(batch_id)
+            return True
+        may_begin = self._may_begin_anew(batch_id)
+        if self._restarts_on_gap and may_begin:
+            _log.warning(
+                "beginning anew with batch %d, after %s: on_gap='restart_from_empty'", batch_id, self.last_id
+            )
+            return False
+        first = self._first_batch if self.last_id is None else None
+        has_acted = self._restarts_on_gap
+        raise gap(batch_id, self.last_id, self._store.uri, first_batch=first, has_acted=has_acted)
+
+    def begin_anew(self, batch_id: int) -> None:
+        """Drop every checkpoint, and let this batch come next."""
+        self._store.restart(begins_at=batch_id, first_batch=self._first_batch)
+        self._newest = self._now = None
+
+    def _next_ids(self) -> set[int]:
+        """The ids that the next batch may have."""
+        if self.last_id is not None:
+            return {self.last_id + 1}
+        if self._first_batch is not None:
+            return {self._first_batch}
+        begins_at = self._store.done.begins_at
+        return {0} if begins_at is None else {0, begins_at}
+
+    def _may_begin_anew(self, batch_id: int) -> bool:
+        """Return True if ``on_gap`` may act: once for each value of ``first_batch``, or to finish what it has begun."""
+        if self._first_batch not in (None, batch_id):
+            return False
+        done = self._store.done
+        if not done.has_restarted_for(self._first_batch):
+            return True
+        restart = done.newest_restart
+        if restart is None or self._newest is None:
+            return False
+        is_unfinished = Origin.of(self._newest.manifest.progress).incarnation != restart.incarnation
+        return is_unfinished and (restart.begins_at, restart.first_batch) == (batch_id, self._first_batch)
+
+    def _check_stream(self, batch_id: int) -> None:
+        """Raise if the batch before is of another stream: its number then follows by chance."""
+        if self._newest is None or self._stream is None:
+            return
+        before = Origin.of(self._newest.manifest.progress)
+        if before.stream is not None and before.stream != self._stream:
+            raise other_stream(batch_id, self._store.uri, before.location, self._location)
+
+    # --- the batch that was committed ---
+
+    def replayed(self, incoming: Incoming, watch: Stopwatch) -> Committed:
+        """The newest checkpoint again, if it is of these rows, which the engine computes for itself meanwhile."""
+        checkpoint = self._newest
+        assert checkpoint is not None
+        origin = Origin.of(checkpoint.manifest.progress)
+        progress = without_origin(checkpoint.manifest.progress)
+        incarnation = origin.incarnation or checkpoint.manifest.store
+        committed = Committed(checkpoint, progress, True, incarnation)
+        then, found = origin.identity, incoming.planned
+        if then is not None and then["kind"] != "rows" and found != then:
+            self._check_stream(checkpoint.id)  # to go back would not help a stream that is another one
+            raise self._other_rows(then, found)
+        check_deliverable(committed, self._job.output, self._has_sink)
+        with watch.part("read"):
+            if then is not None and then["kind"] == "rows":
+                found = rows_identity(incoming.read())
+                if found != then:
+                    raise self._other_rows(then, found)
+            elif incoming.execute is not None:
+                incoming.execute()
+        if then is None:
+            _log.warning(
+                "batch %d was committed by a version that did not note its rows: it is taken for the same by its "
+                "number",
+                checkpoint.id,
+            )
+        return committed
+
+    def _other_rows(self, then: Identity, found: Identity | None) -> Exception:
+        assert self._newest is not None
+        batch_id = self._newest.id
+        previous = max((each for each in self._store.checkpoints() if each < batch_id), default=None)
+        return other_rows(
+            batch_id, self._store.uri, then, found, previous if previous == batch_id - 1 else None
+        )
+
+    # --- its time ---
+
+    def time_of(self, event_time: int | None) -> int:
+        """The time of the next batch, whose newest row is of this event time: never before that of the last one."""
+        if self._job.event_time is None:
+            clock = clocks.read(self._clock)
+            self._check_jump(clock)
+            now: int | None = clock
+        else:
+            now = None if event_time is None else event_time - self._job.delay
+        return max((each for each in (now, self._now) if each is not None), default=0)
+
+    def _check_jump(self, now: int) -> None:
+        """Raise if the clock is further ahead of the last committed time than can be believed."""
+        furthest = self._store.max_clock_jump
+        if self._newest is None or self._now is None or furthest is None:
+            return
+        if now - self._now > furthest:
+            raise UsageError(
+                f"the clock is {_days(now - self._now)} days ahead of the last committed batch",
+                code="USAGE.CLOCK_JUMP",
+                detail=f"the clock says {now}, batch {self._newest.id} was at {self._now}, {self._store.uri}",
+                hint="if the clock is wrong, set it right: nothing has expired yet. If the query really paused so "
+                f"long, let the store go on from there with sb.tools.set_time(store, now={now}), or allow more "
+                "with checkpoint=CheckpointStore(..., max_clock_jump=...)",
+            )
+        if self._now - now > furthest and not self._told_behind:
+            self._told_behind = True
+            _log.warning(
+                "the clock is %s days behind the last committed batch: time stands still until it has caught up; "
+                "sb.tools.set_time sets the time of the store back",
+                _days(self._now - now),
+            )
+
+    # --- the commit ---
+
+    def commit(self, batch_id: int, ran: Ran, now: int, identity: Identity, watch: Stopwatch) -> Committed:
+        """Publish what a batch gave. If this raises, the store must be opened again to learn what is committed."""
+        incarnation = self._store.incarnation
+        origin = Origin(identity, self._job.columns, incarnation, self._stream, self._location)
+        progress = origin.in_progress(ran.figures)
+        with watch.part("commit"):
+            self._newest = self._store.commit(
+                batch_id, ran.snapshots, files=ran.files, now=now, progress=progress
+            )
+        self._now = now
+        durations = watch.durations()
+        parts = ("snapshot", "output", "state", "commit")
+        took = round(sum(durations.get(part, 0.0) for part in parts), 1)
+        return Committed(self._newest, {**ran.figures, "commitTimeMs": took}, False, incarnation)
+
+    def close(self) -> None:
+        """Give the store up. Idempotent."""
+        self._store.close()
+
+
+def _days(milliseconds: int) -> str:
+    return f"{milliseconds / 86_400_000:,.0f}"
