@@ -38,19 +38,13 @@ class Counter:
         self._count = 0
 
     def inc(self, n: int = 1) -> None:
-        """Increment by ``n``, an int or a numpy integer.
-
-        >>> Counter().inc()
-        """
+        """Increment by ``n``, an int or a numpy integer."""
         if type(n) is not int:
             n = _whole(n)
         self._set(self._count + n)
 
     def dec(self, n: int = 1) -> None:
-        """Decrement by ``n``, an int or a numpy integer.
-
-        >>> Counter().dec()
-        """
+        """Decrement by ``n``, an int or a numpy integer."""
         if type(n) is not int:
             n = _whole(n)
         self._set(self._count - n)

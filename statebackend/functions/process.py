@@ -1,8 +1,4 @@
-"""The base classes of functions.
-
->>> issubclass(KeyedProcessFunction, ProcessFunction)
-True
-"""
+"""The base classes of functions."""
 
 from __future__ import annotations
 

@@ -81,10 +81,7 @@ class OperatorStateBackend:
         self._closed = False
 
     def check_open(self) -> None:
-        """Raise `ClosedError` if the backend is closed.
-
-        >>> OperatorStateBackend().check_open()
-        """
+        """Raise `ClosedError` if the backend is closed."""
         if self._closed:
             raise ClosedError("the operator state backend is closed", hint="create another one")
 
@@ -217,17 +214,11 @@ class OperatorStateBackend:
         return self._snapshots.take(checkpoint_id, store, self._views(), incremental=incremental)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Tell that a checkpoint is committed, if another process commits.
-
-        >>> OperatorStateBackend().notify_checkpoint_complete(7)
-        """
+        """Tell that a checkpoint is committed, if another process commits."""
         self._snapshots.committed(checkpoint_id)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Tell that a checkpoint will never be committed, if another process commits.
-
-        >>> OperatorStateBackend().notify_checkpoint_aborted(7)
-        """
+        """Tell that a checkpoint will never be committed, if another process commits."""
         self._snapshots.aborted(checkpoint_id)
 
     def savepoint(self, store_or_uri: Any) -> Savepoint:
@@ -288,10 +279,7 @@ class OperatorStateBackend:
     # --- the end ---
 
     def close(self) -> None:
-        """Drop everything; every later call except `close` raises `ClosedError`.
-
-        >>> OperatorStateBackend().close()
-        """
+        """Drop everything; every later call except `close` raises `ClosedError`."""
         self._closed = True
         self._marks.close()
         self._snapshots.close()

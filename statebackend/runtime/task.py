@@ -151,7 +151,7 @@ class Task:
         of_operator = self.operator.mark()
         try:
             self._open()
-            # Mark after open: a state first asked for after a mark would be empty after a rollback to it.
+            # Mark after open: a backend may empty a state that was first asked for after a mark, on a rollback to it.
             self._marks = (self.keyed.mark(), of_operator)
         except BaseException:
             self.operator.rollback(of_operator)

@@ -1,7 +1,7 @@
 """Driver mode: batches come to the driver as Arrow, and one process holds all state.
 
-The object that `stateful` returns is what Spark calls. Where it is called it opens the state, keeps it from batch
-to batch, and lets go of it when the query ends.
+Spark calls the object that `stateful` returns. In the process where it is called, the object opens the state, keeps it
+from batch to batch, and lets go of it when the query ends.
 """
 
 from __future__ import annotations

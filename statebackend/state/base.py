@@ -1,10 +1,4 @@
-"""The shared part of keyed backends: registration, current key and namespace, enumeration, marks, closing.
-
->>> from statebackend.backends import create_backend
->>> keyed = create_backend("reference").create_keyed_backend(int)
->>> isinstance(keyed, BaseKeyedStateBackend)
-True
-"""
+"""The shared part of keyed backends: registration, current key and namespace, enumeration, marks, closing."""
 
 from __future__ import annotations
 

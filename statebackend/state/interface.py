@@ -1,9 +1,4 @@
-"""The interfaces of backends.
-
->>> from statebackend.backends import create_backend
->>> isinstance(create_backend("reference"), StateBackend)
-True
-"""
+"""The interfaces of backends."""
 
 from __future__ import annotations
 
@@ -276,7 +271,7 @@ class KeyedStateBackend(ABC):
         """Return all states to where they were at ``mark``, timestamps included. O(changes since).
 
         ``mark`` and older ones stay valid; newer ones and open iterators do not. Handles stay valid; a state
-        registered since then is empty. The current key and namespace stay as they are.
+        registered since then holds what was restored, or nothing. The current key and namespace stay as they are.
         """
 
     @abstractmethod

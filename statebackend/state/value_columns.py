@@ -241,10 +241,7 @@ def check_values(values: list[Any], declared: Type | None, nullable: bool) -> No
 
 
 def check_lengths(*columns: Any) -> None:
-    """Raise unless all columns have the same number of rows.
-
-    >>> check_lengths([1], [2], [3])
-    """
+    """Raise unless all columns have the same number of rows."""
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
         raise UsageError(

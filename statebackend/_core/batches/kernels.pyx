@@ -14,8 +14,8 @@ A call is atomic: arguments are checked first, and what a lane overwrites, adds 
 or in the journal until the call has succeeded.
 
 From the first phase to the end, undoing included, a call makes no Python object: a collection could run finalisers,
-which may use the table. Those that collections on other threads run meanwhile wait (`StateCore.occupy`). Threads are
-called before the first phase, and whoever comes in time works along: each phase is there to be claimed, lane by lane.
+which may use the table. A finaliser that a collection on another thread runs meanwhile waits (`StateCore.occupy`). The
+call asks for threads before the first phase. Whichever come in time work along: they claim each phase lane by lane.
 """
 
 import os

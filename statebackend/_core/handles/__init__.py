@@ -1,4 +1,4 @@
-"""What a user's function calls once per record.
+"""The calls that a user's function makes once per record.
 
 `key_context` holds the current key, namespace and time; `look_ahead` asks for the memory that the next keys will need.
 `handles` has the base class and the states with one value for a key, `adding_handles` those whose operation has a

@@ -4,16 +4,17 @@
         |                                                        |
     Handle  --- plain, spaced: the tables --- map --- slot, valid while `stamp` == calls
 
-A handle looks its key up once and remembers the slot. Whatever could move or free an entry counts `StateCore.calls` up:
-another key or namespace, marks, snapshots, batches, reads that move entries of a growing map. Plain reads and writes
-in place do not, so that `value()` and then `update()` search once, and other states in between change nothing about it.
+A handle looks its key up once and remembers the slot. Whatever could move or free an entry increments
+`StateCore.calls`: another key or namespace, marks, snapshots, batches, reads that move entries of a growing map. Plain
+reads and writes in place do not. So `value()` and then `update()` search once, whatever other states do in between.
 
-States of the namespace VOID are in a table without namespace numbers; entries of other namespaces in a second table,
-made at the first write to one.
+Entries of the namespace VOID are in a table without namespace numbers. The first write to another namespace makes a
+second table, for all others.
 
-Order of work. What may run the user's code (serializers, functions, finalisers) runs before anything of the core is
-changed or after all of it is; then the slot is found anew if the count of calls has moved. While references to objects
-are dropped the core counts one more call `inside`, so that a finaliser that closes the backend does not pull it away.
+Order of work. Whatever may run the user's code (serializers, functions, finalisers) runs before anything of the core
+has changed, or after all of it has. Afterwards the handle finds its slot again if the count of calls has changed. While
+references to objects are dropped, the core counts one more call `inside`, so a finaliser that closes the backend does
+not tear it down halfway.
 """
 
 cimport cython
@@ -127,7 +128,7 @@ cdef class Handle:
         return self.plain if self.context.key.namespace == 0 else self.spaced
 
     cdef int make_room(self) except -1:
-        """There is a table and a map for the current key. May run Python, and remembers the map anew."""
+        """Make the table and the map for the current key if need be. May run Python; remembers the map anew."""
         cdef CowMap *map
         if self.table == NULL:
             self.make_spaced()
@@ -140,7 +141,7 @@ cdef class Handle:
         return 0
 
     cdef int make_spaced(self) except -1:
-        """There is a table for namespaces. Making it runs Python, and so perhaps this method."""
+        """Make the table for namespaces if need be. That runs Python, and so perhaps this method."""
         cdef object made = self.make_table(True)
         if self.spaced_table == NULL:
             self.adopt_table(made, True)
@@ -438,7 +439,7 @@ cdef class Handle:
     # --- enumeration ---
 
     def _entries(self, uint32_t number=0, bint all_namespaces=True):
-        """Canonical keys, and as many namespace numbers, of what has something unexpired. O(entries)."""
+        """Two lists: the canonical keys and namespace numbers of entries with something unexpired. O(entries)."""
         cdef list keys = []
         cdef list namespaces = []
         cdef int wanted = WANT_ALIVE

@@ -1,8 +1,8 @@
 """The current key of a keyed backend, in the form in which tables take it.
 
 Setting a key converts and hashes it once, for all states: the key group by Spark's hash, and the bucket hash, which is
-the same for all tables of a core. It counts `StateCore.calls` up, and so invalidates whatever slots handles remember.
-What the handles will look at for it, and for keys that probably follow, is asked for ahead: see `look_ahead.pxd`.
+the same for all tables of a core. It increments `StateCore.calls`, so handles forget the slots that they remember. And
+it asks for the memory that handles will need for this key, and for the keys that probably follow: see `look_ahead.pxd`.
 
 Time. `now` is read once per key. A clock that the caller gave is read when the key is set. The machine's clock is read
 when a state with a time to live first asks for it, so that other programs do not pay for it.

@@ -1,4 +1,4 @@
-"""Where everything compiled keeps what it stores. Nothing here knows what a state is.
+"""The memory in which the compiled core keeps what it stores. Nothing here knows what a state is.
 
 `extents` gets memory from the system, 2 MB at a time. `arena` cuts it into runs and, for bytes of any length, into
 blobs; it keeps the memory limit and the live counters. `journal` keeps append-only logs in such runs. `platform.pxd`

@@ -1,10 +1,11 @@
 """The changes since a mark, as rows, for incremental checkpoints; and their number.
 
-The journal names the slots that were inserted, written or removed. Each key among them is looked up once more: if it
-is there now, its row is the live entry, else the entry that a record still holds, of which only the key is read.
+The journal names the slots that were inserted, written or removed. Each key among them is looked up once. If the key
+exists now, its row is the live entry. Otherwise its row is the entry that a record still holds, of which only the key
+is read.
 
-Of lists the journal holds old heads. A list with the stamp of its oldest one has only grown since: the elements that
-one counts are as they were. Whatever else is done to a list gives it another stamp.
+For lists the journal holds old heads. A list that still has the stamp of the oldest head has only grown: the elements
+that this head counts are as they were. Any other change gives a list another stamp.
 """
 
 import numpy as np
@@ -114,7 +115,7 @@ cdef tuple distinct_changes(Table *table, uint32_t version):
 
 cdef void find_returned(Table *table, int64_t n, uint64_t[::1] found, unsigned char[::1] born,
                         unsigned char[::1] live) noexcept nogil:
-    """Of maps that were emptied and filled again since: entries that are there again below another anchor are not gone.
+    """Find entries that are not gone but there again below another anchor, because their map was emptied and refilled.
 
     They are among the live ones, as entries that came into being.
     """

@@ -1,7 +1,7 @@
-"""Entries as rows, and their columns: what snapshots, and incremental ones, are written from.
+"""Entries as rows, and their columns: full and incremental snapshots are written from them.
 
-Rows are addresses of entries. How long they are good is a matter of the `Moment` that they are of: a snapshot's ends
-with it, that of the live tables with the next call.
+Rows are addresses of entries. They are valid as long as their `Moment`: that of a snapshot ends with the snapshot, that
+of the live tables with the next call.
 """
 
 import numpy as np
@@ -129,7 +129,7 @@ cdef class EntryRows:
         return found
 
     def links(self):
-        """Of entries of a map state: the number of the anchor, and of the place in its order.
+        """For entries of a map state, the number of each one's anchor, and of its place in the anchor's order.
 
         The table of keys has the same numbers as its values.
         """
@@ -152,7 +152,7 @@ cdef class EntryRows:
         return anchors, places
 
     def heads(self, StateTable heads not None):
-        """Of entries of a map state, removed ones too: the live entries of their keys; not live where there is none."""
+        """For entries of a map state, even removed ones, the live entries of their keys; not live if there is none."""
         cdef uint64_t[::1] rows = self.addresses
         cdef int64_t n = rows.shape[0], i
         cdef Table *table = self.table.table

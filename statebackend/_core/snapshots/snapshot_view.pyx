@@ -1,8 +1,8 @@
 """Snapshots from the reader's side: the entries of key groups, at the moment of the snapshot.
 
 A reader touches what the live map never changes while the snapshot lives: its own copy of the page directories,
-the pages named there, the entries in their chains, blobs and list elements. Not the versions, which a clone's
-retirement may overtake, and not the threads of map states, which describe the live map.
+the pages named there, the entries in their chains, blobs and list elements. It does not touch the versions, which a
+clone's retirement may overtake, nor the threads of map states, which describe the live map.
 """
 
 import numpy as np

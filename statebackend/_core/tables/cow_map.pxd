@@ -16,7 +16,7 @@ Versions. `Core.state_version` counts snapshots and marks. An entry carries the 
 last written; a bucket page carries the version at which it was made. While a snapshot S is needed:
 
     entry.version < S    the entry belongs to S as well: it is cloned before its link or payload changes,
-                         together with the entries before it in its chain (`cow_chain`)
+                         together with the entries before it in its chain (`own_entry`)
     page.version < S     the page belongs to S as well: it is copied before a bucket in it changes
     map.seen_version < S S has not taken this map's page directory yet: that happens before the map
                          changes in any way (`see_snapshots`), or when S comes to read it

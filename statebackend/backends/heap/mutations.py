@@ -36,10 +36,7 @@ class _Noted(NamedTuple):
 
 
 class MutationWatcher:
-    """Remembers the objects that a backend has taken or given, by where they are stored.
-
-    >>> MutationWatcher().check()
-    """
+    """Remembers the objects that a backend has taken or given, by where they are stored."""
 
     def __init__(self) -> None:
         self._noted: dict[Any, list[_Noted]] = {}

@@ -2,10 +2,6 @@
 
 Names are relative to the root of the store, with slashes. System errors come as `OSError`; the caller adds what it was
 doing.
-
->>> from statebackend.checkpoint.files.posix import PosixFiles
->>> issubclass(PosixFiles, StoreFiles)
-True
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ __all__ = ["Buffer", "Fenced", "FileSink", "StoreFiles", "Taken"]
 
 
 class Buffer(Protocol):
-    """What has its bytes in one place, such as bytes, memoryviews and Arrow's buffers."""
+    """An object whose bytes lie in one place, such as bytes, memoryviews and Arrow's buffers."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 

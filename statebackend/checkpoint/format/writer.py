@@ -37,7 +37,7 @@ COMPRESS_FROM = 4096
 
 
 class Sink(Protocol):
-    """What a data file is written to."""
+    """The stream that takes the bytes of a data file."""
 
     def write(self, data: bytes, /) -> object:
         """Take all of ``data``."""

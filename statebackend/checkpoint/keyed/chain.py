@@ -99,7 +99,7 @@ class Rewriting:
         return not self._written.done()
 
     def wait(self) -> None:
-        """Until it is written, or has failed."""
+        """Wait until it is written, or has failed."""
         wait([self._written])
 
     def chain(self) -> Chain | None:

@@ -1,9 +1,4 @@
-"""The shared part of keyed backends that write checkpoints in this format, and restore from them.
-
->>> from statebackend.backends import create_backend
->>> isinstance(create_backend("reference").create_keyed_backend(int), CheckpointedKeyedBackend)
-True
-"""
+"""The shared part of keyed backends that write checkpoints in this format, and restore from them."""
 
 from __future__ import annotations
 

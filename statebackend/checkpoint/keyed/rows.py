@@ -100,7 +100,7 @@ def phases(rows: GroupedBatch) -> Iterator[tuple[Op, pa.RecordBatch]]:
 
 
 def without_expired(batch: pa.RecordBatch, expired_before: int) -> tuple[pa.RecordBatch, np.ndarray]:
-    """The rows whose values have later timestamps, and their positions; of lists, only the elements that do.
+    """The rows whose values have later timestamps, and their positions; lists keep only such elements.
 
     >>> batch = pa.record_batch({"key": [1, 2], "value": [[5, 6], [7]], "timestamp": [[10, 30], [20]]})
     >>> without_expired(batch, 20)[0].to_pydict()

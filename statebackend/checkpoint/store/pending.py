@@ -95,10 +95,7 @@ class WritingThreads:
             raise
 
     def close(self) -> None:
-        """Let the threads end once they have done their work. More work starts new ones.
-
-        >>> WritingThreads().close()
-        """
+        """Let the threads end once they have done their work. More work starts new ones."""
         executor, self._executor = self._executor, None
         if executor is not None and self._process == os.getpid():
             executor.shutdown(wait=False)
@@ -200,9 +197,6 @@ class PendingSnapshot:
         """Give up the snapshot and remove what it has written. Idempotent; does nothing once it is committed.
 
         `CheckpointStore.abort` does so for all snapshots of an id.
-
-        >>> from statebackend.checkpoint.store.manifest import StateSnapshot
-        >>> PendingSnapshot(7, lambda: StateSnapshot(7, epoch=1)).abort()
         """
         if self._abort is not None:
             self._abort()

@@ -109,10 +109,7 @@ class Retention:
         return self._waiting.difference(*pins)
 
     def removed(self, names: Collection[str]) -> None:
-        """Note that these files have been removed.
-
-        >>> Retention().removed(["a"])
-        """
+        """Note that these files have been removed."""
         self._waiting.difference_update(names)
 
     @property
