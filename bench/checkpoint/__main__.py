@@ -1,4 +1,4 @@
-"""Measures what checkpoints cost: ``python -m bench.checkpoint P5 P10 P11 slow-down``, or all without names.
+"""Measures what checkpoints cost: ``python -m bench.checkpoint P5 P10 P11 P23 slow-down``, or all without names.
 
 Prints a table and writes ``build/bench/checkpoint.json``. Nothing else should run on the machine meanwhile. ``--n``
 entries, ``--folder`` on the disk that is to be measured.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.checkpoint import costs
+from bench.checkpoint import amplification, costs
 from bench.common.report import Report
 
 CHANGED = (1000, 10_000, 100_000, 1_000_000)
@@ -43,6 +43,21 @@ def p11(report: Report, args: argparse.Namespace) -> None:
     report.row("P11", "its size", taken["bytes"], "bytes/entry")
 
 
+def p23(report: Report, args: argparse.Namespace) -> None:
+    found = {
+        "1,000,000": amplification.measured(1_000_000, args.batches, 100, args.folder),
+        "1,000,000, simulated": amplification.simulated(1_000_000, args.batches, 100),
+        "100,000,000, simulated": amplification.simulated(100_000_000, args.batches, 100),
+    }
+    for n, written in found.items():
+        what = f"{args.batches:,} batches of 100 changes, {n} entries"
+        for kind in ("delta", "merged", "manifest", "base"):
+            report.row("P23", f"{kind}s, {what}", written[kind], "x 16 bytes a change")
+        total = sum(written[kind] for kind in ("delta", "merged", "manifest"))
+        report.row("P23", f"all but bases, {what}; at most 12", total, "x 16 bytes a change")
+        report.row("P23", f"most files at a time, {what}", written["files"], "files")
+
+
 def slow_down(report: Report, args: argparse.Namespace) -> None:
     for layout in ("inline", "arena", "object"):
         n = args.n if layout != "object" else args.n // 10
@@ -54,7 +69,7 @@ def slow_down(report: Report, args: argparse.Namespace) -> None:
         report.row("slow-down", f"time to write it, {what}", taken["writing"], "s")
 
 
-FIGURES = {"P5": p5, "P10": p10, "P11": p11, "slow-down": slow_down}
+FIGURES = {"P5": p5, "P10": p10, "P11": p11, "P23": p23, "slow-down": slow_down}
 
 
 def main() -> None:
@@ -62,6 +77,7 @@ def main() -> None:
     parser.add_argument("figures", nargs="*", choices=[*FIGURES, []], help="default: all")
     parser.add_argument("--n", type=int, default=10_000_000, help="entries")
     parser.add_argument("--samples", type=int, default=7)
+    parser.add_argument("--batches", type=int, default=10_000, help="of P23")
     parser.add_argument(
         "--folder", default=None, help="where the store lies; default: the system's for temporary files"
     )

@@ -15,8 +15,8 @@ from keyed_story import DESCRIPTORS, Story, contents
 import statebackend as sb
 from statebackend.backends.heap import snapshots as heap_snapshots
 from statebackend.checkpoint.format import Op
-from statebackend.checkpoint.keyed import chain as chains
 from statebackend.checkpoint.keyed import snapshot_files as writing
+from statebackend.checkpoint.keyed import tiers
 from statebackend.keys import VOID
 
 BACKENDS = ["heap", "reference"]
@@ -78,12 +78,19 @@ def test_with_and_without_compression(tmp_path: Path, compression: str | None, r
         sb.CheckpointStore(tmp_path, compression="gzip")
 
 
+@pytest.mark.parametrize(("fan", "smallest_base"), [(2, 1 << 30), (3, 0)])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_any_history_of_commits_aborts_and_rollbacks_restores_to_memory(
-    tmp_path: Path, backend: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    backend: str,
+    fan: int,
+    smallest_base: int,
+    rng: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Several in flight, some given up, rolled back to before the last commit, bases rewritten in between."""
-    monkeypatch.setattr(chains, "MOST_DELTAS", 4)
+    """Several in flight, some given up, rolled back to before the last commit, files merged in between."""
+    monkeypatch.setattr(tiers, "FAN", fan)
+    monkeypatch.setattr(tiers, "SMALLEST_BASE", smallest_base)
     other = BACKENDS[1 - BACKENDS.index(backend)]
     rewritten = 0
     with create(backend, int) as keyed, open_store(tmp_path, int, retain=3) as store:
@@ -110,7 +117,7 @@ def test_any_history_of_commits_aborts_and_rollbacks_restores_to_memory(
                 committed = store.commit(flight[0], [flight[1].result()])
                 if keyed._log.rewriting is not None and rng.random() < 0.7:
                     keyed._log.rewriting.wait()
-                rewritten += len(committed.files) > 1 and not keyed._log._bases
+                rewritten += len(committed.files) > 1 and not keyed._log._unnamed
                 assert restored(rng.choice([backend, other]), int, committed) == flight[2]
     assert rewritten > 5
     left = {path.name for path in (tmp_path / "data").rglob("*") if path.is_file()}
@@ -484,20 +491,21 @@ def test_32768_key_groups(tmp_path: Path, rng: random.Random) -> None:
         assert seen == numbers
 
 
-def test_a_chain_of_200_checkpoints_with_bases_in_between(tmp_path: Path, rng: random.Random) -> None:
-    """With the sizes and numbers of the library: a base is rewritten after 64 deltas, or after 256 KB of them."""
+def test_a_chain_of_230_checkpoints_with_merges_in_between(tmp_path: Path, rng: random.Random) -> None:
+    """With the sizes and numbers of the library: a base and few files of each size, whose content is the state."""
     names = ["count", "tags", "seen", "total"]
-    bases: list[int] = []
-    longest = 0
+    merged = longest = 0
     with create("heap", int) as keyed, open_store(tmp_path, int) as store:
         story = Story(keyed, rng, int, names=names)
         story.change(2000)
+        known: set[str] = set()
         for checkpoint_id in range(230):
             story.change(rng.randrange(4))
             committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
             files = list(committed.files.values())
             assert [file.kind for file in files] == ["base"] + ["delta"] * (len(files) - 1)
-            bases += [checkpoint_id] if files[0].name not in earlier(store, checkpoint_id) else []
+            merged += any(file.name not in known for file in files[1:-1])
+            known |= set(committed.files)
             longest = max(longest, len(files))
             if keyed._log.rewriting is not None:
                 keyed._log.rewriting.wait()
@@ -505,13 +513,8 @@ def test_a_chain_of_200_checkpoints_with_bases_in_between(tmp_path: Path, rng: r
                 held = contents(keyed, names)
                 for backend in BACKENDS:
                     assert restored(backend, int, committed, names=names) == held
-    assert len(bases) >= 3
-    assert longest >= 64
-
-
-def earlier(store: sb.CheckpointStore, checkpoint_id: int) -> set[str]:
-    before = [each for each in store.checkpoints() if each < checkpoint_id]
-    return set(store.open(before[-1]).files) if before else set()
+    assert merged >= 10
+    assert longest <= 1 + 3 * tiers.FAN
 
 
 def test_one_element_of_a_large_collection_is_written_alone(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import statebackend as sb
-from statebackend.checkpoint.keyed import chain as chains
+from statebackend.checkpoint.files import PosixCalls
 from statebackend.checkpoint.keyed import snapshot_files as writing
+from statebackend.checkpoint.keyed import tiers
 
 BACKENDS = ["heap", "reference"]
 COUNT = sb.ValueStateDescriptor("count", int)
@@ -48,7 +49,7 @@ def data_files(path: Path) -> set[str]:
 
 def with_rewritten_base(backend: str, store: sb.CheckpointStore, monkeypatch: Any) -> tuple[Any, Any, int]:
     """A backend with a base that has been rewritten, which the next snapshot names."""
-    monkeypatch.setattr(chains, "MOST_DELTAS", 2)
+    monkeypatch.setattr(tiers, "SMALLEST_BASE", 0)
     keyed, count = filled(backend)
     checkpoint_id = 0
     while keyed._log.rewriting is None:
@@ -113,7 +114,7 @@ def test_an_error_while_writing(tmp_path: Path, backend: str, monkeypatch: pytes
 def test_a_base_that_cannot_be_begun_spoils_no_snapshot(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(chains, "MOST_DELTAS", 2)
+    monkeypatch.setattr(tiers, "SMALLEST_BASE", 0)
     keyed, count = filled(backend)
     with keyed, open_store(tmp_path) as store:
         begin = store.begin_snapshot
@@ -128,12 +129,40 @@ def test_a_base_that_cannot_be_begun_spoils_no_snapshot(
             count.update_many([checkpoint_id], [1000])
             committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
             assert restored(committed) == counts(count)
-        assert "a base could not be rewritten, deltas go on: the folder is gone" in caplog.text
+        assert "files could not be merged, deltas go on: the folder is gone" in caplog.text
         monkeypatch.setattr(store, "begin_snapshot", begin)
-        store.commit(5, [keyed.snapshot(5, store).result()])
+        for checkpoint_id in range(5, 20):  # after each failure it waits for longer
+            store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+            if keyed._log.rewriting is not None:
+                break
+        assert checkpoint_id > 6
         keyed._log.rewriting.wait()
-        committed = store.commit(6, [keyed.snapshot(6, store).result()])
+        checkpoint_id += 1
+        committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
         assert [file.kind for file in committed.files.values()] == ["base"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_is_merged_while_the_disk_has_no_room(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "FAN", 2)
+    room = [1 << 20]
+    monkeypatch.setattr(PosixCalls, "free_space", lambda calls, path: room[0])
+    keyed, count = filled(backend)
+    with keyed, open_store(tmp_path) as store:
+        for checkpoint_id in range(40):
+            if checkpoint_id == 20:
+                room[0] = 1 << 40
+            count.update_many([checkpoint_id], [1000])
+            committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+            assert restored(committed) == counts(count)
+            if checkpoint_id == 19:
+                assert len(committed.files) == 20
+            if keyed._log.rewriting is not None:
+                keyed._log.rewriting.wait()
+        assert len(committed.files) < 15
+        assert len(data_files(tmp_path)) < 30
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -152,7 +181,7 @@ def test_a_rewritten_base_is_not_built_on_in_another_store(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_stores_in_turn(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each checkpoint is whole in its own store, whichever base was rewritten for which."""
-    monkeypatch.setattr(chains, "MOST_DELTAS", 2)
+    monkeypatch.setattr(tiers, "SMALLEST_BASE", 0)
     rng = random.Random(5)
     keyed, count = filled(backend)
     with keyed, open_store(tmp_path / "a") as first, open_store(tmp_path / "b") as second:

@@ -18,7 +18,7 @@ from spark_streams import Stream, len_of, spark, stream
 from stream_process import Numbered, input_of
 
 import statebackend as sb
-from statebackend.checkpoint.keyed.chain import MOST_DELTAS
+from statebackend.checkpoint.keyed.tiers import FAN
 
 __all__ = ["spark", "stream"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -167,7 +167,7 @@ def test_memory_and_files_of_the_driver_stay_flat(stream: Stream, request: pytes
     finally:
         job.close()
     assert len(files) == batches
-    # A base, the most deltas that there may be upon it, and while it is rewritten another one; outputs; manifests.
-    assert max(files) <= MOST_DELTAS + 12
+    # A base, few deltas of each size upon it, and what is being merged; outputs; manifests.
+    assert max(files) <= 4 * FAN + 12
     assert max(memory[10:]) <= max(memory[:10]) + (8 << 20)
     assert objects[-1] <= objects[5] + 2_000

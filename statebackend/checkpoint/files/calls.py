@@ -131,6 +131,11 @@ class PosixCalls:
         found = os.stat(path)
         return Status(stat.S_ISDIR(found.st_mode), found.st_size, found.st_dev)
 
+    def free_space(self, path: str) -> int:
+        """The bytes that this user may still write to the file system of a path."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
     def read(self, path: str) -> bytes:
         """A whole file."""
         with open(path, "rb") as file:

@@ -40,6 +40,10 @@ class FileSink(ABC):
     def write(self, data: Buffer) -> None:
         """Append all of ``data``, anything with a contiguous buffer."""
 
+    def sync_written(self) -> bool:
+        """Make durable what has been written so far, so that `finish` has less to do; False if it cannot."""
+        return False
+
     @abstractmethod
     def finish(self) -> None:
         """Make the content durable and close. If this fails, the content may be lost: call `abandon`."""
@@ -91,6 +95,10 @@ class StoreFiles(ABC):
     @abstractmethod
     def create(self, name: str) -> FileSink:
         """Create a file; `FileExistsError` if it exists, `FileNotFoundError` if its folder is gone."""
+
+    def room(self) -> int | None:
+        """The bytes that can still be written; None if there is no limit, or none that can be told."""
+        return None
 
     @abstractmethod
     def make_folder(self, folder: str) -> None:

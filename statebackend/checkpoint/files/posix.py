@@ -80,6 +80,11 @@ class PosixSink(FileSink):
                 raise OSError(errno.EIO, "nothing was written")
             left = left[written:]
 
+    def sync_written(self) -> bool:
+        assert self._descriptor is not None
+        self._calls.sync(self._descriptor)
+        return True
+
     def finish(self) -> None:
         assert self._descriptor is not None
         # Sync only once: what a failed sync did not write counts as clean, so a second one would report success.
@@ -159,6 +164,12 @@ class PosixFiles(StoreFiles):
 
     def create(self, name: str) -> FileSink:
         return PosixSink(self._calls, self._path(name))
+
+    def room(self) -> int | None:
+        try:
+            return self._calls.free_space(self._root)
+        except OSError:
+            return None
 
     def make_folder(self, folder: str) -> None:
         path = self._path(folder)

@@ -4,36 +4,29 @@
         |              |              |
      chain.point   flight.point   flight.point       points: what has changed since can be read
         |
-     base + deltas, and perhaps a base that is being rewritten, with a point of its own
+     base + deltas, and perhaps a file that will replace some of them: several deltas in one, or a new base, which has
+     a point of its own
 
 Every snapshot builds on the newest checkpoint that was committed when it was taken. It opens a point of its own, which
 becomes the chain's when it is committed. An aborted snapshot drops its point: what it held is read again from the
 chain's. A point that a rollback has gone behind is no longer valid, and the next snapshot is a base.
 
->>> Chain((), object()).needs_base
+>>> Chain((), object()).is_base_due
 False
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import NamedTuple
 
-from statebackend.checkpoint.format import read_data_file
 from statebackend.checkpoint.keyed.points import Point
+from statebackend.checkpoint.keyed.tiers import is_base_due, run_to_merge
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StoredFile
 from statebackend.checkpoint.store.pending import SnapshotInFlight
 
-__all__ = ["Chain", "Flight", "Rewriting", "written_and_read_back"]
-
-_log = logging.getLogger(__name__)
-
-#: A base is rewritten when there are so many deltas, or when they are larger than it, and than this.
-MOST_DELTAS = 64
-SMALLEST_REWRITTEN = 256 << 10
+__all__ = ["Chain", "Flight", "Rewriting"]
 
 
 class Chain(NamedTuple):
@@ -42,26 +35,42 @@ class Chain(NamedTuple):
     files: tuple[StoredFile, ...]
     #: The moment of the checkpoint, for the backend.
     point: Point
-    #: What made the base, where no manifest names it yet.
-    base_writer: DataWriter | None = None
+    #: The writers of those files that no manifest names yet.
+    unnamed: tuple[DataWriter, ...] = ()
 
     @property
-    def deltas(self) -> list[StoredFile]:
+    def deltas(self) -> tuple[StoredFile, ...]:
         """The files after the base."""
-        return [file for file in self.files if file.kind == "delta"]
+        return tuple(file for file in self.files if file.kind == "delta")
 
     def is_kept_for(self, writer: DataWriter) -> bool:
         """Return True if the files will be there when the snapshot of ``writer`` is committed."""
-        base = self.base_writer
-        own = base.unsettled if base is not None and base.shares_store_with(writer) else ()
+        own = {name for each in self.unnamed if each.shares_store_with(writer) for name in each.unsettled}
         return all(file.name in writer.builds_on or file.name in own for file in self.files)
 
     @property
-    def needs_base(self) -> bool:
+    def is_base_due(self) -> bool:
         """True if the deltas have outgrown the base."""
         deltas = sum(file.size for file in self.deltas)
-        base = sum(file.size for file in self.files) - deltas
-        return len(self.deltas) >= MOST_DELTAS or deltas > max(base, SMALLEST_REWRITTEN)
+        return is_base_due(sum(file.size for file in self.files) - deltas, deltas)
+
+    @property
+    def mergeable(self) -> tuple[StoredFile, ...]:
+        """Deltas that are to be merged into one; none if each size has few."""
+        deltas = self.deltas
+        run = run_to_merge([file.size for file in deltas])
+        return () if run is None else deltas[run.start : run.stop]
+
+    def with_merged(self, rewriting: Rewriting, made: tuple[StoredFile, ...]) -> Chain | None:
+        """The same with the merged file in place of its parts; None if they are not in it any more."""
+        parts = rewriting.replaces
+        if parts[0] not in self.files:
+            return None
+        first = self.files.index(parts[0])
+        if self.files[first : first + len(parts)] != parts:
+            return None
+        files = (*self.files[:first], *made, *self.files[first + len(parts) :])
+        return Chain(files, self.point, (*self.unnamed, rewriting.writer))
 
 
 class Flight(SnapshotInFlight):
@@ -84,13 +93,22 @@ class Flight(SnapshotInFlight):
 
 
 class Rewriting:
-    """A base that is being written in the background; the next manifest names it."""
+    """Files that are being written in the background, for the next snapshot to name in place of others.
+
+    With a ``point``, they are a new base, of that moment. Without, they are one delta in place of ``replaces``.
+    """
 
     def __init__(
-        self, writer: DataWriter, point: Point, written: Future[tuple[StoredFile, ...] | None]
+        self,
+        writer: DataWriter,
+        written: Future[tuple[StoredFile, ...] | None],
+        *,
+        point: Point | None = None,
+        replaces: tuple[StoredFile, ...] = (),
     ) -> None:
         self.writer = writer
         self.point = point
+        self.replaces = replaces
         self._written = written
 
     @property
@@ -99,29 +117,9 @@ class Rewriting:
         return not self._written.done()
 
     def wait(self) -> None:
-        """Wait until it is written, or has failed."""
+        """Until it is written, or has failed."""
         wait([self._written])
 
-    def chain(self) -> Chain | None:
-        """The chain for the next snapshot to build on; None if nothing came of it."""
-        files = self._written.result()
-        if files is None or self.writer.is_aborted:
-            return None
-        return Chain(files, self.point, self.writer)
-
-
-def written_and_read_back(
-    writer: DataWriter, write: Callable[[DataWriter], tuple[StoredFile, ...]]
-) -> tuple[StoredFile, ...] | None:
-    """Return what ``write`` has written, once it has been read again; None if that fails, and nothing is left of it."""
-    try:
-        files = write(writer)
-        for file in files:
-            with writer.read_back(file) as source:
-                read_data_file(source, file.name).verify()
-    except Exception as error:  # noqa: BLE001 - the deltas are there, and another attempt will be made
-        if not writer.is_aborted:
-            _log.warning("a base could not be rewritten, deltas go on: %s", str(error))
-        writer.abort()
-        return None
-    return files
+    def made(self) -> tuple[StoredFile, ...] | None:
+        """The files; None if nothing came of it."""
+        return None if self.writer.is_aborted else self._written.result()

@@ -181,10 +181,13 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 rows.source.release()
             target.abort()
             raise
-        if chain is not None and chain.needs_base and log.rewriting is None:
+        if chain is not None:
             another = store.begin_snapshot if isinstance(store, CheckpointStore) else store.beside
-            log.rewrite_base(another, self._take_rows, self._threads)
+            log.rewrite(chain, another, self._take_rows, self._kinds, self._threads)
         return pending
+
+    def _kinds(self) -> dict[str, str]:
+        return {each.name: each.kind for each in self._taken_states().descriptions()}
 
     def _take_rows(self) -> TakenRows:
         source = self._open_view(self._log.committed_now)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from statebackend.checkpoint.format import Op
 
-__all__ = ["applied"]
+__all__ = ["applied", "last_of", "lists_joined", "numbered"]
 
 Rows = NDArray[np.integer]
 
@@ -48,15 +48,15 @@ def applied(kind: str, tables: Sequence[pa.Table]) -> pa.Table:
     if kind == "map":
         return _chosen(rows, _live_entries(places, rows["map_key"], ops))
     if kind == "list":
-        return _live_lists(rows, _numbered(places), ops)
-    last = _last(_numbered(places), np.arange(len(ops)))
+        return _live_lists(rows, numbered(places), ops)
+    last = last_of(numbered(places), np.arange(len(ops)))
     return _chosen(rows, np.sort(last[ops[last] == Op.PUT]))
 
 
 # --- numbers of keys ---
 
 
-def _numbered(columns: Sequence[pa.ChunkedArray]) -> Rows:
+def numbered(columns: Sequence[pa.ChunkedArray]) -> Rows:
     """A number for each row, equal for rows that are equal in all columns; numbers count from 0 without gaps."""
     numbers: Rows | None = None
     for flat in _flat(columns):
@@ -86,7 +86,7 @@ def _codes(column: pa.ChunkedArray) -> Rows:
     return np.concatenate(codes).astype(np.int64) if codes else np.empty(0, np.int64)
 
 
-def _last(numbers: Rows, at: Rows, size: int | None = None) -> Rows:
+def last_of(numbers: Rows, at: Rows, size: int | None = None) -> Rows:
     """The last of ``at`` for each number; -1 for a number that has none."""
     found = np.full(numbers.max(initial=-1) + 1 if size is None else size, -1)
     found[numbers] = at  # if a number occurs more than once, the last one stays
@@ -110,18 +110,18 @@ def _live_entries(places: list[pa.ChunkedArray], map_keys: pa.ChunkedArray, ops:
 
     They come in the order in which the entries were created: putting an existing entry leaves it in its place.
     """
-    of_map = _numbered(places)
+    of_map = numbered(places)
     clears = np.flatnonzero(ops == Op.CLEAR)
-    cleared = _last(of_map[clears], clears, size=of_map.max(initial=-1) + 1)
+    cleared = last_of(of_map[clears], clears, size=of_map.max(initial=-1) + 1)
     others = np.flatnonzero(ops != Op.CLEAR)
-    entries = _numbered([pa.chunked_array([of_map[others]]), map_keys.filter(pa.array(ops != Op.CLEAR))])
+    entries = numbered([pa.chunked_array([of_map[others]]), map_keys.filter(pa.array(ops != Op.CLEAR))])
     n_entries = entries.max(initial=-1) + 1
     is_removal = ops[others] == Op.REMOVE
-    removed = _last(entries[is_removal], others[is_removal], size=n_entries)
+    removed = last_of(entries[is_removal], others[is_removal], size=n_entries)
     is_live = ~is_removal & (others > removed[entries]) & (others > cleared[of_map[others]])
     entries, puts = entries[is_live], others[is_live]
-    last = _last(entries, puts, size=n_entries)
-    first = _last(entries[::-1], puts[::-1], size=n_entries)
+    last = last_of(entries, puts, size=n_entries)
+    first = last_of(entries[::-1], puts[::-1], size=n_entries)
     there = np.flatnonzero(last >= 0)
     return last[there[np.argsort(first[there])]]
 
@@ -129,21 +129,26 @@ def _live_entries(places: list[pa.ChunkedArray], map_keys: pa.ChunkedArray, ops:
 def _live_lists(rows: pa.Table, numbers: Rows, ops: Rows) -> pa.Table:
     """One row for each list: its last put, and everything appended since."""
     resets = np.flatnonzero(ops != Op.APPEND)
-    reset = _last(numbers[resets], resets, size=numbers.max(initial=-1) + 1)[numbers]
+    reset = last_of(numbers[resets], resets, size=numbers.max(initial=-1) + 1)[numbers]
     at = np.arange(len(ops))
     live = at[((ops == Op.PUT) & (at == reset)) | ((ops == Op.APPEND) & (at > reset))]
     if not (ops[live] == Op.APPEND).any():
         return _chosen(rows, live)
+    return lists_joined(rows, live, numbers)[0]
+
+
+def lists_joined(rows: pa.Table, live: Rows, numbers: Rows) -> tuple[pa.Table, Rows]:
+    """One row for each list, of the elements of its rows among ``live``; and the first of them for each."""
     live = live[np.argsort(numbers[live], kind="stable")]
     starts = np.flatnonzero(np.diff(numbers[live], prepend=-1))
     # In one chunk, because the parts of a list stand next to each other.
     sorted_rows = rows.take(pa.array(live)).combine_chunks()
     joined = sorted_rows.take(pa.array(starts))
     for name in ("value", "timestamp"):
-        if name in rows.schema.names:
+        if name in rows.schema.names and len(live):
             column = _joined(sorted_rows[name], starts)
             joined = joined.set_column(joined.schema.get_field_index(name), name, column)
-    return joined
+    return joined, live[starts]
 
 
 def _joined(lists: pa.ChunkedArray, starts: Rows) -> pa.Array:

@@ -10,11 +10,13 @@ True
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 
-from statebackend.checkpoint.keyed.chain import Chain, Flight, Rewriting, written_and_read_back
+from statebackend.checkpoint.keyed.chain import Chain, Flight, Rewriting
+from statebackend.checkpoint.keyed.merged_deltas import write_merged
 from statebackend.checkpoint.keyed.points import Points
+from statebackend.checkpoint.keyed.rewriting_files import Patience, has_room, written_and_read_back
 from statebackend.checkpoint.keyed.snapshot_files import TakenRows
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StoredFile
@@ -30,12 +32,12 @@ class SnapshotLog:
 
     The chain is the newest checkpoint that is known to be committed. The next snapshot is a delta on it, or a base.
 
-    | event | the snapshot | the chain | a base that no manifest names |
+    | event | the snapshot | the chain | a merged file, or a base, that no manifest names |
     |---|---|---|---|
     | `taken` | is in flight, with a point of its own | stays | if it is written, the next snapshot adopts it |
     | `committed` | becomes the chain; older ones go | is replaced | is settled if it is named, else it goes |
     | `aborted` | goes | stays | goes if nothing else builds on it |
-    | `rolled_back` | stays | without its point, the next snapshot is a base | goes if its point is void |
+    | `rolled_back` | stays | without its point, the next snapshot is a base | a base goes if its point is void |
 
     Whatever goes drops its point. What something in flight builds on stays until that is decided.
 
@@ -51,11 +53,13 @@ class SnapshotLog:
         self._points = points
         #: The time of the newest checkpoint that is known to be committed: what has expired is left out by it.
         self.committed_now = committed_now
+        #: The merging of deltas, or the writing of a base, that goes on in the background.
         self.rewriting: Rewriting | None = None
+        self._patience = Patience()
         self._chain: Chain | None = None
         self._flights: list[Flight] = []
-        #: The writers of bases that no manifest names yet.
-        self._bases: list[DataWriter] = []
+        #: The writers of adopted files that no manifest names yet.
+        self._unnamed: list[DataWriter] = []
 
     # --- events ---
 
@@ -87,7 +91,7 @@ class SnapshotLog:
         if self._chain is not None and not self._points.is_valid(self._chain.point):
             self._points.drop(self._chain.point)
         rewriting = self.rewriting
-        if rewriting is not None and not self._points.is_valid(rewriting.point):
+        if rewriting is not None and not self._is_valid(rewriting):
             self._give_up(rewriting)
 
     def settle(self) -> None:
@@ -98,8 +102,8 @@ class SnapshotLog:
         for flight in [each for each in self._flights if each.is_aborted]:
             self._points.drop(flight.point)
             self._flights.remove(flight)
-        if self._bases:
-            self._abort_bases([self._chain, *(flight.chain for flight in self._flights)])
+        if self._unnamed:
+            self._abort_unused([self._chain, *(flight.chain for flight in self._flights)])
 
     def _land(self, at: int) -> None:
         newest = self._flights[at]
@@ -112,21 +116,21 @@ class SnapshotLog:
             self._points.drop(flight.point)
         del self._flights[: at + 1]
         named = {file.name for file in newest.files}
-        for base in self._bases:  # another process may have committed: its store cannot tell our writers
-            base.settle(named)
+        for writer in self._unnamed:  # another process may have committed: its store cannot tell our writers
+            writer.settle(named)
 
-    def _abort_bases(self, used: Iterable[Chain | None]) -> None:
-        """Remove rewritten bases that no manifest names and none of the chains builds on."""
-        self._bases = [each for each in self._bases if each.unsettled]
-        kept = [chain.base_writer for chain in used if chain is not None]
-        for base in self._bases:
-            if base not in kept:
-                base.abort()
+    def _abort_unused(self, used: Iterable[Chain | None]) -> None:
+        """Remove adopted files that no manifest names and none of the chains builds on."""
+        self._unnamed = [each for each in self._unnamed if each.unsettled]
+        kept = [writer for chain in used if chain is not None for writer in chain.unnamed]
+        for writer in self._unnamed:
+            if writer not in kept:
+                writer.abort()
 
     # --- what the next snapshot builds on ---
 
     def chain_for(self, target: DataWriter) -> Chain | None:
-        """The chain, with a rewritten base if there is one; None if the next file is to be a base."""
+        """The chain, with what has been rewritten in it; None if the next file is to be a base."""
         self._adopt_rewritten()
         chain, points = self._chain, self._points
         if chain is None or not points.is_valid(chain.point) or not chain.is_kept_for(target):
@@ -134,42 +138,87 @@ class SnapshotLog:
         is_small = 2 * points.changes_since(chain.point) <= points.rows_held()
         return chain if is_small else None
 
+    def _is_valid(self, rewriting: Rewriting) -> bool:
+        return rewriting.point is None or self._points.is_valid(rewriting.point)
+
     def _adopt_rewritten(self) -> None:
         rewriting = self.rewriting
         if rewriting is None or rewriting.is_running:
             return
-        chain = rewriting.chain()
-        if chain is None or self._chain is None or not self._points.is_valid(rewriting.point):
+        made, chain = rewriting.made(), self._chain
+        if made is None:
+            self._patience.failed()
+        else:
+            self._patience.succeeded()
+        if made is None or chain is None or not self._is_valid(rewriting):
+            self._give_up(rewriting)
+            return
+        if rewriting.point is not None:
+            self._points.drop(chain.point)
+            adopted: Chain | None = Chain(made, rewriting.point, (rewriting.writer,))
+        else:
+            adopted = chain.with_merged(rewriting, made)
+        if adopted is None:
             self._give_up(rewriting)
             return
         self.rewriting = None
-        self._points.drop(self._chain.point)
-        self._chain = chain
-        self._bases.append(rewriting.writer)
+        self._chain = adopted
+        self._unnamed.append(rewriting.writer)
 
     def _give_up(self, rewriting: Rewriting) -> None:
         self.rewriting = None
-        self._points.drop(rewriting.point)
+        if rewriting.point is not None:
+            self._points.drop(rewriting.point)
         rewriting.writer.abort()
 
-    def rewrite_base(
-        self, begin: Callable[[], DataWriter], take: Callable[[], TakenRows], threads: WritingThreads
+    def rewrite(
+        self,
+        chain: Chain,
+        begin: Callable[[], DataWriter],
+        take: Callable[[], TakenRows],
+        kinds: Callable[[], Mapping[str, str]],
+        threads: WritingThreads,
     ) -> None:
-        """Begin to write all rows of this moment in the background, so that what follows builds on few files."""
+        """If there are many files of one size, or the deltas have outgrown the base, begin to replace them.
+
+        ``begin`` gives a writer, ``take`` all rows of this moment, and ``kinds`` the kind of each state. A failure here
+        fails no snapshot: it is tried again, later and later.
+        """
+        if self.rewriting is not None:
+            return
+        is_base_due = chain.is_base_due
+        parts = () if is_base_due else chain.mergeable
+        if not (is_base_due or parts) or not self._patience.may_try():
+            return
         try:
             with ExitStack() as undo:
                 writer = begin()
                 undo.callback(writer.abort)
-                rows = take()
-                undo.callback(rows.source.release)
-                point = self._points.open()
-                undo.callback(self._points.drop, point)
-                written = threads.run(lambda: written_and_read_back(writer, rows.write))
+                if not has_room(writer, sum(file.size for file in parts or chain.files)):
+                    _log.info("files are not merged until the disk has more room")
+                    self._patience.failed()
+                    return
+                if parts:
+                    of_state = kinds()
+                    written = threads.run(
+                        lambda: written_and_read_back(
+                            writer, lambda writer: (write_merged(writer, parts, of_state),)
+                        )
+                    )
+                    rewriting = Rewriting(writer, written, replaces=parts)
+                else:
+                    rows = take()
+                    undo.callback(rows.source.release)
+                    point = self._points.open()
+                    undo.callback(self._points.drop, point)
+                    written = threads.run(lambda: written_and_read_back(writer, rows.write))
+                    rewriting = Rewriting(writer, written, point=point)
                 undo.pop_all()
         except Exception as error:  # noqa: BLE001 - the snapshot that was asked for has been taken
-            _log.warning("a base could not be rewritten, deltas go on: %s", str(error))
+            _log.warning("files could not be merged, deltas go on: %s", str(error))
+            self._patience.failed()
             return
-        self.rewriting = Rewriting(writer, point, written)
+        self.rewriting = rewriting
 
     def drop_outgrown_point(self) -> None:
         """Drop the chain's point if so much has changed that the next file will be a base."""
@@ -187,12 +236,12 @@ class SnapshotLog:
             self._chain = None
         for flight in self._flights:
             self._points.drop(flight.point)
-        if self.rewriting is not None:
+        if self.rewriting is not None and self.rewriting.point is not None:
             self._points.drop(self.rewriting.point)
 
     def close(self) -> None:
         """No snapshot is taken any more. Those in flight may still be committed."""
-        self._abort_bases(flight.chain for flight in self._flights if not flight.is_aborted)
+        self._abort_unused(flight.chain for flight in self._flights if not flight.is_aborted)
         self._chain, self._flights = None, []
         if self.rewriting is not None:
             self._give_up(self.rewriting)

@@ -25,6 +25,7 @@ import logging
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -45,6 +46,9 @@ _log = logging.getLogger(__name__)
 #: Small writes, of which Arrow makes many, are joined up to this size.
 _BUFFER = 256 * 1024
 _SUFFIX_LENGTH = 24
+#: A paced file is made durable in steps of so many bytes, with a rest after each that is as long as the step took. So
+#: at most half of the disk's bandwidth goes into it, and no sync of a batch waits long behind it.
+_STEP = 8 << 20
 
 
 @contextmanager
@@ -71,7 +75,9 @@ class DataFile(io.RawIOBase):
     in any way other than `finish` removes the file.
     """
 
-    def __init__(self, writer: DataWriter, sink: FileSink, name: str, described: StoredFile) -> None:
+    def __init__(
+        self, writer: DataWriter, sink: FileSink, name: str, described: StoredFile, *, is_paced: bool = False
+    ) -> None:
         super().__init__()
         self.name = name
         self._writer = writer
@@ -81,6 +87,8 @@ class DataFile(io.RawIOBase):
         self._pending = bytearray()
         self._size = 0
         self._checksum = 0
+        #: The size at which the next step ends; None: it is not paced.
+        self._next_step = _STEP if is_paced else None
 
     def writable(self) -> bool:
         return True
@@ -101,7 +109,16 @@ class DataFile(io.RawIOBase):
                     self._pending += view
                 else:
                     self._append(view)
+        if self._next_step is not None and self._size >= self._next_step:
+            self._end_step()
         return len(view)
+
+    def _end_step(self) -> None:
+        began = time.monotonic()
+        with self._lock, self._failing():
+            self._open_sink().sync_written()
+        self._next_step = self._size + _STEP
+        time.sleep(time.monotonic() - began)
 
     def flush(self) -> None:
         """Do nothing: `finish` writes everything out."""
@@ -209,7 +226,7 @@ class DataWriter:
         return DataWriter, arguments
 
     def beside(self) -> DataWriter:
-        """Another writer of this epoch, for files that the next manifest will name, whichever it is."""
+        """Another writer of this epoch, for files that the next manifest will name, whichever it is. They are paced."""
         return DataWriter(self._files, self.epoch, compression=self.compression)
 
     def create(
@@ -237,7 +254,8 @@ class DataWriter:
             self._check_not_aborted()
             try:
                 with storing(f"creating {name}"):
-                    file = DataFile(self, self._files.create(name), name, described)
+                    sink = self._files.create(name)
+                    file = DataFile(self, sink, name, described, is_paced=self.checkpoint_id is None)
             except StoreError as error:
                 if isinstance(error.__cause__, FileNotFoundError):
                     raise CommitConflictError(
@@ -276,8 +294,12 @@ class DataWriter:
                 file.write(chunk)
             return file.finish()
 
+    def room(self) -> int | None:
+        """The bytes that the place of the store can still take; None if that cannot be told."""
+        return self._files.room()
+
     def read_back(self, file: StoredFile) -> pa.NativeFile:
-        """Open a finished file of this writer as a seekable ``pyarrow.NativeFile``."""
+        """Open a finished file of this writer, or one it may build on, as a seekable ``pyarrow.NativeFile``."""
         with storing(f"opening {file.name}"):
             return self._files.open_input(file.name)
 
