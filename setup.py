@@ -81,8 +81,15 @@ MODULES: dict[str, Module] = {
     "statebackend._core.codecs.codecs": Module("Python objects to stored values and keys, and back"),
     "statebackend._core.handles.look_ahead": Module("asking for memory that the next keys will need"),
     "statebackend._core.handles.key_context": Module("the current key, namespace and time"),
-    "statebackend._core.handles.handles": Module(
-        "the scalar handles of the heap backend: one value for a key"
+    "statebackend._core.handles.base_handle": Module(
+        "the tables of a state, and the place of the current key's entry"
+    ),
+    "statebackend._core.handles.cleanup": Module("handles: removal of what has expired"),
+    "statebackend._core.handles.enumeration": Module("handles: the keys and namespaces of a state"),
+    "statebackend._core.handles.handle": Module("what the handles of all states have in common"),
+    "statebackend._core.handles.single_handle": Module("handles of states with one value for a key"),
+    "statebackend._core.handles.function_handles": Module(
+        "handles of states that call the user's function for each value"
     ),
     "statebackend._core.handles.list_handle": Module("the handle of list states"),
     "statebackend._core.handles.map_handle": Module("the handle of map states"),

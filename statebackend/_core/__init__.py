@@ -28,9 +28,10 @@ One update, from the handle to the map:
 
     backend.set_current_key(key)     KeyContext converts and hashes the key once, for all states, and increments
                                      `StateCore.calls`: handles forget the slots that they remember
-    value.update(5)                  ValueHandle, in `handles/handles.pyx`
-      find_here                      picks the table of the namespace and the map of the key group, lets a growing
-                                     map move a few entries, and finds the slot; skipped while the slot is remembered
+    value.update(5)                  ValueHandle, in `handles/single_handle.pyx`
+      find_here                      in `handles/base_handle.pyx`: picks the table of the namespace and the map of the
+                                     key group, lets a growing map move a few entries, and finds the slot; skipped
+                                     while the slot is remembered
       codec.store_native             makes the stored form; what is not native goes through its serializer
       slot_for_write, or insert      clones the entry if a snapshot needs it, and journals it if a mark does
       the stored form goes in        and the time of now, where values expire
@@ -66,7 +67,8 @@ Where something new goes:
                     to `tables/state_table`. Only a value that owns memory in a new way needs a ValueKind in
                     `cow_map.pxd`, with its cases in `payload_ref` and `payload_drop`.
     a handle        A module in `handles`, with a class that derives from `Handle`, or from `SingleHandle` if there is
-                    one value for a key. The heap backend then gives it a face of its own in `backends/heap`.
+                    one value for a key; `handles/__init__.py` lists the modules. The heap backend then gives it a face
+                    of its own in `backends/heap`.
     a kernel        A module in `batches`, with a `BlockFunction`: it takes up to 32 rows and their maps. Sorting,
                     threads and undoing come from `BatchCall`; see `kernels.pxd`.
 

@@ -1,7 +1,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from statebackend._core.handles.handles import AggregatingHandle, ReducingHandle
+from statebackend._core.handles.function_handles import AggregatingHandle, ReducingHandle
 from statebackend._core.tables.accumulators import AddPlan
 
 class PlannedReducingHandle(ReducingHandle):

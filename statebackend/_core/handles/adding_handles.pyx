@@ -15,7 +15,8 @@ from statebackend._core.memory.arena cimport Blob, blob_data, blob_drop
 from statebackend._core.codecs.codecs cimport (
     FORM_BYTE, FORM_DOUBLE, FORM_OBJECT, MAX_STORED, ValueCodec)
 from statebackend._core.tables.cow_map cimport entry_at, value_of
-from statebackend._core.handles.handles cimport AggregatingHandle, ReducingHandle, SingleHandle
+from statebackend._core.handles.function_handles cimport AggregatingHandle, ReducingHandle
+from statebackend._core.handles.single_handle cimport SingleHandle
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.reductions cimport OP_COUNT, OP_FIRST, load_integer
 

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from statebackend._core.tables.cow_map cimport ListHead
-from statebackend._core.handles.handles cimport Handle
+from statebackend._core.handles.handle cimport Handle
 from statebackend._core.tables.lists cimport ListCursor
 
 cdef class ListHandle(Handle):

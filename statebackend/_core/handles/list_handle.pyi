@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, final
 
-from statebackend._core.handles.handles import Handle
+from statebackend._core.handles.handle import Handle
 
 class ListHandle(Handle):
     def __init__(self, *arguments: Any, **options: Any) -> None: ...

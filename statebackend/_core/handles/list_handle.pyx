@@ -15,7 +15,8 @@ from statebackend._core.codecs.codecs cimport MAX_STORED
 from statebackend._core.tables.cow_map cimport (
     CoreKey, CowMap, Entry, ListHead, Table, entry_at, key_object, namespace_of, value_of)
 from statebackend._core.tables.expiry cimport is_expired
-from statebackend._core.handles.handles cimport WANT_ALIVE, WANT_EXPIRED, Handle, find_key
+from statebackend._core.handles.base_handle cimport WANT_ALIVE, WANT_EXPIRED, find_key
+from statebackend._core.handles.handle cimport Handle
 from statebackend._core.tables.lists cimport (
     ListCursor, cursor_close, cursor_next, cursor_open, drop_elements, list_extend, refer_to_element)
 from statebackend._core.handles.look_ahead cimport REACH_LIST

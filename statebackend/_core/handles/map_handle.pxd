@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint32_t
 
 from statebackend._core.codecs.codecs cimport KeyCodec
 from statebackend._core.tables.cow_map cimport CoreKey, Table
-from statebackend._core.handles.handles cimport Handle
+from statebackend._core.handles.handle cimport Handle
 from statebackend._core.tables.map_table cimport MapTable
 from statebackend._core.tables.state_table cimport StateTable
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 from statebackend._core.codecs.codecs import KeyCodec
-from statebackend._core.handles.handles import Handle
+from statebackend._core.handles.handle import Handle
 from statebackend._core.tables.map_table import MapTable
 
 class MapHandle(Handle):

@@ -20,7 +20,8 @@ from statebackend._core.tables.cow_map cimport (
     Anchor, CoreKey, CowMap, Entry, Table, before_operation, entry_at, find, find_stored, hash_of, hash_stored,
     key_object, namespace_of, payload_of, payload_ref, slot_for_write, thread_of, value_of)
 from statebackend._core.tables.expiry cimport is_expired
-from statebackend._core.handles.handles cimport NEVER, WANT_ALIVE, WANT_EXPIRED, Handle, find_key
+from statebackend._core.handles.base_handle cimport NEVER, WANT_ALIVE, WANT_EXPIRED, find_key
+from statebackend._core.handles.handle cimport Handle
 from statebackend._core.handles.look_ahead cimport REACH_THREAD, note_map_entry
 from statebackend._core.tables.map_table cimport MapTable
 from statebackend._core.memory.platform cimport unlikely

@@ -13,9 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from statebackend._core.handles.adding_handles import PlannedAggregatingHandle, PlannedReducingHandle
-from statebackend._core.handles.handles import FoldingHandle, Handle, ValueHandle
+from statebackend._core.handles.function_handles import FoldingHandle
+from statebackend._core.handles.handle import Handle
 from statebackend._core.handles.list_handle import ListHandle
 from statebackend._core.handles.map_handle import MapHandle
+from statebackend._core.handles.single_handle import ValueHandle
 from statebackend._core.tables.map_table import MapTable
 from statebackend._core.tables.state_table import StateTable
 from statebackend.backends.heap.additions import (

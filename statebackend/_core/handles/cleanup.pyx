@@ -1,0 +1,259 @@
+"""Removal of what has expired: a little with each access, or everything that is due.
+
+Incremental cleanup walks over all entries, a few with each access, and begins a new round after the last one. A round
+that has seen everything knows a bound: no entry has an older timestamp. Until the bound expires, an access compares one
+number. `_expire` asks an index of expiry times instead, and so looks only at what is due.
+"""
+
+cimport cython
+from cpython.object cimport PyObject
+from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
+
+from statebackend._core.codecs.codecs cimport ValueCodec
+from statebackend._core.tables.cow_map cimport (
+    VALUE_LIST, VALUE_OBJECT, CowMap, Entry, Table, entry_at, hash_of, key_object, namespace_of, remove, value_of)
+from statebackend._core.tables.expiry cimport is_expired
+from statebackend._core.handles.base_handle cimport WANT_EXPIRED, BaseHandle
+from statebackend._core.handles.key_context cimport KeyContext
+from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.tables.state_table cimport StateTable
+from statebackend._core.tables.sweeping cimport (
+    MAX_FOUND, SLOTS_PER_ENTRY, ExpiryIndex, Sweep, is_live, oldest_in, sweep)
+
+
+@cython.no_gc_clear                      # C pointers into the core must not outlive it
+cdef class CleanupHandle(BaseHandle):
+    """Removes what has expired of its state; `cleanup_size` is the number of entries that each access looks at."""
+
+    def __init__(self, KeyContext context not None, ValueCodec codec not None, make_table, int64_t ttl, watcher,
+                 int64_t cleanup_size):
+        self.cleanup_size = cleanup_size
+        self.walk.bound = INT64_MIN
+        self.oldest = INT64_MAX
+        BaseHandle.__init__(self, context, codec, make_table, ttl, watcher)
+
+    # --- one entry ---
+
+    cdef bint clean_here(self) except -1:
+        """Remove what has expired of the current key's entry; whether something has."""
+        if self.stamp != self.core.calls:
+            self.find_here()
+        if self.slot == 0 or self.ttl == 0 or not self.has_any(
+                self.table, entry_at(self.table.core, self.slot), WANT_EXPIRED):
+            return False
+        self.remove_here()
+        return True
+
+    cdef bint clean_slot(self, bint spaced, CowMap *map, uint32_t slot) except -1:
+        """Remove what has expired of a live entry that has something expired; False where that cannot be done now."""
+        cdef StateTable of = self.swept(spaced)
+        cdef Table *table = of.table
+        cdef Entry *entry = entry_at(table.core, slot)
+        cdef object _dropped = None      # an object ends with this call, when the table is whole again
+        cdef bint done
+        if self.watcher is not None:     # it has to know which key it is
+            return self.clean_key(key_object(table, entry), namespace_of(table, entry))
+        self.core.inside += 1            # whatever a finaliser does, the core stays
+        try:
+            if table.layout.value_kind == VALUE_OBJECT:
+                _dropped = <object>(<PyObject **>value_of(table, entry))[0]
+            done = remove(&table.lane, table, map, slot, hash_of(table, entry))
+            self.core.calls += 1
+        finally:
+            self.core.leave()
+        return done
+
+    cdef bint clean_key(self, object canonical, uint32_t number) except -1:
+        """Remove what has expired of a key in a namespace, with that key current meanwhile."""
+        cdef object saved = self.context._save_key()
+        try:
+            self.context.number_namespace(number)
+            self.context._key = canonical
+            if self.watcher is not None:
+                self.watcher.forget(self)
+            return self.clean_here()
+        except MemoryError:
+            return False
+        finally:
+            if not self.core.closed:
+                self.context._restore_key(saved)
+
+    # --- a little with each access ---
+
+    cdef StateTable swept(self, bint spaced):
+        """The table whose entries expire."""
+        return self.spaced if spaced else self.plain
+
+    cdef int clean_some(self, int64_t entries) except -1:
+        """Remove some of what has expired, if anything may have."""
+        cdef int64_t now
+        if self.core.closed or self.core.inside or self.ttl == 0:
+            return 0
+        now = self.context.time()
+        if likely(not is_expired(self.walk.bound, self.ttl, now) and self.walk.undone == self.core.core.undone
+                  and self.walk.setbacks == self.context.setbacks):
+            return 0
+        return self.walk_on(entries, now)
+
+    cdef int walk_on(self, int64_t entries, int64_t now) except -1:
+        """Go on with the walk over the entries, over about so many of them, and remove what has expired.
+
+        At most eight times as many slots are looked at, and nothing more than once. A list counts by its length: after
+        a long one, accesses look at nothing until it is paid for. What there is no memory for stays.
+        """
+        cdef int64_t slots = SLOTS_PER_ENTRY * entries
+        cdef StateTable of
+        cdef CowMap *map = NULL
+        cdef uint32_t slot
+        cdef int ends = 0
+        cdef bint cleaned
+        if unlikely(self.debt > 0):
+            self.debt -= slots
+            return 0
+        while entries > 0 and slots > 0 and ends < 2:
+            if not self.walk.is_under_way:
+                self.begin_round(now)
+            of = self.swept(self.walks_spaced)
+            slot = sweep(of.table, &self.walk, self.ttl, now, &entries, &slots, &map)
+            if self.walk.has_moved:
+                self.walk.has_moved = False
+                self.core.calls += 1     # whoever remembers a slot looks again
+            if slot:
+                cleaned = self.clean_slot(self.walks_spaced, map, slot)
+                self.expired_by_cleanup += cleaned
+                if not cleaned or of.table.layout.value_kind == VALUE_LIST:
+                    self.walk.is_sure = False    # something is left, or other elements of the list are
+                if self.core.closed:     # a finaliser did
+                    return 0
+            elif self.walk.map >= of.table.n_maps:
+                self.walk.map = self.walk.run = 0
+                self.walk.run_word = 0
+                self.walks_spaced = not self.walks_spaced and self.spaced is not None
+                if not self.walks_spaced:
+                    ends += 1
+                    self.end_round()
+                    if not is_expired(self.walk.bound, self.ttl, now):
+                        break            # there is nothing to find
+        self.debt = -slots
+        self.core.arena.budget.refused = 0
+        return 0
+
+    cdef int begin_round(self, int64_t now) except -1:
+        cdef Sweep *walk = &self.walk
+        walk.map = walk.run = 0
+        walk.run_word = 0
+        walk.is_under_way = walk.is_sure = True
+        walk.began = now
+        walk.oldest = INT64_MAX
+        walk.bound = INT64_MIN
+        walk.copies = self.copies()
+        walk.undone = self.core.core.undone
+        walk.setbacks = self.context.setbacks
+        return 0
+
+    cdef int end_round(self) except -1:
+        """The walk has seen all entries: note what it knows."""
+        cdef Sweep *walk = &self.walk
+        walk.is_under_way = False
+        self.oldest = walk.oldest
+        if walk.is_sure and walk.copies == self.copies():
+            walk.bound = min(walk.oldest, walk.began)    # what was written behind the walk is no older
+        else:
+            walk.bound = INT64_MIN
+        return 0
+
+    cdef uint64_t copies(self) except? 0:
+        """Clones of entries that were made so far."""
+        cdef uint64_t n = self.swept(False).table.lane.copied_entries
+        return n if self.spaced is None else n + self.swept(True).table.lane.copied_entries
+
+    def _clean_some(self, int64_t rows=1, now=None):
+        """Clean up as much as this many accesses do, at time `now` if given; looks at no entry twice."""
+        cdef int64_t saved = self.context.now
+        cdef bint was_known = self.context.now_known
+        if self.cleanup_size == 0 or rows == 0:
+            return
+        if now is None:
+            self.clean_some(self.cleanup_size * rows)
+            return
+        self.context.now, self.context.now_known = now, True
+        try:
+            self.clean_some(self.cleanup_size * rows)
+        finally:
+            self.context.now, self.context.now_known = saved, was_known
+
+    # --- everything that is due ---
+
+    def _expire(self, int64_t budget):
+        """Remove up to `budget` things that have expired, wherever they are; how many. O(what expires)."""
+        cdef int64_t done = 0, now, elements = 0
+        cdef ExpiryIndex index
+        cdef Table *table
+        cdef CowMap *map = NULL
+        cdef uint32_t[MAX_FOUND] slots
+        cdef int n, i, cleaned
+        cdef bint spaced
+        self.core.enter()
+        self.core.leave()
+        if self.ttl == 0 or self.core.closed:
+            return 0
+        now = self.context.time()
+        for spaced in range(2):
+            if spaced and self.spaced is None:
+                break
+            index = self.spaced_index if spaced else self.plain_index
+            if index is None:
+                index = ExpiryIndex(self.swept(spaced))
+                if spaced:
+                    self.spaced_index = index
+                else:
+                    self.plain_index = index
+            table = index.table
+            index.begin(self.context.setbacks)
+            while done < budget:
+                n = index.found(self.ttl, now, slots, &map)
+                self.core.calls += 1     # looking may have moved entries
+                if n < 0:
+                    self.core.out_of_memory()
+                cleaned = 0
+                for i in range(n):
+                    # What was cleaned before may have moved it, or run a finaliser that did anything.
+                    if is_live(table, map, slots[i]) and is_expired(
+                            oldest_in(table, entry_at(table.core, slots[i]), &elements), self.ttl, now):
+                        cleaned += self.clean_slot(spaced, map, slots[i])
+                    if self.core.closed:
+                        return done + cleaned
+                    if done + cleaned == budget:
+                        break
+                if cleaned == 0:
+                    break
+                done += cleaned
+        self.expired_by_cleanup += done
+        self.core.arena.budget.refused = 0
+        return done
+
+    cdef int forget_bounds(self) except -1:
+        """Something with an old timestamp was put in."""
+        self.walk.bound = INT64_MIN
+        self.walk.is_sure = False
+        if self.plain_index is not None:
+            self.plain_index.forget()
+        if self.spaced_index is not None:
+            self.spaced_index.forget()
+        return 0
+
+    def _close(self):
+        """Give back what belongs to the handle and not to its tables."""
+        if self.plain_index is not None:
+            self.plain_index.free()
+        if self.spaced_index is not None:
+            self.spaced_index.free()
+
+    def _count_expired(self, int64_t entries):
+        """Entries that a read of many keys has removed."""
+        self.expired_on_read += entries
+
+    def _expiry_metrics(self):
+        """The expired things so far, by what removed them, and the oldest timestamp of cleanup's last full round."""
+        return {"expired_on_read": self.expired_on_read, "expired_by_cleanup": self.expired_by_cleanup,
+                "oldest_timestamp": None if self.oldest == INT64_MAX else self.oldest}

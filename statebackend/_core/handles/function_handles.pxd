@@ -1,0 +1,13 @@
+"""Handles of states that call the user's function; see `function_handles.pyx`."""
+
+from statebackend._core.codecs.codecs cimport ValueCodec
+from statebackend._core.handles.single_handle cimport SingleHandle
+
+cdef class AddingHandle(SingleHandle):
+    cdef object combined(self, object value)
+
+cdef class ReducingHandle(AddingHandle):
+    pass
+
+cdef class AggregatingHandle(AddingHandle):
+    cdef readonly ValueCodec inputs      # of values; None if they may be anything

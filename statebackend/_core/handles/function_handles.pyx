@@ -1,0 +1,95 @@
+"""Handles of reducing, aggregating and folding states, which call the user's function for each value that is added."""
+
+from libc.stdint cimport uint64_t
+
+from statebackend._core.codecs.codecs cimport ValueCodec
+from statebackend._core.tables.cow_map cimport CoreKey
+from statebackend._core.handles.single_handle cimport SingleHandle
+
+
+cdef class AddingHandle(SingleHandle):
+    """The shared part of reducing, aggregating and folding states: user functions, which may do anything."""
+
+    cdef object combined(self, object value):
+        """Combine the stored value with `value`."""
+        raise NotImplementedError
+
+    def add(self, value):
+        """Add a value; None clears. If the function raises, nothing has changed. O(1) expected."""
+        cdef CoreKey at
+        cdef object owner, result
+        cdef uint64_t turn
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
+        if value is None:
+            self.clear_here()
+            return
+        if self.stamp != self.core.calls:
+            self.find_here()
+        at, owner, turn = self.context.key, self.context.key_owner, self.context.turn
+        if at.namespace:
+            self.core.core.namespace_refs[at.namespace] += 1     # the number stays that namespace's own
+        try:
+            result = self.combined(value)
+            if self.context.turn == turn:
+                self.write(result)
+            else:
+                self.write_elsewhere(&at, owner, result)
+        finally:
+            if at.namespace:
+                self.core.core.namespace_refs[at.namespace] -= 1
+
+    def get(self):
+        """The result of the added values; None if none was added. O(1) expected."""
+        return self.read()
+
+
+cdef class ReducingHandle(AddingHandle):
+    """One value, into which every added value is reduced."""
+
+    cdef object combined(self, object value):
+        cdef object old
+        value = self.stored_copy(self.codec, value)
+        old = self.unexpired()
+        return value if old is None else self._descriptor.reduce(old, value)
+
+    def _merged(self, a, b):
+        """Merge two values; that of `a` comes first."""
+        return self._descriptor.reduce(a, b)
+
+
+cdef class AggregatingHandle(AddingHandle):
+    """One accumulator, into which every added value goes; `inputs` is the codec of values, or None."""
+
+    def __init__(self, *arguments, ValueCodec inputs=None, **options):
+        AddingHandle.__init__(self, *arguments, **options)
+        self.inputs = inputs
+
+    def get(self):
+        """The result of the accumulator; None where nothing was added. O(1) expected, and the function."""
+        cdef object accumulator = self.read()
+        return None if accumulator is None else self._descriptor.aggregate.get_result(accumulator)
+
+    cdef object combined(self, object value):
+        cdef object function = self._descriptor.aggregate
+        cdef object accumulator
+        if self.inputs is not None:
+            value = self.stored_copy(self.inputs, value)
+        accumulator = self.unexpired()
+        if accumulator is None:
+            accumulator = function.create_accumulator()
+        return function.add(value, accumulator)
+
+    def _merged(self, a, b):
+        """Merge two accumulators; that of `a` comes first."""
+        return self._descriptor.aggregate.merge(a, b)
+
+
+cdef class FoldingHandle(AddingHandle):
+    """One accumulator, moved on by every added value."""
+
+    cdef object combined(self, object value):
+        cdef object accumulator = self.unexpired()
+        if accumulator is None:
+            accumulator = self._descriptor.initial_copy()
+        return self._descriptor.fold(accumulator, value)

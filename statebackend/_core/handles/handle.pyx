@@ -1,0 +1,110 @@
+"""`Handle`: what the handles of all states have in common.
+
+    KeyContext  key, hash, group, namespace, now          StateCore.calls
+        |                                                        |
+    Handle  --- plain, spaced: the tables --- map --- slot, valid while `stamp` == calls
+      BaseHandle        `base_handle`: finds the current key's entry
+      CleanupHandle     `cleanup`: removes what has expired
+
+Order of work. Whatever may run the user's code (serializers, functions, finalisers) runs before anything of the core
+has changed, or after all of it has. Afterwards the handle finds its slot again if the count of calls has changed. While
+references to objects are dropped, the core counts one more call `inside`, so a finaliser that closes the backend does
+not tear it down halfway.
+"""
+
+cimport cython
+from libc.stdint cimport int64_t, uint32_t
+
+from statebackend._core.codecs.codecs cimport ValueCodec
+from statebackend._core.tables.cow_map cimport entry_at
+from statebackend._core.handles.base_handle cimport WANT_ALIVE
+from statebackend._core.handles.cleanup cimport CleanupHandle
+from statebackend._core.handles.enumeration cimport entries_of, numbers_of_key
+from statebackend._core.handles.key_context cimport KeyContext
+
+
+@cython.no_gc_clear                      # C pointers into the core must not outlive it
+cdef class Handle(CleanupHandle):
+    """The base of the handles that states have; each kind of state derives its own."""
+
+    def __init__(self, KeyContext context not None, descriptor, ValueCodec codec not None, make_table,
+                 int64_t ttl=0, bint refreshes=False, bint shows_expired=False, watcher=None,
+                 int64_t cleanup_size=0):
+        self._descriptor = descriptor
+        self.refreshes = refreshes
+        self.shows_expired = shows_expired
+        CleanupHandle.__init__(self, context, codec, make_table, ttl, watcher, cleanup_size)
+
+    @property
+    def descriptor(self):
+        """The descriptor that declared the state."""
+        return self._descriptor
+
+    @property
+    def backend(self):
+        """The backend that the state belongs to."""
+        return self.context
+
+    def _redeclare(self, descriptor):
+        """Let a newer descriptor of the same state take effect."""
+        self._descriptor = descriptor
+
+    # --- for users ---
+
+    def clear(self):
+        """Remove what is stored; nothing happens if nothing is. O(1) amortised."""
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
+        self.clear_here()
+
+    def exists(self):
+        """Return True if a read would return something stored. Copies and changes nothing. O(1) expected."""
+        if self.stamp != self.core.calls:
+            self.find_here()
+        if self.slot == 0:
+            return False
+        if self.ttl == 0 or self.shows_expired:
+            return True
+        return self.has_any(self.table, entry_at(self.table.core, self.slot), WANT_ALIVE)
+
+    # --- for the backend ---
+
+    def _entries(self, uint32_t number=0, bint all_namespaces=True):
+        """Two lists: the canonical keys and namespace numbers of entries with something unexpired. O(entries)."""
+        return entries_of(self, all_namespaces, number)
+
+    def _count(self):
+        """The number of keys and namespaces that have the state, expired ones included. O(1)."""
+        return self.plain_table.lane.entries + (self.spaced_table.lane.entries if self.spaced_table != NULL else 0)
+
+    def _numbers_of_key(self):
+        """Numbers of the namespaces other than VOID in which the current key has an entry.
+
+        O(namespaces of the backend) or O(entries of the key group), whichever is less.
+        """
+        return numbers_of_key(self)
+
+    def _metrics(self):
+        """Bytes, copies made for snapshots, and rehash progress of this state."""
+        total = {}
+        for table in self._tables():
+            for name, figure in table.metrics().items():
+                total[name] = total.get(name, 0) + figure
+        return {name: total[name] for name in (
+            "entry_bytes", "used_slots", "buckets", "rehashing_maps", "rehashed_entries", "copied_entries",
+            "copied_pages")}
+
+    def _tables(self):
+        """All tables of the state."""
+        return [self.plain] if self.spaced is None else [self.plain, self.spaced]
+
+    def _number_for_batch(self, bint makes_table):
+        """The number of the current namespace; with `makes_table` there is a table for it afterwards."""
+        cdef uint32_t number = self.context.key.namespace
+        if makes_table and number and self.spaced_table == NULL:
+            self.make_spaced()
+        return number
+
+    def _enter_namespace(self, uint32_t number):
+        """Make a namespace current by its number."""
+        self.context.number_namespace(number)

@@ -1,0 +1,253 @@
+"""Handles of states with one value for a key: `SingleHandle`, and `ValueHandle` of value states."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint32_t
+from libc.string cimport memcpy
+
+from statebackend._core.codecs.codecs cimport (
+    FORM_FLOAT, FORM_LONG, FORM_OBJECT, FORM_STRING, MAX_STORED, ValueCodec)
+from statebackend._core.tables.cow_map cimport (
+    CoreKey, Table, entry_at, insert, payload_drop, payload_of, payload_ref, slot_for_write, value_of)
+from statebackend._core.tables.expiry cimport is_expired
+from statebackend._core.handles.handle cimport Handle
+from statebackend._core.memory.platform cimport likely, unlikely
+
+
+cdef class SingleHandle(Handle):
+    """A state with one value for a key."""
+
+    # --- reading ---
+
+    cdef bint expired_here(self) except -1:
+        return is_expired((<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0], self.ttl,
+                          self.context.time())
+
+    cdef object load_here(self):
+        """The object of the entry that was found. A copy of it where a mark or snapshot needs what is there."""
+        cdef object value, _owner
+        cdef CoreKey at
+        if self.codec.form == FORM_OBJECT:
+            at, _owner = self.context.key, self.context.key_owner    # copying may make another key current
+            self.core.inside += 1
+            try:
+                self.slot = self.here()._unshare(self.map, self.slot, &at)
+                value = <object>(<PyObject **>value_of(self.table, entry_at(self.table.core, self.slot)))[0]
+                self.stamp = self.core.calls     # `_unshare` has found the entry anew, if need was
+            finally:
+                self.core.leave()
+            if self.watcher is not None:
+                self.watcher.note(self, value, written=False)
+            return value
+        return self.codec.load(value_of(self.table, entry_at(self.table.core, self.slot)))
+
+    cdef object read(self):
+        """The value, or None. An expired one is removed, and returned this once if it may be seen."""
+        cdef object value = None
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
+        if self.stamp != self.core.calls:
+            self.find_here()
+        if self.slot == 0:
+            return None
+        if self.ttl:
+            if self.expired_here():
+                self.expired_on_read += 1
+                if self.shows_expired:
+                    value = self.load_here()
+                    if self.stamp != self.core.calls:
+                        self.find_here()
+                if self.slot and self.expired_here():
+                    self.remove_here()
+                return value
+            if self.refreshes:
+                value = self.load_here()
+                if self.stamp != self.core.calls:
+                    self.find_here()
+                if self.slot:
+                    self.renew()
+                return value
+        return self.load_here()
+
+    cdef int renew(self) except -1:
+        """Stamp the entry that was found with the time of now."""
+        cdef bint kept = False
+        cdef uint32_t slot
+        cdef int64_t now = self.context.time()
+        cdef char *payload = payload_of(self.table, entry_at(self.table.core, self.slot))
+        if (<int64_t *>payload)[0] == now:
+            return 0
+        slot = slot_for_write(&self.table.lane, self.table, self.map, self.slot,
+                              self.context.key.hash, &kept)
+        if slot == 0:
+            self.no_memory()
+        payload = payload_of(self.table, entry_at(self.table.core, slot))
+        if kept:
+            payload_ref(self.table, payload)     # what it refers to is the journal's and the entry's now
+        (<int64_t *>payload)[0] = now
+        self.slot = slot
+        return 0
+
+    cdef object unexpired(self):
+        """The value that is written on top of: an expired one is never merged into new input."""
+        if self.stamp != self.core.calls:
+            self.find_here()
+        if self.slot == 0 or (self.ttl and self.expired_here()):
+            return None
+        return self.load_here()
+
+    # --- merging namespaces ---
+
+    def _take(self):
+        """Remove what the current key has; the value and its timestamp, or None if there is nothing."""
+        cdef object value
+        cdef int64_t timestamp = 0
+        if self.stamp != self.core.calls:
+            self.find_here()
+        if self.slot == 0:
+            return None
+        if self.ttl:
+            timestamp = (<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0]
+        value = self.load_here()
+        self.clear_here()
+        return value, timestamp
+
+    def _merge_stored(self, a, b):
+        """Merge two values and their timestamps, and stamp the result now; an expired one counts as none."""
+        cdef int64_t now = self.context.time() if self.ttl else 0
+        cdef bint a_expired = self.ttl != 0 and is_expired(a[1], self.ttl, now)
+        cdef bint b_expired = self.ttl != 0 and is_expired(b[1], self.ttl, now)
+        if a_expired and b_expired:
+            return None
+        if a_expired or b_expired:
+            return (b if a_expired else a)[0], now
+        return self._merged(a[0], b[0]), now
+
+    def _put_stored(self, value, int64_t timestamp):
+        """Set the value of the current key, with a timestamp."""
+        self.write(value)
+        if self.ttl:
+            self.forget_bounds()
+            if self.stamp != self.core.calls:    # what has noted the value, or ended, may have run anything
+                self.find_here()
+                if self.slot == 0:
+                    return
+            (<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0] = timestamp
+
+    # --- writing ---
+
+    cdef int write(self, object value) except -1:
+        """Set the value of the current key."""
+        cdef char stored[MAX_STORED]
+        cdef bytes data
+        if self.stamp != self.core.calls:
+            self.find_here()
+        if unlikely(value is None):
+            self.codec.refuse_none()
+        if unlikely(self.map == NULL):
+            self.make_room()
+        if likely(self.codec.store_native(self.core, value, stored)):
+            return self.write_stored(stored)
+        data = self.codec.serialized(value)
+        if self.stamp != self.core.calls:        # the serializer may have run anything
+            self.find_here()
+            if self.map == NULL:
+                self.make_room()
+        self.codec.store_bytes(self.core, data, stored)
+        return self.write_stored(stored)
+
+    cdef int write_stored(self, char *stored) except -1:
+        """Put a stored form in; it belongs to the table afterwards, also if this raises."""
+        cdef Table *table = self.table
+        cdef uint32_t slot = self.slot, hash = self.context.key.hash
+        cdef bint kept = False
+        cdef char *payload
+        cdef char *value
+        cdef object _dropped = None      # an object ends with this call, when the table is whole again
+        if slot:
+            slot = slot_for_write(&table.lane, table, self.map, slot, hash, &kept)
+        else:
+            slot = insert(&table.lane, table, self.map, self.context.key.number, self.context.key.data,
+                          self.context.key.length, self.context.key.namespace, hash)
+            kept = True                  # there is nothing to drop
+        if unlikely(slot == 0):
+            self.codec.drop(self.core, stored)
+            self.no_memory()
+        payload = payload_of(table, entry_at(table.core, slot))
+        value = value_of(table, entry_at(table.core, slot))
+        if self.codec.form == FORM_LONG:
+            (<int64_t *>value)[0] = (<int64_t *>stored)[0]
+        else:
+            if self.codec.form >= FORM_STRING and not kept:
+                if self.codec.form == FORM_OBJECT:
+                    _dropped = <object>(<PyObject **>value)[0]
+                payload_drop(table, payload)
+            memcpy(value, stored, self.codec.width)
+        if self.ttl:
+            (<int64_t *>payload)[0] = self.context.time()
+        self.slot = slot
+        if unlikely(self.watcher is not None):
+            self.watcher.note(self, <object>(<PyObject **>stored)[0])
+        return 0
+
+    cdef int write_elsewhere(self, CoreKey *at, object owner, object value) except -1:
+        """Write for the key that was current when a function was called that has made another one current."""
+        cdef object saved = self.context._save_key()
+        self.context.return_to(at, owner)
+        try:
+            return self.write(value)
+        finally:
+            if not self.core.closed:
+                self.context._restore_key(saved)
+
+    cdef object stored_copy(self, ValueCodec codec, object value):
+        """A value as it comes back once it is stored: of the declared type, sharing nothing mutable."""
+        cdef object prepared = codec.prepared(value)
+        cdef char stored[MAX_STORED]
+        if prepared is value:
+            if codec.form != FORM_FLOAT:
+                return value
+            codec.store_native(self.core, value, stored)     # rounded to single precision
+            return codec.load(stored)
+        return codec.deserialized(PyBytes_AS_STRING(prepared), PyBytes_GET_SIZE(prepared))
+
+
+cdef class ValueHandle(SingleHandle):
+    """One value for a key; `default` gives what `value()` of an absent one returns."""
+
+    cdef object default
+
+    def __init__(self, *arguments, **options):
+        SingleHandle.__init__(self, *arguments, **options)
+        self.default = default_of(self._descriptor)
+
+    def _redeclare(self, descriptor):
+        self._descriptor = descriptor
+        self.default = default_of(descriptor)
+
+    def value(self):
+        """The value; a copy of the default, which may be None, where there is none. O(1) expected."""
+        cdef object value
+        if likely(self.codec.form == FORM_LONG and self.ttl == 0):
+            if self.stamp != self.core.calls:
+                self.find_here()
+            if likely(self.slot != 0):
+                return (<int64_t *>value_of(self.table, entry_at(self.table.core, self.slot)))[0]
+            return None if self.default is None else self.default()
+        value = self.read()
+        if value is None and self.default is not None:
+            return self.default()
+        return value
+
+    def update(self, value):
+        """Set the value; None clears. O(1) expected."""
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
+        if value is None:
+            self.clear_here()
+        else:
+            self.write(value)
+
+
+cdef object default_of(descriptor):
+    return None if descriptor.default_copy() is None else descriptor.default_copy
