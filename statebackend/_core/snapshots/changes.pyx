@@ -15,11 +15,10 @@ from libc.string cimport memcmp
 
 from statebackend._core.memory.arena cimport Blob, address, blob_data
 from statebackend._core.tables.cow_map cimport (
-    RECORD_COPIED, RECORD_INSERT, RECORD_MOVED, RECORD_REMOVE, RECORD_REPLACED, RECORD_WRITE, VALUE_LIST, Anchor,
-    BucketTable, CowMap, Entry, Journal, ListHead, Table, active_table, bucket, entry_at, find_stored,
-    hash_of, hash_stored, namespace_of, record_width, value_of)
+    RECORD_INSERT, RECORD_REMOVE, RECORD_REPLACED, RECORD_WRITE, VALUE_LIST, Anchor, BucketTable, CowMap, Entry,
+    Journal, ListHead, RecordCursor, Table, active_table, begin_records, bucket, count_records, entry_at, find_stored,
+    hash_of, hash_stored, namespace_of, next_change, value_of)
 from statebackend._core.snapshots.entry_rows cimport LiveMoment, find_owner, new_rows
-from statebackend._core.memory.journal cimport LogChunk, chunk_data
 from statebackend._core.memory.platform cimport prefetch
 from statebackend._core.tables.state_core cimport Mark, StateCore
 from statebackend._core.tables.state_table cimport StateTable
@@ -32,7 +31,7 @@ def has_changes(StateTable table not None, Mark mark not None):
     """Return True if this table, or one that shares its journal, journalled anything since `mark`. O(open marks)."""
     table.usable()
     (<StateCore>table.owner).require_open(mark)
-    return count_records(table.table, mark.version) != 0
+    return count_records(table.table.journal, mark.version) != 0
 
 
 def changed_entries(StateTable table not None, Mark mark not None):
@@ -100,7 +99,7 @@ def count_changes(StateTable table not None, Mark mark not None):
 
 cdef tuple distinct_changes(Table *table, uint32_t version):
     """Each key that records since a version name, once: found, groups, removed, born, kept, live, as arrays."""
-    cdef int64_t n = count_records(table, version), room = max(n, 1), distinct
+    cdef int64_t n = count_records(table.journal, version), room = max(n, 1), distinct
     found, hashes = np.empty(room, dtype=np.uint64), np.empty(room, dtype=np.uint32)
     groups = np.empty(room, dtype=np.uint16)
     removed, born = np.zeros(room, dtype=np.uint8), np.zeros(room, dtype=np.uint8)
@@ -144,43 +143,20 @@ cdef int64_t count_distinct(Table *table, uint32_t version) noexcept nogil:
     Within a segment an entry is journalled once. So it can where all records are in one, and none removes.
     """
     cdef Journal *journal = table.journal
-    cdef uint32_t i, at
-    cdef LogChunk *chunk
-    cdef uint64_t last
-    cdef int op
-    cdef Table *owner
+    cdef RecordCursor record
+    cdef uint32_t i, segments = 0
     cdef int64_t n = 0
-    cdef bint any_before = False
     if table.journal_every_write:
         return -1
     for i in range(journal.n_segments):
-        if journal.segments[i].version < version or journal.segments[i].log.records == 0:
-            continue
-        if any_before:
+        segments += journal.segments[i].version >= version and journal.segments[i].log.records != 0
+    if segments > 1:
+        return -1
+    begin_records(journal, version, &record)
+    while next_change(&record, table):
+        if record.op == RECORD_REMOVE:
             return -1
-        any_before = True
-        chunk = journal.segments[i].log.last
-        while chunk != NULL:
-            at = chunk.used
-            while at:
-                last = (<uint64_t *>(chunk_data(chunk) + at - 8))[0]
-                op = <int>(last >> 56)
-                owner = journal.tables[(last >> 48) & 0xFF]
-                if owner == table:
-                    if op == RECORD_REMOVE:
-                        return -1
-                    n += op != RECORD_MOVED and op != RECORD_COPIED
-                at -= record_width(owner, op)
-            chunk = chunk.prev
-    return n
-
-
-cdef int64_t count_records(Table *table, uint32_t version) noexcept nogil:
-    cdef uint32_t i
-    cdef int64_t n = 0
-    for i in range(table.journal.n_segments):
-        if table.journal.segments[i].version >= version:
-            n += table.journal.segments[i].log.records
+        n += 1
     return n
 
 
@@ -191,45 +167,27 @@ cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsign
 
     From the newest record to the oldest.
     """
-    cdef Journal *journal = table.journal
-    cdef uint32_t i, at, width
-    cdef LogChunk *chunk
-    cdef uint64_t last, mask = seen.shape[0] - 1, place
-    cdef int op
-    cdef Table *owner
+    cdef RecordCursor record
+    cdef uint64_t mask = seen.shape[0] - 1, place
     cdef Entry *entry
     cdef ListHead *head
     cdef bint is_list = table.layout.value_kind == VALUE_LIST
     cdef int64_t n = 0, j, k, distinct = 0
-    i = journal.n_segments
-    while i > 0 and journal.segments[i - 1].version >= version:
-        i -= 1
-        chunk = journal.segments[i].log.last
-        while chunk != NULL:
-            at = chunk.used
-            while at:
-                last = (<uint64_t *>(chunk_data(chunk) + at - 8))[0]
-                op = <int>(last >> 56)
-                owner = journal.tables[(last >> 48) & 0xFF]
-                width = record_width(owner, op)
-                if owner == table and op != RECORD_MOVED and op != RECORD_COPIED:
-                    # Also a slot that a clone replaced or that was removed still holds its key.
-                    found[n] = <uint64_t><uintptr_t>entry_at(table.core, <uint32_t>last)
-                    groups[n] = <unsigned short>(last >> 32)
-                    removed[n] = op == RECORD_REMOVE
-                    born[n] = op == RECORD_INSERT
-                    head = NULL
-                    if is_list and op == RECORD_WRITE:
-                        head = <ListHead *>(chunk_data(chunk) + at - width + table.layout.off_value
-                                            - table.layout.off_payload)
-                    elif is_list and op == RECORD_REPLACED:
-                        head = <ListHead *>value_of(table, <Entry *><uintptr_t>found[n])
-                    if head != NULL:
-                        stamps[n] = head.stamp
-                        kept[n] = head.length
-                    n += 1
-                at -= width
-            chunk = chunk.prev
+    begin_records(table.journal, version, &record)
+    while next_change(&record, table):
+        found[n] = <uint64_t><uintptr_t>entry_at(table.core, record.slot)
+        groups[n] = <unsigned short>record.group
+        removed[n] = record.op == RECORD_REMOVE
+        born[n] = record.op == RECORD_INSERT
+        head = NULL
+        if is_list and record.op == RECORD_WRITE:
+            head = <ListHead *>(record.payload + table.layout.off_value - table.layout.off_payload)
+        elif is_list and record.op == RECORD_REPLACED:
+            head = <ListHead *>value_of(table, <Entry *><uintptr_t>found[n])
+        if head != NULL:
+            stamps[n] = head.stamp
+            kept[n] = head.length
+        n += 1
     for j in range(n):
         if j + AHEAD < n:
             prefetch(<void *><uintptr_t>found[j + AHEAD])

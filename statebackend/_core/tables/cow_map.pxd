@@ -51,7 +51,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from statebackend._core.memory.arena cimport (
     LIVE_ENTRIES, UNIT_SHIFT, ArenaCore, Blob, BlobHeap, address, blob_data, count)
-from statebackend._core.memory.journal cimport Log
+from statebackend._core.memory.journal cimport Log, LogChunk, chunk_data
 from statebackend._core.memory.platform cimport (
     add_i64, hash_bytes, hash_int, likely, prefetch, prefetch_write, unlikely)
 
@@ -504,6 +504,66 @@ cdef inline uint32_t record_width(Table *table, int op) noexcept nogil:
     if op == RECORD_WRITE or op == RECORD_COPIED:
         return 8 + ((table.layout.payload_width + 7) & ~7u)
     return 16 if op == RECORD_MOVED or op == RECORD_REPLACED else 8
+
+cdef struct RecordCursor:
+    # A place in the records of a journal. Valid while none is appended and none taken away.
+    Journal *journal
+    uint32_t version
+    uint32_t segment                     # the segment that the place is in
+    LogChunk *chunk                      # NULL before the first record and after the last
+    uint32_t at                          # bytes of the chunk's records that are still to come
+    # The record that `next_change` has come to.
+    int op
+    uint32_t group
+    uint32_t slot                        # still holds its key, also if a clone replaced it or it was removed
+    char *payload                        # as it was; of RECORD_WRITE only
+
+cdef inline void begin_records(Journal *journal, uint32_t version, RecordCursor *cursor) noexcept nogil:
+    """Begin before the newest of the records that were made since a version."""
+    cursor.journal = journal
+    cursor.version = version
+    cursor.segment = journal.n_segments
+    cursor.chunk = NULL
+    cursor.at = 0
+
+cdef inline bint next_chunk(RecordCursor *cursor) noexcept nogil:
+    """Go to the next older chunk that has records; False after the oldest."""
+    while cursor.at == 0:
+        if cursor.chunk != NULL:
+            cursor.chunk = cursor.chunk.prev
+        elif cursor.segment == 0 or cursor.journal.segments[cursor.segment - 1].version < cursor.version:
+            return False
+        else:
+            cursor.segment -= 1
+            cursor.chunk = cursor.journal.segments[cursor.segment].log.last
+        if cursor.chunk != NULL:
+            cursor.at = cursor.chunk.used
+    return True
+
+cdef inline bint next_change(RecordCursor *cursor, Table *table) noexcept nogil:
+    """Go to the next older record of a change to a table, past entries that merely moved; False after the oldest."""
+    cdef uint64_t last
+    cdef Table *owner
+    while cursor.at != 0 or next_chunk(cursor):
+        last = (<uint64_t *>(chunk_data(cursor.chunk) + cursor.at - 8))[0]
+        cursor.op = <int>(last >> 56)
+        owner = cursor.journal.tables[(last >> 48) & 0xFF]
+        cursor.at -= record_width(owner, cursor.op)
+        if owner == table and cursor.op != RECORD_MOVED and cursor.op != RECORD_COPIED:
+            cursor.group = <uint32_t>(last >> 32) & 0xFFFF
+            cursor.slot = <uint32_t>last
+            cursor.payload = chunk_data(cursor.chunk) + cursor.at
+            return True
+    return False
+
+cdef inline uint64_t count_records(Journal *journal, uint32_t version) noexcept nogil:
+    """The number of records since a version, also of entries that merely moved. O(segments)."""
+    cdef uint32_t i = journal.n_segments
+    cdef uint64_t n = 0
+    while i > 0 and journal.segments[i - 1].version >= version:
+        i -= 1
+        n += journal.segments[i].log.records
+    return n
 
 cdef inline bint record_log(Lane *lane, Table *table, Log **log) noexcept nogil:
     """Choose the log for records of inserts, removals and moves; `log` is NULL if nobody wants them."""

@@ -20,8 +20,8 @@ from statebackend._core.memory.arena cimport (
     CHECKED, LIVE_ENTRIES, LIVE_SNAPSHOTS, blob_drop, Blob, count, raw_alloc, raw_free)
 from statebackend._core.tables.cow_map cimport (
     FREE_SLOT, LAST_VERSION, VALUE_FIXED, BucketTable, CowMap, Directory, Entry, Journal, Segment, Table,
-    absorb_moves, drain, entry_at, first_of_run, map_clear_storage, payload_drop, payload_of, segment_for_writing,
-    undo_log, wait_for_others)
+    absorb_moves, count_records, drain, entry_at, first_of_run, map_clear_storage, payload_drop, payload_of,
+    segment_for_writing, undo_log, wait_for_others)
 from statebackend._core.memory.journal cimport Log, log_append, log_clear
 from statebackend._core.tables.namespaces cimport new_namespaces
 from statebackend._core.memory.platform cimport load_u32, spin_lock, spin_unlock, store_u32, unlikely
@@ -335,13 +335,10 @@ cdef class StateCore:
         """The minimum number of changes journalled since `mark`, over all tables. O(states and marks)."""
         cdef Journal *journal = self.core.journals
         cdef uint64_t total = 0
-        cdef uint32_t i
         wait_for_others(&self.core)
         self.require_open(mark)
         while journal != NULL:
-            for i in range(journal.n_segments):
-                if journal.segments[i].version >= mark.version:
-                    total += journal.segments[i].log.records
+            total += count_records(journal, mark.version)
             journal = journal.next
         return total
 

@@ -14,13 +14,12 @@ from libc.string cimport memcpy, memset
 
 from statebackend._core.memory.arena cimport Blob, blob_data, blob_drop, blob_new, raw_alloc, raw_free
 from statebackend._core.tables.cow_map cimport (
-    MINIMUM_CAPACITY, PAGE_BUCKETS, RECORD_COPIED, RECORD_MOVED, VALUE_ANCHOR, VALUE_BLOB, VALUE_FIXED,
-    VALUE_LIST, VALUE_OBJECT, Core, CowMap, Directory, Entry, Journal, ListHead, Table, Thread, before_operation,
+    MINIMUM_CAPACITY, PAGE_BUCKETS, RECORD_COPIED, VALUE_ANCHOR, VALUE_BLOB, VALUE_FIXED, VALUE_LIST, VALUE_OBJECT,
+    Core, CowMap, Directory, Entry, Journal, ListHead, RecordCursor, Table, Thread, before_operation, begin_records,
     chain_head, entry_at, find, hash_blob_key, hash_int_key, hash_key, insert, keep_payload, key_object, map_new,
-    map_size, namespace_of, own_entry, payload_drop, payload_of, record_width, remove, see_snapshots,
+    map_size, namespace_of, next_change, own_entry, payload_drop, payload_of, remove, see_snapshots,
     set_value_version, slot_for_write, value_of, wait_for_others)
 from statebackend._core.tables.invariants cimport check_map
-from statebackend._core.memory.journal cimport LogChunk, chunk_data
 from statebackend._core.key_groups cimport HashPlan, hash_canonical_bytes, hash_canonical_int, pmod_group
 from statebackend._core.tables.lists cimport ListCursor, cursor_close, cursor_next, cursor_open, list_append
 from statebackend._core.memory.platform cimport unlikely
@@ -812,27 +811,10 @@ cdef class StateTable:
 
 
 cdef int collect_dirty(Table *table, uint32_t version, set found) except -1:
-    cdef Journal *journal = table.journal
-    cdef uint32_t i, at
-    cdef LogChunk *chunk
-    cdef uint64_t last
-    cdef int op
-    cdef Table *owner
+    cdef RecordCursor record
     cdef Entry *entry
-    for i in range(journal.n_segments):
-        if journal.segments[i].version < version:
-            continue
-        chunk = journal.segments[i].log.last
-        while chunk != NULL:
-            at = chunk.used
-            while at:
-                last = (<uint64_t *>(chunk_data(chunk) + at - 8))[0]
-                op = <int>(last >> 56)
-                owner = journal.tables[(last >> 48) & 0xFF]
-                if owner == table and op != RECORD_MOVED and op != RECORD_COPIED:
-                    # Also a slot that a clone replaced or that was removed still holds its key.
-                    entry = entry_at(table.core, <uint32_t>last)
-                    found.add((key_object(table, entry), namespace_of(table, entry)))
-                at -= record_width(owner, op)
-            chunk = chunk.prev
+    begin_records(table.journal, version, &record)
+    while next_change(&record, table):
+        entry = entry_at(table.core, record.slot)
+        found.add((key_object(table, entry), namespace_of(table, entry)))
     return 0
