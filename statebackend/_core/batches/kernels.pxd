@@ -1,7 +1,7 @@
-"""Batch calls, as other modules of kernels see them: they bring a last stage of their own.
+"""Batch calls, for the other modules of kernels, which bring a last stage of their own.
 
-A `BlockFunction` takes up to 32 rows and the maps of their groups (NULL where a map was never needed), in the
-order in which they are to be applied, and answers False with `run.failure` and `run.failed_row` set.
+A `BlockFunction` applies up to 32 rows in their order. It gets the maps of their groups, NULL where a map was never
+needed. If a row fails, it sets `run.failure` and `run.failed_row` and returns False.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -65,7 +65,7 @@ cdef struct Batch:
     uint32_t *starts                     # first sorted position of each group, and the end
     uint32_t *counts                     # lane by lane: rows of each group, then next position
     int n_lanes
-    # What a module of other kernels adds: `block` in the place of the general last stage, and what it needs.
+    # What another module of kernels adds: `block`, which replaces the general last stage, and what that needs.
     BlockFunction block
     const uint8_t *nulls                 # by row: whether the value is null; NULL where none is
     int64_t ttl                          # 0: none
@@ -127,7 +127,7 @@ cdef CowMap *map_of_row(Batch *batch, CowMap **where, int64_t row) noexcept nogi
 cdef void stage_block(Batch *batch, int64_t at, uint32_t n, CowMap **maps, RowKey *keys) noexcept nogil
 
 cdef struct Crew:
-    # What the threads of a call look at. Batch and runs only who has claimed a lane, and the call waits for those.
+    # What the threads of a call share. Only who has claimed a lane uses batch and runs, and the call waits for those.
     Batch *batch
     LaneRun *runs
     int n_lanes

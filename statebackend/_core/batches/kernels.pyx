@@ -10,8 +10,8 @@ A batch goes through three phases:
 Rows of one group touch one map, whose pages then stay in the cache; groups of different threads share nothing
 but the arena. Short batches skip the first two phases. Rows of the same key are applied in their order.
 
-A call is atomic: arguments are checked first, and what a lane overwrites, adds or removes is kept in its undo log
-or in the journal until the call has succeeded.
+A call is atomic. It checks its arguments first. Each lane keeps what it overwrites, adds or removes in its undo log or
+in the journal until the call has succeeded.
 
 From the first phase to the end, undoing included, a call makes no Python object: a collection could run finalisers,
 which may use the table. A finaliser that a collection on another thread runs meanwhile waits (`StateCore.occupy`). The
@@ -62,7 +62,7 @@ cdef enum:
     SHORT_BATCH = 4096                   # rows below which sorting by key group does not pay
     CHUNK = 1 << 21                      # rows that go through the phases together
     MAX_LANES = 16
-    IDLE_LOOKS = 2000                    # of a thread, before it sleeps: the next phase begins at once as a rule
+    IDLE_LOOKS = 2000                    # before a thread sleeps: as a rule, the next phase begins at once
 
 cdef uint32_t nowhere = 0                # an empty bucket, for pages that do not exist
 
@@ -80,7 +80,7 @@ cdef void count_rows(Batch *batch, LaneRun *run, uint32_t *counts) noexcept nogi
     if batch.keys != NULL:
         key_groups_of_ints(batch.program, batch.keys + row, n, batch.max_parallelism, groups)
     else:
-        # The bytes of the keys are read here, one after the other, and not again before they are compared.
+        # This reads the bytes of the keys in order. Nothing reads them again before they are compared.
         key_groups_of_byte_runs(batch.program, batch.key_offsets + row, <const uint8_t *>batch.key_data, n,
                                 batch.max_parallelism, groups)
         for i in range(n):
@@ -125,7 +125,7 @@ cdef void scatter_rows(Batch *batch, LaneRun *run, uint32_t *positions) noexcept
 
 
 cdef inline void prepare_group(Batch *batch, uint32_t group) noexcept nogil:
-    """Give a map that the batch begins with buckets for its rows; without memory it grows as it goes."""
+    """Give a map that the batch begins the buckets that its rows need. If there is no memory, it grows as it goes."""
     cdef CowMap *map = batch.table.maps[group]
     cdef int64_t chunks = (batch.n + batch.size - 1) // batch.size       # the others are probably like this one
     if map == NULL:
@@ -157,7 +157,7 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
             while batch.starts[group + 1] <= at:
                 group += 1
             if batch.starts[group + 1] - batch.starts[group] >= BLOCK:
-                # A block of its own for the end of a large group, so that the next begins with its map.
+                # The end of a large group is a block of its own, so that the next group begins with its own map.
                 n = <uint32_t>min(<int64_t>n, batch.starts[group + 1] - at)
                 if inserts and at == batch.starts[group]:
                     prepare_group(batch, group)
@@ -180,7 +180,7 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
 
 
 cdef bint apply_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps) noexcept nogil:
-    """Up to BLOCK rows of any operation. False when the lane failed."""
+    """Apply up to BLOCK rows of any operation. False if the lane failed."""
     cdef RowKey keys[32]
     cdef uint32_t i
     if batch.block != NULL:
@@ -249,7 +249,7 @@ cdef CowMap *map_of_row(Batch *batch, CowMap **where, int64_t row) noexcept nogi
 # --- eight-byte values ---------------------------------------------------------------------------------
 
 cdef bint fast_block(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n) noexcept nogil:
-    """Rows of one map. What is not a plain look-up or overwrite goes to `apply_row`, one by one."""
+    """Apply rows of one map. Those that need more than a look-up or an overwrite go to `apply_row`, one by one."""
     if batch.keys == NULL:
         if batch.fast == FAST_GET:
             return fast_rows(batch, run, map, at, n, OP_GET, True)
@@ -278,7 +278,7 @@ cdef inline bint is_key(Entry *entry, int64_t number, const char *data, uint32_t
 
 
 cdef bint slow_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n) noexcept nogil:
-    """A block of one map by `apply_row` alone, its buckets and first entries asked for ahead."""
+    """Apply a block of one map by `apply_row` alone, after asking for its buckets and first entries."""
     cdef CowMap *maps[32]
     cdef uint32_t i
     for i in range(n):
@@ -360,7 +360,7 @@ cdef inline uint32_t clone_head(Lane *lane, Table *table, CowMap *map, uint32_t 
 
 
 cdef struct Staged:
-    # The rows of a block on their way: what the stages have found so far.
+    # What the stages have found so far for the rows of a block.
     uint32_t hashes[32]
     uint32_t *buckets[32]
     uint32_t heads[32]                   # what the buckets held then
@@ -369,7 +369,7 @@ cdef struct Staged:
 
 
 cdef inline char *unit_at(char **extents, uint32_t ref) noexcept nogil:
-    """`address`, of an arena whose extents are at hand."""
+    """As `address`, for an arena whose extents are at hand."""
     return extents[ref >> EXTENT_UNITS_SHIFT] + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT)
 
 
@@ -432,7 +432,7 @@ cdef inline void stage_rows(Batch *batch, CowMap *map, int64_t at, uint32_t n, O
 
 cdef inline uint32_t own_slot(Lane *lane, Table *table, CowMap *map, Staged *staged, uint32_t i, uint32_t mask,
                               int64_t key, uint32_t ns, bint is_blob, Log **log, bint *is_logged) noexcept nogil:
-    """A slot for a new key, or in the place of an entry that a snapshot has; 0 where `apply_row` has to see to it."""
+    """Make a slot for a new key, or one that replaces an entry of a snapshot; 0 if `apply_row` has to do it."""
     cdef Core *core = lane.core
     cdef uint32_t *head = staged.buckets[i]
     if not (may_write_bucket(core, map, mask, head, staged.hashes[i] & mask)
@@ -452,7 +452,7 @@ cdef inline uint32_t own_slot(Lane *lane, Table *table, CowMap *map, Staged *sta
 
 cdef inline int write_in_place(Core *core, Entry *entry, uint32_t ref, uint32_t off_value, int64_t number,
                                Operation op, Log *log, bint is_logged, uint64_t group_bits) noexcept nogil:
-    """Overwrite or add to a value that the live map owns alone, after it went to the log; a Failure."""
+    """Log a value that the live map owns alone, then overwrite it or add to it. Returns a Failure."""
     cdef int64_t *value = <int64_t *>(<char *>entry + off_value)
     cdef char *room
     if unlikely(log == NULL or not log_reserve(core.arena, log, 16)):
@@ -471,10 +471,10 @@ cdef inline int write_in_place(Core *core, Entry *entry, uint32_t ref, uint32_t 
 
 cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n,
                            Operation op, bint is_blob) noexcept nogil:
-    """`fast_block` for one operation and one kind of key, which the compiler knows: stage all, then row by row.
+    """`fast_block` for one operation and one kind of key, which the compiler knows: stage all rows, then apply each.
 
-    An entry found in an early stage may have been cloned by a row in between: then its version says that it
-    belongs to a snapshot. One that was not found may have been inserted: `apply_row` looks again.
+    A row in between may have cloned an entry that an early stage found. Then the version of that entry says that it
+    belongs to a snapshot. Or it may have inserted an entry that no stage found: `apply_row` looks again.
     """
     cdef Table *table = batch.table
     cdef Core *core = table.core
@@ -554,7 +554,7 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
 # --- any operation on any layout --------------------------------------------------------------------------
 
 cdef bint apply_row(Batch *batch, LaneRun *run, Table *table, CowMap **where, RowKey *key) noexcept nogil:
-    """One row; `where` is the map of its group, made here if need be. False with `run.failure` set."""
+    """Apply one row; `where` is the map of its group, made here if need be. False if it failed: see `run.failure`."""
     cdef Lane *lane = run.used
     cdef CowMap *map = where[0]
     cdef uint32_t slot
@@ -623,7 +623,7 @@ cdef bint append_row(Batch *batch, Lane *lane, Table *table, CowMap *map, uint32
 
 cdef inline int write_row(Batch *batch, Lane *lane, Table *table, CowMap *map, uint32_t slot, int64_t key,
                           const char *data, uint64_t length, uint32_t hash, int64_t row) noexcept nogil:
-    """Insert, overwrite or reduce one row; a Failure."""
+    """Insert, overwrite or reduce one row. Returns a Failure."""
     cdef Core *core = lane.core
     cdef char *payload
     cdef const char *source
@@ -674,7 +674,7 @@ _pool_lock = threading.Lock()
 
 
 def _thread_pool():
-    """The threads beside the caller's own; made at first use, forgotten by a forked child."""
+    """Return the threads beside the caller's own. The first use makes them; a forked child forgets them."""
     global _pool
     with _pool_lock:
         if _pool is None:
@@ -703,7 +703,7 @@ cdef void work_on(Batch *batch, LaneRun *run, int phase, int lane) noexcept nogi
 
 
 cdef void run_phase(Crew *crew, uint32_t phase) noexcept nogil:
-    """All lanes of one phase. No lane is at work any more when this returns."""
+    """Run all lanes of one phase. When this returns, no lane is at work any more."""
     cdef int lane
     cdef uint32_t turn = crew.turn + 1
     crew.phase = phase
@@ -711,7 +711,7 @@ cdef void run_phase(Crew *crew, uint32_t phase) noexcept nogil:
     work_on(crew.batch, &crew.runs[0], phase, 0)
     for lane in range(1, crew.n_lanes):
         if claim(&crew.claimed[lane], turn):
-            work_on(crew.batch, &crew.runs[lane], phase, lane)       # nobody has begun with it
+            work_on(crew.batch, &crew.runs[lane], phase, lane)       # nobody has begun it
             store_u32(&crew.done[lane], turn)
     for lane in range(1, crew.n_lanes):
         while load_u32(&crew.done[lane]) != turn:
@@ -719,7 +719,7 @@ cdef void run_phase(Crew *crew, uint32_t phase) noexcept nogil:
 
 
 cdef void work_along(Crew *crew) noexcept nogil:
-    """Do what lanes of each phase nobody has begun with, until the call is over."""
+    """Do the lanes of each phase that nobody has begun, until the call is over."""
     cdef uint32_t seen = 0, turn
     cdef int i, lane, others = crew.n_lanes - 1, idle = 0
     cdef int64_t first = add_i64(&crew.came, 1)
@@ -795,7 +795,7 @@ cdef Failure run_chunk(Crew *crew) noexcept nogil:
 
 
 cdef Failure run_chunks(Crew *crew) noexcept nogil:
-    """All chunks, until one fails."""
+    """Run the chunks, until one fails."""
     cdef Batch *batch = crew.batch
     cdef Failure failure = FAILED_NOT
     while batch.first < batch.n and failure == FAILED_NOT:
@@ -810,8 +810,8 @@ cdef Failure run_chunks(Crew *crew) noexcept nogil:
 cdef class LaneWork:
     """The work of the pool's threads for a call: mainly one lane of each phase.
 
-    A thread may come to it when the call is long over. So it holds no reference to the call, which would keep a
-    closed backend's memory; and of pointers into the call it makes no use then.
+    A thread may come to this object when the call is long over. So the object holds no reference to the call: that
+    would keep the memory of a closed backend. It also uses no pointer into the call once the call is over.
     """
 
     def __call__(self):
@@ -898,7 +898,7 @@ cdef class BatchCall:
         return 0
 
     cdef int set_timestamps(self, timestamps) except -1:
-        """One for all rows, or an array of one for each."""
+        """Set one timestamp for all rows, or an array with one for each."""
         if not isinstance(timestamps, np.ndarray):
             self.batch.timestamp = timestamps
             return 0
@@ -909,7 +909,7 @@ cdef class BatchCall:
         return 0
 
     cdef int run(self, Operation op) except -1:
-        """All chunks of the batch, or none of them."""
+        """Run all chunks of the batch, or none of them."""
         cdef StateCore owner = self.table.owner
         cdef Core *core = &owner.core
         cdef bint writes = is_write(op)
@@ -934,7 +934,7 @@ cdef class BatchCall:
                         owner.arena.budget.limit = limit
                         owner.vacate()
                     if failure != FAILED_NOT and limit and owner.arena.budget.used > limit:
-                        # What undoing took beyond the limit would make it refuse the next call too.
+                        # Undoing went beyond the limit. Without this, the limit would refuse the next call too.
                         drain(core, 4 * self.batch.n + 64)
                         owner.arena.trim()
                     self._raise(failure)
@@ -947,7 +947,7 @@ cdef class BatchCall:
 
     cdef int _prepare(self) except -1:
         """Do everything that runs Python."""
-        # Sorting costs time for each key group, a lane for each group and for its thread.
+        # Sorting costs time for each key group. A lane costs time for each key group, and for its thread.
         self.batch.sorted = self.batch.n >= SHORT_BATCH and self.batch.n >= 4 * <int64_t>self.batch.table.n_maps
         if not self.batch.sorted:
             self.batch.n_lanes = 1
@@ -956,7 +956,7 @@ cdef class BatchCall:
         return 0
 
     cdef int _call_crew(self) except -1:
-        """Ask the pool for as many threads as there are other lanes. Whatever this raises, nothing has begun."""
+        """Ask the pool for a thread for each other lane. If this raises, nothing has begun."""
         cdef int _lane
         self.work.crew.n_lanes = self.batch.n_lanes
         if self.batch.n_lanes == 1:
@@ -965,7 +965,7 @@ cdef class BatchCall:
             pool = _thread_pool()
             for _lane in range(1, self.batch.n_lanes):
                 pool.submit(self.work)
-        except RuntimeError:             # no thread to be had: the caller's own does all
+        except RuntimeError:             # there is no thread to be had: the caller's own does everything
             pass
         return 0
 
@@ -983,7 +983,7 @@ cdef class BatchCall:
             self.runs[lane].failed_row = -1
         self.runs[0].used = &table.lane
         if core.journal_version:
-            # Reads too can move entries, and a lane's journal needs a place to go afterwards.
+            # Reads can move entries too, and a lane's journal needs a place to go afterwards.
             if not segment_for_writing(core, table.journal, &log):
                 owner.out_of_memory()
             self.runs[0].journal_records = log.records
@@ -1029,7 +1029,7 @@ cdef class BatchCall:
         return 0
 
     cdef int _raise(self, Failure failure) except -1:
-        """Raise what fits after a call has failed and was undone."""
+        """Raise the error of a call that has failed and was undone."""
         cdef int lane
         if failure == FAILED_NOT:
             return 0
@@ -1082,7 +1082,7 @@ cdef class BatchCall:
             lane = self.runs[i].used
             if (core.newest != NULL and self.batch.op != OP_REMOVE and table.layout.value_kind == VALUE_FIXED
                     and lane.undo.held * 2 >= lane.undo.records):
-                # Mostly slots that clones have replaced, for the sake of a snapshot that is still there.
+                # Most of these are slots that clones replaced, because of a snapshot that is still there.
                 log_append(core.arena, &journal.waiting, &lane.undo)
             else:
                 discard_log(core, journal, &lane.undo)
@@ -1121,7 +1121,7 @@ def _pair(columns, what):
 
 
 def _checked_offsets(offsets, data):
-    """Offsets that may be trusted: rising, inside the data."""
+    """Return the offsets, once they are known to rise and to lie within the data."""
     _require_array(offsets, np.int64, 1)
     _require_array(data, np.uint8, 1)
     if len(offsets) == 0:
@@ -1154,7 +1154,7 @@ def update_many(StateTable table not None, keys, values, *, uint32_t namespace=0
 
 
 def get_many(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
-    """The values of many keys and which were found, by row; where nothing was found the value is zero.
+    """Return the values of many keys and which were found, by row. Where nothing was found, the value is zero.
 
     Byte values come as (offsets, data).
 
@@ -1190,7 +1190,7 @@ def get_many(StateTable table not None, keys, *, uint32_t namespace=0, int threa
 
 
 def find_many(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
-    """The entry slots of many keys, by row; 0 where there is none."""
+    """Return the entry slots of many keys, by row; 0 where there is none."""
     cdef BatchCall call = BatchCall(table, keys, namespace, threads)
     slots = np.zeros(call.batch.n, dtype=np.uint32)
     call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
@@ -1199,7 +1199,7 @@ def find_many(StateTable table not None, keys, *, uint32_t namespace=0, int thre
 
 
 def remove_many(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
-    """Remove many keys; says by row whether the key was there at its turn. Atomic."""
+    """Remove many keys and return, by row, whether the key was there at its turn. Atomic."""
     cdef BatchCall call = BatchCall(table, keys, namespace, threads)
     if table.anchors is not None or table.value_code == CODE_ANCHOR:
         raise UsageError("map states are not removed from in this way")
@@ -1215,7 +1215,7 @@ def reduce_many(StateTable table not None, keys, values, reduction, *, uint32_t 
                 int threads=1, return_touched=False):
     """Reduce each value into its key's, in order; `reduction` is one of OPERATIONS. Atomic, overflow raises.
 
-    With `return_touched`, gives the first row of each distinct key, in order, and the reduced values there.
+    With `return_touched`, returns the first row of each distinct key, in order, and the reduced values there.
 
     >>> import numpy as np
     >>> from statebackend._core.tables.state_core import StateCore
@@ -1266,7 +1266,7 @@ def append_many(StateTable table not None, keys, values, *, uint32_t namespace=0
 
 
 def lists_of(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
-    """The lists of many keys, as `lists_at` gives them.
+    """Return the lists of many keys, in the form of `lists_at`.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable
@@ -1276,7 +1276,7 @@ def lists_of(StateTable table not None, keys, *, uint32_t namespace=0, int threa
     (array([0, 0, 2]), array([1, 2]))
     """
     table.usable()
-    table.owner.hold()                   # slots are good until something else is called
+    table.owner.hold()                   # slots stay valid until something else is called
     try:
         return lists_at(table, find_many(table, keys, namespace=namespace, threads=threads))
     finally:

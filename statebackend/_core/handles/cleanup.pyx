@@ -35,7 +35,7 @@ cdef class CleanupHandle(BaseHandle):
     # --- one entry ---
 
     cdef bint clean_here(self) except -1:
-        """Remove what has expired of the current key's entry; whether something has."""
+        """Remove what has expired of the current key's entry, and return whether anything has."""
         if self.stamp != self.core.calls:
             self.find_here()
         if self.slot == 0 or self.ttl == 0 or not self.has_any(
@@ -45,13 +45,13 @@ cdef class CleanupHandle(BaseHandle):
         return True
 
     cdef bint clean_slot(self, bint spaced, CowMap *map, uint32_t slot) except -1:
-        """Remove what has expired of a live entry that has something expired; False where that cannot be done now."""
+        """Remove what has expired of a live entry that has something expired. False if that cannot be done now."""
         cdef StateTable of = self.swept(spaced)
         cdef Table *table = of.table
         cdef Entry *entry = entry_at(table.core, slot)
         cdef object _dropped = None      # an object ends with this call, when the table is whole again
         cdef bint done
-        if self.watcher is not None:     # it has to know which key it is
+        if self.watcher is not None:     # which has to know which key it is
             return self.clean_key(key_object(table, entry), namespace_of(table, entry))
         self.core.inside += 1            # whatever a finaliser does, the core stays
         try:
@@ -96,10 +96,10 @@ cdef class CleanupHandle(BaseHandle):
         return self.walk_on(entries, now)
 
     cdef int walk_on(self, int64_t entries, int64_t now) except -1:
-        """Go on with the walk over the entries, over about so many of them, and remove what has expired.
+        """Go on with the walk, over about so many entries, and remove what has expired.
 
-        At most eight times as many slots are looked at, and nothing more than once. A list counts by its length: after
-        a long one, accesses look at nothing until it is paid for. What there is no memory for stays.
+        This looks at no more than eight times as many slots, and at no slot twice. A list counts by its length: after
+        a long one, accesses look at nothing until it is paid for. What cannot be removed for want of memory stays.
         """
         cdef int64_t slots = SLOTS_PER_ENTRY * entries
         cdef StateTable of
@@ -152,7 +152,7 @@ cdef class CleanupHandle(BaseHandle):
         return 0
 
     cdef int end_round(self) except -1:
-        """The walk has seen all entries: note what it knows."""
+        """Note what the walk knows, now that it has seen all entries."""
         cdef Sweep *walk = &self.walk
         walk.is_under_way = False
         self.oldest = walk.oldest
@@ -163,12 +163,12 @@ cdef class CleanupHandle(BaseHandle):
         return 0
 
     cdef uint64_t copies(self) except? 0:
-        """Clones of entries that were made so far."""
+        """Count the clones of entries that were made so far."""
         cdef uint64_t n = self.swept(False).table.lane.copied_entries
         return n if self.spaced is None else n + self.swept(True).table.lane.copied_entries
 
     def _clean_some(self, int64_t rows=1, now=None):
-        """Clean up as much as this many accesses do, at time `now` if given; looks at no entry twice."""
+        """Clean up as much as this many accesses do, at time `now` if given. Looks at no entry twice."""
         cdef int64_t saved = self.context.now
         cdef bint was_known = self.context.now_known
         if self.cleanup_size == 0 or rows == 0:
@@ -185,7 +185,7 @@ cdef class CleanupHandle(BaseHandle):
     # --- everything that is due ---
 
     def _expire(self, int64_t budget):
-        """Remove up to `budget` things that have expired, wherever they are; how many. O(what expires)."""
+        """Remove up to `budget` things that have expired, wherever they are, and return how many. O(what expires)."""
         cdef int64_t done = 0, now, elements = 0
         cdef ExpiryIndex index
         cdef Table *table
@@ -233,7 +233,7 @@ cdef class CleanupHandle(BaseHandle):
         return done
 
     cdef int forget_bounds(self) except -1:
-        """Something with an old timestamp was put in."""
+        """Forget what is known of the oldest timestamps: something with an old one was put in."""
         self.walk.bound = INT64_MIN
         self.walk.is_sure = False
         if self.plain_index is not None:
@@ -243,17 +243,17 @@ cdef class CleanupHandle(BaseHandle):
         return 0
 
     def _close(self):
-        """Give back what belongs to the handle and not to its tables."""
+        """Free what belongs to the handle and not to its tables."""
         if self.plain_index is not None:
             self.plain_index.free()
         if self.spaced_index is not None:
             self.spaced_index.free()
 
     def _count_expired(self, int64_t entries):
-        """Entries that a read of many keys has removed."""
+        """Count expired entries that a read of many keys has removed."""
         self.expired_on_read += entries
 
     def _expiry_metrics(self):
-        """The expired things so far, by what removed them, and the oldest timestamp of cleanup's last full round."""
+        """Return how much has expired so far, by what removed it, and the oldest timestamp of the last full round."""
         return {"expired_on_read": self.expired_on_read, "expired_by_cleanup": self.expired_by_cleanup,
                 "oldest_timestamp": None if self.oldest == INT64_MAX else self.oldest}

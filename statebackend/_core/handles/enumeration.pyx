@@ -11,7 +11,7 @@ from statebackend._core.handles.base_handle cimport WANT_ALIVE, BaseHandle
 
 
 cdef tuple entries_of(BaseHandle handle, bint all_namespaces, uint32_t number):
-    """Canonical keys, and as many namespace numbers, of what has something unexpired."""
+    """Collect the canonical keys, and as many namespace numbers, of what has something unexpired."""
     cdef list keys = []
     cdef list namespaces = []
     handle.core.enter()
@@ -45,7 +45,7 @@ cdef int gather(BaseHandle handle, Table *table, bint all_namespaces, uint32_t n
 
 
 cdef list numbers_of_key(BaseHandle handle):
-    """Numbers of the namespaces other than VOID in which the current key has an entry.
+    """Collect the numbers of the namespaces other than VOID in which the current key has an entry.
 
     Asks for each namespace of the backend, or looks at each entry of the key group, whichever is less.
     """

@@ -74,18 +74,18 @@ cdef class Handle(CleanupHandle):
         return entries_of(self, all_namespaces, number)
 
     def _count(self):
-        """The number of keys and namespaces that have the state, expired ones included. O(1)."""
+        """Count the keys and namespaces that have the state, expired ones included. O(1)."""
         return self.plain_table.lane.entries + (self.spaced_table.lane.entries if self.spaced_table != NULL else 0)
 
     def _numbers_of_key(self):
-        """Numbers of the namespaces other than VOID in which the current key has an entry.
+        """Return the numbers of the namespaces other than VOID in which the current key has an entry.
 
         O(namespaces of the backend) or O(entries of the key group), whichever is less.
         """
         return numbers_of_key(self)
 
     def _metrics(self):
-        """Bytes, copies made for snapshots, and rehash progress of this state."""
+        """Return bytes, copies made for snapshots, and rehash progress of this state."""
         total = {}
         for table in self._tables():
             for name, figure in table.metrics().items():
@@ -95,11 +95,11 @@ cdef class Handle(CleanupHandle):
             "copied_pages")}
 
     def _tables(self):
-        """All tables of the state."""
+        """Return all tables of the state."""
         return [self.plain] if self.spaced is None else [self.plain, self.spaced]
 
     def _number_for_batch(self, bint makes_table):
-        """The number of the current namespace; with `makes_table` there is a table for it afterwards."""
+        """Return the number of the current namespace. With `makes_table`, there is a table for it afterwards."""
         cdef uint32_t number = self.context.key.namespace
         if makes_table and number and self.spaced_table == NULL:
             self.make_spaced()

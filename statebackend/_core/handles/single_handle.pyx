@@ -24,7 +24,7 @@ cdef class SingleHandle(Handle):
                           self.context.time())
 
     cdef object load_here(self):
-        """The object of the entry that was found. A copy of it where a mark or snapshot needs what is there."""
+        """Load the value of the entry that was found. If a mark or a snapshot needs an object, this copies it first."""
         cdef object value, _owner
         cdef CoreKey at
         if self.codec.form == FORM_OBJECT:
@@ -42,7 +42,7 @@ cdef class SingleHandle(Handle):
         return self.codec.load(value_of(self.table, entry_at(self.table.core, self.slot)))
 
     cdef object read(self):
-        """The value, or None. An expired one is removed, and returned this once if it may be seen."""
+        """Return the value, or None. An expired value is removed, and returned this once if it may be seen."""
         cdef object value = None
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
@@ -70,7 +70,7 @@ cdef class SingleHandle(Handle):
         return self.load_here()
 
     cdef int renew(self) except -1:
-        """Stamp the entry that was found with the time of now."""
+        """Stamp the entry that was found with the current time."""
         cdef bint kept = False
         cdef uint32_t slot
         cdef int64_t now = self.context.time()
@@ -89,7 +89,7 @@ cdef class SingleHandle(Handle):
         return 0
 
     cdef object unexpired(self):
-        """The value that is written on top of: an expired one is never merged into new input."""
+        """Return the value that new input is merged into, or None. An expired value never is."""
         if self.stamp != self.core.calls:
             self.find_here()
         if self.slot == 0 or (self.ttl and self.expired_here()):
@@ -99,7 +99,7 @@ cdef class SingleHandle(Handle):
     # --- merging namespaces ---
 
     def _take(self):
-        """Remove what the current key has; the value and its timestamp, or None if there is nothing."""
+        """Remove what the current key has. Returns the value and its timestamp, or None if there is nothing."""
         cdef object value
         cdef int64_t timestamp = 0
         if self.stamp != self.core.calls:
@@ -113,7 +113,7 @@ cdef class SingleHandle(Handle):
         return value, timestamp
 
     def _merge_stored(self, a, b):
-        """Merge two values and their timestamps, and stamp the result now; an expired one counts as none."""
+        """Merge two values and their timestamps, and stamp the result now. An expired value counts as none."""
         cdef int64_t now = self.context.time() if self.ttl else 0
         cdef bint a_expired = self.ttl != 0 and is_expired(a[1], self.ttl, now)
         cdef bint b_expired = self.ttl != 0 and is_expired(b[1], self.ttl, now)
@@ -128,7 +128,7 @@ cdef class SingleHandle(Handle):
         self.write(value)
         if self.ttl:
             self.forget_bounds()
-            if self.stamp != self.core.calls:    # what has noted the value, or ended, may have run anything
+            if self.stamp != self.core.calls:    # the watcher, or the old object's end, may have run anything
                 self.find_here()
                 if self.slot == 0:
                     return
@@ -157,7 +157,7 @@ cdef class SingleHandle(Handle):
         return self.write_stored(stored)
 
     cdef int write_stored(self, char *stored) except -1:
-        """Put a stored form in; it belongs to the table afterwards, also if this raises."""
+        """Put a stored form in. It belongs to the table afterwards, even if this raises."""
         cdef Table *table = self.table
         cdef uint32_t slot = self.slot, hash = self.context.key.hash
         cdef bint kept = False
@@ -191,7 +191,7 @@ cdef class SingleHandle(Handle):
         return 0
 
     cdef int write_elsewhere(self, CoreKey *at, object owner, object value) except -1:
-        """Write for the key that was current when a function was called that has made another one current."""
+        """Write for the key that was current before the user's function made another one current."""
         cdef object saved = self.context._save_key()
         self.context.return_to(at, owner)
         try:
@@ -201,7 +201,7 @@ cdef class SingleHandle(Handle):
                 self.context._restore_key(saved)
 
     cdef object stored_copy(self, ValueCodec codec, object value):
-        """A value as it comes back once it is stored: of the declared type, sharing nothing mutable."""
+        """Return a value as it comes back once it is stored: of the declared type, sharing nothing mutable."""
         cdef object prepared = codec.prepared(value)
         cdef char stored[MAX_STORED]
         if prepared is value:
@@ -226,7 +226,7 @@ cdef class ValueHandle(SingleHandle):
         self.default = default_of(descriptor)
 
     def value(self):
-        """The value; a copy of the default, which may be None, where there is none. O(1) expected."""
+        """Return the value; if there is none, a copy of the default, which may be None. O(1) expected."""
         cdef object value
         if likely(self.codec.form == FORM_LONG and self.ttl == 0):
             if self.stamp != self.core.calls:

@@ -24,7 +24,7 @@ from statebackend._core.tables.state_core cimport Mark, StateCore
 from statebackend._core.tables.state_table cimport StateTable
 
 cdef enum:
-    AHEAD = 16                           # how many rows ahead memory is asked for
+    AHEAD = 16                           # rows: memory is asked for so far ahead
 
 
 def has_changes(StateTable table not None, Mark mark not None):
@@ -35,7 +35,7 @@ def has_changes(StateTable table not None, Mark mark not None):
 
 
 def changed_entries(StateTable table not None, Mark mark not None):
-    """The rows inserted, written or removed since `mark`: each key once, those that exist with their present values.
+    """Return the rows inserted, written or removed since `mark`: each key once, with its present value if it has one.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable
@@ -66,7 +66,8 @@ def changed_entries(StateTable table not None, Mark mark not None):
 def count_changes(StateTable table not None, Mark mark not None):
     """Count the keys put or written since `mark` that exist now, and the keys that existed then and are gone.
 
-    O(changes), a few nanoseconds each; with removals among them, or where a call was undone, as `changed_entries`.
+    O(changes), a few nanoseconds each. Once something was removed or a call was undone, it costs as much as
+    `changed_entries`.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable
@@ -98,13 +99,13 @@ def count_changes(StateTable table not None, Mark mark not None):
 
 
 cdef tuple distinct_changes(Table *table, uint32_t version):
-    """Each key that records since a version name, once: found, groups, removed, born, kept, live, as arrays."""
+    """Collect each key that records since a version name, once: found, groups, removed, born, kept, live, as arrays."""
     cdef int64_t n = count_records(table.journal, version), room = max(n, 1), distinct
     found, hashes = np.empty(room, dtype=np.uint64), np.empty(room, dtype=np.uint32)
     groups = np.empty(room, dtype=np.uint16)
     removed, born = np.zeros(room, dtype=np.uint8), np.zeros(room, dtype=np.uint8)
     live = np.zeros(room, dtype=np.uint8)
-    # Of lists: the stamp of the oldest head and how many elements it counts, 0 where the list was not there.
+    # For lists: the stamp of the oldest head, and how many elements it counts; 0 if the list was not there.
     stamps, kept = np.zeros(room, dtype=np.uint32), np.zeros(room, dtype=np.int64)
     seen = np.zeros(1 << int(2 * n).bit_length(), dtype=np.uint32)
     distinct = collect(table, version, found, groups, hashes, removed, born, stamps, kept, seen)
@@ -116,7 +117,7 @@ cdef void find_returned(Table *table, int64_t n, uint64_t[::1] found, unsigned c
                         unsigned char[::1] live) noexcept nogil:
     """Find entries that are not gone but there again below another anchor, because their map was emptied and refilled.
 
-    They are among the live ones, as entries that came into being.
+    The live rows have them too, as entries that came into being.
     """
     cdef int64_t i
     cdef Entry *entry
@@ -138,9 +139,9 @@ cdef void find_returned(Table *table, int64_t n, uint64_t[::1] found, unsigned c
 
 
 cdef int64_t count_distinct(Table *table, uint32_t version) noexcept nogil:
-    """The number of keys that records name if each names another one that is there now; -1 if that cannot be told.
+    """Count the keys that records name, if each names another one and all of these exist; -1 if that cannot be told.
 
-    Within a segment an entry is journalled once. So it can where all records are in one, and none removes.
+    A segment journals an entry once. So it can be told if all records are in one segment and none is a removal.
     """
     cdef Journal *journal = table.journal
     cdef RecordCursor record
@@ -163,9 +164,9 @@ cdef int64_t count_distinct(Table *table, uint32_t version) noexcept nogil:
 cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsigned short[::1] groups,
                      uint32_t[::1] hashes, unsigned char[::1] removed, unsigned char[::1] born, uint32_t[::1] stamps,
                      int64_t[::1] kept, uint32_t[::1] seen) noexcept nogil:
-    """Entries that records name, each key once, whether it was ever removed, and came into being since; how many.
+    """Collect the entries that records name, each key once; returns how many.
 
-    From the newest record to the oldest.
+    Notes which keys were ever removed, and which came into being since. Goes from the newest record to the oldest.
     """
     cdef RecordCursor record
     cdef uint64_t mask = seen.shape[0] - 1, place
@@ -229,7 +230,7 @@ cdef bint same_key(Table *table, Entry *a, Entry *b) noexcept nogil:
 
 cdef void find_live(Table *table, int64_t n, uint64_t[::1] found, unsigned short[::1] groups, uint32_t[::1] hashes,
                     uint32_t[::1] stamps, int64_t[::1] kept, unsigned char[::1] live) noexcept nogil:
-    """Put the live entries of keys in the place of those that records name."""
+    """Replace the entries that records name by the live entries of their keys."""
     cdef ListHead *head
     cdef int64_t i, ahead
     cdef CowMap *map

@@ -25,11 +25,11 @@ from statebackend._core.tables.state_table import DTYPES
 from statebackend.errors import UsageError
 
 cdef enum:
-    AHEAD = 16                           # how many rows ahead memory is asked for
+    AHEAD = 16                           # rows: memory is asked for so far ahead
 
 
 cdef class Moment:
-    """While it lasts, addresses of entries are good and what they hold does not change."""
+    """A time during which addresses of entries stay valid and what they hold does not change."""
 
     cdef int begin_reading(self) except -1:
         return 0
@@ -40,7 +40,7 @@ cdef class Moment:
 
 @cython.final
 cdef class LiveMoment(Moment):
-    """The live tables of a backend until it is called again."""
+    """The moment of a backend's live tables. It ends when the backend is called again."""
 
     def __cinit__(self, StateCore owner not None):
         self.owner = owner
@@ -61,21 +61,21 @@ cdef class LiveMoment(Moment):
 cdef class EntryRows:
     """Entries of a table, in ascending order of key groups.
 
-    `groups` is the key group of each; `is_live` whether the key is there: of one that is not, only the key is read.
-    `kept` is how many elements of a list are passed over, because they have not changed; None for none.
-    Of rows of `changed_entries`, `was_removed` says which keys were removed since, though they may have come back.
+    `groups` holds the key group of each row. `is_live` says if the key is there; where it is not, only the key is read.
+    `kept` holds how many elements of each list are left out, because they have not changed; None if none are.
+    In rows of `changed_entries`, `was_removed` says which keys were removed since, even if they have come back.
     """
 
     def __len__(self):
         return len(self.addresses)
 
     def take(self, rows):
-        """Some of the rows, by number, mask or slice."""
+        """Return some of the rows, by number, mask or slice."""
         return new_rows(self.table, self.moment, self.addresses[rows], self.groups[rows], self.is_live[rows],
                         None if self.kept is None else self.kept[rows], self.was_removed[rows])
 
     def keys(self):
-        """The columns of keys and namespaces, as `SnapshotView.read_group` names them."""
+        """Return the columns of keys and namespaces, under the names of `SnapshotView.read_group`."""
         self.moment.begin_reading()
         try:
             return read_keys(self.table, self.addresses)
@@ -83,7 +83,7 @@ cdef class EntryRows:
             self.moment.end_reading()
 
     def columns(self):
-        """All columns of rows that are live."""
+        """Return all columns. Every row has to be live."""
         if not self.is_live.all():
             raise UsageError("of what was removed only keys are left")
         self.moment.begin_reading()
@@ -93,7 +93,7 @@ cdef class EntryRows:
             self.moment.end_reading()
 
     def weights(self):
-        """About how many bytes each live row has beside what is of a fixed width."""
+        """Return about how many bytes each live row has beside its parts of fixed width."""
         cdef uint64_t[::1] rows = self.addresses
         cdef int64_t n = rows.shape[0], i
         cdef Table *t = self.table.table
@@ -131,7 +131,7 @@ cdef class EntryRows:
     def links(self):
         """For entries of a map state, the number of each one's anchor, and of its place in the anchor's order.
 
-        The table of keys has the same numbers as its values.
+        The table of keys holds the same numbers as its values.
         """
         cdef uint64_t[::1] rows = self.addresses
         cdef int64_t n = rows.shape[0], i
@@ -178,12 +178,12 @@ cdef class EntryRows:
 
 
 cdef uint32_t find_head(Table *heads, Anchor *anchor) noexcept nogil:
-    """The live entry of an anchor's key, 0 if the key was removed, or has another anchor by now."""
+    """Find the live entry of an anchor's key; 0 if the key was removed or has another anchor by now."""
     return find_owner(heads, anchor) if anchor.first else 0
 
 
 cdef uint32_t find_owner(Table *heads, Anchor *anchor) noexcept nogil:
-    """The live entry of the key that an anchor was made for, 0 if there is none. It may have another anchor by now."""
+    """Find the live entry of the key that an anchor was made for; 0 if none. The key may have another anchor by now."""
     cdef CowMap *map = heads.maps[anchor.group - heads.first_group]
     return find_stored(heads, map, anchor.key, anchor.namespace, hash_stored(heads, anchor.key, anchor.namespace))
 
@@ -214,7 +214,7 @@ cdef dict read_keys(StateTable table, uint64_t[::1] rows):
 
 
 cdef dict read_columns(StateTable table, uint64_t[::1] rows, kept):
-    """Gather all columns of entries by address; of lists without the first `kept` elements of each."""
+    """Gather all columns of entries by address, without the first `kept` elements of each list."""
     cdef Table *t = table.table
     columns = read_keys(table, rows)
     if t.layout.off_thread:
@@ -298,7 +298,7 @@ cdef object gather_objects(uint64_t[::1] rows, uint32_t offset):
 
 
 cdef int64_t blob_bytes(Table *table, ListHead *head) noexcept nogil:
-    """The number of bytes in the elements of a list of blobs; -1 without memory to find out."""
+    """Count the bytes in the elements of a list of blobs; -1 if there is no memory to do so."""
     cdef uint32_t offset = 8 if table.element_has_timestamp else 0
     cdef ListCursor cursor
     cdef Blob *blob
@@ -317,7 +317,7 @@ cdef int64_t blob_bytes(Table *table, ListHead *head) noexcept nogil:
 
 
 cdef object gather_lists(StateTable table, uint64_t[::1] rows, kept, dict columns):
-    """Elements of all lists one after another, by the addresses of the elements."""
+    """Gather the elements of all lists, one list after another, by the addresses of the elements."""
     cdef Table *t = table.table
     cdef int64_t n = rows.shape[0], i, at, left, used, k
     cdef ListHead *head

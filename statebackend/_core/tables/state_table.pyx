@@ -1,4 +1,4 @@
-"""State tables, one operation at a time: keys to values, a copy-on-write map per key group.
+"""State tables, one operation at a time: keys to values, in one copy-on-write map per key group.
 
 A map state is two tables with one journal: keys to anchors, and (anchor, map key) to values; see `map_table.pyx`.
 Batches are in `kernels.pyx`.
@@ -45,7 +45,7 @@ DTYPES = {
 
 
 def _code_and_width(value):
-    """Value code, ValueKind and width of a value specification."""
+    """Return the value code, ValueKind and width of a value specification."""
     if value in FIXED_CODES:
         code, width = FIXED_CODES[value]
         return code, VALUE_FIXED, width
@@ -61,10 +61,10 @@ def _code_and_width(value):
 
 @cython.final
 cdef class StateTable:
-    """One state: keys to values, a copy-on-write map per key group.
+    """One state: keys to values, in one copy-on-write map per key group.
 
-    `key` is "int" (64 bits) or "bytes"; `value` one of "long int short byte double float bool bytes object",
-    a number of raw bytes, or ("list", one of these). `plan` tells how key groups are computed from keys.
+    `key` is "int" (64 bits) or "bytes". `value` is one of "long int short byte double float bool bytes object",
+    a number of raw bytes, or ("list", one of these). `plan` says how key groups are computed from keys.
     With `nullable`, values may be None.
 
     >>> from statebackend._core.tables.state_core import StateCore
@@ -144,7 +144,7 @@ cdef class StateTable:
         self.table = table
 
     cdef int _make_nullable(self, Table *table) except -1:
-        """Let values be None. A blob is NULL then, an object is None; a fixed width takes a byte of the payload."""
+        """Let values be None. Then a blob is NULL, an object is None; a fixed width gets a byte of the payload."""
         cdef uint32_t at
         if self.value_code >= CODE_LIST:
             raise UsageError("lists and anchors are never None")
@@ -157,7 +157,7 @@ cdef class StateTable:
         return 0
 
     cdef int _lay_out(self, Table *table, key, value, namespaces, timestamps, bint is_anchor_table) except -1:
-        """Offsets of an entry's parts; see `Layout`."""
+        """Compute the offsets of an entry's parts; see `Layout`."""
         cdef uint32_t at = 16, width, align
         if is_anchor_table:
             self.value_code, kind, width = CODE_ANCHOR, VALUE_ANCHOR, 4
@@ -238,7 +238,7 @@ cdef class StateTable:
         return 0
 
     cdef int split_map_key(self, object map_key, uint32_t anchor, uint32_t group, CoreKey *out) except -1:
-        """As `split_key`, for a key below an anchor: it lies in the anchor's key group."""
+        """As `split_key`, for a key below an anchor, which lies in the anchor's key group."""
         cdef Table *table = self.table
         out.namespace = anchor
         out.group = group
@@ -266,7 +266,7 @@ cdef class StateTable:
         key.hash = hash_key(self.table, key, anchor)
 
     cdef char *store_any(self, object value, char *stored) except? NULL:
-        """The stored form of a value: in `stored`, for raw bytes in the value itself, NULL for a flagged None."""
+        """Make the stored form of a value: in `stored`; of raw bytes, the value itself; NULL for a None with a flag."""
         if value is None and self.takes_none and self.value_code != CODE_OBJECT:
             (<void **>stored)[0] = NULL
             return stored if self.table.layout.off_null == 0 else NULL
@@ -290,7 +290,7 @@ cdef class StateTable:
         return self.table.maps[group - self.table.first_group]
 
     cdef object load_value(self, char *value, int code, uint32_t width):
-        """A Python object for a stored value. Lists and anchors are not values."""
+        """Make a Python object of a stored value. Lists and anchors are not values."""
         cdef Blob *blob
         if code == CODE_INT64:
             return (<int64_t *>value)[0]
@@ -314,7 +314,7 @@ cdef class StateTable:
         return PyBytes_FromStringAndSize(value, width)
 
     cdef int store_value(self, object value, char *out, int code, uint32_t width) except -1:
-        """Write a value's stored form to `out`; a blob or a reference in it is new and the caller's."""
+        """Write a value's stored form to `out`. A blob or a reference in it is new and belongs to the caller."""
         cdef int64_t number
         cdef Blob *blob
         if code == CODE_DOUBLE or code == CODE_FLOAT:
@@ -370,7 +370,7 @@ cdef class StateTable:
         return 0
 
     cdef void drop_stored(self, char *value, int code) noexcept:
-        """Drop what `store_value` made when it could not be put in."""
+        """Drop what `store_value` made, if it could not be put in."""
         if code == CODE_BLOB:
             if (<Blob **>value)[0] != NULL:
                 blob_drop(&self.owner.arena.blobs, (<Blob **>value)[0])
@@ -451,7 +451,7 @@ cdef class StateTable:
             payload[self.table.layout.value_width] = value == NULL
 
     def get(self, key, uint32_t namespace=0):
-        """The value of a key, or None. A list comes as a list of its elements. O(1) expected.
+        """Return the value of a key, or None. A list comes as a list of its elements. O(1) expected.
 
         An object of a table with `copy_value` is copied at its first read since the newest mark or snapshot,
         because its reader may change it in place.
@@ -470,7 +470,7 @@ cdef class StateTable:
             self.owner.leave()
 
     cdef uint32_t _locate(self, key, uint32_t namespace, CoreKey *k, CowMap **map) except? 0:
-        """The slot of a key, 0 if it is absent; does its share of a rehash."""
+        """Find the slot of a key, 0 if it is absent. Does its share of a rehash."""
         self.split_key(key, namespace, k)
         map[0] = self.map_or_null(k.group)
         if map[0] == NULL:
@@ -480,7 +480,7 @@ cdef class StateTable:
         return find(self.table, map[0], k)
 
     cdef list _room(self):
-        """The list that `_load` fills with elements. Made before the search for the entry: it may run finalisers."""
+        """Make the list that `_load` fills with elements, before the search for the entry: this may run finalisers."""
         return [] if self.value_code == CODE_LIST else None
 
     cdef object _load(self, uint32_t slot, list elements):
@@ -546,7 +546,7 @@ cdef class StateTable:
             self.owner.leave()
 
     def timestamp(self, key, uint32_t namespace=0):
-        """The timestamp stored with a key, or None."""
+        """Return the timestamp stored with a key, or None."""
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
@@ -560,7 +560,7 @@ cdef class StateTable:
             self.owner.leave()
 
     def remove(self, key, uint32_t namespace=0):
-        """Remove a key; says whether it was there. O(1) expected."""
+        """Remove a key and return whether it was there. O(1) expected."""
         return self._remove(key, namespace, False)[0]
 
     def remove_and_get_old(self, key, uint32_t namespace=0):
@@ -636,7 +636,7 @@ cdef class StateTable:
             self.owner.leave()
 
     def length(self, key, uint32_t namespace=0):
-        """The number of elements of a key's list; 0 when absent. O(1) expected."""
+        """Return the number of elements of a key's list; 0 when absent. O(1) expected."""
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
@@ -681,30 +681,30 @@ cdef class StateTable:
         return self.table.lane.entries
 
     def __iter__(self):
-        """All live entries as StateEntry, in no order; fails at the next step after a structural change."""
+        """Iterate over all live entries as StateEntry, in no order. After a structural change, the next step fails."""
         from statebackend._core.tables.entry_views import StateEntryIterator
 
         return StateEntryIterator(self)
 
     def visitor(self, slots_per_step=1024):
-        """An incremental visitor: an iterator over lists of entries that tolerates changes in between.
+        """Return an incremental visitor: an iterator over lists of entries that tolerates changes in between.
 
-        Each step looks at no more than `slots_per_step` entry slots. Entries added or moved meanwhile may
-        be skipped or come twice.
+        Each step looks at no more than `slots_per_step` entry slots. The visitor may skip entries that were added or
+        moved meanwhile, or visit them twice.
         """
         from statebackend._core.tables.entry_views import IncrementalVisitor
 
         return IncrementalVisitor(self, slots_per_step)
 
     def group_of(self, key):
-        """The key group of a key."""
+        """Return the key group of a key."""
         cdef CoreKey k
         self.usable()
         self.split_key(key, 0, &k)
         return k.group
 
     def entry(self, key, uint32_t namespace=0):
-        """The live StateEntry of a key, or None; changes nothing, not even a rehash in progress."""
+        """Return the live StateEntry of a key, or None. Changes nothing, not even a rehash in progress."""
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
@@ -719,7 +719,7 @@ cdef class StateTable:
         return new_entry(self, slot, k.group)
 
     def chain(self, key, uint32_t namespace=0):
-        """The live entries in the bucket of a key, head first. For tests."""
+        """Return the live entries in the bucket of a key, head first. For tests."""
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
@@ -740,7 +740,7 @@ cdef class StateTable:
             self.owner.let_go()
 
     def map_info(self, uint32_t group):
-        """Sizes, capacities and rehash progress of the map of a key group; None if it was never used."""
+        """Return sizes, capacities and rehash progress of the map of a key group; None if it was never used."""
         cdef CowMap *map
         cdef Directory *directory
         cdef uint32_t directories = 0
@@ -764,7 +764,7 @@ cdef class StateTable:
         }
 
     def metrics(self):
-        """Entries, copies made for snapshots and rehash progress of this state, summed over its key groups."""
+        """Return entries, copies made for snapshots and rehash progress of this state, summed over its key groups."""
         cdef uint32_t g
         cdef uint64_t rehashing = 0, maps = 0, used = 0, run_bytes = 0, buckets = 0
         cdef CowMap *map
@@ -797,7 +797,7 @@ cdef class StateTable:
         assert total == self.table.lane.entries, f"{total} entries, counted {self.table.lane.entries}"
 
     def dirty(self, Mark mark not None):
-        """The keys inserted, written or removed since `mark`, as a set of (key, namespace). O(changes)."""
+        """Return the keys inserted, written or removed since `mark`, as a set of (key, namespace). O(changes)."""
         self.owner.require_open(mark)
         found = set()
         self.owner.enter()
