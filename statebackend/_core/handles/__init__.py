@@ -1,16 +1,16 @@
 """The calls that a user's function makes once per record.
 
-    the key          `key_context`       the current key, namespace and time
-                     `look_ahead`        asks for the memory that the next keys will need
-                     `wall_clock`        the machine's clock, read as seldom as possible
-    every handle     `base_handle`       finds the current key's entry, makes room for it, removes it
-                     `cleanup`           removes what has expired
-                     `enumeration`       lists keys and namespaces
-                     `handle`            `Handle`: all of this together, and what users may do with any state
-    a state's kind   `single_handle`     one value for a key; value states
-                     `function_handles`  reducing, aggregating and folding states that call the user's function
-                     `adding_handles`    reducing and aggregating states whose operation has a name: no Python call
-                     `list_handle`       list states, and their iterator
-                     `map_handle`        map states, and their iterator
-                     `time_index`        timers: their set, and the order of firing
+the key          `key_context`       the current key, namespace and time
+                 `look_ahead`        asks for the memory that the next keys will need
+                 `wall_clock`        the machine's clock, read as seldom as possible
+every handle     `base_handle`       finds the current key's entry, makes room for it, removes it
+                 `cleanup`           removes what has expired
+                 `enumeration`       lists keys and namespaces
+                 `handle`            `Handle`: all of this together, and what users may do with any state
+a state's kind   `single_handle`     one value for a key; value states
+                 `function_handles`  reducing, aggregating and folding states that call the user's function
+                 `adding_handles`    reducing and aggregating states whose operation has a name: no Python call
+                 `list_handle`       list states, and their iterator
+                 `map_handle`        map states, and their iterator
+                 `time_index`        timers: their set, and the order of firing
 """

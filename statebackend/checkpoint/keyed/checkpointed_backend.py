@@ -128,7 +128,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         migrate = migration(restored.description, descriptor, self._time())
         with self._loading():
             try:
-                for rows in restored.batches:
+                for rows in restored.rows:
                     for op, batch in phases(rows):
                         self._load(state, op, migrate(batch) if op in (Op.PUT, Op.APPEND) else batch)
             except BaseException as error:
@@ -141,6 +141,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                     ) from error
                 raise
         self._restored.take(descriptor.name)
+        pa.default_memory_pool().release_unused()  # what the batches took goes back to the system
         if answer is not Compatibility.AS_IS:
             # What the files hold is of other types: none may be built on.
             self._log.forget()
@@ -164,6 +165,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         log = self._log
         log.settle()
         now = _stored_time(self._work_time())
+        self._restored.keep()  # a commit may let their files go
         target = target_for(store, checkpoint_id)
         rows = flight = None
         try:

@@ -1,4 +1,4 @@
-"""Reads the keyed state of a checkpoint: rows of some key groups, kept in memory until states are declared.
+"""Finds the keyed state of a checkpoint: rows of some key groups, which stay in their files until states are declared.
 
 >>> RestoredStates({}, None).names
 []
@@ -7,15 +7,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from statebackend.checkpoint.format import GroupedBatch, Op, Section, read_data_file
+from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed.description import StateDescription, value_role
 from statebackend.checkpoint.keyed.merged_rows import applied
 from statebackend.checkpoint.keyed.rows import phases
+from statebackend.checkpoint.keyed.stored_rows import StoredRows, open_data_file
 from statebackend.checkpoint.store.manifest import StateSnapshot
 from statebackend.checkpoint.store.reader import Checkpoint
 from statebackend.errors import CorruptCheckpointError, StateMigrationError, UsageError
@@ -34,11 +36,11 @@ class RestoredState(NamedTuple):
     """A state of a checkpoint: its description, and its rows in the order in which to apply them."""
 
     description: StateDescription
-    batches: list[GroupedBatch]
+    rows: StoredRows
 
     def section(self) -> Section:
         """The remaining rows, sorted by key group, to be written again because nobody has declared the state."""
-        joined = applied(self.description.kind, [_with_groups(rows) for rows in self.batches])
+        joined = applied(self.description.kind, [_with_groups(rows) for rows in self.rows])
         groups = joined[_GROUP].to_numpy()
         joined = joined.drop_columns([_GROUP])
         order = np.argsort(groups, kind="stable")
@@ -85,6 +87,11 @@ class RestoredStates:
         """
         return self._states.get(name)
 
+    def keep(self) -> None:
+        """Hold all rows in memory from now on: the files may go, and any thread may read."""
+        for state in self._states.values():
+            state.rows.keep()
+
     def take(self, name: str) -> RestoredState | None:
         """Take a state out; it belongs to the caller from now on."""
         return self._states.pop(name, None)
@@ -101,7 +108,7 @@ def keyed_snapshots(checkpoint: Checkpoint) -> list[StateSnapshot]:
 def read_checkpoint(
     checkpoint: object, key_type: Type, max_parallelism: int, key_groups: KeyGroupRange
 ) -> RestoredStates:
-    """Read the rows of some key groups. Checks every byte that it reads, and reads nothing else."""
+    """The states of some key groups. Checks every byte of their rows, which are read when they are asked for."""
     if not isinstance(checkpoint, Checkpoint):
         raise UsageError(
             f"a {type(checkpoint).__name__} is nothing to restore from",
@@ -138,7 +145,7 @@ def _check_use(snapshot: StateSnapshot, checkpoint: Checkpoint, key_type: Type, 
 
 
 def _describe(states: dict[str, RestoredState], found: StateDescription) -> None:
-    known = states.setdefault(found.name, RestoredState(found, []))
+    known = states.setdefault(found.name, RestoredState(found, StoredRows()))
     if known.description != found:
         raise StateMigrationError(
             f"the instances of the checkpoint have different states {found.name!r}",
@@ -158,14 +165,13 @@ def _read_files(
             )
         if file.key_groups is not None and own.intersection(file.key_groups) is None:
             continue
-        with checkpoint.open_file(file) as source:
-            reader = read_data_file(source, file.name)
-            for name in reader.states:
-                if name not in states:
-                    raise CorruptCheckpointError(
-                        f"the file has a state {name!r} that the manifest does not name", detail=file.name
-                    )
-                states[name].batches.extend(reader.read(name, own))
+        reader = open_data_file(checkpoint, file, own)
+        for name in reader.states:
+            if name not in states:
+                raise CorruptCheckpointError(
+                    f"the file has a state {name!r} that the manifest does not name", detail=file.name
+                )
+            states[name].rows.add(partial(reader.read, name, own))
 
 
 def migration(
@@ -222,7 +228,7 @@ def _zeros(count: int) -> pa.Array:
 def timer_rows(restored: RestoredState, domain: str, encoder: KeyEncoder) -> Iterator[TimerRow]:
     """The timers that remain after applying the rows of a checkpoint."""
     left: dict[tuple[object, bytes], set[int]] = {}
-    for rows in restored.batches:
+    for rows in restored.rows:
         for op, batch in phases(rows):
             keys = canonical_list(encoder.encode_many(batch["key"]))
             names = batch["namespace"].to_pylist() if "namespace" in batch.schema.names else [b""] * len(keys)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.key_group_columns import grouping
 from statebackend.checkpoint.keyed.merged_rows import applied
 from statebackend.checkpoint.keyed.restored_states import PART, RestoredState, RestoredStates
+from statebackend.checkpoint.keyed.stored_rows import StoredRows
 from statebackend.checkpoint.store.json_checks import Malformed, groups_json, groups_of, integer
 from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
 from statebackend.errors import CorruptCheckpointError, StateMigrationError
@@ -142,9 +144,10 @@ def _encoded(shown: pa.Array, namespace_of: Callable[[str], object]) -> pa.Array
 def read_savepoint(
     savepoint: Savepoint, key_type: Type, max_parallelism: int, key_groups: KeyGroupRange
 ) -> RestoredStates:
-    """The rows of some key groups. The number of key groups may differ from that of the savepoint.
+    """The states of some key groups. The number of key groups may differ from that of the savepoint.
 
-    Skips the files of instances that share no key group with these. Checks every file that it reads as a whole.
+    Skips the files of instances that share no key group with these. Checks every other file as a whole; rows are read
+    when they are asked for.
     """
     savepoint.check_exists()
     states: dict[str, RestoredState] = {}
@@ -160,14 +163,16 @@ def read_savepoint(
         same_groups = part.described["max_parallelism"] == max_parallelism
         for stored in part.states:
             description = StateDescription.read(stored.described, part.name)
-            known = states.setdefault(description.name, RestoredState(description, []))
+            known = states.setdefault(description.name, RestoredState(description, StoredRows()))
             if known.description != description:
                 raise StateMigrationError(
                     f"the instances of the savepoint have different states {description.name!r}",
                     code="STATE_MIGRATION.INCOMPATIBLE",
                 )
             if stored.rows and (not same_groups or key_groups.intersection(own) is not None):
-                known.batches.extend(_rows_of(savepoint, stored, key_type, max_parallelism, key_groups))
+                with savepoint.open_state(stored):
+                    pass  # a damaged file is found before anything is restored
+                known.rows.add(partial(_rows_of, savepoint, stored, key_type, max_parallelism, key_groups))
     return RestoredStates(states, savepoint.now)
 
 

@@ -61,10 +61,10 @@ class TakenRows(NamedTuple):
 
     def sections(self) -> list[Section]:
         """All states that have rows, or might have."""
-        return [*self.source.sections(), *(each.section() for each in self.undeclared if each.batches)]
+        return [*self.source.sections(), *(each.section() for each in self.undeclared if each.rows)]
 
     def _file(self, writer: DataWriter) -> tuple[StoredFile, ...]:
-        if self.source.is_empty and not any(each.batches for each in self.undeclared):
+        if self.source.is_empty and not any(each.rows for each in self.undeclared):
             return ()
         with writer.create(self.kind, key_groups=self.key_groups) as file:
             write_data_file(file, self.sections(), name=file.name, compression=writer.compression)
