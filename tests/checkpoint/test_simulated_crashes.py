@@ -26,7 +26,7 @@ from store_story import (
 from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.files import PosixFiles
 from statebackend.checkpoint.store.reader import CheckpointReader
-from statebackend.errors import CommitConflictError, StateBackendError, StoreError
+from statebackend.errors import CommitConflictError, StateBackendError, StoreError, UsageError
 
 ROOT = "/disk/made/by/the/store"
 
@@ -275,15 +275,43 @@ def test_a_file_system_without_links() -> None:
         check_recovery(files_on(left), listing(left), told)
 
 
+def with_nothing_exclusive(number: int, name: str) -> object:
+    return {"link": errno.ENOTSUP, "rename_exclusive": errno.EINVAL}.get(name)
+
+
 def test_a_file_system_that_can_do_neither_is_refused() -> None:
     disk = new_disk()
-    calls = SimulatedCalls(
-        disk, lambda n, name: {"link": errno.ENOTSUP, "rename_exclusive": errno.EINVAL}.get(name)
-    )
-    with pytest.raises(StoreError, match="writing metadata.json") as caught:
+    calls = SimulatedCalls(disk, with_nothing_exclusive)
+    with pytest.raises(UsageError, match="cannot keep a second writer out") as caught:
         open_store(files_on(disk, calls))
-    assert caught.value.errno == errno.ENOTSUP
+    assert caught.value.code == "USAGE.SINGLE_WRITER"
+    assert "single_writer=True" in str(caught.value.hint)
     assert CheckpointReader("/", _files=files_on(disk)).checkpoints() == []
+    left = [name for name in listing(disk)() if "metadata" in name]
+    assert left == [], "nothing of the attempt stays"
+
+
+def test_a_file_system_that_can_do_neither_with_a_single_writer() -> None:
+    """Killed at every call: what is committed is there, and ids are taken once."""
+
+    def files(calls: SimulatedCalls) -> PosixFiles:
+        return PosixFiles(ROOT, calls, single_writer=True)
+
+    disk = new_disk()
+    calls = SimulatedCalls(disk, with_nothing_exclusive)
+    told = Told()
+    tell(lambda: files(calls), told)
+    assert calls.made.count("rename_exclusive") == calls.made.count("link") > 5
+    for at in range(len(calls.made)):
+        disk = new_disk()
+        dying = SimulatedCalls(
+            disk, lambda n, name, at=at: "die" if n == at else with_nothing_exclusive(n, name)
+        )
+        told = Told()
+        with pytest.raises(Dead):
+            tell(lambda dying=dying: files(dying), told)
+        left = disk.crash("mixed", at)
+        check_recovery(files_on(left), listing(left), told)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EEXIST], ids=["lost", "asked twice"])

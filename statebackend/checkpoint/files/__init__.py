@@ -36,14 +36,14 @@ def open_files(uri: str | os.PathLike[str], *, single_writer: bool = False) -> S
         raise UsageError("a store is given by its path or uri, a str")
     name = scheme_of(text)
     if name is None:
-        return PosixFiles(os.path.abspath(text))
+        return PosixFiles(os.path.abspath(text), single_writer=single_writer)
     if name == "file":
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise UsageError(
                 "a file:// address is file:///path", detail="it names a host, or no absolute path"
             )
-        return PosixFiles(os.path.abspath(unquote(parts.path)))
+        return PosixFiles(os.path.abspath(unquote(parts.path)), single_writer=single_writer)
     if name != "s3" or not text.lower().startswith("s3://"):
         raise UsageError(
             f"a store cannot lie at a {name}: address",

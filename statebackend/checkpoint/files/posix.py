@@ -36,6 +36,7 @@ from statebackend.checkpoint.files.layout import (
     parse_epoch_folder,
     split,
 )
+from statebackend.errors import UsageError
 
 __all__ = ["PosixFiles", "PosixSink"]
 
@@ -43,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 #: The errors of `link` on a file system without links; 95 and 45 are ENOTSUP and EOPNOTSUPP on different systems.
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES}
+#: The errors of an exclusive rename on a system without it.
+_NO_EXCLUSIVE_RENAME = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 #: The errors of `flock` on a file system without locks.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 #: Held while a lock is taken or given up, and while the process forks.
@@ -115,20 +118,24 @@ class PosixSink(FileSink):
 class PosixFiles(StoreFiles):
     """The files of a store below a folder.
 
+    ``single_writer`` says that the user vouches for there being one writer, so that a file system may be used that can
+    create nothing exclusively.
+
     >>> PosixFiles("/nowhere").size("metadata.json") is None
     True
     """
 
-    def __init__(self, root: str, calls: PosixCalls | None = None) -> None:
+    def __init__(self, root: str, calls: PosixCalls | None = None, single_writer: bool = False) -> None:
         self.uri = root
         self._root = root
         self._calls = PosixCalls() if calls is None else calls
+        self._single_writer = single_writer
         self._locks: dict[int, int] = {}
         self._asides = itertools.count()
         _lockers.add(self)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return PosixFiles, (self._root, self._calls)
+        return PosixFiles, (self._root, self._calls, self._single_writer)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -158,7 +165,7 @@ class PosixFiles(StoreFiles):
         return self._path(name)
 
     def below(self, folder: str) -> StoreFiles:
-        return PosixFiles(self._path(folder), self._calls)
+        return PosixFiles(self._path(folder), self._calls, self._single_writer)
 
     # --- data files ---
 
@@ -346,6 +353,9 @@ class PosixFiles(StoreFiles):
             self._link(aside, name)
         except OSError as error:
             self._after_failed_link(error, aside, name, content)
+        except UsageError:
+            self.remove(aside)
+            raise
         try:
             self.sync_folder(folder)
         except OSError as error:
@@ -365,10 +375,23 @@ class PosixFiles(StoreFiles):
             try:
                 self._calls.rename_exclusive(self._path(aside), self._path(name))
             except OSError as second:
-                if second.errno in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
-                    # This system can do neither. The error of link tells more.
-                    raise error from second
-                raise
+                if second.errno not in _NO_EXCLUSIVE_RENAME:
+                    raise
+                self._rename_unguarded(aside, name, error)
+
+    def _rename_unguarded(self, aside: str, name: str, error: OSError) -> None:
+        """Rename where the system can do nothing exclusively, if nobody else writes here."""
+        if not self._single_writer:
+            raise UsageError(
+                "this file system cannot keep a second writer out",
+                code="USAGE.SINGLE_WRITER",
+                detail=f"{self.uri} has no hard links, and no rename that replaces nothing: {error.strerror}",
+                hint="use a local disk or an NFS path; or pass single_writer=True if you vouch that no second one "
+                "writes there",
+            ) from error
+        if self.size(name) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._path(name))
+        self._calls.rename(self._path(aside), self._path(name))
 
     def _after_failed_link(self, error: OSError, aside: str, name: str, content: bytes) -> None:
         """Return if the link was made after all. Over NFS an answer can be lost, or belong to a repeated request."""

@@ -61,11 +61,12 @@ class CheckpointStore(CheckpointReader):
     """A store of checkpoints at a path or ``s3://`` address, of which the newest ``retain`` are kept.
 
     Making one touches nothing; reading needs nothing more. `open_for_writing` takes an epoch, which ends that
-    of every other writer. ``single_writer`` is needed for ``s3://``, where nothing can keep a second writer
-    out: whoever passes it vouches that there is none. ``compression`` of data files is ``"zstd"``, ``"lz4"`` or
-    None; it may change from one opening to the next. ``max_clock_jump``, a timedelta or milliseconds, is how far the
-    clock of a job may be ahead of the last committed time; None allows any. All methods may be called from any thread.
-    A pickled store is one that is not open for writing.
+    of every other writer. ``single_writer`` is needed where nothing can keep a second writer out: for ``s3://``, and on
+    mounts that have neither links nor exclusive renames. Whoever passes it vouches that there is none.
+    ``compression`` of data files is ``"zstd"``, ``"lz4"`` or None; it may change from one opening to the next.
+    ``max_clock_jump``, a timedelta or milliseconds, is how far the clock of a job may be ahead of the last committed
+    time; None allows any. All methods may be called from any thread. A pickled store is one that is not open for
+    writing.
 
     >>> CheckpointStore("/nowhere", retain=3).checkpoints()
     []
