@@ -1,8 +1,8 @@
-"""The commits of a query: which batch may come next, at what time it runs, and the commit of what it gave.
+"""The commits of a query: which batch may come next, which was committed already, and the commit of what one gave.
 
 With S the newest committed id, batch S+1 may run. Batch S was committed: it is delivered again, and not run, if its
-rows are those that were committed. Anything else is a gap. An empty store takes batch 0, or the first batch that it is
-told.
+rows are those that were committed. Anything else is a gap. An empty store takes batch 0, or the batch given as
+``first_batch``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from statebackend.runtime.origin import Identity, Incoming, Origin, rows_identit
 from statebackend.runtime.output import Committed, check_deliverable
 from statebackend.runtime.progress import Stopwatch
 from statebackend.runtime.start import check_key_columns, other_query
-from statebackend.state import clocks
 from statebackend.types import Type
 
 __all__ = ["Commits"]
@@ -37,7 +36,6 @@ class Commits:
         job: Job,
         store: CheckpointStore,
         *,
-        clock: clocks.Clock | None,
         first_batch: int | None,
         on_gap: str,
         has_sink: bool,
@@ -46,16 +44,12 @@ class Commits:
     ) -> None:
         self._job = job
         self._store = store
-        self._clock = clocks.checked_clock(clock)
         self._restarts_on_gap = on_gap == "restart_from_empty"
         self._first_batch = first_batch
         self._has_sink = has_sink
         self._stream = stream
         self._location = location
-        self._told_behind = False
-        #: The newest checkpoint, and the time that the next batch must not be before.
         self._newest: Checkpoint | None = None
-        self._now: int | None = None
 
     def open(self, query: str | None, key_type: Type) -> Checkpoint | None:
         """Open the store for this query alone, and return its newest checkpoint; None if it is empty."""
@@ -67,17 +61,17 @@ class Commits:
             if error.code == "USAGE.OTHER_QUERY":
                 raise other_query(error, self._store, self._location) from error
             raise
-        newest = self._store.latest()
-        if newest is None:
-            return None
-        checkpoint = self._store.open(newest)
-        check_key_columns(checkpoint, self._job.columns, self._store.uri)
-        self._newest, self._now = checkpoint, checkpoint.now
+        try:
+            newest = self._store.latest()
+            if newest is None:
+                return None
+            checkpoint = self._store.open(newest)
+            check_key_columns(checkpoint, self._job.columns, self._store.uri)
+        except BaseException:
+            self._store.close()
+            raise
+        self._newest = checkpoint
         return checkpoint
-
-    def begin_at(self, now: int | None) -> None:
-        """Let the first batch of an empty store be at this time or later."""
-        self._now = now
 
     @property
     def last_id(self) -> int | None:
@@ -109,7 +103,7 @@ class Commits:
     def begin_anew(self, batch_id: int) -> None:
         """Drop every checkpoint, and let this batch come next."""
         self._store.restart(begins_at=batch_id, first_batch=self._first_batch)
-        self._newest = self._now = None
+        self._newest = None
 
     def _next_ids(self) -> set[int]:
         """The ids that the next batch may have."""
@@ -121,7 +115,7 @@ class Commits:
         return {0} if begins_at is None else {0, begins_at}
 
     def _may_begin_anew(self, batch_id: int) -> bool:
-        """Return True if ``on_gap`` may act: once for each value of ``first_batch``, or to finish what it has begun."""
+        """Return True if ``on_gap`` may act: once for each value of ``first_batch``, or to finish a restart cut off."""
         if self._first_batch not in (None, batch_id):
             return False
         done = self._store.done
@@ -144,7 +138,7 @@ class Commits:
     # --- the batch that was committed ---
 
     def replayed(self, incoming: Incoming, watch: Stopwatch) -> Committed:
-        """The newest checkpoint again, if it is of these rows, which the engine computes for itself meanwhile."""
+        """The newest checkpoint again, if it was made of these rows. Meanwhile the engine computes them for itself."""
         checkpoint = self._newest
         assert checkpoint is not None
         origin = Origin.of(checkpoint.manifest.progress)
@@ -179,40 +173,6 @@ class Commits:
             batch_id, self._store.uri, then, found, previous if previous == batch_id - 1 else None
         )
 
-    # --- its time ---
-
-    def time_of(self, event_time: int | None) -> int:
-        """The time of the next batch, whose newest row is of this event time: never before that of the last one."""
-        if self._job.event_time is None:
-            clock = clocks.read(self._clock)
-            self._check_jump(clock)
-            now: int | None = clock
-        else:
-            now = None if event_time is None else event_time - self._job.delay
-        return max((each for each in (now, self._now) if each is not None), default=0)
-
-    def _check_jump(self, now: int) -> None:
-        """Raise if the clock is further ahead of the last committed time than can be believed."""
-        furthest = self._store.max_clock_jump
-        if self._newest is None or self._now is None or furthest is None:
-            return
-        if now - self._now > furthest:
-            raise UsageError(
-                f"the clock is {_days(now - self._now)} days ahead of the last committed batch",
-                code="USAGE.CLOCK_JUMP",
-                detail=f"the clock says {now}, batch {self._newest.id} was at {self._now}, {self._store.uri}",
-                hint="if the clock is wrong, set it right: nothing has expired yet. If the query really paused so "
-                f"long, let the store go on from there with sb.tools.set_time(store, now={now}), or allow more "
-                "with checkpoint=CheckpointStore(..., max_clock_jump=...)",
-            )
-        if self._now - now > furthest and not self._told_behind:
-            self._told_behind = True
-            _log.warning(
-                "the clock is %s days behind the last committed batch: time stands still until it has caught up; "
-                "sb.tools.set_time sets the time of the store back",
-                _days(self._now - now),
-            )
-
     # --- the commit ---
 
     def commit(self, batch_id: int, ran: Ran, now: int, identity: Identity, watch: Stopwatch) -> Committed:
@@ -224,7 +184,6 @@ class Commits:
             self._newest = self._store.commit(
                 batch_id, ran.snapshots, files=ran.files, now=now, progress=progress
             )
-        self._now = now
         durations = watch.durations()
         parts = ("snapshot", "output", "state", "commit")
         took = round(sum(durations.get(part, 0.0) for part in parts), 1)
@@ -233,7 +192,3 @@ class Commits:
     def close(self) -> None:
         """Give the store up. Idempotent."""
         self._store.close()
-
-
-def _days(milliseconds: int) -> str:
-    return f"{milliseconds / 86_400_000:,.0f}"

@@ -47,7 +47,7 @@ class LocalExecution:
     ) -> None:
         self._store = store
         self._keeps_output = keeps_output
-        #: Whether it has yet to be told which restored states nobody asked for.
+        #: True until the log has said which restored states nobody asked for.
         self._tells_unused = source is not None
         self.task = Task(
             job,
@@ -57,7 +57,7 @@ class LocalExecution:
         )
 
     def run(self, batch_id: int, batch: Batch, now: int, watch: Stopwatch) -> Ran:
-        """Run the function over a batch and write its files. If anything raises, memory is at the batch before."""
+        """Run the function over a batch and write its files. If anything raises, memory is as it was before."""
         with watch.part("function"):
             given = self.task.run(batch_id, batch, now)
         pending: list[PendingSnapshot] = []

@@ -1,6 +1,7 @@
 """A job on its store: opens and restores, runs a batch, commits state and output together.
 
-`Commits` decides which batch may come and publishes it; an execution runs it. This file joins the two.
+`Commits` decides which batch may come and publishes it, `BatchTime` at what time it runs, and an execution runs it.
+This file joins them.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import UsageError
+from statebackend.runtime.batch_time import BatchTime
 from statebackend.runtime.batches import Batch
 from statebackend.runtime.commits import Commits
 from statebackend.runtime.job import Job
@@ -25,10 +27,10 @@ __all__ = ["Runner"]
 class Runner:
     """Runs the batches of one query, and is the only one to write into its store.
 
-    ``query`` is who the store belongs to; ``stream`` the engine's own id of what is streamed, and ``location`` where it
-    keeps its place in that.
+    ``query`` names the query that owns the store; ``stream`` is the engine's own id of what is streamed, and
+    ``location`` where it keeps its place in that.
     ``restore_from`` is a store, a checkpoint or a savepoint that an empty store begins with, at batch ``first_batch``.
-    Closed by any error of a commit: what is in memory may then not be what is committed.
+    Any error of a commit closes it, because memory may then differ from what is committed.
     """
 
     def __init__(
@@ -52,21 +54,21 @@ class Runner:
         self._key_type = key_type
         self._keeps_output = keeps_output
         self._execution: LocalExecution | None = None
+        self._time = BatchTime(job, clock, store)
         self._commits = Commits(
             job,
             store,
-            clock=clock,
             first_batch=first_batch,
             on_gap=on_gap,
             has_sink=keeps_output,
             stream=stream,
             location=location,
         )
+        source: Checkpoint | Savepoint | None = self._commits.open(query, key_type)
         try:
-            source: Checkpoint | Savepoint | None = self._commits.open(query, key_type)
             if source is None and restore_from is not None:
                 source = source_of(restore_from)
-                self._commits.begin_at(source.now)
+            self._time.committed = None if source is None else source.now
             self._execution = self._begun(source)
         except BaseException:
             self.close()
@@ -104,7 +106,7 @@ class Runner:
             identity = incoming.planned or rows_identity(table)
             batch = Batch(self._job, table)
             del table
-            now = self._commits.time_of(batch.max_event_time)
+            now = self._time.of(batch.max_event_time, self.last_id)
         ran = self._execution.run(batch_id, batch, now, watch)
         try:
             committed = self._commits.commit(batch_id, ran, now, identity, watch)
@@ -112,6 +114,7 @@ class Runner:
             # Whether it is there may not be known: the next batch looks, and begins from what it finds.
             self.close()
             raise
+        self._time.committed = now
         self._execution.committed(batch_id)
         return committed
 
@@ -124,6 +127,7 @@ class Runner:
         self._execution.close()
         try:
             self._commits.begin_anew(batch_id)
+            self._time.committed = None
             self._execution = self._begun(None)
         except BaseException:
             self.close()

@@ -148,6 +148,13 @@ class DataFileReader:
         groups, inverse = np.unique(runs["key_group"], return_inverse=True)
         return groups.astype(np.int64), np.bincount(inverse, runs["rows"], len(groups)).astype(np.int64)
 
+    def bytes_of(self, state: str) -> NDArray[np.float64]:
+        """About how many bytes of the file each of these key groups takes, as `rows_of` lists them."""
+        runs = self._runs(state)
+        sizes = np.array([stored.region.length / max(stored.rows, 1) for stored in self._index.batches])
+        groups, inverse = np.unique(runs["key_group"], return_inverse=True)
+        return np.bincount(inverse, runs["rows"] * sizes[runs["batch"]], len(groups)).astype(np.float64)
+
     def read(self, state: str, key_groups: KeyGroupRange | None = None) -> Iterator[GroupedBatch]:
         """The rows of a state in file order, of all or some key groups. Holds one batch at a time in memory."""
         runs = self._runs(state)

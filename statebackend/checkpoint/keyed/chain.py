@@ -8,8 +8,8 @@
      a point of its own
 
 Every snapshot builds on the newest checkpoint that was committed when it was taken. It opens a point of its own, which
-becomes the chain's when it is committed. An aborted snapshot drops its point: what it held is read again from the
-chain's. A point that a rollback has gone behind is no longer valid, and the next snapshot is a base.
+becomes the chain's when it is committed. An aborted snapshot drops its point: its changes are read again, from the
+chain's point. A point that a rollback has gone behind is no longer valid, and the next snapshot is a base.
 
 >>> Chain((), object()).is_base_due
 False
@@ -17,11 +17,12 @@ False
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import Future, wait
 from typing import NamedTuple
 
 from statebackend.checkpoint.keyed.points import Point
-from statebackend.checkpoint.keyed.tiers import is_base_due, run_to_merge
+from statebackend.checkpoint.keyed.rewriting_rules import is_base_due, run_to_merge
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StoredFile
 from statebackend.checkpoint.store.pending import SnapshotInFlight
@@ -51,12 +52,16 @@ class Chain(NamedTuple):
     @property
     def is_base_due(self) -> bool:
         """True if the deltas have outgrown the base."""
-        deltas = sum(file.size for file in self.deltas)
-        return is_base_due(sum(file.size for file in self.files) - deltas, deltas)
+        return is_base_due(self.base_size, sum(file.size for file in self.deltas))
+
+    @property
+    def base_size(self) -> int:
+        """The bytes of the base: about what another one would take."""
+        return sum(file.size for file in self.files if file.kind != "delta")
 
     @property
     def mergeable(self) -> tuple[StoredFile, ...]:
-        """Deltas that are to be merged into one; none if each size has few."""
+        """Deltas that are to be merged into one; none if no tier has eight neighbours."""
         deltas = self.deltas
         run = run_to_merge([file.size for file in deltas])
         return () if run is None else deltas[run.start : run.stop]
@@ -87,6 +92,12 @@ class Flight(SnapshotInFlight):
         self.files: tuple[StoredFile, ...] | None = None
 
     @property
+    def names(self) -> set[str]:
+        """The files that its manifest names, as far as they are known yet."""
+        built_on = () if self.chain is None else self.chain.files
+        return {file.name for file in self.files or built_on}
+
+    @property
     def has_landed(self) -> bool:
         """True if its checkpoint is committed."""
         return self.files is not None and self.is_committed
@@ -110,6 +121,12 @@ class Rewriting:
         self.point = point
         self.replaces = replaces
         self._written = written
+        self._process = os.getpid()
+
+    @property
+    def is_of_another_process(self) -> bool:
+        """True in a process that was forked since: its writing goes on there alone."""
+        return self._process != os.getpid()
 
     @property
     def is_running(self) -> bool:
@@ -117,7 +134,7 @@ class Rewriting:
         return not self._written.done()
 
     def wait(self) -> None:
-        """Until it is written, or has failed."""
+        """Wait until it is written, or has failed."""
         wait([self._written])
 
     def made(self) -> tuple[StoredFile, ...] | None:

@@ -169,7 +169,9 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         target = target_for(store, checkpoint_id)
         rows = flight = None
         try:
-            chain = log.chain_for(target) if incremental else None
+            chain = log.chain_for(target)
+            if not incremental:
+                chain = None
             rows = self._take_rows() if chain is None else self._take_changes(chain)
             flight = log.taken(target, now, chain)
             writing = SnapshotWriting(
@@ -278,6 +280,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         if not self._closed:
             self._log.close()
             self._threads.close()
+            self._restored = RestoredStates({}, None)
         super().close()
 
 

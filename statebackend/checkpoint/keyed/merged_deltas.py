@@ -32,8 +32,9 @@ from statebackend.keys import KeyGroupRange
 
 __all__ = ["merged", "write_merged"]
 
-#: Merged at once; more only if a single key group has more.
+#: Rows merged at a time, and bytes of the files that hold them; more only if a single key group has more.
 PIECE_ROWS = 1 << 20
+PIECE_BYTES = 16 << 20
 #: The column that carries the key groups of rows.
 _GROUP = "key_group"
 
@@ -43,7 +44,8 @@ Rows = NDArray[np.integer]
 def write_merged(writer: DataWriter, files: Sequence[StoredFile], kinds: Mapping[str, str]) -> StoredFile:
     """Write one delta with the effect of these, which are read from the store of ``writer``.
 
-    ``kinds`` has the kind of each state in them. Memory: pieces of a million rows, whole key groups.
+    ``kinds`` has the kind of each state in them. Memory: about a million rows at a time, or 16 MB of the files, several
+    times over; more if one key group has more.
     """
     with ExitStack() as opened:
         readers = [read_data_file(opened.enter_context(writer.read_back(file)), file.name) for file in files]
@@ -81,6 +83,9 @@ def _merged_pieces(
         tables = [_with_groups(rows) for reader in readers for rows in reader.read(name, piece)]
         joined = merged(kind, pa.concat_tables(tables, promote_options="default"))
         groups = joined[_GROUP].to_numpy()
+        for field in schema:
+            if field.name not in joined.schema.names:  # only other pieces have namespaces
+                joined = joined.append_column(field, pa.repeat(pa.scalar(b"", field.type), joined.num_rows))
         table = joined.select(schema.names).cast(schema).combine_chunks()
         at = 0
         for batch in table.to_batches():
@@ -89,13 +94,15 @@ def _merged_pieces(
 
 
 def _pieces(readers: Sequence[DataFileReader], name: str) -> Iterator[KeyGroupRange]:
-    """Ranges of key groups that have a piece's rows together."""
-    counts = [reader.rows_of(name) for reader in readers]
-    groups = np.unique(np.concatenate([groups for groups, _ in counts]))
-    rows = np.zeros(len(groups), np.int64)
-    for own, of_group in counts:
-        rows[np.searchsorted(groups, own)] += of_group
-    pieces = np.cumsum(rows) // PIECE_ROWS
+    """Ranges of key groups, each with about as many rows and bytes as are merged at a time."""
+    found = [(*reader.rows_of(name), reader.bytes_of(name)) for reader in readers]
+    groups = np.unique(np.concatenate([groups for groups, _, _ in found]))
+    rows, stored = np.zeros(len(groups), np.int64), np.zeros(len(groups))
+    for own, rows_of_group, bytes_of_group in found:
+        at = np.searchsorted(groups, own)
+        rows[at] += rows_of_group
+        stored[at] += bytes_of_group
+    pieces = np.cumsum(np.maximum(rows / PIECE_ROWS, stored / PIECE_BYTES)).astype(np.int64)
     for own in np.split(groups, np.flatnonzero(np.diff(pieces)) + 1):
         yield KeyGroupRange(int(own[0]), int(own[-1]))
 

@@ -17,7 +17,7 @@ from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed.description import StateDescription, value_role
 from statebackend.checkpoint.keyed.merged_rows import applied
 from statebackend.checkpoint.keyed.rows import phases
-from statebackend.checkpoint.keyed.stored_rows import StoredRows, open_data_file
+from statebackend.checkpoint.keyed.stored_rows import RestoredFile, StoredRows, close_most
 from statebackend.checkpoint.store.manifest import StateSnapshot
 from statebackend.checkpoint.store.reader import Checkpoint
 from statebackend.errors import CorruptCheckpointError, StateMigrationError, UsageError
@@ -115,13 +115,14 @@ def read_checkpoint(
             hint="give restore=store.open(id), or store.open_snapshots(snapshots)",
         )
     states: dict[str, RestoredState] = {}
+    opened: list[RestoredFile] = []
     for snapshot in keyed_snapshots(checkpoint):
         _check_use(snapshot, checkpoint, key_type, max_parallelism)
         for data in snapshot.states:
             _describe(states, StateDescription.read(data, checkpoint.manifest.name))
         own = key_groups if snapshot.key_groups is None else key_groups.intersection(snapshot.key_groups)
         if own is not None:
-            _read_files(states, checkpoint, snapshot, own)
+            _read_files(states, opened, checkpoint, snapshot, own)
     return RestoredStates(states, checkpoint.now)
 
 
@@ -154,7 +155,11 @@ def _describe(states: dict[str, RestoredState], found: StateDescription) -> None
 
 
 def _read_files(
-    states: dict[str, RestoredState], checkpoint: Checkpoint, snapshot: StateSnapshot, own: KeyGroupRange
+    states: dict[str, RestoredState],
+    opened: list[RestoredFile],
+    checkpoint: Checkpoint,
+    snapshot: StateSnapshot,
+    own: KeyGroupRange,
 ) -> None:
     for file in snapshot.files:
         if file.kind not in ("base", "delta"):
@@ -165,13 +170,15 @@ def _read_files(
             )
         if file.key_groups is not None and own.intersection(file.key_groups) is None:
             continue
-        reader = open_data_file(checkpoint, file, own)
-        for name in reader.states:
+        restored = RestoredFile(checkpoint, file, own)
+        opened.append(restored)
+        close_most(opened)
+        for name in restored.states:
             if name not in states:
                 raise CorruptCheckpointError(
                     f"the file has a state {name!r} that the manifest does not name", detail=file.name
                 )
-            states[name].rows.add(partial(reader.read, name, own))
+            states[name].rows.add(partial(restored.read, name))
 
 
 def migration(

@@ -13,10 +13,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 
+from statebackend.checkpoint.keyed.background_files import Patience, has_room, written_and_read_back
 from statebackend.checkpoint.keyed.chain import Chain, Flight, Rewriting
 from statebackend.checkpoint.keyed.merged_deltas import write_merged
 from statebackend.checkpoint.keyed.points import Points
-from statebackend.checkpoint.keyed.rewriting_files import Patience, has_room, written_and_read_back
 from statebackend.checkpoint.keyed.snapshot_files import TakenRows
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StoredFile
@@ -112,10 +112,12 @@ class SnapshotLog:
             self._points.drop(self._chain.point)
         self._chain = Chain(newest.files, newest.point)
         self.committed_now = newest.now
+        named = {file.name for file in newest.files}
         for flight in self._flights[:at]:
             self._points.drop(flight.point)
+            if not flight.is_aborted:
+                named |= flight.names  # it may be committed, though nobody has told
         del self._flights[: at + 1]
-        named = {file.name for file in newest.files}
         for writer in self._unnamed:  # another process may have committed: its store cannot tell our writers
             writer.settle(named)
 
@@ -143,6 +145,9 @@ class SnapshotLog:
 
     def _adopt_rewritten(self) -> None:
         rewriting = self.rewriting
+        if rewriting is not None and rewriting.is_of_another_process:
+            self._give_up(rewriting)  # it goes on there; here nobody writes it
+            return
         if rewriting is None or rewriting.is_running:
             return
         made, chain = rewriting.made(), self._chain
@@ -159,8 +164,10 @@ class SnapshotLog:
         else:
             adopted = chain.with_merged(rewriting, made)
         if adopted is None:
-            self._give_up(rewriting)
-            return
+            names = {file.name for file in rewriting.replaces}
+            if not any(names <= flight.names for flight in self._flights):
+                self._give_up(rewriting)
+            return  # a snapshot in flight has the parts, and may become the chain
         self.rewriting = None
         self._chain = adopted
         self._unnamed.append(rewriting.writer)
@@ -186,19 +193,19 @@ class SnapshotLog:
         """
         if self.rewriting is not None:
             return
-        is_base_due = chain.is_base_due
-        parts = () if is_base_due else chain.mergeable
+        is_base_due, parts = chain.is_base_due, chain.mergeable
         if not (is_base_due or parts) or not self._patience.may_try():
             return
         try:
             with ExitStack() as undo:
                 writer = begin()
                 undo.callback(writer.abort)
-                if not has_room(writer, sum(file.size for file in parts or chain.files)):
+                is_base_due = is_base_due and has_room(writer, chain.base_size)
+                if not is_base_due and not (parts and has_room(writer, sum(file.size for file in parts))):
                     _log.info("files are not merged until the disk has more room")
-                    self._patience.failed()
+                    self._patience.wait()
                     return
-                if parts:
+                if not is_base_due:
                     of_state = kinds()
                     written = threads.run(
                         lambda: written_and_read_back(

@@ -1,5 +1,6 @@
-"""The rows of a restored state where they lie. They are read when they are asked for, one batch at a time.
+"""The rows of a restored state, left in their files. They are read when they are asked for, one batch at a time.
 
+>>> import pyarrow as pa
 >>> rows = StoredRows()
 >>> rows.add(lambda: iter([GroupedBatch.of(pa.record_batch({"key": [1, 2]}), [4, 9])]))
 >>> [each.batch["key"].to_pylist() for each in rows], bool(rows), bool(StoredRows())
@@ -8,14 +9,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from statebackend.checkpoint.format import DataFileReader, GroupedBatch, read_data_file
 from statebackend.checkpoint.store.manifest import StoredFile
 from statebackend.checkpoint.store.reader import Checkpoint
 from statebackend.keys import KeyGroupRange
 
-__all__ = ["StoredRows", "open_data_file"]
+__all__ = ["RestoredFile", "StoredRows", "close_most"]
+
+#: So many files stay open until their states are declared; further ones are opened again.
+_MOST_OPEN = 64
 
 
 class StoredRows:
@@ -50,8 +54,36 @@ class StoredRows:
             self._sources.clear()
 
 
-def open_data_file(checkpoint: Checkpoint, file: StoredFile, key_groups: KeyGroupRange) -> DataFileReader:
-    """A reader that stays open for as long as it is used. Compares what holds these key groups with its checksums."""
-    reader = read_data_file(checkpoint.open_file(file), file.name)
-    reader.compare(key_groups)
-    return reader
+class RestoredFile:
+    """A data file of a checkpoint whose rows are read later; it is compared with its checksums now."""
+
+    def __init__(self, checkpoint: Checkpoint, file: StoredFile, key_groups: KeyGroupRange) -> None:
+        self._checkpoint = checkpoint
+        self._file = file
+        self._key_groups = key_groups
+        reader = self._opened()
+        reader.compare(key_groups)
+        #: The states in it.
+        self.states = reader.states
+        self._reader: DataFileReader | None = reader
+
+    def _opened(self) -> DataFileReader:
+        return read_data_file(self._checkpoint.open_file(self._file), self._file.name)
+
+    def close(self) -> None:
+        """Do not hold it open: it is opened again where its rows are asked for, and must still be there."""
+        self._reader = None
+
+    def read(self, name: str) -> Iterator[GroupedBatch]:
+        """The rows of a state."""
+        reader = self._opened() if self._reader is None else self._reader
+        yield from reader.read(name, self._key_groups)
+
+
+def close_most(files: Sequence[RestoredFile]) -> None:
+    """Hold no more files open than a process may have.
+
+    >>> close_most([])
+    """
+    for file in files[:-_MOST_OPEN]:
+        file.close()

@@ -207,6 +207,7 @@ class DataWriter:
         self.compression = compression
         self._files = files
         self._ended = ended
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._is_aborted = False
         self._is_committed = False
@@ -226,7 +227,7 @@ class DataWriter:
         return DataWriter, arguments
 
     def beside(self) -> DataWriter:
-        """Another writer of this epoch, for files that the next manifest will name, whichever it is. They are paced."""
+        """Another writer of this epoch, for files of the next manifest, whichever that is. They are paced."""
         return DataWriter(self._files, self.epoch, compression=self.compression)
 
     def create(
@@ -317,8 +318,12 @@ class DataWriter:
     def abort(self) -> None:
         """Remove every file that this writer has made and that is not settled. Idempotent.
 
-        A file that cannot be removed stays until the store is next opened.
+        A file that cannot be removed stays until the store is next opened. In a process that was forked since, nothing
+        is removed: the files are those of the other one.
         """
+        if self._process != os.getpid():
+            self._is_aborted = True
+            return
         with self._lock:
             self._is_aborted = True
             still_open, self._open = self._open, set()

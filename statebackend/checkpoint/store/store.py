@@ -37,11 +37,11 @@ from statebackend.checkpoint.store.data_files import DataWriter, storing
 from statebackend.checkpoint.store.json_checks import Malformed, integer
 from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
-from statebackend.checkpoint.store.over import Over, Reason
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.records import Record, Records
 from statebackend.checkpoint.store.retention import Key, Retention
 from statebackend.checkpoint.store.sealed import seal
+from statebackend.checkpoint.store.writer_end import Over, Reason
 from statebackend.errors import (
     ClosedError,
     CommitConflictError,
@@ -155,7 +155,7 @@ class CheckpointStore(CheckpointReader):
         max_parallelism: int | None = None,
         refuse_live: bool = False,
     ) -> CheckpointStore:
-        """Become the writer of the store, and return it. Reads all manifests; removes what no one names.
+        """Become the writer of the store, and return it. Reads all manifests; removes files that no manifest names.
 
         A new store is made for this query, type of keys and number of key groups; an existing one must have
         been made for them: `StateMigrationError` for another key type or ``max_parallelism``, `UsageError` for
@@ -259,9 +259,9 @@ class CheckpointStore(CheckpointReader):
     def begin_snapshot(self, checkpoint_id: int | None = None) -> DataWriter:
         """Make the writer for one snapshot's files; one for each subtask, and any number in flight.
 
-        Until ``checkpoint_id`` is committed, or the snapshot aborted, the files of the newest checkpoint of now
-        are kept, because the snapshot may build on them. None: for files that the next manifest will name,
-        whichever it is, such as a base written in the background. It stays in flight until they are named.
+        Until ``checkpoint_id`` is committed, or the snapshot aborted, the files of the checkpoint that is newest now
+        are kept, because the snapshot may build on them. None: for files of the next manifest, whichever that is, such
+        as a base written in the background. The writer stays in flight until they are named.
         """
         if checkpoint_id is not None:
             _check_id(checkpoint_id)
@@ -564,8 +564,10 @@ class CheckpointStore(CheckpointReader):
         begins_at: int | None = None,
         first_batch: int | None = None,
     ) -> None:
-        if self._in_flight:
+        if any(writer.checkpoint_id is not None for writer in self._in_flight):
             raise UsageError("snapshots are in flight", hint="commit or abort them first")
+        for writer in list(self._in_flight):
+            writer.abort()  # what is merged in the background would be named by nothing
         self._put_down(kind, secrets.token_hex(16), keeps=keeps, begins_at=begins_at, first_batch=first_batch)
 
     def _put_down(
@@ -663,7 +665,7 @@ class CheckpointStore(CheckpointReader):
         return CommitConflictError(
             message,
             detail=self.uri,
-            hint="one query writes to a store; what this one holds in memory is as it was",
+            hint="one query writes to a store; the memory of this one is unchanged",
         )
 
 

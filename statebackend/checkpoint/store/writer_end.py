@@ -2,7 +2,7 @@
 
 >>> over = Over(Reason.FENCED, CommitConflictError("another writer has opened the store", detail="/data/state"))
 >>> over.again()
-CommitConflictError('another writer has opened the store (/data/state)')
+CommitConflictError('another writer has opened the store (/data/state) [COMMIT_CONFLICT]')
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Reason(Enum):
 
     #: Its commits would be refused, and its files may be gone.
     FENCED = "another writer has opened the store"
-    #: Something is there or is not; only another opening can tell.
+    #: A write may or may not have happened; opening the store again shows which.
     UNKNOWN = "whether a write has happened is not known"
 
 

@@ -1,9 +1,9 @@
 """Decides which files of a checkpoint are merged, so that they stay few and no row is written often.
 
-A file belongs to a tier by its size: the files of one tier are up to eight times larger than those of the tier below.
-Eight neighbours of one tier are merged into one file, which then usually belongs to the next tier. So a change is
-written once for each tier on its way, and a restore opens at most seven files of a tier: both grow with the logarithm
-of what has changed. When the deltas have outgrown the base, a new base is written from memory instead.
+A file belongs to a tier by its size; each tier begins at eight times the size at which the one below begins. Eight
+neighbours of one tier are merged into one file, which then usually belongs to the next tier. So a change is written
+once for each tier on its way, and a restore usually opens at most seven files of a tier. The number of tiers grows with
+the logarithm of what has changed. When the deltas have outgrown the base, a new base is written from memory instead.
 
 >>> run_to_merge([5_000] * 8)
 range(0, 8)
@@ -17,8 +17,10 @@ from collections.abc import Sequence
 
 __all__ = ["is_base_due", "run_to_merge"]
 
-#: So many files of one tier are merged; a file of one tier is up to so many times larger than one of the tier below.
+#: How many neighbours are merged at once; also the ratio of the sizes at which two tiers begin.
 FAN = 8
+#: More files are not merged at once: each is open meanwhile.
+MOST_MERGED = 64
 #: Files below this size are of the lowest tier.
 SMALLEST_TIER = 8 << 10
 #: No base is written for deltas that are smaller than this together.
@@ -26,7 +28,7 @@ SMALLEST_BASE = 256 << 10
 
 
 def is_base_due(base: int, deltas: int) -> bool:
-    """Return True if deltas of so many bytes have outgrown a base of so many.
+    """Return True if deltas of this total size have outgrown a base of this size.
 
     >>> is_base_due(10_000_000, 9_000_000), is_base_due(10_000_000, 11_000_000)
     (False, True)
@@ -35,9 +37,9 @@ def is_base_due(base: int, deltas: int) -> bool:
 
 
 def run_to_merge(sizes: Sequence[int]) -> range | None:
-    """The deltas to merge, as positions in the order in which they are applied; None if there are few of each size.
+    """The deltas to merge, as positions in the order in which they are applied; None if no tier has eight neighbours.
 
-    Only neighbours are merged. So a large file that was written after small ones counts them as its own tier. O(files).
+    Only neighbours are merged, so smaller files written just before a large one count as being of its tier. O(files).
 
     >>> run_to_merge([5_000] * 9 + [300_000] + [5_000] * 3)
     range(0, 10)
@@ -49,7 +51,7 @@ def run_to_merge(sizes: Sequence[int]) -> range | None:
         while first and _tier(sizes[first - 1]) <= tier:
             first -= 1
         if last - first >= FAN:
-            return range(first, last)
+            return range(first, min(last, first + MOST_MERGED))
         last = first
     return None
 

@@ -21,12 +21,14 @@ _log = logging.getLogger(__name__)
 
 #: After so many failures in a row, the time to the next attempt does not grow any more.
 _MOST_DOUBLINGS = 10
-#: Room that is left for batches.
+#: Room that is left for batches, beside a large file; beside a small one, four times what that takes.
 _SPARE = 64 << 20
+#: Snapshots until the disk is asked again for room.
+_PAUSE = 16
 
 
 class Patience:
-    """Waits for twice as many snapshots after each failure in a row, up to a thousand.
+    """Waits after a failure. After each further failure in a row it waits for twice as many snapshots, at most 1,024.
 
     >>> Patience().may_try()
     True
@@ -46,6 +48,10 @@ class Patience:
         self._failures = min(self._failures + 1, _MOST_DOUBLINGS)
         self._to_wait = 2**self._failures
 
+    def wait(self) -> None:
+        """There was no room for an attempt: wait a little."""
+        self._to_wait = _PAUSE
+
     def succeeded(self) -> None:
         """An attempt has succeeded."""
         self._failures = self._to_wait = 0
@@ -54,13 +60,13 @@ class Patience:
 def has_room(writer: DataWriter, expected: int) -> bool:
     """Return True if the disk can take a file of about this size, and batches beside it, as far as can be told."""
     room = writer.room()
-    return room is None or room >= expected + expected // 4 + _SPARE
+    return room is None or room >= expected + expected // 4 + min(_SPARE, 4 * expected)
 
 
 def written_and_read_back(
     writer: DataWriter, write: Callable[[DataWriter], tuple[StoredFile, ...]]
 ) -> tuple[StoredFile, ...] | None:
-    """Return what ``write`` has written, once it has been read again; None if that fails, and nothing is left of it."""
+    """Return what ``write`` has written, once it has been read again. If that fails, remove it and return None."""
     try:
         files = write(writer)
         for file in files:

@@ -1,0 +1,249 @@
+"""Files that are merged in the background: whoever commits, in whatever order, with forks and restarts in between."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import statebackend as sb
+from statebackend.checkpoint.keyed import merged_deltas, rewriting_rules, stored_rows
+
+BACKENDS = ["heap", "reference"]
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
+COUNT = sb.ValueStateDescriptor("count", int)
+
+
+def create(backend: str, **options: Any) -> Any:
+    return sb.create_backend(backend).create_keyed_backend(int, max_parallelism=32, **options)
+
+
+def filled(backend: str) -> tuple[Any, Any]:
+    keyed = create(backend)
+    count = keyed.get_state(COUNT)
+    count.update_many(range(200), range(200))
+    return keyed, count
+
+
+def held(count: Any) -> list[int]:
+    found: list[int] = count.get_many(range(200)).to_pylist()
+    return found
+
+
+def restored(checkpoint: sb.Checkpoint, backend: str = "heap") -> list[int]:
+    with create(backend, restore=checkpoint) as keyed:
+        return held(keyed.get_state(COUNT))
+
+
+def open_store(path: Path, **options: Any) -> sb.CheckpointStore:
+    return sb.CheckpointStore(path, **options).open_for_writing(key_type=int, max_parallelism=32)
+
+
+def wait(keyed: Any) -> None:
+    if keyed._log.rewriting is not None:
+        keyed._log.rewriting.wait()
+
+
+@each_backend
+def test_a_merged_file_stays_if_two_commits_are_told_at_once(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process commits: the first checkpoint names the merged file, the second, a base, does not."""
+    monkeypatch.setattr(rewriting_rules, "FAN", 2)
+    keyed, count = filled(backend)
+    with keyed, open_store(tmp_path, retain=10) as store:
+
+        def taken(checkpoint_id: int, **options: Any) -> Any:
+            count.update_many([checkpoint_id], [1000 + checkpoint_id])
+            target = pickle.loads(pickle.dumps(store.data_writer(checkpoint_id)))
+            return keyed.snapshot(checkpoint_id, target, **options).result()
+
+        contents = {}
+        for checkpoint_id in range(0, 30, 3):
+            first = taken(checkpoint_id)
+            contents[checkpoint_id] = held(count)
+            second = taken(checkpoint_id + 1, incremental=checkpoint_id % 2 == 0)
+            contents[checkpoint_id + 1] = held(count)
+            for own, snapshot in ((checkpoint_id, first), (checkpoint_id + 1, second)):
+                store.commit(own, [snapshot])
+            if checkpoint_id % 4 == 0:  # of the first nobody tells
+                keyed.notify_checkpoint_complete(checkpoint_id)
+            keyed.notify_checkpoint_complete(checkpoint_id + 1)
+            third = taken(checkpoint_id + 2)
+            contents[checkpoint_id + 2] = held(count)
+            store.commit(checkpoint_id + 2, [third])
+            keyed.notify_checkpoint_complete(checkpoint_id + 2)
+            wait(keyed)
+            for each in store.checkpoints():
+                store.open(each).verify()
+                assert restored(store.open(each)) == contents[each]
+
+
+@each_backend
+def test_two_snapshots_always_in_flight(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each builds on the last but one: merges of one lineage wait for it, and files stay few."""
+    monkeypatch.setattr(rewriting_rules, "FAN", 3)
+    monkeypatch.setattr(rewriting_rules, "SMALLEST_BASE", 1 << 40)
+    keyed, count = filled(backend)
+    longest = 0
+    with keyed, open_store(tmp_path, retain=3) as store:
+        store.commit(0, [keyed.snapshot(0, store).result()])
+        flight = (1, keyed.snapshot(1, store), held(count))
+        for checkpoint_id in range(2, 80):
+            count.update_many([checkpoint_id], [1000 + checkpoint_id])
+            following = (checkpoint_id, keyed.snapshot(checkpoint_id, store), held(count))
+            number, pending, contents = flight
+            committed = store.commit(number, [pending.result()])
+            assert restored(committed) == contents
+            longest = max(longest, len(committed.files))
+            wait(keyed)
+            flight = following
+    assert longest < 20
+
+
+@each_backend
+def test_a_store_may_be_restarted_or_rewound_while_files_are_merged(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriting_rules, "FAN", 2)
+    keyed, count = filled(backend)
+    with keyed, open_store(tmp_path, retain=4) as store:
+        checkpoint_id = 0
+        for change in (lambda: store.rewind(store.checkpoints()[-2]), store.restart):
+            while keyed._log.rewriting is None:
+                count.update_many([checkpoint_id], [7])
+                store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+                checkpoint_id += 1
+            change()
+            wait(keyed)
+            for _ in range(4):
+                count.update_many([checkpoint_id], [8])
+                checkpoint_id += 1
+                committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+                committed.verify()
+                assert restored(committed) == held(count)
+            checkpoint_id += 1
+    named = {name for each in store.checkpoints() for name in store.open(each).files}
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("data/*/*")} == named
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@each_backend
+def test_a_forked_process_removes_nothing(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriting_rules, "FAN", 2)
+    keyed, count = filled(backend)
+    with keyed, open_store(tmp_path) as store:
+        for checkpoint_id in range(12):
+            count.update_many([checkpoint_id], [7])
+            pending = keyed.snapshot(checkpoint_id, store)
+            pending.result()
+            wait(keyed)
+            child = os.fork()
+            if child == 0:
+                try:
+                    keyed.close()
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
+            committed = store.commit(checkpoint_id, [pending.result()])
+            committed.verify()
+            assert restored(committed) == held(count)
+        assert len(committed.files) < 8
+
+
+def test_namespaces_in_some_pieces_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    """A piece whose files know no namespaces is merged beside one whose files do."""
+    monkeypatch.setattr(rewriting_rules, "FAN", 4)
+    monkeypatch.setattr(merged_deltas, "PIECE_ROWS", 5)
+    keyed, count = filled("heap")
+    with keyed, open_store(tmp_path) as store:
+        merged = 0
+        for checkpoint_id in range(24):
+            if checkpoint_id == 7:
+                keyed.set_current_key(3)
+                keyed.set_current_namespace("window")
+                count.update(1)
+                keyed.set_current_namespace(sb.VOID)
+            count.update_many([rng.randrange(200) for _ in range(9)], range(9))
+            committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+            assert restored(committed) == held(count)
+            if keyed._log.rewriting is not None:
+                keyed._log.rewriting.wait()
+                assert keyed._log.rewriting.made() is not None
+                merged += 1
+        assert merged >= 3
+        with create("heap", restore=committed) as again:
+            state = again.get_state(COUNT)
+            again.set_current_key(3)
+            again.set_current_namespace("window")
+            assert state.value() == 1
+
+
+@pytest.mark.parametrize("limit", ["PIECE_ROWS", "PIECE_BYTES"])
+def test_merging_in_pieces_is_merging_as_a_whole(
+    tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merged_deltas, limit, 50)
+    monkeypatch.setattr(rewriting_rules, "FAN", 2)
+    with create("heap") as keyed, open_store(tmp_path) as store:
+        seen = keyed.get_map_state(sb.MapStateDescriptor("seen", int, str))
+        tags = keyed.get_list_state(sb.ListStateDescriptor("tags", int))
+        rng = np.random.default_rng(1)
+        for checkpoint_id in range(20):
+            keys = rng.integers(0, 300, 100)
+            seen.put_many(keys, rng.integers(0, 5, 100), [f"{n}" for n in range(100)])
+            seen.remove_many(keys[:30], rng.integers(0, 5, 30))
+            tags.add_many(keys, range(100))
+            tags.clear_many(keys[:10])
+            committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+            wait(keyed)
+            for backend in BACKENDS:
+                with create(backend, restore=committed) as again:
+                    states = again.get_map_state(sb.MapStateDescriptor("seen", int, str))
+                    for key in range(300):
+                        for each in (keyed, again):
+                            each.set_current_key(key)
+                        assert list(states.items()) == list(seen.items())
+                    lists = again.get_list_state(sb.ListStateDescriptor("tags", int))
+                    assert lists.get_many(range(300)).equals(tags.get_many(range(300)))
+
+
+def test_a_restore_from_more_files_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_rows, "_MOST_OPEN", 2)
+    monkeypatch.setattr(rewriting_rules, "FAN", 100)
+    keyed, count = filled("heap")
+    with keyed, open_store(tmp_path) as store:
+        for checkpoint_id in range(20):
+            count.update_many([checkpoint_id], [1000])
+            committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+        assert len(committed.files) == 20
+        before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+        with create("heap", restore=committed) as again:
+            if before:
+                assert len(os.listdir("/proc/self/fd")) <= before + 2
+            assert held(again.get_state(COUNT)) == held(count)
+
+
+def test_a_closed_backend_holds_no_file(tmp_path: Path) -> None:
+    keyed, _ = filled("heap")
+    with keyed, open_store(tmp_path) as store:
+        committed = store.commit(0, [keyed.snapshot(0, store).result()])
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("no /proc")
+    before = len(os.listdir("/proc/self/fd"))
+    again = create("heap", restore=committed)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    again.close()
+    assert len(os.listdir("/proc/self/fd")) == before
