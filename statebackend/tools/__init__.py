@@ -1,4 +1,4 @@
-"""Tools for stored state, to use while no job runs on it.
+"""Tools for stored state: they read, check, copy, rewind and make it without a job.
 
 >>> from statebackend.tools import read_state
 >>> read_state("/nowhere", "total")
@@ -10,5 +10,6 @@ from statebackend.tools.build import bootstrap
 from statebackend.tools.history import rewind, set_time
 from statebackend.tools.read import read_state
 from statebackend.tools.rewrite import drop_state, rescale
+from statebackend.tools.verification import verify
 
-__all__ = ["bootstrap", "drop_state", "read_state", "rescale", "rewind", "set_time"]
+__all__ = ["bootstrap", "drop_state", "read_state", "rescale", "rewind", "set_time", "verify"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
 
@@ -326,16 +326,23 @@ class CheckpointReader:
             return self._files.names(CHECKPOINTS)
 
     def _committed(self) -> list[Key]:
-        found = sorted(key for key in map(parse_manifest_name, self._names()) if key is not None)
-        for older, newer in itertools.pairwise(found):
+        found = self._listed()
+        for error in self._conflicts(found):
+            raise error
+        return found
+
+    def _listed(self) -> list[Key]:
+        return sorted(key for key in map(parse_manifest_name, self._names()) if key is not None)
+
+    def _conflicts(self, keys: list[Key]) -> Iterator[CommitConflictError]:
+        for older, newer in itertools.pairwise(keys):
             if older[0] == newer[0] or older[1] > newer[1]:
-                raise CommitConflictError(
+                yield CommitConflictError(
                     "two writers have committed to this store",
                     detail=f"{manifest_name(*older)} and {manifest_name(*newer)}, {self.uri}",
                     hint="decide which one is right and remove the other manifest; "
                     "then let only one query write to this store",
                 )
-        return found
 
     def _open(self, key: Key) -> Checkpoint:
         metadata = self._metadata_of_checkpoint()
@@ -351,7 +358,7 @@ class CheckpointReader:
             )
         return metadata
 
-    def _manifest(self, key: Key, metadata: Metadata) -> Manifest:
+    def _manifest(self, key: Key, metadata: Metadata | None) -> Manifest:
         name = manifest_name(*key)
         try:
             with storing(f"reading {name}"):
@@ -367,7 +374,7 @@ class CheckpointReader:
         manifest = Manifest.parse(data, name)
         if manifest.name != name:
             raise CorruptCheckpointError(f"the file holds {manifest.name}", detail=name)
-        if manifest.store != metadata.store:
+        if metadata is not None and manifest.store != metadata.store:
             raise CorruptCheckpointError(
                 "the manifest and the metadata are of two different stores", detail=f"{name}, {METADATA}"
             )

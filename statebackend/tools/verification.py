@@ -1,0 +1,255 @@
+"""Reads everything in a store and reports all that is damaged.
+
+>>> import tempfile
+>>> from statebackend.checkpoint import CheckpointStore, StateSnapshot
+>>> from statebackend.operator_state import OperatorStateBackend
+>>> folder = tempfile.TemporaryDirectory()
+>>> with CheckpointStore(folder.name).open_for_writing() as store:
+...     for batch_id in (6, 7):
+...         _ = store.commit(batch_id)
+>>> verify(folder.name)
+Report(checkpoints=[6, 7], newest_intact=7, files=3, bytes=..., problems=[], left_over=[])
+>>> folder.cleanup()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from statebackend.checkpoint import Checkpoint, CheckpointReader, Metadata, StoredFile
+from statebackend.checkpoint.files.layout import CHECKPOINTS, manifest_name
+from statebackend.checkpoint.format import read_data_file
+from statebackend.checkpoint.store.inventory import METADATA, Inventory
+from statebackend.checkpoint.store.retention import Key
+from statebackend.errors import CorruptCheckpointError, StateBackendError, StoreError, UsageError
+from statebackend.tools.progress import Progress
+
+__all__ = ["Problem", "Report", "verify"]
+
+#: The kinds of files whose content this library wrote in its own format.
+_OWN_FORMAT = ("base", "delta", "operator")
+_BATCH_ROWS = 65_536
+
+
+class Problem(NamedTuple):
+    """A file that is not as it was written.
+
+    >>> Problem("metadata.json", [], "CORRUPT_CHECKPOINT", "a file is missing (metadata.json)").checkpoints
+    []
+    """
+
+    #: Its name in the store.
+    file: str
+    #: The ids of the checkpoints that need it, ascending; none if it belongs to the store as a whole.
+    checkpoints: list[int]
+    #: The code of the error that reading it raises, and its message.
+    code: str
+    message: str
+
+
+class Report(NamedTuple):
+    """The result of `verify`. It is `ok` if there are no problems.
+
+    >>> Report([7], 7, 3, 4096, [], []).ok
+    True
+    """
+
+    #: The ids of the checkpoints that were checked, ascending. Those that were dropped meanwhile are left out.
+    checkpoints: list[int]
+    #: The newest checkpoint that is whole; None if there is none, or if the store as a whole cannot be opened.
+    newest_intact: int | None
+    #: How many files were checked, and their size.
+    files: int
+    bytes: int
+    problems: list[Problem]
+    #: Data files that no manifest names: of snapshots in flight, of dropped checkpoints, of writers that crashed. Empty
+    #: if a manifest cannot be read, because it may name any of them.
+    left_over: list[str]
+
+    @property
+    def ok(self) -> bool:
+        """True if there are no problems."""
+        return not self.problems
+
+
+def verify(store: str | os.PathLike[str] | CheckpointReader) -> Report:
+    """Check every file of a store against its checksums, and report all that is damaged.
+
+    O(bytes of the store): it reads each file once, data files of the library's own format and Parquet files twice,
+    however many checkpoints name them. Memory: one batch of rows. It writes nothing and disturbs no writer, so the
+    query may run; what its writer drops meanwhile is left out.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from statebackend.checkpoint import CheckpointStore
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with CheckpointStore(folder.name).open_for_writing() as store:
+    ...     for batch_id in (6, 7):
+    ...         _ = store.commit(batch_id)
+    >>> _ = Path(folder.name, "checkpoints", "7-1.json").write_bytes(b"damaged")
+    >>> report = verify(folder.name)
+    >>> report.ok, report.newest_intact
+    (False, 6)
+    >>> for problem in report.problems:
+    ...     print(problem.checkpoints, problem.code, problem.message)
+    [7] CORRUPT_CHECKPOINT the file is cut short or damaged at its end (checkpoints/7-1.json, bytes 0 to 7)
+    >>> folder.cleanup()
+    """
+    inventory = Inventory.of(store)
+    if not inventory.exists:
+        inventory.open_latest()  # raises the error for a store that is not there
+    return _Verification(inventory).report()
+
+
+class _Verification:
+    """The findings so far: an error is put down, and the check goes on."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        # In this order: a file that is committed from now on is not taken for one that is left over.
+        self._lying = inventory.data_files()
+        self._keys = inventory.manifests()
+        self._records = inventory.record_names()
+        #: A file, the manifests that need it, and the error.
+        self._found: list[tuple[str, list[Key], StateBackendError]] = []
+        self._opened: dict[Key, Checkpoint] = {}
+
+    @contextmanager
+    def _noting(self, file: str, keys: Iterable[Key] = ()) -> Iterator[None]:
+        try:
+            yield
+        except (CorruptCheckpointError, StoreError) as error:
+            self._found.append((file, list(keys), error))
+
+    def report(self) -> Report:
+        """Check everything."""
+        conflicts = self._inventory.conflicts(self._keys)
+        self._found += [(CHECKPOINTS, [], error) for error in conflicts]
+        metadata = self._read_metadata()
+        for name in self._records:
+            with self._noting(name):
+                self._inventory.read_record(name, metadata)
+        for key in reversed(self._keys):
+            self._open(key, metadata)
+        self._check_files()
+        return self._told(can_be_opened=metadata is not None and not conflicts)
+
+    def _read_metadata(self) -> Metadata | None:
+        try:
+            return self._inventory.read_metadata()
+        except (CorruptCheckpointError, StoreError) as error:
+            self._found.append((METADATA, [], error))
+            return None
+
+    def _open(self, key: Key, metadata: Metadata | None) -> None:
+        with self._noting(manifest_name(*key), [key]):
+            try:
+                self._opened[key] = self._inventory.open_key(key, metadata)
+            except UsageError as error:
+                _check_dropped(error)
+
+    def _check_files(self) -> None:
+        needed: dict[StoredFile, list[Key]] = {}
+        for key, checkpoint in self._opened.items():
+            for file in checkpoint.files.values():
+                needed.setdefault(_same(file), []).append(key)
+        with Progress("verifying", sum(file.size for file in needed)) as progress:
+            for file, keys in needed.items():
+                with self._noting(file.name, keys):
+                    self._check(file, keys)
+                progress.advance(file.size)
+
+    def _check(self, file: StoredFile, keys: list[Key]) -> None:
+        for key in keys:
+            try:
+                _check_file(self._opened[key], file)
+                return
+            except UsageError as error:
+                _check_dropped(error)  # and another checkpoint may still need the file
+
+    def _told(self, *, can_be_opened: bool) -> Report:
+        # Manifests are dropped before their files: what is still listed now has had all its files.
+        now = self._inventory.manifests()
+        kept = [key for key in self._keys if key in now]
+        unreadable = {key for name, keys, _ in self._found for key in keys if name == manifest_name(*key)}
+        named = {name for checkpoint in self._opened.values() for name in checkpoint.files}
+        for key in now:
+            if key not in self._keys:
+                try:
+                    named.update(self._inventory.open_key(key, None).files)
+                except (CorruptCheckpointError, StoreError, UsageError):
+                    unreadable.add(key)
+        left_over = (self._lying & self._inventory.data_files()) - named
+        problems = []
+        damaged: set[Key] = set()
+        for file, keys, error in self._found:
+            of_kept = [key for key in keys if key in kept]
+            if of_kept or not keys:
+                damaged.update(of_kept)
+                problems.append(_problem(file, of_kept, error))
+        intact = [key for key in kept if key in self._opened and key not in damaged] if can_be_opened else []
+        files = {
+            name: file.size
+            for key in kept
+            if key in self._opened
+            for name, file in self._opened[key].files.items()
+        }
+        for name in (METADATA, *self._records, *(manifest_name(*key) for key in kept)):
+            files[name] = self._inventory.size_of(name)
+        return Report(
+            checkpoints=sorted({checkpoint_id for checkpoint_id, _ in kept}),
+            newest_intact=max(intact)[0] if intact else None,
+            files=len(files),
+            bytes=sum(files.values()),
+            problems=sorted(problems),
+            left_over=[] if unreadable & set(now) else sorted(left_over),
+        )
+
+
+def _check_dropped(error: UsageError) -> None:
+    """Raise the error, unless it tells that a checkpoint has been dropped meanwhile."""
+    if error.code != "USAGE.NO_CHECKPOINT":
+        raise error
+
+
+def _same(file: StoredFile) -> StoredFile:
+    """The file without what checkpoints may say of it differently: it is checked once."""
+    return StoredFile(file.name, file.kind, file.size, file.checksum)
+
+
+def _problem(file: str, keys: list[Key], error: StateBackendError) -> Problem:
+    message = f"{error.message} ({error.detail})" if error.detail else error.message
+    return Problem(file, sorted({checkpoint_id for checkpoint_id, _ in keys}), error.code, message)
+
+
+def _check_file(checkpoint: Checkpoint, file: StoredFile) -> None:
+    checkpoint.verify([file])
+    if file.kind in _OWN_FORMAT:
+        with checkpoint.open_file(file) as source:
+            read_data_file(source, file.name).verify()
+    elif file.kind == "output" and file.name.endswith(".parquet"):
+        with checkpoint.open_file(file) as source:
+            _check_parquet(source, file.name)
+
+
+def _check_parquet(source: pa.NativeFile, name: str) -> None:
+    """Read every row with the schema that the file was written with."""
+    import pyarrow.parquet as pq  # the import loads Arrow's file systems
+
+    try:
+        opened = pq.ParquetFile(source, page_checksum_verification=True)
+        rows = 0
+        for batch in opened.iter_batches(_BATCH_ROWS):
+            batch.validate(full=True)
+            rows += batch.num_rows
+        if rows != opened.metadata.num_rows:
+            raise CorruptCheckpointError("the output has other rows than it says", detail=name)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptCheckpointError(
+            "the output cannot be read, although its checksum is right", detail=name
+        ) from error

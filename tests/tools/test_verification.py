@@ -1,0 +1,349 @@
+"""`verify` finds and names every damaged file of a store, whatever it belongs to, and disturbs nobody."""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from keyed_story import Story
+from simulated_disk import Disk, SimulatedCalls
+from store_files import commit, write
+
+import statebackend as sb
+from statebackend.checkpoint import CheckpointReader, CheckpointStore, StateSnapshot
+from statebackend.checkpoint.files import PosixFiles
+from statebackend.checkpoint.format import GroupedBatch, Section, write_data_file
+from statebackend.checkpoint.store.sealed import seal, unseal
+from statebackend.runtime.output import write_output
+
+OUTPUT = pa.table({"user": [f"user-{n}" for n in range(2000)], "n": range(2000)})
+
+
+@pytest.fixture
+def three(root: Path, rng: random.Random) -> Path:
+    """Checkpoints 5, 6 and 7 with keyed state, operator state and output, which share files; 8 was taken back."""
+    operator = sb.OperatorStateBackend()
+    operator.get_list_state(sb.ListStateDescriptor("offsets", int)).add_all([1, 2])
+    with (
+        CheckpointStore(root, retain=4).open_for_writing(key_type=int, max_parallelism=128) as store,
+        sb.create_backend("heap").create_keyed_backend(int) as keyed,
+    ):
+        story = Story(keyed, rng, int, keys=300)
+        story.change(2000)
+        for checkpoint_id in range(5, 9):
+            story.change(50)
+            taken = [each.snapshot(checkpoint_id, store) for each in (keyed, operator)]
+            output = write_output(store.begin_snapshot(checkpoint_id), OUTPUT)
+            store.commit(checkpoint_id, [each.result() for each in taken], files=[output], now=checkpoint_id)
+            for each in (keyed, operator):
+                each.notify_checkpoint_complete(checkpoint_id)
+    sb.tools.rewind(root, to=7)
+    sb.tools.set_time(root, now=5000)
+    return root
+
+
+def contents_of(root: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def needing(root: Path, name: str) -> list[int]:
+    reader = CheckpointReader(root)
+    return [each for each in reader.checkpoints() if name in reader.open(each).files]
+
+
+def test_a_store_that_is_whole(three: Path) -> None:
+    before = contents_of(three)
+    report = sb.tools.verify(three)
+    assert report.ok
+    assert (report.checkpoints, report.newest_intact) == ([5, 6, 7], 7)
+    assert (report.problems, report.left_over) == ([], [])
+    own = {path: data for path, data in before.items() if path.suffix in (".json", ".arrow", ".parquet")}
+    own = {path: data for path, data in own.items() if not path.parent.name.startswith("epoch-")}
+    assert (report.files, report.bytes) == (len(own), sum(map(len, own.values())))
+    assert repr(report).startswith("Report(checkpoints=[5, 6, 7], newest_intact=7, files=")
+    assert contents_of(three) == before
+    kinds = {file.kind for each in (5, 6, 7) for file in CheckpointReader(three).open(each).files.values()}
+    assert kinds == {"base", "delta", "operator", "output"}
+
+
+def test_a_store_is_given_in_every_way(three: Path) -> None:
+    expected = sb.tools.verify(str(three))
+    for given in (three, f"file://{three}", CheckpointStore(three), CheckpointReader(three)):
+        assert sb.tools.verify(given) == expected
+    with CheckpointStore(three).open_for_writing() as store:
+        assert sb.tools.verify(store).checkpoints == [5, 6, 7]
+        commit(store, 8)
+
+
+def test_there_is_no_store(tmp_path: Path) -> None:
+    for given in (tmp_path, tmp_path / "nowhere", CheckpointReader(tmp_path)):
+        with pytest.raises(sb.UsageError) as caught:
+            sb.tools.verify(given)
+        assert caught.value.code == "USAGE.NO_CHECKPOINT"
+        with pytest.raises(sb.UsageError) as other:
+            sb.tools.read_state(tmp_path, "state")
+        assert caught.value.message == other.value.message
+    with CheckpointStore(tmp_path).open_for_writing():
+        assert sb.tools.verify(tmp_path)[:2] == ([], None)
+
+
+def flipped(content: bytes) -> bytes:
+    at = len(content) // 2
+    return content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
+    "a bit flipped": flipped,
+    "cut short": lambda content: content[:-3],
+    "longer": lambda content: content + b"\n",
+    "missing": lambda content: None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_every_file_that_is_damaged_is_named_with_what_needs_it(three: Path, damage: str) -> None:
+    before = sb.tools.verify(three)
+    seen = set()
+    for path in sorted(three.rglob("*")):
+        name = path.relative_to(three).as_posix()
+        is_manifest = path.parent.name == "checkpoints" and not path.name.startswith("record-")
+        if not path.is_file() or path.parent.name.startswith("epoch-"):
+            continue
+        if damage == "missing" and path.parent.name == "checkpoints":
+            continue  # nothing tells that it was there
+        needed_by = [int(path.name.split("-")[0])] if is_manifest else needing(three, name)
+        content = path.read_bytes()
+        changed = DAMAGE[damage](content)
+        path.unlink() if changed is None else path.write_bytes(changed)
+        report = sb.tools.verify(three)
+        assert [problem.file for problem in report.problems] == [name]
+        (problem,) = report.problems
+        assert problem.checkpoints == needed_by
+        assert problem.code == "CORRUPT_CHECKPOINT"
+        assert name in problem.message
+        assert not report.ok
+        assert report.checkpoints == [5, 6, 7]
+        expected = None if name == "metadata.json" else max({5, 6, 7} - set(needed_by), default=None)
+        assert report.newest_intact == expected
+        if name != "metadata.json":
+            assert report.newest_intact == CheckpointReader(three).latest(intact=True)
+        assert report.left_over == []
+        path.write_bytes(content)
+        seen.add(name.split("-")[2] if name.startswith("data/") else name.split("-")[0])
+    assert seen >= {"metadata.json", "base", "delta", "operator", "output"}
+    assert sb.tools.verify(three) == before
+
+
+def test_all_problems_are_found_at_once(three: Path) -> None:
+    broken = [path for path in three.rglob("*.*") if path.is_file() and path.parent.name != "checkpoints"]
+    for number, path in enumerate(broken):
+        path.write_bytes(list(DAMAGE.values())[number % 3](path.read_bytes()) or b"")
+    report = sb.tools.verify(three)
+    assert sorted(problem.file for problem in report.problems) == sorted(
+        path.relative_to(three).as_posix() for path in broken
+    )
+    assert report.newest_intact is None
+    assert len(broken) > 5
+
+
+def change_file(root: Path, name: str, change: Callable[[bytes], bytes]) -> None:
+    """Change a file and every manifest that names it, so that they agree about its checksum."""
+    content = change((root / name).read_bytes())
+    (root / name).write_bytes(content)
+    for path in root.glob("checkpoints/*-*.json"):
+        if path.name.startswith("record-"):
+            continue
+        manifest: Any = unseal(path.read_bytes(), path.name)
+        for file in [*manifest["files"], *(each for one in manifest["snapshots"] for each in one["files"])]:
+            if file["name"] == name:
+                file["size"] = len(content)
+                file["checksum"] = f"crc32c:{sb.checkpoint.store.checksums.crc32c(content):08x}"
+        path.write_bytes(seal(manifest))
+
+
+@pytest.mark.parametrize("kind", ["base", "delta", "operator", "output"])
+def test_damage_within_a_file_whose_own_checksum_is_right(three: Path, kind: str) -> None:
+    """As if memory had been damaged before the checksum of the whole file was taken."""
+    name = min(path.relative_to(three).as_posix() for path in three.glob(f"data/*/*-{kind}-*"))
+    needed_by = needing(three, name)
+    change_file(three, name, flipped)
+    CheckpointReader(three).open(needed_by[0]).verify()  # which looks at the whole only
+    (problem,) = sb.tools.verify(three).problems
+    assert (problem.file, problem.checkpoints) == (name, needed_by)
+    assert problem.code == "CORRUPT_CHECKPOINT"
+
+
+def test_an_output_that_is_no_parquet_and_files_of_other_formats(store: CheckpointStore, root: Path) -> None:
+    made = store.begin_snapshot(0)
+    with made.create("output", suffix=".parquet") as file:
+        file.write(b"what the batch gave")
+        bad = file.finish()
+    with made.create("output", suffix=".txt") as file:
+        file.write(b"what the batch gave")
+        other = file.finish()
+    native = write(made, b"of RocksDB", "sst")
+    store.commit(0, [StateSnapshot(0, store.epoch, files=(native,))], files=[bad, other])
+    (problem,) = sb.tools.verify(root).problems
+    assert (problem.file, problem.checkpoints) == (bad.name, [0])
+    assert "cannot be read, although its checksum is right" in problem.message
+
+
+def test_files_that_no_manifest_names(three: Path) -> None:
+    with CheckpointStore(three).open_for_writing() as store:
+        flying = write(store.begin_snapshot(8), b"in flight")
+        report = sb.tools.verify(three)
+        assert (report.ok, report.left_over) == (True, [flying.name])
+        (three / "data" / "notes.txt").write_bytes(b"mine")
+        assert sb.tools.verify(three).left_over == [flying.name]
+        manifest = three / "checkpoints" / "5-1.json"
+        content = manifest.read_bytes()
+        manifest.write_bytes(content[:-1])
+        report = sb.tools.verify(three)
+        # It may name any file.
+        assert ([problem.checkpoints for problem in report.problems], report.left_over) == ([[5]], [])
+        manifest.write_bytes(content)
+
+
+def test_two_writers_that_both_committed(three: Path) -> None:
+    newest = three / "checkpoints" / "7-1.json"
+    manifest: Any = unseal(newest.read_bytes(), newest.name)
+    (three / "checkpoints" / "7-9.json").write_bytes(seal({**manifest, "epoch": 9}))
+    report = sb.tools.verify(three)
+    (problem,) = report.problems
+    assert (problem.file, problem.code) == ("checkpoints", "COMMIT_CONFLICT")
+    assert "7-1.json and checkpoints/7-9.json" in problem.message
+    assert (report.checkpoints, report.newest_intact) == ([5, 6, 7], None)
+
+
+def test_a_disk_that_cannot_be_read_is_a_problem_like_others() -> None:
+    disk = Disk()
+    with CheckpointStore("/", retain=3, _files=PosixFiles("/store", SimulatedCalls(disk))) as store:
+        store.open_for_writing()
+        rows = pa.record_batch({"key": [1]})
+        for checkpoint_id in range(3):
+            with store.begin_snapshot(checkpoint_id).create("base") as file:
+                write_data_file(file, [Section("n", rows.schema, [GroupedBatch.of(rows, [0])])])
+                stored = file.finish()
+            store.commit(checkpoint_id, [StateSnapshot(checkpoint_id, store.epoch, files=(stored,))])
+    clean = SimulatedCalls(disk)
+    reader = CheckpointReader("/", _files=PosixFiles("/store", clean))
+    assert sb.tools.verify(reader).ok
+    listings = 0
+    for at, name in enumerate(clean.made):
+        calls = SimulatedCalls(disk, lambda number, name, at=at: errno.EIO if number == at else None)
+        reader = CheckpointReader("/", _files=PosixFiles("/store", calls))
+        if name == "names" or at == 0:
+            with pytest.raises(sb.StoreError):
+                sb.tools.verify(reader)
+            listings += 1
+            continue
+        try:
+            report = sb.tools.verify(reader)
+        except sb.StoreError:
+            assert at > len(clean.made) - 10, "only the sizes at the end are needed for the report itself"
+            continue
+        (problem,) = report.problems
+        assert problem.code.startswith("STORE")
+        assert len(problem.checkpoints) == (0 if problem.file == "metadata.json" else 1)
+    assert listings > 3
+
+
+# ----------------------------------------------------------------------------------------- a busy writer
+
+
+class Dropping(PosixFiles):
+    """Files of which a writer drops some checkpoint when the reader asks for the n-th thing."""
+
+    def __init__(self, root: str, at: int, drop: Callable[[], None]) -> None:
+        super().__init__(root)
+        self.left, self.drop = at, drop
+
+    def count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.drop()
+
+    def read(self, name: str) -> bytes:
+        self.count()
+        return super().read(name)
+
+    def size(self, name: str) -> int | None:
+        self.count()
+        return super().size(name)
+
+    def open_input(self, name: str) -> pa.NativeFile:
+        self.count()
+        return super().open_input(name)
+
+
+def test_a_checkpoint_that_is_dropped_at_any_moment_is_left_out(tmp_path: Path) -> None:
+    moments, found = 1, set()
+    while True:
+        root = tmp_path / str(moments)
+        with CheckpointStore(root, retain=2).open_for_writing() as store:
+            shared = write(store.begin_snapshot(0), b"shared", "sst")
+            damaged = commit(store, 0, shared, kind="sst")
+            (root / damaged.name).write_bytes(b"OF 0")
+            commit(store, 1, shared, kind="sst")
+
+            def drop(store: CheckpointStore = store, shared: Any = shared) -> None:
+                for checkpoint_id in (2, 3, 4):  # 0 and 1 go, with their files
+                    commit(store, checkpoint_id, *([shared] if checkpoint_id == 2 else []), kind="sst")
+
+            files = Dropping(str(root), moments, drop)
+            report = sb.tools.verify(CheckpointReader(root, _files=files))
+            if files.left > 0:
+                break
+        expected = [(damaged.name, [0])] if 0 in report.checkpoints else []
+        assert [problem[:2] for problem in report.problems] == expected
+        assert report.newest_intact == max(report.checkpoints, default=None)
+        found.add(tuple(report.checkpoints))
+        reader = CheckpointReader(root)
+        named = {name for each in reader.checkpoints() for name in reader.open(each).files}
+        assert not named & set(report.left_over)
+        moments += 1
+    assert moments > 10
+    assert () in found
+
+
+def test_while_a_writer_commits_and_retires(root: Path, rng: random.Random) -> None:
+    store = CheckpointStore(root).open_for_writing(key_type=int, max_parallelism=128)
+    keyed = sb.create_backend("heap").create_keyed_backend(int)
+    story = Story(keyed, rng, int)
+    stop, failed = threading.Event(), []
+
+    def write_all() -> None:
+        checkpoint_id = 0
+        try:
+            while not stop.is_set():
+                story.change(20)
+                pending = keyed.snapshot(checkpoint_id, store, incremental=checkpoint_id % 3 > 0)
+                output = write_output(store.begin_snapshot(checkpoint_id), OUTPUT.slice(0, 10))
+                store.commit(checkpoint_id, [pending.result()], files=[output])
+                keyed.notify_checkpoint_complete(checkpoint_id)
+                checkpoint_id += 1
+        except BaseException as error:  # noqa: BLE001 - shown by the assertion below
+            failed.append(error)
+
+    writer = threading.Thread(target=write_all)
+    writer.start()
+    try:
+        reports: list[Any] = []
+        while writer.is_alive() and len({report.newest_intact for report in reports}) < 20:
+            if store.latest() is not None:
+                reports.append(sb.tools.verify(root))
+    finally:
+        stop.set()
+        writer.join()
+    assert failed == []
+    assert [problem for report in reports for problem in report.problems] == []
+    assert all(len(report.checkpoints) <= 3 for report in reports)
+    keyed.close()
+    store.close()
+    assert sb.tools.verify(root).ok
