@@ -277,6 +277,10 @@ class Dropping(PosixFiles):
         self.count()
         return super().size(name)
 
+    def names(self, folder: str) -> list[str]:
+        self.count()
+        return super().names(folder)
+
     def open_input(self, name: str) -> pa.NativeFile:
         self.count()
         return super().open_input(name)
