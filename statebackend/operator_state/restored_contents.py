@@ -28,7 +28,7 @@ from statebackend.operator_state.redistribution import (
     redistribute,
 )
 
-__all__ = ["restored_contents"]
+__all__ = ["operator_snapshots", "restored_contents"]
 
 
 def restored_contents(checkpoint: Checkpoint, subtask_index: int, parallelism: int) -> OperatorContents:
@@ -36,7 +36,7 @@ def restored_contents(checkpoint: Checkpoint, subtask_index: int, parallelism: i
 
     Skips snapshots of keyed state. O(rows that the instance gets), and the index of every file.
     """
-    snapshots = _of_operators(checkpoint)
+    snapshots = operator_snapshots(checkpoint)
     if not snapshots:
         return {}
     with ExitStack() as opened:
@@ -45,8 +45,8 @@ def restored_contents(checkpoint: Checkpoint, subtask_index: int, parallelism: i
         return {name: _read_state(name, state, saved) for name, state in share.items()}
 
 
-def _of_operators(checkpoint: Checkpoint) -> list[StateSnapshot]:
-    """One snapshot of each instance, in order."""
+def operator_snapshots(checkpoint: Checkpoint) -> list[StateSnapshot]:
+    """The snapshots of operator state: one of each instance, in order."""
     found = [each for each in checkpoint.snapshots if each.extra.get("part") == PART]
     found.sort(key=lambda each: each.subtask_index)
     wanted = [(number, len(found)) for number in range(len(found))]

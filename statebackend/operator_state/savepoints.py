@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from statebackend.checkpoint.store.json_checks import Malformed, integer
 from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
+from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.errors import CorruptCheckpointError, SerializationError
 from statebackend.operator_state.element_columns import column_type, to_bytes
 from statebackend.operator_state.operator_snapshots import PART, StateView, section, type_roles
@@ -29,7 +30,7 @@ from statebackend.operator_state.redistribution import (
     redistribute,
 )
 
-__all__ = ["operator_parts", "savepoint_contents", "write_savepoint"]
+__all__ = ["operator_part", "operator_parts", "savepoint_contents", "write_savepoint"]
 
 
 def write_savepoint(
@@ -40,8 +41,7 @@ def write_savepoint(
     now: int | None = None,
 ) -> None:
     """Write the states of one instance."""
-    described = {"subtask": subtask_index, "parallelism": parallelism, "now": now}
-    with savepoint.write_part(PART, f"{subtask_index}-of-{parallelism}", described) as part:
+    with savepoint.write_part(*operator_part(subtask_index, parallelism, now)) as part:
         for name in sorted(views):
             view = views[name]
             if view.is_empty:
@@ -49,6 +49,16 @@ def write_savepoint(
             else:
                 rows = section(name, view)
                 part.write_state(view.described(name), rows.schema, (each.batch for each in rows.batches))
+
+
+def operator_part(subtask_index: int, parallelism: int, now: int | None) -> tuple[str, str, JsonObject]:
+    """The part of an instance as `Savepoint.write_part` takes it.
+
+    >>> operator_part(0, 2, None)[:2]
+    ('operator', '0-of-2')
+    """
+    described: JsonObject = {"subtask": subtask_index, "parallelism": parallelism, "now": now}
+    return PART, f"{subtask_index}-of-{parallelism}", described
 
 
 def savepoint_contents(savepoint: Savepoint, subtask_index: int, parallelism: int) -> OperatorContents:

@@ -17,29 +17,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from statebackend.checkpoint import Checkpoint, StateSnapshot
-from statebackend.checkpoint.format import DataFileReader, read_data_file
-from statebackend.checkpoint.keyed.merged_rows import applied
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import UsageError
-from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.operator_state.operator_snapshots import type_roles
 from statebackend.tools.saved import ambiguous, names_of, no_state, open_saved
 from statebackend.tools.savepoint_tables import savepoint_table
+from statebackend.tools.snapshot_files import SnapshotFiles
 from statebackend.tools.tables import (
     KEYED_KINDS,
     empty_table,
     joined,
     stored_type,
-    unreadable,
     with_namespaces,
 )
 
@@ -86,9 +80,10 @@ def _operator_table(checkpoint: Checkpoint, snapshots: list[StateSnapshot], name
     for snapshot in snapshots:
         state = _described(snapshot, name)
         assert state is not None
-        with _Files(checkpoint, snapshot, name) as files:
-            tables += files.read(None)
-        if not files.readers:
+        with SnapshotFiles(checkpoint, snapshot) as files:
+            tables += files.read(name)
+            is_there = name in files.states
+        if not is_there:
             fields = [
                 (column, stored_type(state, [role], checkpoint.manifest.name))
                 for column, role in type_roles(state["kind"]).items()
@@ -112,9 +107,9 @@ def _keyed_table(checkpoint: Checkpoint, snapshots: list[StateSnapshot], name: s
                 f"a state of kind {state['kind']!r} cannot be read as a table",
                 detail=f"state {name!r}, checkpoint {checkpoint.id}",
             )
-        with _Files(checkpoint, snapshot, name) as files:
-            for key_groups in files.slices():
-                tables.append(_applied(state["kind"], files.read(key_groups), checkpoint, name))
+        with SnapshotFiles(checkpoint, snapshot) as files:
+            for key_groups in files.slices(name, _SLICE_ROWS):
+                tables.append(files.remaining(name, state["kind"], key_groups))
     if not tables:
         state = _described(snapshots[0], name)
         assert state is not None
@@ -122,66 +117,3 @@ def _keyed_table(checkpoint: Checkpoint, snapshots: list[StateSnapshot], name: s
         return empty_table(state, key_config, checkpoint.manifest.name)
     table = joined(tables, name, checkpoint.manifest.name)
     return with_namespaces(table, name, checkpoint.manifest.name)
-
-
-def _applied(kind: str, tables: Sequence[pa.Table], checkpoint: Checkpoint, name: str) -> pa.Table:
-    try:
-        return applied(kind, tables)
-    except (pa.ArrowException, KeyError) as error:
-        raise unreadable(name, checkpoint.manifest.name) from error
-
-
-# --- both ---
-
-
-class _Files:
-    """The files of a snapshot that hold a state, open, in the order of applying."""
-
-    def __init__(self, checkpoint: Checkpoint, snapshot: StateSnapshot, name: str) -> None:
-        self._name = name
-        self._key_groups = snapshot.key_groups
-        self._opened = ExitStack()
-        self.readers: list[DataFileReader] = []
-        with ExitStack() as opened:
-            for file in snapshot.files:
-                if file.kind not in ("base", "delta", "operator"):
-                    raise UsageError(
-                        f"the checkpoint has files of kind {file.kind!r}, which are not read as tables",
-                        detail=file.name,
-                        hint="restore it into the backend that wrote it, and take a savepoint",
-                    )
-                source = opened.enter_context(checkpoint.open_file(file))
-                reader = read_data_file(source, file.name)
-                if name in reader.states:
-                    self.readers.append(reader)
-            self._opened = opened.pop_all()
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._opened.close()
-
-    def slices(self) -> Iterator[KeyGroupRange]:
-        """Ranges of key groups that together cover all rows; each has few enough rows to be applied at once."""
-        rows = np.zeros(MAX_PARALLELISM, np.int64)
-        for reader in self.readers:
-            groups, counts = reader.rows_of(self._name)
-            rows[groups] += counts
-        if self._key_groups is not None:
-            rows[: self._key_groups.start] = rows[self._key_groups.end + 1 :] = 0
-        groups = np.flatnonzero(rows)
-        if not len(groups):
-            return
-        slices = np.cumsum(rows[groups]) // _SLICE_ROWS
-        for own in np.split(groups, np.flatnonzero(np.diff(slices)) + 1):
-            yield KeyGroupRange(int(own[0]), int(own[-1]))
-
-    def read(self, key_groups: KeyGroupRange | None) -> list[pa.Table]:
-        """The rows of each file."""
-        return [
-            pa.Table.from_batches(
-                [rows.batch for rows in reader.read(self._name, key_groups)], reader.schema(self._name)
-            )
-            for reader in self.readers
-        ]

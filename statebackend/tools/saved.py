@@ -18,9 +18,9 @@ from statebackend.errors import UsageError
 __all__ = ["ambiguous", "names_of", "no_state", "open_checkpoint", "open_saved"]
 
 
-def open_checkpoint(uri: str | os.PathLike[str], checkpoint_id: int | None) -> Checkpoint:
-    """Open the checkpoint of an id, or for None the newest."""
-    store = CheckpointReader(uri)
+def open_checkpoint(uri: str | os.PathLike[str] | CheckpointReader, checkpoint_id: int | None) -> Checkpoint:
+    """Open the checkpoint of an id, or for None the newest, of a store or the one at an address."""
+    store = uri if isinstance(uri, CheckpointReader) else CheckpointReader(uri)
     return store.open_latest() if checkpoint_id is None else store.open(checkpoint_id)
 
 

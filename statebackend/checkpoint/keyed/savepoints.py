@@ -24,6 +24,7 @@ from statebackend.checkpoint.keyed.restored_states import PART, RestoredState, R
 from statebackend.checkpoint.keyed.stored_rows import StoredRows
 from statebackend.checkpoint.store.json_checks import Malformed, groups_json, groups_of, integer
 from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
+from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.errors import CorruptCheckpointError, StateMigrationError
 from statebackend.keys import (
     MAX_PARALLELISM,
@@ -36,7 +37,10 @@ from statebackend.types import Type
 from statebackend.types.serializers import describe
 
 __all__ = [
+    "ShownNamespaces",
+    "are_whole",
     "encoded_namespaces",
+    "keyed_part",
     "keyed_parts",
     "namespace_columns",
     "read_savepoint",
@@ -63,19 +67,30 @@ def write_savepoint(
     """Write the keyed state of an instance. Sections may hold changes; only the rows that remain are written.
     Memory: it holds a whole state at a time if the state has namespaces or nobody has asked for it.
     """
-    described = {
-        "key_type": key_type.config(),
-        "max_parallelism": max_parallelism,
-        "key_groups": groups_json(key_groups),
-        "now": now,
-    }
-    with savepoint.write_part(PART, f"{key_groups.start}-{key_groups.end}", described) as part:
+    with savepoint.write_part(*keyed_part(key_type.config(), max_parallelism, key_groups, now)) as part:
         for description, section in states:
             if section is None:
                 part.add_state(description.to_json())
             else:
                 schema, batches = _parquet_rows(description, section)
                 part.write_state(description.to_json(), schema, batches)
+
+
+def keyed_part(
+    key_type: JsonObject, max_parallelism: int, key_groups: KeyGroupRange, now: int | None
+) -> tuple[str, str, JsonObject]:
+    """The part of an instance as `Savepoint.write_part` takes it; ``key_type`` is the configuration of the type.
+
+    >>> keyed_part({"type": "long"}, 128, KeyGroupRange(0, 63), None)[:2]
+    ('keyed', '0-63')
+    """
+    described: JsonObject = {
+        "key_type": key_type,
+        "max_parallelism": max_parallelism,
+        "key_groups": groups_json(key_groups),
+        "now": now,
+    }
+    return PART, f"{key_groups.start}-{key_groups.end}", described
 
 
 def _parquet_rows(
@@ -87,12 +102,34 @@ def _parquet_rows(
     if "op" in table.schema.names:
         table = applied(description.kind, [table])
     if "namespace" in table.schema.names:
-        namespaces = namespace_columns(table["namespace"])
-        columns = {name: table[name] for name in table.schema.names if name != "namespace"}
-        columns |= dict(namespaces)
-        order = [name for name in (*COLUMNS[:2], _EXACT, *COLUMNS[2:]) if name in columns]
-        table = pa.table({name: columns[name] for name in order})
+        table = _with_columns(table, namespace_columns(table["namespace"]))
     return table.schema, table.to_batches(max_chunksize=_BATCH_ROWS)
+
+
+def _with_columns(table: pa.Table, namespaces: list[tuple[str, pa.Array]]) -> pa.Table:
+    columns = {name: table[name] for name in table.schema.names if name != "namespace"}
+    columns |= dict(namespaces)
+    order = [name for name in (*COLUMNS[:2], _EXACT, *COLUMNS[2:]) if name in columns]
+    return pa.table({name: columns[name] for name in order})
+
+
+class ShownNamespaces:
+    """Shows the namespaces of a state that is written piece by piece: the columns of all pieces have the same types.
+
+    >>> from statebackend.keys import VOID
+    >>> shown = ShownNamespaces(pa.array([encode_namespace(each) for each in (VOID, 7)]))
+    >>> shown.of(pa.table({"key": [1], "namespace": [encode_namespace(VOID)]})).schema.field("namespace").type
+    DataType(int64)
+    """
+
+    def __init__(self, distinct: pa.Array) -> None:
+        self._distinct = distinct
+        self._columns = namespace_columns(distinct)
+
+    def of(self, table: pa.Table) -> pa.Table:
+        """A table with these columns in place of encoded namespaces, each of them one of the distinct ones."""
+        at = _combined(pc.index_in(table["namespace"], value_set=self._distinct))
+        return _with_columns(table, [(name, column.take(at)) for name, column in self._columns])
 
 
 def namespace_columns(encoded: pa.Array | pa.ChunkedArray) -> list[tuple[str, pa.Array]]:
@@ -207,16 +244,25 @@ def _check_whole(
     """Check that every key group belongs to exactly one part."""
     if not parts:
         return
-    numbers = {part.described["max_parallelism"] for part in parts}
-    served = sorted((own.start, own.end) for own in ranges)
-    starts = [0, *(end + 1 for _, end in served)]
-    if len(numbers) > 1 or [start for start, _ in served] != starts[:-1] or starts[-1] != max(numbers):
+    if not are_whole([part.described["max_parallelism"] for part in parts], ranges):
         raise CorruptCheckpointError(
             "the savepoint does not hold the keyed state of every key group once",
             code="CORRUPT_CHECKPOINT.INCOMPLETE",
             detail=savepoint.uri,
             hint="let every instance write its part, at the same moment",
         )
+
+
+def are_whole(max_parallelisms: Iterable[int], ranges: Iterable[KeyGroupRange]) -> bool:
+    """Return True if these instances agree about the number of key groups, and each key group belongs to one.
+
+    >>> are_whole([128], [KeyGroupRange(0, 127)]), are_whole([128], [KeyGroupRange(0, 63)])
+    (True, False)
+    """
+    numbers = set(max_parallelisms)
+    served = sorted((own.start, own.end) for own in ranges)
+    starts = [0, *(end + 1 for _, end in served)]
+    return len(numbers) == 1 and [start for start, _ in served] == starts[:-1] and starts[-1] in numbers
 
 
 def _rows_of(

@@ -115,6 +115,11 @@ class Checkpoint:
         for file in self.files.values() if files is None else files:
             self._checked(file, None)
 
+    def is_kept(self) -> bool:
+        """Look again if the store still has it; False once its writer has dropped it."""
+        with storing(f"looking for {self.manifest.name}"):
+            return not self._is_committed or self._files.size(self.manifest.name) is not None
+
     def _check_size(self, file: StoredFile) -> None:
         with storing(f"looking for {file.name}"):
             size = self._files.size(file.name)
@@ -128,13 +133,8 @@ class Checkpoint:
             )
 
     def _missing(self, file: StoredFile) -> Exception:
-        with storing(f"looking for {self.manifest.name}"):
-            if self._is_committed and self._files.size(self.manifest.name) is None:
-                return UsageError(
-                    f"checkpoint {self.id} has been dropped by its writer meanwhile",
-                    code="USAGE.NO_CHECKPOINT",
-                    hint="open a newer one, or let the writer retain more",
-                )
+        if not self.is_kept():
+            return _dropped(self.id)
         return CorruptCheckpointError(
             "a file is missing",
             detail=f"{file.name}, checkpoint {self.id}",
@@ -158,6 +158,14 @@ class Checkpoint:
                 detail=f"{file.name}, bytes 0 to {size}, checkpoint {self.id}",
                 hint="latest(intact=True) finds the newest checkpoint that is whole",
             )
+
+
+def _dropped(checkpoint_id: int) -> UsageError:
+    return UsageError(
+        f"checkpoint {checkpoint_id} has been dropped by its writer meanwhile",
+        code="USAGE.NO_CHECKPOINT",
+        hint="open a newer one, or let the writer retain more",
+    )
 
 
 class CheckpointReader:
@@ -365,11 +373,7 @@ class CheckpointReader:
                 data = self._files.read(name)
         except OSError as error:
             if isinstance(error.__cause__, FileNotFoundError):
-                raise UsageError(
-                    f"checkpoint {key[0]} has been dropped by its writer meanwhile",
-                    code="USAGE.NO_CHECKPOINT",
-                    hint="open a newer one, or let the writer retain more",
-                ) from error
+                raise _dropped(key[0]) from error
             raise
         manifest = Manifest.parse(data, name)
         if manifest.name != name:

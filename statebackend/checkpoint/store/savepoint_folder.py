@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -145,13 +145,22 @@ class Savepoint:
     # --- reading ---
 
     def check_exists(self) -> None:
-        """Raise `UsageError` if there is no part of any kind."""
-        if not self.parts("keyed") and not self.parts("operator"):
+        """Raise `UsageError` if there is no part, and `CorruptCheckpointError` if one that others name is missing."""
+        parts = [*self.parts("keyed"), *self.parts("operator")]
+        if not parts:
             raise UsageError(
                 "there is no savepoint",
                 code="USAGE.NO_CHECKPOINT",
                 detail=self.uri,
                 hint="give the folder that was given to savepoint(), or store.open(id) for a checkpoint",
+            )
+        missing = {name for part in parts for name in _named_by(part)} - {part.name for part in parts}
+        if missing:
+            raise CorruptCheckpointError(
+                "the savepoint was not written to its end, or has lost a part",
+                code="CORRUPT_CHECKPOINT.INCOMPLETE",
+                detail=f"{self.uri} has no {min(missing)}",
+                hint="remove the folder, and make the savepoint again",
             )
 
     def parts(self, kind: str) -> list[SavepointPart]:
@@ -209,15 +218,57 @@ class Savepoint:
 
     def write_part(self, kind: str, own: str, described: Mapping[str, object]) -> PartWriter:
         """Write a part in a ``with`` block; it exists when the block ends. ``own`` names the instance in the file."""
-        name = f"{_PARTS}/{kind}-{own}.json"
-        if f"{kind}-{own}.json" in self._files.names(_PARTS):
-            raise UsageError(
-                "there is a savepoint already",
-                detail=self.uri,
-                hint="give each savepoint a folder of its own",
-            )
+        name = _part_name(kind, own)
+        if name in self._part_names():
+            raise self._is_there()
         times = {"now": None} if self._timeless else {}
         return PartWriter(self._files, kind, own, name, {**described, **times})
+
+    @contextmanager
+    def write_whole(
+        self, parts: Sequence[tuple[str, str, Mapping[str, object]]]
+    ) -> Iterator[list[PartWriter]]:
+        """Write all parts in one ``with`` block; each is given by the arguments of `write_part`.
+
+        When the block ends, all of the savepoint exists; if anything fails, nothing of it. Each part names all of them,
+        so that whatever a crash leaves is not taken for a savepoint.
+        """
+        if self._part_names():
+            raise self._is_there()
+        names = [_part_name(kind, own) for kind, own, _ in parts]
+        writers = [self.write_part(kind, own, {**each, "parts": names}) for kind, own, each in parts]
+        with ExitStack() as undo:
+            for writer in writers:
+                undo.callback(writer.remove)
+            yield writers
+            for writer in writers:
+                writer.finish()
+            undo.pop_all()
+
+    def _part_names(self) -> list[str]:
+        with storing(f"listing {_PARTS}"):
+            return [f"{_PARTS}/{name}" for name in self._files.names(_PARTS)]
+
+    def _is_there(self) -> UsageError:
+        return UsageError(
+            "there is a savepoint already", detail=self.uri, hint="give each savepoint a folder of its own"
+        )
+
+
+def _part_name(kind: str, own: str) -> str:
+    return f"{_PARTS}/{kind}-{own}.json"
+
+
+def _named_by(part: SavepointPart) -> list[str]:
+    """The parts that this one says there are; none if its instance wrote it by itself."""
+    try:
+        return [
+            instance(name, str, "a part") for name in instance(part.described.get("parts", []), list, "parts")
+        ]
+    except Malformed as error:
+        raise CorruptCheckpointError(
+            f"a part of a savepoint cannot be read: {error}", detail=part.name
+        ) from error
 
 
 def _stored_state(data: object) -> StoredState:
@@ -250,6 +301,7 @@ class PartWriter:
         self._name = name
         self._described = described
         self._states: list[JsonObject] = []
+        #: The files to remove unless everything succeeds, the description first.
         self._made: list[str] = []
 
     def __enter__(self) -> PartWriter:
@@ -282,7 +334,8 @@ class PartWriter:
         """Add a state that has no rows."""
         self._states.append({**described, "file": None})
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Write the description: from now on the part exists."""
         content = seal({"format": FORMAT, **self._described, "states": self._states})
         with storing(f"writing {self._name}"):
             self._files.make_folder(_PARTS)
@@ -293,18 +346,24 @@ class PartWriter:
                 sink.finish()
                 self._files.sync_folder(_PARTS)
                 undo.pop_all()
+        self._made.insert(0, self._name)
+
+    def remove(self) -> None:
+        """Remove what has been written."""
+        while self._made:
+            with storing(f"removing {self._made[0]}"):
+                self._files.remove(self._made[0])
+            del self._made[0]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
             if kind is None:
-                self._finish()
+                self.finish()
                 self._made = []
         finally:
-            for name in self._made:
-                with storing(f"removing {name}"):
-                    self._files.remove(name)
+            self.remove()
 
 
 class _Sink(io.RawIOBase):

@@ -1,0 +1,239 @@
+"""Makes a savepoint of a checkpoint, without a backend and without disturbing the writer of the store.
+
+>>> savepoint("/nowhere", "/data/savepoint")
+Traceback (most recent call last):
+statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store [USAGE.NO_CHECKPOINT]
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statebackend.checkpoint import Checkpoint, CheckpointReader, StateSnapshot
+from statebackend.checkpoint.keyed.description import StateDescription
+from statebackend.checkpoint.keyed.restored_states import keyed_snapshots
+from statebackend.checkpoint.keyed.savepoints import ShownNamespaces, are_whole, keyed_part
+from statebackend.checkpoint.store.savepoint_folder import PartWriter, Savepoint
+from statebackend.errors import (
+    CorruptCheckpointError,
+    SerializationError,
+    StateMigrationError,
+    StoreError,
+    UsageError,
+)
+from statebackend.keys import KeyGroupRange
+from statebackend.operator_state.restored_contents import operator_snapshots
+from statebackend.operator_state.savepoints import operator_part
+from statebackend.tools.progress import Progress
+from statebackend.tools.saved import open_checkpoint
+from statebackend.tools.snapshot_files import SnapshotFiles
+from statebackend.tools.tables import unreadable
+
+__all__ = ["savepoint"]
+
+#: Rows, of base and changes together, that are applied at a time.
+_SLICE_ROWS = 1 << 20
+_BATCH_ROWS = 65_536
+
+
+def savepoint(
+    store: str | os.PathLike[str] | CheckpointReader,
+    uri: str | os.PathLike[str] | Savepoint,
+    id: int | None = None,
+) -> Savepoint:
+    """Make a savepoint of a checkpoint, by default the newest, in a new folder.
+
+    O(rows); it reads namespaced states twice. Memory: the rows of about a million entries, or of one key group if that
+    has more, and the distinct namespaces of a state. The savepoint has the time of the checkpoint, all keyed state,
+    also what nobody has declared and what has expired, timers, and operator state. No value is decoded: nothing is
+    executed. It writes nothing to the store and disturbs no writer, so the query may run. If its writer drops the
+    checkpoint and removes a file before that is read, it raises `UsageError`, and no savepoint is left.
+
+    >>> import tempfile
+    >>> from statebackend.backends import create_backend
+    >>> from statebackend.checkpoint import CheckpointStore
+    >>> from statebackend.state import ValueStateDescriptor
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> keyed = create_backend("reference").create_keyed_backend(int)
+    >>> keyed.get_value_state(ValueStateDescriptor("name", str)).update_many([7], ["Ann"])
+    >>> with CheckpointStore(folder.name + "/state").open_for_writing(key_type=int, max_parallelism=128) as store:
+    ...     _ = store.commit(0, [keyed.snapshot(0, store).result()])
+    >>> made = savepoint(folder.name + "/state", folder.name + "/savepoint")
+    >>> again = create_backend("reference").create_keyed_backend(int, max_parallelism=64, restore=made)
+    >>> again.get_value_state(ValueStateDescriptor("name", str)).get_many([7]).to_pylist()
+    ['Ann']
+    >>> folder.cleanup()
+    """
+    checkpoint = open_checkpoint(store, id)
+    target = uri if isinstance(uri, Savepoint) else Savepoint(uri)
+    keyed, operators = _keyed_of(checkpoint), operator_snapshots(checkpoint)
+    if not keyed and not operators:
+        raise UsageError(
+            "the checkpoint holds no state", detail=f"checkpoint {checkpoint.id}, {checkpoint!r}"
+        )
+    parts = [each.part(checkpoint.now) for each in keyed]
+    parts += [operator_part(each.subtask_index, each.parallelism, checkpoint.now) for each in operators]
+    total = sum(file.size for each in (*(one.snapshot for one in keyed), *operators) for file in each.files)
+    with Progress("writing a savepoint", total) as progress, target.write_whole(parts) as writers:
+        for each, writer in zip(keyed, writers, strict=False):
+            _write_keyed(checkpoint, each, writer, progress)
+        for snapshot, writer in zip(operators, writers[len(keyed) :], strict=True):
+            _write_operator(checkpoint, snapshot, writer, progress)
+    return target
+
+
+class _Keyed:
+    """The keyed state of one instance."""
+
+    def __init__(self, checkpoint: Checkpoint, snapshot: StateSnapshot) -> None:
+        extra, metadata = snapshot.extra, checkpoint.metadata
+        self.snapshot = snapshot
+        key_type = extra.get("key_type") or metadata.key_type
+        max_parallelism = extra.get("max_parallelism") or metadata.max_parallelism
+        if key_type is None or max_parallelism is None:
+            raise UsageError(
+                "the checkpoint does not say what type its keys have, or how many key groups there are",
+                detail=f"checkpoint {checkpoint.id}",
+                hint="open its store with open_for_writing(key_type=..., max_parallelism=...)",
+            )
+        self.key_type: dict[str, Any] = key_type
+        self.max_parallelism: int = max_parallelism
+        self.key_groups = snapshot.key_groups or KeyGroupRange(0, max_parallelism - 1)
+        self.states = [StateDescription.read(each, checkpoint.manifest.name) for each in snapshot.states]
+
+    def part(self, now: int | None) -> tuple[str, str, dict[str, object]]:
+        return keyed_part(self.key_type, self.max_parallelism, self.key_groups, now)
+
+
+def _keyed_of(checkpoint: Checkpoint) -> list[_Keyed]:
+    """The instances of a checkpoint that can be restored."""
+    found = [_Keyed(checkpoint, each) for each in keyed_snapshots(checkpoint)]
+    if found and not are_whole([each.max_parallelism for each in found], [each.key_groups for each in found]):
+        raise CorruptCheckpointError(
+            "the checkpoint does not hold the keyed state of every key group once",
+            code="CORRUPT_CHECKPOINT.INCOMPLETE",
+            detail=checkpoint.manifest.name,
+            hint="commit the snapshots of all instances together",
+        )
+    states: dict[str, StateDescription] = {}
+    for state in itertools.chain.from_iterable(each.states for each in found):
+        if states.setdefault(state.name, state) != state:
+            raise StateMigrationError(
+                f"the instances of the checkpoint have different states {state.name!r}",
+                code="STATE_MIGRATION.INCOMPATIBLE",
+            )
+    return found
+
+
+@contextmanager
+def _reading(checkpoint: Checkpoint) -> Iterator[None]:
+    """Tell what to do if a file could not be read because retention has removed it."""
+    try:
+        yield
+    except (UsageError, CorruptCheckpointError, StoreError) as error:
+        if checkpoint.is_kept():
+            raise
+        raise UsageError(
+            f"checkpoint {checkpoint.id} has been dropped by its writer while it was read",
+            code="USAGE.NO_CHECKPOINT",
+            hint="try again, which takes a newer one; or let the store retain more: CheckpointStore(retain=...)",
+        ) from error
+
+
+@contextmanager
+def _opened(checkpoint: Checkpoint, snapshot: StateSnapshot, names: set[str]) -> Iterator[SnapshotFiles]:
+    with _reading(checkpoint):
+        opened = SnapshotFiles(checkpoint, snapshot)
+    with opened as files:
+        unknown = set(files.states) - names
+        if unknown:
+            raise CorruptCheckpointError(
+                f"the files have a state {min(unknown)!r} that the manifest does not name",
+                detail=checkpoint.manifest.name,
+            )
+        yield files
+
+
+# --- keyed state ---
+
+
+def _write_keyed(checkpoint: Checkpoint, keyed: _Keyed, writer: PartWriter, progress: Progress) -> None:
+    with _opened(checkpoint, keyed.snapshot, {state.name for state in keyed.states}) as files:
+        for state in keyed.states:
+            tables = _shown(checkpoint, files, state)
+            first = next(tables, None)
+            if first is None:
+                writer.add_state(state.to_json())
+            else:
+                batches = (
+                    batch
+                    for table in itertools.chain([first], tables)
+                    for batch in table.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
+                )
+                writer.write_state(state.to_json(), first.schema, batches)
+            progress.advance(_share(files, state.name, keyed.snapshot))
+
+
+def _shown(checkpoint: Checkpoint, files: SnapshotFiles, state: StateDescription) -> Iterator[pa.Table]:
+    """The rows of a state as savepoints have them, slice by slice; the columns of all slices are the same."""
+    namespaces: ShownNamespaces | None = None
+    for table in _remaining(checkpoint, files, state):
+        if "namespace" in table.schema.names:
+            if namespaces is None:
+                namespaces = _namespaces(checkpoint, files, state)
+            table = namespaces.of(table)
+        yield table
+
+
+def _remaining(checkpoint: Checkpoint, files: SnapshotFiles, state: StateDescription) -> Iterator[pa.Table]:
+    for key_groups in files.slices(state.name, _SLICE_ROWS):
+        with _reading(checkpoint):
+            table = files.remaining(state.name, state.kind, key_groups)
+        if table.num_rows:
+            yield table
+
+
+def _namespaces(checkpoint: Checkpoint, files: SnapshotFiles, state: StateDescription) -> ShownNamespaces:
+    distinct = pa.array([], pa.binary())
+    for table in _remaining(checkpoint, files, state):
+        distinct = pc.unique(pa.concat_arrays([distinct, pc.unique(table["namespace"])]))
+    try:
+        return ShownNamespaces(distinct)
+    except SerializationError as error:
+        raise unreadable(state.name, checkpoint.manifest.name) from error
+
+
+# --- operator state ---
+
+
+def _write_operator(
+    checkpoint: Checkpoint, snapshot: StateSnapshot, writer: PartWriter, progress: Progress
+) -> None:
+    names = {state["name"] for state in snapshot.states}
+    with _opened(checkpoint, snapshot, names) as files:
+        if snapshot.files and set(files.states) != names:
+            raise CorruptCheckpointError(
+                "the files do not hold all states that the manifest names", detail=checkpoint.manifest.name
+            )
+        for state in snapshot.states:
+            name = state["name"]
+            if not files.rows(name):
+                writer.add_state(state)
+                continue
+            with _reading(checkpoint):
+                (table,) = files.read(name)
+            writer.write_state(state, table.schema, table.to_batches(max_chunksize=_BATCH_ROWS))
+            progress.advance(_share(files, name, snapshot))
+
+
+def _share(files: SnapshotFiles, name: str, snapshot: StateSnapshot) -> int:
+    """The bytes that a state has in the files, if all rows are of one size."""
+    rows = sum(files.rows(each) for each in files.states)
+    return sum(file.size for file in snapshot.files) * files.rows(name) // max(rows, 1)
