@@ -96,6 +96,8 @@ def test_the_sdist_holds_sources_and_nothing_built(sdist: Path) -> None:
     with tarfile.open(sdist) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
     assert {*SHIPPED, *files("pyx", "pxd", "pyi", "py"), "statebackend/py.typed"} - names == set()
+    tests = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/*") if path.is_file()}
+    assert {name for name in tests - names if "/__pycache__/" not in name} == set()
     assert [name for name in names if name.endswith((".so", ".c", ".cpp", ".pyc"))] == []
 
 
