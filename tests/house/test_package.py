@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from house_tools import ROOT, compiled_modules
+from house_tools import PACKAGE, ROOT, compiled_modules, reads_sources
 
 SHIPPED = ("CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "SECURITY.md", "pyproject.toml", "setup.py")
 
@@ -41,6 +41,7 @@ def requirements(extra: str) -> set[str]:
     return {re.split(r"[\[<>=!~;]", each)[0].lower() for each in getattr(setup_module(), extra)}
 
 
+@pytest.mark.spark
 def test_the_extra_for_tests_brings_what_spark_connect_needs() -> None:
     # pyarrow and numpy come with the library itself.
     wanted = [each for each in importlib.metadata.requires("pyspark") or () if 'extra == "connect"' in each]
@@ -80,8 +81,8 @@ def test_the_site_and_the_package_say_the_same_address() -> None:
 
 
 def files(*suffixes: str) -> set[str]:
-    found = (path for suffix in suffixes for path in ROOT.glob(f"statebackend/**/*.{suffix}"))
-    return {path.relative_to(ROOT).as_posix() for path in found}
+    found = (path for suffix in suffixes for path in PACKAGE.glob(f"**/*.{suffix}"))
+    return {path.relative_to(PACKAGE.parent).as_posix() for path in found}
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("*.tar.gz"))
 
 
+@reads_sources
 @pytest.mark.slow
 def test_the_sdist_holds_sources_and_nothing_built(sdist: Path) -> None:
     with tarfile.open(sdist) as tar:
@@ -101,6 +103,7 @@ def test_the_sdist_holds_sources_and_nothing_built(sdist: Path) -> None:
     assert [name for name in names if name.endswith((".so", ".c", ".cpp", ".pyc"))] == []
 
 
+@reads_sources
 @pytest.mark.slow
 @pytest.mark.skipif(
     os.environ.get("STATEBACKEND_BUILD") == "checked", reason="compiles the release build; once is enough"

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from house_tools import ROOT, python_modules
+from house_tools import PACKAGE, ROOT, python_modules, reads_sources
 
 import statebackend as sb
 from statebackend.errors import StateBackendError
@@ -189,13 +189,13 @@ def test_every_public_class_has_a_docstring_with_an_example(name: str) -> None:
 def codes_in_package() -> set[str]:
     """Every ``code`` that the package gives an error, and every default code of an error class."""
     found_codes: set[str] = set()
-    for path in (ROOT / "statebackend").rglob("*.py"):
+    for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.keyword) and node.arg == "code":
                 found_codes |= {
                     c.value for c in ast.walk(node.value) if isinstance(c, ast.Constant) and c.value
                 }
-    for path in (ROOT / "statebackend").rglob("*.p[yx][xd]"):
+    for path in PACKAGE.rglob("*.p[yx][xd]"):
         found_codes |= set(re.findall(r'\bcode="([^"]+)"', path.read_text(encoding="utf-8")))
     return found_codes | {cls.default_code for cls in error_classes()}
 
@@ -214,6 +214,7 @@ def listed_codes() -> list[str]:
     return [line[0].strip("`") for header, *lines in tables(page) if header[0] == "code" for line in lines]
 
 
+@reads_sources
 def test_every_code_is_in_the_catalogue_once() -> None:
     for module in python_modules():  # classes of modules that are not imported yet count too
         if not module.startswith("statebackend.spark"):
@@ -230,6 +231,7 @@ def test_a_code_begins_with_that_of_its_class() -> None:
     assert all(re.fullmatch(r"[A-Z_]+(\.[A-Z_0-9]+)?", code) for code in codes_in_package())
 
 
+@reads_sources
 def test_codes_in_prose_are_real() -> None:
     mentioned = {
         code
@@ -242,5 +244,9 @@ def test_codes_in_prose_are_real() -> None:
 def test_the_tables_are_read() -> None:
     assert len(member_rows()) > 100
     assert said("f(a, *, b=1, **c)") == [("a", ""), ("b by name", "1"), ("**c", "")]
+
+
+@reads_sources
+def test_the_codes_are_read() -> None:
     assert "SERIALIZATION.NULL" in codes_in_package()
     assert "USAGE.OVERLAPPING_CALL" in codes_in_package()

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pytest
-from house_tools import ROOT, compiled_modules
+from house_tools import ROOT, compiled_modules, reads_sources
 
 MODULES = [name for name in compiled_modules() if not name.rpartition(".")[2].startswith("_")]
 
@@ -202,6 +202,7 @@ def differences(module: Names, stub: Names) -> list[str]:
     return found
 
 
+@reads_sources
 @pytest.mark.parametrize("name", MODULES)
 def test_the_stub_says_what_the_module_has(name: str) -> None:
     path = ROOT / Path(*name.split("."))

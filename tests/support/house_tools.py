@@ -1,26 +1,41 @@
-"""What the tests of the house share: where things are, and which modules there are."""
+"""What the tests of the house share: where things are, and which modules there are.
+
+The package that is tested lies beside the tests, or is installed elsewhere: then its sources may not be here.
+"""
 
 from __future__ import annotations
 
 import importlib.machinery
 from pathlib import Path
 
+import pytest
+
+import statebackend
+
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "statebackend"
+PACKAGE = Path(statebackend.__file__).resolve().parent
+
+#: An installed package has neither its .pyx nor what a source distribution is made from.
+reads_sources = pytest.mark.skipif(
+    not (ROOT / "statebackend").is_dir(), reason="reads the sources of the package, which are not here"
+)
 
 
-def module_name(path: Path, root: Path = ROOT) -> str:
+def module_name(path: Path, root: Path = PACKAGE.parent) -> str:
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def compiled_modules() -> list[str]:
-    """The names of the modules that have a .pyx and are built."""
-    suffixes = importlib.machinery.EXTENSION_SUFFIXES
+    """The names of the modules that are built; what an old build has left behind has no source beside it."""
+    built = importlib.machinery.EXTENSION_SUFFIXES
     return sorted(
-        module_name(path)
-        for path in PACKAGE.glob("**/*.pyx")
-        if any(path.with_name(path.stem + suffix).exists() for suffix in suffixes)
+        {
+            module_name(path)
+            for path in PACKAGE.glob("**/*.p*")
+            if path.suffix in (".pyx", ".pxd", ".pyi")
+            and any(path.with_name(path.stem + suffix).exists() for suffix in built)
+        }
     )
 
 

@@ -7,13 +7,21 @@ import sys
 from typing import Any
 
 import pytest
-from pyspark.sql import types as spark_types
 
 from statebackend import types as t
 from statebackend.errors import UsageError
 
 
-def test_spark_type_objects() -> None:
+@pytest.fixture
+def spark_types() -> Any:
+    """Here and not at the top: a run without Spark has to read this file, too."""
+    from pyspark.sql import types
+
+    return types
+
+
+@pytest.mark.spark
+def test_spark_type_objects(spark_types: Any) -> None:
     s = spark_types
     simple = {
         s.LongType: t.LONG,
@@ -41,13 +49,15 @@ def test_spark_type_objects() -> None:
     assert t.of(struct) == t.ROW(a=t.LIST(t.LONG), b=t.MAP(t.STRING, t.DATE))
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("name", ["NullType", "VariantType", "DayTimeIntervalType", "CalendarIntervalType"])
-def test_spark_types_without_stored_form_are_refused(name: str) -> None:
+def test_spark_types_without_stored_form_are_refused(name: str, spark_types: Any) -> None:
     with pytest.raises(UsageError, match=f"Spark type {name}"):
         t.of(getattr(spark_types, name)())
 
 
-def test_a_collated_string_is_refused() -> None:
+@pytest.mark.spark
+def test_a_collated_string_is_refused(spark_types: Any) -> None:
     with pytest.raises(UsageError, match="collation UTF8_LCASE is not supported"):
         t.of(spark_types.StringType("UTF8_LCASE"))
 
@@ -63,7 +73,7 @@ def test_types_do_not_import_pyspark() -> None:
 
 
 @pytest.mark.spark
-def test_spark_reads_ddl_as_we_do(spark: Any) -> None:
+def test_spark_reads_ddl_as_we_do(spark: Any, spark_types: Any) -> None:
     texts = [
         "struct<sum:bigint,n:bigint>",
         "STRUCT<a: BIGINT NOT NULL COMMENT 'it''s', b STRING>",
