@@ -284,13 +284,11 @@ CONNECT = [
     "protobuf>=6",
     "zstandard>=0.25",
 ]
-#: All that the tests need: where a package of these is missing, tests fail.
+#: What the tests without Spark need: where a package of these is missing, tests fail.
 #: mypy: its stubtest checks the hand-kept stubs of the compiled modules.
 #: moto: an S3 server on the loopback interface, for the tests of checkpoints in an object store.
 #: matplotlib: it draws the pages of the benchmarks. Cython and setuptools: two tests build a package without isolation.
-TEST = [
-    *SPARK,
-    *CONNECT,
+TEST_WITHOUT_SPARK = [
     "pytest>=8",
     "pytest-xdist>=3.6",
     "hypothesis>=6.100",
@@ -300,6 +298,8 @@ TEST = [
     "Cython>=3.1,<4",
     "setuptools>=77",
 ]
+#: All that the tests need.
+TEST = [*SPARK, *CONNECT, *TEST_WITHOUT_SPARK]
 LINT = ["ruff>=0.6", "mypy>=1.11", "cython-lint>=0.16"]
 #: ruff: it breaks long signatures of the reference into lines.
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27", "ruff>=0.6"]
@@ -383,6 +383,7 @@ if __name__ == "__main__":
         extras_require={
             "spark": SPARK,
             "test": TEST,
+            "test-without-spark": TEST_WITHOUT_SPARK,
             "bench": BENCH,
             "docs": DOCS,
             "lint": LINT,
