@@ -6,6 +6,7 @@ from batch to batch, and lets go of it when the query ends.
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
 import threading
@@ -67,7 +68,7 @@ class StatefulBatches:
         *,
         checkpoint: str | os.PathLike[str] | CheckpointStore,
         sink: Callable[..., object] | None,
-        retain: int,
+        retain: int | datetime.timedelta,
         single_writer: bool,
         restore_from: Beginning | None,
         first_batch: int | None,

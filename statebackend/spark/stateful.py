@@ -28,7 +28,7 @@ def stateful(
     mode: str = "driver",
     parallelism: int | None = None,
     max_parallelism: int = 128,
-    retain: int = 2,
+    retain: int | datetime.timedelta = 2,
     event_time: str | None = None,
     delay: int | datetime.timedelta = 0,
     order_by: str | Sequence[str] | None = None,

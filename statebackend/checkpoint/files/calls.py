@@ -35,6 +35,8 @@ class Status(NamedTuple):
     is_folder: bool
     size: int
     device: int
+    #: When the content was last written, in seconds since 1970.
+    modified: float = 0.0
 
 
 class PosixCalls:
@@ -127,9 +129,9 @@ class PosixCalls:
         return os.listdir(path)
 
     def status(self, path: str) -> Status:
-        """Return if it is a folder, its size, and its device."""
+        """Return if it is a folder, its size, its device, and when it was written."""
         found = os.stat(path)
-        return Status(stat.S_ISDIR(found.st_mode), found.st_size, found.st_dev)
+        return Status(stat.S_ISDIR(found.st_mode), found.st_size, found.st_dev, found.st_mtime)
 
     def free_space(self, path: str) -> int:
         """The bytes that this user may still write to the file system of a path."""

@@ -75,6 +75,10 @@ class StoreFiles(ABC):
         """The file's size in bytes; None if there is no such file."""
 
     @abstractmethod
+    def modified(self, name: str) -> float:
+        """When the file was written, in seconds since 1970; 0 if it is not there."""
+
+    @abstractmethod
     def names(self, folder: str) -> list[str]:
         """The names in a folder, sorted; none if there is no such folder."""
 

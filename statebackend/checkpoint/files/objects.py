@@ -126,6 +126,10 @@ class ObjectFiles(StoreFiles):
         info = self._filesystem.get_file_info(self._path(name))
         return info.size if info.type == fs.FileType.File else None
 
+    def modified(self, name: str) -> float:
+        written = self._filesystem.get_file_info(self._path(name)).mtime_ns
+        return 0.0 if written is None else written / 1e9
+
     def names(self, folder: str) -> list[str]:
         selector = fs.FileSelector(self._path(folder), allow_not_found=True)
         return sorted(info.base_name for info in self._filesystem.get_file_info(selector))

@@ -152,6 +152,12 @@ class PosixFiles(StoreFiles):
             return None
         return None if status.is_folder else status.size
 
+    def modified(self, name: str) -> float:
+        try:
+            return self._calls.status(self._path(name)).modified
+        except (FileNotFoundError, NotADirectoryError):
+            return 0.0
+
     def names(self, folder: str) -> list[str]:
         try:
             return sorted(self._calls.names(self._path(folder)))

@@ -8,7 +8,7 @@ synced: before that, a crash may bring it back.
 >>> kept.committed((6, 1), {"base", "delta-6"})
 >>> kept.committed((7, 1), {"base", "delta-6", "delta-7"})
 >>> kept.committed((8, 1), {"base-8"})
->>> kept.excess(retain=2)
+>>> kept.excess(2, now=0.0)
 [(6, 1)]
 >>> kept.dropped((6, 1))
 >>> kept.removable([])                   # not synced yet
@@ -23,12 +23,17 @@ set()
 
 from __future__ import annotations
 
+import datetime
+from collections import Counter
 from collections.abc import Collection, Iterable
 
-__all__ = ["Key", "Retention"]
+__all__ = ["Key", "Retain", "Retention"]
 
 #: Id and epoch, which identify a manifest.
 Key = tuple[int, int]
+#: How many checkpoints are kept, or for how long. By time, too, the newest two are kept.
+Retain = int | datetime.timedelta
+_FEWEST = 2
 
 
 class Retention:
@@ -40,12 +45,20 @@ class Retention:
 
     def __init__(self) -> None:
         self._named: dict[Key, frozenset[str] | None] = {}
+        #: When each was committed, in seconds since 1970.
+        self._at: dict[Key, float] = {}
+        #: How many readable manifests name each file.
+        self._uses: Counter[str] = Counter()
+        self._unreadable = 0
         self._unsynced: set[str] = set()
         self._waiting: set[str] = set()
 
-    def committed(self, key: Key, names: Collection[str] | None) -> None:
-        """Note a manifest that exists and names these files; None if it cannot be read."""
-        self._named[key] = None if names is None else frozenset(names)
+    def committed(self, key: Key, names: Collection[str] | None, at: float = 0.0) -> None:
+        """Note a manifest that exists, was committed at that time, and names these files; None if it cannot be read."""
+        own = self._named[key] = None if names is None else frozenset(names)
+        self._at[key] = at
+        self._uses.update(own or ())
+        self._unreadable += own is None
 
     @property
     def newest(self) -> Key | None:
@@ -74,24 +87,41 @@ class Retention:
         >>> Retention().named()
         set()
         """
-        return None if None in self._named.values() else self.known()
+        return None if self._unreadable else set(self._uses)
 
-    def known(self) -> set[str]:
-        """All files that the readable manifests name.
+    def is_known(self, name: str) -> bool:
+        """Return True if a readable manifest names the file.
 
-        >>> Retention().known()
-        set()
+        >>> Retention().is_known("data/3/a.arrow")
+        False
         """
-        return set[str]().union(*filter(None, self._named.values()))
+        return name in self._uses
 
-    def excess(self, retain: int) -> list[Key]:
-        """The manifests to drop so that ``retain`` remain, oldest first."""
+    def excess(self, retain: Retain, now: float) -> list[Key]:
+        """The manifests to drop, oldest first, so that those remain that are to be kept at that time.
+
+        >>> kept = Retention()
+        >>> for number in range(5):
+        ...     kept.committed((number, 1), [], at=10.0 * number)
+        >>> kept.excess(datetime.timedelta(seconds=25), now=50.0), kept.excess(datetime.timedelta(0), now=50.0)
+        ([(0, 1), (1, 1), (2, 1)], [(0, 1), (1, 1), (2, 1)])
+        """
         ordered = sorted(self._named)
-        return ordered[: max(len(ordered) - retain, 0)]
+        if not isinstance(retain, datetime.timedelta):
+            return ordered[: max(len(ordered) - retain, 0)]
+        oldest = now - retain.total_seconds()
+        return [key for key in ordered[: max(len(ordered) - _FEWEST, 0)] if self._at[key] < oldest]
 
     def dropped(self, key: Key) -> None:
         """Note that a manifest has been dropped; its files wait for the next sync of the folder."""
-        self._unsynced |= self._named.pop(key) or frozenset()
+        own = self._named.pop(key)
+        self._at.pop(key)
+        self._unreadable -= own is None
+        for name in own or ():
+            self._uses[name] -= 1
+            if not self._uses[name]:
+                del self._uses[name]
+        self._unsynced |= own or frozenset()
 
     def synced(self) -> None:
         """Note that the folder of manifests has been synced: earlier drops are now for good."""
@@ -100,12 +130,11 @@ class Retention:
 
     def removable(self, pins: Iterable[Collection[str]]) -> set[str]:
         """The files to remove now; ``pins`` are the files that snapshots in flight build on."""
-        named = self.named()
-        if named is None or not self._waiting:
+        if self._unreadable or not self._waiting:
             # A manifest that cannot be read may name anything.
             return set()
         # A file that a remaining manifest names stops waiting: dropping that manifest brings it back here.
-        self._waiting -= named
+        self._waiting -= {name for name in self._waiting if name in self._uses}
         return self._waiting.difference(*pins)
 
     def removed(self, names: Collection[str]) -> None:

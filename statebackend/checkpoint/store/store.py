@@ -24,6 +24,7 @@ import logging
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -39,7 +40,7 @@ from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, Stor
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.records import Record, Records
-from statebackend.checkpoint.store.retention import Key, Retention
+from statebackend.checkpoint.store.retention import Key, Retain, Retention
 from statebackend.checkpoint.store.sealed import seal
 from statebackend.checkpoint.store.writer_end import Over, Reason
 from statebackend.errors import (
@@ -60,6 +61,7 @@ _MAX_CLOCK_JUMP = datetime.timedelta(days=30)
 class CheckpointStore(CheckpointReader):
     """A store of checkpoints at a path or ``s3://`` address, of which the newest ``retain`` are kept.
 
+    ``retain`` may be a ``timedelta``: a checkpoint goes when it is older than that, and not one of the newest two.
     Making one touches nothing; reading needs nothing more. `open_for_writing` takes an epoch, which ends that
     of every other writer. ``single_writer`` is needed where nothing can keep a second writer out: for ``s3://``, and on
     mounts that have neither links nor exclusive renames. Whoever passes it vouches that there is none.
@@ -76,14 +78,18 @@ class CheckpointStore(CheckpointReader):
         self,
         uri: str | os.PathLike[str],
         *,
-        retain: int = 2,
+        retain: Retain = 2,
         single_writer: bool = False,
         compression: str | None = "zstd",
         max_clock_jump: int | datetime.timedelta | None = _MAX_CLOCK_JUMP,
         _files: StoreFiles | None = None,
     ) -> None:
-        if type(retain) is not int or retain < 1:
-            raise UsageError("retain is the number of checkpoints to keep, at least 1")
+        if isinstance(retain, datetime.timedelta):
+            is_retain = retain >= datetime.timedelta(0)
+        else:
+            is_retain = type(retain) is int and retain >= 1
+        if not is_retain:
+            raise UsageError("retain is the number of checkpoints to keep, at least 1, or a timedelta")
         if compression not in ("zstd", "lz4", None):
             raise UsageError('compression is "zstd", "lz4" or None')
         super().__init__(uri, single_writer=single_writer, _files=_files)
@@ -235,11 +241,11 @@ class CheckpointStore(CheckpointReader):
                 names = self._manifest(key, metadata).all_files.keys()
             except CorruptCheckpointError as error:
                 _log.warning("no file of the store will be removed while this one cannot be read: %s", error)
-                retention.committed(key, None)
+                retention.committed(key, None, self._committed_at(key))
             except UsageError as error:  # dropped, which only a newer writer could
                 raise self._conflict("another writer has opened the store") from error
             else:
-                retention.committed(key, names)
+                retention.committed(key, names, self._committed_at(key))
         named = retention.named()
         if named is not None:
             with storing("removing files that no checkpoint names"):
@@ -253,6 +259,14 @@ class CheckpointStore(CheckpointReader):
         self._retention, self._records, self._metadata = retention, records, metadata
         self._in_flight, self._lent = {}, {}
         self._epoch, self._process, self._over = epoch, os.getpid(), None
+
+    def _committed_at(self, key: Key) -> float:
+        """When a manifest was written, in seconds since 1970; asked only where that decides how long it stays."""
+        if not isinstance(self._retain, datetime.timedelta):
+            return 0.0
+        name = manifest_name(*key)
+        with storing(f"looking for {name}"):
+            return self._files.modified(name)
 
     # --- taking a checkpoint ---
 
@@ -355,9 +369,9 @@ class CheckpointStore(CheckpointReader):
 
     def _check_files(self, manifest: Manifest, epoch: int) -> None:
         """Every named file is there with its size, and nothing that this writer may remove is named."""
-        kept = self._retention.known().union(*self._built_on())
+        kept = set[str]().union(*self._built_on())
         for file in manifest.all_files.values():
-            is_ours = file.epoch == epoch or file.name in kept
+            is_ours = file.epoch == epoch or file.name in kept or self._retention.is_known(file.name)
             with storing(f"looking for {file.name}"):
                 size = self._files.size(file.name)
                 is_held = (is_ours and size == file.size) or self._files.holds(epoch)
@@ -421,7 +435,7 @@ class CheckpointStore(CheckpointReader):
     def _after_commit(self, manifest: Manifest) -> None:
         key = (manifest.checkpoint_id, manifest.epoch)
         names = set(manifest.all_files)
-        self._retention.committed(key, names)
+        self._retention.committed(key, names, time.time())
         self._retention.synced()  # publishing has synced the folder
         for writer in list(self._in_flight):
             settled = writer.settle(names)
@@ -474,7 +488,7 @@ class CheckpointStore(CheckpointReader):
         """Drop what is too old. A commit has happened: whatever goes wrong here is put off, not raised."""
         try:
             self._remove_dropped()
-            self._drop(self._retention.excess(self._retain))
+            self._drop(self._retention.excess(self._retain, time.time()))
         except Fenced:
             self._fenced()
         except OSError as error:
@@ -513,7 +527,7 @@ class CheckpointStore(CheckpointReader):
         """
         with self._lock:
             self._begin_anew("restart", begins_at=begins_at, first_batch=first_batch)
-            self._drop_all(self._retention.excess(0))
+            self._drop_all(self._retention.excess(0, 0.0))
 
     def rewind(self, to: int | None) -> list[Checkpoint]:
         """Drop every checkpoint after ``to``, newest first, or all for None; what was dropped, oldest first.
@@ -531,7 +545,7 @@ class CheckpointStore(CheckpointReader):
                     detail=self.uri,
                     hint=f"there are: {there}; to=None begins again as at first",
                 )
-            keys = [key for key in self._retention.excess(0) if to is None or key[0] > to]
+            keys = [key for key in self._retention.excess(0, 0.0) if to is None or key[0] > to]
             dropped = [checkpoint for key in keys if (checkpoint := self._readable(key)) is not None]
             if keys:
                 if to is not None:

@@ -1,0 +1,91 @@
+"""``retain`` as a timedelta: checkpoints go when they are old enough, and the newest two stay."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+
+import pytest
+
+import statebackend as sb
+from statebackend.checkpoint.store import store as stores
+
+HOUR = datetime.timedelta(hours=1)
+
+
+class Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(stores, "time", made)
+    return made
+
+
+def commit(store: sb.CheckpointStore, checkpoint_id: int, clock: Clock) -> None:
+    writer = store.begin_snapshot(checkpoint_id)
+    with writer.create("base") as file:
+        file.write(b"state")
+        made = file.finish()
+    store.commit(checkpoint_id, [sb.StateSnapshot(checkpoint_id, store.epoch, files=(made,))], now=0)
+    # Reading the store again goes by the file system's own time of the manifest.
+    for manifest in Path(store.uri).glob(f"checkpoints/{checkpoint_id}-*.json"):
+        os.utime(manifest, (clock.now, clock.now))
+
+
+def test_checkpoints_go_when_they_are_older(tmp_path: Path, clock: Clock) -> None:
+    with sb.CheckpointStore(tmp_path, retain=HOUR).open_for_writing() as store:
+        for checkpoint_id in range(10):
+            commit(store, checkpoint_id, clock)
+            clock.now += 1200
+        assert store.checkpoints() == [6, 7, 8, 9]  # 9 was committed 3,600 seconds after 6
+        assert len(list(tmp_path.glob("data/*/*"))) == 5, "files go one commit after their manifest"
+    # The next writer finds out from the files how old they are.
+    clock.now += 600
+    with sb.CheckpointStore(tmp_path, retain=HOUR).open_for_writing() as store:
+        commit(store, 10, clock)
+        assert store.checkpoints() == [8, 9, 10]
+        clock.now += 1_000_000
+        commit(store, 11, clock)
+        assert store.checkpoints() == [10, 11]
+        commit(store, 12, clock)
+        assert store.checkpoints() == [11, 12]
+    with sb.CheckpointStore(tmp_path, retain=1).open_for_writing() as store:
+        commit(store, 13, clock)
+        assert store.checkpoints() == [13]
+
+
+def test_many_kept_checkpoints_cost_a_commit_nothing(tmp_path: Path, clock: Clock) -> None:
+    """A file that a thousand manifests name is known by one look, and stays until the last of them has gone."""
+    with sb.CheckpointStore(tmp_path, retain=HOUR).open_for_writing() as store:
+        writer = store.begin_snapshot(0)
+        with writer.create("base") as file:
+            file.write(b"state")
+            shared = file.finish()
+        for checkpoint_id in range(300):
+            store.commit(
+                checkpoint_id, [sb.StateSnapshot(checkpoint_id, store.epoch, files=(shared,))], now=0
+            )
+        assert len(store.checkpoints()) == 300
+        clock.now += 10_000
+        commit(store, 300, clock)
+        assert store.checkpoints() == [299, 300]
+        assert (tmp_path / shared.name).exists()
+        commit(store, 301, clock)
+        commit(store, 302, clock)
+        assert not (tmp_path / shared.name).exists()
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 2.0, datetime.timedelta(-1), "1 hour"])
+def test_what_is_no_retention_is_refused(tmp_path: Path, wrong: object) -> None:
+    with pytest.raises(sb.UsageError, match="at least 1, or a timedelta"):
+        sb.CheckpointStore(tmp_path, retain=wrong)  # type: ignore[arg-type]
