@@ -7,7 +7,7 @@ doing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import pyarrow as pa
@@ -147,8 +147,8 @@ class StoreFiles(ABC):
         """
 
     @abstractmethod
-    def remove_leftovers(self, keep: Collection[str], epoch: int) -> int:
-        """Remove the data files of older epochs except those in ``keep``; return how many."""
+    def remove_leftovers(self, is_kept: Callable[[str], bool], epoch: int) -> int:
+        """Remove the data files of older epochs except those that are kept; return how many."""
 
     @abstractmethod
     def release(self, epoch: int) -> None:

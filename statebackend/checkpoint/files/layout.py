@@ -8,6 +8,7 @@
                                     what was done to the store beside commits: a restart, a rewind, another time
     checkpoints/epoch-<epoch>/      held by the writer of the newest epoch: manifests are written here first
     data/<epoch>/<file>             data files of the writer of that epoch; never changed
+    pins/<id>-<token>.json          a reader's: it reads this checkpoint, whose files are to stay for a while
 
 >>> manifest_name(7, 3), parse_manifest_name("7-3.json")
 ('checkpoints/7-3.json', (7, 3))
@@ -23,6 +24,7 @@ __all__ = [
     "CHECKPOINTS",
     "DATA",
     "METADATA",
+    "PINS",
     "data_epoch",
     "data_folder",
     "epoch_folder",
@@ -39,6 +41,7 @@ __all__ = [
 METADATA = "metadata.json"
 CHECKPOINTS = "checkpoints"
 DATA = "data"
+PINS = "pins"
 
 # Numbers have at most 18 digits, so all fit in 64 bits, and no leading zeros, so each number has one name.
 _NUMBER = r"(0|[1-9][0-9]{0,17})"

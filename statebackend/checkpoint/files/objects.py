@@ -14,7 +14,7 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 from pyarrow import fs
@@ -241,7 +241,7 @@ class ObjectFiles(StoreFiles):
         for name in waiting:
             self.remove(name)
 
-    def remove_leftovers(self, keep: Collection[str], epoch: int) -> int:
+    def remove_leftovers(self, is_kept: Callable[[str], bool], epoch: int) -> int:
         removed = 0
         for number in self.names(DATA):
             folder = f"{DATA}/{number}"
@@ -250,7 +250,7 @@ class ObjectFiles(StoreFiles):
             kept = False
             for base_name in self.names(folder):
                 name = f"{folder}/{base_name}"
-                if is_data_file(name) and name not in keep:
+                if is_data_file(name) and not is_kept(name):
                     self.remove(name)
                     removed += 1
                 else:

@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import pyarrow as pa
@@ -430,7 +430,7 @@ class PosixFiles(StoreFiles):
                 continue  # it is gone already
             self.remove(moved)
 
-    def remove_leftovers(self, keep: Collection[str], epoch: int) -> int:
+    def remove_leftovers(self, is_kept: Callable[[str], bool], epoch: int) -> int:
         removed = 0
         for number in self.names(DATA):
             folder = f"{DATA}/{number}"
@@ -438,7 +438,7 @@ class PosixFiles(StoreFiles):
                 continue
             for base_name in self.names(folder):
                 name = f"{folder}/{base_name}"
-                if is_data_file(name) and name not in keep:
+                if is_data_file(name) and not is_kept(name):
                     self.remove(name)
                     removed += 1
             try:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile
 from statebackend.checkpoint.store.metadata import Metadata
+from statebackend.checkpoint.store.pins import Pin
 from statebackend.checkpoint.store.records import Record, Records
 from statebackend.checkpoint.store.retention import Key
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError
@@ -257,6 +259,21 @@ class CheckpointReader:
                 hint="give the uri of a store",
             )
         return self.open(newest)
+
+    def pin(
+        self, checkpoint_id: int | None = None, *, lease: datetime.timedelta = datetime.timedelta(minutes=10)
+    ) -> Pin:
+        """Open a checkpoint, by default the newest, and keep its files from being removed while it is read.
+
+        The writer of the store may go on and drop the checkpoint meanwhile: its files stay until the pin is released,
+        or until the lease ends, counted from here or from the last `Pin.renew`. Writes one small file to the store.
+
+        >>> CheckpointReader("/nowhere").pin()
+        Traceback (most recent call last):
+        statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store ...
+        """
+        checkpoint = self.open_latest() if checkpoint_id is None else self.open(checkpoint_id)
+        return Pin(self._files, checkpoint, lease)
 
     def open_snapshots(self, snapshots: Iterable[StateSnapshot | Mapping[str, object]]) -> Checkpoint:
         """Open snapshots of an uncommitted checkpoint to restore from them; takes what `CheckpointStore.commit` takes.

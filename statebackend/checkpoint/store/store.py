@@ -38,6 +38,7 @@ from statebackend.checkpoint.store.data_files import DataWriter, storing
 from statebackend.checkpoint.store.json_checks import Malformed, integer
 from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
+from statebackend.checkpoint.store.pins import held_by_pins
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.records import Record, Records
 from statebackend.checkpoint.store.retention import Key, Retain, Retention
@@ -249,7 +250,8 @@ class CheckpointStore(CheckpointReader):
         named = retention.named()
         if named is not None:
             with storing("removing files that no checkpoint names"):
-                removed = self._files.remove_leftovers(named, epoch)
+                is_held = held_by_pins(self._files, time.time())
+                removed = self._files.remove_leftovers(lambda name: name in named or is_held(name), epoch)
             if removed:
                 _log.info("removed %d files that no checkpoint names from %s", removed, self.uri)
         records = Records(metadata.store, self.records())
@@ -496,7 +498,11 @@ class CheckpointStore(CheckpointReader):
 
     def _remove_dropped(self) -> None:
         assert self._epoch is not None
-        for name in sorted(self._retention.removable(self._built_on())):
+        waiting = sorted(self._retention.removable(self._built_on()))
+        is_held = held_by_pins(self._files, time.time()) if waiting else None
+        for name in waiting:
+            if is_held is not None and is_held(name):
+                continue  # tried again after the next commit
             self._files.retire([name], self._epoch)
             self._retention.removed([name])
 

@@ -1,0 +1,193 @@
+"""Pins: files with which readers keep the files of a checkpoint from being removed, for as long as a lease lasts.
+
+A reader writes its pin and then looks for the manifest again. The writer of the store removes a manifest first, then
+lists pins, and only then removes files. So either the reader finds the manifest gone, or the writer finds the pin.
+
+>>> pin = PinFile(7, 3, until=2_000, files=("data/3/a.arrow",))
+>>> PinFile.parse(seal(pin.to_json()), "pins/7-a.json") == pin
+True
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from statebackend.checkpoint.files import StoreFiles
+from statebackend.checkpoint.files.layout import PINS, is_data_file
+from statebackend.checkpoint.store.data_files import storing
+from statebackend.checkpoint.store.json_checks import (
+    FORMAT,
+    Checked,
+    Malformed,
+    instance,
+    integer,
+    made,
+    members_of,
+    parse,
+)
+from statebackend.checkpoint.store.sealed import JsonObject, seal
+from statebackend.errors import CorruptCheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from statebackend.checkpoint.store.reader import Checkpoint
+
+__all__ = ["Pin", "PinFile", "held_by_pins"]
+
+_log = logging.getLogger(__name__)
+
+#: A pin that cannot be read holds everything for so many seconds: it may be one that is being written.
+_GRACE = 3600.0
+
+
+@dataclass(frozen=True)
+class PinFile(Checked):
+    """The content of a pin: the checkpoint, the end of the lease in milliseconds since 1970, and what it holds.
+
+    >>> PinFile(7, 3, until=2_000, files=()).checkpoint_id
+    7
+    """
+
+    checkpoint_id: int
+    epoch: int
+    until: int
+    files: tuple[str, ...]
+
+    def _check(self) -> None:
+        integer(self.checkpoint_id, "the checkpoint id")
+        integer(self.epoch, "the epoch", 1)
+        integer(self.until, "the end of the lease")
+        self._set("files", tuple(self.files))
+        for name in self.files:
+            if not is_data_file(instance(name, str, "a file")):
+                raise Malformed("a file does not lie in data/<epoch>/")
+
+    def to_json(self) -> JsonObject:
+        """The content of its file.
+
+        >>> sorted(PinFile(7, 3, until=2_000, files=()).to_json())
+        ['epoch', 'files', 'format', 'id', 'until']
+        """
+        return {
+            "format": FORMAT,
+            "id": self.checkpoint_id,
+            "epoch": self.epoch,
+            "until": self.until,
+            "files": list(self.files),
+        }
+
+    @classmethod
+    def parse(cls, data: bytes, name: str) -> PinFile:
+        """Read the bytes of the pin called ``name``; `CorruptCheckpointError` if they are not one."""
+        return parse(cls, data, name)
+
+    @classmethod
+    def _read(cls, data: object) -> PinFile:
+        members = members_of(data, "the pin", {"format", "id", "epoch", "until", "files"})
+        return made(
+            cls,
+            checkpoint_id=members["id"],
+            epoch=members["epoch"],
+            until=members["until"],
+            files=tuple(instance(members["files"], list, "files")),
+        )
+
+
+class Pin:
+    """A pin that a reader holds. `release` it, or leave its ``with`` block, when the files are read."""
+
+    def __init__(self, files: StoreFiles, checkpoint: Checkpoint, lease: datetime.timedelta) -> None:
+        if lease <= datetime.timedelta(0):
+            raise UsageError("a lease is a timedelta above 0")
+        #: The checkpoint, whose files stay while the lease lasts.
+        self.checkpoint = checkpoint
+        self._files = files
+        self._lease = lease
+        self._name: str | None = None
+        self._until = 0
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin the lease anew; a reader that needs longer calls it before the lease ends.
+
+        `UsageError` if the lease has ended, or the pin was released, and the checkpoint has been dropped meanwhile.
+        """
+        manifest = self.checkpoint.manifest
+        until = int(1000 * (time.time() + self._lease.total_seconds()))
+        content = PinFile(manifest.checkpoint_id, manifest.epoch, until, tuple(sorted(self.checkpoint.files)))
+        name = f"{PINS}/{manifest.checkpoint_id}-{secrets.token_hex(8)}.json"
+        hint = "a reader that may not write to the store reads without a pin: store.open(id)"
+        with storing(f"writing {name}", hint=hint):
+            self._files.make_folder(PINS)
+            sink = self._files.create(name)
+            try:
+                sink.write(seal(content.to_json()))
+                sink.finish()
+            except BaseException:
+                sink.abandon()
+                raise
+            self._files.sync_folder(PINS)
+        was_held = self._name is not None and 1000 * time.time() < self._until
+        before, self._name, self._until = self._name, name, until
+        if before is not None:
+            self._remove(before)
+        if not was_held and not self.checkpoint.is_kept():
+            self.release()
+            raise UsageError(
+                f"checkpoint {manifest.checkpoint_id} has been dropped by its writer meanwhile",
+                code="USAGE.NO_CHECKPOINT",
+                hint="open a newer one, or let the writer retain more",
+            )
+
+    def release(self) -> None:
+        """Let the files go. Idempotent; what cannot be removed goes when the lease ends."""
+        name, self._name = self._name, None
+        if name is not None:
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        try:
+            self._files.remove(name)
+        except OSError as error:
+            _log.warning("a pin stays until its lease ends: %s", error)
+
+    def __enter__(self) -> Pin:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def held_by_pins(files: StoreFiles, now: float) -> Callable[[str], bool]:
+    """Say of a file if a live pin holds it; ``now`` is in seconds since 1970. Removes pins whose lease has ended.
+
+    >>> from statebackend.checkpoint.files import open_files
+    >>> held_by_pins(open_files("/nowhere"), now=0.0)("data/3/a.arrow")
+    False
+    """
+    held: set[str] = set()
+    holds_all = False
+    for base_name in files.names(PINS):
+        name = f"{PINS}/{base_name}"
+        try:
+            pin = PinFile.parse(files.read(name), name)
+        except FileNotFoundError:
+            continue
+        except CorruptCheckpointError:
+            is_live = files.modified(name) + _GRACE > now
+            holds_all = holds_all or is_live
+        else:
+            is_live = pin.until > 1000 * now
+            if is_live:
+                held.update(pin.files)
+        if not is_live:
+            files.remove(name)
+    return lambda file: holds_all or file in held

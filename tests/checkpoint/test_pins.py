@@ -1,0 +1,179 @@
+"""A reader pins a checkpoint: its files stay while it reads, whatever the writer commits, restarts or rewinds."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+import statebackend as sb
+from statebackend.checkpoint.store import pins
+from statebackend.checkpoint.store import store as stores
+
+
+class Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(stores, "time", made)
+    monkeypatch.setattr(pins, "time", made)
+    return made
+
+
+def commit(store: sb.CheckpointStore, checkpoint_id: int) -> sb.Checkpoint:
+    with store.begin_snapshot(checkpoint_id).create("base") as file:
+        file.write(b"state %d" % checkpoint_id)
+        made = file.finish()
+    return store.commit(checkpoint_id, [sb.StateSnapshot(checkpoint_id, store.epoch, files=(made,))], now=0)
+
+
+def pin_files(path: Path) -> list[str]:
+    return sorted(each.name for each in path.glob("pins/*"))
+
+
+def test_files_stay_until_the_pin_is_released(tmp_path: Path) -> None:
+    with sb.CheckpointStore(tmp_path, retain=1).open_for_writing() as store:
+        commit(store, 0)
+        with sb.CheckpointStore(tmp_path).open_readonly().pin() as pin:
+            assert pin.checkpoint.id == 0
+            for checkpoint_id in range(1, 6):
+                commit(store, checkpoint_id)
+            assert store.checkpoints() == [5]
+            pin.checkpoint.verify()
+        assert pin_files(tmp_path) == []
+        commit(store, 6)
+        assert not any((tmp_path / name).exists() for name in pin.checkpoint.files)
+        pin.release()
+
+
+def test_openings_restarts_and_rewinds_respect_pins(tmp_path: Path) -> None:
+    reader = sb.CheckpointStore(tmp_path).open_readonly()
+    with sb.CheckpointStore(tmp_path, retain=3).open_for_writing() as store:
+        for checkpoint_id in range(3):
+            commit(store, checkpoint_id)
+        held = [reader.pin(0), reader.pin(2)]
+        store.rewind(1)
+        held.append(reader.pin(1))
+        store.restart()
+        for pin in held:
+            pin.checkpoint.verify()
+    with sb.CheckpointStore(tmp_path).open_for_writing() as store:
+        for pin in held:
+            pin.checkpoint.verify()
+            pin.release()
+        assert list(tmp_path.glob("data/1/*"))
+    sb.CheckpointStore(tmp_path).open_for_writing().close()
+    assert not list(tmp_path.glob("data/1/*"))
+
+
+def test_a_lease_ends_and_can_be_renewed(tmp_path: Path, clock: Clock) -> None:
+    lease = datetime.timedelta(minutes=5)
+    with sb.CheckpointStore(tmp_path, retain=1).open_for_writing() as store:
+        commit(store, 0)
+        pin = store.pin(0, lease=lease)
+        first = pin_files(tmp_path)
+        clock.now += 200
+        pin.renew()
+        assert len(pin_files(tmp_path)) == 1
+        assert pin_files(tmp_path) != first
+        clock.now += 200
+        for checkpoint_id in (1, 2, 3):
+            commit(store, checkpoint_id)
+        pin.renew()  # the store has dropped the checkpoint; its files are there
+        clock.now += 200
+        for checkpoint_id in (4, 5):
+            commit(store, checkpoint_id)
+        pin.checkpoint.verify()
+        clock.now += 200
+        with pytest.raises(sb.UsageError, match="dropped by its writer") as caught:
+            pin.renew()  # the lease has ended: its files may be gone
+        assert caught.value.code == "USAGE.NO_CHECKPOINT"
+        assert pin_files(tmp_path) == []
+        pin = store.pin(lease=lease)
+        clock.now += 400
+        for checkpoint_id in (6, 7, 8):
+            commit(store, checkpoint_id)
+        assert pin_files(tmp_path) == [], "whoever finds that a lease has ended removes its pin"
+        with pytest.raises((sb.UsageError, sb.CorruptCheckpointError)):
+            pin.checkpoint.verify()
+
+
+def test_a_pin_that_cannot_be_read_holds_everything_for_a_while(tmp_path: Path, clock: Clock) -> None:
+    """It may be one that is being written, or was damaged."""
+    with sb.CheckpointStore(tmp_path, retain=1).open_for_writing() as store:
+        commit(store, 0)
+        store.pin(0)
+        (path,) = tmp_path.glob("pins/*")
+        path.write_bytes(path.read_bytes()[:40])
+        os.utime(path, (clock.now, clock.now))
+        for checkpoint_id in range(1, 5):
+            commit(store, checkpoint_id)
+        assert len(list(tmp_path.glob("data/*/*"))) == 5
+        clock.now += 4000
+        commit(store, 5)
+        assert pin_files(tmp_path) == []
+        assert len(list(tmp_path.glob("data/*/*"))) == 2
+
+
+def test_what_cannot_be_pinned(tmp_path: Path) -> None:
+    with sb.CheckpointStore(tmp_path).open_for_writing() as store:
+        with pytest.raises(sb.UsageError, match="there is no checkpoint"):
+            store.pin()
+        commit(store, 0)
+        with pytest.raises(sb.UsageError, match="there is no checkpoint 7"):
+            store.pin(7)
+        with pytest.raises(sb.UsageError, match="timedelta above 0"):
+            store.pin(0, lease=datetime.timedelta(0))
+        assert pin_files(tmp_path) == []
+
+
+def test_readers_race_a_writer(tmp_path: Path, rng: random.Random) -> None:
+    """Whoever has got a pin reads every byte; whoever comes too late is told so."""
+    failures: list[BaseException] = []
+    done = threading.Event()
+    read, late = [0], [0]
+
+    def reads() -> None:
+        reader = sb.CheckpointStore(tmp_path).open_readonly()
+        while not done.is_set():
+            try:
+                with reader.pin() as pin:
+                    for _ in range(3):
+                        pin.checkpoint.verify()
+                read[0] += 1
+            except sb.UsageError as error:
+                late[0] += 1
+                if error.code != "USAGE.NO_CHECKPOINT":
+                    failures.append(error)
+            except BaseException as error:  # noqa: BLE001 - shown below
+                failures.append(error)
+
+    with sb.CheckpointStore(tmp_path, retain=1).open_for_writing() as store:
+        commit(store, 0)
+        readers = [threading.Thread(target=reads) for _ in range(3)]
+        for each in readers:
+            each.start()
+        for checkpoint_id in range(1, 400):
+            commit(store, checkpoint_id)
+        done.set()
+        for each in readers:
+            each.join()
+        assert failures == []
+        assert read[0] > 20
+        for checkpoint_id in (400, 401):
+            commit(store, checkpoint_id)
+    assert pin_files(tmp_path) == []
+    assert len(list(tmp_path.glob("data/*/*"))) <= 2
