@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from house_tools import PACKAGE, ROOT, module_name, reads_sources
+from house_tools import ROOT, SOURCES, module_name, reads_sources
 
 #: Every folder of the package, from the ground up. Folders on one floor never import each other.
 HOUSE: tuple[tuple[str, ...], ...] = (
@@ -110,19 +110,19 @@ def cython_imports(source: str, module: str) -> set[str]:
     return found
 
 
-def sources(root: Path = PACKAGE.parent) -> list[Path]:
+def sources(root: Path = SOURCES.parent) -> list[Path]:
     return sorted(p for p in root.glob("statebackend/**/*") if p.suffix in (".py", ".pyi", ".pyx", ".pxd"))
 
 
-def known_modules(root: Path = PACKAGE.parent) -> set[str]:
+def known_modules(root: Path = SOURCES.parent) -> set[str]:
     return {module_name(path, root) for path in sources(root)}
 
 
-def packages(root: Path = PACKAGE.parent) -> set[str]:
+def packages(root: Path = SOURCES.parent) -> set[str]:
     return {module_name(path, root) for path in sources(root) if path.stem == "__init__"}
 
 
-def imports_of(path: Path, root: Path = PACKAGE.parent) -> set[str]:
+def imports_of(path: Path, root: Path = SOURCES.parent) -> set[str]:
     """Every module that one file imports, of the package or not."""
     module, text = module_name(path, root), path.read_text(encoding="utf-8")
     if path.suffix in (".py", ".pyi"):
@@ -137,13 +137,13 @@ def imports_of(path: Path, root: Path = PACKAGE.parent) -> set[str]:
     } - {module}
 
 
-def modules_named_by(face: str, root: Path = PACKAGE.parent) -> set[str]:
+def modules_named_by(face: str, root: Path = SOURCES.parent) -> set[str]:
     """The modules that a face imports as modules, so that others may take them from it."""
     door = root.joinpath(*face.split("."), "__init__.py")
     return python_imports(door.read_text(encoding="utf-8"), face, True) & known_modules(root)
 
 
-def violations(path: Path, root: Path = PACKAGE.parent) -> list[str]:
+def violations(path: Path, root: Path = SOURCES.parent) -> list[str]:
     """What one file imports that its floor does not allow, in words."""
     module, doors = module_name(path, root), packages(root)
     own = folder_of(module, doors)
@@ -178,7 +178,7 @@ def violations(path: Path, root: Path = PACKAGE.parent) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(PACKAGE.parent).as_posix())
+@pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(SOURCES.parent).as_posix())
 def test_imports_stay_below(path: Path) -> None:
     assert violations(path) == []
 
@@ -207,11 +207,11 @@ def test_the_page_sends_readers_to_what_is_there() -> None:
     page = (ROOT / "docs/internals/house.md").read_text(encoding="utf-8")
     named = re.findall(r"`((?:[a-z_]+/)+(?:\w+\.\w+)?)`", page)
     assert len(named) > 15
-    assert [each for each in named if not ((PACKAGE / each).exists() or (ROOT / each).exists())] == []
+    assert [each for each in named if not ((SOURCES / each).exists() or (ROOT / each).exists())] == []
 
 
 def test_the_package_loads_its_heavy_parts_lazily() -> None:
-    init = PACKAGE / "__init__.py"
+    init = SOURCES / "__init__.py"
     tree = ast.parse(init.read_text(encoding="utf-8"))
     eager = {
         alias.name

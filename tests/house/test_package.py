@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from house_tools import PACKAGE, ROOT, compiled_modules, reads_sources
+from house_tools import ROOT, SOURCES, compiled_modules, reads_sources
 
 SHIPPED = ("CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "SECURITY.md", "pyproject.toml", "setup.py")
 
@@ -81,8 +81,8 @@ def test_the_site_and_the_package_say_the_same_address() -> None:
 
 
 def files(*suffixes: str) -> set[str]:
-    found = (path for suffix in suffixes for path in PACKAGE.glob(f"**/*.{suffix}"))
-    return {path.relative_to(PACKAGE.parent).as_posix() for path in found}
+    found = (path for suffix in suffixes for path in SOURCES.glob(f"**/*.{suffix}"))
+    return {path.relative_to(SOURCES.parent).as_posix() for path in found}
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from house_tools import PACKAGE, ROOT, python_modules, reads_sources
+from house_tools import ROOT, SOURCES, python_modules, reads_sources
 
 import statebackend as sb
 from statebackend.errors import StateBackendError
@@ -189,13 +189,13 @@ def test_every_public_class_has_a_docstring_with_an_example(name: str) -> None:
 def codes_in_package() -> set[str]:
     """Every ``code`` that the package gives an error, and every default code of an error class."""
     found_codes: set[str] = set()
-    for path in PACKAGE.rglob("*.py"):
+    for path in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.keyword) and node.arg == "code":
                 found_codes |= {
                     c.value for c in ast.walk(node.value) if isinstance(c, ast.Constant) and c.value
                 }
-    for path in PACKAGE.rglob("*.p[yx][xd]"):
+    for path in SOURCES.rglob("*.p[yx][xd]"):
         found_codes |= set(re.findall(r'\bcode="([^"]+)"', path.read_text(encoding="utf-8")))
     return found_codes | {cls.default_code for cls in error_classes()}
 

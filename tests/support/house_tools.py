@@ -14,14 +14,16 @@ import statebackend
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(statebackend.__file__).resolve().parent
+HAS_SOURCES = (ROOT / "statebackend").is_dir()
+#: The sources of the package; where they are not, what is installed of them: all but the .pyx.
+SOURCES = ROOT / "statebackend" if HAS_SOURCES else PACKAGE
 
-#: An installed package has neither its .pyx nor what a source distribution is made from.
 reads_sources = pytest.mark.skipif(
-    not (ROOT / "statebackend").is_dir(), reason="reads the sources of the package, which are not here"
+    not HAS_SOURCES, reason="reads the sources of the package, which are not here"
 )
 
 
-def module_name(path: Path, root: Path = PACKAGE.parent) -> str:
+def module_name(path: Path, root: Path = SOURCES.parent) -> str:
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -31,7 +33,7 @@ def compiled_modules() -> list[str]:
     built = importlib.machinery.EXTENSION_SUFFIXES
     return sorted(
         {
-            module_name(path)
+            module_name(path, PACKAGE.parent)
             for path in PACKAGE.glob("**/*.p*")
             if path.suffix in (".pyx", ".pxd", ".pyi")
             and any(path.with_name(path.stem + suffix).exists() for suffix in built)
@@ -40,4 +42,4 @@ def compiled_modules() -> list[str]:
 
 
 def python_modules() -> list[str]:
-    return sorted(module_name(path) for path in PACKAGE.glob("**/*.py"))
+    return sorted(module_name(path, PACKAGE.parent) for path in PACKAGE.glob("**/*.py"))
