@@ -51,8 +51,13 @@ def p23(report: Report, args: argparse.Namespace) -> None:
     }
     for n, written in found.items():
         what = f"{args.batches:,} batches of 100 changes, {n} entries"
-        for kind in ("delta", "merged", "manifest", "base"):
-            report.row("P23", f"{kind}s, {what}", written[kind], "x 16 bytes a change")
+        for kind, name in (
+            ("delta", "deltas"),
+            ("merged", "merged deltas"),
+            ("manifest", "manifests"),
+            ("base", "bases"),
+        ):
+            report.row("P23", f"{name}, {what}", written[kind], "x 16 bytes a change")
         total = sum(written[kind] for kind in ("delta", "merged", "manifest"))
         report.row("P23", f"all but bases, {what}; at most 12", total, "x 16 bytes a change")
         report.row("P23", f"most files at a time, {what}", written["files"], "files")
