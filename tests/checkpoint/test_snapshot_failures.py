@@ -147,7 +147,7 @@ def test_nothing_is_merged_while_the_disk_has_no_room(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rewriting_rules, "FAN", 2)
-    room = [1 << 20]
+    room = [1000]
     monkeypatch.setattr(PosixCalls, "free_space", lambda calls, path: room[0])
     keyed, count = filled(backend)
     with keyed, open_store(tmp_path) as store:
