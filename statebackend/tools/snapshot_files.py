@@ -20,14 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-import numpy as np
 import pyarrow as pa
 
 from statebackend.checkpoint import Checkpoint, StateSnapshot
-from statebackend.checkpoint.format import DataFileReader, read_data_file
+from statebackend.checkpoint.format import DataFileReader, key_group_slices, read_data_file
 from statebackend.checkpoint.keyed.merged_rows import applied
 from statebackend.errors import UsageError
-from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
+from statebackend.keys import KeyGroupRange
 from statebackend.tools.tables import unreadable
 
 __all__ = ["SnapshotFiles"]
@@ -72,18 +71,7 @@ class SnapshotFiles:
         """Ranges of key groups that together cover all rows of a state, each with about ``most_rows`` at most, or one
         key group.
         """
-        rows = np.zeros(MAX_PARALLELISM, np.int64)
-        for reader in self._of(name):
-            groups, counts = reader.rows_of(name)
-            rows[groups] += counts
-        if self._key_groups is not None:
-            rows[: self._key_groups.start] = rows[self._key_groups.end + 1 :] = 0
-        groups = np.flatnonzero(rows)
-        if not len(groups):
-            return
-        slices = np.cumsum(rows[groups]) // most_rows
-        for own in np.split(groups, np.flatnonzero(np.diff(slices)) + 1):
-            yield KeyGroupRange(int(own[0]), int(own[-1]))
+        return key_group_slices(self._of(name), name, most_rows, within=self._key_groups)
 
     def read(self, name: str, key_groups: KeyGroupRange | None = None) -> list[pa.Table]:
         """The rows of a state in each file that has it."""

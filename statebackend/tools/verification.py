@@ -22,9 +22,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from statebackend.checkpoint import Checkpoint, CheckpointReader, Metadata, StoredFile
-from statebackend.checkpoint.files.layout import CHECKPOINTS, manifest_name
+from statebackend.checkpoint.files.layout import CHECKPOINTS, METADATA, manifest_name
 from statebackend.checkpoint.format import read_data_file
-from statebackend.checkpoint.store.inventory import METADATA, Inventory
+from statebackend.checkpoint.store.inventory import Inventory
 from statebackend.checkpoint.store.retention import Key
 from statebackend.errors import CorruptCheckpointError, StateBackendError, StoreError, UsageError
 from statebackend.tools.progress import Progress

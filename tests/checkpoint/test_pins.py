@@ -9,25 +9,16 @@ import threading
 from pathlib import Path
 
 import pytest
+from stopped_time import StoppedTime
 
 import statebackend as sb
 from statebackend.checkpoint.store import pins
 from statebackend.checkpoint.store import store as stores
 
 
-class Clock:
-    """Stands in for the module `time`."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def time(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedTime:
+    made = StoppedTime()
     monkeypatch.setattr(stores, "time", made)
     monkeypatch.setattr(pins, "time", made)
     return made
@@ -79,7 +70,7 @@ def test_openings_restarts_and_rewinds_respect_pins(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("data/1/*"))
 
 
-def test_a_lease_ends_and_can_be_renewed(tmp_path: Path, clock: Clock) -> None:
+def test_a_lease_ends_and_can_be_renewed(tmp_path: Path, clock: StoppedTime) -> None:
     lease = datetime.timedelta(minutes=5)
     with sb.CheckpointStore(tmp_path, retain=1).open_for_writing() as store:
         commit(store, 0)
@@ -111,7 +102,7 @@ def test_a_lease_ends_and_can_be_renewed(tmp_path: Path, clock: Clock) -> None:
             pin.checkpoint.verify()
 
 
-def test_a_pin_that_cannot_be_read_holds_everything_for_a_while(tmp_path: Path, clock: Clock) -> None:
+def test_a_pin_that_cannot_be_read_holds_everything_for_a_while(tmp_path: Path, clock: StoppedTime) -> None:
     """It may be one that is being written, or was damaged."""
     with sb.CheckpointStore(tmp_path, retain=1).open_for_writing() as store:
         commit(store, 0)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from stopped_time import StoppedTime
 
 import statebackend as sb
 from statebackend.checkpoint.store import store as stores
@@ -14,24 +15,14 @@ from statebackend.checkpoint.store import store as stores
 HOUR = datetime.timedelta(hours=1)
 
 
-class Clock:
-    """Stands in for the module `time`."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def time(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedTime:
+    made = StoppedTime()
     monkeypatch.setattr(stores, "time", made)
     return made
 
 
-def commit(store: sb.CheckpointStore, checkpoint_id: int, clock: Clock) -> None:
+def commit(store: sb.CheckpointStore, checkpoint_id: int, clock: StoppedTime) -> None:
     writer = store.begin_snapshot(checkpoint_id)
     with writer.create("base") as file:
         file.write(b"state")
@@ -42,7 +33,7 @@ def commit(store: sb.CheckpointStore, checkpoint_id: int, clock: Clock) -> None:
         os.utime(manifest, (clock.now, clock.now))
 
 
-def test_checkpoints_go_when_they_are_older(tmp_path: Path, clock: Clock) -> None:
+def test_checkpoints_go_when_they_are_older(tmp_path: Path, clock: StoppedTime) -> None:
     with sb.CheckpointStore(tmp_path, retain=HOUR).open_for_writing() as store:
         for checkpoint_id in range(10):
             commit(store, checkpoint_id, clock)
@@ -64,7 +55,7 @@ def test_checkpoints_go_when_they_are_older(tmp_path: Path, clock: Clock) -> Non
         assert store.checkpoints() == [13]
 
 
-def test_many_kept_checkpoints_cost_a_commit_nothing(tmp_path: Path, clock: Clock) -> None:
+def test_many_kept_checkpoints_cost_a_commit_nothing(tmp_path: Path, clock: StoppedTime) -> None:
     """A file that a thousand manifests name is known by one look, and stays until the last of them has gone."""
     with sb.CheckpointStore(tmp_path, retain=HOUR).open_for_writing() as store:
         writer = store.begin_snapshot(0)

@@ -33,16 +33,16 @@ class FileSink(ABC):
     """A new file being written by one thread at a time. After an error only `abandon` may be called.
 
     >>> sorted(FileSink.__abstractmethods__)
-    ['abandon', 'finish', 'write']
+    ['abandon', 'finish', 'sync_written', 'write']
     """
 
     @abstractmethod
     def write(self, data: Buffer) -> None:
         """Append all of ``data``, anything with a contiguous buffer."""
 
-    def sync_written(self) -> bool:
-        """Make durable what has been written so far, so that `finish` has less to do; False if it cannot."""
-        return False
+    @abstractmethod
+    def sync_written(self) -> None:
+        """Make durable what has been written so far, as far as that is possible, so that `finish` has less to do."""
 
     @abstractmethod
     def finish(self) -> None:

@@ -62,6 +62,9 @@ class ObjectSink(FileSink):
     def write(self, data: Buffer) -> None:
         self._stream.write(data)
 
+    def sync_written(self) -> None:
+        pass  # an object appears when it is finished
+
     def finish(self) -> None:
         self._stream.close()
 

@@ -83,10 +83,9 @@ class PosixSink(FileSink):
                 raise OSError(errno.EIO, "nothing was written")
             left = left[written:]
 
-    def sync_written(self) -> bool:
+    def sync_written(self) -> None:
         assert self._descriptor is not None
         self._calls.sync(self._descriptor)
-        return True
 
     def finish(self) -> None:
         assert self._descriptor is not None

@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +24,9 @@ from statebackend.checkpoint.format.rows import ARROW_MAGIC, ARROW_TAIL, COLUMNS
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.errors import CorruptCheckpointError, UsageError
-from statebackend.keys import KeyGroupRange
+from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 
-__all__ = ["DataFileReader", "read_data_file"]
+__all__ = ["DataFileReader", "key_group_slices", "read_data_file"]
 
 #: Bytes to read from the end of a file at first; indexes are seldom larger.
 _TAIL = 64 << 10
@@ -217,3 +217,33 @@ class DataFileReader:
         if batch.num_rows != stored.rows or batch.num_columns != len(wanted):
             raise self._corrupt("a batch is not as the index says", stored.region.offset, stored.region.end)
         return pa.RecordBatch.from_arrays(batch.columns, [role for role, _ in columns])
+
+
+def key_group_slices(
+    readers: Sequence[DataFileReader],
+    state: str,
+    most_rows: int,
+    *,
+    most_bytes: int | None = None,
+    within: KeyGroupRange | None = None,
+) -> Iterator[KeyGroupRange]:
+    """Ranges of key groups that together cover all rows of a state, in files that have it.
+
+    Each has at most about so many rows, and so many bytes of the files; or it is one key group.
+
+    >>> list(key_group_slices([], "seen", 1000))
+    []
+    """
+    share = np.zeros(MAX_PARALLELISM)
+    for reader in readers:
+        groups, rows = reader.rows_of(state)
+        shares = rows / most_rows
+        share[groups] += (
+            shares if most_bytes is None else np.maximum(shares, reader.bytes_of(state) / most_bytes)
+        )
+    if within is not None:
+        share[: within.start] = share[within.end + 1 :] = 0
+    groups = np.flatnonzero(share)
+    slices = np.cumsum(share[groups]).astype(np.int64)
+    for own in np.split(groups, np.flatnonzero(np.diff(slices)) + 1) if len(groups) else ():
+        yield KeyGroupRange(int(own[0]), int(own[-1]))

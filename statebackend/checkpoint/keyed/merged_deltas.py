@@ -20,12 +20,19 @@ from statebackend.checkpoint.format import (
     GroupedBatch,
     Op,
     Section,
+    key_group_slices,
     read_data_file,
     write_data_file,
 )
 from statebackend.checkpoint.format.rows import COLUMNS
 from statebackend.checkpoint.keyed.merged_rows import last_of, lists_joined, numbered
-from statebackend.checkpoint.keyed.rows import RANK
+from statebackend.checkpoint.keyed.rows import (
+    GROUP,
+    RANK,
+    grouped_batches,
+    with_key_groups,
+    with_namespaces,
+)
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StoredFile
 from statebackend.keys import KeyGroupRange
@@ -35,8 +42,6 @@ __all__ = ["merged", "write_merged"]
 #: Rows merged at a time, and bytes of the files that hold them; more only if a single key group has more.
 PIECE_ROWS = 1 << 20
 PIECE_BYTES = 16 << 20
-#: The column that carries the key groups of rows.
-_GROUP = "key_group"
 
 Rows = NDArray[np.integer]
 
@@ -79,39 +84,21 @@ def _joint_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
 def _merged_pieces(
     readers: Sequence[DataFileReader], name: str, kind: str, schema: pa.Schema
 ) -> Iterator[GroupedBatch]:
-    for piece in _pieces(readers, name):
-        tables = [_with_groups(rows) for reader in readers for rows in reader.read(name, piece)]
+    for piece in key_group_slices(readers, name, PIECE_ROWS, most_bytes=PIECE_BYTES):
+        tables = [_with_operations(rows) for reader in readers for rows in reader.read(name, piece)]
         joined = merged(kind, pa.concat_tables(tables, promote_options="default"))
-        groups = joined[_GROUP].to_numpy()
         for field in schema:
             if field.name not in joined.schema.names:  # only other pieces have namespaces
                 joined = joined.append_column(field, pa.repeat(pa.scalar(b"", field.type), joined.num_rows))
-        table = joined.select(schema.names).cast(schema).combine_chunks()
-        at = 0
-        for batch in table.to_batches():
-            yield GroupedBatch.of(batch, groups[at : at + batch.num_rows])
-            at += batch.num_rows
+        table = joined.select(schema.names).cast(schema).append_column(GROUP, joined[GROUP])
+        yield from grouped_batches(table.combine_chunks())
 
 
-def _pieces(readers: Sequence[DataFileReader], name: str) -> Iterator[KeyGroupRange]:
-    """Ranges of key groups, each with about as many rows and bytes as are merged at a time."""
-    found = [(*reader.rows_of(name), reader.bytes_of(name)) for reader in readers]
-    groups = np.unique(np.concatenate([groups for groups, _, _ in found]))
-    rows, stored = np.zeros(len(groups), np.int64), np.zeros(len(groups))
-    for own, rows_of_group, bytes_of_group in found:
-        at = np.searchsorted(groups, own)
-        rows[at] += rows_of_group
-        stored[at] += bytes_of_group
-    pieces = np.cumsum(np.maximum(rows / PIECE_ROWS, stored / PIECE_BYTES)).astype(np.int64)
-    for own in np.split(groups, np.flatnonzero(np.diff(pieces)) + 1):
-        yield KeyGroupRange(int(own[0]), int(own[-1]))
-
-
-def _with_groups(rows: GroupedBatch) -> pa.Table:
-    table = pa.Table.from_batches([rows.batch])
+def _with_operations(rows: GroupedBatch) -> pa.Table:
+    table = with_key_groups(rows)
     if "op" not in table.schema.names:
         table = table.append_column("op", pa.array(np.full(table.num_rows, Op.PUT, np.uint8)))
-    return table.append_column(_GROUP, pa.array(rows.key_group_of_rows(), pa.int64()))
+    return table
 
 
 def merged(kind: str, rows: pa.Table) -> pa.Table:
@@ -124,11 +111,9 @@ def merged(kind: str, rows: pa.Table) -> pa.Table:
     >>> merged("list", rows).to_pylist()
     [{'key': 1, 'value': [5, 6, 7], 'op': 2}]
     """
+    rows = with_namespaces(rows)
     places = [rows["key"]]
     if "namespace" in rows.schema.names:
-        # Earlier files may have had no namespaces.
-        at = rows.schema.get_field_index("namespace")
-        rows = rows.set_column(at, "namespace", rows["namespace"].fill_null(b""))
         places.append(rows["namespace"])
     ops = rows["op"].to_numpy()
     of_key = numbered(places)
@@ -142,8 +127,8 @@ def merged(kind: str, rows: pa.Table) -> pa.Table:
         rows, ops = rows.take(pa.array(at)), ops[at]
     rows = rows.set_column(rows.schema.get_field_index("op"), "op", pa.array(ops, pa.uint8()))
     order = [RANK[ops]]
-    if _GROUP in rows.schema.names:
-        order.append(rows[_GROUP].to_numpy())
+    if GROUP in rows.schema.names:
+        order.append(rows[GROUP].to_numpy())
     return rows.take(pa.array(np.lexsort(order)))
 
 

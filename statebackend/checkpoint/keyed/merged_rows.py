@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statebackend.checkpoint.format import Op
+from statebackend.checkpoint.keyed.rows import with_namespaces
 
 __all__ = ["applied", "last_of", "lists_joined", "numbered"]
 
@@ -36,9 +37,7 @@ def applied(kind: str, tables: Sequence[pa.Table]) -> pa.Table:
     [{'key': 1, 'value': [5, 6, 7]}]
     """
     rows = pa.concat_tables(tables, promote_options="default")
-    if "namespace" in rows.schema.names:
-        filled = pc.fill_null(rows["namespace"], pa.scalar(b"", pa.binary()))
-        rows = rows.set_column(rows.schema.get_field_index("namespace"), "namespace", filled)
+    rows = with_namespaces(rows)
     if "op" in rows.schema.names:
         ops = pc.fill_null(rows["op"], pa.scalar(Op.PUT, pa.uint8())).to_numpy()
         rows = rows.drop_columns(["op"])

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from statebackend.checkpoint.format import GroupedBatch, Op, Section
+from statebackend.checkpoint.format import Op, Section
 from statebackend.checkpoint.keyed.description import StateDescription, value_role
 from statebackend.checkpoint.keyed.merged_rows import applied
-from statebackend.checkpoint.keyed.rows import phases
+from statebackend.checkpoint.keyed.rows import GROUP, grouped_batches, phases, with_key_groups
 from statebackend.checkpoint.keyed.stored_rows import RestoredFile, StoredRows, close_most
 from statebackend.checkpoint.store.manifest import StateSnapshot
 from statebackend.checkpoint.store.reader import Checkpoint
@@ -40,26 +40,10 @@ class RestoredState(NamedTuple):
 
     def section(self) -> Section:
         """The remaining rows, sorted by key group, to be written again because nobody has declared the state."""
-        joined = applied(self.description.kind, [_with_groups(rows) for rows in self.rows])
-        groups = joined[_GROUP].to_numpy()
-        joined = joined.drop_columns([_GROUP])
-        order = np.argsort(groups, kind="stable")
-        start = 0
-        batches = []
-        for batch in joined.take(pa.array(order)).to_batches():
-            of_batch = groups[order[start : start + batch.num_rows]]
-            batches.append(GroupedBatch.of(batch, of_batch))
-            start += batch.num_rows
-        return Section(self.description.name, joined.schema, batches)
-
-
-#: A column that carries the key groups of rows through `applied`.
-_GROUP = "key_group"
-
-
-def _with_groups(rows: GroupedBatch) -> pa.Table:
-    groups = pa.array(rows.key_group_of_rows(), pa.int64())
-    return pa.Table.from_batches([rows.batch]).append_column(_GROUP, groups)
+        joined = applied(self.description.kind, [with_key_groups(rows) for rows in self.rows])
+        order = np.argsort(joined[GROUP].to_numpy(), kind="stable")
+        batches = list(grouped_batches(joined.take(pa.array(order))))
+        return Section(self.description.name, joined.drop_columns([GROUP]).schema, batches)
 
 
 class RestoredStates:

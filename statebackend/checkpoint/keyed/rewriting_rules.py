@@ -41,8 +41,8 @@ def run_to_merge(sizes: Sequence[int]) -> range | None:
 
     Only neighbours are merged, so smaller files written just before a large one count as being of its tier. O(files).
 
-    >>> run_to_merge([5_000] * 9 + [300_000] + [5_000] * 3)
-    range(0, 10)
+    >>> run_to_merge([5_000] * 9 + [300_000] + [5_000] * 3), run_to_merge([5_000] * 1000)
+    (range(0, 10), range(0, 64))
     """
     last = len(sizes)
     while last:

@@ -18,7 +18,18 @@ import pyarrow as pa
 
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 
-__all__ = ["RANK", "RowSource", "grouped", "phases", "stamp_count", "without_expired"]
+__all__ = [
+    "GROUP",
+    "RANK",
+    "RowSource",
+    "grouped",
+    "grouped_batches",
+    "phases",
+    "stamp_count",
+    "with_key_groups",
+    "with_namespaces",
+    "without_expired",
+]
 
 
 class RowSource(ABC):
@@ -66,6 +77,45 @@ def grouped(parts: Sequence[tuple[pa.RecordBatch, np.ndarray]]) -> GroupedBatch:
     batches = taken.to_batches()
     batch = batches[0] if batches else parts[0][0].slice(0, 0)
     return GroupedBatch.of(batch, groups[order])
+
+
+#: A column that carries the key groups of rows through changes of a table.
+GROUP = "key_group"
+
+
+def with_key_groups(rows: GroupedBatch) -> pa.Table:
+    """Rows as a table with a column of their key groups.
+
+    >>> with_key_groups(GroupedBatch.of(pa.record_batch({"key": [1, 2]}), [4, 9])).to_pydict()
+    {'key': [1, 2], 'key_group': [4, 9]}
+    """
+    groups = pa.array(rows.key_group_of_rows(), pa.int64())
+    return pa.Table.from_batches([rows.batch]).append_column(GROUP, groups)
+
+
+def grouped_batches(table: pa.Table) -> Iterator[GroupedBatch]:
+    """The batches of a table whose rows come by ascending key groups, as the column of these says.
+
+    >>> [each.counts.tolist() for each in grouped_batches(pa.table({"key": [1, 2, 3], "key_group": [4, 4, 9]}))]
+    [[2, 1]]
+    """
+    groups = table[GROUP].to_numpy()
+    start = 0
+    for batch in table.drop_columns([GROUP]).to_batches():
+        yield GroupedBatch.of(batch, groups[start : start + batch.num_rows])
+        start += batch.num_rows
+
+
+def with_namespaces(rows: pa.Table) -> pa.Table:
+    """Rows with `VOID` for what earlier files, which knew no namespaces, left null.
+
+    >>> with_namespaces(pa.table({"namespace": pa.array([None, b"a"], pa.binary())})).to_pydict()
+    {'namespace': [b'', b'a']}
+    """
+    if "namespace" not in rows.schema.names:
+        return rows
+    filled = rows["namespace"].fill_null(b"")
+    return rows.set_column(rows.schema.get_field_index("namespace"), "namespace", filled)
 
 
 #: The order of rows within a key group, by `Op`: those that clear and remove first, those that append last.

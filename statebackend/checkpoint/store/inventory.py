@@ -23,7 +23,7 @@ from statebackend.checkpoint.store.records import Record
 from statebackend.checkpoint.store.retention import Key
 from statebackend.errors import CommitConflictError
 
-__all__ = ["METADATA", "Inventory"]
+__all__ = ["Inventory"]
 
 
 class Inventory(CheckpointReader):

@@ -137,13 +137,12 @@ class Pin:
         before, self._name, self._until = self._name, name, until
         if before is not None:
             self._remove(before)
-        if not was_held and not self.checkpoint.is_kept():
-            self.release()
-            raise UsageError(
-                f"checkpoint {manifest.checkpoint_id} has been dropped by its writer meanwhile",
-                code="USAGE.NO_CHECKPOINT",
-                hint="open a newer one, or let the writer retain more",
-            )
+        if not was_held:
+            try:
+                self.checkpoint.check_kept()
+            except BaseException:
+                self.release()
+                raise
 
     def release(self) -> None:
         """Let the files go. Idempotent; what cannot be removed goes when the lease ends."""

@@ -122,6 +122,11 @@ class Checkpoint:
         with storing(f"looking for {self.manifest.name}"):
             return not self._is_committed or self._files.size(self.manifest.name) is not None
 
+    def check_kept(self) -> None:
+        """Raise `UsageError` if the writer of the store has dropped it."""
+        if not self.is_kept():
+            raise _dropped(self.id)
+
     def _check_size(self, file: StoredFile) -> None:
         with storing(f"looking for {file.name}"):
             size = self._files.size(file.name)

@@ -49,6 +49,8 @@ __all__ = ["PartWriter", "Savepoint", "SavepointPart", "StoredState"]
 #: The folder of descriptions. Spark and Arrow skip folders whose names begin like this.
 _PARTS = "_savepoint"
 _CHUNK = 4 << 20
+#: Bytes of a column to read at a time; buffered as a whole, row groups would cost a restore memory.
+_BUFFER = 1 << 20
 _LONGEST_NAME = 180
 
 
@@ -199,7 +201,7 @@ class Savepoint:
                 raise CorruptCheckpointError("a file does not match its checksum", detail=state.file)
             source.seek(0)
             try:
-                yield pq.ParquetFile(source)
+                yield pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
             except StateBackendError:
                 raise
             except (pa.ArrowException, OSError) as error:

@@ -499,12 +499,13 @@ class CheckpointStore(CheckpointReader):
     def _remove_dropped(self) -> None:
         assert self._epoch is not None
         waiting = sorted(self._retention.removable(self._built_on()))
-        is_held = held_by_pins(self._files, time.time()) if waiting else None
+        if not waiting:
+            return
+        is_held = held_by_pins(self._files, time.time())
         for name in waiting:
-            if is_held is not None and is_held(name):
-                continue  # tried again after the next commit
-            self._files.retire([name], self._epoch)
-            self._retention.removed([name])
+            if not is_held(name):  # else it is tried again after the next commit
+                self._files.retire([name], self._epoch)
+                self._retention.removed([name])
 
     def _drop(self, keys: list[Key]) -> None:
         assert self._epoch is not None
