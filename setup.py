@@ -284,16 +284,22 @@ CONNECT = [
     "protobuf>=6",
     "zstandard>=0.25",
 ]
+#: Stores in object stores.
+CLOUD = ["obstore>=0.10"]
 #: What the tests without Spark need: where a package of these is missing, tests fail.
 #: mypy: its stubtest checks the hand-kept stubs of the compiled modules.
-#: moto: an S3 server on the loopback interface, for the tests of checkpoints in an object store.
+#: moto: an S3 server on the loopback interface, for the tests of checkpoints in an object store. The same tests have
+#: npm install Azurite below build/, where there is npm.
+#: cryptography: the AES-GCM of the page about encryption and its example.
 #: matplotlib: it draws the pages of the benchmarks. Cython and setuptools: two tests build a package without isolation.
 TEST_WITHOUT_SPARK = [
+    *CLOUD,
     "pytest>=8",
     "pytest-xdist>=3.6",
     "hypothesis>=6.100",
     "mypy>=1.11",
     "moto[server]>=5",
+    "cryptography>=43",
     "matplotlib>=3.8",
     "Cython>=3.1,<4",
     "setuptools>=77",
@@ -382,12 +388,13 @@ if __name__ == "__main__":
         install_requires=["numpy>=1.26", "pyarrow>=18"],
         extras_require={
             "spark": SPARK,
+            "cloud": CLOUD,
             "test": TEST,
             "test-without-spark": TEST_WITHOUT_SPARK,
             "bench": BENCH,
             "docs": DOCS,
             "lint": LINT,
-            "all": sorted({*SPARK, *TEST, *BENCH, *DOCS, *LINT}),
+            "all": sorted({*SPARK, *CLOUD, *TEST, *BENCH, *DOCS, *LINT}),
         },
         packages=packages(),
         package_data={"": ["py.typed", "*.pyi", "*.pxd"]},

@@ -14,6 +14,7 @@ KERNELS = "kernels_us"
 
 LABELS = {
     "open": "looking whether it is still the same run",
+    "plan": "reading what Spark has planned, and making that durable",
     "read": "Spark reads the input and hands it over as Arrow",
     "prepare": "null keys, chunks put together",
     "function": "the function, all of it",
@@ -22,6 +23,7 @@ LABELS = {
     "output": "output written and fsynced, while state is",
     "state": "waiting for the rest of the state's files",
     "commit": "the manifest",
+    "verify": "reading the output again, against its checksum",
     "sink": "the sink: Spark reads the output and writes it",
     "Spark": "Spark's own: offsets, planning, its log of commits",
 }

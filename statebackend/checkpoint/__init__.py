@@ -6,6 +6,7 @@ True
 """
 
 from statebackend.checkpoint.store.data_files import DataFile, DataWriter
+from statebackend.checkpoint.store.encryption import BlockCipher
 from statebackend.checkpoint.store.json_checks import FORMAT
 from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile
 from statebackend.checkpoint.store.metadata import Metadata
@@ -15,6 +16,7 @@ from statebackend.checkpoint.store.store import CheckpointStore
 
 __all__ = [
     "FORMAT",
+    "BlockCipher",
     "Checkpoint",
     "CheckpointReader",
     "CheckpointStore",

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore
+from statebackend.checkpoint.store.manifest import MAIN_OUTPUT
 from statebackend.errors import UsageError
 from statebackend.runtime.gaps import gap, other_rows, other_stream
 from statebackend.runtime.job import Job
 from statebackend.runtime.local_execution import Ran
-from statebackend.runtime.origin import Identity, Incoming, Origin, rows_identity, without_origin
+from statebackend.runtime.origin import Identity, Incoming, Origin, figures_of, rows_identity
 from statebackend.runtime.output import Committed, check_deliverable
 from statebackend.runtime.progress import Stopwatch
 from statebackend.runtime.start import check_key_columns, other_query
@@ -124,14 +125,14 @@ class Commits:
         restart = done.newest_restart
         if restart is None or self._newest is None:
             return False
-        is_unfinished = Origin.of(self._newest.manifest.progress).incarnation != restart.incarnation
+        is_unfinished = Origin.of(self._newest.manifest).incarnation != restart.incarnation
         return is_unfinished and (restart.begins_at, restart.first_batch) == (batch_id, self._first_batch)
 
     def _check_stream(self, batch_id: int) -> None:
         """Raise if the batch before is of another stream: its number then follows by chance."""
         if self._newest is None or self._stream is None:
             return
-        before = Origin.of(self._newest.manifest.progress)
+        before = Origin.of(self._newest.manifest)
         if before.stream is not None and before.stream != self._stream:
             raise other_stream(batch_id, self._store.uri, before.location, self._location)
 
@@ -141,8 +142,8 @@ class Commits:
         """The newest checkpoint again, if it was made of these rows. Meanwhile the engine computes them for itself."""
         checkpoint = self._newest
         assert checkpoint is not None
-        origin = Origin.of(checkpoint.manifest.progress)
-        progress = without_origin(checkpoint.manifest.progress)
+        origin = Origin.of(checkpoint.manifest)
+        progress = figures_of(checkpoint.manifest)
         incarnation = origin.incarnation or checkpoint.manifest.store
         committed = Committed(checkpoint, progress, True, incarnation)
         then, found = origin.identity, incoming.planned
@@ -179,10 +180,14 @@ class Commits:
         """Publish what a batch gave. If this raises, the store must be opened again to learn what is committed."""
         incarnation = self._store.incarnation
         origin = Origin(identity, self._job.columns, incarnation, self._stream, self._location)
-        progress = origin.in_progress(ran.figures)
         with watch.part("commit"):
             self._newest = self._store.commit(
-                batch_id, ran.snapshots, files=ran.files, now=now, progress=progress
+                batch_id,
+                ran.snapshots,
+                outputs={MAIN_OUTPUT: ran.files} if ran.files else {},
+                now=now,
+                batch=origin.to_json(),
+                progress=ran.figures,
             )
         durations = watch.durations()
         parts = ("snapshot", "output", "state", "commit")

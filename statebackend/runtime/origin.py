@@ -1,6 +1,6 @@
 """The origin of a committed batch. A number is no identity, so the manifest also records which rows the batch had.
 
-The manifest stores it in ``progress``, under ``"origin"``, until it has members for it.
+The manifest stores it as its ``batch``. Format 1 stored it in ``progress``, under ``"origin"``.
 
 >>> planned = plan_identity(1_700_000_000_000, [{"logOffset": 3}])
 >>> Origin(planned, ("user",), "1" * 32).to_json()["identity"]
@@ -14,11 +14,12 @@ from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from statebackend.checkpoint import Manifest
 from statebackend.errors import CorruptCheckpointError
 from statebackend.runtime.digest import rows_digest
 from statebackend.runtime.progress import Figures, Json
 
-__all__ = ["Identity", "Incoming", "Origin", "plan_identity", "rows_identity"]
+__all__ = ["Identity", "Incoming", "Origin", "figures_of", "plan_identity", "rows_identity"]
 
 #: What tells the rows of a batch from others, as `plan_identity` or `rows_identity` gives it.
 Identity: TypeAlias = dict[str, Json]
@@ -46,7 +47,7 @@ class Incoming(NamedTuple):
 class Origin(NamedTuple):
     """The rows of a batch, the columns that keyed them, and the incarnation of the store.
 
-    >>> Origin.of({"origin": {"key": ["user"]}})
+    >>> Origin(key=("user",))
     Origin(identity=None, key=('user',), incarnation=None, stream=None, location=None)
     """
 
@@ -66,35 +67,28 @@ class Origin(NamedTuple):
         """
         return self._asdict()
 
-    def in_progress(self, progress: Figures) -> Figures:
-        """The progress of a manifest, with this origin added.
-
-        >>> sorted(Origin().in_progress({"batchId": 3}))
-        ['batchId', 'origin']
-        """
-        return {**progress, _MEMBER: self.to_json()}
-
     @classmethod
-    def of(cls, progress: Figures) -> Origin:
-        """Read the origin from a manifest's progress; an older version wrote none.
+    def of(cls, manifest: Manifest) -> Origin:
+        """Read the origin from a manifest; an older version, or a commit that is not a query's, wrote none.
 
-        >>> Origin.of({"batchId": 3}).identity is None
-        True
+        >>> Origin.of(Manifest(7, 3, "0" * 32, batch={"key": ["user"]}, sequence=12)).key
+        ('user',)
         """
-        found = progress.get(_MEMBER)
-        if found is None:
-            return cls()
+        is_old = manifest.sequence is None
+        found = manifest.progress.get(_MEMBER) if is_old else manifest.batch
+        if found is None or found == {}:
+            return cls(incarnation=manifest.incarnation)
         if not _is_understood(found):
             raise CorruptCheckpointError(
                 "what a manifest says of its batch is of a version that this one does not know",
                 code="CORRUPT_CHECKPOINT.VERSION",
-                detail=f"progress.{_MEMBER}",
+                detail=f"progress.{_MEMBER}" if is_old else "batch",
                 hint="use the version of the library that wrote it",
             )
         known = {name: found[name] for name in cls._fields if found.get(name) is not None}
         if "key" in known:
             known["key"] = tuple(known["key"])
-        return cls(**known)
+        return cls(**{"incarnation": manifest.incarnation, **known})
 
 
 def _is_understood(found: object) -> bool:
@@ -111,13 +105,13 @@ def _is_understood(found: object) -> bool:
     )
 
 
-def without_origin(progress: Figures) -> Figures:
+def figures_of(manifest: Manifest) -> Figures:
     """The progress of a manifest as users see it.
 
-    >>> without_origin({"batchId": 3, "origin": {}})
-    {'batchId': 3}
+    >>> figures_of(Manifest(7, 3, "0" * 32, progress={"batchId": 7, "origin": {}}))
+    {'batchId': 7}
     """
-    return {name: value for name, value in progress.items() if name != _MEMBER}
+    return {name: value for name, value in manifest.progress.items() if name != _MEMBER}
 
 
 def plan_identity(time: int, offsets: list[Json]) -> Identity:

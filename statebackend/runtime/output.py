@@ -35,7 +35,7 @@ class Committed(NamedTuple):
     @property
     def output(self) -> list[StoredFile]:
         """The files of its output, in order."""
-        return [file for file in self.checkpoint.manifest.files if file.kind == "output"]
+        return [file for files in self.checkpoint.manifest.outputs.values() for file in files]
 
     def verify_output(self) -> None:
         """Raise `CorruptCheckpointError` unless the output is as it was written; O(bytes)."""
@@ -47,6 +47,14 @@ class Committed(NamedTuple):
                 "runs anew"
             )
             raise
+
+    def read_output(self, file: StoredFile) -> pa.Table:
+        """Read the rows of a file of the output; `CorruptCheckpointError` if they are not as they were written."""
+        with self.checkpoint.open_file(file) as source:
+            try:
+                return pq.ParquetFile(source, page_checksum_verification=True).read()
+            except (pa.ArrowException, OSError) as error:
+                raise CorruptCheckpointError("the output cannot be read", detail=file.name) from error
 
 
 def write_output(writer: DataWriter, table: pa.Table) -> StoredFile:
@@ -75,6 +83,14 @@ def check_deliverable(committed: Committed, schema: OutputSchema | None, has_sin
     """
     if not committed.output:
         return
+    if not committed.checkpoint.has_outputs:
+        batch_id = committed.checkpoint.id
+        raise UsageError(
+            "the newest batch has output that is still to be delivered, and that has been dropped",
+            code="USAGE.NO_CHECKPOINT",
+            detail=f"batch {batch_id}: outputs go earlier than states",
+            hint=f"take the batch back with sb.tools.rewind(store, to={batch_id - 1}), so that it runs anew",
+        )
     batch = f"batch {committed.checkpoint.id}, {committed.progress.get('numOutputRows')} rows"
     if schema is None or not has_sink:
         raise UsageError(

@@ -12,15 +12,15 @@ import os
 from contextlib import suppress
 from typing import TypeAlias
 
-from statebackend.checkpoint import Checkpoint, CheckpointStore
+from statebackend.checkpoint import Checkpoint, CheckpointReader, CheckpointStore
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import StateBackendError, StateMigrationError, UsageError
 from statebackend.runtime.origin import Origin
 
 __all__ = ["Beginning", "check_beginning", "check_key_columns", "other_query", "source_of"]
 
-#: What a job may begin with: a checkpoint, a savepoint, or the path or uri of a store or a savepoint.
-Beginning: TypeAlias = Checkpoint | Savepoint | str | os.PathLike[str]
+#: What a job may begin with: a checkpoint, a store, a savepoint, or the path or uri of a store or a savepoint.
+Beginning: TypeAlias = Checkpoint | CheckpointReader | Savepoint | str | os.PathLike[str]
 
 ON_GAP = ("fail", "restart_from_empty")
 
@@ -49,6 +49,8 @@ def source_of(restore_from: Beginning) -> Checkpoint | Savepoint:
     >>> source_of("/data/savepoint")
     Savepoint('/data/savepoint')
     """
+    if isinstance(restore_from, CheckpointReader):
+        return restore_from.open_latest()
     if not isinstance(restore_from, (str, os.PathLike)):
         return restore_from
     store = CheckpointStore(restore_from, single_writer=True)
@@ -58,7 +60,7 @@ def source_of(restore_from: Beginning) -> Checkpoint | Savepoint:
 
 def check_key_columns(checkpoint: Checkpoint, columns: tuple[str, ...], uri: str) -> None:
     """Raise if a job with other key columns made the checkpoint; older versions did not record theirs."""
-    noted = Origin.of(checkpoint.manifest.progress).key
+    noted = Origin.of(checkpoint.manifest).key
     if noted is not None and noted != columns:
         raise StateMigrationError(
             "the state was kept by another key",
@@ -77,7 +79,7 @@ def other_query(error: UsageError, store: CheckpointStore, location: str | None)
     newest, noted = None, None
     with suppress(StateBackendError):  # the query's own error matters more than damage in the store
         newest = store.latest()
-        noted = None if newest is None else Origin.of(store.open(newest).manifest.progress).location
+        noted = None if newest is None else Origin.of(store.open(newest).manifest).location
     if noted is None or location is None:
         return UsageError(error.message, code=error.code, detail=error.detail, hint=error.hint)
     if noted == location:

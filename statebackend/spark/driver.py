@@ -25,6 +25,7 @@ from statebackend.runtime.progress import Figures, Stopwatch, describe
 from statebackend.runtime.start import Beginning, check_beginning
 from statebackend.spark import sinks
 from statebackend.spark.execution import SPARKS_FOLDERS, Execution, SparkLog, local_folder, shown_location
+from statebackend.spark.outputs import Outputs
 from statebackend.spark.session import (
     Query,
     arrow_of,
@@ -33,7 +34,6 @@ from statebackend.spark.session import (
     check_readable_by_executors,
     column_types,
     execute,
-    output_frame,
 )
 from statebackend.spark.sinks import SinkContext
 from statebackend.state import clocks
@@ -102,13 +102,24 @@ class StatefulBatches:
         self._query: Query | None = None
         self._execution: Execution | None = None
         self._spark_log: SparkLog | None = None
+        #: The way of outputs to the sink; None without a sink.
+        self._outputs: Outputs | None = None
         #: The newest batch of this run of the query.
         self._given: Given | None = None
         #: What the newest batch did, in Spark's words; None before the first.
         self.last_progress: Figures | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        left_here = ("_lock", "_runner", "_query", "_execution", "_spark_log", "_given", "last_progress")
+        left_here = (
+            "_lock",
+            "_runner",
+            "_query",
+            "_execution",
+            "_spark_log",
+            "_outputs",
+            "_given",
+            "last_progress",
+        )
         return {name: value for name, value in self.__dict__.items() if name not in left_here}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -175,14 +186,15 @@ class StatefulBatches:
         if self._sink is None:
             return
         assert self._job.output is not None
+        assert self._outputs is not None
         with watch.part("verify"):
             committed.verify_output()
+            output = self._outputs.frame(frame, self._job.output.ddl(), committed)
             # Another driver may have gone on while this one stood still: its sink is ahead of ours then.
             epoch = runner.still_held()
         context = SinkContext(batch_id, epoch, committed.incarnation, committed.is_replay)
-        paths = [committed.checkpoint.address(file) for file in committed.output]
         with watch.part("sink"):
-            sinks.call(self._sink, output_frame(frame, self._job.output.ddl(), paths), batch_id, context)
+            sinks.call(self._sink, output, batch_id, context)
 
     def _report(self, committed: Committed, watch: Stopwatch) -> None:
         seconds = watch.total()
@@ -222,6 +234,7 @@ class StatefulBatches:
         runner = self._runner = self._made_runner(frame, store, query, shown_location(location))
         try:
             check_readable_by_executors(frame, store.address, store.address_of_metadata())
+            self._outputs = None if self._sink is None else Outputs.of(store, frame)
         except BaseException:
             self.close()
             raise
@@ -276,7 +289,7 @@ class StatefulBatches:
         """Let go of state and store; the next batch opens them again. Happens by itself when the query ends."""
         with self._lock:
             runner, self._runner = self._runner, None
-            self._execution = self._query = self._spark_log = self._given = None
+            self._execution = self._query = self._spark_log = self._outputs = self._given = None
             if runner is not None:
                 runner.close()
 

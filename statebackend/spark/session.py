@@ -27,6 +27,7 @@ __all__ = [
     "execute",
     "is_connect",
     "output_frame",
+    "reading_error",
 ]
 
 _QUERY_ID = "sql.streaming.queryId"
@@ -109,12 +110,18 @@ def check_readable_by_executors(frame: DataFrame, checkpoint: str, address: str)
     """
     if scheme_of(checkpoint) not in (None, "file") or _runs_here(frame):
         return
+    error = reading_error(frame, address)
+    if error is not None:
+        raise _unreachable(checkpoint, frame) from error
+
+
+def reading_error(frame: DataFrame, address: str) -> Exception | None:
+    """The error of an executor that reads ``address``, a file with text; None if it can. Runs one small job."""
     try:
         found = _reader(frame).text(_spark_path(address)).count()
-    except Exception as error:  # Spark's message
-        raise _unreachable(checkpoint, frame) from error
-    if not found:
-        raise _unreachable(checkpoint, frame)
+    except Exception as error:  # noqa: BLE001 - Spark's, of many classes
+        return error
+    return None if found else FileNotFoundError("no text")
 
 
 def _unreachable(checkpoint: str, frame: DataFrame) -> UsageError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ from statebackend.keys import KeyGroupRange
 from statebackend.operator_state.restored_contents import operator_snapshots
 from statebackend.operator_state.savepoints import operator_part
 from statebackend.tools.progress import Progress
-from statebackend.tools.saved import open_checkpoint
+from statebackend.tools.saved import pinned_checkpoint
 from statebackend.tools.snapshot_files import SnapshotFiles
 from statebackend.tools.tables import unreadable
 
@@ -53,8 +53,9 @@ def savepoint(
     O(rows); it reads namespaced states twice. Memory: the rows of about a million entries, or of one key group if that
     has more, and the distinct namespaces of a state. The savepoint has the time of the checkpoint, all keyed state,
     also what nobody has declared and what has expired, timers, and operator state. No value is decoded: nothing is
-    executed. It writes nothing to the store and disturbs no writer, so the query may run. If its writer drops the
-    checkpoint and removes a file before that is read, it raises `UsageError`, and no savepoint is left.
+    executed. It disturbs no writer, so the query may run: it pins the checkpoint meanwhile, with a small file in the
+    store. If it may only read there, and the writer drops the checkpoint before it is read, it raises `UsageError`,
+    and no savepoint is left.
 
     >>> import tempfile
     >>> from statebackend.backends import create_backend
@@ -71,8 +72,13 @@ def savepoint(
     ['Ann']
     >>> folder.cleanup()
     """
-    checkpoint = open_checkpoint(store, id)
     target = uri if isinstance(uri, Savepoint) else Savepoint(uri)
+    with pinned_checkpoint(store, id) as (checkpoint, keep):
+        _write(checkpoint, target, keep)
+    return target
+
+
+def _write(checkpoint: Checkpoint, target: Savepoint, keep: Callable[[], None]) -> None:
     keyed, operators = _keyed_of(checkpoint), operator_snapshots(checkpoint)
     if not keyed and not operators:
         raise UsageError(
@@ -81,12 +87,14 @@ def savepoint(
     parts = [each.part(checkpoint.now) for each in keyed]
     parts += [operator_part(each.subtask_index, each.parallelism, checkpoint.now) for each in operators]
     total = sum(file.size for each in (*(one.snapshot for one in keyed), *operators) for file in each.files)
-    with Progress("writing a savepoint", total) as progress, target.write_whole(parts) as writers:
+    with (
+        Progress("writing a savepoint", total, meanwhile=keep) as progress,
+        target.write_whole(parts) as writers,
+    ):
         for each, writer in zip(keyed, writers, strict=False):
             _write_keyed(checkpoint, each, writer, progress)
         for snapshot, writer in zip(operators, writers[len(keyed) :], strict=True):
             _write_operator(checkpoint, snapshot, writer, progress)
-    return target
 
 
 class _Keyed:

@@ -95,9 +95,9 @@ def _taken_back(store: CheckpointStore, batch_id: int) -> TakenBack:
         checkpoint = store.open(batch_id)
     except CorruptCheckpointError:
         return TakenBack(batch_id, None, None)
-    progress = checkpoint.manifest.progress
-    incarnation = Origin.of(progress).incarnation or checkpoint.manifest.store
-    return TakenBack(checkpoint.id, progress.get("numOutputRows"), incarnation)
+    manifest = checkpoint.manifest
+    incarnation = Origin.of(manifest).incarnation or manifest.store
+    return TakenBack(checkpoint.id, manifest.progress.get("numOutputRows"), incarnation)
 
 
 def set_time(store: str | os.PathLike[str] | CheckpointStore, *, now: int | datetime.datetime) -> Checkpoint:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -25,10 +26,13 @@ class Progress:
     True
     """
 
-    def __init__(self, doing: str, total: int, *, stream: Any = None) -> None:
+    def __init__(
+        self, doing: str, total: int, *, stream: Any = None, meanwhile: Callable[[], None] | None = None
+    ) -> None:
         self._doing = doing
         self._total = total
         self._done = 0
+        self._meanwhile = meanwhile
         self._stream = sys.stderr if stream is None else stream
         #: True if there is a terminal.
         self.is_shown: bool = self._stream is not None and self._stream.isatty()
@@ -36,8 +40,10 @@ class Progress:
         self._has_line = False
 
     def advance(self, done: int) -> None:
-        """Add to what is done."""
+        """Add to what is done, and do what is to be done meanwhile."""
         self._done += done
+        if self._meanwhile is not None:
+            self._meanwhile()
         if not self.is_shown or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _INTERVAL

@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from statebackend.checkpoint import Checkpoint, StateSnapshot
+from statebackend.checkpoint import Checkpoint, CheckpointReader, StateSnapshot
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import UsageError
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
@@ -43,10 +43,12 @@ __all__ = ["read_state"]
 _SLICE_ROWS = 1 << 22
 
 
-def read_state(uri: str | os.PathLike[str] | Savepoint, name: str, id: int | None = None) -> pa.Table:
+def read_state(
+    uri: str | os.PathLike[str] | CheckpointReader | Savepoint, name: str, id: int | None = None
+) -> pa.Table:
     """The rows of a state in a checkpoint, by default the newest. O(rows of the state).
 
-    ``uri`` belongs to a store, or to a savepoint, which has no ids.
+    ``uri`` belongs to a store, or to a savepoint, which has no ids. A `CheckpointStore` may be given, too.
 
     A keyed state has the columns ``key``; ``namespace``, if there are others than `VOID`; ``map_key`` for map states;
     ``value``; and ``timestamp`` (milliseconds), if there is a time to live. An operator state has ``subtask``, the

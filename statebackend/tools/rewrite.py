@@ -27,7 +27,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, StateSnapshot, StoredFile
+from statebackend.checkpoint import (
+    Checkpoint,
+    CheckpointReader,
+    CheckpointStore,
+    DataWriter,
+    StateSnapshot,
+    StoredFile,
+)
 from statebackend.checkpoint.format import (
     DataFileReader,
     GroupedBatch,
@@ -38,10 +45,10 @@ from statebackend.checkpoint.format import (
 )
 from statebackend.checkpoint.keyed.key_group_columns import grouping
 from statebackend.checkpoint.keyed.rows import RANK
-from statebackend.checkpoint.store.checksums import crc32c
-from statebackend.errors import CorruptCheckpointError, StateMigrationError, UsageError
+from statebackend.errors import StateMigrationError, UsageError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
+from statebackend.runtime.origin import Origin, figures_of
 from statebackend.tools.progress import Progress
 from statebackend.tools.saved import names_of, no_state, open_checkpoint
 from statebackend.types import from_config
@@ -51,13 +58,15 @@ __all__ = ["drop_state", "rescale"]
 _CHUNK = 4 << 20
 _PIECE_ROWS = 65_536
 
-Uri = str | os.PathLike[str]
+Source = str | os.PathLike[str] | CheckpointReader
+Target = str | os.PathLike[str] | CheckpointStore
 
 
-def drop_state(source: Uri, target: Uri, name: str, *, id: int | None = None) -> Checkpoint:
+def drop_state(source: Source, target: Target, name: str, *, id: int | None = None) -> Checkpoint:
     """Copy a checkpoint, by default the newest, into a new store, without the state ``name``.
 
-    Rewrites only files that hold the state. O(bytes of the checkpoint).
+    Rewrites only files that hold the state. O(bytes of the checkpoint). The copy of an encrypted store is encrypted by
+    the same cipher, unless ``target`` is a `CheckpointStore`, which has its own options.
     """
     checkpoint = open_checkpoint(source, id)
     if not any(state["name"] == name for each in checkpoint.snapshots for state in each.states):
@@ -75,11 +84,12 @@ def drop_state(source: Uri, target: Uri, name: str, *, id: int | None = None) ->
         return copy.commit([dropped(copy, each) for each in checkpoint.snapshots])
 
 
-def rescale(source: Uri, target: Uri, max_parallelism: int, *, id: int | None = None) -> Checkpoint:
+def rescale(source: Source, target: Target, max_parallelism: int, *, id: int | None = None) -> Checkpoint:
     """Copy a checkpoint, by default the newest, into a new store with another number of key groups.
 
     Every row of keyed state moves to the new key group of its key. O(rows); memory: the largest part of a state that
-    one file holds.
+    one file holds. The copy of an encrypted store is encrypted by the same cipher, unless ``target`` is a
+    `CheckpointStore`, which has its own options.
     """
     if type(max_parallelism) is not int or not 1 <= max_parallelism <= MAX_PARALLELISM:
         raise UsageError(f"max_parallelism is an int from 1 to {MAX_PARALLELISM}")
@@ -139,8 +149,11 @@ def _regrouping(checkpoint: Checkpoint, snapshot: StateSnapshot, max_parallelism
 
 
 @contextmanager
-def _copying(source: Checkpoint, target: Uri, doing: str, max_parallelism: int | None) -> Iterator[_Copy]:
-    store = CheckpointStore(target, single_writer=True)
+def _copying(source: Checkpoint, target: Target, doing: str, max_parallelism: int | None) -> Iterator[_Copy]:
+    if isinstance(target, CheckpointStore):
+        store = target.unopened()
+    else:
+        store = CheckpointStore(target, single_writer=True, encryption=source.encryption)
     if store.checkpoints():
         raise UsageError(
             "the target holds checkpoints already",
@@ -173,9 +186,12 @@ class _Copy:
         return self._store.commit(
             self._source.id,
             [dataclasses.replace(each, epoch=epoch) for each in snapshots],
-            files=[self.file(file) for file in manifest.files],
+            outputs={name: map(self.file, files) for name, files in self._source.outputs.items()},
+            files=map(self.file, manifest.files),
             now=self._source.now,
-            progress=manifest.progress,
+            watermark=self._source.watermark,
+            batch=Origin.of(manifest).to_json(),
+            progress=figures_of(manifest),
         )
 
     def moved(self, snapshot: StateSnapshot) -> StateSnapshot:
@@ -183,7 +199,7 @@ class _Copy:
         return dataclasses.replace(snapshot, files=tuple(map(self.file, snapshot.files)))
 
     def file(self, file: StoredFile) -> StoredFile:
-        """Copy a file as it is, once even if it is named often; compares its checksum, or those in it."""
+        """Copy a file as it is, once even if it is named often; compares its checksum first, or those in it."""
         if file.name not in self._copied and file.kind in ("base", "delta", "operator"):
             # A data file holds its own name, so its copy has to be rewritten.
             with self._source.open_file(file) as opened:
@@ -194,22 +210,15 @@ class _Copy:
                 assert copied is not None, "a data file has states"
                 self._copied[file.name] = copied
         if file.name not in self._copied:
+            self._source.verify([file])
             suffix = os.path.splitext(file.name)[1]
             created = self._writer.create(
                 file.kind, key_groups=file.key_groups, label=file.label, suffix=suffix
             )
             with created as sink, self._source.open_file(file) as opened:
-                checksum = 0
                 while chunk := opened.read(_CHUNK):
-                    checksum = crc32c(chunk, checksum)
                     sink.write(chunk)
                     self._progress.advance(len(chunk))
-                if checksum != file.checksum:
-                    raise CorruptCheckpointError(
-                        "a file does not match its checksum",
-                        detail=f"{file.name}, checkpoint {self._source.id}",
-                        hint="latest(intact=True) finds the newest checkpoint that is whole",
-                    )
                 self._copied[file.name] = sink.finish()
         return self._copied[file.name]
 

@@ -8,7 +8,7 @@
 ...     for batch_id in (6, 7):
 ...         _ = store.commit(batch_id)
 >>> verify(folder.name)
-Report(checkpoints=[6, 7], newest_intact=7, files=3, bytes=..., problems=[], left_over=[])
+Report(checkpoints=[6, 7], newest_intact=7, files=4, bytes=..., problems=[], left_over=[])
 >>> folder.cleanup()
 """
 
@@ -22,10 +22,10 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from statebackend.checkpoint import Checkpoint, CheckpointReader, Metadata, StoredFile
-from statebackend.checkpoint.files.layout import CHECKPOINTS, METADATA, manifest_name
+from statebackend.checkpoint.files.layout import CHECKPOINTS, METADATA
 from statebackend.checkpoint.format import read_data_file
 from statebackend.checkpoint.store.inventory import Inventory
-from statebackend.checkpoint.store.retention import Key
+from statebackend.checkpoint.store.log_state import Key
 from statebackend.errors import CorruptCheckpointError, StateBackendError, StoreError, UsageError
 from statebackend.tools.progress import Progress
 
@@ -91,13 +91,13 @@ def verify(store: str | os.PathLike[str] | CheckpointReader) -> Report:
     >>> with CheckpointStore(folder.name).open_for_writing() as store:
     ...     for batch_id in (6, 7):
     ...         _ = store.commit(batch_id)
-    >>> _ = Path(folder.name, "checkpoints", "7-1.json").write_bytes(b"damaged")
+    >>> _ = Path(folder.name, "checkpoints", "3.json").write_bytes(b"damaged")
     >>> report = verify(folder.name)
     >>> report.ok, report.newest_intact
     (False, 6)
     >>> for problem in report.problems:
     ...     print(problem.checkpoints, problem.code, problem.message)
-    [7] CORRUPT_CHECKPOINT the file is cut short or damaged at its end (checkpoints/7-1.json, bytes 0 to 7)
+    [7] CORRUPT_CHECKPOINT the file is cut short or damaged at its end (checkpoints/3.json, bytes 0 to 7)
     >>> folder.cleanup()
     """
     inventory = Inventory.of(store)
@@ -113,8 +113,9 @@ class _Verification:
         self._inventory = inventory
         # In this order: a file that is committed from now on is not taken for one that is left over.
         self._lying = inventory.data_files()
-        self._keys = inventory.manifests()
-        self._records = inventory.record_names()
+        self._store = inventory.found()
+        self._keys = self._store.kept
+        self._others = inventory.names_of_others(self._store)
         #: A file, the manifests that need it, and the error.
         self._found: list[tuple[str, list[Key], StateBackendError]] = []
         self._opened: dict[Key, Checkpoint] = {}
@@ -128,16 +129,15 @@ class _Verification:
 
     def report(self) -> Report:
         """Check everything."""
-        conflicts = self._inventory.conflicts(self._keys)
-        self._found += [(CHECKPOINTS, [], error) for error in conflicts]
+        self._found += [(CHECKPOINTS, [], error) for error in self._store.conflicts]
         metadata = self._read_metadata()
-        for name in self._records:
+        for name in self._others:
             with self._noting(name):
-                self._inventory.read_record(name, metadata)
+                self._inventory.check_other(name, metadata)
         for key in reversed(self._keys):
             self._open(key, metadata)
         self._check_files()
-        return self._told(can_be_opened=metadata is not None and not conflicts)
+        return self._told(can_be_opened=metadata is not None and not self._store.conflicts)
 
     def _read_metadata(self) -> Metadata | None:
         try:
@@ -147,9 +147,9 @@ class _Verification:
             return None
 
     def _open(self, key: Key, metadata: Metadata | None) -> None:
-        with self._noting(manifest_name(*key), [key]):
+        with self._noting(key.name, [key]):
             try:
-                self._opened[key] = self._inventory.open_key(key, metadata)
+                self._opened[key] = self._inventory.open_key(key, self._store, metadata)
             except UsageError as error:
                 _check_dropped(error)
 
@@ -173,15 +173,16 @@ class _Verification:
                 _check_dropped(error)  # and another checkpoint may still need the file
 
     def _told(self, *, can_be_opened: bool) -> Report:
-        # Manifests are dropped before their files: what is still listed now has had all its files.
-        now = self._inventory.manifests()
+        # Checkpoints are dropped before their files: what is still kept now has had all its files.
+        store = self._inventory.found()
+        now = store.kept
         kept = [key for key in self._keys if key in now]
-        unreadable = {key for name, keys, _ in self._found for key in keys if name == manifest_name(*key)}
+        unreadable = {key for name, keys, _ in self._found for key in keys if name == key.name}
         named = {name for checkpoint in self._opened.values() for name in checkpoint.files}
         for key in now:
             if key not in self._keys:
                 try:
-                    named.update(self._inventory.open_key(key, None).files)
+                    named.update(self._inventory.open_key(key, store, None).files)
                 except (CorruptCheckpointError, StoreError, UsageError):
                     unreadable.add(key)
         left_over = (self._lying & self._inventory.data_files()) - named
@@ -199,11 +200,11 @@ class _Verification:
             if key in self._opened
             for name, file in self._opened[key].files.items()
         }
-        for name in (METADATA, *self._records, *(manifest_name(*key) for key in kept)):
+        for name in (METADATA, *self._others, *(key.name for key in kept)):
             files[name] = self._inventory.size_of(name)
         return Report(
-            checkpoints=sorted({checkpoint_id for checkpoint_id, _ in kept}),
-            newest_intact=max(intact)[0] if intact else None,
+            checkpoints=sorted({key.checkpoint_id for key in kept}),
+            newest_intact=max(intact).checkpoint_id if intact else None,
             files=len(files),
             bytes=sum(files.values()),
             problems=sorted(problems),
@@ -224,7 +225,7 @@ def _same(file: StoredFile) -> StoredFile:
 
 def _problem(file: str, keys: list[Key], error: StateBackendError) -> Problem:
     message = f"{error.message} ({error.detail})" if error.detail else error.message
-    return Problem(file, sorted({checkpoint_id for checkpoint_id, _ in keys}), error.code, message)
+    return Problem(file, sorted({key.checkpoint_id for key in keys}), error.code, message)
 
 
 def _check_file(checkpoint: Checkpoint, file: StoredFile) -> None:

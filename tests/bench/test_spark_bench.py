@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import statebackend
 
 # `bench` is not an installed package: it is imported from the root of the repository.
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,7 +19,7 @@ if str(ROOT) not in sys.path:
 
 from bench.spark.__main__ import main, reason  # noqa: E402
 from bench.spark.page import main as renew_page  # noqa: E402
-from bench.spark.parts import batch_parts  # noqa: E402
+from bench.spark.parts import LABELS, batch_parts  # noqa: E402
 
 
 def said(ms: list[int], rows: int, **parts: list[float]) -> dict[str, Any]:
@@ -92,3 +95,14 @@ def test_figures_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "P13 batches against the two Python ones" in capsys.readouterr().out
+
+
+def test_every_part_of_a_batch_has_a_label() -> None:
+    folder = Path(statebackend.__file__).parent
+    named = {
+        name
+        for source in (*folder.glob("runtime/*.py"), *folder.glob("spark/*.py"))
+        for name in re.findall(r"watch\.part\(\"(\w+)\"\)", source.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 8
+    assert named <= LABELS.keys()

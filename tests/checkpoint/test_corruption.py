@@ -11,8 +11,12 @@ import pytest
 from store_files import commit, write
 
 from statebackend.checkpoint import CheckpointStore, Manifest, Metadata, StateSnapshot, StoredFile
+from statebackend.checkpoint.store.entries import Entry
+from statebackend.checkpoint.store.log_state import LogState, Restart, Run, Times
 from statebackend.checkpoint.store.sealed import seal, unseal
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, StateBackendError
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.fixture
@@ -56,7 +60,7 @@ def refused(call: Callable[[], object], name: str) -> bool:
 
 def test_any_change_of_a_manifest_is_found(three: Path) -> None:
     store = CheckpointStore(three)
-    path = manifests(three)[2]
+    path = manifests(three)[-1]
     content = path.read_bytes()
     others = [*(each.read_bytes() for each in manifests(three)), (three / "metadata.json").read_bytes()]
     for how, changed in changes(content, others):
@@ -94,8 +98,17 @@ def test_metadata_of_another_store_is_found(three: Path, tmp_path: Path) -> None
 def test_a_manifest_of_another_store_is_found(three: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     commit(CheckpointStore(other).open_for_writing(), 2)
-    shutil.copy(other / "checkpoints/2-1.json", three / "checkpoints/2-1.json")
-    assert refused(lambda: CheckpointStore(three).open(2), "checkpoints/2-1.json")
+    shutil.copy(other / "checkpoints/2.json", three / "checkpoints/2.json")
+    for checkpoint_id in (0, 2):
+        is_older = checkpoint_id == 0
+        assert (
+            refused(lambda each=checkpoint_id: CheckpointStore(three).open(each), "checkpoints/2.json")
+            is is_older
+        )
+    shutil.copy(
+        other / "checkpoints/2.json", three / "checkpoints/5.json"
+    )  # the newest entry, which holds another
+    assert refused(lambda: CheckpointStore(three).open_latest(), "checkpoints/5.json")
 
 
 def test_any_change_of_a_data_file_is_found(three: Path) -> None:
@@ -129,9 +142,9 @@ def test_a_file_that_a_folder_has_taken_the_place_of(three: Path) -> None:
 def test_a_manifest_that_vanishes_while_its_checkpoint_is_read(three: Path) -> None:
     """Its writer has dropped it: that is not damage."""
     checkpoint = CheckpointStore(three).open(0)
-    manifests(three)[0].unlink()
-    name = next(iter(checkpoint.files))
-    (three / name).unlink()
+    with CheckpointStore(three, retain=1).open_for_writing() as store:
+        commit(store, 3)
+    assert not (three / next(iter(checkpoint.files))).exists()
     with pytest.raises(StateBackendError, match="has been dropped by its writer") as caught:
         checkpoint.verify()
     assert caught.value.code == "USAGE.NO_CHECKPOINT"
@@ -139,7 +152,7 @@ def test_a_manifest_that_vanishes_while_its_checkpoint_is_read(three: Path) -> N
 
 def test_nothing_is_removed_while_a_manifest_cannot_be_read(three: Path) -> None:
     """It may name anything. When retention has dropped it, the next open removes what it left."""
-    damaged = manifests(three)[2]
+    damaged = manifests(three)[-1]
     damaged.write_bytes(damaged.read_bytes()[:-1])
     (three / "data/1/0-0-delta-left.arrow").write_bytes(b"left over")
     before = {path.name for path in three.glob("data/1/*")}
@@ -158,27 +171,38 @@ def test_nothing_is_removed_while_a_manifest_cannot_be_read(three: Path) -> None
     store.open(5).verify()
 
 
-def test_two_manifests_of_one_id_are_a_conflict(three: Path) -> None:
-    shutil.copy(three / "checkpoints/2-1.json", three / "checkpoints/2-2.json")
-    store = CheckpointStore(three)
+def test_two_manifests_of_one_id_are_a_conflict_in_format_1(root: Path) -> None:
+    shutil.copytree(GOLDEN / "1" / "store", root)
+    shutil.copy(root / "checkpoints/2-1.json", root / "checkpoints/2-2.json")
+    store = CheckpointStore(root)
     for call in (store.checkpoints, store.latest, lambda: store.open(1), store.open_for_writing):
         with pytest.raises(CommitConflictError, match=r"2-1\.json and checkpoints/2-2\.json"):
             call()
-    (three / "checkpoints/2-2.json").rename(three / "checkpoints/1-3.json")
+    (root / "checkpoints/2-2.json").rename(root / "checkpoints/1-3.json")
     with pytest.raises(CommitConflictError, match="two writers have committed"):
         store.checkpoints()
 
 
 # ------------------------------------------------------------------------------------ sealed, but wrong
 
-GOOD = Manifest(
-    7,
+STATE = LogState("0" * 32, runs=(Run(6, 11, 2),), restarts=(Restart("1" * 32, 3, 3),), times=((7, Times(5)),))
+FILE = StoredFile("data/3/a", "base", 1, 1)
+GOOD = Entry(
+    "commit",
+    12,
     3,
     "0" * 32,
-    (
-        StateSnapshot(
-            7, 3, files=(StoredFile("data/3/a", "base", 1, 1),), states=({"name": "s", "kind": "v"},)
-        ),
+    STATE,
+    Manifest(
+        7,
+        3,
+        "0" * 32,
+        (StateSnapshot(7, 3, files=(FILE,), states=({"name": "s", "kind": "v"},)),),
+        now=4,
+        sequence=12,
+        incarnation="0" * 32,
+        outputs={"main": (StoredFile("data/3/b", "output", 1, 1),)},
+        written=5,
     ),
 )
 
@@ -240,23 +264,50 @@ def altered(path: tuple[object, ...], value: object) -> bytes:
         (("files",), None),
         (("files",), [7]),
         (("files",), [{"name": "data/3/a", "kind": "base", "size": 2, "checksum": "crc32c:00000001"}]),
-        (("now",), 1.5),
+        (("times",), None),
+        (("times", "now"), 1.5),
+        (("times", "watermark"), "1"),
+        (("written",), "now"),
+        (("batch",), None),
         (("progress",), None),
-        (("format",), 2),
+        (("outputs",), []),
+        (("outputs", "main"), None),
+        (("outputs", "main", 0, "size"), -1),
+        (("kind",), "takeover"),
+        (("kind",), "rewind"),
+        (("kind",), None),
+        (("sequence",), 13),
+        (("sequence",), 2),
+        (("sequence",), "12"),
+        (("token",), "x"),
+        (("log",), None),
+        (("log", "incarnation"), "x"),
+        (("log", "kept"), [[6, 11]]),
+        (("log", "kept"), [[6, 11, "2"]]),
+        (("log", "kept"), [[7, 12, 1], [6, 11, 1]]),
+        (("log", "kept_of_format_1"), [[7, 1]]),
+        (("log", "restarts"), [["x", 3, 3]]),
+        (("log", "restarts"), [["1" * 32, "3", 3]]),
+        (("log", "times"), [[7, 5]]),
+        (("log", "outputs_from"), None),
+        (("log", "swept"), -1),
+        (("log", "more"), 1),
+        (("format",), 1),
+        (("format",), 3),
         (("format",), "1"),
         (("format",), KeyError),
         (("more",), 1),
     ],
 )
 def test_a_sealed_manifest_that_says_what_cannot_be(path: tuple[object, ...], value: object) -> None:
-    assert Manifest.parse(seal(GOOD.to_json()), GOOD.name) == GOOD
-    with pytest.raises(CorruptCheckpointError, match=r"checkpoints/7-3\.json"):
-        Manifest.parse(altered(path, value), GOOD.name)
+    assert Entry.parse(GOOD.sealed(), GOOD.name) == GOOD
+    with pytest.raises(CorruptCheckpointError, match=r"checkpoints/12\.json"):
+        Entry.parse(altered(path, value), GOOD.name)
 
 
 def test_a_newer_version_is_named() -> None:
-    with pytest.raises(CorruptCheckpointError, match="version 2, read is 1") as caught:
-        Manifest.parse(altered(("format",), 2), GOOD.name)
+    with pytest.raises(CorruptCheckpointError, match="version 3, read is 2") as caught:
+        Entry.parse(altered(("format",), 3), GOOD.name)
     assert caught.value.code == "CORRUPT_CHECKPOINT.VERSION"
     with pytest.raises(CorruptCheckpointError, match="version 9"):
         Metadata.parse(seal({"format": 9}), "metadata.json")
@@ -275,5 +326,5 @@ def test_a_right_checksum_over_what_is_no_object(body: bytes) -> None:
 def test_no_message_prints_what_a_file_holds() -> None:
     for path in (("id",), ("snapshots", 0, "files", 0, "name"), ("store",), ("format",)):
         with pytest.raises(CorruptCheckpointError) as caught:
-            Manifest.parse(altered(path, "hunter2"), GOOD.name)
+            Entry.parse(altered(path, "hunter2"), GOOD.name)
         assert "hunter2" not in str(caught.value)

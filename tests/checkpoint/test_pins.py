@@ -116,7 +116,7 @@ def test_a_pin_that_cannot_be_read_holds_everything_for_a_while(tmp_path: Path, 
         clock.now += 4000
         commit(store, 5)
         assert pin_files(tmp_path) == []
-        assert len(list(tmp_path.glob("data/*/*"))) == 2
+        assert len(list(tmp_path.glob("data/*/*"))) == 1
 
 
 def test_what_cannot_be_pinned(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def test_going_back_to_what_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_a_checkpoint_whose_manifest_is_damaged_can_be_taken_back(tmp_path: Path) -> None:
     committed(tmp_path, 5, 6).close()
-    (path,) = tmp_path.glob("checkpoints/6-*.json")
+    path = tmp_path / "checkpoints/3.json"
     path.write_bytes(path.read_bytes()[:-7])
     rewound = sb.tools.rewind(tmp_path, to=5)
     assert [(each.batch_id, each.rows) for each in rewound.taken_back] == [(6, None)]
@@ -189,12 +190,18 @@ def test_a_time_that_was_set_is_that_of_one_checkpoint(tmp_path: Path) -> None:
 def test_a_damaged_record_is_found(tmp_path: Path) -> None:
     committed(tmp_path, 5, 6).close()
     sb.tools.rewind(tmp_path, to=5)
-    (path,) = tmp_path.glob("checkpoints/record-*.json")
+    path = tmp_path / "checkpoints/5.json"
+    assert json.loads(path.read_bytes())["kind"] == "rewind"
     content = bytearray(path.read_bytes())
     content[20] ^= 1
     path.write_bytes(content)
-    with pytest.raises(sb.CorruptCheckpointError, match=r"record-2-0\.json"):
-        sb.CheckpointStore(tmp_path).open_for_writing()
+    # What it did cannot be told, so nothing goes on from what was there before it, until somebody decides.
+    for store in (sb.CheckpointStore(tmp_path), sb.CheckpointStore(tmp_path).open_for_writing()):
+        with pytest.raises(sb.CorruptCheckpointError, match=r"checkpoints/5\.json"):
+            store.open_latest()
+        store.close()
+    sb.tools.rewind(tmp_path, to=5)
+    assert sb.CheckpointStore(tmp_path).open_latest().id == 5
 
 
 def test_a_pickled_store_is_one_that_is_not_open(tmp_path: Path) -> None:
@@ -217,7 +224,7 @@ def test_what_is_damaged_is_not_gone_back_to(tmp_path: Path, damage: str) -> Non
             raise AssertionError("nothing is taken back that cannot be given again")
 
     committed(tmp_path, 5, 6).close()
-    pattern = "checkpoints/5-*.json" if damage == "manifest" else "data/*/5-*"
+    pattern = "checkpoints/2.json" if damage == "manifest" else "data/*/5-*"
     (path,) = tmp_path.glob(pattern)
     if damage == "lost":
         path.unlink()
@@ -246,19 +253,17 @@ def test_epochs_go_on_from_those_of_records(tmp_path: Path) -> None:
             incarnations.append(store.incarnation)
     assert len(set(incarnations)) == 3
     names = [record.name for record in store.records()]
-    assert names == sorted(set(names))
+    assert len(set(names)) == len(names) == 3
 
 
 def test_a_record_of_another_store_is_found(tmp_path: Path) -> None:
     for name in ("one", "two"):
         committed(tmp_path / name, 5, 6).close()
     sb.tools.set_time(tmp_path / "one", now=7)
-    (record,) = (tmp_path / "one").glob("checkpoints/record-*.json")
+    record = tmp_path / "one" / "checkpoints/5.json"
     (tmp_path / "two" / "checkpoints" / record.name).write_bytes(record.read_bytes())
-    with pytest.raises(sb.CorruptCheckpointError, match="two different stores") as caught:
+    with pytest.raises(sb.CorruptCheckpointError, match="two different stores"):
         sb.CheckpointStore(tmp_path / "two").open_latest()
-    assert "remove it" in str(caught.value.hint)
-    assert sb.CheckpointStore(tmp_path / "two").latest(intact=True) == 6
 
 
 def test_a_file_in_the_place_of_a_folder_is_no_folder(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_a_failed_commit_is_repeated_as_the_error_says(answer: object) -> None:
         left = disk.crash("lost")
         check_checkpoints(CheckpointReader("/", _files=files_on(left)), Told(4))
         epoch = store.epoch
-        assert epoch == (2 if reopened else 1)
+        assert (epoch > 1) is reopened
         store.close()
         check_recovery(files_on(left), listing(left), Told(4))
 
@@ -338,7 +338,7 @@ def test_a_link_that_comes_late_finds_nothing_to_link() -> None:
 
     class Network(SimulatedCalls):
         def link(self, source: str, target: str) -> None:
-            if "1-1.json" in target:
+            if target.endswith("checkpoints/3.json"):
                 late.append((source, target))
                 raise TimeoutError(errno.ETIMEDOUT, "timed out")
             super().link(source, target)

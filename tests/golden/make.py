@@ -1,4 +1,4 @@
-"""Makes a golden checkpoint and savepoint: ``python tests/golden/make.py tests/golden/1``, once for each version of the
+"""Makes a golden checkpoint and savepoint: ``python tests/golden/make.py tests/golden/2``, once for each version of the
 format that is released. They stay readable for ever; `test_golden.py` reads them all.
 """
 

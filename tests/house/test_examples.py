@@ -21,6 +21,13 @@ PRINTS = {
     ],
     "count_window_average.py": ["(1, 4)\n", "(1, 5)\n", "keys with state are [1]"],
     "counter_source.py": ["[0, 1, 2]", "[3, 4]", "[3, 4, 5, 6]"],
+    "encrypted_store.py": [
+        "restored:        ['Casablanca', 'Yokohama']",
+        "in plain text:   False",
+        "damaged:         []",
+        "without cipher:  the store is encrypted, and there is no cipher for it",
+        "with other key:  a block of a file cannot be decrypted",
+    ],
     "map_demo.py": ["state equals a recomputation: True"],
 }
 AUDITED = ROOT / "examples/audited_backend"

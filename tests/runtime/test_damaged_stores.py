@@ -169,7 +169,7 @@ def test_any_flipped_bit_of_the_output_is_found(tmp_path: Path, whole: Path) -> 
     folder = tmp_path / "store"
     shutil.copytree(whole, folder)
     newest = sb.CheckpointStore(folder).open_latest()
-    (file,) = [each for each in newest.manifest.files if each.kind == "output"]
+    (file,) = newest.outputs["main"]
     path = Path(newest.address(file))
     content = bytearray(path.read_bytes())
     for at in range(0, 8 * len(content), 7):

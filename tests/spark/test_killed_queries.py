@@ -65,15 +65,21 @@ FRAMES = pytest.mark.parametrize("options", [(), ("dedup",)], ids=["plain", "ded
 
 
 @FRAMES
-def test_killed_at_every_step(tmp_path: Path, options: tuple[str, ...]) -> None:
-    """One stream, killed in each of its first batches, a step later each time."""
+def test_killed_at_every_step(
+    tmp_path: Path, options: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
+    """One stream, killed in each of its first batches, a step later each time; each frame at every second step."""
+    steps = STEPS if request.config.getoption("--stress") else STEPS[bool(options) :: 2]
     # More files than batches that are killed: a batch after a kill may be of several.
-    files = 2 * len(STEPS) + 2
+    files = 2 * len(steps) + 2
     write_input(tmp_path, files, repeats=bool(options))
-    for batch, step in enumerate(STEPS):
+    for batch, step in enumerate(steps):
         assert run(tmp_path, step, batch, *options)
     assert not run(tmp_path, "none", 0, *options)
-    assert check_query(tmp_path, files) >= 1, "a kill right after the sink makes it be called again"
+    delivered_again = check_query(tmp_path, files)
+    assert delivered_again or "after the sink" not in steps, (
+        "a kill right after the sink makes it be called again"
+    )
 
 
 def kill_at_random(folder: Path, rng: random.Random, kills: int, longest: int, *options: str) -> None:
@@ -87,7 +93,7 @@ def kill_at_random(folder: Path, rng: random.Random, kills: int, longest: int, *
 
 
 def test_killed_at_random(tmp_path: Path, rng: random.Random) -> None:
-    kill_at_random(tmp_path, rng, 5, 1500)
+    kill_at_random(tmp_path, rng, 3, 1500)
 
 
 @pytest.mark.stress

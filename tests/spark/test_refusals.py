@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ def test_another_job_on_the_same_state(
     assert code in stream.fails(stream.batches(function, sink, **options))
     after = content(stream.state)
     assert {name: data for name, data in after.items() if name in before} == before
-    assert not [name for name in after.keys() - before.keys() if name.startswith(("data/", "checkpoints/"))]
+    added = [name for name in after.keys() - before.keys() if name.startswith(("data/", "checkpoints/"))]
+    assert all(json.loads(after[name])["kind"] == "takeover" for name in added), added
     stream.run(stream.batches(sink=sink))
     assert sink.calls[2:] == [(2, [("a", 3)])]
 

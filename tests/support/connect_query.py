@@ -1,6 +1,7 @@
 """A program: queries through Spark Connect over the files in a folder: ``python connect_query.py FOLDER NAME...``.
 
-One after the other, in one session; an empty name is none. Prints whether each is done or failed.
+One after the other, in one session; an empty name is none. Prints whether each is done or failed. The query called
+"encrypted" has an encrypted store, and places of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
+from ciphers import AesGcm
 from connect_session import connect_session
 
 import statebackend as sb
@@ -42,16 +44,22 @@ def main() -> None:
             self.total.add(row.n)
             yield row.user, self.total.get()
 
-    def sink(frame: Any, batch_id: int) -> None:
-        frame.write.mode("overwrite").parquet(f"{folder}/out/batch={batch_id}")
-
     spark = connect_session("local[2]", {})
     for name in names:
+        place = folder
+        checkpoint: Any = f"{place}/state"
+        if name == "encrypted":
+            place = f"{folder}/{name}"
+            checkpoint = sb.CheckpointStore(f"{place}/state", encryption=AesGcm())
+
+        def sink(frame: Any, batch_id: int, place: str = place) -> None:
+            frame.write.mode("overwrite").parquet(f"{place}/out/batch={batch_id}")
+
         batches = sb.spark.stateful(
             Total(),
             key="user",
             schema="user string, total bigint",
-            checkpoint=f"{folder}/state",
+            checkpoint=checkpoint,
             sink=sink,
             name=name or None,
         )
@@ -60,7 +68,7 @@ def main() -> None:
             started(
                 rows.parquet(f"{folder}/in")
                 .writeStream.foreachBatch(batches)
-                .option("checkpointLocation", f"{folder}/stream")
+                .option("checkpointLocation", f"{place}/stream")
                 .trigger(availableNow=True)
             ).awaitTermination()
             print("done")

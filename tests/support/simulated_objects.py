@@ -1,129 +1,183 @@
-"""An object store in memory, as an Arrow file system, whose calls fail or die at will.
+"""An object store in memory, and the requests of clients to it that fail, die, lie or come late at will.
 
-An object appears, whole, when its stream is closed; there are no folders but those that names imply.
+An object appears, whole, when it is put or its upload is closed; there are no folders but those that names imply.
 """
 
 from __future__ import annotations
 
-import io
+import errno
+import itertools
+import threading
+import weakref
 from collections.abc import Callable
+from typing import TypeVar
 
-import pyarrow as pa
-from pyarrow import fs
 from simulated_disk import Dead
+
+from statebackend.checkpoint.files.interface import Buffer
+from statebackend.checkpoint.files.object_calls import PART_SIZE, ObjectCalls, ObjectStatus
+
+T = TypeVar("T")
+Plan = Callable[[int, str], object]
+
+_buckets: weakref.WeakValueDictionary[int, Bucket] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def nothing(number: int, name: str) -> object:
+    """The plan by which all goes well."""
+    return None
 
 
 class Bucket:
-    """What all clients see."""
+    """What all clients see. A pickled one is the same one, in the same process."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        self.times: dict[str, float] = {}
+        #: What its clock shows, in seconds since 1970.
+        self.now = 1_700_000_000.0
+        #: Requests that have been sent and not been carried out, each with the client that gave up on it.
+        self.late: list[tuple[SimulatedObjectCalls, Callable[[], object]]] = []
+        self.lock = threading.RLock()
+        self.number = next(_numbers)
+        _buckets[self.number] = self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _bucket, (self.number,)
+
+    def write(self, name: str, content: bytes) -> None:
+        self.objects[name] = content
+        self.times[name] = self.now
+
+    def arrive(self, but: SimulatedObjectCalls | None = None) -> None:
+        """Carry out the late requests of all clients but one. Nobody hears of their outcome."""
+        waiting, self.late = self.late, [each for each in self.late if each[0] is but]
+        for client, request in waiting:
+            if client is not but:
+                try:
+                    request()
+                except OSError:
+                    pass  # refused
 
 
-class Client(fs.FileSystemHandler):  # type: ignore[misc]
-    """One process. ``plan(number, name)`` answers None, "die", "fail" or "lie" for each call."""
+def _bucket(number: int) -> Bucket:
+    return _buckets[number]
+
+
+class SimulatedObjectCalls(ObjectCalls):
+    """The requests of one process. ``plan(number, name)`` says what becomes of each.
+
+    It answers None (done), "die" (killed before it), "fail" (an error, nothing done), "lie" (done, but the answer is
+    lost), "late" (a time-out; it is carried out after the next request of another client), or an errno to fail with.
+    With ``conditional=False`` the service ignores the condition of a create.
+    """
 
     def __init__(
-        self, bucket: Bucket, plan: Callable[[int, str], object] = lambda number, name: None
+        self, bucket: Bucket, plan: Plan = nothing, *, conditional: bool = True, part_size: int = PART_SIZE
     ) -> None:
+        super().__init__("s3://simulated")
         self.bucket = bucket
         self.plan = plan
+        self.conditional = conditional
+        self.part_size = part_size
         self.made: list[str] = []
         self.is_dead = False
 
-    def begin(self, name: str) -> Callable[[], None]:
-        if self.is_dead:
-            raise Dead
-        answer = self.plan(len(self.made), name)
-        self.made.append(name)
-        if answer == "die":
-            self.is_dead = True
-            raise Dead
-        if answer == "fail":
-            raise OSError("service unavailable")
+    def __reduce__(self) -> tuple[object, ...]:
+        return SimulatedObjectCalls, (self.bucket, self.plan)
 
-        def end() -> None:
+    def request(self, name: str, carry_out: Callable[[], T]) -> T:
+        with self.bucket.lock:
+            if self.is_dead:
+                raise Dead
+            answer = self.plan(len(self.made), name)
+            self.made.append(name)
+            if answer == "die":
+                self.is_dead = True
+                raise Dead
+            if answer == "fail":
+                raise OSError("service unavailable")
+            if isinstance(answer, int):
+                raise OSError(answer, "no such request")
+            if answer == "late":
+                self.bucket.late.append((self, carry_out))
+                raise OSError("timed out")
+            try:
+                found = carry_out()
+            except OSError:
+                if answer != "lie":
+                    raise
+            self.bucket.arrive(but=self)
             if answer == "lie":
                 raise OSError("the answer was lost")
+            return found
 
-        return end
+    def _there(self, name: str) -> bytes:
+        if name not in self.bucket.objects:
+            raise FileNotFoundError(errno.ENOENT, "no such object", name)
+        return self.bucket.objects[name]
 
-    def _info(self, path: str) -> fs.FileInfo:
-        if path in self.bucket.objects:
-            return fs.FileInfo(path, fs.FileType.File, size=len(self.bucket.objects[path]))
-        is_folder = any(name.startswith(path + "/") for name in self.bucket.objects)
-        return fs.FileInfo(path, fs.FileType.Directory if is_folder else fs.FileType.NotFound)
+    def put(self, name: str, content: bytes) -> None:
+        self.request("put", lambda: self.bucket.write(name, content))
 
-    def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
-        end = self.begin("head")
-        found = [self._info(path) for path in paths]
-        end()
-        return found
+    def create(self, name: str, content: bytes) -> None:
+        def carry_out() -> None:
+            if self.conditional and name in self.bucket.objects:
+                raise FileExistsError(errno.EEXIST, "an object of this name exists", name)
+            self.bucket.write(name, content)
 
-    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
-        end = self.begin("list")
-        start = selector.base_dir + "/"
-        inside = {n[len(start) :].split("/")[0] for n in self.bucket.objects if n.startswith(start)}
-        end()
-        return [self._info(start + name) for name in sorted(inside)]
+        self.request("create", carry_out)
 
-    def delete_file(self, path: str) -> None:
-        end = self.begin("delete")
-        if path not in self.bucket.objects:
-            raise FileNotFoundError(path)
-        del self.bucket.objects[path]
-        end()
+    def head(self, name: str) -> ObjectStatus:
+        return self.request("head", lambda: ObjectStatus(len(self._there(name)), self.bucket.times[name]))
 
-    def delete_dir(self, path: str) -> None:
-        end = self.begin("delete_folder")
-        for name in [name for name in self.bucket.objects if name.startswith(path + "/")]:
-            del self.bucket.objects[name]
-        end()
+    def get(self, name: str) -> bytes:
+        return self.request("get", lambda: self._there(name))
 
-    def open_output_stream(self, path: str, metadata: object) -> pa.NativeFile:
-        self.begin("open")()
-        return pa.PythonFile(Upload(self, path), "w")
+    def get_range(self, name: str, start: int, end: int) -> Buffer:
+        return self.request("range", lambda: self._there(name)[start:end])
 
-    def open_input_file(self, path: str) -> pa.NativeFile:
-        end = self.begin("get")
-        if path not in self.bucket.objects:
-            raise FileNotFoundError(path)
-        end()
-        return pa.BufferReader(self.bucket.objects[path])
+    def names(self, folder: str) -> list[str]:
+        def carry_out() -> list[str]:
+            start = folder + "/" if folder else ""
+            return list({n[len(start) :].split("/")[0] for n in self.bucket.objects if n.startswith(start)})
 
-    open_input_stream = open_input_file
+        return self.request("list", carry_out)
 
-    def get_type_name(self) -> str:
-        return "simulated"
+    def names_below(self, folder: str) -> list[str]:
+        return self.request(
+            "list_all", lambda: [name for name in self.bucket.objects if name.startswith(folder + "/")]
+        )
 
-    def normalize_path(self, path: str) -> str:
-        return path
+    def delete(self, name: str) -> None:
+        def carry_out() -> None:
+            self._there(name)
+            del self.bucket.objects[name], self.bucket.times[name]
 
-    def _never(self, *arguments: object) -> None:
-        raise AssertionError("a store does not do this in an object store")
+        self.request("delete", carry_out)
 
-    create_dir = delete_dir_contents = delete_root_dir_contents = move = copy_file = open_append_stream = (
-        _never
-    )
+    def open_writer(self, name: str) -> SimulatedUpload:
+        return SimulatedUpload(self, name)
 
 
-class Upload(io.BytesIO):
-    def __init__(self, client: Client, path: str) -> None:
-        super().__init__()
-        self._client = client
-        self._path = path
+class SimulatedUpload:
+    """One PUT, or parts that nobody sees until it is closed."""
 
-    def write(self, data: object) -> int:
-        end = self._client.begin("part")
-        written = super().write(data)  # type: ignore[arg-type]
-        end()
-        return written
+    def __init__(self, calls: SimulatedObjectCalls, name: str) -> None:
+        self._calls = calls
+        self._name = name
+        self._parts: list[bytes] = []
+        self._held = b""
+
+    def write(self, data: Buffer) -> None:
+        self._held += bytes(data)
+        size = self._calls.part_size
+        while len(self._held) > size:
+            part, self._held = self._held[:size], self._held[size:]
+            self._calls.request("part", lambda part=part: self._parts.append(part))  # type: ignore[misc]
 
     def close(self) -> None:
-        if not self.closed:
-            content = self.getvalue()
-            super().close()
-            if not self._client.is_dead:
-                end = self._client.begin("put")
-                self._client.bucket.objects[self._path] = content
-                end()
+        content = b"".join([*self._parts, self._held])
+        name = "complete" if self._parts else "put"
+        self._calls.request(name, lambda: self._calls.bucket.write(self._name, content))

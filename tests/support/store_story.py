@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from statebackend.checkpoint import CheckpointStore, StateSnapshot
 from statebackend.checkpoint.files import StoreFiles
+from statebackend.checkpoint.store.inventory import Inventory
+from statebackend.checkpoint.store.log import read_entry
 from statebackend.checkpoint.store.reader import CheckpointReader
 from statebackend.errors import CommitConflictError
+from statebackend.keys import range_for
 
 RETAIN = 2
 QUERY = "the query"
@@ -55,7 +58,8 @@ def take(store: CheckpointStore, checkpoint_id: int, told: Told, subtasks: int =
             file.write(content[7:])
             stored = file.finish()
         files = (stored,) if kind == "base" else (*earlier.get(subtask, ()), stored)
-        snapshots.append(StateSnapshot(checkpoint_id, store.epoch, subtask, subtasks, files=files))
+        groups = range_for(128, subtasks, subtask)
+        snapshots.append(StateSnapshot(checkpoint_id, store.epoch, subtask, subtasks, groups, files))
     told.tried = checkpoint_id
     store.commit(checkpoint_id, snapshots, now=checkpoint_id * 1000)
     told.committed, told.tried = checkpoint_id, None
@@ -125,10 +129,18 @@ def check_checkpoints(reader: CheckpointReader, told: Told) -> None:
                 assert checkpoint.read_file(file) == expected, file.name
 
 
+def entries_beside_commits(reader: CheckpointReader) -> Iterator[str]:
+    """What the log has beside the checkpoints that are kept; no checkpoint that was dropped is among it."""
+    inventory = Inventory.of(reader)
+    for name in inventory.names_of_others(inventory.found()):
+        assert read_entry(inventory._files, name).key is None, name
+        yield name
+
+
 def check_nothing_left(reader: CheckpointReader, there: Iterable[str], epoch: int) -> None:
     """Every file and folder is the store's own, named by a checkpoint, or the open writer's empty folder."""
     expected = {"metadata.json", "checkpoints/", "data/", f"checkpoints/epoch-{epoch}/", f"data/{epoch}/"}
-    expected.update(record.name for record in reader.records())
+    expected.update(entries_beside_commits(reader))
     for checkpoint_id in reader.checkpoints():
         checkpoint = reader.open(checkpoint_id)
         expected.add(checkpoint.manifest.name)

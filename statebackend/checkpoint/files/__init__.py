@@ -2,14 +2,14 @@
 
 >>> open_files("/data/app/state").uri
 '/data/app/state'
->>> open_files("s3://bucket/state", single_writer=False)
-Traceback (most recent call last):
-statebackend.errors.UsageError: an object store cannot keep a second writer out. Hint: ...
+>>> open_files("s3://KEY:SECRET@bucket/state").uri
+'s3://bucket/state'
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -22,11 +22,24 @@ from statebackend.errors import UsageError
 __all__ = ["FileSink", "PosixCalls", "PosixFiles", "StoreFiles", "open_files", "scheme_of", "without_secrets"]
 
 
-def open_files(uri: str | os.PathLike[str], *, single_writer: bool = False) -> StoreFiles:
-    """The files of the store at ``uri``: a path, ``file://...`` or ``s3://...``. Touches nothing on POSIX paths.
+#: The schemes of the object stores that a store can lie in.
+_OBJECT_STORES = ("s3", "gs", "abfss")
+
+
+def open_files(
+    uri: str | os.PathLike[str],
+    *,
+    single_writer: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> StoreFiles:
+    """The files of the store at ``uri``: a path, ``file://``, ``s3://``, ``gs://`` or ``abfss://``. Asks nothing yet.
+
+    ``options`` are an object store's, by obstore's names.
 
     >>> open_files("file:///data/app/state").uri
     '/data/app/state'
+    >>> open_files("s3://bucket/state", options={"endpoint": "http://localhost:9000", "allow_http": "true"}).uri
+    's3://bucket/state'
     >>> open_files("ftp://host/state")
     Traceback (most recent call last):
     statebackend.errors.UsageError: a store cannot lie at a ftp: address. Hint: ...
@@ -35,6 +48,12 @@ def open_files(uri: str | os.PathLike[str], *, single_writer: bool = False) -> S
     if not isinstance(text, str) or not text:
         raise UsageError("a store is given by its path or uri, a str")
     name = scheme_of(text)
+    if name in _OBJECT_STORES and text.lower().startswith(f"{name}://"):
+        from statebackend.checkpoint.files.objects import ObjectFiles  # most stores lie on paths
+
+        return ObjectFiles(text, single_writer=single_writer, options=options)
+    if options:
+        raise UsageError("only an object store takes options", hint="leave options= out for a path")
     if name is None:
         return PosixFiles(os.path.abspath(text), single_writer=single_writer)
     if name == "file":
@@ -44,19 +63,9 @@ def open_files(uri: str | os.PathLike[str], *, single_writer: bool = False) -> S
                 "a file:// address is file:///path", detail="it names a host, or no absolute path"
             )
         return PosixFiles(os.path.abspath(unquote(parts.path)), single_writer=single_writer)
-    if name != "s3" or not text.lower().startswith("s3://"):
-        raise UsageError(
-            f"a store cannot lie at a {name}: address",
-            code="USAGE.ADDRESS",
-            hint="use a path, or s3://bucket/path as a str; for a folder that has a colon in its name, ./name:more",
-        )
-    if not single_writer:
-        raise UsageError(
-            "an object store cannot keep a second writer out",
-            code="USAGE.SINGLE_WRITER",
-            hint="pass single_writer=True if you vouch that no second one writes there; "
-            "otherwise use a local or shared POSIX path",
-        )
-    from statebackend.checkpoint.files.objects import ObjectFiles  # the import loads Arrow's file systems
-
-    return ObjectFiles(text)
+    raise UsageError(
+        f"a store cannot lie at a {name}: address",
+        code="USAGE.ADDRESS",
+        hint="use a path, or s3://bucket/path, gs://bucket/path or abfss://container@account.dfs.core.windows.net/path "
+        "as a str; for a folder that has a colon in its name, ./name:more",
+    )

@@ -83,8 +83,11 @@ class StoreFiles(ABC):
         """The names in a folder, sorted; none if there is no such folder."""
 
     @abstractmethod
-    def open_input(self, name: str) -> pa.NativeFile:
-        """The file as a seekable ``pyarrow.NativeFile``; `FileNotFoundError` if it is not there."""
+    def open_input(self, name: str, size: int | None = None) -> pa.NativeFile:
+        """The file as a seekable ``pyarrow.NativeFile``; `FileNotFoundError` if it is not there.
+
+        A ``size`` that is known saves looking for it; then the error may come with the first read.
+        """
 
     @abstractmethod
     def address(self, name: str) -> str:
@@ -120,24 +123,31 @@ class StoreFiles(ABC):
 
     @abstractmethod
     def take_epoch(self, *, refuse_live: bool) -> int:
-        """Take the next epoch, alone, and fence all older ones.
+        """Take a number for a new writer: larger than every number in the names of entries, manifests and records.
 
-        When it returns, no writer of an older epoch can publish or retire anything any more, and every manifest
-        that one of them published is listed and durable. With ``refuse_live``, it raises `BlockingIOError` and
-        fences nothing if the writer of an older epoch is known to be alive.
+        Where names can be made exclusive by folders and links, it is taken alone, and all older writers are fenced:
+        when it returns, none of them can publish or retire anything any more, and every entry that one of them
+        published is listed and durable. Elsewhere two writers may get one number, which is then also that of the next
+        entry of the log: publishing this entry shows who has won, and fences the others.
+
+        With ``refuse_live``, it raises `BlockingIOError` and fences nothing if an older writer is known to be alive.
         """
 
     @abstractmethod
-    def holds(self, epoch: int) -> bool:
-        """Return True if no newer writer has fenced this epoch."""
+    def holds(self, epoch: int, next_sequence: int) -> bool:
+        """Return True if no newer writer has fenced this epoch, whose own next entry would have this sequence."""
 
     @abstractmethod
     def publish(self, name: str, content: bytes, epoch: int) -> None:
-        """Create a complete, durable file under a name that must be free.
+        """Create a complete, durable file under a name that must be free. No two contents are ever the same.
 
         After `Taken` or `Fenced` the file was not published. After `OSError` likewise, unless the error's
         ``unknown`` is true: then the file may or may not be there, now or after a crash.
         """
+
+    @abstractmethod
+    def replace(self, name: str, content: bytes, epoch: int) -> None:
+        """Replace a file as a whole, durably; after an error either content may be there. `Fenced` changes nothing."""
 
     @abstractmethod
     def retire(self, names: Iterable[str], epoch: int) -> None:

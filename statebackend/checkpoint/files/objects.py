@@ -1,8 +1,31 @@
-"""A store in an object store, through ``pyarrow.fs``: objects appear whole, but nothing can be made exclusive.
+"""A store in an object store: objects appear whole, and a conditional PUT keeps a second writer out.
 
-So the user guarantees that there is only one writer. An epoch is a marker object. A writer stops if its marker is gone
-or a newer one is there. Another writer may still slip in between that check and the write. The store then finds what
-both have written when it is next opened.
+Nothing here can be fenced, and nothing needs to be: the log of the store has numbered entries, and each comes into
+being by a PUT that succeeds only if there is no object of its name. A new writer takes the number after the newest
+entry for its own first one. Whichever of several writers creates that object has won; the others, and the writer
+before, whose next entry would have the same number, fail to create theirs and know why. All else that a writer does
+to objects that others may rely on has been decided in the log before.
+
+A refusal may be the answer to a repetition of a request whose first answer was lost; an error may follow a request
+that was carried out, or will be. So `ObjectFiles.publish` reads the object back. No two contents are ever the same.
+
+Requests, each a round trip to the service:
+
+====================  ==========================================================================================
+``take_epoch``        LIST; PUT, PUT and DELETE to try out if the service keeps its word, once in an object's life;
+                      a DELETE for each marker that a writer of format 1 has left
+``publish``           PUT; a GET after any error; before, with ``single_writer``, a HEAD
+``holds``             HEAD
+``replace``           PUT
+``retire``            a DELETE for each name
+``remove``            DELETE, which on S3 is a POST
+``remove_leftovers``  LIST for each 1000 data files, a DELETE for each one left over
+``names``             LIST for each 1000 names
+``size, modified``    HEAD
+``read``              GET
+``open_input``        none if the size is given, else HEAD; then a GET for a megabyte or more
+``create``            a PUT if less than 8 MB are written; else POST, a PUT for each 8 MB, POST
+====================  ==========================================================================================
 
 >>> ObjectFiles("s3://key:secret@bucket/state?region=eu-west-1").uri
 's3://bucket/state'
@@ -10,147 +33,162 @@ both have written when it is next opened.
 
 from __future__ import annotations
 
-import json
+import errno
 import logging
-import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import pyarrow as pa
-from pyarrow import fs
 
-from statebackend.checkpoint.files.addresses import without_secrets
-from statebackend.checkpoint.files.interface import Buffer, Fenced, FileSink, StoreFiles, Taken
+from statebackend.checkpoint.files.addresses import parse_object_address, without_secrets
+from statebackend.checkpoint.files.interface import Buffer, FileSink, StoreFiles, Taken
 from statebackend.checkpoint.files.layout import (
     CHECKPOINTS,
     DATA,
     data_epoch,
+    entry_name,
     epoch_folder,
     is_data_file,
-    newest_epoch,
+    parse_entry_name,
     parse_epoch_folder,
     parse_manifest_name,
-    split,
+    parse_record_name,
 )
+from statebackend.checkpoint.files.object_calls import ObjectCalls, ObjectWriter
+from statebackend.checkpoint.files.object_input import RangedFile
 from statebackend.errors import UsageError
 
 __all__ = ["ObjectFiles", "ObjectSink"]
 
 _log = logging.getLogger(__name__)
-_ATTEMPTS = 100
+#: Where objects are created to try out if the service refuses to create one twice.
+_PROBES = "probes"
+#: The marker of format 1, in the folder of its epoch. Its writer stops when it is gone.
 _OWNER = "owner.json"
 
 
 class ObjectSink(FileSink):
     """A new object; it appears when it is finished.
 
-    >>> from pyarrow import fs
-    >>> memory = fs._MockFileSystem()
-    >>> sink = ObjectSink(memory, "a")
-    >>> sink.write(b"abc")
-    >>> sink.finish()
-    >>> memory.open_input_stream("a").read()
-    b'abc'
+    >>> ObjectSink(ObjectCalls("s3://bucket"), "data/1/a").abandon()
     """
 
-    def __init__(self, filesystem: fs.FileSystem, path: str) -> None:
-        self._filesystem = filesystem
+    def __init__(self, calls: ObjectCalls, path: str) -> None:
+        self._calls = calls
         self._path = path
-        self._there = True
-        self._stream = filesystem.open_output_stream(path)
+        #: None before the first byte, and once nothing more can be written.
+        self._writer: ObjectWriter | None = None
+        self._may_be_there = False
 
     def write(self, data: Buffer) -> None:
-        self._stream.write(data)
+        self._open().write(memoryview(data).cast("B"))
+
+    def _open(self) -> ObjectWriter:
+        if self._writer is None:
+            self._writer = self._calls.open_writer(self._path)
+        return self._writer
 
     def sync_written(self) -> None:
         pass  # an object appears when it is finished
 
     def finish(self) -> None:
-        self._stream.close()
+        writer = self._open()
+        self._may_be_there = True
+        writer.close()
 
     def abandon(self) -> None:
-        if not self._there:
+        # An upload that is never closed makes nothing appear. The service keeps its parts until its rule for
+        # unfinished uploads removes them.
+        self._writer = None
+        if not self._may_be_there:
             return
-        self._there = False
-        # An upload cannot be given up: closing may create the object, which is then removed.
+        self._may_be_there = False
         try:
-            self._stream.close()
-        except OSError:
-            pass
-        try:
-            self._filesystem.delete_file(self._path)
+            self._calls.delete(self._path)
         except FileNotFoundError:
             pass
-        except OSError as error:
-            _log.warning("an abandoned object stays until the store is next opened: %s", type(error).__name__)
+        except (OSError, UsageError) as error:
+            _log.warning("an abandoned object stays until the store is next opened: %s", error)
 
 
 class ObjectFiles(StoreFiles):
-    """The files of a store below a prefix of a bucket. ``filesystem`` and ``root`` override those of the uri.
+    """The files of a store below a path in a bucket.
 
-    >>> from pyarrow import fs
-    >>> ObjectFiles("s3://bucket/state", fs._MockFileSystem(), "state").names("checkpoints")
-    []
+    ``single_writer`` says that the user vouches for there being one writer, so that a service may be used that can
+    create nothing exclusively. ``options`` are obstore's.
+
+    >>> ObjectFiles("gs://bucket/state").address("metadata.json")
+    'gs://bucket/state/metadata.json'
     """
 
-    def __init__(self, uri: str, filesystem: fs.FileSystem | None = None, root: str | None = None) -> None:
-        self._uri = uri
+    def __init__(
+        self,
+        uri: str,
+        calls: ObjectCalls | None = None,
+        *,
+        single_writer: bool = False,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
         self.uri = without_secrets(uri).rstrip("/")
-        self._opened = None if filesystem is None or root is None else (filesystem, root)
+        self._uri = uri
+        self._calls = ObjectCalls(uri, options) if calls is None else calls
+        self._single_writer = single_writer
+        self._root: str | None = None
+        self._is_tried_out = single_writer
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ObjectFiles, (self._uri,)
+        return _made, (self._uri, self._calls, self._single_writer)
 
-    @property
-    def _filesystem(self) -> fs.FileSystem:
-        return self._open()[0]
-
-    def _open(self) -> tuple[fs.FileSystem, str]:
-        if self._opened is None:
-            try:
-                filesystem, root = fs.FileSystem.from_uri(self._uri)
-            except (ValueError, NotImplementedError) as error:
-                # Arrow repeats the uri, which may hold a secret.
-                reason = re.sub(r"'[^']*'|\S*://\S*", "...", str(error))
-                raise UsageError(f"the address of the store cannot be used: {reason}") from None
-            self._opened = filesystem, root.rstrip("/")
-        return self._opened
+    def __repr__(self) -> str:
+        return f"ObjectFiles({self.uri!r})"
 
     def _path(self, name: str) -> str:
-        return f"{self._open()[1]}/{name}"
+        if self._root is None:
+            # Not before something is asked: an address may be kept, and shown, that cannot be used.
+            self._root = parse_object_address(self._uri).root
+        return "/".join(filter(None, (self._root, name)))
 
     # --- reading ---
 
     def read(self, name: str) -> bytes:
-        with self.open_input(name) as file:
-            return bytes(file.read())
+        return self._calls.get(self._path(name))
 
     def size(self, name: str) -> int | None:
-        info = self._filesystem.get_file_info(self._path(name))
-        return info.size if info.type == fs.FileType.File else None
+        try:
+            return self._calls.head(self._path(name)).size
+        except FileNotFoundError:
+            return None
 
     def modified(self, name: str) -> float:
-        written = self._filesystem.get_file_info(self._path(name)).mtime_ns
-        return 0.0 if written is None else written / 1e9
+        try:
+            return self._calls.head(self._path(name)).modified
+        except FileNotFoundError:
+            return 0.0
 
     def names(self, folder: str) -> list[str]:
-        selector = fs.FileSelector(self._path(folder), allow_not_found=True)
-        return sorted(info.base_name for info in self._filesystem.get_file_info(selector))
+        # A service with folders of its own may list one as an object, too.
+        return sorted({*self._calls.names(self._path(folder))})
 
-    def open_input(self, name: str) -> pa.NativeFile:
-        return self._filesystem.open_input_file(self._path(name))
+    def open_input(self, name: str, size: int | None = None) -> pa.NativeFile:
+        path = self._path(name)
+        known = self._calls.head(path).size if size is None else size
+        return pa.PythonFile(
+            RangedFile(lambda start, end: self._calls.get_range(path, start, end), known), mode="r"
+        )
 
     def address(self, name: str) -> str:
         return f"{self.uri}/{name}"
 
     def below(self, folder: str) -> StoreFiles:
-        filesystem, root = self._open()
-        return ObjectFiles(f"{self.uri}/{folder}", filesystem, f"{root}/{folder}")
+        inner = ObjectFiles(f"{self.uri}/{folder}", self._calls, single_writer=self._single_writer)
+        inner._root = self._path(folder)
+        return inner
 
     # --- data files ---
 
     def create(self, name: str) -> FileSink:
-        return ObjectSink(self._filesystem, self._path(name))
+        # Their names have a random part: none is taken.
+        return ObjectSink(self._calls, self._path(name))
 
     def make_folder(self, folder: str) -> None:
         pass  # object names need no folders
@@ -160,107 +198,124 @@ class ObjectFiles(StoreFiles):
 
     def remove(self, name: str) -> None:
         try:
-            self._filesystem.delete_file(self._path(name))
+            self._calls.delete(self._path(name))
         except FileNotFoundError:
             pass
 
     # --- the writer ---
 
     def take_epoch(self, *, refuse_live: bool) -> int:
-        # Nothing tells if the writer of an older epoch is alive.
-        for _ in range(_ATTEMPTS):
-            epoch = self._newest_epoch() + 1
-            token = secrets.token_hex(16)
-            self._write(self._marker(epoch), json.dumps({"writer": token}).encode())
-            if self._newest_epoch() == epoch and token.encode() in self.read(self._marker(epoch)):
-                break
-        else:
-            raise OSError("no epoch can be taken: others take each one first")
-        for name in self.names(CHECKPOINTS):
+        # Nothing tells if an older writer is alive: it finds out with its next entry.
+        if not self._is_tried_out:
+            self._try_out()
+            self._is_tried_out = True
+        names = self.names(CHECKPOINTS)
+        for name in names:
             older = parse_epoch_folder(name)
-            if older is not None and older < epoch:
-                self._filesystem.delete_dir(self._path(epoch_folder(older)))
-        return epoch
+            if older is not None:
+                self.remove(f"{epoch_folder(older)}/{_OWNER}")
+        entries = [found for found in map(parse_entry_name, names) if found is not None]
+        # Markers do not count. The number must be the same for all who take it at once, or each of them would create
+        # another entry; so it may depend only on names that nobody removes here.
+        manifests = [found[1] for found in map(parse_manifest_name, names) if found is not None]
+        records = [found[0] for found in map(parse_record_name, names) if found is not None]
+        return max(entries or [0, *manifests, *records]) + 1
 
-    def _marker(self, epoch: int) -> str:
-        return f"{epoch_folder(epoch)}/{_OWNER}"
-
-    def _newest_epoch(self) -> int:
-        return newest_epoch(self.names(CHECKPOINTS), self.names(DATA))
-
-    def _write(self, name: str, content: bytes) -> None:
-        sink = self.create(name)
+    def _try_out(self) -> None:
+        """Raise `UsageError` if the service creates an object twice, as those do that ignore the condition."""
+        path = self._path(f"{_PROBES}/{secrets.token_hex(16)}")
+        refuses = False
         try:
-            sink.write(content)
-            sink.finish()
-        except BaseException:
-            sink.abandon()
-            raise
+            for content in (b"first", b"second"):
+                try:
+                    self._calls.create(path, content)
+                except FileExistsError:  # the first one, too, may be refused if it is repeated on the way
+                    refuses = True
+        except OSError as error:
+            if error.errno != errno.ENOTSUP:
+                raise
+        finally:
+            self._remove_probe(path)
+        if not refuses:
+            raise self._no_exclusion("it does not refuse to create an object of a name that is taken")
 
-    def holds(self, epoch: int) -> bool:
-        return self.size(self._marker(epoch)) is not None and self._newest_epoch() == epoch
+    def _remove_probe(self, path: str) -> None:
+        try:
+            self._calls.delete(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            _log.warning("an object that was created to try out the service stays: %s", error)
+
+    def _no_exclusion(self, reason: str) -> UsageError:
+        return UsageError(
+            "this object store cannot keep a second writer out",
+            code="USAGE.SINGLE_WRITER",
+            detail=f"{self.uri}: {reason}",
+            hint="use one with conditional writes, such as S3, GCS or Azure, or a local or shared POSIX path; "
+            "or pass single_writer=True if you vouch that no second one writes there",
+        )
+
+    def holds(self, epoch: int, next_sequence: int) -> bool:
+        return self.size(entry_name(next_sequence)) is None
 
     def publish(self, name: str, content: bytes, epoch: int) -> None:
-        if not self.holds(epoch):
-            raise Fenced
-        if self.size(name) is not None or self._is_committed(name):
-            raise Taken
-        sink = self.create(name)
+        path = self._path(name)
+        # The service may ignore the condition: then nobody has tried that out.
+        is_there = self._single_writer and self.size(name) is not None
         try:
-            sink.write(content)
-            sink.finish()
+            if is_there:
+                raise FileExistsError(errno.EEXIST, "an object of this name exists", path)
+            self._create(path, content)
         except OSError as error:
-            # A lost answer may have been a success. If the object exists, it must be complete.
-            if not self._is_there(sink, name, content, error):
-                raise
-        except BaseException:
-            sink.abandon()
-            raise
+            self._settle(path, content, error)
 
-    def _is_committed(self, name: str) -> bool:
-        """Return True if a manifest of the same id, of any epoch, exists."""
-        folder, base_name = split(name)
-        mine = parse_manifest_name(base_name)
-        if folder != CHECKPOINTS or mine is None:
-            return False
-        found = map(parse_manifest_name, self.names(CHECKPOINTS))
-        return any(each is not None and each[0] == mine[0] for each in found)
-
-    def _is_there(self, sink: FileSink, name: str, content: bytes, error: OSError) -> bool:
-        """Return True if the object exists although writing it failed with ``error``."""
+    def _create(self, path: str, content: bytes) -> None:
         try:
-            if self.size(name) is not None and self.read(name) == content:
-                return True
-            sink.abandon()
-            error.unknown = self.size(name) is not None  # type: ignore[attr-defined]
+            self._calls.create(path, content)
+        except OSError as error:
+            if error.errno != errno.ENOTSUP:
+                raise
+            if not self._single_writer:
+                raise self._no_exclusion("it has no conditional writes") from None
+            self._calls.put(path, content)
+
+    def _settle(self, path: str, content: bytes, error: OSError) -> None:
+        """Return if the object has been created in spite of an error; `Taken` if it is another's."""
+        try:
+            found = self._calls.get(path)
         except OSError:
+            # Without a refusal the request may still be carried out. With one, whoever was first has yet to appear,
+            # and that may have been we.
+            if isinstance(error, FileExistsError):
+                error = OSError(
+                    "the object store refuses to create an object, and cannot show the one that exists"
+                )
             error.unknown = True  # type: ignore[attr-defined]
-        return False
+            raise error from None
+        if found != content:
+            raise Taken from error
+
+    def replace(self, name: str, content: bytes, epoch: int) -> None:
+        self._calls.put(self._path(name), content)
 
     def retire(self, names: Iterable[str], epoch: int) -> None:
-        waiting = list(names)
-        if waiting and not self.holds(epoch):
-            raise Fenced
-        for name in waiting:
-            self.remove(name)
+        for name in names:
+            self.remove(name)  # that they may go was decided in the log
 
     def remove_leftovers(self, is_kept: Callable[[str], bool], epoch: int) -> int:
         removed = 0
-        for number in self.names(DATA):
-            folder = f"{DATA}/{number}"
-            if not 0 < data_epoch(folder) < epoch:
-                continue
-            kept = False
-            for base_name in self.names(folder):
-                name = f"{folder}/{base_name}"
-                if is_data_file(name) and not is_kept(name):
-                    self.remove(name)
-                    removed += 1
-                else:
-                    kept = True
-            if not kept:
-                self._filesystem.delete_dir(self._path(folder))
+        start = len(self._path("x")) - 1
+        for path in self._calls.names_below(self._path(DATA)):
+            name = path[start:]
+            if 0 < data_epoch(name) < epoch and is_data_file(name) and not is_kept(name):
+                self.remove(name)
+                removed += 1
         return removed
 
     def release(self, epoch: int) -> None:
         pass
+
+
+def _made(uri: str, calls: ObjectCalls, single_writer: bool) -> ObjectFiles:
+    return ObjectFiles(uri, calls, single_writer=single_writer)

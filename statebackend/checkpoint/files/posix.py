@@ -1,7 +1,7 @@
 """A store on a POSIX path, local or shared: exclusive, durable commits and a fence against older writers.
 
 Every writer has an epoch and holds the folder ``checkpoints/epoch-<epoch>/``. Whatever must not happen once a newer
-writer is there goes *through* that folder: a writer writes a manifest in it and then links it up; it moves a file that
+writer is there goes *through* that folder: a writer writes an entry in it and then links it up; it moves a file that
 is no longer needed into it and then removes it. A newer writer empties and removes the folder. From then on both
 steps fail atomically, whatever the older writer found out before.
 
@@ -163,7 +163,7 @@ class PosixFiles(StoreFiles):
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def open_input(self, name: str) -> pa.NativeFile:
+    def open_input(self, name: str, size: int | None = None) -> pa.NativeFile:
         return self._calls.open_input(self._path(name))
 
     def address(self, name: str) -> str:
@@ -334,7 +334,10 @@ class PosixFiles(StoreFiles):
             except OSError:
                 pass  # the next writer removes it
 
-    def holds(self, epoch: int) -> bool:
+    def holds(self, epoch: int, next_sequence: int) -> bool:
+        return self._is_there(epoch)
+
+    def _is_there(self, epoch: int) -> bool:
         try:
             return self._calls.status(self._path(epoch_folder(epoch))).is_folder
         except FileNotFoundError:
@@ -342,18 +345,7 @@ class PosixFiles(StoreFiles):
 
     def publish(self, name: str, content: bytes, epoch: int) -> None:
         folder, base_name = split(name)
-        # Use a new name each time: a failed attempt may have left anything behind, or nothing.
-        aside = f"{epoch_folder(epoch)}/{next(self._asides)}-{base_name}"
-        try:
-            sink = self.create(aside)
-        except FileNotFoundError:
-            raise Fenced from None
-        try:
-            sink.write(content)
-            sink.finish()
-        except BaseException:
-            sink.abandon()
-            raise
+        aside = self._write_aside(base_name, content, epoch)
         try:
             self._link(aside, name)
         except OSError as error:
@@ -370,6 +362,31 @@ class PosixFiles(StoreFiles):
             self.remove(aside)
         except OSError as error:
             _log.warning("a manifest's first name stays until the store is next opened: %s", error)
+
+    def replace(self, name: str, content: bytes, epoch: int) -> None:
+        folder, base_name = split(name)
+        aside = self._write_aside(base_name, content, epoch)
+        try:
+            self._calls.rename(self._path(aside), self._path(name))
+        except FileNotFoundError:
+            raise Fenced from None
+        self.sync_folder(folder)
+
+    def _write_aside(self, base_name: str, content: bytes, epoch: int) -> str:
+        """Write a durable file in the folder of the epoch, and return its name."""
+        # Use a new name each time: a failed attempt may have left anything behind, or nothing.
+        aside = f"{epoch_folder(epoch)}/{next(self._asides)}-{base_name}"
+        try:
+            sink = self.create(aside)
+        except FileNotFoundError:
+            raise Fenced from None
+        try:
+            sink.write(content)
+            sink.finish()
+        except BaseException:
+            sink.abandon()
+            raise
+        return aside
 
     def _link(self, aside: str, name: str) -> None:
         try:
@@ -424,7 +441,7 @@ class PosixFiles(StoreFiles):
             try:
                 self._calls.rename(self._path(name), self._path(moved))
             except FileNotFoundError:
-                if not self.holds(epoch):
+                if not self._is_there(epoch):
                     raise Fenced from None
                 continue  # it is gone already
             self.remove(moved)

@@ -35,6 +35,7 @@ from statebackend.checkpoint.files import FileSink, StoreFiles
 from statebackend.checkpoint.files.interface import Buffer
 from statebackend.checkpoint.files.layout import data_folder
 from statebackend.checkpoint.store.checksums import crc32c
+from statebackend.checkpoint.store.encryption import EncryptedBlocks, Encryption
 from statebackend.checkpoint.store.manifest import FILE_KINDS, StoredFile
 from statebackend.errors import CommitConflictError, StoreError, UsageError
 from statebackend.keys import KeyGroupRange
@@ -76,7 +77,14 @@ class DataFile(io.RawIOBase):
     """
 
     def __init__(
-        self, writer: DataWriter, sink: FileSink, name: str, described: StoredFile, *, is_paced: bool = False
+        self,
+        writer: DataWriter,
+        sink: FileSink,
+        name: str,
+        described: StoredFile,
+        *,
+        is_paced: bool = False,
+        encryption: Encryption | None = None,
     ) -> None:
         super().__init__()
         self.name = name
@@ -85,8 +93,12 @@ class DataFile(io.RawIOBase):
         self._described = described
         self._lock = threading.Lock()
         self._pending = bytearray()
+        #: Bytes that were given, apart from those that are pending.
+        self._given = 0
+        #: Of what is stored, which is longer if it is encrypted.
         self._size = 0
         self._checksum = 0
+        self._blocks = None if encryption is None else EncryptedBlocks(encryption, name)
         #: The size at which the next step ends; None: it is not paced.
         self._next_step = _STEP if is_paced else None
 
@@ -94,8 +106,8 @@ class DataFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Bytes written so far."""
-        return self._size + len(self._pending)
+        """Bytes written so far, of plain text if the file is encrypted: Arrow writes offsets by it."""
+        return self._given + len(self._pending)
 
     def write(self, data: Buffer) -> int:
         """Append all of ``data``. Memory: buffers at most 256 KB."""
@@ -131,6 +143,9 @@ class DataFile(io.RawIOBase):
         """
         with self._lock, self._failing():
             self._drain()
+            if self._blocks is not None:
+                for block in self._blocks.rest():
+                    self._store(block)
             self._open_sink().finish()
             self._sink = None
         super().close()
@@ -152,6 +167,14 @@ class DataFile(io.RawIOBase):
         return self._sink
 
     def _append(self, data: memoryview | bytearray) -> None:
+        self._given += len(data)
+        if self._blocks is None:
+            self._store(data)
+        else:
+            for block in self._blocks.of(data):
+                self._store(block)
+
+    def _store(self, data: memoryview | bytearray | bytes) -> None:
         self._open_sink().write(data)
         self._checksum = crc32c(data, self._checksum)
         self._size += len(data)
@@ -198,6 +221,7 @@ class DataWriter:
         ended: Callable[[DataWriter], None] | None = None,
         builds_on: frozenset[str] = frozenset(),
         compression: str | None = "zstd",
+        encryption: Encryption | None = None,
     ) -> None:
         self.epoch = epoch
         self.checkpoint_id = checkpoint_id
@@ -205,6 +229,7 @@ class DataWriter:
         self.builds_on = builds_on
         #: The compression of Arrow's buffers.
         self.compression = compression
+        self._encryption = encryption
         self._files = files
         self._ended = ended
         self._process = os.getpid()
@@ -223,12 +248,13 @@ class DataWriter:
             None,
             self.builds_on,
             self.compression,
+            self._encryption,
         )
         return DataWriter, arguments
 
     def beside(self) -> DataWriter:
         """Another writer of this epoch, for files of the next manifest, whichever that is. They are paced."""
-        return DataWriter(self._files, self.epoch, compression=self.compression)
+        return DataWriter(self._files, self.epoch, compression=self.compression, encryption=self._encryption)
 
     def create(
         self,
@@ -256,7 +282,14 @@ class DataWriter:
             try:
                 with storing(f"creating {name}"):
                     sink = self._files.create(name)
-                    file = DataFile(self, sink, name, described, is_paced=self.checkpoint_id is None)
+                    file = DataFile(
+                        self,
+                        sink,
+                        name,
+                        described,
+                        is_paced=self.checkpoint_id is None,
+                        encryption=self._encryption,
+                    )
             except StoreError as error:
                 if isinstance(error.__cause__, FileNotFoundError):
                     raise CommitConflictError(
@@ -302,7 +335,8 @@ class DataWriter:
     def read_back(self, file: StoredFile) -> pa.NativeFile:
         """Open a finished file of this writer, or one it may build on, as a seekable ``pyarrow.NativeFile``."""
         with storing(f"opening {file.name}"):
-            return self._files.open_input(file.name)
+            source = self._files.open_input(file.name)
+            return source if self._encryption is None else self._encryption.open(file.name, source)
 
     def sync(self) -> None:
         """Make the names of the new files durable; a commit does so for files of its own process."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from statebackend.checkpoint.store.sealed import JsonObject, unseal
@@ -39,8 +39,8 @@ __all__ = [
     "time_of",
 ]
 
-#: The version of manifests and metadata that this code writes. It reads every version that was ever released.
-FORMAT = 1
+#: The version of stores that this code makes. It reads every version that was ever released.
+FORMAT = 2
 
 MAX_INTEGER = 10**18 - 1
 
@@ -198,25 +198,32 @@ def from_json(cls: type[T], data: object) -> T:
         raise UsageError(f"not the JSON form of a {cls.__name__}: {error}") from None
 
 
-def parse(cls: type[T], data: bytes, name: str) -> T:
-    """Make an object from the bytes of the sealed file ``name``, with the ``_read`` of its class.
+def parse(
+    cls: type[T],
+    data: bytes,
+    name: str,
+    formats: Collection[int] = (FORMAT,),
+    read: Callable[[object], T] | None = None,
+) -> T:
+    """Make an object from the bytes of the sealed file ``name``, with ``read`` or the ``_read`` of its class.
 
     >>> from statebackend.checkpoint.store.metadata import Metadata
     >>> from statebackend.checkpoint.store.sealed import seal
-    >>> parse(Metadata, seal({"format": 1}), "metadata.json")
+    >>> parse(Metadata, seal({"format": 2}), "metadata.json")
     Traceback (most recent call last):
     statebackend.errors.CorruptCheckpointError: not a metadata: the metadata has no key_type, ... (metadata.json) ...
     """
     content = unseal(data, name)
     version = content.get("format")
-    if version != FORMAT:
+    if version not in formats:
         raise CorruptCheckpointError(
             "the file is of a version that this library does not read",
             code="CORRUPT_CHECKPOINT.VERSION",
-            detail=f"{name}, version {version if type(version) is int else 'unknown'}, read is {FORMAT}",
+            detail=f"{name}, version {version if type(version) is int else 'unknown'}, "
+            f"read is {' or '.join(map(str, formats))}",
             hint="open it with the newer version of the library that wrote it",
         )
     try:
-        return cls._read(content)  # type: ignore[attr-defined,no-any-return]
+        return cls._read(content) if read is None else read(content)  # type: ignore[attr-defined]
     except Malformed as error:
         raise CorruptCheckpointError(f"not a {cls.__name__.lower()}: {error}", detail=name) from None

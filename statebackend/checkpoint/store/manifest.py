@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
-from statebackend.checkpoint.files.layout import data_epoch, is_data_file, manifest_name
+from statebackend.checkpoint.files.layout import data_epoch, entry_name, is_data_file, manifest_name
 from statebackend.checkpoint.store.json_checks import (
-    FORMAT,
     Checked,
     Malformed,
     from_json,
@@ -38,9 +37,11 @@ from statebackend.checkpoint.store.metadata import STORE_ID
 from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 
-__all__ = ["FILE_KINDS", "Manifest", "StateSnapshot", "StoredFile"]
+__all__ = ["FILE_KINDS", "MAIN_OUTPUT", "LoadPart", "Manifest", "StateSnapshot", "StoredFile", "no_parts"]
 
-FILE_KINDS = ("base", "delta", "sst", "operator", "output")
+FILE_KINDS = ("base", "delta", "sst", "operator", "output", "manifest")
+#: The name of the output that a function gives its rows to without naming one.
+MAIN_OUTPUT = "main"
 
 _CHECKSUM = re.compile("crc32c:([0-9a-f]{8})")
 
@@ -208,41 +209,77 @@ class StateSnapshot(Checked):
         )
 
 
+#: Reads a snapshot that lies in a file of its own; None leaves it out.
+LoadPart: TypeAlias = Callable[[StoredFile], StateSnapshot | None]
+
+
 @dataclass(frozen=True)
 class Manifest(Checked):
-    """A committed checkpoint: the snapshots of its subtasks, other files, and the batch's ``now``.
+    """A committed checkpoint: the snapshots of its subtasks, its outputs and other files, its times and its batch.
 
-    ``files`` are those that belong to no subtask's state, such as the batch's output. ``progress`` is free.
-
-    >>> manifest = Manifest(7, epoch=3, store="0" * 32, snapshots=(StateSnapshot(7, epoch=3),))
+    >>> manifest = Manifest(7, epoch=3, store="0" * 32, snapshots=(StateSnapshot(7, epoch=3),), sequence=12)
     >>> manifest.name
-    'checkpoints/7-3.json'
+    'checkpoints/12.json'
     """
 
     checkpoint_id: int
     epoch: int
     store: str
     snapshots: tuple[StateSnapshot, ...] = ()
+    #: Files that belong to no subtask's state and are no output.
     files: tuple[StoredFile, ...] = ()
+    #: The time of the batch by the clock, in milliseconds.
     now: int | None = None
+    #: Free for whoever commits.
     progress: dict[str, Any] = dataclasses.field(default_factory=dict)
+    #: The place of its entry in the log; None in format 1.
+    sequence: int | None = None
+    #: See `CheckpointStore.incarnation`. None in format 1, which had it in ``progress``.
+    incarnation: str | None = None
+    #: The greatest event time up to and including the batch, less the delay, in milliseconds.
+    watermark: int | None = None
+    #: What tells this batch from others of its number; free for whoever commits.
+    batch: dict[str, Any] = dataclasses.field(default_factory=dict)
+    #: The files of each output, by its name.
+    outputs: dict[str, tuple[StoredFile, ...]] = dataclasses.field(default_factory=dict)
+    #: The files in which snapshots lie, in the order of snapshots; None for one that lies in the manifest itself.
+    parts: tuple[StoredFile | None, ...] = ()
+    #: When it was committed, by the clock of the machine, in milliseconds.
+    written: int | None = None
+
+    #: The members of an entry that belong to the manifest in it.
+    MEMBERS: ClassVar[frozenset[str]] = frozenset(
+        {"id", "snapshots", "outputs", "files", "times", "batch", "progress", "written"}
+    )
 
     def _check(self) -> None:
         integer(self.checkpoint_id, "the checkpoint id")
         integer(self.epoch, "the epoch", 1)
         match(self.store, STORE_ID, "the id of the store is not 32 hexadecimal digits")
         self._set("snapshots", tuple(self.snapshots))
+        self._set("parts", tuple(self.parts) or (None,) * len(self.snapshots))
         for snapshot in self.snapshots:
             if instance(snapshot, StateSnapshot, "a snapshot").checkpoint_id != self.checkpoint_id:
                 raise Malformed("a snapshot is one of another checkpoint")
         self._set("files", _files(self.files))
+        outputs = instance(self.outputs, dict, "outputs")
+        self._set("outputs", {instance(name, str, "an output"): _files(outputs[name]) for name in outputs})
         time_of(self.now)
-        instance(self.progress, dict, "progress")
+        time_of(self.watermark)
+        time_of(self.written)
+        for what in ("progress", "batch"):
+            instance(self._given(what), dict, what)  # what JSON cannot hold is found when it is sealed
         self._set("_by_name", self._named())
 
     def _named(self) -> dict[str, StoredFile]:
         named: dict[str, StoredFile] = {}
-        for files in (*(snapshot.files for snapshot in self.snapshots), self.files):
+        parts = [part for part in self.parts if part is not None]
+        for files in (
+            *(snapshot.files for snapshot in self.snapshots),
+            parts,
+            self.files,
+            *self.outputs.values(),
+        ):
             for file in files:
                 known = named.setdefault(file.name, file)
                 if (known.size, known.checksum) != (file.size, file.checksum):
@@ -253,63 +290,123 @@ class Manifest(Checked):
     def name(self) -> str:
         """The name of its file in the store.
 
-        >>> Manifest(0, epoch=1, store="0" * 32).name
+        >>> Manifest(0, epoch=1, store="0" * 32).name  # of format 1
         'checkpoints/0-1.json'
         """
-        return manifest_name(self.checkpoint_id, self.epoch)
+        return (
+            manifest_name(self.checkpoint_id, self.epoch)
+            if self.sequence is None
+            else entry_name(self.sequence)
+        )
 
     @property
     def all_files(self) -> dict[str, StoredFile]:
-        """Every file that it names, by name.
+        """Every file that it names, by name; its outputs, too, which may be gone already.
 
         >>> Manifest(0, epoch=1, store="0" * 32).all_files
         {}
         """
         return self._by_name  # type: ignore[attr-defined,no-any-return]
 
-    def to_json(self) -> JsonObject:
-        """The content of its file.
+    @property
+    def output_names(self) -> set[str]:
+        """The names of the files of its outputs.
 
-        >>> Manifest(0, epoch=1, store="0" * 32).to_json()["format"]
-        1
+        >>> Manifest(0, epoch=1, store="0" * 32).output_names
+        set()
+        """
+        return {file.name for files in self.outputs.values() for file in files}
+
+    def to_json(self) -> JsonObject:
+        """Its members of the entry that commits it. A snapshot in a file of its own is named by this file.
+
+        >>> sorted(Manifest(0, epoch=1, store="0" * 32).to_json()) == sorted(Manifest.MEMBERS)
+        True
         """
         return {
-            "format": FORMAT,
-            "store": self.store,
             "id": self.checkpoint_id,
-            "epoch": self.epoch,
-            "snapshots": [snapshot.to_json() for snapshot in self.snapshots],
+            "snapshots": [
+                snapshot.to_json() if part is None else {"part": part.to_json()}
+                for snapshot, part in zip(self.snapshots, self.parts, strict=True)
+            ],
+            "outputs": {name: [file.to_json() for file in files] for name, files in self.outputs.items()},
             "files": [file.to_json() for file in self.files],
-            "now": self.now,
+            "times": {"now": self.now, "watermark": self.watermark},
+            "batch": self.batch,
             "progress": self.progress,
+            "written": self.written,
         }
 
     @classmethod
-    def parse(cls, data: bytes, name: str) -> Manifest:
-        """Read the bytes of the manifest called ``name``; `CorruptCheckpointError` if they are not one.
+    def of_entry(cls, members: JsonObject, incarnation: str, load: LoadPart) -> Manifest:
+        """Read the manifest from the members of a commit; ``load`` reads the parts that lie in files of their own."""
+        checkpoint_id = integer(members["id"], "the checkpoint id")
+        times = members_of(members["times"], "times", {"now", "watermark"})
+        snapshots, parts = [], []
+        for each in instance(members["snapshots"], list, "snapshots"):
+            is_part = isinstance(each, dict) and each.keys() == {"part"}
+            part = StoredFile._read(each["part"]) if is_part else None
+            snapshot = StateSnapshot._read(each) if part is None else load(part)
+            if snapshot is not None:
+                parts.append(part)
+                snapshots.append(snapshot if part is None else _again(snapshot, checkpoint_id, times["now"]))
+        outputs = instance(members["outputs"], dict, "outputs")
+        return made(
+            cls,
+            checkpoint_id=checkpoint_id,
+            epoch=members["epoch"],
+            store=members["store"],
+            snapshots=tuple(snapshots),
+            files=_read_files(members["files"]),
+            now=times["now"],
+            progress=members["progress"],
+            sequence=members["sequence"],
+            incarnation=incarnation,
+            watermark=times["watermark"],
+            batch=members["batch"],
+            outputs={name: _read_files(files) for name, files in outputs.items()},
+            parts=tuple(parts),
+            written=members["written"],
+        )
 
-        >>> from statebackend.checkpoint.store.sealed import seal
-        >>> manifest = Manifest(7, epoch=3, store="0" * 32)
-        >>> Manifest.parse(seal(manifest.to_json()), manifest.name) == manifest
-        True
-        """
-        return parse(cls, data, name)
+    @classmethod
+    def parse(cls, data: bytes, name: str) -> Manifest:
+        """Read the bytes of the manifest of format 1 called ``name``; `CorruptCheckpointError` if they are not one."""
+        return parse(cls, data, name, formats=(1,))
 
     @classmethod
     def _read(cls, data: object) -> Manifest:
         names = {"format", "store", "id", "epoch", "snapshots", "files", "now", "progress"}
         members = members_of(data, "the manifest", names)
         snapshots = instance(members["snapshots"], list, "snapshots")
+        files = _read_files(members["files"])
+        outputs = tuple(file for file in files if file.kind == "output")
         return made(
             cls,
             checkpoint_id=members["id"],
             epoch=members["epoch"],
             store=members["store"],
             snapshots=tuple(StateSnapshot._read(each) for each in snapshots),
-            files=_read_files(members["files"]),
+            files=tuple(file for file in files if file.kind != "output"),
+            outputs={MAIN_OUTPUT: outputs} if outputs else {},
             now=members["now"],
             progress=members["progress"],
         )
+
+
+def _again(snapshot: StateSnapshot, checkpoint_id: int, now: object) -> StateSnapshot:
+    """The same files as the part of a later checkpoint, for which they did not change."""
+    members = {field.name: getattr(snapshot, field.name) for field in dataclasses.fields(snapshot)}
+    return made(StateSnapshot, **{**members, "checkpoint_id": checkpoint_id, "now": now})
+
+
+def no_parts(part: StoredFile) -> None:
+    """Leave out a snapshot that lies in a file of its own.
+
+    >>> no_parts(StoredFile("data/3/a.json", "manifest", 10, 0)) is None
+    True
+    """
+    return
 
 
 def _files(files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:

@@ -1,4 +1,4 @@
-"""The purpose of a store: its query, key type and number of key groups. Written once, checked at every opening.
+"""The purpose of a store: its query, key type and number of key groups. Checked at every opening.
 
 >>> stored = Metadata("0" * 32, query="q-1", key_type={"type": "long"}, max_parallelism=128)
 >>> check_same_use(stored, Metadata("1" * 32, max_parallelism=64), "/data/state")
@@ -12,6 +12,7 @@ import dataclasses
 import re
 from dataclasses import dataclass
 
+from statebackend.checkpoint.store.encryption import check_same_encryption, check_sizes
 from statebackend.checkpoint.store.json_checks import (
     FORMAT,
     Checked,
@@ -26,8 +27,10 @@ from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.errors import StateMigrationError, UsageError
 from statebackend.keys import MAX_PARALLELISM
 
-__all__ = ["STORE_ID", "Metadata", "check_same_use"]
+__all__ = ["FORMATS", "STORE_ID", "Metadata", "check_same_use"]
 
+#: The versions of stores that are read.
+FORMATS = (1, FORMAT)
 #: The pattern of a store's id; manifests repeat the id.
 STORE_ID = re.compile("[0-9a-f]{32}")
 
@@ -44,6 +47,10 @@ class Metadata(Checked):
     query: str | None = None
     key_type: JsonObject | None = None
     max_parallelism: int | None = None
+    #: The sizes of encrypted blocks; None: data files are in plain text.
+    encryption: JsonObject | None = None
+    #: The version of the store. An older version of the library refuses a store of a newer format when it reads this.
+    format: int = FORMAT
 
     def _check(self) -> None:
         match(self.store, STORE_ID, "the id of the store is not 32 hexadecimal digits")
@@ -53,14 +60,20 @@ class Metadata(Checked):
             instance(self.key_type, dict, "the key type")
         if self.max_parallelism is not None:
             integer(self.max_parallelism, "max_parallelism", 1, MAX_PARALLELISM)
+        integer(self.format, "the format", 1, FORMAT)
+        if self.encryption is not None:
+            check_sizes(self.encryption)
 
     def to_json(self) -> JsonObject:
         """The content of its file.
 
         >>> Metadata("0" * 32).to_json()["format"]
-        1
+        2
         """
-        return {"format": FORMAT, **dataclasses.asdict(self)}
+        content = dataclasses.asdict(self)
+        if self.format == 1:
+            del content["encryption"]  # which that version does not know
+        return content
 
     @classmethod
     def parse(cls, data: bytes, name: str) -> Metadata:
@@ -70,17 +83,17 @@ class Metadata(Checked):
         >>> Metadata.parse(seal(Metadata("0" * 32).to_json()), "metadata.json") == Metadata("0" * 32)
         True
         """
-        return parse(cls, data, name)
+        return parse(cls, data, name, FORMATS)
 
     @classmethod
     def _read(cls, data: object) -> Metadata:
-        names = {"store", "query", "key_type", "max_parallelism"}
-        members = members_of(data, "the metadata", {*names, "format"})
-        return made(cls, **{name: members[name] for name in names})
+        names = {"store", "query", "key_type", "max_parallelism", "format"}
+        return made(cls, **members_of(data, "the metadata", names, {"encryption"}))
 
 
 def check_same_use(existing: Metadata, wanted: Metadata, uri: str) -> None:
-    """Raise unless a store made for ``existing`` may be used for ``wanted``; members that are None are not compared.
+    """Raise unless a store made for ``existing`` may be used for ``wanted``; members that are None are not compared,
+    except for the encryption.
 
     >>> check_same_use(Metadata("0" * 32, query="a"), Metadata("1" * 32, query="b"), "/data/state")
     Traceback (most recent call last):
@@ -93,6 +106,7 @@ def check_same_use(existing: Metadata, wanted: Metadata, uri: str) -> None:
             detail=uri,
             hint="give each query a store of its own, or restore from this one into a new one",
         )
+    check_same_encryption(existing.encryption, wanted.encryption, uri)
     for what in ("key_type", "max_parallelism"):
         mine, theirs = getattr(wanted, what), getattr(existing, what)
         if mine is not None and mine != theirs:

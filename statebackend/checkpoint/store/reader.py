@@ -7,29 +7,34 @@
 from __future__ import annotations
 
 import datetime
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import pyarrow as pa
 
 from statebackend.checkpoint.files import StoreFiles, open_files, without_secrets
-from statebackend.checkpoint.files.layout import (
-    CHECKPOINTS,
-    METADATA,
-    manifest_name,
-    parse_manifest_name,
-    parse_record_name,
-    record_name,
-)
+from statebackend.checkpoint.files.layout import METADATA, entry_name, parse_entry_name
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.data_files import storing
+from statebackend.checkpoint.store.encryption import BlockCipher, agreed, check_cipher
+from statebackend.checkpoint.store.log import (
+    Log,
+    check_same_store,
+    read_entry,
+    read_log,
+    read_manifest,
+    read_metadata,
+    read_records,
+    required_metadata,
+)
+from statebackend.checkpoint.store.log_state import Key, Times
 from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile
 from statebackend.checkpoint.store.metadata import Metadata
+from statebackend.checkpoint.store.parts import Parts
 from statebackend.checkpoint.store.pins import Pin
-from statebackend.checkpoint.store.records import Record, Records
-from statebackend.checkpoint.store.retention import Key
-from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError
+from statebackend.checkpoint.store.records import Record
+from statebackend.errors import CorruptCheckpointError, StoreError, UsageError
 
 __all__ = ["Checkpoint", "CheckpointReader"]
 
@@ -50,13 +55,20 @@ class Checkpoint:
         manifest: Manifest,
         *,
         is_committed: bool = True,
-        now: int | None = None,
+        times: Times = Times(),  # noqa: B008 - immutable
+        has_outputs: bool = True,
+        encryption: BlockCipher | None = None,
     ) -> None:
+        #: The cipher of its store; None if there is none.
+        self.encryption = encryption
+        self._encryption = agreed(metadata.encryption, encryption, files.uri)
         self.metadata = metadata
         self.manifest = manifest
+        #: False once its outputs have been dropped, which go earlier than states.
+        self.has_outputs = has_outputs
         self._files = files
         self._is_committed = is_committed
-        self._now = manifest.now if now is None else now
+        self._times = times
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.id}, epoch {self.epoch}, {self._files.uri})"
@@ -74,7 +86,12 @@ class Checkpoint:
     @property
     def now(self) -> int | None:
         """The time of its batch, in milliseconds. `sb.tools.set_time` can replace that of the newest checkpoint."""
-        return self._now
+        return self.manifest.now if self._times.now is None else self._times.now
+
+    @property
+    def watermark(self) -> int | None:
+        """The greatest event time up to and including its batch, less the delay, in milliseconds; None if unset."""
+        return self.manifest.watermark if self._times.watermark is None else self._times.watermark
 
     @property
     def snapshots(self) -> tuple[StateSnapshot, ...]:
@@ -83,8 +100,14 @@ class Checkpoint:
 
     @property
     def files(self) -> dict[str, StoredFile]:
-        """All its files, by name."""
-        return self.manifest.all_files
+        """All its files that are kept, by name."""
+        gone = set() if self.has_outputs else self.manifest.output_names
+        return {name: file for name, file in self.manifest.all_files.items() if name not in gone}
+
+    @property
+    def outputs(self) -> dict[str, tuple[StoredFile, ...]]:
+        """The files of the outputs that are kept, by the name of the output."""
+        return self.manifest.outputs if self.has_outputs else {}
 
     def address(self, file: StoredFile) -> str:
         """The path or uri of a file as other programs, such as Spark, take it."""
@@ -92,13 +115,24 @@ class Checkpoint:
 
     def open_file(self, file: StoredFile) -> pa.NativeFile:
         """Open a file as a seekable ``pyarrow.NativeFile``; `CorruptCheckpointError` if it is missing or not as long
-        as the manifest says. Does not check the content: `verify` does that, or the checksums within the file.
+        as the manifest says. Does not check the content: `verify` does that, or the checksums within the file. In an
+        encrypted store it gives the plain text, of which it decrypts what is read.
         """
+        source = self._open_stored(file)
+        return source if self._encryption is None else self._encryption.open(file.name, source)
+
+    def _open_stored(self, file: StoredFile) -> pa.NativeFile:
         self._check_size(file)
+        with self._expecting(file, "opening"):
+            return self._files.open_input(file.name, file.size)
+
+    @contextmanager
+    def _expecting(self, file: StoredFile, doing: str) -> Iterator[None]:
+        """Turn the error that a file is not there, which may come with the first read, into what that means."""
         try:
-            with storing(f"opening {file.name}"):
-                return self._files.open_input(file.name)
-        except OSError as error:
+            with storing(f"{doing} {file.name}"):
+                yield
+        except StoreError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise self._missing(file) from error
             raise
@@ -107,10 +141,10 @@ class Checkpoint:
         """Read the whole content of a file and check it against its checksum."""
         content = bytearray()
         self._checked(file, content)
-        return bytes(content)
+        return bytes(content) if self._encryption is None else self._encryption.plain(file.name, content)
 
     def verify(self, files: Iterable[StoredFile] | None = None) -> None:
-        """Read files, by default all, and check each against its checksum.
+        """Read files, by default all, and check each against its checksum, which is one of stored bytes.
 
         `CorruptCheckpointError` names the first bad one.
         """
@@ -118,9 +152,13 @@ class Checkpoint:
             self._checked(file, None)
 
     def is_kept(self) -> bool:
-        """Look again if the store still has it; False once its writer has dropped it."""
-        with storing(f"looking for {self.manifest.name}"):
-            return not self._is_committed or self._files.size(self.manifest.name) is not None
+        """Look again if the store still has it; False once its writer has dropped it. Reads the newest entry."""
+        if not self._is_committed:
+            return True
+        return read_log(self._files).state.keeps(Key(self.id, self.manifest.name))
+
+    def _keeps_outputs(self) -> bool:
+        return read_log(self._files).state.has_outputs(Key(self.id, self.manifest.name))
 
     def check_kept(self) -> None:
         """Raise `UsageError` if the writer of the store has dropped it."""
@@ -142,6 +180,12 @@ class Checkpoint:
     def _missing(self, file: StoredFile) -> Exception:
         if not self.is_kept():
             return _dropped(self.id)
+        if file.name in self.manifest.output_names and not self._keeps_outputs():
+            return UsageError(
+                f"the outputs of checkpoint {self.id} have been dropped meanwhile",
+                code="USAGE.NO_CHECKPOINT",
+                hint="outputs go earlier than states: only those of the newest two checkpoints are kept",
+            )
         return CorruptCheckpointError(
             "a file is missing",
             detail=f"{file.name}, checkpoint {self.id}",
@@ -150,7 +194,7 @@ class Checkpoint:
 
     def _checked(self, file: StoredFile, content: bytearray | None) -> None:
         checksum = size = 0
-        with self.open_file(file) as source, storing(f"reading {file.name}"):
+        with self._open_stored(file) as source, self._expecting(file, "reading"):
             while size < file.size:
                 chunk = source.read(min(_CHUNK, file.size - size))
                 if not chunk:
@@ -187,10 +231,17 @@ class CheckpointReader:
         uri: str | os.PathLike[str],
         *,
         single_writer: bool = True,
+        options: Mapping[str, str] | None = None,
+        encryption: BlockCipher | None = None,
         _files: StoreFiles | None = None,
     ) -> None:
-        self._files = open_files(uri, single_writer=single_writer) if _files is None else _files
+        check_cipher(encryption)
+        self._cipher = encryption
+        self._files = (
+            open_files(uri, single_writer=single_writer, options=options) if _files is None else _files
+        )
         self._address = without_secrets(uri)
+        self._parts = Parts(self._files)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._files.uri!r})"
@@ -209,13 +260,22 @@ class CheckpointReader:
         """
         return self._address
 
-    def checkpoints(self) -> list[int]:
-        """The ids of the committed checkpoints, ascending. Lists one folder.
+    @property
+    def encryption(self) -> BlockCipher | None:
+        """The cipher of its data files, as it was given; None if there is none.
 
-        Two manifests of one id, or one that an older writer committed after a newer one, raise
+        >>> CheckpointReader("/nowhere").encryption is None
+        True
+        """
+        return self._cipher
+
+    def checkpoints(self) -> list[int]:
+        """The ids of the committed checkpoints, ascending. Lists one folder, and reads one small file.
+
+        In a store of format 1, two manifests of one id, or one that an older writer committed after a newer one, raise
         `CommitConflictError`: two writers have written to a place that could not keep the second out.
         """
-        return [checkpoint_id for checkpoint_id, _ in self._committed()]
+        return [key.checkpoint_id for key in self._committed()]
 
     def latest(self, intact: bool = False) -> int | None:
         """The id of the newest checkpoint; with ``intact``, of the newest whose files are all as they were written.
@@ -224,21 +284,23 @@ class CheckpointReader:
         """
         for key in reversed(self._committed()):
             if not intact:
-                return key[0]
+                return key.checkpoint_id
             try:
-                metadata = self._metadata_of_checkpoint()
-                Checkpoint(self._files, metadata, self._manifest(key, metadata)).verify()
+                self._open(key).verify()
             except CorruptCheckpointError:
                 continue
-            return key[0]
+            return key.checkpoint_id
         return None
 
     def open(self, checkpoint_id: int) -> Checkpoint:
         """Open the checkpoint of an id, to read it or to restore from it. Reads its manifest and the metadata."""
         if type(checkpoint_id) is not int:
             raise UsageError("a checkpoint is opened by its id, an int")
-        committed = dict(self._committed())
+        log = self._log()
+        committed = {key.checkpoint_id: key for key in log.state.kept}
         if checkpoint_id not in committed:
+            for name in log.damaged:
+                read_entry(self._files, name)  # raises: it may have committed this checkpoint
             there = ", ".join(map(str, committed)) or "none"
             raise UsageError(
                 f"there is no checkpoint {checkpoint_id}",
@@ -246,7 +308,7 @@ class CheckpointReader:
                 detail=self.uri,
                 hint=f"there are: {there}",
             )
-        return self._open((checkpoint_id, committed[checkpoint_id]))
+        return self._open(committed[checkpoint_id])
 
     def open_latest(self) -> Checkpoint:
         """Open the newest checkpoint.
@@ -290,21 +352,14 @@ class CheckpointReader:
         )
         if not given:
             raise UsageError("there are no snapshots to open")
-        metadata = self._metadata_of_checkpoint()
+        metadata = required_metadata(self._files)
         epoch = max(each.epoch for each in given)
         manifest = Manifest(given[0].checkpoint_id, epoch, metadata.store, given)
-        return Checkpoint(self._files, metadata, manifest, is_committed=False)
+        return Checkpoint(self._files, metadata, manifest, is_committed=False, encryption=self.encryption)
 
     def metadata(self) -> Metadata | None:
         """The purpose of the store; None if nothing was ever committed to it and nobody opened it for writing."""
-        try:
-            with storing(f"reading {METADATA}"):
-                data = self._files.read(METADATA)
-        except OSError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return None
-            raise
-        return Metadata.parse(data, METADATA)
+        return read_metadata(self._files)
 
     def records(self) -> list[Record]:
         """The changes made to the store other than commits, oldest first. Reads them all.
@@ -312,9 +367,26 @@ class CheckpointReader:
         >>> CheckpointReader("/nowhere").records()
         []
         """
-        found = sorted(key for key in map(parse_record_name, self._names()) if key is not None)
-        metadata = self._metadata_of_checkpoint() if found else None
-        return [self._record(record_name(*key), metadata) for key in found]
+        log = self._log()
+        if not log.names:
+            return []
+        metadata = required_metadata(self._files)
+        found = read_records(self._files, log.names, metadata)
+        for name in self._names_of_others(log):
+            try:
+                entry = read_entry(self._files, name)
+            except FileNotFoundError:
+                continue  # a checkpoint that was dropped
+            check_same_store(entry.store, metadata, name)
+            if entry.record is not None:
+                found.append(entry.record)
+        return found
+
+    def _names_of_others(self, log: Log) -> list[str]:
+        """The names of entries that commit nothing that is kept, oldest first."""
+        kept = {key.name for key in log.state.kept}
+        sequences = sorted(each for each in map(parse_entry_name, log.names) if each is not None)
+        return [name for name in map(entry_name, sequences) if name not in kept]
 
     def has_folder(self, name: str) -> bool:
         """Return True if a folder of this name, apart from the store's own, exists and is not empty.
@@ -333,75 +405,27 @@ class CheckpointReader:
         """
         return self._files.address(METADATA)
 
-    def _record(self, name: str, metadata: Metadata | None) -> Record:
-        try:
-            with storing(f"reading {name}"):
-                record = Record.parse(self._files.read(name), name)
-            if record.name != name:
-                raise CorruptCheckpointError(f"the file holds {record.name}", detail=name)
-            if metadata is not None and record.store != metadata.store:
-                raise CorruptCheckpointError(
-                    "the record and the metadata are of two different stores", detail=f"{name}, {METADATA}"
-                )
-        except CorruptCheckpointError as error:
-            error.hint = (
-                "bring the file back from a copy of the store. Without one, remove it: a time that it set is forgotten "
-                "then, and sinks that go by the incarnation are told that of the record before it"
-            )
-            raise
-        return record
+    def _log(self, metadata: Metadata | None = None) -> Log:
+        return read_log(self._files, metadata)
 
-    def _names(self) -> list[str]:
-        with storing(f"listing {CHECKPOINTS}"):
-            return self._files.names(CHECKPOINTS)
-
-    def _committed(self) -> list[Key]:
-        found = self._listed()
-        for error in self._conflicts(found):
-            raise error
-        return found
-
-    def _listed(self) -> list[Key]:
-        return sorted(key for key in map(parse_manifest_name, self._names()) if key is not None)
-
-    def _conflicts(self, keys: list[Key]) -> Iterator[CommitConflictError]:
-        for older, newer in itertools.pairwise(keys):
-            if older[0] == newer[0] or older[1] > newer[1]:
-                yield CommitConflictError(
-                    "two writers have committed to this store",
-                    detail=f"{manifest_name(*older)} and {manifest_name(*newer)}, {self.uri}",
-                    hint="decide which one is right and remove the other manifest; "
-                    "then let only one query write to this store",
-                )
+    def _committed(self) -> tuple[Key, ...]:
+        return self._log().state.kept
 
     def _open(self, key: Key) -> Checkpoint:
-        metadata = self._metadata_of_checkpoint()
+        metadata = required_metadata(self._files)
         manifest = self._manifest(key, metadata)
-        now = Records(metadata.store, self.records()).time_of(key)
-        return Checkpoint(self._files, metadata, manifest, now=now)
-
-    def _metadata_of_checkpoint(self) -> Metadata:
-        metadata = self.metadata()
-        if metadata is None:
-            raise CorruptCheckpointError(
-                "a file is missing", detail=METADATA, hint="restore it from a copy of the store"
-            )
-        return metadata
+        state = self._log(metadata).state
+        return Checkpoint(
+            self._files,
+            metadata,
+            manifest,
+            times=state.times_of(key.checkpoint_id),
+            has_outputs=state.has_outputs(key),
+            encryption=self.encryption,
+        )
 
     def _manifest(self, key: Key, metadata: Metadata | None) -> Manifest:
-        name = manifest_name(*key)
         try:
-            with storing(f"reading {name}"):
-                data = self._files.read(name)
-        except OSError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise _dropped(key[0]) from error
-            raise
-        manifest = Manifest.parse(data, name)
-        if manifest.name != name:
-            raise CorruptCheckpointError(f"the file holds {manifest.name}", detail=name)
-        if metadata is not None and manifest.store != metadata.store:
-            raise CorruptCheckpointError(
-                "the manifest and the metadata are of two different stores", detail=f"{name}, {METADATA}"
-            )
-        return manifest
+            return read_manifest(self._files, key, metadata, self._parts.read)
+        except FileNotFoundError as error:
+            raise _dropped(key.checkpoint_id) from error

@@ -1,25 +1,24 @@
-"""Records of changes to a store other than commits: a restart, a rewind, a new time. Each is a small sealed file.
+"""Records of changes to a store other than commits: a restart, a rewind, another time.
 
-A record is written before the manifests that it makes void are dropped, and is never removed. So a store always
-knows its *incarnation*, which is new after every restart and rewind. Batches of an old incarnation may come again
-under the same numbers, but they are other batches.
+An entry of the log has a record of what it did. Format 1 kept each record in a sealed file of its own.
 
->>> records = Records("0" * 32, [Record("rewind", 3, 0, "0" * 32, incarnation="1" * 32, keeps=6)])
->>> records.incarnation == "1" * 32
+>>> record = Record("rewind", 3, "checkpoints/record-3-0.json", incarnation="1" * 32, keeps=6)
+>>> state_of_format_1("0" * 32, [], [record]).incarnation == "1" * 32
 True
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from statebackend.checkpoint.files.layout import record_name
+from statebackend.checkpoint.files.layout import entry_name, manifest_name, record_name
 from statebackend.checkpoint.store.json_checks import (
-    FORMAT,
     Checked,
     Malformed,
+    instance,
     integer,
     made,
     match,
@@ -27,151 +26,136 @@ from statebackend.checkpoint.store.json_checks import (
     parse,
     time_of,
 )
+from statebackend.checkpoint.store.log_state import Key, LogState, Restart, Times
 from statebackend.checkpoint.store.metadata import STORE_ID
 from statebackend.checkpoint.store.sealed import JsonObject
+from statebackend.errors import CorruptCheckpointError
 
-__all__ = ["RECORD_KINDS", "Record", "Records"]
+__all__ = ["RECORD_KINDS", "Record", "parse_record", "state_of_format_1"]
 
 RECORD_KINDS = ("restart", "rewind", "time")
 
 
 @dataclass(frozen=True)
 class Record(Checked):
-    """One change to a store, made by the writer of ``epoch``.
+    """One change to a store, made by the writer of ``epoch``; ``name`` is that of the file that has it.
 
     A ``restart`` dropped every checkpoint so that the stream could begin at batch ``begins_at``; it happens once for
     each value of ``first_batch``. A ``rewind`` dropped the checkpoints after ``keeps``, or all. A ``time`` gave the
-    checkpoint ``upon``, by id and epoch, the time ``now``.
+    checkpoint ``upon`` the times ``now`` and ``watermark``; None left one as it was.
 
-    >>> Record("time", 3, 0, "0" * 32, now=1000, upon=(7, 2)).name
-    'checkpoints/record-3-0.json'
+    >>> Record("time", 3, "checkpoints/12.json", now=1000, upon=Key(7, "checkpoints/9.json")).to_json()["now"]
+    1000
     """
 
     kind: str
     epoch: int
-    number: int
-    store: str
+    name: str
     incarnation: str | None = None
     keeps: int | None = None
     begins_at: int | None = None
     first_batch: int | None = None
     now: int | None = None
-    upon: tuple[int, int] | None = None
+    watermark: int | None = None
+    upon: Key | None = None
 
     def _check(self) -> None:
         if self.kind not in RECORD_KINDS:
             raise Malformed(f"the kind of a record is not one of {', '.join(RECORD_KINDS)}")
         integer(self.epoch, "the epoch", 1)
-        integer(self.number, "the number of the record")
-        match(self.store, STORE_ID, "the id of the store is not 32 hexadecimal digits")
         if self.incarnation is not None:
             match(self.incarnation, STORE_ID, "the incarnation is not 32 hexadecimal digits")
         for what in ("keeps", "begins_at", "first_batch"):
             if self._given(what) is not None:
                 integer(self._given(what), what)
-        time_of(self.now)
         if self.upon is not None:
-            upon = self._given("upon")
-            if not isinstance(upon, (list, tuple)) or len(upon) != 2:
-                raise Malformed("what a time is set upon is not an id and an epoch")
-            self._set("upon", tuple(integer(each, "what a time is set upon") for each in upon))
+            integer(self.upon.checkpoint_id, "the checkpoint that a time is set for")
+            instance(self.upon.name, str, "the name of the checkpoint that a time is set for")
+        time_of(self.now)
+        time_of(self.watermark)
         is_time = self.kind == "time"
-        if (self.incarnation is None, self.now is None, self.upon is None) != (
+        sets_time = (self.now, self.watermark) != (None, None)
+        if (self.incarnation is not None, sets_time, self.upon is not None) != (
+            not is_time,
             is_time,
-            not is_time,
-            not is_time,
+            is_time,
         ):
             raise Malformed("a record has either an incarnation or a time")
 
-    @property
-    def name(self) -> str:
-        """The name of its file in the store.
-
-        >>> Record("restart", 3, 1, "0" * 32, incarnation="1" * 32).name
-        'checkpoints/record-3-1.json'
-        """
-        return record_name(self.epoch, self.number)
-
     def to_json(self) -> JsonObject:
-        """The content of its file.
+        """Its members of the entry that has it.
 
-        >>> Record("time", 3, 0, "0" * 32, now=1000, upon=(7, 2)).to_json()["format"]
-        1
+        >>> sorted(Record("rewind", 3, "checkpoints/12.json", incarnation="1" * 32).to_json())
+        ['begins_at', 'first_batch', 'incarnation', 'keeps', 'now', 'upon', 'watermark']
         """
-        return {"format": FORMAT, **dataclasses.asdict(self)}
+        return {name: getattr(self, name) for name in _OWN}
 
     @classmethod
-    def parse(cls, data: bytes, name: str) -> Record:
-        """Parse the bytes of the record called ``name``; `CorruptCheckpointError` if they are not one.
-
-        >>> from statebackend.checkpoint.store.sealed import seal
-        >>> record = Record("time", 3, 0, "0" * 32, now=1000, upon=(7, 2))
-        >>> Record.parse(seal(record.to_json()), record.name) == record
-        True
-        """
-        return parse(cls, data, name)
-
-    @classmethod
-    def _read(cls, data: object) -> Record:
-        names = {field.name for field in dataclasses.fields(cls)}
-        members = members_of(data, "the record", {*names, "format"})
-        return made(cls, **{name: members[name] for name in names})
+    def of_entry(cls, members: JsonObject) -> Record:
+        """Read the record from the members of an entry."""
+        own = members_of(members["record"], "the record", set(_OWN))
+        if own["upon"] is not None:
+            own["upon"] = Key(*_pair(own["upon"]))
+        name = entry_name(integer(members["sequence"], "the sequence", 1))
+        return made(cls, kind=members["kind"], epoch=members["epoch"], name=name, **own)
 
 
-class Records:
-    """All records of a store, oldest first, and the facts that follow from them.
+def _pair(value: object) -> list[Any]:
+    pair = instance(value, list, "what a time is set for")
+    if len(pair) != 2:
+        raise Malformed("what a time is set for is not a pair")
+    return pair
 
-    >>> Records("0" * 32).incarnation == "0" * 32
-    True
+
+_OWN = ("incarnation", "keeps", "begins_at", "first_batch", "now", "watermark", "upon")
+
+
+# --- format 1 ---
+
+
+def parse_record(data: bytes, name: str, store: str | None) -> Record:
+    """Read the bytes of a record of format 1; `CorruptCheckpointError` if they are not one, or of another store."""
+
+    def read(content: object) -> Record:
+        own = {*_OWN} - {"watermark"}
+        members = members_of(content, "the record", {*own, "format", "kind", "epoch", "number", "store"})
+        if record_name(members["epoch"], members["number"]) != name:  # type: ignore[arg-type]
+            raise Malformed("it has the content of another one")
+        if store is not None and members["store"] != store:
+            raise Malformed("the record and the metadata are of two different stores")
+        given = {each: members[each] for each in own}
+        if given["upon"] is not None:
+            checkpoint_id, epoch = _pair(given["upon"])
+            given["upon"] = Key(checkpoint_id, manifest_name(checkpoint_id, epoch))
+        return made(Record, kind=members["kind"], epoch=members["epoch"], name=name, **given)
+
+    try:
+        return parse(Record, data, name, formats=(1,), read=read)
+    except CorruptCheckpointError as error:
+        error.hint = (
+            "bring the file back from a copy of the store. Without one, remove it: a time that it set is forgotten "
+            "then, and sinks that go by the incarnation are told that of the record before it"
+        )
+        raise
+
+
+def state_of_format_1(
+    store: str, keys: Sequence[tuple[int, int]], records: Iterable[Record] = ()
+) -> LogState:
+    """The state of a store of format 1, from the ids and epochs of its manifests, and its records, oldest first.
+
+    >>> state_of_format_1("0" * 32, [(6, 1), (7, 3)]).newest
+    Key(checkpoint_id=7, name='checkpoints/7-3.json')
     """
-
-    def __init__(self, store: str, records: Iterable[Record] = ()) -> None:
-        self._store = store
-        self._records = list(records)
-
-    def add(self, record: Record) -> None:
-        """Add a record that has just been written."""
-        self._records.append(record)
-
-    def next_number(self, epoch: int) -> int:
-        """The number of the next record of an epoch.
-
-        >>> Records("0" * 32).next_number(3)
-        0
-        """
-        return sum(record.epoch == epoch for record in self._records)
-
-    @property
-    def incarnation(self) -> str:
-        """The incarnation of checkpoints that are committed from now on; at first, the id of the store."""
-        made = [record.incarnation for record in self._records if record.incarnation is not None]
-        return made[-1] if made else self._store
-
-    @property
-    def newest_restart(self) -> Record | None:
-        """The restart that began the present incarnation; None if none did."""
-        made = [record for record in self._records if record.incarnation is not None]
-        return made[-1] if made and made[-1].kind == "restart" else None
-
-    @property
-    def begins_at(self) -> int | None:
-        """The batch that the newest restart began with, even if a rewind came since; None if there was none."""
-        batches = [record.begins_at for record in self._records if record.kind == "restart"]
-        return batches[-1] if batches else None
-
-    def has_restarted_for(self, first_batch: int | None) -> bool:
-        """Return True if a restart was made for this value of ``first_batch``.
-
-        >>> Records("0" * 32).has_restarted_for(None)
-        False
-        """
-        return any(each.kind == "restart" and each.first_batch == first_batch for each in self._records)
-
-    def time_of(self, key: tuple[int, int]) -> int | None:
-        """The time that was set for the checkpoint of this id and epoch; None if none was.
-
-        >>> Records("0" * 32, [Record("time", 3, 0, "0" * 32, now=1000, upon=(7, 2))]).time_of((7, 2))
-        1000
-        """
-        times = [record.now for record in self._records if record.upon == key]
-        return times[-1] if times else None
+    kept = tuple(Key(checkpoint_id, manifest_name(checkpoint_id, epoch)) for checkpoint_id, epoch in keys)
+    state = LogState(store, kept_of_format_1=kept)
+    for record in records:
+        if record.upon in kept:
+            assert record.upon is not None
+            state = state.with_times(record.upon.checkpoint_id, Times(record.now))
+        elif record.incarnation is not None:
+            state = dataclasses.replace(state, incarnation=record.incarnation)
+            if record.kind == "restart":
+                restart = Restart(record.incarnation, record.begins_at or 0, record.first_batch)
+                state = dataclasses.replace(state, restarts=(*state.restarts, restart))
+    return state

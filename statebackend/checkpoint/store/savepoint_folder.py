@@ -36,7 +36,7 @@ from statebackend.checkpoint.files import FileSink, StoreFiles, open_files
 from statebackend.checkpoint.files.interface import Buffer
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.data_files import storing
-from statebackend.checkpoint.store.json_checks import FORMAT, Malformed, instance, integer
+from statebackend.checkpoint.store.json_checks import Malformed, instance, integer
 from statebackend.checkpoint.store.reader import CheckpointReader
 from statebackend.checkpoint.store.sealed import JsonObject, seal, unseal
 from statebackend.errors import CorruptCheckpointError, StateBackendError, UsageError
@@ -49,6 +49,8 @@ __all__ = ["PartWriter", "Savepoint", "SavepointPart", "StoredState"]
 #: The folder of descriptions. Spark and Arrow skip folders whose names begin like this.
 _PARTS = "_savepoint"
 _CHUNK = 4 << 20
+#: The version of savepoints. Every version of the library reads it, so a savepoint is the way back to an older one.
+_FORMAT = 1
 #: Bytes of a column to read at a time; buffered as a whole, row groups would cost a restore memory.
 _BUFFER = 1 << 20
 _LONGEST_NAME = 180
@@ -108,6 +110,13 @@ class Savepoint:
             return where
         if not isinstance(where, CheckpointReader):
             return cls(where)
+        if where.encryption is not None:
+            raise UsageError(
+                "a savepoint is in plain text, and would lie in an encrypted store",
+                code="USAGE.ENCRYPTION",
+                detail=where.uri,
+                hint="give the path of a new folder, in a place that may hold plain text",
+            )
         newest = where.latest()
         if newest is None:
             raise UsageError(
@@ -177,7 +186,7 @@ class Savepoint:
             data = self._files.read(name)
         described = unseal(data, name)
         try:
-            if described.get("format") != FORMAT:
+            if described.get("format") != _FORMAT:
                 raise Malformed("its format is not known")
             states = tuple(_stored_state(each) for each in instance(described.get("states"), list, "states"))
         except Malformed as error:
@@ -338,7 +347,7 @@ class PartWriter:
 
     def finish(self) -> None:
         """Write the description: from now on the part exists."""
-        content = seal({"format": FORMAT, **self._described, "states": self._states})
+        content = seal({"format": _FORMAT, **self._described, "states": self._states})
         with storing(f"writing {self._name}"):
             self._files.make_folder(_PARTS)
             with ExitStack() as undo:

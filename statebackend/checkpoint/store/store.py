@@ -19,6 +19,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import logging
 import os
@@ -26,31 +27,32 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 from statebackend import types
 from statebackend.checkpoint.files import StoreFiles
-from statebackend.checkpoint.files.interface import Fenced, Taken
-from statebackend.checkpoint.files.layout import CHECKPOINTS, METADATA, data_folder, manifest_name
+from statebackend.checkpoint.files.interface import Fenced
+from statebackend.checkpoint.files.layout import (
+    entry_name,
+    manifest_name,
+    parse_entry_name,
+    parse_manifest_name,
+)
 from statebackend.checkpoint.store.data_files import DataWriter, storing
+from statebackend.checkpoint.store.encryption import BlockCipher, Encryption, agreed
 from statebackend.checkpoint.store.json_checks import Malformed, integer
+from statebackend.checkpoint.store.log import read_entry
+from statebackend.checkpoint.store.log_state import Key, LogState, Restart, Times
+from statebackend.checkpoint.store.log_writer import LogWriter, conflict
 from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
 from statebackend.checkpoint.store.pins import held_by_pins
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
-from statebackend.checkpoint.store.records import Record, Records
-from statebackend.checkpoint.store.retention import Key, Retain, Retention
-from statebackend.checkpoint.store.sealed import seal
-from statebackend.checkpoint.store.writer_end import Over, Reason
-from statebackend.errors import (
-    ClosedError,
-    CommitConflictError,
-    CorruptCheckpointError,
-    StoreError,
-    UsageError,
-)
+from statebackend.checkpoint.store.records import Record
+from statebackend.checkpoint.store.retention import Retain, Retention
+from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError
 
 __all__ = ["CheckpointStore"]
 
@@ -60,13 +62,19 @@ _MAX_CLOCK_JUMP = datetime.timedelta(days=30)
 
 
 class CheckpointStore(CheckpointReader):
-    """A store of checkpoints at a path or ``s3://`` address, of which the newest ``retain`` are kept.
+    """A store of checkpoints, of which the newest ``retain`` are kept.
+
+    It lies at a path, or in an object store, at ``s3://``, ``gs://`` or ``abfss://``, which takes the ``options`` of
+    obstore beside those that obstore finds in the environment.
 
     ``retain`` may be a ``timedelta``: a checkpoint goes when it is older than that, and not one of the newest two.
     Making one touches nothing; reading needs nothing more. `open_for_writing` takes an epoch, which ends that
-    of every other writer. ``single_writer`` is needed where nothing can keep a second writer out: for ``s3://``, and on
-    mounts that have neither links nor exclusive renames. Whoever passes it vouches that there is none.
+    of every other writer. ``single_writer`` is needed where nothing can keep a second writer out: on mounts that have
+    neither links nor exclusive renames, and in object stores without conditional writes. Whoever passes it vouches that
+    there is none.
     ``compression`` of data files is ``"zstd"``, ``"lz4"`` or None; it may change from one opening to the next.
+    ``encryption`` is a picklable object with the methods ``encrypt`` and ``decrypt``, both of a file's name, an offset
+    in it and a block of bytes; a store is made with it or without, and stays so.
     ``max_clock_jump``, a timedelta or milliseconds, is how far the clock of a job may be ahead of the last committed
     time; None allows any. All methods may be called from any thread. A pickled store is one that is not open for
     writing.
@@ -81,7 +89,9 @@ class CheckpointStore(CheckpointReader):
         *,
         retain: Retain = 2,
         single_writer: bool = False,
+        options: Mapping[str, str] | None = None,
         compression: str | None = "zstd",
+        encryption: BlockCipher | None = None,
         max_clock_jump: int | datetime.timedelta | None = _MAX_CLOCK_JUMP,
         _files: StoreFiles | None = None,
     ) -> None:
@@ -93,23 +103,27 @@ class CheckpointStore(CheckpointReader):
             raise UsageError("retain is the number of checkpoints to keep, at least 1, or a timedelta")
         if compression not in ("zstd", "lz4", None):
             raise UsageError('compression is "zstd", "lz4" or None')
-        super().__init__(uri, single_writer=single_writer, _files=_files)
+        super().__init__(
+            uri, single_writer=single_writer, options=options, encryption=encryption, _files=_files
+        )
         self._retain = retain
         self._compression = compression
         #: How far, in milliseconds, a clock may be ahead of the last committed time; None: any distance.
         self.max_clock_jump = _milliseconds(max_clock_jump)
         self._lock = threading.RLock()
-        self._epoch: int | None = None
-        self._process: int | None = None
-        self._metadata: Metadata | None = None
+        self._writer = LogWriter(self._files)
         self._retention = Retention()
-        self._records = Records("")
+        #: The newest checkpoint that this writer has committed or found; None if it cannot be read.
+        self._newest: Manifest | None = None
+        #: Checkpoints that the log no longer keeps, and whose manifests are still there.
+        self._dropped: list[Key] = []
+        #: Those whose manifests were removed since the newest entry: until another one is durable, a crash may bring
+        #: them back.
+        self._removed: list[Key] = []
         #: Snapshots in flight, and what each builds on.
         self._in_flight: dict[DataWriter, frozenset[str]] = {}
         #: What snapshots of other processes may build on, by the id of their checkpoint.
         self._lent: dict[int, frozenset[str]] = {}
-        #: Why this writer can write no more; None while it can.
-        self._over: Over | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return self._maker(), ()
@@ -128,6 +142,7 @@ class CheckpointStore(CheckpointReader):
             self.address,
             retain=self._retain,
             compression=self._compression,
+            encryption=self.encryption,
             max_clock_jump=self.max_clock_jump,
             _files=self._files,
         )
@@ -140,19 +155,19 @@ class CheckpointStore(CheckpointReader):
         >>> CheckpointStore("/nowhere").open_readonly()
         CheckpointReader('/nowhere')
         """
-        return CheckpointReader(self.uri, _files=self._files)
+        return CheckpointReader(self.uri, encryption=self.encryption, _files=self._files)
 
     # --- becoming the writer ---
 
     @property
     def epoch(self) -> int:
         """The epoch of this writer; `UsageError` if the store is not open for writing."""
-        return self._writing()
+        return self._writer.epoch
 
     @property
     def is_open_for_writing(self) -> bool:
         """True if this store holds an epoch, as far as it knows."""
-        return self._epoch is not None and self._over is None and self._process == os.getpid()
+        return self._writer.is_open
 
     def open_for_writing(
         self,
@@ -178,97 +193,90 @@ class CheckpointStore(CheckpointReader):
             query,
             None if key_type is None else types.of(key_type).config(),
             max_parallelism,
+            None if self.encryption is None else Encryption.probed(self.encryption).to_json(),
         )
         with self._lock:
             if self.is_open_for_writing:
-                assert self._metadata is not None
-                check_same_use(self._metadata, wanted, self.uri)
+                check_same_use(self._writer.metadata, wanted, self.uri)
                 return self
-            # In this order: another writer may be making the store.
-            committed = self._committed()
-            existing = self.metadata()
-            if existing is not None:
-                check_same_use(existing, wanted, self.uri)  # before another writer is disturbed
-            elif committed:
-                raise CorruptCheckpointError(
-                    "a file is missing", detail=METADATA, hint="restore it from a copy of the store"
-                )
-            if self._epoch is not None and self._process == os.getpid():
-                self._files.release(self._epoch)
-                self._epoch = None
-            epoch = self._take_epoch(refuse_live)
+            self._writer.open(wanted, refuse_live=refuse_live)
             try:
-                metadata = self._write_metadata(wanted, epoch) if existing is None else existing
-                check_same_use(metadata, wanted, self.uri)
-                self._begin(epoch, metadata)
+                self._begin()
             except BaseException:
-                self._files.release(epoch)
+                self._writer.close()
                 raise
         return self
 
-    def _take_epoch(self, refuse_live: bool) -> int:
-        try:
-            with storing("taking an epoch", hint="the folder of the store must be writable, and not full"):
-                return self._files.take_epoch(refuse_live=refuse_live)
-        except Fenced:
-            raise self._conflict("another writer has opened the store at the same time") from None
-        except StoreError as error:
-            if isinstance(error.__cause__, BlockingIOError):
-                raise UsageError(
-                    "another query is writing to this store",
-                    code="USAGE.STORE_IN_USE",
-                    detail=self.uri,
-                    hint="stop it, or use a store of its own for each query",
-                ) from error
-            raise
-
-    def _write_metadata(self, wanted: Metadata, epoch: int) -> Metadata:
-        try:
-            with storing(f"writing {METADATA}"):
-                self._files.publish(METADATA, seal(wanted.to_json()), epoch)
-        except Fenced:
-            raise self._conflict("another writer has opened the store") from None
-        except Taken:
-            existing = self.metadata()
-            if existing is None:
-                raise self._conflict("another writer has opened the store") from None
-            return existing
-        return wanted
-
-    def _begin(self, epoch: int, metadata: Metadata) -> None:
-        retention = Retention()
-        for key in self._committed():
+    def _begin(self) -> None:
+        self._retention, self._newest = Retention(), None
+        self._dropped, self._removed = [], []
+        self._in_flight, self._lent = {}, {}
+        for key in self._writer.state.kept:
             try:
-                names = self._manifest(key, metadata).all_files.keys()
+                manifest = self._manifest(key, self._writer.metadata)
             except CorruptCheckpointError as error:
                 _log.warning("no file of the store will be removed while this one cannot be read: %s", error)
-                retention.committed(key, None, self._committed_at(key))
+                self._retention.committed(key, None, self._committed_at(key, None))
+                self._newest = None
             except UsageError as error:  # dropped, which only a newer writer could
-                raise self._conflict("another writer has opened the store") from error
+                raise self._overtaken() from error
             else:
-                retention.committed(key, names, self._committed_at(key))
-        named = retention.named()
-        if named is not None:
-            with storing("removing files that no checkpoint names"):
-                is_held = held_by_pins(self._files, time.time())
-                removed = self._files.remove_leftovers(lambda name: name in named or is_held(name), epoch)
-            if removed:
-                _log.info("removed %d files that no checkpoint names from %s", removed, self.uri)
-        records = Records(metadata.store, self.records())
-        with storing("looking for a newer writer"):
-            if not self._files.holds(epoch):
-                raise self._conflict("another writer has opened the store")
-        self._retention, self._records, self._metadata = retention, records, metadata
-        self._in_flight, self._lent = {}, {}
-        self._epoch, self._process, self._over = epoch, os.getpid(), None
+                self._note(key, manifest, self._committed_at(key, manifest))
+        self._drop_outputs()
+        if not self._writer.is_takeover_due:
+            self._clear_away()
+        if not self._writer.holds():
+            raise self._overtaken()
 
-    def _committed_at(self, key: Key) -> float:
-        """When a manifest was written, in seconds since 1970; asked only where that decides how long it stays."""
+    def _clear_away(self) -> None:
+        """Remove what earlier writers have left behind: dropped checkpoints, and files that no checkpoint names."""
+        self._dropped = self._dropped_before()
+        named = self._retention.named()
+        with storing("removing files that no checkpoint names"):
+            self._remove_dropped()
+            if named is None:
+                return
+            is_held = held_by_pins(self._files, time.time())
+            removed = self._files.remove_leftovers(lambda name: name in named or is_held(name), self.epoch)
+        if removed:
+            _log.info("removed %d files that no checkpoint names from %s", removed, self.uri)
+
+    def _dropped_before(self) -> list[Key]:
+        """The checkpoints that the log does not keep, and whose manifests are there: their removal was cut off."""
+        state = self._writer.state
+        kept = {key.name for key in state.kept}
+        dropped = []
+        for base_name in self._writer.names:
+            old, sequence = parse_manifest_name(base_name), parse_entry_name(base_name)
+            if old is not None:
+                key: Key | None = Key(old[0], manifest_name(*old))
+            elif sequence is not None and sequence > state.swept and entry_name(sequence) not in kept:
+                key = self._committed_by(entry_name(sequence))
+            else:
+                key = None
+            if key is not None and key.name not in kept:
+                dropped.append(key)
+        return dropped
+
+    def _committed_by(self, name: str) -> Key | None:
+        try:
+            return read_entry(self._files, name).key
+        except (FileNotFoundError, CorruptCheckpointError):
+            return None
+
+    def _note(self, key: Key, manifest: Manifest, at: float) -> None:
+        outputs = manifest.output_names
+        self._retention.committed(key, set(manifest.all_files) - outputs, at, outputs)
+        self._newest = manifest
+
+    def _committed_at(self, key: Key, manifest: Manifest | None) -> float:
+        """When a checkpoint was committed, in seconds since 1970; asked only where that decides how long it stays."""
+        if manifest is not None and manifest.written is not None:
+            return manifest.written / 1000
         if not isinstance(self._retain, datetime.timedelta):
             return 0.0
-        name = manifest_name(*key)
-        with storing(f"looking for {name}"):
-            return self._files.modified(name)
+        with storing(f"looking for {key.name}"):
+            return self._files.modified(key.name)
 
     # --- taking a checkpoint ---
 
@@ -282,12 +290,10 @@ class CheckpointStore(CheckpointReader):
         if checkpoint_id is not None:
             _check_id(checkpoint_id)
         with self._lock:
-            epoch = self._writing()
+            epoch = self._writer.epoch
             newest = None if checkpoint_id is None else self._retention.newest
             names = self._retention.names_of(newest)
-            writer = DataWriter(
-                self._files, epoch, checkpoint_id, self._ended, builds_on=names, compression=self._compression
-            )
+            writer = self._data_writer(epoch, checkpoint_id, names, self._ended)
             self._in_flight[writer] = names
             return writer
 
@@ -299,27 +305,39 @@ class CheckpointStore(CheckpointReader):
         if checkpoint_id is not None:
             _check_id(checkpoint_id)
         with self._lock:
-            epoch = self._writing()
+            epoch = self._writer.epoch
             names = self._retention.names_of(None if checkpoint_id is None else self._retention.newest)
             if checkpoint_id is not None:
                 self._lent[checkpoint_id] = self._lent.get(checkpoint_id, frozenset()) | names
-            return DataWriter(
-                self._files, epoch, checkpoint_id, builds_on=names, compression=self._compression
-            )
+            return self._data_writer(epoch, checkpoint_id, names, None)
+
+    def _data_writer(
+        self,
+        epoch: int,
+        checkpoint_id: int | None,
+        builds_on: frozenset[str],
+        ended: Callable[[DataWriter], None] | None,
+    ) -> DataWriter:
+        encryption = agreed(self._writer.metadata.encryption, self.encryption, self.uri)
+        return DataWriter(self._files, epoch, checkpoint_id, ended, builds_on, self._compression, encryption)
 
     def commit(
         self,
         checkpoint_id: int,
         snapshots: Iterable[StateSnapshot | Mapping[str, object]] = (),
         *,
+        outputs: Mapping[str, Iterable[StoredFile]] | None = None,
         files: Iterable[StoredFile] = (),
         now: int | None = None,
+        watermark: int | None = None,
+        batch: Mapping[str, object] | None = None,
         progress: Mapping[str, object] | None = None,
     ) -> Checkpoint:
         """Publish a checkpoint: from the return of this call on, it is what a restart finds. Durable.
 
-        ``snapshots``, one of each subtask, may be given as JSON; ``files`` belong to none of them, such as the
-        batch's output; ``now`` is that of the snapshots unless given; ``progress`` is free.
+        ``snapshots``, one of each subtask, may be given as JSON; ``outputs`` are the batch's, by name, and ``files``
+        belong to none of these. ``now`` is that of the snapshots unless given; ``batch`` tells it from other batches of
+        this number, and ``progress`` is free. The same call drops the checkpoints that are not retained any longer.
 
         `CommitConflictError`: this id is committed already, or another writer has opened the store. Nothing
         has been published then, and nothing removed: `abort` does that. `CorruptCheckpointError`: a file is
@@ -327,59 +345,92 @@ class CheckpointStore(CheckpointReader):
         store must be opened again to learn whether the checkpoint is there. Any other error: it is not there.
         """
         with self._lock:
-            epoch = self._writing()
-            manifest = self._manifest_of(checkpoint_id, epoch, snapshots, files, now, progress)
+            epoch = self._writer.epoch
+            taken = tuple(
+                each if isinstance(each, StateSnapshot) else StateSnapshot.from_json(each)
+                for each in snapshots
+            )
+            if now is None:
+                now = max((each.now for each in taken if each.now is not None), default=None)
+            manifest = Manifest(
+                checkpoint_id,
+                epoch,
+                self._writer.metadata.store,
+                taken,
+                tuple(files),
+                now,
+                dict(progress or {}),
+                self._writer.next_sequence,
+                self._writer.state.incarnation,
+                watermark,
+                dict(batch or {}),
+                {name: tuple(each) for name, each in (outputs or {}).items()},
+                written=int(1000 * time.time()),
+            )
             newest = self._retention.newest
-            if checkpoint_id in self._retention.ids():
-                raise self._conflict(f"checkpoint {checkpoint_id} is already committed")
-            if newest is not None and checkpoint_id < newest[0]:
+            if (
+                newest is not None
+                and checkpoint_id <= newest.checkpoint_id
+                and checkpoint_id in self._writer_ids()
+            ):
+                raise conflict(f"checkpoint {checkpoint_id} is already committed", self.uri)
+            if newest is not None and checkpoint_id < newest.checkpoint_id:
                 raise UsageError(
-                    f"checkpoint {checkpoint_id} cannot follow checkpoint {newest[0]}",
+                    f"checkpoint {checkpoint_id} cannot follow checkpoint {newest.checkpoint_id}",
                     hint="checkpoints are committed in the order of their ids",
                 )
             self._check_files(manifest, epoch)
-            self._publish(manifest, epoch)
-            self._after_commit(manifest)
-            assert self._metadata is not None
-            return Checkpoint(self._files, self._metadata, manifest)
+            self._upgrade()
+            parts, made = self._parts.of(taken, self._newest, epoch)
+            manifest = dataclasses.replace(manifest, parts=parts)
+            try:
+                dropped = self._append_commit(manifest)
+            except BaseException:
+                if not self._writer.is_over:
+                    self._parts.remove(made)
+                raise
+            self._after_commit(manifest, dropped)
+            return Checkpoint(self._files, self._writer.metadata, manifest, encryption=self.encryption)
+
+    def _writer_ids(self) -> set[int]:
+        return {key.checkpoint_id for key in self._writer.state.kept}
+
+    def _append_commit(self, manifest: Manifest) -> list[Key]:
+        """Append the entry of a commit; return the checkpoints that it drops."""
+        key = Key(manifest.checkpoint_id, manifest.name)
+        dropped = self._retention.excess(self._retain, time.time(), key)
+        state = self._sweeping(self._writer.state.committed(key, dropped), dropped)
+        self._writer.append(
+            "commit",
+            state,
+            manifest=manifest,
+            doing=f"committing checkpoint {key.checkpoint_id}",
+            names_new_files=any(file.epoch == manifest.epoch for file in manifest.all_files.values()),
+        )
+        return dropped
 
     def check_held(self) -> None:
         """Raise `CommitConflictError` if a newer writer has opened the store; one look at the store."""
         with self._lock:
-            epoch = self._writing()
-            with storing("looking for a newer writer"):
-                if not self._files.holds(epoch):
-                    raise self._fenced()
+            self._writer.check_held()
 
-    def _manifest_of(
-        self,
-        checkpoint_id: int,
-        epoch: int,
-        snapshots: Iterable[StateSnapshot | Mapping[str, object]],
-        files: Iterable[StoredFile],
-        now: int | None,
-        progress: Mapping[str, object] | None,
-    ) -> Manifest:
-        assert self._metadata is not None
-        made = tuple(
-            each if isinstance(each, StateSnapshot) else StateSnapshot.from_json(each) for each in snapshots
-        )
-        if now is None:
-            now = max((each.now for each in made if each.now is not None), default=None)
-        store = self._metadata.store
-        return Manifest(checkpoint_id, epoch, store, made, tuple(files), now, dict(progress or {}))
+    def _upgrade(self) -> None:
+        if self._writer.upgrade():
+            self._clear_away()
 
     def _check_files(self, manifest: Manifest, epoch: int) -> None:
-        """Every named file is there with its size, and nothing that this writer may remove is named."""
+        """Every file that the checkpoint before did not name is there with its size, and is not about to be removed."""
         kept = set[str]().union(*self._built_on())
+        before = self._retention.names_of(self._retention.newest)
         for file in manifest.all_files.values():
+            if file.name in before:
+                continue
             is_ours = file.epoch == epoch or file.name in kept or self._retention.is_known(file.name)
             with storing(f"looking for {file.name}"):
                 size = self._files.size(file.name)
-                is_held = (is_ours and size == file.size) or self._files.holds(epoch)
-            if not is_held:
+            if not (is_ours and size == file.size) and not self._writer.holds():
                 # A newer writer has removed the file, or made it.
-                raise self._fenced()
+                raise self._writer.fenced()
             if not is_ours:
                 raise UsageError(
                     "a snapshot names a file of an earlier writer that no checkpoint names",
@@ -395,50 +446,10 @@ class CheckpointStore(CheckpointReader):
                     hint="it is not committed; abort it and take the snapshot again",
                 )
 
-    def _publish(self, manifest: Manifest, epoch: int) -> None:
-        content = seal(manifest.to_json())
-        detail = f"committing checkpoint {manifest.checkpoint_id}, {manifest.name}"
-        # Whatever else comes out of the two calls, an interrupt too, leaves open what is durable.
-        unknown = StoreError(
-            "a commit was broken off: whether the checkpoint is there is not known",
-            code="STORE.UNKNOWN",
-            detail=detail,
-            hint="open the store again for writing, and look",
-        )
-        self._over = Over(Reason.UNKNOWN, unknown)
-        try:
-            if any(file.epoch == epoch for file in manifest.all_files.values()):
-                # After a failed sync of a folder, another one would not tell what has become of its names.
-                with storing(f"syncing {data_folder(epoch)}", hint="open the store again for writing"):
-                    self._files.sync_folder(data_folder(epoch))
-            self._files.publish(manifest.name, content, epoch)
-        except Fenced:
-            raise self._fenced() from None
-        except Taken:
-            self._over = None
-            raise self._conflict(f"checkpoint {manifest.checkpoint_id} is already committed") from None
-        except StoreError as error:
-            self._over = Over(Reason.UNKNOWN, error)
-            with suppress(OSError):
-                if not self._files.holds(epoch):
-                    # A newer writer has removed the folder.
-                    self._fenced()
-            raise self._over.error from error.__cause__
-        except OSError as error:
-            if getattr(error, "unknown", False):
-                unknown.errno = error.errno
-                raise unknown from error
-            self._over = None
-            raise StoreError.of(
-                error, detail, hint="nothing was committed; try again, or abort it"
-            ) from error
-        self._over = None
-
-    def _after_commit(self, manifest: Manifest) -> None:
-        key = (manifest.checkpoint_id, manifest.epoch)
+    def _after_commit(self, manifest: Manifest, dropped: Iterable[Key]) -> None:
+        self._note(Key(manifest.checkpoint_id, manifest.name), manifest, time.time())
+        self._parts.keep_only(manifest)
         names = set(manifest.all_files)
-        self._retention.committed(key, names, time.time())
-        self._retention.synced()  # publishing has synced the folder
         for writer in list(self._in_flight):
             settled = writer.settle(names)
             past = writer.checkpoint_id is not None and writer.checkpoint_id <= manifest.checkpoint_id
@@ -449,7 +460,14 @@ class CheckpointStore(CheckpointReader):
             if (settled or past) and not writer.unsettled:
                 del self._in_flight[writer]
         self._lent = {each: lent for each, lent in self._lent.items() if each > manifest.checkpoint_id}
-        self._retain_newest()
+        # A commit has happened: whatever goes wrong from here on is put off, not raised.
+        self._note_dropped(dropped)
+        try:
+            self._remove_dropped()
+        except Fenced:
+            self._writer.fenced()
+        except OSError as error:
+            _log.warning("old checkpoints stay until the next commit: %s", error)
 
     def abort(self, checkpoint_id: int) -> None:
         """Give up a checkpoint that is not committed: the files of its snapshots in this process are removed."""
@@ -469,7 +487,7 @@ class CheckpointStore(CheckpointReader):
         if not isinstance(snapshot, StateSnapshot):
             snapshot = StateSnapshot.from_json(snapshot)
         with self._lock:
-            epoch = self._writing()
+            epoch = self._writer.epoch
             named = self._retention.named()
             for file in snapshot.files:
                 if file.epoch == epoch and named is not None and file.name not in named:
@@ -486,79 +504,97 @@ class CheckpointStore(CheckpointReader):
 
     # --- retention ---
 
-    def _retain_newest(self) -> None:
-        """Drop what is too old. A commit has happened: whatever goes wrong here is put off, not raised."""
-        try:
-            self._remove_dropped()
-            self._drop(self._retention.excess(self._retain, time.time()))
-        except Fenced:
-            self._fenced()
-        except OSError as error:
-            _log.warning("old checkpoints stay until the next commit: %s", error)
+    def _sweeping(self, state: LogState, dropped: Iterable[Key]) -> LogState:
+        """The state of the next entry, which says up to where no manifest of a dropped checkpoint is left."""
+        left = [key.sequence for key in (*self._removed, *self._dropped, *dropped) if key.sequence]
+        swept = min(left, default=self._writer.next_sequence + 1) - 1
+        return dataclasses.replace(state, swept=swept)
+
+    def _note_dropped(self, dropped: Iterable[Key]) -> None:
+        """Note the checkpoints and outputs that the newest entry, which is durable, keeps no longer."""
+        self._removed = []
+        for key in dropped:
+            self._retention.dropped(key)
+            self._dropped.append(key)
+        self._drop_outputs()
+
+    def _drop_outputs(self) -> None:
+        for key in self._retention.keys_with_outputs():
+            if not self._writer.state.has_outputs(key):
+                self._retention.outputs_dropped(key)
 
     def _remove_dropped(self) -> None:
-        assert self._epoch is not None
+        """Remove what the log no longer keeps. Cut off anywhere, it can be repeated, by the next opening, too."""
+        epoch = self._writer.epoch
+        while self._dropped:
+            self._files.retire([self._dropped[0].name], epoch)
+            self._removed.append(self._dropped.pop(0))
         waiting = sorted(self._retention.removable(self._built_on()))
         if not waiting:
             return
         is_held = held_by_pins(self._files, time.time())
         for name in waiting:
             if not is_held(name):  # else it is tried again after the next commit
-                self._files.retire([name], self._epoch)
-                self._retention.removed([name])
-
-    def _drop(self, keys: list[Key]) -> None:
-        assert self._epoch is not None
-        for key in keys:
-            self._files.retire([manifest_name(*key)], self._epoch)
-            self._retention.dropped(key)
+                self._files.retire([name], epoch)
+                self._retention.removed(name)
 
     # --- beginning anew, going back, another time ---
 
     @property
     def incarnation(self) -> str:
         """The incarnation of this writer's commits: new after every restart and rewind, not by opening."""
-        self._writing()
-        return self._records.incarnation
+        return self.done.incarnation
 
     @property
-    def done(self) -> Records:
-        """The changes made to the store other than commits."""
-        self._writing()
-        return self._records
+    def done(self) -> LogState:
+        """What is kept, and what was done to the store beside commits."""
+        _ = self._writer.epoch
+        return self._writer.state
 
     def restart(self, *, begins_at: int = 0, first_batch: int | None = None) -> None:
-        """Drop every checkpoint, oldest first, so that ids may begin anew. What the store is for stays.
+        """Drop every checkpoint, so that ids may begin anew. What the store is for stays.
 
-        Where and why the stream begins anew is put down first: a restart that is cut off can be told from none.
+        One entry of the log does it; removing the files follows.
         """
         with self._lock:
-            self._begin_anew("restart", begins_at=begins_at, first_batch=first_batch)
-            self._drop_all(self._retention.excess(0, 0.0))
+            self._check_quiet()
+            restart = Restart(secrets.token_hex(16), begins_at, first_batch)
+            self._change(
+                "restart",
+                self._writer.state.restarted(restart),
+                incarnation=restart.incarnation,
+                begins_at=begins_at,
+                first_batch=first_batch,
+            )
 
     def rewind(self, to: int | None) -> list[Checkpoint]:
-        """Drop every checkpoint after ``to``, newest first, or all for None; what was dropped, oldest first.
+        """Drop every checkpoint after ``to``, or all for None; what was dropped, oldest first.
 
         `UsageError` if ``to`` is not there, `CorruptCheckpointError` if it is damaged: every file of it is read first.
-        Cut off at any point, what is left is a whole store, and the call can be repeated.
+        One entry of the log does it; removing the files follows.
         """
         with self._lock:
-            self._writing()
-            if to is not None and to not in self._retention.ids():
-                there = ", ".join(map(str, sorted(self._retention.ids()))) or "none"
+            state = self.done
+            if to is not None and to not in self._writer_ids():
+                there = ", ".join(map(str, sorted(self._writer_ids()))) or "none"
                 raise UsageError(
                     f"there is no checkpoint {to} to go back to",
                     code="USAGE.NO_CHECKPOINT",
                     detail=self.uri,
                     hint=f"there are: {there}; to=None begins again as at first",
                 )
-            keys = [key for key in self._retention.excess(0, 0.0) if to is None or key[0] > to]
-            dropped = [checkpoint for key in keys if (checkpoint := self._readable(key)) is not None]
-            if keys:
-                if to is not None:
+            keys = [key for key in state.kept if to is None or key.checkpoint_id > to]
+            try:
+                dropped = [checkpoint for key in keys if (checkpoint := self._readable(key)) is not None]
+                if keys and to is not None:
                     self.open(to).verify()  # what would be dropped may be the only one that is whole
-                self._begin_anew("rewind", keeps=to)
-                self._drop_all(keys if to is None else keys[::-1])
+            except (UsageError, CorruptCheckpointError):
+                self._writer.check_held()  # a newer writer may have dropped what is read here
+                raise
+            if keys:
+                self._check_quiet()
+                incarnation = secrets.token_hex(16)
+                self._change("rewind", state.rewound(incarnation, keys), incarnation=incarnation, keeps=to)
             return dropped
 
     def _readable(self, key: Key) -> Checkpoint | None:
@@ -568,68 +604,41 @@ class CheckpointStore(CheckpointReader):
             _log.warning("what this checkpoint holds cannot be told: %s", error)
             return None
 
-    def set_time(self, now: int) -> None:
-        """Let the newest checkpoint have another time than its batch had: the next batch goes on from it."""
+    def set_time(self, now: int | None = None, *, watermark: int | None = None) -> None:
+        """Let the newest checkpoint have other times than its batch had: the next batch goes on from them."""
         with self._lock:
-            self._writing()
-            newest = self._retention.newest
-            if newest is None:
+            state = self.done
+            if state.newest is None:
                 raise UsageError("there is no checkpoint", code="USAGE.NO_CHECKPOINT", detail=self.uri)
-            self._put_down("time", now=now, upon=newest)
+            checkpoint_id = state.newest.checkpoint_id
+            before = state.times_of(checkpoint_id)
+            times = Times(
+                before.now if now is None else now, before.watermark if watermark is None else watermark
+            )
+            changed = state.with_times(checkpoint_id, times)
+            self._change("time", changed, now=now, watermark=watermark, upon=state.newest)
 
-    def _begin_anew(
-        self,
-        kind: str,
-        *,
-        keeps: int | None = None,
-        begins_at: int | None = None,
-        first_batch: int | None = None,
-    ) -> None:
+    def _check_quiet(self) -> None:
+        _ = self._writer.epoch
         if any(writer.checkpoint_id is not None for writer in self._in_flight):
             raise UsageError("snapshots are in flight", hint="commit or abort them first")
         for writer in list(self._in_flight):
             writer.abort()  # what is merged in the background would be named by nothing
-        self._put_down(kind, secrets.token_hex(16), keeps=keeps, begins_at=begins_at, first_batch=first_batch)
 
-    def _put_down(
-        self,
-        kind: str,
-        incarnation: str | None = None,
-        *,
-        keeps: int | None = None,
-        begins_at: int | None = None,
-        first_batch: int | None = None,
-        now: int | None = None,
-        upon: Key | None = None,
-    ) -> None:
-        epoch = self._writing()
-        assert self._metadata is not None
-        number = self._records.next_number(epoch)
-        store = self._metadata.store
-        record = Record(kind, epoch, number, store, incarnation, keeps, begins_at, first_batch, now, upon)
+    def _change(self, kind: str, state: LogState, **what: Any) -> None:
+        """Append a record of something other than a commit, and remove what it drops."""
+        self._upgrade()
+        dropped = [key for key in self._writer.state.kept if not state.keeps(key)]
+        record = Record(kind, self._writer.epoch, entry_name(self._writer.next_sequence), **what)
+        self._writer.append(kind, self._sweeping(state, dropped), record=record, doing=f"writing a {kind}")
+        if self._newest is not None and any(key.name == self._newest.name for key in dropped):
+            self._newest = None
+        self._note_dropped(dropped)
         try:
-            with storing(f"writing {record.name}", hint="open the store again for writing, and look"):
-                self._files.publish(record.name, seal(record.to_json()), epoch)
-        except (Fenced, Taken):
-            raise self._fenced() from None
-        except StoreError as error:
-            self._over = Over(Reason.UNKNOWN, error)  # it may be there, now or after a crash
-            raise
-        self._records.add(record)
-
-    def _drop_all(self, keys: list[Key]) -> None:
-        try:
-            with storing("dropping checkpoints"):
-                self._drop(keys)
-                self._finish_removing()
+            with storing("removing dropped checkpoints"):
+                self._remove_dropped()
         except Fenced:
-            raise self._fenced() from None
-
-    def _finish_removing(self) -> None:
-        if self._retention.is_pending:
-            self._files.sync_folder(CHECKPOINTS)
-            self._retention.synced()
-            self._remove_dropped()
+            raise self._writer.fenced() from None
 
     # --- the end ---
 
@@ -639,16 +648,14 @@ class CheckpointStore(CheckpointReader):
         The store may be opened for writing again. Nothing needs this call: a crash leaves the same checkpoints.
         """
         with self._lock:
-            if self.is_open_for_writing:
+            if self._writer.is_open:
                 for writer in list(self._in_flight):
                     writer.abort()
                 try:
-                    self._finish_removing()
+                    self._remove_dropped()
                 except (OSError, Fenced) as error:
                     _log.warning("old files stay until the store is next opened: %s", error)
-            if self._epoch is not None and self._process == os.getpid():
-                self._files.release(self._epoch)
-            self._epoch = self._over = None
+            self._writer.close()
             self._in_flight, self._lent = {}, {}
 
     def __enter__(self) -> CheckpointStore:
@@ -659,35 +666,8 @@ class CheckpointStore(CheckpointReader):
     ) -> None:
         self.close()
 
-    # --- checks ---
-
-    def _writing(self) -> int:
-        if self._epoch is None:
-            raise ClosedError(
-                "the store is not open for writing", detail=self.uri, hint="call open_for_writing() first"
-            )
-        if self._process != os.getpid():
-            raise UsageError(
-                "the store was opened for writing by another process",
-                detail=self.uri,
-                hint="a forked process opens it itself, or writes with data_writer()",
-            )
-        if self._over is not None:
-            raise self._over.again() from self._over.error
-        return self._epoch
-
-    def _fenced(self) -> CommitConflictError:
-        """Note that a newer writer has taken the store, and return the error that says so."""
-        error = self._conflict(Reason.FENCED.value)
-        self._over = Over(Reason.FENCED, error)
-        return error
-
-    def _conflict(self, message: str) -> CommitConflictError:
-        return CommitConflictError(
-            message,
-            detail=self.uri,
-            hint="one query writes to a store; the memory of this one is unchanged",
-        )
+    def _overtaken(self) -> CommitConflictError:
+        return conflict("another writer has opened the store", self.uri)
 
 
 def target_for(store: CheckpointStore | DataWriter, checkpoint_id: int) -> DataWriter:

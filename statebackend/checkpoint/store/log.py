@@ -1,0 +1,210 @@
+"""Reading the log of a store: the newest entry says what there is.
+
+>>> from statebackend.checkpoint.files import open_files
+>>> read_log(open_files("/nowhere")).sequence
+0
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from statebackend.checkpoint.files import StoreFiles
+from statebackend.checkpoint.files.layout import (
+    CHECKPOINTS,
+    METADATA,
+    entry_name,
+    manifest_name,
+    parse_entry_name,
+    parse_manifest_name,
+    parse_record_name,
+    record_name,
+    split,
+)
+from statebackend.checkpoint.store.data_files import storing
+from statebackend.checkpoint.store.entries import Entry
+from statebackend.checkpoint.store.log_state import Key, LogState, Run
+from statebackend.checkpoint.store.manifest import LoadPart, Manifest
+from statebackend.checkpoint.store.metadata import Metadata
+from statebackend.checkpoint.store.records import Record, parse_record, state_of_format_1
+from statebackend.errors import CommitConflictError, CorruptCheckpointError, StoreError
+
+__all__ = [
+    "Log",
+    "check_same_store",
+    "conflicts",
+    "read_entry",
+    "read_log",
+    "read_manifest",
+    "read_metadata",
+    "read_records",
+    "required_metadata",
+]
+
+_UNKNOWN = "0" * 32
+#: The newest entry may be dropped while it is being read; it is never the newest one then.
+_ATTEMPTS = 100
+
+
+class Log(NamedTuple):
+    """The log as it was read: the newest sequence, 0 without entries; the state; and the names in its folder."""
+
+    sequence: int
+    state: LogState
+    names: tuple[str, ...]
+    #: The names of damaged entries that are newer than the newest whole one.
+    damaged: tuple[str, ...] = ()
+
+
+def read_log(files: StoreFiles, metadata: Metadata | None = None) -> Log:
+    """Read the state of a store: lists one folder and reads one small file of it.
+
+    Entries that are damaged, and newer than the newest whole one, count as commits of the next ids: what they hold is
+    not known, but nothing is built on what came before them as if they were not there. Of a store of format 1, which
+    has no entries, the incarnation and the times are read only if its ``metadata`` are given.
+    """
+    for _ in range(_ATTEMPTS):
+        names = _listed(files)
+        sequences = sorted(each for each in map(parse_entry_name, names) if each is not None)
+        try:
+            state, damaged = _newest_state(files, sequences, names, metadata)
+        except FileNotFoundError:
+            continue
+        newest = sequences[-1] if sequences else 0
+        return Log(newest, _with_damaged(state, damaged, names), names, tuple(map(entry_name, damaged)))
+    raise StoreError(
+        "the newest entry of the log is always gone when it is read", detail=f"{CHECKPOINTS}, {files.uri}"
+    )
+
+
+def _newest_state(
+    files: StoreFiles, sequences: Sequence[int], names: Sequence[str], metadata: Metadata | None
+) -> tuple[LogState, list[int]]:
+    damaged: list[int] = []
+    for sequence in reversed(sequences):
+        try:
+            entry = read_entry(files, entry_name(sequence))
+        except CorruptCheckpointError as error:
+            if error.code == "CORRUPT_CHECKPOINT.VERSION":
+                raise
+            damaged.append(sequence)
+        else:
+            check_same_store(entry.store, metadata, entry.name)
+            return entry.state, damaged
+    keys = sorted(key for key in map(parse_manifest_name, names) if key is not None)
+    for conflict in conflicts(keys, files.uri):
+        raise conflict
+    if metadata is None:
+        return state_of_format_1(_UNKNOWN, keys), damaged
+    records = read_records(files, names, metadata)
+    return state_of_format_1(metadata.store, keys, records), damaged
+
+
+def _with_damaged(state: LogState, damaged: Sequence[int], names: Sequence[str]) -> LogState:
+    if not damaged:
+        return state
+    there = set(names)
+    state = state.without([key for key in state.kept if split(key.name)[1] not in there])
+    runs = state.runs
+    for sequence in reversed(damaged):
+        newest = dataclasses.replace(state, runs=runs).newest
+        runs = (*runs, Run(0 if newest is None else newest.checkpoint_id + 1, sequence, 1))
+    return dataclasses.replace(state, runs=runs)
+
+
+def conflicts(keys: Sequence[tuple[int, int]], uri: str) -> Iterator[CommitConflictError]:
+    """The errors for manifests of format 1 of which one must not be there.
+
+    >>> [error.detail for error in conflicts([(7, 1), (7, 2)], "/nowhere")]
+    ['checkpoints/7-1.json and checkpoints/7-2.json, /nowhere']
+    """
+    for older, newer in itertools.pairwise(keys):
+        if older[0] == newer[0] or older[1] > newer[1]:
+            yield CommitConflictError(
+                "two writers have committed to this store",
+                detail=f"{manifest_name(*older)} and {manifest_name(*newer)}, {uri}",
+                hint="decide which one is right and remove the other manifest; "
+                "then let only one query write to this store",
+            )
+
+
+def _listed(files: StoreFiles) -> tuple[str, ...]:
+    with storing(f"listing {CHECKPOINTS}"):
+        return tuple(files.names(CHECKPOINTS))
+
+
+def _read(files: StoreFiles, name: str) -> bytes:
+    """Read a small file; `FileNotFoundError` if it is not there."""
+    try:
+        with storing(f"reading {name}"):
+            return files.read(name)
+    except StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise error.__cause__ from None
+        raise
+
+
+def read_entry(files: StoreFiles, name: str, load: LoadPart | None = None) -> Entry:
+    """Read one entry; `FileNotFoundError` if it is not there. ``load`` reads the parts of its manifest."""
+    return Entry.parse(_read(files, name), name, load)
+
+
+def read_manifest(files: StoreFiles, key: Key, metadata: Metadata | None, load: LoadPart) -> Manifest:
+    """Read the manifest of a checkpoint; `FileNotFoundError` if it is not there."""
+    if key.sequence:
+        entry = read_entry(files, key.name, load)
+        check_same_store(entry.store, metadata, key.name)
+        if entry.manifest is None or entry.key != key:
+            raise CorruptCheckpointError(
+                f"the file does not commit checkpoint {key.checkpoint_id}", detail=key.name
+            )
+        return entry.manifest
+    manifest = Manifest.parse(_read(files, key.name), key.name)
+    if manifest.name != key.name:
+        raise CorruptCheckpointError(f"the file holds {manifest.name}", detail=key.name)
+    check_same_store(manifest.store, metadata, key.name)
+    return manifest
+
+
+def read_metadata(files: StoreFiles) -> Metadata | None:
+    """The purpose of the store; None if there is no store yet.
+
+    >>> from statebackend.checkpoint.files import open_files
+    >>> read_metadata(open_files("/nowhere")) is None
+    True
+    """
+    try:
+        return Metadata.parse(_read(files, METADATA), METADATA)
+    except FileNotFoundError:
+        return None
+
+
+def required_metadata(files: StoreFiles) -> Metadata:
+    """The purpose of a store that there is; `CorruptCheckpointError` if that cannot be read."""
+    metadata = read_metadata(files)
+    if metadata is None:
+        raise CorruptCheckpointError(
+            "a file is missing", detail=METADATA, hint="restore it from a copy of the store"
+        )
+    return metadata
+
+
+def read_records(files: StoreFiles, names: Sequence[str], metadata: Metadata | None) -> list[Record]:
+    """The records of format 1 that are among these names, oldest first."""
+    found = sorted(key for key in map(parse_record_name, names) if key is not None)
+    store = None if metadata is None else metadata.store
+    return [parse_record(_read(files, record_name(*key)), record_name(*key), store) for key in found]
+
+
+def check_same_store(store: str, metadata: Metadata | None, name: str) -> None:
+    """Raise `CorruptCheckpointError` if a file of the log belongs to another store than the metadata, if known.
+
+    >>> check_same_store("0" * 32, None, "checkpoints/3.json")
+    """
+    if metadata is not None and store != metadata.store:
+        raise CorruptCheckpointError(
+            "the manifest and the metadata are of two different stores", detail=f"{name}, {METADATA}"
+        )

@@ -1,0 +1,337 @@
+"""The one who appends to the log of a store, until a newer writer comes.
+
+Opening takes the next place in the log for a takeover. An older writer that still wants this place finds it taken, and
+knows that it is over. A store of format 1 is taken over in the way of format 1, and becomes one of format 2 with the
+first entry.
+
+>>> import tempfile
+>>> from statebackend.checkpoint.files import open_files
+>>> folder = tempfile.TemporaryDirectory()
+>>> log = LogWriter(open_files(folder.name))
+>>> log.open(Metadata("0" * 32), refuse_live=False)
+>>> log.epoch, log.next_sequence
+(1, 2)
+>>> log.close()
+>>> folder.cleanup()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from contextlib import suppress
+
+from statebackend.checkpoint.files import StoreFiles
+from statebackend.checkpoint.files.interface import Fenced, Taken
+from statebackend.checkpoint.files.layout import METADATA, data_folder
+from statebackend.checkpoint.store.data_files import storing
+from statebackend.checkpoint.store.entries import Entry
+from statebackend.checkpoint.store.json_checks import FORMAT
+from statebackend.checkpoint.store.log import Log, read_log, read_metadata
+from statebackend.checkpoint.store.log_state import LogState
+from statebackend.checkpoint.store.manifest import Manifest
+from statebackend.checkpoint.store.metadata import Metadata, check_same_use
+from statebackend.checkpoint.store.records import Record
+from statebackend.checkpoint.store.sealed import seal
+from statebackend.checkpoint.store.writer_end import Over, Reason
+from statebackend.errors import (
+    ClosedError,
+    CommitConflictError,
+    CorruptCheckpointError,
+    StoreError,
+    UsageError,
+)
+
+__all__ = ["LogWriter"]
+
+#: Nobody loses a race this often: then something else is wrong.
+_ATTEMPTS = 100
+_AT_THE_SAME_TIME = "another writer has opened the store at the same time"
+
+
+class LogWriter:
+    """Appends entries, one after the other. Not open at first; the caller holds a lock around each call.
+
+    >>> from statebackend.checkpoint.files import open_files
+    >>> LogWriter(open_files("/nowhere")).is_open
+    False
+    """
+
+    def __init__(self, files: StoreFiles) -> None:
+        self._files = files
+        self._epoch: int | None = None
+        self._process: int | None = None
+        self._metadata: Metadata | None = None
+        self._log = Log(0, LogState("0" * 32), ())
+        #: True in a store of format 1, until the first entry makes it one of format 2.
+        self._is_takeover_due = False
+        #: Why this writer can write no more; None while it can.
+        self._over: Over | None = None
+
+    # --- what it knows ---
+
+    @property
+    def is_open(self) -> bool:
+        """True if it holds an epoch, as far as it knows."""
+        return self._epoch is not None and self._over is None and self._process == os.getpid()
+
+    @property
+    def is_over(self) -> bool:
+        """True if it was open, and can write no more."""
+        return self._over is not None
+
+    @property
+    def epoch(self) -> int:
+        """Its epoch; an error if it is not open, or over."""
+        if self._epoch is None:
+            raise ClosedError(
+                "the store is not open for writing",
+                detail=self._files.uri,
+                hint="call open_for_writing() first",
+            )
+        if self._process != os.getpid():
+            raise UsageError(
+                "the store was opened for writing by another process",
+                detail=self._files.uri,
+                hint="a forked process opens it itself, or writes with data_writer()",
+            )
+        if self._over is not None:
+            raise self._over.again() from self._over.error
+        return self._epoch
+
+    @property
+    def metadata(self) -> Metadata:
+        """The purpose of the store."""
+        assert self._metadata is not None
+        return self._metadata
+
+    @property
+    def state(self) -> LogState:
+        """The state of the log after the newest entry."""
+        return self._log.state
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What lay in the folder of the log when it was opened."""
+        return self._log.names
+
+    @property
+    def next_sequence(self) -> int:
+        """The place of the next entry."""
+        assert self._epoch is not None
+        return self._epoch + 1 if self._is_takeover_due else self._log.sequence + 1
+
+    @property
+    def is_takeover_due(self) -> bool:
+        """True until the first entry, in a store of format 1: nothing may be removed before."""
+        return self._is_takeover_due
+
+    # --- becoming the writer ---
+
+    def open(self, wanted: Metadata, *, refuse_live: bool) -> None:
+        """Take the next epoch, and fence every other writer; see `CheckpointStore.open_for_writing`."""
+        existing = read_metadata(self._files)
+        if existing is not None:
+            check_same_use(existing, wanted, self._files.uri)  # before another writer is disturbed
+        elif read_log(self._files).state.kept and read_metadata(self._files) is None:
+            # Looked for again: another writer may be making the store.
+            raise CorruptCheckpointError(
+                "a file is missing", detail=METADATA, hint="restore it from a copy of the store"
+            )
+        self._release()
+        for _ in range(_ATTEMPTS):
+            epoch = self._take_epoch(refuse_live)
+            try:
+                metadata = read_metadata(self._files) or self._write_metadata(wanted, epoch)
+                check_same_use(metadata, wanted, self._files.uri)
+                if self._took_over(epoch, metadata):
+                    return
+            except BaseException:
+                self._files.release(epoch)
+                raise
+            self._files.release(epoch)
+        raise self._conflict(_AT_THE_SAME_TIME)
+
+    def _take_epoch(self, refuse_live: bool) -> int:
+        try:
+            with storing("taking an epoch", hint="the folder of the store must be writable, and not full"):
+                return self._files.take_epoch(refuse_live=refuse_live)
+        except Fenced:
+            raise self._conflict(_AT_THE_SAME_TIME) from None
+        except StoreError as error:
+            if isinstance(error.__cause__, BlockingIOError):
+                raise UsageError(
+                    "another query is writing to this store",
+                    code="USAGE.STORE_IN_USE",
+                    detail=self._files.uri,
+                    hint="stop it, or use a store of its own for each query",
+                ) from error
+            raise
+
+    def _write_metadata(self, wanted: Metadata, epoch: int) -> Metadata:
+        try:
+            with storing(f"writing {METADATA}"):
+                self._files.publish(METADATA, seal(wanted.to_json()), epoch)
+        except Fenced:
+            raise self._conflict(Reason.FENCED.value) from None
+        except Taken:
+            existing = read_metadata(self._files)
+            if existing is None:
+                raise self._conflict(Reason.FENCED.value) from None
+            return existing
+        return wanted
+
+    def _took_over(self, epoch: int, metadata: Metadata) -> bool:
+        """Become the writer of an epoch that was taken; False if somebody else was quicker."""
+        log = read_log(self._files, metadata)
+        is_due = metadata.format < FORMAT and not log.sequence
+        if not is_due:
+            if log.sequence >= epoch:
+                return False
+            takeover = Entry("takeover", epoch, epoch, metadata.store, log.state)
+            try:
+                with storing(f"writing {takeover.name}"):
+                    # Whoever made the metadata may have died before their name was durable, and the log names them.
+                    self._files.sync_folder("")
+                    self._files.publish(takeover.name, takeover.sealed(), epoch)
+            except Fenced:
+                raise self._conflict(_AT_THE_SAME_TIME) from None
+            except Taken:
+                return False
+            log = log._replace(sequence=epoch)
+        self._epoch, self._process, self._over = epoch, os.getpid(), None
+        self._metadata, self._log, self._is_takeover_due = metadata, log, is_due
+        return True
+
+    # --- appending ---
+
+    def upgrade(self) -> bool:
+        """Make a store of format 1 one of format 2, if it is not yet. Return True if it was not.
+
+        Older versions of the library refuse the new metadata before they touch anything.
+        """
+        epoch = self.epoch
+        if not self._is_takeover_due:
+            return False
+        metadata = dataclasses.replace(self.metadata, format=FORMAT)
+        try:
+            with storing(f"replacing {METADATA}"):
+                self._files.replace(METADATA, seal(metadata.to_json()), epoch)
+        except Fenced:
+            raise self.fenced() from None
+        if read_log(self._files).sequence:
+            raise self.fenced()
+        self._metadata = metadata
+        self._publish(Entry("takeover", epoch, epoch, metadata.store, self.state), "taking the store over")
+        self._is_takeover_due = False
+        return True
+
+    def append(
+        self,
+        kind: str,
+        state: LogState,
+        *,
+        manifest: Manifest | None = None,
+        record: Record | None = None,
+        doing: str,
+        names_new_files: bool = False,
+    ) -> None:
+        """Append an entry: from the return of this call on, it has happened. Durable.
+
+        With ``names_new_files``, the names in the folder of this epoch are made durable first.
+        """
+        epoch = self.epoch
+        assert not self._is_takeover_due, "upgrade() comes first"
+        entry = Entry(kind, self.next_sequence, epoch, self.metadata.store, state, manifest, record)
+        self._publish(entry, doing, names_new_files=names_new_files)
+
+    def _publish(self, entry: Entry, doing: str, *, names_new_files: bool = False) -> None:
+        epoch, content = self.epoch, entry.sealed()
+        detail = f"{doing}, {entry.name}"
+        # Whatever else comes out of the calls, an interrupt too, leaves open what is durable.
+        unknown = StoreError(
+            "a write was broken off: whether it has happened is not known",
+            code="STORE.UNKNOWN",
+            detail=detail,
+            hint="open the store again for writing, and look",
+        )
+        self._over = Over(Reason.UNKNOWN, unknown)
+        try:
+            if names_new_files:
+                # After a failed sync of a folder, another one would not tell what has become of its names.
+                with storing(f"syncing {data_folder(epoch)}", hint="open the store again for writing"):
+                    self._files.sync_folder(data_folder(epoch))
+            self._files.publish(entry.name, content, epoch)
+        except (Fenced, Taken):
+            raise self.fenced() from None
+        except StoreError as error:
+            self._over = Over(Reason.UNKNOWN, error)
+            with suppress(OSError):
+                if not self._files.holds(epoch, entry.sequence):
+                    # A newer writer has removed the folder.
+                    self.fenced()
+            raise self._over.error from error.__cause__
+        except OSError as error:
+            if getattr(error, "unknown", False):
+                unknown.errno = error.errno
+                raise unknown from error
+            self._over = None
+            raise StoreError.of(
+                error, detail, hint="nothing was committed; try again, or abort it"
+            ) from error
+        except UsageError:
+            self._over = None
+            raise
+        self._over = None
+        self._log = self._log._replace(sequence=entry.sequence, state=entry.state)
+
+    # --- other writers ---
+
+    def holds(self) -> bool:
+        """Look whether no newer writer has come; one look at the store."""
+        epoch = self.epoch
+        with storing("looking for a newer writer"):
+            return self._files.holds(epoch, self._first_foreign())
+
+    def _first_foreign(self) -> int:
+        assert self._epoch is not None
+        return self._epoch if self._is_takeover_due else self._log.sequence + 1
+
+    def check_held(self) -> None:
+        """Raise `CommitConflictError` if a newer writer has come."""
+        if not self.holds():
+            raise self.fenced()
+
+    def fenced(self) -> CommitConflictError:
+        """Note that a newer writer has taken the store, and return the error that says so."""
+        error = self._conflict(Reason.FENCED.value)
+        self._over = Over(Reason.FENCED, error)
+        return error
+
+    def _conflict(self, message: str) -> CommitConflictError:
+        return conflict(message, self._files.uri)
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Stop being the writer. Idempotent."""
+        self._release()
+        self._over = None
+
+    def _release(self) -> None:
+        if self._epoch is not None and self._process == os.getpid():
+            self._files.release(self._epoch)
+        self._epoch = None
+
+
+def conflict(message: str, uri: str) -> CommitConflictError:
+    """The error of a writer that another one has overtaken, or whose checkpoint is there already.
+
+    >>> conflict("checkpoint 7 is already committed", "/data/state").code
+    'COMMIT_CONFLICT'
+    """
+    return CommitConflictError(
+        message,
+        detail=uri,
+        hint="one query writes to a store; the memory of this one is unchanged",
+    )

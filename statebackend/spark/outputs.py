@@ -1,0 +1,72 @@
+"""The way of a committed output to the sink: Spark reads its files, or this process reads them for Spark.
+
+Spark cannot read the files of an encrypted store, nor those at an address for which it has no connector. This process
+can. Which way outputs go is found out when a query starts.
+
+>>> Outputs("the store is encrypted")
+<outputs through the driver: the store is encrypted>
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from statebackend.checkpoint import CheckpointReader
+from statebackend.checkpoint.files import scheme_of
+from statebackend.runtime import Committed
+from statebackend.spark.session import output_frame, reading_error
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Outputs"]
+
+_log = logging.getLogger("statebackend.spark")
+
+
+class Outputs:
+    """Makes the frames for a sink. ``why_not_spark`` is the reason why Spark does not read the files; None: it does.
+
+    >>> Outputs(None)
+    <outputs as files that Spark reads>
+    """
+
+    def __init__(self, why_not_spark: str | None) -> None:
+        self._why_not_spark = why_not_spark
+
+    def __repr__(self) -> str:
+        reason = self._why_not_spark
+        way = "as files that Spark reads" if reason is None else f"through the driver: {reason}"
+        return f"<outputs {way}>"
+
+    @classmethod
+    def of(cls, store: CheckpointReader, frame: DataFrame) -> Outputs:
+        """Find out if Spark can read the store, and say so in the log. At other addresses than paths, runs a small job.
+
+        That executors can read a path is checked elsewhere.
+        """
+        why_not_spark = None
+        if store.encryption is not None:
+            why_not_spark = "the store is encrypted"
+        elif scheme_of(store.address) not in (None, "file"):
+            error = reading_error(frame, store.address_of_metadata())
+            if error is not None:
+                _log.debug("Spark cannot read %s", store.address, exc_info=error)
+                why_not_spark = f"Spark cannot read {scheme_of(store.address)}:// ({type(error).__name__})"
+        made = cls(why_not_spark)
+        _log.info("%s: %r", store.address, made)
+        return made
+
+    def frame(self, frame: DataFrame, ddl: str, committed: Committed) -> DataFrame:
+        """A frame over the committed output, in the session of another frame; rows and order are the same either way.
+
+        Through the driver, memory: the output, in this process and in Spark's driver.
+        """
+        if self._why_not_spark is None:
+            return output_frame(frame, ddl, [committed.checkpoint.address(file) for file in committed.output])
+        tables = [committed.read_output(file) for file in committed.output]
+        session = frame.sparkSession
+        return session.createDataFrame(pa.concat_tables(tables) if tables else [], ddl)

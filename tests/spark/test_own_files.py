@@ -1,0 +1,192 @@
+"""Outputs that Spark cannot read itself reach the sink through the driver: the same rows, types and order."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import logging
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from ciphers import AesGcm
+from simulated_objects import Bucket, SimulatedObjectCalls
+from spark_streams import DDL, Collecting, Stream, len_of, numbers, spark, stream
+
+import statebackend as sb
+from statebackend.checkpoint.files.objects import ObjectFiles
+
+__all__ = ["spark", "stream"]
+pytestmark = pytest.mark.spark
+
+UTC = datetime.timezone.utc
+
+
+class Outage(Exception):
+    pass
+
+
+class Silent(sb.KeyedProcessFunction):
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        return []
+
+
+class Failing:
+    """Fails once for each of some batches."""
+
+    def __init__(self, *batches: int) -> None:
+        self.batches = set(batches)
+
+    def __call__(self, batch_id: int) -> None:
+        if batch_id in self.batches:
+            self.batches.remove(batch_id)
+            raise Outage(batch_id)
+
+
+def encrypted(stream: Stream) -> sb.CheckpointStore:
+    return sb.CheckpointStore(stream.state, encryption=AesGcm())
+
+
+def unreachable() -> sb.CheckpointStore:
+    """At an address of S3; this session has no connector for it, and there is no network."""
+    files = ObjectFiles("s3://bucket/state", SimulatedObjectCalls(Bucket()))
+    return sb.CheckpointStore("s3://bucket/state", _files=files)
+
+
+@pytest.mark.parametrize("way", ["encrypted", "no connector"])
+def test_the_sink_gets_what_was_committed_on_a_replay_too(
+    stream: Stream, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "statebackend.spark")
+    store = encrypted(stream) if way == "encrypted" else unreachable()
+    for n in range(3):
+        stream.add(numbers(("a", n), ("b", 10)))
+    sink = Collecting(Failing(1, 2))
+    for _ in range(2):
+        assert "Outage" in stream.fails(stream.batches(sink=sink, checkpoint=store))
+    stream.run(stream.batches(sink=sink, checkpoint=store))
+    expected = [[("a", 0), ("b", 10)], [("a", 1), ("b", 20)], [("a", 3), ("b", 30)]]
+    assert sink.calls == [(n, expected[n]) for n in (0, 1, 1, 2, 2)]
+    reason = {"encrypted": "the store is encrypted", "no connector": "Spark cannot read s3://"}[way]
+    said = [each for each in caplog.messages if "outputs through the driver" in each]
+    assert len(said) == 3, "once for each start of the query"
+    assert all(reason in each for each in said)
+    assert sb.tools.verify(store).ok
+    if way == "encrypted":
+        written = b"".join(path.read_bytes() for path in stream.state.glob("data/*/*") if path.is_file())
+        assert b"PAR1" not in written
+        assert b"ARROW1" not in written
+
+
+def test_spark_reads_what_it_can_read(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "statebackend.spark")
+    stream.add(numbers(("a", 1)))
+    stream.run(stream.batches(sink=len_of))
+    stream.add(numbers(("a", 1)))
+    stream.run(stream.batches(Silent(), sink=None, schema=None))
+    assert len([each for each in caplog.messages if "outputs as files that Spark reads" in each]) == 1
+
+
+def test_every_type_goes_this_way_unchanged(stream: Stream) -> None:
+    """As the other way: with nulls everywhere, early dates, and a session far from UTC."""
+    at = datetime.datetime(2024, 3, 10, 2, 30, 0, 123456, tzinfo=UTC)
+    full = {
+        "user": {"id": decimal.Decimal("1.50"), "at": at},
+        "i": -1,
+        "s": 2,
+        "t": 3,
+        "f": 0.5,
+        "d": float("inf"),
+        "b": True,
+        "bin": b"\x00\xff",
+        "day": datetime.date(1500, 1, 1),
+        "at": at,
+        "local": datetime.datetime(1582, 10, 4, 23, 59),
+        "dec": decimal.Decimal("-1.000000000000000001"),
+        "tags": ["a", None],
+        "m": {"k": {"x": 1, "y": [1, 2]}, "n": None},
+        "nest": {"a": {"b": "é"}},
+        "a b": "spaced",
+    }
+    rows = [
+        tuple(full.values()),
+        (None,) * len(full),
+        tuple(full.values()),
+        tuple({**full, "m": {}}.values()),
+    ]
+
+    class Given(sb.KeyedProcessFunction):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+            yield from rows
+
+    seen: list[Any] = []
+
+    def sink(frame: Any, batch_id: int) -> None:
+        seen.append((frame.schema, frame.collect(), frame.count(), frame.toArrow()))
+
+    stream.spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        stream.add(numbers(("a", 1)))
+        for number, store in enumerate((encrypted(stream), stream.folder / "plain")):
+            options = {"schema": DDL, "checkpoint": store}
+            stream.run(stream.batches(Given(), sink, **options), checkpoint=f"stream {number}")
+    finally:
+        stream.spark.conf.unset("spark.sql.session.timeZone")
+    assert seen[0][:3] == seen[1][:3]
+    assert seen[0][2] == len(rows)
+    assert seen[0][3].equals(seen[1][3])
+
+
+def test_a_large_output_keeps_its_order(stream: Stream) -> None:
+    given = np.random.default_rng(1).integers(0, 2**62, 1_000_000)
+
+    class Numbers(sb.BatchProcessFunction):
+        def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> pa.RecordBatch:
+            return pa.record_batch({"user": ["a user's name"] * len(given), "total": given})
+
+    read = []
+
+    def sink(frame: Any, batch_id: int) -> None:
+        read.append(frame.toArrow()["total"].to_numpy())
+        assert frame.where("total < 0").isEmpty()
+
+    stream.add(numbers(("a", 1)))
+    stream.run(stream.batches(Numbers(), sink, checkpoint=encrypted(stream)))
+    assert np.array_equal(read[0], given)
+
+
+def test_damage_and_another_key_are_found_before_the_sink_is_called(stream: Stream) -> None:
+    stream.add(numbers(("a", 1)))
+    sink = Collecting(Failing(0))
+    assert "Outage" in stream.fails(stream.batches(sink=sink, checkpoint=encrypted(stream)))
+    other = sb.CheckpointStore(stream.state, encryption=AesGcm(bytes(32)))
+    assert "CORRUPT_CHECKPOINT" in stream.fails(stream.batches(sink=sink, checkpoint=other))
+    assert "USAGE.ENCRYPTION" in stream.fails(stream.batches(sink=sink))
+    (path,) = stream.state.glob("data/*/*.parquet")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "does not match its checksum" in stream.fails(
+        stream.batches(sink=sink, checkpoint=encrypted(stream))
+    )
+    path.write_bytes(whole)
+    failure = stream.fails(
+        stream.batches(sink=sink, checkpoint=encrypted(stream), schema="user string, total int")
+    )
+    assert "USAGE.OTHER_SCHEMA" in failure
+    assert len(sink.calls) == 1
+    stream.run(stream.batches(sink=sink, checkpoint=encrypted(stream)))
+    assert sink.calls == [(0, [("a", 1)])] * 2
+
+
+def test_a_batch_without_output_gives_an_empty_frame(stream: Stream) -> None:
+    seen = []
+    stream.add(numbers(("a", 1)))
+    stream.run(
+        stream.batches(
+            Silent(),
+            lambda frame, _: seen.append((frame.columns, frame.count())),
+            checkpoint=encrypted(stream),
+        )
+    )
+    assert seen == [(["user", "total"], 0)]
