@@ -61,6 +61,15 @@ def p23(report: Report, args: argparse.Namespace) -> None:
         total = sum(written[kind] for kind in ("delta", "merged", "manifest"))
         report.row("P23", f"all but bases, {what}; at most 12", total, "x 16 bytes a change")
         report.row("P23", f"most files at a time, {what}", written["files"], "files")
+        if "first" in written:
+            report.row("flat", f"snapshot and commit, the first tenth of {what}", written["first"], "ms")
+            report.row("flat", "the same, the last tenth", written["last"], "ms")
+            report.row(
+                "flat",
+                "memory after the last batch, more than after the first tenth",
+                written["memory"],
+                "MB",
+            )
 
 
 def slow_down(report: Report, args: argparse.Namespace) -> None:

@@ -1,7 +1,9 @@
-"""What many small batches write, by kind of file, beside the sixteen bytes that each change has."""
+"""What many small batches write, by kind of file, beside the sixteen bytes that each change has, and what they take."""
 
 from __future__ import annotations
 
+import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ class Seen:
                     kind = "merged"
                 else:
                     kind = "base" if "-base-" in path.name else "delta"
-            elif name.startswith("checkpoints/") and path.suffix == ".json" and path.name[0].isdigit():
+            elif name.startswith("checkpoints/") and path.parent.name == "checkpoints":
                 kind = "manifest"
             else:
                 continue
@@ -49,7 +51,11 @@ class Seen:
 
 
 def measured(n: int, batches: int, changes: int, folder: str | None) -> dict[str, float]:
-    """Bytes written for each byte of change, by kind, and the most files that the store held."""
+    """Bytes written for each byte of change, by kind, the most files that the store held, and what batches took.
+
+    Times of a snapshot and its commit are medians of the first and of the last tenth of all batches; ``memory`` is what
+    the process had after the last batch and not after the first tenth.
+    """
     keyed, (state,) = filled(n)
     rng = np.random.default_rng(5)
     with store_in(folder) as store, keyed:
@@ -58,18 +64,42 @@ def measured(n: int, batches: int, changes: int, folder: str | None) -> dict[str
         seen.look()
         for kind in seen.written:
             seen.written[kind] = 0
+        took, memory = [], 0
         for batch in range(1, batches + 1):
             keys = rng.choice(n, changes, replace=False)
             state.update_many(keys, rng.integers(0, 2**62, changes))
+            began = time.perf_counter()
             pending = keyed.snapshot(batch, store)
+            pending.result()
+            paused = time.perf_counter()
             rewriting = keyed._log.rewriting
             if rewriting is not None:
                 rewriting.wait()  # so that every file is seen, however fast batches follow each other
                 seen.look()
+            resumed = time.perf_counter()
             store.commit(batch, [pending.result()])
+            took.append(1000 * (time.perf_counter() - resumed + paused - began))
             seen.look()
+            if batch == batches // 10:
+                memory = resident()
+        grown = resident() - memory
+    tenth = max(batches // 10, 1)
+    flat = {
+        "first": statistics.median(took[:tenth]),
+        "last": statistics.median(took[-tenth:]),
+        "memory": grown / 1e6,
+    }
     of_changes = batches * changes * CHANGE
-    return {kind: size / of_changes for kind, size in seen.written.items()} | {"files": seen.most_files}
+    return {kind: size / of_changes for kind, size in seen.written.items()} | {
+        "files": seen.most_files,
+        **flat,
+    }
+
+
+def resident() -> int:
+    """The memory that this process has, in bytes."""
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS"))
 
 
 def simulated(n: int, batches: int, changes: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -116,3 +117,41 @@ def test_a_damaged_file_is_found_before_anything_is_restored(tmp_path: Path) -> 
     path.write_bytes(content)
     with pytest.raises(sb.CorruptCheckpointError):
         factory.create_keyed_backend(int, restore=checkpoint)
+
+
+GROUPS = [Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")]  # of both versions of cgroups
+
+
+@pytest.mark.stress
+def test_a_large_restore_under_a_limit(tmp_path: Path) -> None:
+    """50 million entries, in a group of processes that may have 1.3 times the memory of the state."""
+    files = {"memory.limit_in_bytes": "memory.max_usage_in_bytes", "memory.max": "memory.peak"}
+    n = 50_000_000
+    with sb.create_backend("heap").create_keyed_backend(int) as keyed:
+        state = keyed.get_value_state(COUNT)
+        rng = np.random.default_rng(1)
+        for start in range(0, n, 1_000_000):
+            state.update_many(np.arange(start, start + 1_000_000), rng.integers(-(2**62), 2**62, 1_000_000))
+        of_state = keyed.metrics()["used_bytes"]
+        with sb.CheckpointStore(tmp_path / "it").open_for_writing(key_type=int) as store:
+            store.commit(0, [keyed.snapshot(0, store).result()])
+    group = next((each for each in GROUPS if os.access(each / "cgroup.procs", os.W_OK)), None)
+    if group is None:
+        pytest.skip("no group of processes can be made here")
+    group = group / f"statebackend-{os.getpid()}"
+    group.mkdir()
+    try:
+        limit = next(name for name in files if (group / name).exists())
+        (group / limit).write_text(str(int(1.3 * of_state)))
+        command = 'echo $$ > $1 && shift && exec "$@"'
+        restore = [sys.executable, "-c", RESTORE, str(tmp_path / "it"), "checkpoint"]
+        done = subprocess.run(
+            ["sh", "-c", command, "sh", str(group / "cgroup.procs"), *restore],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert int(done.stdout.split()[3]) == n
+        assert int((group / files[limit]).read_text()) < 1.3 * of_state
+    finally:
+        group.rmdir()
