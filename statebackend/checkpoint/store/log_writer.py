@@ -81,6 +81,11 @@ class LogWriter:
         return self._over is not None
 
     @property
+    def is_unknown(self) -> bool:
+        """True if it is over because nobody knows whether its last entry is there."""
+        return self._over is not None and self._over.reason is Reason.UNKNOWN
+
+    @property
     def epoch(self) -> int:
         """Its epoch; an error if it is not open, or over."""
         if self._epoch is None:
@@ -133,7 +138,7 @@ class LogWriter:
         existing = read_metadata(self._files)
         if existing is not None:
             check_same_use(existing, wanted, self._files.uri)  # before another writer is disturbed
-        elif read_log(self._files).state.kept and read_metadata(self._files) is None:
+        elif self._has_log() and read_metadata(self._files) is None:
             # Looked for again: another writer may be making the store.
             raise CorruptCheckpointError(
                 "a file is missing", detail=METADATA, hint="restore it from a copy of the store"
@@ -151,6 +156,11 @@ class LogWriter:
                 raise
             self._files.release(epoch)
         raise self._conflict(_AT_THE_SAME_TIME)
+
+    def _has_log(self) -> bool:
+        """Return True if there is anything that only a writer with metadata makes, even if nothing is kept."""
+        log = read_log(self._files)
+        return bool(log.sequence or log.state.kept)
 
     def _take_epoch(self, refuse_live: bool) -> int:
         try:

@@ -80,14 +80,15 @@ class Parts:
 
     def read(self, part: StoredFile) -> StateSnapshot:
         """The snapshot in a part; `CorruptCheckpointError` if it is missing or not as it was written."""
-        if part.name not in self._read:
-            self._read[part.name] = self._read_file(part)
-        return self._read[part.name]
+        found = self._read.get(part.name)  # another thread may forget it meanwhile
+        if found is None:
+            found = self._read[part.name] = self._read_file(part)
+        return found
 
     def keep_only(self, manifest: Manifest) -> None:
         """Forget what was read of other manifests."""
         named = {part.name for part in manifest.parts if part is not None}
-        self._read = {name: snapshot for name, snapshot in self._read.items() if name in named}
+        self._read = {name: snapshot for name, snapshot in list(self._read.items()) if name in named}
 
     def _read_file(self, part: StoredFile) -> StateSnapshot:
         try:

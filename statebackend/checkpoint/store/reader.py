@@ -219,6 +219,14 @@ def _dropped(checkpoint_id: int) -> UsageError:
     )
 
 
+def _lost(name: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        "a file is missing",
+        detail=name,
+        hint="bring it back from a copy of the store, or go back to a checkpoint before it with sb.tools.rewind",
+    )
+
+
 class CheckpointReader:
     """A read-only view of a store. It writes nothing, takes no epoch and disturbs no writer.
 
@@ -427,5 +435,11 @@ class CheckpointReader:
     def _manifest(self, key: Key, metadata: Metadata | None) -> Manifest:
         try:
             return read_manifest(self._files, key, metadata, self._parts.read)
-        except FileNotFoundError as error:
-            raise _dropped(key.checkpoint_id) from error
+        except (FileNotFoundError, CorruptCheckpointError) as error:
+            # Its writer may have dropped it since, and removed the file that commits it, or parts of the manifest.
+            is_there = key.sequence and self._log().state.keeps(key)
+            if isinstance(error, FileNotFoundError):
+                raise _lost(key.name) if is_there else _dropped(key.checkpoint_id) from error
+            if key.sequence and not is_there:
+                raise _dropped(key.checkpoint_id) from error
+            raise

@@ -233,7 +233,10 @@ class CheckpointStore(CheckpointReader):
         self._dropped = self._dropped_before()
         named = self._retention.named()
         with storing("removing files that no checkpoint names"):
-            self._remove_dropped()
+            try:
+                self._remove_dropped()
+            except Fenced:
+                raise self._writer.fenced() from None
             if named is None:
                 return
             is_held = held_by_pins(self._files, time.time())
@@ -386,7 +389,11 @@ class CheckpointStore(CheckpointReader):
             try:
                 dropped = self._append_commit(manifest)
             except BaseException:
-                if not self._writer.is_over:
+                if self._writer.is_unknown:
+                    # The checkpoint may be there: nobody may remove what it names. The next opening tells.
+                    for writer in self._in_flight:
+                        writer.settle(set(manifest.all_files))
+                elif not self._writer.is_over:
                     self._parts.remove(made)
                 raise
             self._after_commit(manifest, dropped)
