@@ -310,12 +310,18 @@ class Manifest(Checked):
 
     @property
     def output_names(self) -> set[str]:
-        """The names of the files of its outputs.
+        """The names of the files that are outputs and nothing else, so that they may go earlier than states.
 
         >>> Manifest(0, epoch=1, store="0" * 32).output_names
         set()
         """
-        return {file.name for files in self.outputs.values() for file in files}
+        outputs = {file.name for files in self.outputs.values() for file in files}
+        if not outputs:
+            return outputs
+        others = {
+            file.name for files in (self.files, *(each.files for each in self.snapshots)) for file in files
+        }
+        return outputs - others
 
     def to_json(self) -> JsonObject:
         """Its members of the entry that commits it. A snapshot in a file of its own is named by this file.

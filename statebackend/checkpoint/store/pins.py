@@ -185,7 +185,7 @@ def held_by_pins(files: StoreFiles, now: float) -> Callable[[str], bool]:
             pin = PinFile.parse(files.read(name), name)
         except FileNotFoundError:
             continue
-        except CorruptCheckpointError:
+        except (CorruptCheckpointError, PermissionError):
             is_live = files.modified(name) + _GRACE > now
             holds_all = holds_all or is_live
         else:
@@ -193,5 +193,8 @@ def held_by_pins(files: StoreFiles, now: float) -> Callable[[str], bool]:
             if is_live:
                 held.update(pin.files)
         if not is_live:
-            files.remove(name)
+            try:
+                files.remove(name)
+            except PermissionError as error:  # another user's, which holds nothing any longer
+                _log.warning("a pin whose lease has ended stays: %s", error)
     return lambda file: holds_all or file in held

@@ -161,9 +161,11 @@ class Checkpoint:
         return read_log(self._files).state.has_outputs(Key(self.id, self.manifest.name))
 
     def check_kept(self) -> None:
-        """Raise `UsageError` if the writer of the store has dropped it."""
+        """Raise `UsageError` if the writer of the store has dropped it. Looks, too, if its outputs are still kept."""
         if not self.is_kept():
             raise _dropped(self.id)
+        if self.has_outputs and self._is_committed:
+            self.has_outputs = self._keeps_outputs()
 
     def _check_size(self, file: StoredFile) -> None:
         with storing(f"looking for {file.name}"):
