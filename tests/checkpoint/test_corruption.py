@@ -291,6 +291,8 @@ def altered(path: tuple[object, ...], value: object) -> bytes:
         (("log", "times"), [[7, 5]]),
         (("log", "outputs_from"), None),
         (("log", "swept"), -1),
+        (("log", "unknown"), None),
+        (("log", "unknown"), [0]),
         (("log", "more"), 1),
         (("format",), 1),
         (("format",), 3),

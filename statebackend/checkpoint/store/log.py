@@ -55,8 +55,10 @@ class Log(NamedTuple):
     sequence: int
     state: LogState
     names: tuple[str, ...]
-    #: The names of damaged entries that are newer than the newest whole one.
-    damaged: tuple[str, ...] = ()
+    #: Damaged entries that are newer than the newest whole one, or were unknown to it; ``state`` has guesses for them.
+    damaged: tuple[int, ...] = ()
+    #: The state without the guesses, for a takeover: a damaged entry that is brought back counts then.
+    certain: LogState | None = None
 
 
 def read_log(files: StoreFiles, metadata: Metadata | None = None) -> Log:
@@ -74,7 +76,8 @@ def read_log(files: StoreFiles, metadata: Metadata | None = None) -> Log:
         except FileNotFoundError:
             continue
         newest = sequences[-1] if sequences else 0
-        return Log(newest, _with_damaged(state, damaged, names), names, tuple(map(entry_name, damaged)))
+        certain = dataclasses.replace(state, unknown=tuple(sorted(damaged)))
+        return Log(newest, _with_damaged(state, sorted(damaged), names), names, certain.unknown, certain)
     raise StoreError(
         "the newest entry of the log is always gone when it is read", detail=f"{CHECKPOINTS}, {files.uri}"
     )
@@ -83,17 +86,16 @@ def read_log(files: StoreFiles, metadata: Metadata | None = None) -> Log:
 def _newest_state(
     files: StoreFiles, sequences: Sequence[int], names: Sequence[str], metadata: Metadata | None
 ) -> tuple[LogState, list[int]]:
+    """The state as far as it is certain, and the entries that are damaged, of which any may have come after it."""
     damaged: list[int] = []
-    for sequence in reversed(sequences):
-        try:
-            entry = read_entry(files, entry_name(sequence))
-        except CorruptCheckpointError as error:
-            if error.code == "CORRUPT_CHECKPOINT.VERSION":
-                raise
-            damaged.append(sequence)
-        else:
-            check_same_store(entry.store, metadata, entry.name)
-            return entry.state, damaged
+    newest = _newest_whole(files, sequences, damaged)
+    while newest is not None:
+        check_same_store(newest.store, metadata, newest.name)
+        # Its writer took over without knowing these entries. One that is there now says all that there was.
+        brought_back = _newest_whole(files, newest.state.unknown, damaged, may_be_lost=True)
+        if brought_back is None:
+            return dataclasses.replace(newest.state, unknown=()), damaged
+        newest = brought_back
     keys = sorted(key for key in map(parse_manifest_name, names) if key is not None)
     for conflict in conflicts(keys, files.uri):
         raise conflict
@@ -103,13 +105,31 @@ def _newest_state(
     return state_of_format_1(metadata.store, keys, records), damaged
 
 
+def _newest_whole(
+    files: StoreFiles, sequences: Sequence[int], damaged: list[int], *, may_be_lost: bool = False
+) -> Entry | None:
+    """The newest whole entry of some, or None; adds those that are damaged, or lost, and newer to a list."""
+    for sequence in reversed(sequences):
+        try:
+            return read_entry(files, entry_name(sequence))
+        except CorruptCheckpointError as error:
+            if error.code == "CORRUPT_CHECKPOINT.VERSION":
+                raise
+            damaged.append(sequence)
+        except FileNotFoundError:
+            if not may_be_lost:
+                raise
+            damaged.append(sequence)
+    return None
+
+
 def _with_damaged(state: LogState, damaged: Sequence[int], names: Sequence[str]) -> LogState:
     if not damaged:
         return state
     there = set(names)
     state = state.without([key for key in state.kept if split(key.name)[1] not in there])
     runs = state.runs
-    for sequence in reversed(damaged):
+    for sequence in damaged:
         newest = dataclasses.replace(state, runs=runs).newest
         runs = (*runs, Run(0 if newest is None else newest.checkpoint_id + 1, sequence, 1))
     return dataclasses.replace(state, runs=runs)

@@ -159,6 +159,8 @@ class LogState(Checked):
     outputs_from: int = 0
     #: No dropped checkpoint has left a manifest at or before this sequence.
     swept: int = 0
+    #: The entries that were damaged when a writer took over, and that are newer than what is said here.
+    unknown: tuple[int, ...] = ()
 
     def _check(self) -> None:
         match(self.incarnation, STORE_ID, "the incarnation is not 32 hexadecimal digits")
@@ -279,12 +281,22 @@ class LogState(Checked):
             "times": [[checkpoint_id, *times] for checkpoint_id, times in self.times],
             "outputs_from": self.outputs_from,
             "swept": self.swept,
+            "unknown": list(self.unknown),
         }
 
     @classmethod
     def from_json(cls, data: object) -> LogState:
         """Read the JSON form, which is part of an entry."""
-        names = {"incarnation", "kept", "kept_of_format_1", "restarts", "times", "outputs_from", "swept"}
+        names = {
+            "incarnation",
+            "kept",
+            "kept_of_format_1",
+            "restarts",
+            "times",
+            "outputs_from",
+            "swept",
+            "unknown",
+        }
         members = members_of(data, "the state of the log", names)
         old = [
             Key(number, manifest_name(number, epoch))
@@ -305,6 +317,9 @@ class LogState(Checked):
             times=tuple(times),
             outputs_from=members["outputs_from"],
             swept=members["swept"],
+            unknown=tuple(
+                integer(each, "an unknown entry", 1) for each in instance(members["unknown"], list, "unknown")
+            ),
         )
 
 

@@ -198,7 +198,7 @@ class LogWriter:
         if not is_due:
             if log.sequence >= epoch:
                 return False
-            takeover = Entry("takeover", epoch, epoch, metadata.store, log.state)
+            takeover = Entry("takeover", epoch, epoch, metadata.store, log.certain or log.state)
             try:
                 with storing(f"writing {takeover.name}"):
                     # Whoever made the metadata may have died before their name was durable, and the log names them.

@@ -309,8 +309,8 @@ class CheckpointReader:
         log = self._log()
         committed = {key.checkpoint_id: key for key in log.state.kept}
         if checkpoint_id not in committed:
-            for name in log.damaged:
-                read_entry(self._files, name)  # raises: it may have committed this checkpoint
+            for sequence in log.damaged:
+                read_entry(self._files, entry_name(sequence))  # raises: it may have committed this checkpoint
             there = ", ".join(map(str, committed)) or "none"
             raise UsageError(
                 f"there is no checkpoint {checkpoint_id}",

@@ -374,7 +374,7 @@ class CheckpointStore(CheckpointReader):
             if (
                 newest is not None
                 and checkpoint_id <= newest.checkpoint_id
-                and checkpoint_id in self._writer_ids()
+                and checkpoint_id in self._kept_ids()
             ):
                 raise conflict(f"checkpoint {checkpoint_id} is already committed", self.uri)
             if newest is not None and checkpoint_id < newest.checkpoint_id:
@@ -399,7 +399,7 @@ class CheckpointStore(CheckpointReader):
             self._after_commit(manifest, dropped)
             return Checkpoint(self._files, self._writer.metadata, manifest, encryption=self.encryption)
 
-    def _writer_ids(self) -> set[int]:
+    def _kept_ids(self) -> set[int]:
         return {key.checkpoint_id for key in self._writer.state.kept}
 
     def _append_commit(self, manifest: Manifest) -> list[Key]:
@@ -582,8 +582,8 @@ class CheckpointStore(CheckpointReader):
         """
         with self._lock:
             state = self.done
-            if to is not None and to not in self._writer_ids():
-                there = ", ".join(map(str, sorted(self._writer_ids()))) or "none"
+            if to is not None and to not in self._kept_ids():
+                there = ", ".join(map(str, sorted(self._kept_ids()))) or "none"
                 raise UsageError(
                     f"there is no checkpoint {to} to go back to",
                     code="USAGE.NO_CHECKPOINT",
