@@ -283,6 +283,8 @@ def altered(path: tuple[object, ...], value: object) -> bytes:
         (("log",), None),
         (("log", "incarnation"), "x"),
         (("log", "kept"), [[6, 11]]),
+        (("log", "kept"), [[6, 11, 0]]),
+        (("log", "kept"), [[6, 11, 10**17]]),
         (("log", "kept"), [[6, 11, "2"]]),
         (("log", "kept"), [[7, 12, 1], [6, 11, 1]]),
         (("log", "kept_of_format_1"), [[7, 1]]),

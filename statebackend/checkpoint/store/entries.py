@@ -68,6 +68,8 @@ class Entry(Checked):
         integer(self.epoch, "the epoch", 1, self.sequence)
         match(self.token, STORE_ID, "the token is not 32 hexadecimal digits")
         match(self.store, STORE_ID, "the id of the store is not 32 hexadecimal digits")
+        if any(run.newest.sequence > self.sequence for run in self.state.runs):
+            raise Malformed("the log keeps what comes after this entry")
         is_commit, is_takeover = self.kind == "commit", self.kind == "takeover"
         if (self.manifest is not None, self.record is not None) != (
             is_commit,

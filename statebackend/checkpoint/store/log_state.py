@@ -303,6 +303,8 @@ class LogState(Checked):
             for number, epoch in _rows(members, "kept_of_format_1", 2)
         ]
         runs = [Run(*each) for each in _rows(members, "kept", 3)]
+        if any(run.length < 1 for run in runs):
+            raise Malformed("a run of checkpoints is empty")
         restarts = [_restart(*each) for each in _lists(members, "restarts", 3)]
         times = [
             (integer(each[0], "a checkpoint"), Times(time_of(each[1]), time_of(each[2])))

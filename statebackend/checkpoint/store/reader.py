@@ -306,7 +306,8 @@ class CheckpointReader:
         """Open the checkpoint of an id, to read it or to restore from it. Reads its manifest and the metadata."""
         if type(checkpoint_id) is not int:
             raise UsageError("a checkpoint is opened by its id, an int")
-        log = self._log()
+        metadata = read_metadata(self._files)
+        log = self._log(metadata)
         committed = {key.checkpoint_id: key for key in log.state.kept}
         if checkpoint_id not in committed:
             for sequence in log.damaged:
@@ -318,7 +319,7 @@ class CheckpointReader:
                 detail=self.uri,
                 hint=f"there are: {there}",
             )
-        return self._open(committed[checkpoint_id])
+        return self._open(committed[checkpoint_id], metadata, log)
 
     def open_latest(self) -> Checkpoint:
         """Open the newest checkpoint.
@@ -421,10 +422,10 @@ class CheckpointReader:
     def _committed(self) -> tuple[Key, ...]:
         return self._log().state.kept
 
-    def _open(self, key: Key) -> Checkpoint:
-        metadata = required_metadata(self._files)
+    def _open(self, key: Key, metadata: Metadata | None = None, log: Log | None = None) -> Checkpoint:
+        metadata = metadata or required_metadata(self._files)
         manifest = self._manifest(key, metadata)
-        state = self._log(metadata).state
+        state = (log or self._log(metadata)).state
         return Checkpoint(
             self._files,
             metadata,

@@ -36,21 +36,17 @@ from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.interface import Fenced
 from statebackend.checkpoint.files.layout import (
     entry_name,
-    manifest_name,
-    parse_entry_name,
-    parse_manifest_name,
 )
 from statebackend.checkpoint.store.data_files import DataWriter, storing
 from statebackend.checkpoint.store.encryption import BlockCipher, Encryption, agreed
 from statebackend.checkpoint.store.json_checks import Malformed, integer
-from statebackend.checkpoint.store.log import read_entry
 from statebackend.checkpoint.store.log_state import Key, LogState, Restart, Times
 from statebackend.checkpoint.store.log_writer import LogWriter, conflict
 from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
-from statebackend.checkpoint.store.pins import held_by_pins
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.records import Record
+from statebackend.checkpoint.store.removal import Removal
 from statebackend.checkpoint.store.retention import Retain, Retention
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError
 
@@ -113,13 +109,9 @@ class CheckpointStore(CheckpointReader):
         self._lock = threading.RLock()
         self._writer = LogWriter(self._files)
         self._retention = Retention()
+        self._removal = Removal(self._files, self._writer, self._retention, self._built_on)
         #: The newest checkpoint that this writer has committed or found; None if it cannot be read.
         self._newest: Manifest | None = None
-        #: Checkpoints that the log no longer keeps, and whose manifests are still there.
-        self._dropped: list[Key] = []
-        #: Those whose manifests were removed since the newest entry: until another one is durable, a crash may bring
-        #: them back.
-        self._removed: list[Key] = []
         #: Snapshots in flight, and what each builds on.
         self._in_flight: dict[DataWriter, frozenset[str]] = {}
         #: What snapshots of other processes may build on, by the id of their checkpoint.
@@ -209,7 +201,7 @@ class CheckpointStore(CheckpointReader):
 
     def _begin(self) -> None:
         self._retention, self._newest = Retention(), None
-        self._dropped, self._removed = [], []
+        self._removal = Removal(self._files, self._writer, self._retention, self._built_on)
         self._in_flight, self._lent = {}, {}
         for key in self._writer.state.kept:
             try:
@@ -222,50 +214,11 @@ class CheckpointStore(CheckpointReader):
                 raise self._overtaken() from error
             else:
                 self._note(key, manifest, self._committed_at(key, manifest))
-        self._drop_outputs()
+        self._removal.note_outputs()
         if not self._writer.is_takeover_due:
-            self._clear_away()
+            self._removal.clear_away()
         if not self._writer.holds():
             raise self._overtaken()
-
-    def _clear_away(self) -> None:
-        """Remove what earlier writers have left behind: dropped checkpoints, and files that no checkpoint names."""
-        self._dropped = self._dropped_before()
-        named = self._retention.named()
-        with storing("removing files that no checkpoint names"):
-            try:
-                self._remove_dropped()
-            except Fenced:
-                raise self._writer.fenced() from None
-            if named is None:
-                return
-            is_held = held_by_pins(self._files, time.time())
-            removed = self._files.remove_leftovers(lambda name: name in named or is_held(name), self.epoch)
-        if removed:
-            _log.info("removed %d files that no checkpoint names from %s", removed, self.uri)
-
-    def _dropped_before(self) -> list[Key]:
-        """The checkpoints that the log does not keep, and whose manifests are there: their removal was cut off."""
-        state = self._writer.state
-        kept = {key.name for key in state.kept}
-        dropped = []
-        for base_name in self._writer.names:
-            old, sequence = parse_manifest_name(base_name), parse_entry_name(base_name)
-            if old is not None:
-                key: Key | None = Key(old[0], manifest_name(*old))
-            elif sequence is not None and sequence > state.swept and entry_name(sequence) not in kept:
-                key = self._committed_by(entry_name(sequence))
-            else:
-                key = None
-            if key is not None and key.name not in kept:
-                dropped.append(key)
-        return dropped
-
-    def _committed_by(self, name: str) -> Key | None:
-        try:
-            return read_entry(self._files, name).key
-        except (FileNotFoundError, CorruptCheckpointError):
-            return None
 
     def _note(self, key: Key, manifest: Manifest, at: float) -> None:
         outputs = manifest.output_names
@@ -406,7 +359,7 @@ class CheckpointStore(CheckpointReader):
         """Append the entry of a commit; return the checkpoints that it drops."""
         key = Key(manifest.checkpoint_id, manifest.name)
         dropped = self._retention.excess(self._retain, time.time(), key)
-        state = self._sweeping(self._writer.state.committed(key, dropped), dropped)
+        state = self._removal.swept(self._writer.state.committed(key, dropped), dropped)
         self._writer.append(
             "commit",
             state,
@@ -423,7 +376,7 @@ class CheckpointStore(CheckpointReader):
 
     def _upgrade(self) -> None:
         if self._writer.upgrade():
-            self._clear_away()
+            self._removal.clear_away()
 
     def _check_files(self, manifest: Manifest, epoch: int) -> None:
         """Every file that the checkpoint before did not name is there with its size, and is not about to be removed."""
@@ -468,9 +421,9 @@ class CheckpointStore(CheckpointReader):
                 del self._in_flight[writer]
         self._lent = {each: lent for each, lent in self._lent.items() if each > manifest.checkpoint_id}
         # A commit has happened: whatever goes wrong from here on is put off, not raised.
-        self._note_dropped(dropped)
+        self._removal.note(dropped)
         try:
-            self._remove_dropped()
+            self._removal.remove()
         except Fenced:
             self._writer.fenced()
         except OSError as error:
@@ -508,42 +461,6 @@ class CheckpointStore(CheckpointReader):
     def _ended(self, writer: DataWriter) -> None:
         with self._lock:
             self._in_flight.pop(writer, None)
-
-    # --- retention ---
-
-    def _sweeping(self, state: LogState, dropped: Iterable[Key]) -> LogState:
-        """The state of the next entry, which says up to where no manifest of a dropped checkpoint is left."""
-        left = [key.sequence for key in (*self._removed, *self._dropped, *dropped) if key.sequence]
-        swept = min(left, default=self._writer.next_sequence + 1) - 1
-        return dataclasses.replace(state, swept=swept)
-
-    def _note_dropped(self, dropped: Iterable[Key]) -> None:
-        """Note the checkpoints and outputs that the newest entry, which is durable, keeps no longer."""
-        self._removed = []
-        for key in dropped:
-            self._retention.dropped(key)
-            self._dropped.append(key)
-        self._drop_outputs()
-
-    def _drop_outputs(self) -> None:
-        for key in self._retention.keys_with_outputs():
-            if not self._writer.state.has_outputs(key):
-                self._retention.outputs_dropped(key)
-
-    def _remove_dropped(self) -> None:
-        """Remove what the log no longer keeps. Cut off anywhere, it can be repeated, by the next opening, too."""
-        epoch = self._writer.epoch
-        while self._dropped:
-            self._files.retire([self._dropped[0].name], epoch)
-            self._removed.append(self._dropped.pop(0))
-        waiting = sorted(self._retention.removable(self._built_on()))
-        if not waiting:
-            return
-        is_held = held_by_pins(self._files, time.time())
-        for name in waiting:
-            if not is_held(name):  # else it is tried again after the next commit
-                self._files.retire([name], epoch)
-                self._retention.removed(name)
 
     # --- beginning anew, going back, another time ---
 
@@ -631,19 +548,22 @@ class CheckpointStore(CheckpointReader):
             raise UsageError("snapshots are in flight", hint="commit or abort them first")
         for writer in list(self._in_flight):
             writer.abort()  # what is merged in the background would be named by nothing
+        self._lent = {}
 
     def _change(self, kind: str, state: LogState, **what: Any) -> None:
         """Append a record of something other than a commit, and remove what it drops."""
         self._upgrade()
         dropped = [key for key in self._writer.state.kept if not state.keeps(key)]
         record = Record(kind, self._writer.epoch, entry_name(self._writer.next_sequence), **what)
-        self._writer.append(kind, self._sweeping(state, dropped), record=record, doing=f"writing a {kind}")
+        self._writer.append(
+            kind, self._removal.swept(state, dropped), record=record, doing=f"writing a {kind}"
+        )
         if self._newest is not None and any(key.name == self._newest.name for key in dropped):
             self._newest = None
-        self._note_dropped(dropped)
+        self._removal.note(dropped)
         try:
             with storing("removing dropped checkpoints"):
-                self._remove_dropped()
+                self._removal.remove()
         except Fenced:
             raise self._writer.fenced() from None
 
@@ -659,7 +579,7 @@ class CheckpointStore(CheckpointReader):
                 for writer in list(self._in_flight):
                     writer.abort()
                 try:
-                    self._remove_dropped()
+                    self._removal.remove()
                 except (OSError, Fenced) as error:
                     _log.warning("old files stay until the store is next opened: %s", error)
             self._writer.close()

@@ -39,4 +39,6 @@ class Over(NamedTuple):
         error = self.error
         again = type(error)(error.message, code=error.code, detail=error.detail)
         again.hint = error.hint
+        if isinstance(again, StoreError):
+            again.errno = error.errno  # type: ignore[union-attr]
         return again
