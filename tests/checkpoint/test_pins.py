@@ -12,14 +12,15 @@ import pytest
 from stopped_time import StoppedTime
 
 import statebackend as sb
-from statebackend.checkpoint.store import pins
+from statebackend.checkpoint.store import pins, removal
 from statebackend.checkpoint.store import store as stores
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedTime:
     made = StoppedTime()
-    monkeypatch.setattr(stores, "time", made)
+    for module in (stores, removal):
+        monkeypatch.setattr(module, "time", made)
     monkeypatch.setattr(pins, "time", made)
     return made
 
