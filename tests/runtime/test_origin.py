@@ -276,3 +276,17 @@ def test_an_origin_of_another_version_is_never_believed(origin: Any) -> None:
 def test_a_source_that_is_empty_is_refused(opening: Opening, empty: Any) -> None:
     with pytest.raises(sb.UsageError, match="restore_from is empty"):
         opening(restore_from=empty)
+
+
+def test_a_batch_whose_output_has_been_dropped_is_not_taken_for_one_without(opening: Opening) -> None:
+    """After a rewind by more than one batch, into a stream that delivers the one before once more."""
+    opening.retain = 5
+    for batch_id in range(4):
+        run(opening(), batch_id, rows(("a", 1)), plan(batch_id))
+    opening.close()
+    sb.tools.rewind(opening.folder, to=1)
+    with pytest.raises(sb.UsageError, match="has been dropped") as caught:
+        run(opening(), 1, rows(("a", 1)), plan(1))
+    assert "rewind(store, to=0)" in str(caught.value.hint)
+    assert run(opening(), 2, rows(("a", 1)), plan(2)).output
+    assert total(opening) == 3
