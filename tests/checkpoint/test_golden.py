@@ -13,6 +13,7 @@ import statebackend as sb
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 VERSIONS = sorted(path for path in GOLDEN.iterdir() if (path / "expected.txt").exists())
+WITH_RANGES = [path for path in VERSIONS if (path / "ranges").exists()]
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +26,11 @@ def make() -> ModuleType:
     return module
 
 
-def check(make: ModuleType, folder: Path, backend: str, restore: Any) -> None:
+def check(make: ModuleType, folder: Path, backend: str, restore: Any, of_operator: Any = None) -> None:
     clock = sb.testing.ManualClock(1030)
     factory = sb.create_backend(backend)
     keyed = factory.create_keyed_backend("string", max_parallelism=16, clock=clock, restore=restore)
-    operator = factory.create_operator_backend(restore=restore)
+    operator = factory.create_operator_backend(restore=of_operator or restore)
     assert make.held(keyed, operator) == (folder / "expected.txt").read_text(encoding="utf-8")
     keyed.close()
 
@@ -43,10 +44,22 @@ def test_a_golden_checkpoint_is_read(make: ModuleType, folder: Path, backend: st
 
 
 @pytest.mark.parametrize("backend", ["heap", "reference"])
+@pytest.mark.parametrize(
+    "folder", [path for path in VERSIONS if (path / "ranges").exists()], ids=lambda path: path.name
+)
+def test_a_golden_checkpoint_of_two_ranges_is_read(make: ModuleType, folder: Path, backend: str) -> None:
+    checkpoint = sb.CheckpointStore(folder / "ranges").open(0)
+    checkpoint.verify()
+    assert all(part is not None for part in checkpoint.manifest.parts)
+    whole = sb.CheckpointStore(folder / "store").open(2)
+    check(make, folder, backend, checkpoint, of_operator=whole)
+
+
+@pytest.mark.parametrize("backend", ["heap", "reference"])
 @pytest.mark.parametrize("folder", VERSIONS, ids=lambda path: path.name)
 def test_a_golden_savepoint_is_read(make: ModuleType, folder: Path, backend: str) -> None:
     check(make, folder, backend, folder / "savepoint")
 
 
 def test_there_is_one_of_this_version() -> None:
-    assert VERSIONS
+    assert str(sb.checkpoint.FORMAT) in [path.name for path in VERSIONS]

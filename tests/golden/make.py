@@ -15,13 +15,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from keyed_story import Story, contents
 
 import statebackend as sb
+from statebackend.keys import range_for
 
 #: What has objects of Python is left out: pickles are Python's format.
 NAMES = ["count", "pair", "name", "tags", "numbers", "seen", "deep", "total", "mean", "joined"]
 
 
 def make(folder: Path) -> None:
-    """A checkpoint of a base and two deltas, a savepoint of the same moment, and what they hold as text."""
+    """A checkpoint of a base and two deltas, one of the same state in two ranges of key groups, a savepoint of the same
+    moment, and what they hold as text.
+    """
     folder.mkdir()
     clock = sb.testing.ManualClock(1000)
     store = sb.CheckpointStore(folder / "store", retain=1).open_for_writing(
@@ -43,6 +46,20 @@ def make(folder: Path) -> None:
         store.commit(checkpoint_id, [pending.result() for pending in taken])
     for each in (keyed, operator):
         each.savepoint(folder / "savepoint")
+    ranges = sb.CheckpointStore(folder / "ranges").open_for_writing(key_type="string", max_parallelism=16)
+    halves = [
+        sb.create_backend("heap").create_keyed_backend(
+            "string",
+            max_parallelism=16,
+            key_group_range=range_for(16, 2, index),
+            clock=clock,
+            restore=store.open(2),
+        )
+        for index in range(2)
+    ]
+    ranges.commit(0, [each.snapshot(0, ranges).result() for each in halves])
+    for each in (*halves, ranges):
+        each.close()
     (folder / "expected.txt").write_text(held(keyed, operator), encoding="utf-8")
     (folder / "versions.json").write_text(json.dumps({"statebackend": sb.__version__}) + "\n")
     keyed.close()

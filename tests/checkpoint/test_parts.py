@@ -1,0 +1,153 @@
+"""Manifests of several key-group ranges: each range has a part, which is named again while nothing in it changes."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+from simulated_disk import Disk, SimulatedCalls
+from store_files import write
+
+import statebackend as sb
+from statebackend.checkpoint import CheckpointStore, StateSnapshot, StoredFile
+from statebackend.checkpoint.files import PosixFiles
+from statebackend.keys import range_for
+
+GROUPS = 256
+
+
+class Ranges:
+    """The subtasks of a job, of which each names its files again until it writes one."""
+
+    def __init__(self, store: CheckpointStore, parallelism: int) -> None:
+        self.store = store
+        self.parallelism = parallelism
+        self.files: list[tuple[StoredFile, ...]] = [()] * parallelism
+        self.owners = [range_for(GROUPS, parallelism, index) for index in range(parallelism)]
+
+    def snapshots(self, checkpoint_id: int, *changed: int) -> list[StateSnapshot]:
+        for index in changed:
+            made = write(self.store.begin_snapshot(checkpoint_id), b"of %d" % index, "sst")
+            self.files[index] = (*self.files[index], made)
+        return [
+            StateSnapshot(
+                checkpoint_id, self.store.epoch, index, self.parallelism, own, files, now=1000 * checkpoint_id
+            )
+            for index, (own, files) in enumerate(zip(self.owners, self.files, strict=True))
+        ]
+
+    def commit(self, checkpoint_id: int, *changed: int) -> sb.Checkpoint:
+        return self.store.commit(checkpoint_id, self.snapshots(checkpoint_id, *changed))
+
+
+def parts_in(root: Path) -> set[str]:
+    return {path.relative_to(root).as_posix() for path in root.glob("data/*/*-manifest-*")}
+
+
+def names(checkpoint: sb.Checkpoint) -> list[str | None]:
+    return [None if part is None else part.name for part in checkpoint.manifest.parts]
+
+
+def test_a_part_is_named_again_while_its_range_is_unchanged(root: Path) -> None:
+    with CheckpointStore(root, retain=2).open_for_writing(max_parallelism=GROUPS) as store:
+        ranges = Ranges(store, 4)
+        first = names(ranges.commit(0, 0, 1, 2, 3))
+        assert len({*first}) == 4
+        second = names(ranges.commit(1, 2))
+        assert [here == there for here, there in zip(first, second, strict=True)] == [True, True, False, True]
+        assert parts_in(root) == {*first, second[2]}
+        third = names(ranges.commit(2))
+        assert third == second
+        assert parts_in(root) == {*second}, "the first's own part has gone with it"
+        for checkpoint_id in store.checkpoints():
+            checkpoint = store.open(checkpoint_id)
+            checkpoint.verify()
+            assert {each.checkpoint_id for each in checkpoint.snapshots} == {checkpoint_id}
+            assert {each.now for each in checkpoint.snapshots} == {checkpoint_id * 1000}
+            assert [each.key_groups for each in checkpoint.snapshots] == ranges.owners
+        assert [each.files for each in store.open(2).snapshots] == ranges.files
+    # The next writer knows them, too.
+    with CheckpointStore(root, retain=2).open_for_writing() as store:
+        known = store.open(2).snapshots
+        again = store.commit(3, [each.to_json() | {"id": 3} for each in known])
+        assert names(again) == third
+    assert sb.tools.verify(root).ok
+
+
+def test_one_range_stands_in_the_manifest(root: Path) -> None:
+    with CheckpointStore(root).open_for_writing(max_parallelism=GROUPS) as store:
+        checkpoint = Ranges(store, 1).commit(0, 0)
+        assert names(checkpoint) == [None]
+        operator = StateSnapshot(1, store.epoch)
+        own = StateSnapshot(1, store.epoch, key_groups=range_for(GROUPS, 1, 0))
+        assert names(store.commit(1, [own, operator])) == [None, None]
+    assert parts_in(root) == set()
+
+
+def test_a_manifest_of_256_ranges_stays_small(root: Path) -> None:
+    """Each with 64 files: as a whole it would be 4 MB, 16,384 files to look at."""
+    with CheckpointStore(root).open_for_writing(max_parallelism=GROUPS) as store:
+        ranges = Ranges(store, 256)
+        shared = tuple(write(store.begin_snapshot(0), b"%d" % each, "sst") for each in range(64))
+        ranges.files = [shared] * 256
+        ranges.commit(0)
+        checkpoint = ranges.commit(1, 7)
+        entry = root / checkpoint.manifest.name
+        assert entry.stat().st_size < 80_000
+        assert sum("part" in each for each in json.loads(entry.read_bytes())["snapshots"]) == 256
+        assert len(parts_in(root)) == 257
+        assert store.open(1).snapshots == checkpoint.snapshots
+
+
+@pytest.mark.parametrize("damage", ["lost", "cut", "flipped", "of another range"])
+def test_a_part_that_is_not_as_it_was_written(root: Path, damage: str) -> None:
+    with CheckpointStore(root, retain=3).open_for_writing(max_parallelism=GROUPS) as store:
+        ranges = Ranges(store, 2)
+        ranges.commit(0, 0, 1)
+        parts = [part for part in ranges.commit(1, 0, 1).manifest.parts if part is not None]
+    path, other = (root / part.name for part in parts)
+    content = path.read_bytes()
+    if damage == "lost":
+        path.unlink()
+    else:
+        flipped = content[:30] + bytes([content[30] ^ 1]) + content[31:]
+        path.write_bytes(
+            {"cut": content[:-3], "flipped": flipped, "of another range": other.read_bytes()}[damage]
+        )
+    reader = CheckpointStore(root)
+    with pytest.raises(sb.CorruptCheckpointError, match=path.name):
+        reader.open(1)
+    assert reader.latest(intact=True) == 0
+    assert not sb.tools.verify(root).ok
+    with CheckpointStore(root, retain=1).open_for_writing() as store:
+        before = len(list(root.glob("data/*/*")))
+        assert before >= 7, "nothing is removed while it cannot be told what the checkpoint names"
+        store.rewind(0)
+        assert store.open(0).verify() is None
+
+
+def test_parts_of_a_commit_that_fails_are_removed() -> None:
+    disk = Disk()
+    calls = SimulatedCalls(disk)
+    store = CheckpointStore("/", _files=PosixFiles("/store", calls)).open_for_writing(max_parallelism=GROUPS)
+    ranges = Ranges(store, 2)
+    ranges.commit(0, 0, 1)
+    snapshots = ranges.snapshots(1, 0)
+    before = set(disk.walk())
+    creates = 0
+
+    def full(number: int, name: str) -> object:
+        nonlocal creates
+        creates += name == "create"
+        return (
+            errno.ENOSPC if name == "create" and creates == 2 else None
+        )  # the part is there, the entry is not
+
+    calls.plan = full
+    with pytest.raises(sb.StoreError, match="nothing was committed"):
+        store.commit(1, snapshots)
+    calls.plan = lambda number, name: None
+    assert set(disk.walk()) == before
+    assert store.commit(1, snapshots).id == 1
