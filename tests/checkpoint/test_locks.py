@@ -22,9 +22,9 @@ store = sb.CheckpointStore(sys.argv[1]).open_for_writing()
 store.commit(0)
 child = os.fork()
 if child == 0:
+    print(os.getpid(), flush=True)  # by the child itself: it has done by now what is done after a fork
     time.sleep(60)
     os._exit(0)
-print(child, flush=True)
 time.sleep(60)
 """
 
