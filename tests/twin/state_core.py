@@ -14,8 +14,8 @@ RECLAIM_PER_OPERATION = 8
 class Mark:
     """A point to roll back to; made by `StateCore.mark`."""
 
-    def __init__(self, owner, version):
-        self.owner, self.version, self.is_open = owner, version, True
+    def __init__(self, owner, version, before):
+        self.owner, self.version, self.before, self.is_open = owner, version, before, True
 
 
 class Snapshot:
@@ -42,9 +42,10 @@ class StateCore:
 
     def mark(self):
         self.enter()
+        before = self.journal_version if self.newest is None else 0
         self.bump_version()
         self.journal_version = self.state_version
-        self.open_marks.append(Mark(self, self.state_version))
+        self.open_marks.append(Mark(self, self.state_version, before))
         return self.open_marks[-1]
 
     def rollback(self, mark):
@@ -75,14 +76,34 @@ class StateCore:
             return
         self.enter()
         mark.is_open = False
+        is_newest = self.open_marks[-1] is mark
         self.open_marks.remove(mark)
         if self.open_marks:
-            keep_from = self.open_marks[0].version
+            keep_from, back_to = self.open_marks[0].version, 0
+            if is_newest:
+                if self.newest is None and self.journal_version == mark.version and mark.before:
+                    back_to = self.journal_version = mark.before
+                for journal in self.journals:
+                    self.join_segments(journal, mark.version, self.open_marks[-1].version, back_to)
         else:
             keep_from, self.journal_version = FREE_SLOT, 0
         for journal in self.journals:
             while journal.segments and journal.segments[0].version < keep_from:
                 self.discard_log(journal, journal.segments.pop(0).log)
+
+    def join_segments(self, journal, since, mark, back_to):
+        """Join the segments since a version into one, which belongs to the mark before."""
+        joined = [segment for segment in journal.segments if segment.version >= since]
+        if not joined:
+            return
+        del journal.segments[-len(joined) :]
+        if journal.segments and journal.segments[-1].version >= mark:
+            joined.insert(0, journal.segments.pop())
+        elif back_to:
+            joined[0].version = back_to
+        for segment in joined[1:]:
+            joined[0].log.append(segment.log)
+        journal.segments.append(joined[0])
 
     def discard_log(self, journal, log):
         """Leave records that no rollback can reach to `drain`; those that hold nothing go at once."""

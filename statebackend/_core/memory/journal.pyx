@@ -1,6 +1,7 @@
 """The slow paths of the logs; `journal.pxd` explains their purpose."""
 
 from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from statebackend._core.memory.arena cimport ArenaCore, address, run_alloc, run_free
 from statebackend._core.memory.platform cimport unlikely
@@ -59,12 +60,23 @@ cdef void log_clear(ArenaCore *arena, Log *log) noexcept nogil:
 
 
 cdef void log_append(ArenaCore *arena, Log *target, Log *source) noexcept nogil:
-    """Move all chunks of `source` behind those of `target`. O(1)."""
+    """Move all records of `source` behind those of `target`. O(1); those of one chunk may move into the last chunk."""
+    cdef LogChunk *only
     if target.last != NULL and target.last.used == 0:
         log_drop_last_chunk(arena, target)
     if source.last != NULL and source.last.used == 0:
         log_drop_last_chunk(arena, source)
     if source.first == NULL:
+        return
+    only = source.last
+    if target.last != NULL and source.first == source.last and only.used <= target.last.capacity - target.last.used:
+        # Short logs share chunks, or many of them would take much more memory than their records.
+        memcpy(chunk_data(target.last) + target.last.used, chunk_data(only), only.used)
+        target.last.used += only.used
+        target.records += source.records
+        target.held += source.held
+        log_drop_last_chunk(arena, source)
+        source.records = source.held = 0
         return
     source.first.prev = target.last
     if target.last != NULL:

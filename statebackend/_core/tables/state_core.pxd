@@ -49,6 +49,7 @@ cdef class StateCore:
 cdef class Mark:
     cdef readonly StateCore owner
     cdef uint32_t version
+    cdef uint32_t before                 # the journal's version to go back to on release; 0: it cannot go back
     cdef readonly bint is_open
 
 cdef void discard_log(Core *core, Journal *journal, Log *log) noexcept nogil

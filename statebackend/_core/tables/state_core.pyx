@@ -193,6 +193,8 @@ cdef class StateCore:
         cdef Mark mark = Mark.__new__(Mark)
         self.enter()
         try:
+            # Under a snapshot, clones get versions that tell only of the newest segment if they were journalled.
+            mark.before = self.core.journal_version if self.core.newest == NULL else 0
             self.bump_version()
             self.core.journal_version = self.core.state_version
             mark.owner = self
@@ -304,17 +306,33 @@ cdef class StateCore:
         return True
 
     def release(self, Mark mark not None):
-        """Give up the possibility to roll back to `mark`. Idempotent. Reclaiming continues step by step."""
+        """Give up the possibility to roll back to `mark`. Idempotent. Reclaiming continues step by step.
+
+        O(states) for the newest mark, however many marks were opened before and released.
+        """
         cdef Journal *journal
-        cdef uint32_t keep_from, i, dropped
+        cdef Mark last
+        cdef uint32_t keep_from, i, dropped, back_to = 0
+        cdef bint is_newest
         if not mark.is_open or mark.owner is not self or self.closed:
             return
         self.enter()
         try:
             mark.is_open = False
+            is_newest = self.open_marks[len(self.open_marks) - 1] is mark
             self.open_marks.remove(mark)
             if self.open_marks:
                 keep_from = (<Mark>self.open_marks[0]).version
+                if is_newest:
+                    last = self.open_marks[len(self.open_marks) - 1]
+                    if self.core.newest == NULL and self.core.journal_version == mark.version and mark.before:
+                        # What was journalled for the mark before need not be journalled again.
+                        back_to = mark.before
+                        self.core.journal_version = back_to
+                    journal = self.core.journals
+                    while journal != NULL:
+                        join_segments(&self.core, journal, mark.version, last.version, back_to)
+                        journal = journal.next
             else:
                 keep_from = FREE_SLOT
                 self.core.journal_version = 0
@@ -324,9 +342,10 @@ cdef class StateCore:
                 while dropped < journal.n_segments and journal.segments[dropped].version < keep_from:
                     discard_log(&self.core, journal, &journal.segments[dropped].log)
                     dropped += 1
-                for i in range(dropped, journal.n_segments):
-                    journal.segments[i - dropped] = journal.segments[i]
-                journal.n_segments -= dropped
+                if dropped:
+                    for i in range(dropped, journal.n_segments):
+                        journal.segments[i - dropped] = journal.segments[i]
+                    journal.n_segments -= dropped
                 journal = journal.next
         finally:
             self.leave()
@@ -425,7 +444,7 @@ cdef class StateCore:
         cdef Mark mark
         cdef uint32_t *old               # the versions that are compared with, each once, in order
         cdef uint32_t i, n = 0
-        cdef uint64_t most = 1 + len(self.open_marks)
+        cdef uint64_t most = 1 + 2 * len(self.open_marks)
         while snapshot != NULL:
             most += 1
             snapshot = snapshot.newer
@@ -443,6 +462,8 @@ cdef class StateCore:
             snapshot = snapshot.newer
         for mark in self.open_marks:
             enter_version(old, &n, mark.version)
+            if mark.before:
+                enter_version(old, &n, mark.before)
         journal = self.core.journals
         while journal != NULL:
             for i in range(journal.n_segments):
@@ -466,6 +487,8 @@ cdef class StateCore:
             journal = journal.next
         for mark in self.open_marks:
             mark.version = renumbered(mark.version, old, n)
+            if mark.before:
+                mark.before = renumbered(mark.before, old, n)
         if self.core.journal_version:
             self.core.journal_version = renumbered(self.core.journal_version, old, n)
         self.core.state_version = n
@@ -570,6 +593,25 @@ cdef void renumber_table(Table *table, uint32_t *old, uint32_t n) noexcept nogil
             directory.high = renumbered(directory.high, old, n)
             directory = directory.older
         map.seen_version = renumbered(map.seen_version, old, n)
+
+
+cdef void join_segments(Core *core, Journal *journal, uint32_t since, uint32_t mark, uint32_t back_to) noexcept nogil:
+    """Join the segments since a version, whose mark has been released, into one, which belongs to the mark before.
+
+    If there is a segment of that mark, its version is kept; else the joined one gets `back_to`, unless that is 0.
+    """
+    cdef uint32_t i, first = journal.n_segments
+    while first and journal.segments[first - 1].version >= since:
+        first -= 1
+    if first == journal.n_segments:
+        return
+    if first and journal.segments[first - 1].version >= mark:
+        first -= 1
+    elif back_to:
+        journal.segments[first].version = back_to
+    for i in range(first + 1, journal.n_segments):
+        log_append(core.arena, &journal.segments[first].log, &journal.segments[i].log)
+    journal.n_segments = first + 1
 
 
 cdef void discard_log(Core *core, Journal *journal, Log *log) noexcept nogil:

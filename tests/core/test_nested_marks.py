@@ -1,0 +1,126 @@
+"""Short marks within a long one: they leave no more behind than the changes they kept, and nothing twice."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from statebackend._core.tables.map_table import MapTable
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
+
+
+def table_of(core: StateCore, value: Any = "long") -> StateTable:
+    return StateTable(core, key="int", value=value, max_parallelism=4)
+
+
+def test_a_change_is_journalled_once_however_many_marks_come_between() -> None:
+    core = StateCore()
+    table, other = table_of(core), table_of(core)
+    table.put(1, 0)
+    batch = core.mark()
+    for n in range(1000):
+        table.put(1, n)
+        short = core.mark()
+        other.put(2, n)
+        core.release(short)
+    # The first write of each; `other` writes once for each short mark, which might be rolled back to.
+    assert core.changes_since(batch) <= 1 + 1000
+    before = core.metrics()["run_bytes"]
+    for n in range(1000):
+        table.put(1, n)
+        core.release(core.mark())
+    assert core.metrics()["run_bytes"] == before
+    core.rollback(batch)
+    assert (table.get(1), other.get(2)) == (0, None)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_many_short_marks_take_little_memory(kept: int) -> None:
+    core = StateCore()
+    table = table_of(core)
+    for key in range(100):
+        table.put(key, 0)
+    batch = core.mark()
+    before = core.metrics()["run_bytes"]
+    for n in range(20_000):
+        short = core.mark()
+        table.put(n % 100, n)
+        if not kept:
+            core.rollback(short)
+        core.release(short)
+    # A record has 16 bytes, or 24; a chunk of its own for each would have 512.
+    assert core.metrics()["run_bytes"] - before < 20_000 * 64
+    core.rollback(batch)
+    assert [table.get(key) for key in range(100)] == [0] * 100
+
+
+@pytest.mark.parametrize("value", ["long", "bytes", "object"])
+def test_any_order_of_marks_and_snapshots(rng: random.Random, value: str) -> None:
+    """Against copies of everything: what each mark rolls back to, and what each snapshot shows."""
+
+    def made(n: int) -> Any:
+        return {"long": n, "bytes": b"%d" % n, "object": [n]}[value]
+
+    for _ in range(60):
+        core = StateCore()
+        tables = [table_of(core, value), table_of(core, value)]
+        held: list[dict[int, Any]] = [{}, {}]
+        marks: list[tuple[Any, list[dict[int, Any]]]] = []
+        views: list[Any] = []
+        for step in range(400):
+            what = rng.random()
+            if what < 0.55:
+                which, key = rng.randrange(2), rng.randrange(12)
+                if rng.random() < 0.2:
+                    tables[which].remove(key)
+                    held[which].pop(key, None)
+                else:
+                    tables[which].put(key, made(step))
+                    held[which][key] = made(step)
+            elif what < 0.70:
+                marks.append((core.mark(), [dict(each) for each in held]))
+            elif what < 0.83 and marks:
+                # Mostly the newest, as calls do; now and then any.
+                at = -1 if rng.random() < 0.8 else rng.randrange(len(marks))
+                core.release(marks.pop(at)[0])
+            elif what < 0.90 and marks:
+                at = rng.randrange(len(marks))
+                mark, then = marks[at]
+                core.rollback(mark)
+                del marks[at + 1 :]
+                held = [dict(each) for each in then]
+            elif what < 0.95:
+                views.append(core.snapshot())
+            elif views:
+                views.pop(rng.randrange(len(views))).release()
+                core.advance(rng.randrange(2000))
+            for table, expected in zip(tables, held, strict=True):
+                key = rng.randrange(12)
+                assert table.get(key) == expected.get(key)
+        while marks:
+            mark, then = marks.pop()
+            core.rollback(mark)
+            core.release(mark)
+            for table, expected in zip(tables, then, strict=True):
+                assert {key: table.get(key) for key in range(12)} == {key: expected.get(key) for key in range(12)}
+        for view in views:
+            view.release()
+        core.close()
+
+
+def test_puts_of_many_entries_do_not_slow_each_other_down() -> None:
+    """The journal of a batch has one segment for each table, not one for each call."""
+    core = StateCore()
+    maps = MapTable(core, key="int", map_key="int", value="long", max_parallelism=4)
+    assert maps is not None
+    table = table_of(core)
+    batch = core.mark()
+    for n in range(500):
+        short = core.mark()
+        table.put(n, n)
+        core.release(short)
+    assert core.changes_since(batch) == 500
+    core.release(batch)
