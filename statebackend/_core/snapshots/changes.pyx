@@ -141,7 +141,8 @@ cdef void find_returned(Table *table, int64_t n, uint64_t[::1] found, unsigned c
 cdef int64_t count_distinct(Table *table, uint32_t version) noexcept nogil:
     """Count the keys that records name, if each names another one and all of these exist; -1 if that cannot be told.
 
-    A segment journals an entry once. So it can be told if all records are in one segment and none is a removal.
+    A segment journals an entry once, unless several have been joined. So it can be told if all records are in one
+    segment, which was always one, and none is a removal.
     """
     cdef Journal *journal = table.journal
     cdef RecordCursor record
@@ -150,7 +151,8 @@ cdef int64_t count_distinct(Table *table, uint32_t version) noexcept nogil:
     if table.journal_every_write:
         return -1
     for i in range(journal.n_segments):
-        segments += journal.segments[i].version >= version and journal.segments[i].log.records != 0
+        if journal.segments[i].version >= version and journal.segments[i].log.records != 0:
+            segments += 1 + journal.segments[i].joined
     if segments > 1:
         return -1
     begin_records(journal, version, &record)

@@ -194,6 +194,7 @@ cdef struct CowMap:
 
 cdef struct Segment:
     uint32_t version                     # first version whose changes it holds
+    uint32_t joined                      # it was several: an entry may have more than one record in it
     Log log
 
 cdef struct Journal:

@@ -610,6 +610,9 @@ cdef void join_segments(Core *core, Journal *journal, uint32_t since, uint32_t m
     elif back_to:
         journal.segments[first].version = back_to
     for i in range(first + 1, journal.n_segments):
+        if journal.segments[first].log.records and journal.segments[i].log.records:
+            journal.segments[first].joined = True
+        journal.segments[first].joined |= journal.segments[i].joined
         log_append(core.arena, &journal.segments[first].log, &journal.segments[i].log)
     journal.n_segments = first + 1
 
