@@ -103,6 +103,16 @@ class StoreFiles(ABC):
     def create(self, name: str) -> FileSink:
         """Create a file; `FileExistsError` if it exists, `FileNotFoundError` if its folder is gone."""
 
+    def write(self, name: str, content: bytes) -> None:
+        """Create a small file as a whole, durably. Raises as `create` does; after an error nothing is left behind."""
+        sink = self.create(name)
+        try:
+            sink.write(content)
+            sink.finish()
+        except BaseException:
+            sink.abandon()
+            raise
+
     def room(self) -> int | None:
         """The bytes that can still be written; None if there is no limit, or none that can be told."""
         return None

@@ -377,15 +377,9 @@ class PosixFiles(StoreFiles):
         # Use a new name each time: a failed attempt may have left anything behind, or nothing.
         aside = f"{epoch_folder(epoch)}/{next(self._asides)}-{base_name}"
         try:
-            sink = self.create(aside)
+            self.write(aside, content)
         except FileNotFoundError:
             raise Fenced from None
-        try:
-            sink.write(content)
-            sink.finish()
-        except BaseException:
-            sink.abandon()
-            raise
         return aside
 
     def _link(self, aside: str, name: str) -> None:

@@ -69,13 +69,7 @@ class Parts:
         name = f"{data_folder(epoch)}/{base_name}"
         content = seal({"format": FORMAT, "snapshot": snapshot.to_json()})
         with storing(f"writing {name}"):
-            sink = self._files.create(name)
-            try:
-                sink.write(content)
-                sink.finish()
-            except BaseException:
-                sink.abandon()
-                raise
+            self._files.write(name, content)
         return StoredFile(name, "manifest", len(content), crc32c(content), snapshot.key_groups)
 
     def read(self, part: StoredFile) -> StateSnapshot:

@@ -125,13 +125,7 @@ class Pin:
         hint = "a reader that may not write to the store reads without a pin: store.open(id)"
         with storing(f"writing {name}", hint=hint):
             self._files.make_folder(PINS)
-            sink = self._files.create(name)
-            try:
-                sink.write(seal(content.to_json()))
-                sink.finish()
-            except BaseException:
-                sink.abandon()
-                raise
+            self._files.write(name, seal(content.to_json()))
             self._files.sync_folder(PINS)
         was_held = self._name is not None and 1000 * time.time() < self._until
         before, self._name, self._until = self._name, name, until
