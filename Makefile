@@ -23,12 +23,16 @@ SETTINGS := setup.py pyproject.toml statebackend/_version.py
 BUILD := $(PY) setup.py -q build_ext --inplace
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help demo test debug bench docs lint format clean
+# What runs under sanitizers: the compiled code's own tests, and those of every state.
+SANITIZED ?= tests/core tests/heap tests/contract
+
+.PHONY: help demo test debug asan ubsan bench docs lint format clean
 
 help:
 	@echo 'make demo   build, then run a streaming query with state, killed and restarted on the way'
 	@echo 'make test   release build, whole test suite'
 	@echo 'make debug  checked build (bounds checks, invariants, live counters), whole test suite'
+	@echo 'make asan   checked build under AddressSanitizer, tests of the core and of the states; ubsan: undefined behaviour'
 	@echo 'make bench  benchmarks, with the peers in the same run'
 	@echo 'make docs   HTML pages in build/docs'
 	@echo 'make lint   ruff, mypy, cython-lint'
@@ -74,6 +78,22 @@ test: $(STAMP).test+spark
 debug: $(STAMP).test+spark
 	@$(BUILD)
 	@$(PYTEST) $(PYTEST_ARGS)
+
+# Sanitizers. The package is built as a whole into a folder of its own, so the modules next to the sources stay what they
+# are. PYTHONSAFEPATH keeps those out of the tests' subprocesses (from Python 3.11 on). Without PYTHONMALLOC a sanitizer
+# would see the interpreter's arenas, but no object in them. What the interpreter itself never frees is no leak. Reports
+# go to files, because pytest keeps the output of a process that ends at once.
+asan: SANITIZER := address
+asan: PRELOADED = $(shell $(CC) -print-file-name=libasan.so)
+ubsan: SANITIZER := undefined
+asan ubsan: OWN = $(CURDIR)/build/checked-$(SANITIZER)
+asan ubsan: $(STAMP).test+spark
+	@STATEBACKEND_DEBUG=1 STATEBACKEND_SANITIZE=$(SANITIZER) $(PY) setup.py -q build --build-lib $(OWN)/package
+	@rm -f $(OWN)/report.*
+	@STATEBACKEND_BUILD=checked PYTHONPATH=$(OWN)/package PYTHONSAFEPATH=1 PYTHONMALLOC=malloc \
+	    ASAN_OPTIONS=detect_leaks=0:log_path=$(OWN)/report UBSAN_OPTIONS=log_path=$(OWN)/report \
+	    LD_PRELOAD=$(PRELOADED) $(VENV)/bin/pytest -m 'not spark' $(SANITIZED) $(PYTEST_ARGS); \
+	    status=$$?; ! cat $(OWN)/report.* 2>/dev/null && exit $$status
 
 bench: $(STAMP).bench
 	@scripts/check_java.sh || echo 'going on without Java: the Flink and Spark peers are skipped'

@@ -1,14 +1,19 @@
 """Build and metadata of statebackend. This file is the only place that knows either.
 
-Two builds share one source tree and never share an object file:
+Builds share one source tree and never share an object file. The two of every day:
 
 * release (the default): ``-O3``, no checks;
 * checked (``STATEBACKEND_DEBUG=1``): Cython's bounds, initialisation and None checks, Python and C
   assertions, and the C macro ``STATEBACKEND_DEBUG``, which turns on the core's own invariants and
   live-object counters.
 
-Each writes below its own folder, ``build/release`` or ``build/checked``: generated C, objects and linked
-modules. What ``build_ext --inplace`` then puts next to the sources is a copy, renewed whenever it differs
+Two variables make variants of them, for tests:
+
+* ``STATEBACKEND_LOOK_AHEAD=0``: no memory is read whose contents are only guessed, see `look_ahead.pxd`;
+* ``STATEBACKEND_SANITIZE=address``, or ``undefined``, or both with a comma: with these sanitizers.
+
+Each writes below its own folder, such as ``build/release`` or ``build/checked-address``: generated C, objects
+and linked modules. What ``build_ext --inplace`` then puts next to the sources is a copy, renewed whenever it differs
 from that build, so that switching costs a copy and can never leave a module of the other build behind.
 """
 
@@ -31,7 +36,11 @@ from setuptools.command.build_ext import build_ext as _build_ext
 ROOT = Path(__file__).resolve().parent
 
 CHECKED = os.environ.get("STATEBACKEND_DEBUG", "") not in ("", "0")
-FLAVOUR = "checked" if CHECKED else "release"
+LOOK_AHEAD = os.environ.get("STATEBACKEND_LOOK_AHEAD", "") != "0"
+SANITIZERS = sorted(filter(None, os.environ.get("STATEBACKEND_SANITIZE", "").split(",")))
+FLAVOUR = "-".join(
+    ["checked" if CHECKED else "release", *([] if LOOK_AHEAD else ["without-look-ahead"]), *SANITIZERS]
+)
 
 
 # --------------------------------------------------------------------------- the compiled modules
@@ -43,6 +52,14 @@ class Module(NamedTuple):
     note: str
     compile_args: tuple[str, ...] = ()
 
+
+#: For a loop over rows that is written once and compiled for each operation: gcc by itself leaves one copy of so large
+#: a function and looks at the operation for every row (get: 7 % slower).
+INLINED = tuple(
+    argument
+    for limit in ("max-inline-insns-single=3000", "large-function-growth=3000", "inline-unit-growth=200")
+    for argument in ("--param", limit)
+)
 
 #: Every compiled module of the package. A .pyx that is not named here is an error, so that none is left
 #: out of a wheel by accident.
@@ -76,9 +93,16 @@ MODULES: dict[str, Module] = {
     "statebackend._core.snapshots.changes": Module("what has changed since a mark, as rows"),
     "statebackend._core.tables.map_table": Module("map states: entries threaded by key, in insertion order"),
     "statebackend._core.batches.kernels": Module(
-        "batch operations without the GIL, over threads by key group"
+        "batch operations without the GIL, over threads by key group", INLINED
+    ),
+    "statebackend._core.codecs.decimals": Module("decimals to integers and back, without Python's methods"),
+    "statebackend._core.codecs.type_codec": Module(
+        "Python objects to the bytes of a declared type, and back"
     ),
     "statebackend._core.codecs.codecs": Module("Python objects to stored values and keys, and back"),
+    "statebackend._core.codecs.nested_columns": Module(
+        "Arrow's buffers of nested types to stored values and keys, and back"
+    ),
     "statebackend._core.handles.look_ahead": Module("asking for memory that the next keys will need"),
     "statebackend._core.handles.key_context": Module("the current key, namespace and time"),
     "statebackend._core.handles.base_handle": Module(
@@ -126,6 +150,8 @@ DIRECTIVES: dict[str, object] = {
 
 #: STATEBACKEND_DEBUG is defined in the checked build only, so that both #if and #ifdef mean the same.
 DEFINE_MACROS: list[tuple[str, str | None]] = [("STATEBACKEND_DEBUG", "1")] if CHECKED else [("NDEBUG", None)]
+if not LOOK_AHEAD:
+    DEFINE_MACROS.append(("STATEBACKEND_LOOK_AHEAD", "0"))
 
 COMPILE_ARGS: list[str] = [
     # Pages are read through pointers of the type that is stored in them, not the one they were made as.
@@ -142,6 +168,9 @@ LINK_ARGS: list[str] = []
 if sys.platform.startswith("linux"):
     COMPILE_ARGS.append("-pthread")
     LINK_ARGS.append("-pthread")
+for _sanitizer in SANITIZERS:
+    COMPILE_ARGS.append(f"-fsanitize={_sanitizer}")
+    LINK_ARGS.append(f"-fsanitize={_sanitizer}")
 
 
 def cython_sources() -> list[Path]:
@@ -244,7 +273,8 @@ class build_ext(_build_ext):
                 "cc": sysconfig.get_config_var("CC"),
                 "directives": DIRECTIVES,
                 "modules": [
-                    (e.name, e.define_macros, e.include_dirs, e.extra_compile_args) for e in self.extensions
+                    (e.name, e.define_macros, e.include_dirs, e.extra_compile_args, e.extra_link_args)
+                    for e in self.extensions
                 ],
                 "environment": {
                     n: os.environ.get(n) for n in ("CC", "CFLAGS", "CPPFLAGS", "LDFLAGS", "ARCHFLAGS")

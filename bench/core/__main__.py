@@ -46,6 +46,19 @@ def compare_operations(
                 )
 
 
+def compare_batches(report: Report, args: argparse.Namespace) -> None:
+    for n in args.n:
+        keys = random_keys(n)
+        for threads in args.threads:
+            one, twenty = (
+                ours.add_in_batches(keys, batches, threads=threads, samples=args.samples)
+                for batches in (1, 20)
+            )
+            what = f"add in 20 batches, {n:,} keys, {threads} thread(s)"
+            report.row("P3", what, twenty, "M rows/s")
+            report.row("P3", "the same against one batch", twenty / one, "x")
+
+
 def memory(report: Report, flink: FlinkPeer | None, args: argparse.Namespace) -> None:
     keys = random_keys(2_000_000)
     peer = None
@@ -54,6 +67,10 @@ def memory(report: Report, flink: FlinkPeer | None, args: argparse.Namespace) ->
     mine = ours.bytes_per_entry(keys)
     report.row("P6", "bytes per LONG->LONG entry, 2,000,000", mine["at_end"], "bytes", peer, False)
     report.row("P6", "the same, worst while growing", mine["worst_while_growing"], "bytes", peer, False)
+    of_few = ours.bytes_after_many_rows_a_key(8_000_000, 100_000)
+    report.row("P6", "in runs, after a first batch of 8,000,000 rows over 100,000 keys", of_few, "bytes")
+    rest = ours.bytes_after_removal(keys, len(keys) // 1000)
+    report.row("P6", "after 99.9 % were removed, against a table of what is left", rest, "x")
 
 
 def growth(report: Report, flink: FlinkPeer | None, args: argparse.Namespace) -> None:
@@ -135,6 +152,8 @@ def main() -> None:
     report = Report()
     if wanted & {"P3", "P4", "P16"}:
         compare_operations(report, flink, args, strings=False)
+    if "P3" in wanted:
+        compare_batches(report, args)
     if "P9" in wanted:
         compare_operations(report, flink, args, strings=True)
     for name, run in (

@@ -107,6 +107,22 @@ def map_operations(
     return result
 
 
+def add_in_batches(
+    keys: Int64Array, batches: int, *, threads: int, samples: int, key_groups: int = 128
+) -> float:
+    """Million rows per second of adding the keys to an empty table, in so many calls."""
+    seconds = []
+    for number in range(WARMUP_ROUNDS + samples):
+        parts = np.array_split(round_order(keys, 1, number), batches)
+        table = StateTable(StateCore(), value="long", max_parallelism=key_groups)
+        begin = time.perf_counter()
+        for part in parts:
+            kernels.update_many(table, part, part, threads=threads)
+        seconds.append(time.perf_counter() - begin)
+        assert len(table) == len(keys)
+    return len(keys) / statistics.median(seconds[WARMUP_ROUNDS:]) / 1e6
+
+
 def _under_snapshot(
     core: StateCore, table: StateTable, rounds: Rounds, values: Int64Array, threads: int
 ) -> float:
@@ -145,6 +161,25 @@ def bytes_per_entry(keys: Int64Array, key_groups: int = 128) -> dict[str, float]
         if len(table) >= len(keys) * 3 // 4:
             worst = max(worst, resident)
     return {"at_end": resident, "worst_while_growing": worst}
+
+
+def bytes_after_many_rows_a_key(rows: int, keys: int, key_groups: int = 128) -> float:
+    """Bytes per entry in use after a first batch with many rows for each key."""
+    core = StateCore()
+    table = StateTable(core, value="long", max_parallelism=key_groups)
+    batch = np.random.default_rng(1).integers(0, keys, rows)
+    kernels.reduce_many(table, batch, np.ones(rows, dtype=np.int64), "sum")
+    return float(core.arena.usage()["run_bytes"] / len(table))
+
+
+def bytes_after_removal(keys: Int64Array, left: int, key_groups: int = 128) -> float:
+    """How many times as much runs take after all but `left` entries were removed as a table with just those."""
+    core, table, _ = filled(keys, key_groups=key_groups)
+    kernels.remove_many(table, keys[left:])
+    while core.advance(1 << 20):
+        pass
+    fresh = filled(keys[:left], key_groups=key_groups)[0]
+    return float(core.arena.usage()["run_bytes"] / fresh.arena.usage()["run_bytes"])
 
 
 def growth(n: int, key_groups: int = 128) -> dict[str, float]:

@@ -7,8 +7,10 @@ the same random orders. On the command line: ``python -m bench.flink``.
 from bench.flink.harness import (
     BACKEND_OPS,
     MAP_OPS,
+    SERVICE_OPS,
     TIMER_OPS,
     TTL_MODES,
+    TYPE_OPS,
     FlinkPeer,
 )
 from bench.flink.jvm import PeerFailed, Session
@@ -18,8 +20,10 @@ from bench.flink.provision import PeerUnavailable
 __all__ = [
     "BACKEND_OPS",
     "MAP_OPS",
+    "SERVICE_OPS",
     "TIMER_OPS",
     "TTL_MODES",
+    "TYPE_OPS",
     "FlinkPeer",
     "KeyFile",
     "PeerFailed",

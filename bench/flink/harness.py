@@ -49,7 +49,11 @@ BACKEND_OPS = (
     "list_append",
     "list_get",
 )
+#: Operations through the state API by type: of values, of keys, and of the keys of maps.
+TYPE_OPS = ("value_update", "value_get", "key_update", "map_put", "map_get")
 TIMER_OPS = ("timer_register", "timer_poll")
+#: Of the timer service above the queue: the key is set before a timer is registered, and current when it fires.
+SERVICE_OPS = ("service_register", "service_fire", "service_move")
 #: ``default`` is Flink's default clean-up (incremental, five entries per access); ``no_cleanup`` disables it.
 TTL_MODES = ("off", "default", "no_cleanup")
 
@@ -58,7 +62,9 @@ _MAINS = {
     "backend": "statebackend.bench.BackendBench",
     "snapshot": "statebackend.bench.SnapshotBench",
     "timers": "statebackend.bench.TimerBench",
+    "types": "statebackend.bench.TypesBench",
 }
+_SESSIONS = {"backend": BACKEND_OPS, "timers": SERVICE_OPS, "types": TYPE_OPS}
 _COLLECTORS = {
     "G1": "-XX:+UseG1GC",
     "Parallel": "-XX:+UseParallelGC",
@@ -236,8 +242,8 @@ class FlinkPeer:
         settled: bool = False,
         fork: bool = True,
     ) -> list[Measurement]:
-        """Measure ``TIMER_OPS`` on the heap timer queue, one timer per key at a random time."""
-        _require(ops, TIMER_OPS)
+        """Measure ``TIMER_OPS`` on the heap timer queue, or ``SERVICE_OPS``: one timer per key at a random time."""
+        _require(ops, TIMER_OPS + SERVICE_OPS)
         return self._run(
             "timers", ops, keys, _Settings(key_groups, samples, heap, gc, warmup, huge_pages, settled, fork)
         )
@@ -281,7 +287,7 @@ class FlinkPeer:
     ) -> list[Measurement]:
         """Run one JVM on a key file that exists; the building block of the ``run_`` methods.
 
-        ``suite`` is ``"map"``, ``"backend"``, ``"snapshot"`` or ``"timers"``; ``arguments`` go to it as
+        ``suite`` is ``"map"``, ``"backend"``, ``"snapshot"``, ``"timers"`` or ``"types"``; ``arguments`` go to it as
         ``--name value``.
         """
         command = self._command(
@@ -301,24 +307,29 @@ class FlinkPeer:
         heap: str = "8g",
         gc: str = "G1",
         *,
+        suite: str = "backend",
         ttl: str = "off",
+        type_name: str = "bigint",
         warmup: int | None = None,
         huge_pages: bool = False,
         settled: bool = False,
     ) -> Iterator[Session]:
         """Open one of ``BACKEND_OPS`` as a `Session`, whose rounds take turns with those of others.
 
+        With the suite ``"types"`` it is one of ``TYPE_OPS``, with values, keys or map keys of ``type_name``; with
+        ``"timers"`` one of ``SERVICE_OPS``.
+
         The arguments are those of ``run_backend``, but one collector has to be named; ``timeout`` is the
         limit of one round. The measurement has ``contents`` too, a checksum of the state after the last round.
         """
-        _require([op], BACKEND_OPS)
+        _require([op], _SESSIONS[suite])
         _require([ttl], TTL_MODES)
         settings = _Settings(key_groups, samples, heap, gc, warmup, huge_pages, settled, fork=True)
         with tempfile.TemporaryDirectory(prefix="flink-peer-") as folder:
             key_file = KeyFile.write(Path(folder) / "keys.bin", keys, self.seed)
-            arguments = {**settings.arguments(key_file.n), "ops": op, "ttl": ttl}
+            arguments = {**settings.arguments(key_file.n), "ops": op, "ttl": ttl, "type": type_name}
             command = self._command(
-                "backend",
+                suite,
                 key_file,
                 arguments,
                 heap=heap,
@@ -328,7 +339,7 @@ class FlinkPeer:
                 stepwise=True,
             )
             rounds = settings.warmup_rounds(key_file.n) + samples
-            with Session(command, self.timeout, "backend", key_file.path.parent, rounds) as session:
+            with Session(command, self.timeout, suite, key_file.path.parent, rounds) as session:
                 session.surroundings = _surroundings(session.header, key_file, gc, huge_pages, settled)
                 yield session
 

@@ -2,26 +2,31 @@
 
 Figures: ``P1`` values and sums, ``collections`` maps and lists, ``P8`` read-modify-write beside a dict, ``P2``
 values with TTL; without names P1, P8 and collections. Contenders, each in a process of its own, take turns round by
-round. Prints a table and
-writes ``build/bench/state.json``, from which ``python -m bench.state.page`` renews the page. Nothing else should
-run on the machine meanwhile.
+round. Prints a table and writes ``build/bench/state.json``, from which ``python -m bench.state.page`` renews the page.
+Nothing else should run on the machine meanwhile.
+
+By type, in a run without the figures above: ``types`` (``P18`` values, ``P19`` values in batches, ``P20`` keys),
+``timers`` (``P21``) and ``memory-by-type``. It writes ``build/bench/types.json``, from which ``python -m
+bench.state.types_page`` renews its page.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import statebackend as sb
 from bench.common.report import Report
 from bench.flink import FlinkPeer, random_keys
-from bench.state.lockstep import Contender, Flink, Rounds, Timing, make_local, take_turns
+from bench.state.by_type import PARTS, ByType
+from bench.state.kinds import KINDS
+from bench.state.lockstep import Contender, Rounds, Timing, make_local, take_turns
 from bench.state.processes import OwnProcess
+from bench.state.sides import OURS, Sides
 
 FIGURES = ("P1", "P8", "collections", "P2")
 #: What each operation has to reach of Flink's rate.
@@ -37,26 +42,15 @@ P2_TARGETS = {"default": 4.0, "no_cleanup": 1.3}
 P2_OPERATIONS = ("value_update", "value_get")
 TTL_AGAINST_WITHOUT = 1.3
 P8_TARGETS = {"random": 1.0, "cached": 0.5}
-#: Enough rows for the last tier of the JVM's compiler, and at least two rounds.
-WARMUP_ROWS = 4_000_000
-OURS, DICT = "statebackend", "dict"
+DICT = "dict"
 
 
-class Bench:
-    """The contenders that the arguments allow, and the rows of their figures."""
+class Bench(Sides):
+    """The contenders of P1, P2, P8 and the collections, and their rows."""
 
     def __init__(self, args: argparse.Namespace, flink: FlinkPeer | None, report: Report) -> None:
-        self.args, self.flink, self.report = args, flink, report
-        self.jvm: dict[str, Any] = {}
+        super().__init__(args, flink, report)
         self._read_modify_write: dict[int, dict[str, Timing]] = {}
-
-    def rounds(self, n: int) -> Rounds:
-        """All keys once a round."""
-        warmup = self.args.warmup
-        if warmup is None:
-            warmup = min(50, max(2, -(-WARMUP_ROWS // n)))
-        keys = random_keys(n, self.args.seed)
-        return Rounds(keys, warmup, self.args.samples, self.args.seed, scattered=self.args.scattered)
 
     def run(
         self, operation: str, rounds: Rounds, peers: Iterable[str], ttls: Iterable[str] = ("off",)
@@ -65,20 +59,8 @@ class Bench:
         ttls = tuple(ttls)
         with ExitStack() as stack:
             contenders: dict[str, Contender] = {}
-            if "Flink" in peers and self.flink is not None:
-                for collector in self._collectors():
-                    session = self.flink.session(
-                        operation,
-                        rounds.keys,
-                        key_groups=self.args.max_parallelism,
-                        samples=rounds.samples,
-                        heap=self.args.heap,
-                        gc=collector,
-                        ttl=ttls[-1],
-                        warmup=rounds.warmup,
-                        huge_pages=self.args.huge_pages,
-                    )
-                    contenders[f"Flink {collector}"] = Flink(stack.enter_context(session))
+            if "Flink" in peers:
+                contenders |= self.flink_sides(stack, operation, rounds, ttl=ttls[-1])
             for ttl in ttls:
                 ours = OwnProcess(
                     make_local, operation, self.args.backend, rounds, self.args.max_parallelism, ttl
@@ -86,24 +68,7 @@ class Bench:
                 contenders[f"{OURS} {ttl}"] = stack.enter_context(ours)
             if DICT in peers and not self.args.no_dict:
                 contenders[DICT] = stack.enter_context(OwnProcess(make_local, operation, DICT, rounds))
-            return self._best_collector(take_turns(operation, contenders, rounds))
-
-    def _collectors(self) -> tuple[str, ...]:
-        return ("G1", "Parallel") if self.args.gc == "best" else (self.args.gc,)
-
-    def _best_collector(self, timings: Mapping[str, Timing]) -> dict[str, Timing]:
-        """The timings, of Flink's only the better one, named Flink."""
-        result = {who: timing for who, timing in timings.items() if not who.startswith("Flink")}
-        flink = sorted(
-            (timing for who, timing in timings.items() if who.startswith("Flink")),
-            key=lambda timing: timing.ns_per_operation,
-        )
-        if flink:
-            self.jvm = flink[0].details.pop("jvm")
-            for other in flink[1:]:
-                flink[0].details["other_gc"] = {"gc": other.details["gc"], "mops": other.mops}
-            result["Flink"] = flink[0]
-        return result
+            return self.best_collector(take_turns(operation, contenders, rounds))
 
     def row(
         self,
@@ -179,11 +144,22 @@ class Bench:
                     ttl=ttl,
                 )
 
+    def measure(self, wanted: Collection[str], n: int) -> None:
+        """All rows of the figures that are wanted, with so many keys."""
+        if "P1" in wanted:
+            self.against_flink("P1", P1_TARGETS, n)
+        if "P8" in wanted:
+            self.against_dict(n)
+        if "collections" in wanted:
+            self.against_flink("collections", COLLECTION_TARGETS, n)
+        if "P2" in wanted:
+            self.with_ttl(n)
+
 
 def parser() -> argparse.ArgumentParser:
     """The arguments, with the settings of the figures for defaults."""
     made = argparse.ArgumentParser(prog="python -m bench.state", description=__doc__)
-    made.add_argument("figures", nargs="*", metavar="figure", help=f"of {', '.join(FIGURES)}")
+    made.add_argument("figures", nargs="*", metavar="figure", help=f"of {', '.join((*FIGURES, *PARTS))}")
     made.add_argument("--n", type=int, nargs="+", default=[500_000], help="keys")
     made.add_argument("--cached-n", type=int, default=10_000, help="keys of P8 in cache")
     made.add_argument("--samples", type=int, default=7)
@@ -199,7 +175,15 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--gc", choices=["G1", "Parallel", "best"], default="best", help="best: of both")
     made.add_argument("--huge-pages", action="store_true", help="transparent huge pages for the JVM's heap")
     made.add_argument("--seed", type=int, default=1)
-    made.add_argument("--out", type=Path, default=Path("build/bench/state.json"))
+    made.add_argument(
+        "--types",
+        nargs="+",
+        metavar="type",
+        choices=list(KINDS),
+        default=list(KINDS),
+        help="of types and memory",
+    )
+    made.add_argument("--out", type=Path, help="default: build/bench/state.json, or types.json")
     return made
 
 
@@ -207,8 +191,14 @@ def main(argv: list[str] | None = None) -> int:
     """Measure; 0, or 1 where a peer or a backend cannot be used."""
     args = parser().parse_args(argv)
     wanted = set(args.figures) or {"P1", "P8", "collections"}
-    if unknown := wanted - set(FIGURES):
-        parser().error(f"no such figure: {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
+    if unknown := wanted - {*FIGURES, *PARTS}:
+        there_are = ", ".join((*FIGURES, *PARTS))
+        parser().error(f"no such figure: {', '.join(sorted(unknown))}; there are {there_are}")
+    by_type = not wanted.isdisjoint(PARTS)
+    if by_type and not wanted.isdisjoint(FIGURES):
+        parser().error(f"{', '.join(PARTS)} are measured in a run of their own")
+    if by_type and args.scattered:
+        parser().error("keys of other types cannot be scattered")
     try:
         sb.create_backend(args.backend)
     except sb.BackendUnavailableError as error:
@@ -222,17 +212,10 @@ def main(argv: list[str] | None = None) -> int:
             print(f"without Flink: {reason}")
             flink = None
     report = Report()
-    bench = Bench(args, flink, report)
+    bench: Sides = (ByType if by_type else Bench)(args, flink, report)
     for n in args.n:
-        if "P1" in wanted:
-            bench.against_flink("P1", P1_TARGETS, n)
-        if "P8" in wanted:
-            bench.against_dict(n)
-        if "collections" in wanted:
-            bench.against_flink("collections", COLLECTION_TARGETS, n)
-        if "P2" in wanted:
-            bench.with_ttl(n)
-    args.out = str(args.out)
+        bench.measure(wanted, n)
+    args.out = str(args.out or f"build/bench/{'types' if by_type else 'state'}.json")
     report.write(Path(args.out), args, versions={"statebackend": sb.__version__}, jvm=bench.jvm)
     return 0
 

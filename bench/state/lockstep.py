@@ -43,6 +43,10 @@ class Rounds:
         """All rounds, the warm-up included."""
         return self.warmup + self.samples
 
+    def order(self, number: int) -> Int64Array:
+        """The keys in the order of a round."""
+        return round_order(self.keys, self.seed, number)
+
 
 def scattered(order: Int64Array) -> list[int]:
     """The keys as a list whose objects were made in another order than theirs. O(n log n).
@@ -89,7 +93,7 @@ class Local:
         if self.operation.starts_empty:
             self.subject.clear()
             self.fill()
-        order = round_order(self.rounds.keys, self.rounds.seed, number)
+        order = self.rounds.order(number)
         columns = self.operation.columns(order, number)
         return (scattered(order), *columns[1:]) if self.rounds.scattered else columns
 
@@ -164,9 +168,21 @@ class Timing:
 
 
 def take_turns(name: str, contenders: Mapping[str, Contender], rounds: Rounds) -> dict[str, Timing]:
-    """Run all rounds of all contenders and return their timings, without the warm-up."""
+    """Run all rounds of all contenders at one of the operations; their timings, without the warm-up."""
     operation = OPERATIONS[name]()
     operations = len(rounds.keys) * operation.per_key * rounds.passes
+    expected = contents(operation.held(part, rounds.count, rounds.passes) for part in parts_of(rounds.keys))
+    return in_turns(name, contenders, rounds, operations, dict.fromkeys(contenders, expected))
+
+
+def in_turns(
+    name: str,
+    contenders: Mapping[str, Contender],
+    rounds: Rounds,
+    operations: int,
+    expected: Mapping[str, int],
+) -> dict[str, Timing]:
+    """Run all rounds of all contenders, each of so many operations, and compare what each holds in the end."""
     timings = {who: Timing(operations) for who in contenders}
     order = list(contenders)
     for number in range(rounds.count):
@@ -175,9 +191,8 @@ def take_turns(name: str, contenders: Mapping[str, Contender], rounds: Rounds) -
             if number >= rounds.warmup:
                 timings[who].nanos.append(nanos)
         order.append(order.pop(0))
-    expected = contents(operation.held(part, rounds.count, rounds.passes) for part in parts_of(rounds.keys))
     for who, contender in contenders.items():
-        if contender.contents() != expected:
+        if contender.contents() != expected[who]:
             raise WrongResult(f"after {name} the state of {who} is not what it has to be")
         timings[who].details = contender.details()
     return timings

@@ -14,7 +14,7 @@ class BackendLoops:
     """Through the state API: `set_current_key`, then the handle."""
 
     @staticmethod
-    def value_update(backend: Any, state: Any, keys: list[int], values: list[int]) -> None:
+    def value_update(backend: Any, state: Any, keys: list[Any], values: list[Any]) -> None:
         set_current_key, update = backend.set_current_key, state.update
         for key, value in zip(keys, values, strict=True):
             set_current_key(key)
@@ -32,6 +32,17 @@ class BackendLoops:
         return total
 
     @staticmethod
+    def value_there(backend: Any, state: Any, keys: list[Any]) -> int:
+        """Reads values that cannot be added up; how many there were."""
+        set_current_key, value = backend.set_current_key, state.value
+        total = 0
+        for key in keys:
+            set_current_key(key)
+            if value() is not None:
+                total += 1
+        return total
+
+    @staticmethod
     def value_rmw(backend: Any, state: Any, keys: list[int]) -> None:
         set_current_key, value, update = backend.set_current_key, state.value, state.update
         for key in keys:
@@ -46,7 +57,7 @@ class BackendLoops:
             add(1)
 
     @staticmethod
-    def map_get(backend: Any, state: Any, keys: list[int], map_keys: list[int]) -> int:
+    def map_get(backend: Any, state: Any, keys: list[int], map_keys: list[Any]) -> int:
         set_current_key, get = backend.set_current_key, state.get
         total = 0
         for key, map_key in zip(keys, map_keys, strict=True):
@@ -55,7 +66,7 @@ class BackendLoops:
         return total
 
     @staticmethod
-    def map_update(backend: Any, state: Any, keys: list[int], map_keys: list[int], values: list[int]) -> None:
+    def map_update(backend: Any, state: Any, keys: list[int], map_keys: list[Any], values: list[int]) -> None:
         set_current_key, put = backend.set_current_key, state.put
         for key, map_key, value in zip(keys, map_keys, values, strict=True):
             set_current_key(key)

@@ -35,17 +35,19 @@ _LABELS = {
 _TTL_LABELS = {"default": "default cleanup", "no_cleanup": "no cleanup"}
 
 
-def surroundings(run: Mapping[str, Any]) -> str:
-    """What the figures were measured on, in a sentence or two."""
+def surroundings(run: Mapping[str, Any], timed: bool = True) -> str:
+    """What the figures were measured on, in a sentence or two; in how many rounds, if it is time that was."""
     machine, args, jvm = run["machine"], run["arguments"], run.get("jvm") or {}
     warmup = args["warmup"]
     parts = [
         f"Measured on {machine['processor']}, {machine['cores']} cores, Python {machine['python']}, "
         f"statebackend {run['versions']['statebackend']} (backend `{args['backend']}`), "
-        f"{args['max_parallelism']} key groups, medians of {args['samples']} rounds after "
-        + (f"{warmup} of warm-up" if warmup is not None else "four million rows of warm-up")
+        f"{args['max_parallelism']} key groups"
     ]
-    if jvm:
+    if timed:
+        after = f"{warmup} of warm-up" if warmup is not None else "four million rows of warm-up"
+        parts[0] += f", medians of {args['samples']} rounds after {after}"
+    if timed and jvm:
         parts.append(
             f"Flink {jvm['flink_version']}, Java {jvm['java_version']}, `-Xms` = `-Xmx` = {args['heap']}, "
             + ("huge pages" if args["huge_pages"] else "no huge pages")
@@ -62,8 +64,8 @@ def against_peers(rows: list[Row]) -> list[str]:
     for flink, plain in zip(_of_peer(rows, "Flink"), _of_peer(rows, "dict"), strict=True):
         collector = flink["peer_details"].get("gc", "")
         lines.append(
-            f"| {_LABELS[flink['operation']]} | {flink['n']:,} | {_rate(flink['peer'])} | {collector} "
-            f"| {_rate(plain['peer'])} | {_rate(flink['ours'])} | {_ratio(flink)} | {_target(flink)} |"
+            f"| {_LABELS[flink['operation']]} | {flink['n']:,} | {rate(flink['peer'])} | {collector} "
+            f"| {rate(plain['peer'])} | {rate(flink['ours'])} | {ratio(flink)} | {target(flink)} |"
         )
     return lines
 
@@ -77,8 +79,8 @@ def against_dict(rows: list[Row]) -> list[str]:
     for row in rows:
         where = "in cache" if row["what"].endswith("in cache") else "random order"
         lines.append(
-            f"| {row['n']:,} keys, {where} | {_rate(row['peer'])} | {_rate(row['ours'])} "
-            f"| {_ratio(row)} | {_target(row)} |"
+            f"| {row['n']:,} keys, {where} | {rate(row['peer'])} | {rate(row['ours'])} "
+            f"| {ratio(row)} | {target(row)} |"
         )
     return lines
 
@@ -93,8 +95,8 @@ def with_ttl(rows: list[Row]) -> list[str]:
     for flink, own in zip(_of_peer(rows, "Flink"), _of_peer(rows, "without TTL"), strict=True):
         label = f"{_LABELS[flink['operation']]}, {_TTL_LABELS[flink['ttl']]}"
         lines.append(
-            f"| {label} | {flink['n']:,} | {_rate(flink['peer'])} | {_rate(flink['ours'])} | {_ratio(flink)} "
-            f"| {_target(flink)} | {_ratio(own)} | {_target(own)} |"
+            f"| {label} | {flink['n']:,} | {rate(flink['peer'])} | {rate(flink['ours'])} | {ratio(flink)} "
+            f"| {target(flink)} | {ratio(own)} | {target(own)} |"
         )
     return lines
 
@@ -110,15 +112,26 @@ _TABLES: dict[str, Callable[[list[Row]], list[str]]] = {
 def renewed(page: str, run: Mapping[str, Any]) -> str:
     """The text of the page with the tables of this run."""
     for name, table in _TABLES.items():
-        rows = [row for row in run["rows"] if row["figure"] == name]
-        if not rows:
-            continue
-        block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.S)
-        if not block.search(page):
-            raise ValueError(f"the page has no block {name}")
-        text = "\n".join([surroundings(run), "", *table(rows)])
-        page = block.sub(lambda found, text=text: f"{found[1]}\n{text}\n\n{found[2]}", page)
+        if rows := rows_of(run, name):
+            page = with_block(page, name, "\n".join([surroundings(run), "", *table(rows)]))
     return page
+
+
+def rows_of(run: Mapping[str, Any], figure: str) -> list[Row]:
+    """What the run measured of a figure."""
+    return [row for row in run["rows"] if row["figure"] == figure]
+
+
+def with_block(page: str, name: str, text: str) -> str:
+    """The page with another text between ``<!-- NAME -->`` and ``<!-- end NAME -->``.
+
+    >>> with_block("<!-- P1 -->\\nold\\n<!-- end P1 -->", "P1", "new")
+    '<!-- P1 -->\\n\\nnew\\n\\n<!-- end P1 -->'
+    """
+    block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.S)
+    if not block.search(page):
+        raise ValueError(f"the page has no block {name}")
+    return block.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
 
 
 def plot(run: Mapping[str, Any], out: Path) -> None:
@@ -147,18 +160,21 @@ def _of_peer(rows: list[Row], peer: str) -> list[Row]:
     return [row for row in rows if row["peer_name"] == peer]
 
 
-def _rate(mops: float | None) -> str:
+def rate(mops: float | None) -> str:
+    """Millions a second, as a cell."""
     return "" if mops is None else f"{mops:.1f}"
 
 
-def _ratio(row: Row) -> str:
+def ratio(row: Row) -> str:
+    """Against the peer, as a cell."""
     if row["ratio"] is None:
         return ""
     # What misses its target is not to be overlooked.
     return f"**{row['ratio']:.2f} ×**" if row["met"] is False else f"{row['ratio']:.2f} ×"
 
 
-def _target(row: Row) -> str:
+def target(row: Row) -> str:
+    """What the ratio has to be, as a cell."""
     if row["target"] is None:
         return ""
     return f"{'at most' if row['at_most'] else 'at least'} {row['target']:.1f} ×"

@@ -32,7 +32,7 @@ One update, from the handle to the map:
       find_here                      in `handles/base_handle.pyx`: picks the table of the namespace and the map of the
                                      key group, lets a growing map move a few entries, and finds the slot; skipped
                                      while the slot is remembered
-      codec.store_native             makes the stored form; what is not native goes through its serializer
+      codec.store                    makes the stored form; what no codec knows goes through its serializer
       slot_for_write, or insert      clones the entry if a snapshot needs it, and journals it if a mark does
       the stored form goes in        and the time of now, where values expire
 

@@ -60,11 +60,13 @@ class Stopwatch:
 def sizes(metrics: Figures) -> dict[str, int]:
     """The size of the state, as Spark defines it, from a keyed backend's metrics.
 
-    >>> sizes({"entries": 2, "rows": 3, "run_bytes": 100, "blob_bytes": 20})
-    {'numRowsTotal': 3, 'memoryUsedBytes': 120}
+    >>> sizes({"entries": 2, "rows": 3, "run_bytes": 100, "used_bytes": 4120, "extent_bytes": 4096})
+    {'numRowsTotal': 3, 'memoryUsedBytes': 124}
     """
-    used = [metrics.get(each, 0) for each in ("run_bytes", "blob_bytes")]
-    return {"numRowsTotal": metrics.get("rows", metrics["entries"]), "memoryUsedBytes": sum(used)}
+    # Runs hold entries and small values; what is used outside of extents are large values and directories.
+    outside = metrics.get("used_bytes", 0) - metrics.get("extent_bytes", 0)
+    memory = metrics.get("run_bytes", 0) + max(0, outside)
+    return {"numRowsTotal": metrics.get("rows", metrics["entries"]), "memoryUsedBytes": memory}
 
 
 def storable(figures: Mapping[str, object]) -> Figures:

@@ -7,17 +7,18 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from statebackend._core.codecs.decimals import in_use
+from statebackend._core.codecs.type_codec import TypeCodec
 from statebackend.errors import SerializationError
-from statebackend.types import row_class
+from statebackend.types import DATE, TIMESTAMP, TIMESTAMP_NTZ, row_class
+from statebackend.types.serializers import serializer_for
 
 __all__ = ["Row", "column_values", "rows_of"]
 
@@ -25,9 +26,9 @@ T = TypeVar("T")
 #: What per-record functions see: a named tuple, made by `row_class`.
 Row: TypeAlias = tuple[object, ...]
 
-_UTC = datetime.timezone.utc
-#: The range of datetime, in microseconds since 1970.
-_YEAR_1, _YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
+_TIMESTAMP = TypeCodec("TIMESTAMP", serializer_for(TIMESTAMP))
+_TIMESTAMP_NTZ = TypeCodec("TIMESTAMP_NTZ", serializer_for(TIMESTAMP_NTZ))
+_DATE = TypeCodec("DATE", serializer_for(DATE))
 #: Rows are made in pieces of this many, so that a large batch is never held as Python objects.
 _PIECE = 65_536
 
@@ -80,10 +81,15 @@ def _values(array: pa.Array) -> Sequence[object]:
         for at in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
             values[at] = None
         return values  # type: ignore[no-any-return]
+    if is_a.is_decimal128(kind) and len(array) and kind.scale >= 0 and in_use():
+        return _decimals(array)
     if is_a.is_string(kind) or is_a.is_binary(kind) or is_a.is_decimal(kind):
         return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
     if is_a.is_timestamp(kind) and kind.unit == "us":
-        return _times(array)
+        codec = _TIMESTAMP if kind.tz is not None else _TIMESTAMP_NTZ
+        return _numbered(codec, array, array.view(pa.int64()))
+    if is_a.is_date32(kind):
+        return _numbered(_DATE, array, array.view(pa.int32()).cast(pa.int64()))
     if is_a.is_struct(kind):
         return _structs(array)
     if is_a.is_list(kind) or is_a.is_large_list(kind):
@@ -93,22 +99,19 @@ def _values(array: pa.Array) -> Sequence[object]:
     return array.to_pylist()  # type: ignore[no-any-return]
 
 
-def _times(array: pa.Array) -> list[datetime.datetime | None]:
-    aware = array.type.tz is not None
-    plain = array.cast(pa.timestamp("us"))
-    # Beyond the years of datetime, numpy returns bare numbers.
-    for bound in pc.min_max(plain.cast(pa.int64())).as_py().values():
-        if bound is not None:
-            _check_year(bound)
-    values: list[datetime.datetime | None] = plain.to_numpy(zero_copy_only=False).tolist()
-    if aware:
-        return [None if value is None else value.replace(tzinfo=_UTC) for value in values]
-    return values
+def _numbered(codec: TypeCodec, array: pa.Array, numbers: pa.Array) -> list[object]:
+    """The values of dates and times, given as integers: no numpy object is made on the way."""
+    return codec.values_of(numbers.fill_null(0).to_numpy(), _null_rows(array))
 
 
-def _check_year(microseconds: int) -> None:
-    if not _YEAR_1 <= microseconds < _YEAR_10000:
-        raise OverflowError("a time is beyond year 9999, or before year 1")
+def _decimals(array: pa.Array) -> list[object]:
+    codec = TypeCodec("DECIMAL", None, precision=38, scale=array.type.scale)
+    words = np.frombuffer(array.buffers()[1], dtype=np.int64, count=2 * (array.offset + len(array)))
+    return codec.values_of(words[2 * array.offset :], _null_rows(array))
+
+
+def _null_rows(array: pa.Array) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+    return array.is_null().to_numpy(zero_copy_only=False).view(np.uint8) if array.null_count else None
 
 
 def _structs(array: pa.Array) -> list[Row | None]:

@@ -10,17 +10,30 @@ statebackend.errors.SerializationTypeError: LONG does not take a value of type s
 
 from __future__ import annotations
 
-import datetime
 import decimal
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import TypeGuard
 
+import numpy as np
 import pyarrow as pa
 
+from statebackend._core.codecs.type_codec import TypeCodec
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
 from statebackend.state import check_values, to_arrow
-from statebackend.types import BOOL, DecimalType, RowType, TupleType, Type, of, record_reader
+from statebackend.types import (
+    BOOL,
+    DATE,
+    TIMESTAMP,
+    TIMESTAMP_NTZ,
+    DecimalType,
+    RowType,
+    TupleType,
+    Type,
+    of,
+    record_reader,
+)
+from statebackend.types.serializers import serializer_for
 
 __all__ = ["OutputSchema"]
 
@@ -33,8 +46,13 @@ _EXACT: dict[str, frozenset[type]] = {
     "BOOL": frozenset({bool, type(None)}),
     "STRING": frozenset({str, type(None)}),
     "BYTES": frozenset({bytes, type(None)}),
-    "DATE": frozenset({datetime.date, type(None)}),
 }
+#: What is written as integers.
+_CODECS = {
+    name: TypeCodec(name, serializer_for(kind))
+    for name, kind in (("DATE", DATE), ("TIMESTAMP", TIMESTAMP), ("TIMESTAMP_NTZ", TIMESTAMP_NTZ))
+}
+_INTEGERS_OF = {"DATE": pa.int32(), "TIMESTAMP": pa.int64(), "TIMESTAMP_NTZ": pa.int64()}
 
 
 class OutputSchema:
@@ -117,6 +135,12 @@ class OutputSchema:
         return self._read(row)
 
     def _column(self, name: str, kind: Type, values: list[object]) -> pa.Array:
+        if kind.name in _CODECS:
+            numbers, nulls = np.empty(len(values), np.int64), np.empty(len(values), np.uint8)
+            if not _CODECS[kind.name].numbers_of(values, numbers, nulls):
+                return self._checked(name, kind, values)
+            mask = nulls.view(bool) if nulls.any() else None
+            return pa.array(numbers, pa.int64(), mask=mask).cast(_INTEGERS_OF[kind.name]).view(kind.arrow)
         if self._is_exact(kind, values):
             try:
                 return pa.array(values, kind.arrow)
@@ -129,13 +153,6 @@ class OutputSchema:
         exact = _EXACT.get(kind.name)
         if exact is not None:
             return found <= exact
-        if kind.name in ("TIMESTAMP", "TIMESTAMP_NTZ"):
-            if not found <= {datetime.datetime, type(None)}:
-                return False
-            naive = kind.name == "TIMESTAMP_NTZ"
-            return all(
-                not isinstance(each, datetime.datetime) or (each.tzinfo is None) is naive for each in values
-            )
         return kind.name == "DECIMAL" and found <= {decimal.Decimal, type(None)}
 
     def _checked(self, name: str, kind: Type, values: list[object]) -> pa.Array:

@@ -50,7 +50,7 @@ class MarkStack:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._marks: list[Mark] = []
+        self._marks: dict[Mark, None] = {}  # oldest first
 
     def __len__(self) -> int:
         return len(self._marks)
@@ -58,7 +58,7 @@ class MarkStack:
     def open(self, point: Any) -> Mark:
         """A new mark, the newest. O(1)."""
         mark = Mark(self, point)
-        self._marks.append(mark)
+        self._marks[mark] = None
         return mark
 
     def point_of(self, mark: Mark) -> Any:
@@ -75,17 +75,18 @@ class MarkStack:
     def back_to(self, mark: Mark) -> Any:
         """The point of an open mark, which stays open; closes newer marks. O(newer marks)."""
         point = self.point_of(mark)
-        while self._marks[-1] is not mark:
-            self._marks.pop().is_open = False
+        while (newest := next(reversed(self._marks))) is not mark:
+            newest.is_open = False
+            del self._marks[newest]
         return point
 
     def release(self, mark: Mark) -> bool:
-        """Close a mark; return True if it was open. O(newer marks)."""
+        """Close a mark; return True if it was open. O(1)."""
         self._check_own(mark)
         if not mark.is_open:
             return False
         mark.is_open = False
-        self._marks.remove(mark)
+        del self._marks[mark]
         return True
 
     def close(self) -> None:

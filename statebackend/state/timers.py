@@ -124,7 +124,7 @@ class Timers(ABC):
 
     @abstractmethod
     def delete(self, timestamp: int, domain: str = "event") -> None:
-        """Delete a timer of the current key and namespace; do nothing if there is none. O(1) expected."""
+        """Delete a timer of the current key and namespace; do nothing if there is none. O(log timers)."""
 
     @abstractmethod
     def pending(self, domain: str = "event") -> list[int]:

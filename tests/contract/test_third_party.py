@@ -55,7 +55,8 @@ def package(tmp_path: Path) -> Path:
 
 
 def run(package: Path, *command: str) -> str:
-    path = os.pathsep.join([str(package), str(ROOT)])
+    # Another build's folder may be in front of the sources.
+    path = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": path, "STATEBACKEND_CONTRACT_BACKENDS": "throw-away"}
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False

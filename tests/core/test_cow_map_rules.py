@@ -307,6 +307,23 @@ class TestGrowth(MapRules):
             at.append(table.map_info(0)["rehash_index"])
         assert at == [1, 33, 65, 97, 129, 161, 193, 225, 0]
 
+    def test_an_operation_on_a_large_map_moves_a_stretch_of_32_buckets(self):
+        core, table, state = self.rehashing(512)
+        at = []
+        for _ in range(3):
+            table.contains(0)
+            table._check()
+            at.append(table.map_info(0)["rehash_index"])
+        assert at == [32, 64, 96]
+        with core.snapshot() as view:  # which entries belong to: they move few at a time
+            for _ in range(2):
+                before = table.metrics()["rehashed_entries"]
+                table.contains(0)
+                assert 4 <= table.metrics()["rehashed_entries"] - before < 24
+            assert view_contents(view, table) == state
+        assert contents(table) == state
+        table._check()
+
     def test_everything_is_found_at_every_point_of_a_rehash(self):
         _, table, state = self.rehashing(64)
         points = set()

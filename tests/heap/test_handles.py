@@ -14,7 +14,6 @@ import pytest
 
 import statebackend as sb
 from statebackend import types as t
-from statebackend._core.handles.look_ahead import _number_at
 from statebackend._core.memory import arena
 from statebackend.backends import available_backends
 from statebackend.backends.heap import HeapBackend
@@ -561,14 +560,6 @@ def test_integer_keys_at_the_ends_of_their_widths() -> None:
 
 
 # --- looking ahead ---------------------------------------------------------------------------------------------------
-
-
-def test_what_is_seen_ahead_is_what_is_there() -> None:
-    edges = [0, 1, -1, 2**30, -(2**30), 2**60, -(2**60), 2**62 + 7, 2**63 - 1, -(2**63), -(2**63) + 1]
-    numbers = edges + [each + delta for each in edges[3:8] for delta in (-1, 1)]
-    assert [_number_at(number) for number in numbers] == numbers
-    # A subclass is not what a list of keys is made of, and wider numbers are no keys.
-    assert [_number_at(other) for other in ("1", 1.0, None, (1,), True, 2**90, int)] == [None] * 7
 
 
 @pytest.mark.parametrize("mixed_with", ["nothing", "values", "text", "wide numbers", "holes"])

@@ -15,12 +15,17 @@ from __future__ import annotations
 
 MIN_TRANSFERRED_PER_INCREMENTAL_REHASH = 4
 MAX_BUCKETS_PER_INCREMENTAL_REHASH = 32
+SHORT_STRETCH = 32
+SHORT_STRETCHES_FROM = 512
+MAX_SPLIT = 16
 MIN_ORDER, MAX_ORDER = 8, 21  # of the arena: runs are from 256 bytes to 2 MB
 FREE_SLOT = 0xFFFFFFFF
 FREE_BLOCK = 4
 LAST_VERSION = 0xFFFFFF00
 RECORD_WRITE, RECORD_INSERT, RECORD_REMOVE, RECORD_MOVED, RECORD_COPIED = 1, 2, 3, 4, 5
 RETIRED_SLOT, RETIRED_RUN = 6, 7
+SMALL_RUNS, SLOTS_PER_STEP, STEPS_OF_A_MOVE = 1024, 8, 4
+SHRINK_NOT, SHRINK_NOTED, SHRINK_BEGUN = 0, 1, 2
 UINT64 = (1 << 64) - 1
 
 
@@ -34,6 +39,7 @@ class Entry:
         "namespace",
         "next",
         "payload",
+        "run",
         "slot",
         "value_version",
         "version",
@@ -64,11 +70,14 @@ class CowMap:
         self.table, self.group = table, group
         self.seen_version = table.core.highest_required_snapshot_version
         self.used, self.modifications, self.directories = 0, 0, []
+        self.shrinking = SHRINK_NOT
         self.restart(table)
 
     def restart(self, table):
         self.runs, self.run_bytes, self.fresh, self.fresh_end = [], 0, 0, 0
         self.free_slot, self.free_in_block = None, 0
+        self.slots, self.sparse_below = 0, 0
+        self.n_old, self.old_used, self.old_bytes = 0, 0, 0
         self.primary, self.secondary, self.rehash_index = (
             BucketTable(table.initial_capacity),
             BucketTable(),
@@ -87,20 +96,28 @@ class Directory:
 
 
 class Log:
-    """Records (op, map, slot, what belongs to it), newest last."""
+    """Records (op, map, slot, what belongs to it, until), newest last.
 
-    def __init__(self):
-        self.records, self.held = [], 0
+    `until` is the newest snapshot that may need what is here: the newest one when the log was begun.
+    """
+
+    def __init__(self, until=0):
+        self.records, self.held, self.until = [], 0, until
+
+    def add(self, op, map, slot, rest):
+        self.records.append((op, map, slot, rest, self.until))
 
     def append(self, other):
+        if other.records:
+            self.until = other.until
         self.records += other.records
         self.held += other.held
         other.records, other.held = [], 0
 
 
 class Segment:
-    def __init__(self, version):
-        self.version, self.log = version, Log()
+    def __init__(self, version, until):
+        self.version, self.log = version, Log(until)
 
 
 class Journal:
@@ -153,11 +170,36 @@ def hash_bytes(data, seed):
 
 
 def add_run(table, map):
-    order = max((max(map.run_bytes >> 5, 4 * table.stride) - 1).bit_length(), MIN_ORDER)
+    order = max((max((map.run_bytes - map.old_bytes) >> 5, 4 * table.stride) - 1).bit_length(), MIN_ORDER)
     order = min(order, MAX_ORDER - 1)
     map.runs.append([None] * ((1 << order) // table.stride))
     map.run_bytes += 1 << order
+    map.slots += len(map.runs[-1])
     map.fresh, map.fresh_end = 0, len(map.runs[-1])
+    if map.n_old == 0 and map.shrinking == SHRINK_NOT:
+        set_sparse_below(map)
+
+
+def set_sparse_below(map):
+    map.sparse_below = map.slots // 2 if map.run_bytes - map.old_bytes > SMALL_RUNS else 0
+
+
+def note_sparse(table, map):
+    """Leave it to `drain` to make a map smaller."""
+    map.sparse_below, map.shrinking = 0, SHRINK_NOTED
+    table.core.sparse.append(map)
+    table.core.pending = True
+
+
+def free_old_runs(table, map):
+    """Give the old runs back: nobody uses a slot of theirs."""
+    for number in range(map.n_old):
+        release_run(table.core, number + 1)
+    del map.runs[: map.n_old]
+    map.run_bytes -= map.old_bytes
+    map.n_old, map.old_used, map.old_bytes = 0, 0, 0
+    if map.shrinking == SHRINK_NOT:
+        set_sparse_below(map)
 
 
 def slot_alloc(table, map):
@@ -174,7 +216,7 @@ def slot_alloc(table, map):
         if map.fresh == map.fresh_end:
             add_run(table, map)
         slot = map.runs[-1][map.fresh] = Entry()
-        slot.slot = table.core.next_slot_number()
+        slot.slot, slot.run = table.core.next_slot_number(), map.runs[-1]
         map.fresh += 1
     map.used += 1
     return slot
@@ -183,22 +225,32 @@ def slot_alloc(table, map):
 def slot_free(table, map, slot):
     """Forget a slot that no chain, journal or snapshot names; the last one gives the map's memory back."""
     slot.payload, slot.key = None, None
+    slot_return(table, map, slot)
+    if map.used == 0:
+        map_clear_storage(table, map)
+
+
+def slot_return(table, map, slot):
     slot.version = FREE_SLOT
-    if map.free_slot is not None and map.free_in_block < FREE_BLOCK:
+    if any(slot.run is run for run in map.runs[: map.n_old]):
+        map.old_used -= 1
+        if map.old_used == 0:
+            free_old_runs(table, map)
+    elif map.free_slot is not None and map.free_in_block < FREE_BLOCK:
         map.free_slot.free_refs.append(slot)
         map.free_in_block += 1
     else:
         slot.next, slot.free_refs = map.free_slot, []
         map.free_slot, map.free_in_block = slot, 0
     map.used -= 1
-    if map.used == 0:
-        map_clear_storage(table, map)
+    if map.used < map.sparse_below:
+        note_sparse(table, map)
 
 
 def release_run(core, freed):
     """Free a run; past the first few of one operation, leave it to `drain`."""
     if freed > 8:
-        core.garbage.records.append((RETIRED_RUN, None, None, None))
+        core.garbage.add(RETIRED_RUN, None, None, FREE_SLOT)
         core.pending = True
 
 
@@ -213,7 +265,7 @@ def map_clear_storage(table, map):
             if page.ref is None:
                 continue
             if page.version < core.highest_required_snapshot_version:
-                push_run(core.newest.retired)
+                push_page(core.newest.retired, page)
             else:
                 freed += 1
                 release_run(core, freed)
@@ -223,8 +275,8 @@ def map_clear_storage(table, map):
 # --- bucket pages ----------------------------------------------------------------------------------
 
 
-def push_run(log):
-    log.records.append((RETIRED_RUN, None, None, None))
+def push_page(log, page):
+    log.add(RETIRED_RUN, None, None, page.version)
 
 
 def active_table(map, hash):
@@ -249,7 +301,7 @@ def bucket_for_write(table, buckets, index):
         page.ref = [None] * min(buckets.capacity, CowMap.PAGE_BUCKETS)
         page.version = core.state_version
     elif page.version < core.highest_required_snapshot_version:
-        push_run(core.newest.retired)
+        push_page(core.newest.retired, page)
         page.ref = list(page.ref)
         page.version = core.state_version
         table.copied_pages += 1
@@ -262,7 +314,7 @@ def bucket_for_write(table, buckets, index):
 def segment_for_writing(core, journal):
     """The log of the newest segment, begun now if a mark was opened since the last record."""
     if not journal.segments or journal.segments[-1].version < core.journal_version:
-        journal.segments.append(Segment(core.journal_version))
+        journal.segments.append(Segment(core.journal_version, core.highest_required_snapshot_version))
     return journal.segments[-1].log
 
 
@@ -276,18 +328,18 @@ def record_log(table):
 def keep_payload(table, map, slot, op):
     log = record_log(table)
     log.held += table.holds_references
-    log.records.append((op, map, slot, slot.payload))
+    log.add(op, map, slot, slot.payload)
 
 
 def push_retired(log, map, slot):
-    log.records.append((RETIRED_SLOT, map, slot, None))
+    log.add(RETIRED_SLOT, map, slot, None)
 
 
 def retire(table, map, slot, clone, log):
     """Hand over a slot that `clone` has replaced in the live map."""
     if log is not None:
         log.held += 1
-        log.records.append((RECORD_MOVED, map, slot, clone))
+        log.add(RECORD_MOVED, map, slot, clone)
     else:
         push_retired(table.core.newest.retired, map, slot)
 
@@ -334,7 +386,7 @@ def slot_for_write(table, map, slot, hash):
     core = table.core
     if slot.version < core.highest_required_snapshot_version:
         slot = own_entry(table, map, slot, hash)
-    if core.journal_version and (slot.version < core.journal_version or table.journal_every_write):
+    if slot.version < core.journal_version:
         keep_payload(table, map, slot, RECORD_WRITE)
     slot.version = slot.value_version = core.state_version
     return slot
@@ -355,8 +407,15 @@ def see_snapshots(core, map):
 # --- growing ---------------------------------------------------------------------------------------
 
 
-def double_capacity(map):
-    capacity = map.primary.capacity * 2
+def capacity_for(table, entries):
+    """Buckets for that many entries."""
+    capacity = table.initial_capacity
+    while capacity // 4 * 3 < entries:
+        capacity *= 2
+    return capacity
+
+
+def begin_rehash(map, capacity):
     map.secondary, map.rehash_index = BucketTable(capacity), 0
     map.threshold = capacity // 4 * 3
 
@@ -368,23 +427,18 @@ def finish_rehash(map):
 def move_bucket(table, map, index):
     """Move one whole bucket to the secondary table; how many entries moved."""
     required, mask = table.core.highest_required_snapshot_version, map.secondary.capacity - 1
-    low = high = None
     chain, slot = [], bucket(map.primary, index)
     while slot is not None:
         chain.append(slot)
-        if slot.hash & mask == index:
-            low = low or bucket_for_write(table, map.secondary, index)
-        else:
-            high = high or bucket_for_write(table, map.secondary, slot.hash & mask)
         slot = slot.next
+    targets = [bucket_for_write(table, map.secondary, slot.hash & mask) for slot in chain]
     old = [slot for slot in chain if slot.version < required]
     log = record_log(table) if old else None
     clones = {slot: clone_entry(table, map, slot) for slot in old}
-    for slot in chain:
+    for slot, target in zip(chain, targets, strict=True):
         live = clones.get(slot, slot)
         if live is not slot:
             retire(table, map, slot, live, log)
-        target = low if live.hash & mask == index else high
         live.next = target.to
         target.to = live
     map.primary.size -= len(chain)
@@ -395,12 +449,21 @@ def move_bucket(table, map, index):
 def give_page_back(table, page):
     """Free a page of the primary table that rehash has emptied, or leave it to the snapshots that see it."""
     if page.ref is not None and page.version < table.core.highest_required_snapshot_version:
-        push_run(table.core.newest.retired)
+        push_page(table.core.newest.retired, page)
     page.ref = None
 
 
+def moves_stretches(core, map):
+    secondary, primary = map.secondary.capacity, map.primary.capacity
+    return core.newest is None and primary < secondary <= MAX_SPLIT * primary
+
+
 def rehash_step(table, map):
-    """Flink's incrementalRehash: move at least four entries, whole buckets only, past few empty buckets."""
+    """Flink's incrementalRehash: move at least four entries, whole buckets only, past few empty buckets.
+
+    A map with many buckets that no snapshot needs moves a stretch of them, because entries that move together wait for
+    memory together.
+    """
     transferred = scanned = 0
     while True:
         index = map.rehash_index
@@ -414,10 +477,15 @@ def rehash_step(table, map):
             or scanned >= MAX_BUCKETS_PER_INCREMENTAL_REHASH
         ):
             return
-        moved = move_bucket(table, map, index)
-        map.rehash_index = index + 1
+        n, moved = 1, 0
+        if map.primary.capacity >= SHORT_STRETCHES_FROM and moves_stretches(table.core, map):
+            page = CowMap.PAGE_BUCKETS
+            n = min(SHORT_STRETCH, map.primary.capacity - index, page - index % page)
+        for each in range(index, index + n):
+            moved += move_bucket(table, map, each)
+        map.rehash_index = index + n
         transferred += moved
-        scanned += 1
+        scanned += n
         table.moved_entries += moved
 
 
@@ -425,6 +493,82 @@ def complete_rehash(table, map):
     """Move all that is left of a rehash."""
     while map.secondary.capacity:
         rehash_step(table, map)
+
+
+# --- shrinking -------------------------------------------------------------------------------------
+
+
+def begin_shrinking(table, map):
+    """Begin to move to fewer buckets, and to new runs, if it is worth while."""
+    size = map.primary.size + map.secondary.size
+    capacity = capacity_for(table, size + size // 3 + 1)
+    map.shrinking = SHRINK_BEGUN
+    if map.slots > 2 * map.used and map.run_bytes > SMALL_RUNS and map.n_old == 0:
+        map.n_old, map.old_used, map.old_bytes = len(map.runs), map.used, map.run_bytes
+        map.old_run = map.old_slot = 0
+        map.fresh = map.fresh_end = map.slots = 0
+        map.free_slot, map.free_in_block = None, 0
+    if 4 * capacity <= map.primary.capacity:
+        begin_rehash(map, capacity)
+
+
+def relocate(table, map, slot):
+    """Move a live entry to another slot. Its version stays, but where a snapshot has it."""
+    is_shared = slot.version < table.core.highest_required_snapshot_version
+    link = link_before(table, map, slot, slot.hash)
+    log = record_log(table)
+    moved = clone_entry(table, map, slot)
+    table.copied_entries -= 1
+    if not is_shared:
+        moved.version = slot.version
+    link.to = moved
+    if log is not None or is_shared:
+        retire(table, map, slot, moved, log)
+    else:
+        slot_return(table, map, slot)
+
+
+def is_live(map, slot):
+    found = chain_head(map, slot.hash)
+    while found is not None and found is not slot:
+        found = found.next
+    return found is slot
+
+
+def empty_old_runs(table, map):
+    """Look at a few slots of the old runs, up to the first live entry, and move that; what it costs."""
+    run = map.runs[map.old_run]
+    for _ in range(SLOTS_PER_STEP):
+        if map.old_slot == len(run):
+            map.old_run, map.old_slot = map.old_run + 1, 0
+            return 1
+        slot = run[map.old_slot]
+        map.old_slot += 1
+        if slot is not None and slot.version != FREE_SLOT and is_live(map, slot):
+            relocate(table, map, slot)
+            return 1 + STEPS_OF_A_MOVE
+    return 1
+
+
+def shrink_maps(core, budget):
+    """Make maps smaller, one after the other."""
+    while budget > 0 and core.sparse and not core.iterators:
+        map = core.sparse[0]
+        see_snapshots(core, map)
+        if map.secondary.capacity:
+            rehash_step(map.table, map)
+            budget -= 1
+        elif map.shrinking == SHRINK_NOTED:
+            begin_shrinking(map.table, map)
+            budget -= 1
+        elif map.n_old and map.old_run < map.n_old:
+            budget -= empty_old_runs(map.table, map)
+        else:
+            map.shrinking = SHRINK_NOT
+            core.sparse.pop(0)
+            if map.n_old == 0:
+                set_sparse_below(map)
+    return budget
 
 
 # --- the operations --------------------------------------------------------------------------------
@@ -453,7 +597,7 @@ def insert(table, map, key, ns, hash):
     """
     core = table.core
     if map.secondary.capacity == 0 and map.primary.size > map.threshold:
-        double_capacity(map)
+        begin_rehash(map, 2 * map.primary.capacity)
     log, buckets = record_log(table), active_table(map, hash)
     link = bucket_for_write(table, buckets, hash & (buckets.capacity - 1))
     slot = slot_alloc(table, map)
@@ -465,7 +609,7 @@ def insert(table, map, key, ns, hash):
     map.modifications += 1
     table.entries += 1
     if log is not None:
-        log.records.append((RECORD_INSERT, map, slot, None))
+        log.add(RECORD_INSERT, map, slot, None)
     return slot
 
 
@@ -501,7 +645,7 @@ def remove(table, map, slot, hash):
     unlink_entry(table, map, link, slot, hash)
     if log is not None:
         log.held += 1
-        log.records.append((RECORD_REMOVE, map, slot, None))
+        log.add(RECORD_REMOVE, map, slot, None)
     elif shared:
         push_retired(core.newest.retired, map, slot)
     else:
@@ -538,9 +682,10 @@ def undo_insert(table, map, slot):
 def undo_remove(table, map, slot, carried, moved):
     core, back, buckets = table.core, slot, active_table(map, slot.hash)
     link = bucket_for_write(table, buckets, slot.hash & (buckets.capacity - 1))
-    if slot.version < core.highest_required_snapshot_version:
+    is_old = any(slot.run is run for run in map.runs[: map.n_old])
+    if slot.version < core.highest_required_snapshot_version or is_old:
         back = clone_entry(table, map, slot)
-        carried.records.append((RECORD_MOVED, map, slot, back))
+        carried.add(RECORD_MOVED, map, slot, back)
         carried.held += 1
         moved[slot] = back
     back.next = link.to
@@ -553,7 +698,7 @@ def undo_remove(table, map, slot, carried, moved):
 
 def absorb_moves(carried, known, moved):
     """Enter the moves appended to `carried` since it had `known` records."""
-    for _, _, slot, clone in carried.records[known:]:
+    for _, _, slot, clone, _ in carried.records[known:]:
         moved[slot] = clone
 
 
@@ -562,11 +707,11 @@ def undo_log(journal, log, carried, moved):
     table = journal.table
     table.override = carried
     while log.records:
-        op, map, slot, rest = log.records.pop()
+        op, map, slot, rest, _ = log.records.pop()
         known = len(carried.records)
         see_snapshots(table.core, map)
         if op == RECORD_MOVED:
-            carried.records.append((op, map, slot, rest))
+            carried.add(op, map, slot, rest)
             carried.held += 1
         elif op == RECORD_REMOVE:
             undo_remove(table, map, slot, carried, moved)
@@ -582,10 +727,18 @@ def undo_log(journal, log, carried, moved):
 # --- reclaiming ------------------------------------------------------------------------------------
 
 
-def let_go(table, map, slot):
+def holder_of(core, until):
+    """The newest live snapshot up to a version: newer ones never saw what is that old."""
+    snapshot = core.newest
+    while snapshot is not None and snapshot.version > until:
+        snapshot = snapshot.older
+    return snapshot
+
+
+def let_go(holder, table, map, slot):
     """Free a slot that no journal names any more, or leave it to the snapshots that may see it."""
-    if slot.version < table.core.highest_required_snapshot_version:
-        push_retired(table.core.newest.retired, map, slot)
+    if holder is not None and slot.version < holder.version:
+        push_retired(holder.retired, map, slot)
     else:
         slot_free(table, map, slot)
 
@@ -595,25 +748,29 @@ def reclaim_log(journal, budget):
     log = journal.dead
     while budget > 0 and log.records:
         budget -= 1
-        op, map, slot, _ = log.records.pop()
+        op, map, slot, _, until = log.records.pop()
         if op in (RECORD_REMOVE, RECORD_MOVED):
-            let_go(journal.table, map, slot)
+            let_go(holder_of(journal.table.core, until), journal.table, map, slot)
     if not log.records:
         log.held = 0
     return budget
 
 
 def reclaim_garbage(core, budget):
+    """Free what ended snapshots have left, or leave it to an older one that sees it, too."""
     while budget > 0 and core.garbage.records:
         budget -= 1
-        op, map, slot, _ = core.garbage.records.pop()
+        op, map, slot, version, until = core.garbage.records.pop()
+        holder = holder_of(core, until)
         if op == RETIRED_SLOT:
-            slot_free(map.table, map, slot)
+            let_go(holder, map.table, map, slot)
+        elif holder is not None and version < holder.version:
+            holder.retired.add(op, map, slot, version)
     return budget
 
 
 def end_snapshot(core, snapshot):
-    """Unlink a released snapshot; what it alone kept becomes garbage, the rest passes to the next older."""
+    """Unlink a released snapshot. What it kept is looked at again: an older one may need it, too."""
     older, newer = snapshot.older, snapshot.newer
     if newer is not None:
         newer.older = older
@@ -621,18 +778,21 @@ def end_snapshot(core, snapshot):
         core.newest = older
     if older is not None:
         older.newer = newer
-        older.directories[:0] = snapshot.directories
     else:
         core.oldest = newer
-        core.dead_directories[:0] = snapshot.directories
+    core.dead_directories[:0] = snapshot.directories
     core.highest_required_snapshot_version = core.newest.version if core.newest is not None else 0
-    (older.retired if older is not None else core.garbage).append(snapshot.retired)
+    core.garbage.append(snapshot.retired)
 
 
 def free_directories(core, budget):
     while budget > 0 and core.dead_directories:
         budget -= 1
         directory = core.dead_directories.pop(0)
+        holder = holder_of(core, directory.high)
+        if holder is not None and holder.version >= directory.low:
+            holder.directories.append(directory)
+            continue
         directory.map.directories.remove(directory)
     return budget
 
@@ -649,7 +809,8 @@ def drain(core, budget):
     for journal in core.journals:
         if budget > 0:
             budget = reclaim_log(journal, budget)
-    if budget <= 0 or core.dead_directories or core.garbage.records:
+    budget = shrink_maps(core, budget)
+    if budget <= 0 or core.dead_directories or core.garbage.records or (core.sparse and not core.iterators):
         core.pending = True
 
 
@@ -660,7 +821,8 @@ def check_map(table, map):
     """Verify all invariants of `cow_map.pxd`. O(entries)."""
     core, keys, seen = table.core, set(), set()
     assert map.rehash_index <= map.primary.capacity
-    assert map.secondary.capacity in (0, 2 * map.primary.capacity)
+    assert map.primary.capacity > 0
+    assert map.primary.capacity & (map.primary.capacity - 1) == 0
     assert map.secondary.capacity or map.rehash_index == 0
     for buckets in (map.primary, map.secondary):
         size = 0
@@ -674,7 +836,6 @@ def check_map(table, map):
                 assert slot not in seen, "a slot is in two chains"
                 seen.add(slot)
                 assert slot.version <= core.state_version, "a slot is free or comes from the future"
-                assert slot.value_version <= slot.version, "a value is newer than its entry"
                 assert active_table(map, slot.hash) is buckets
                 assert slot.hash & (buckets.capacity - 1) == index
                 assert (slot.key, slot.namespace) not in keys
@@ -688,10 +849,13 @@ def check_map(table, map):
         for each in (slot, *slot.free_refs):
             assert each.version == FREE_SLOT
             assert each not in seen, "a slot is free and in a chain"
+            assert not any(each.run is run for run in map.runs[: map.n_old])
             seen.add(each)
             free += 1
         slot = slot.next
-    slots = sum(len(run) for run in map.runs) - (map.fresh_end - map.fresh)
-    assert map.used + free == slots
+    old = [each for run in map.runs[: map.n_old] for each in run if each is not None]
+    assert sum(each.version != FREE_SLOT for each in old) == map.old_used
+    assert sum(len(run) for run in map.runs[map.n_old :]) == map.slots
+    assert map.used - map.old_used + free == map.slots - (map.fresh_end - map.fresh)
     assert map.used >= len(keys)
     return len(keys)

@@ -6,7 +6,16 @@ from bisect import bisect_right
 from itertools import count
 
 from statebackend.errors import UsageError
-from twin.cow_map import FREE_SLOT, LAST_VERSION, Log, absorb_moves, drain, segment_for_writing, undo_log
+from twin.cow_map import (
+    FREE_SLOT,
+    LAST_VERSION,
+    RETIRED_RUN,
+    Log,
+    absorb_moves,
+    drain,
+    segment_for_writing,
+    undo_log,
+)
 
 RECLAIM_PER_OPERATION = 8
 
@@ -21,7 +30,7 @@ class Mark:
 class Snapshot:
     def __init__(self, version):
         self.version, self.released, self.older, self.newer = version, False, None, None
-        self.retired, self.directories = Log(), []
+        self.retired, self.directories = Log(version), []
 
 
 class StateCore:
@@ -31,6 +40,7 @@ class StateCore:
         self.state_version = self.highest_required_snapshot_version = self.journal_version = 0
         self.newest = self.oldest = None
         self.garbage, self.dead_directories, self.journals, self.pending = Log(), [], [], False
+        self.sparse, self.iterators = [], 0
         self.seed, self.tables, self.open_marks = seed, [], []
         self.next_slot_number = count(1).__next__
 
@@ -64,6 +74,7 @@ class StateCore:
         moved = {}
         absorb_moves(journal.carried, 0, moved)
         while journal.segments and journal.segments[-1].version >= version:
+            journal.carried.until = self.highest_required_snapshot_version
             undo_log(journal, journal.segments[-1].log, journal.carried, moved)
             journal.segments.pop()
 
@@ -169,6 +180,20 @@ class StateCore:
         def renumbered(version):
             return bisect_right(old, version)
 
+        logs = [segment.log for segment in segments] + [each.retired for each in self.live_snapshots()]
+        logs += [log for journal in self.journals for log in (journal.carried, journal.dead)]
+        for log in [*logs, self.garbage]:
+            log.until = renumbered(log.until)
+            log.records = [
+                (
+                    op,
+                    map,
+                    slot,
+                    renumbered(rest) if op == RETIRED_RUN and rest != FREE_SLOT else rest,
+                    renumbered(until),
+                )
+                for op, map, slot, rest, until in log.records
+            ]
         for table in self.tables:
             for map in table.maps.values():
                 for slot in (slot for run in map.runs for slot in run if slot is not None):

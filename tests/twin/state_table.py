@@ -57,7 +57,7 @@ class StateTable:
             hash_mask,
         )
         self.has_timestamp, self.copy_value = bool(timestamps), copy_value
-        self.holds_references, self.journal_every_write = value != "long", copy_value is not None
+        self.holds_references = value != "long"
         before_value = 16 + 4 * (key == "bytes") + 4 * bool(namespaces)
         self.stride = -(-before_value // 8) * 8 + 8 * bool(timestamps) + 8
         self.maps, self.entries, self.override = {}, 0, None
@@ -135,10 +135,10 @@ class StateTable:
         if slot.version < required:
             see_snapshots(self.core, map)
             slot = own_entry(self, map, slot, hash)
-        if slot.version < journal_version:
+        if slot.value_version < journal_version:
             keep_payload(self, map, slot, RECORD_COPIED)
         slot.payload = (slot.payload[0], fresh)
-        slot.version = slot.value_version = self.core.state_version
+        slot.value_version = self.core.state_version
         return slot
 
     def contains(self, key, namespace=0):
@@ -182,16 +182,21 @@ class StateTable:
 
         A rehash in progress is completed when the walk comes to a map, because reads would go on with it.
         """
-        for group in sorted(self.maps):
-            map = self.maps[group]
-            if map.secondary.capacity:
-                see_snapshots(self.core, map)
-                complete_rehash(self, map)
-            modifications = map.modifications
-            for slot in self.live_slots(map):
-                yield StateEntry(slot)
-                if map.modifications != modifications:
-                    raise RuntimeError("the state changed during iteration")
+        self.core.iterators += 1
+        try:
+            for group in sorted(self.maps):
+                map = self.maps[group]
+                if map.secondary.capacity:
+                    see_snapshots(self.core, map)
+                    complete_rehash(self, map)
+                modifications = map.modifications
+                for slot in self.live_slots(map):
+                    yield StateEntry(slot)
+                    if map.modifications != modifications:
+                        raise RuntimeError("the state changed during iteration")
+        finally:
+            self.core.iterators -= 1
+            self.core.pending = True
 
     @staticmethod
     def live_slots(map):
@@ -280,7 +285,7 @@ class StateTable:
             (slot.key, slot.namespace)
             for segment in self.journal.segments
             if segment.version >= mark.version
-            for op, _, slot, _ in segment.log.records
+            for op, _, slot, _, _ in segment.log.records
             if op not in (RECORD_MOVED, RECORD_COPIED)
         }
 

@@ -9,7 +9,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from statebackend._core.memory.arena cimport Blob, blob_data
-from statebackend._core.tables.cow_map cimport ListChunk, ListHead, Table, entry_at, value_of
+from statebackend._core.tables.cow_map cimport (
+    ListChunk, ListHead, Table, elements_of, entry_at, live_elements, value_of)
 from statebackend._core.memory.platform cimport prefetch
 from statebackend._core.tables.state_table cimport CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable
 
@@ -146,7 +147,7 @@ def lists_at(StateTable table not None, slots):
     cdef const uint32_t[::1] by_row = slots
     cdef int64_t n = len(slots), i, total = 0, at
     cdef Table *t = table.table
-    cdef uint32_t width = t.element_value_width, skip = 8 if t.element_has_timestamp else 0, used, k
+    cdef uint32_t width = t.element_value_width, skip = 8 if t.element_has_timestamp else 0, used, first, k
     cdef ListHead *head
     cdef ListChunk *chunk
     cdef char *source
@@ -161,7 +162,7 @@ def lists_at(StateTable table not None, slots):
             if i + AHEAD < n and by_row[i + AHEAD]:
                 prefetch(value_of(t, entry_at(t.core, by_row[i + AHEAD])))
             if by_row[i]:
-                total += (<ListHead *>value_of(t, entry_at(t.core, by_row[i]))).length
+                total += live_elements(t, <ListHead *>value_of(t, entry_at(t.core, by_row[i])))
             ends[i + 1] = total
     values = np.empty((total, width), dtype=np.uint8)
     if total:
@@ -176,9 +177,11 @@ def lists_at(StateTable table not None, slots):
                 chunk = head.tail
                 used = head.tail_used
                 at = ends[i + 1]
-                while chunk != NULL:
+                while at > ends[i]:
+                    first = used - <uint32_t>(at - ends[i]) if used > at - ends[i] else 0
+                    used -= first
                     at -= used
-                    source = <char *>chunk + sizeof(ListChunk)
+                    source = elements_of(t, chunk) + <uint64_t>first * t.element_width
                     if skip == 0:
                         memcpy(out + width * at, source, <uint64_t>width * used)
                     else:

@@ -16,7 +16,8 @@ cdef enum FastPath:
     FAST_NONE = 0
     FAST_GET = 1
     FAST_UPDATE = 2
-    FAST_SUM = 3
+    FAST_SUM = 3                         # of LONG
+    FAST_REDUCE = 4
 
 cdef enum Failure:
     FAILED_NOT = 0
@@ -84,6 +85,7 @@ cdef struct LaneRun:
     int64_t last_row
     uint32_t first_group
     uint32_t last_group
+    int64_t paid_until                   # position up to which the rows' share of a rehash is done
     uint64_t journal_records             # of lane 0's segment when the call began
     int64_t inner_entries                # inserted minus removed, of `Batch.inner`
 

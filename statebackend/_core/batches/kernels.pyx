@@ -26,16 +26,16 @@ import numpy as np
 
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.math cimport exp, sqrt
 from libc.string cimport memcmp, memcpy, memset
 
-from statebackend._core.memory.arena cimport (
-    EXTENT_UNITS_MASK, EXTENT_UNITS_SHIFT, UNIT_SHIFT, Blob, address, blob_data, blob_drop, blob_new)
+from statebackend._core.memory.arena cimport Blob, address, blob_data, blob_drop, blob_new, unit_at
 from statebackend._core.tables.cow_map cimport (
-    PAGE_BUCKETS, PAGE_SHIFT, RECORD_INSERT, RECORD_REPLACED, RECORD_WRITE, VALUE_FIXED, Core, CoreKey, CowMap,
-    Entry, Journal, Lane, PageRef, Table, active_table, before_operation, blob_hash, bucket,
-    count_namespace, drain, entry_at, hash_blob_key, insert, map_new,
-    namespace_of, own_entry, payload_drop, payload_of, presize, record_log, remove, segment_for_writing, slot_alloc,
-    slot_for_write, value_of)
+    PAGE_BUCKETS, PAGE_SHIFT, RECORD_INSERT, RECORD_REPLACED, RECORD_WRITE, VALUE_FIXED, BucketTable, Core, CoreKey,
+    CowMap, Entry, Journal, Lane, PageRef, Table, active_table, before_operation, begin_rehash, blob_hash, bucket,
+    capacity_for, count_namespace, entry_at, find_blob, find_int, forget_moves, hash_blob_key, hash_int_key, insert,
+    map_new, namespace_of, own_entry, payload_drop, payload_of, presize, record_log, rehash_some, remove,
+    see_snapshots, segment_for_writing, slot_alloc, slot_for_write, value_of)
 from statebackend._core.memory.journal cimport Log, log_append, log_reserve, log_take
 from statebackend._core.key_groups cimport key_groups_of_byte_runs, key_groups_of_ints
 from statebackend._core.memory.platform cimport (
@@ -44,8 +44,8 @@ from statebackend._core.tables.state_table cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT64,
     CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable)
 from statebackend._core.tables.reductions cimport (
-    OP_APPEND, OP_COUNT, OP_FIND, OP_GET, OP_PRODUCT, OP_REMOVE, OP_SUM, OP_UPDATE, Operation, add_overflow,
-    is_write, reduce_into)
+    OP_ALL, OP_APPEND, OP_COUNT, OP_FIND, OP_GET, OP_PRODUCT, OP_REDUCE, OP_REMOVE, OP_SUM, OP_UPDATE, Operation,
+    add_overflow, is_write, reduce_into)
 from statebackend._core.tables.state_core cimport StateCore, discard_log
 from statebackend._core.tables.lists cimport list_append
 
@@ -62,6 +62,12 @@ cdef enum:
     SHORT_BATCH = 4096                   # rows below which sorting by key group does not pay
     CHUNK = 1 << 21                      # rows that go through the phases together
     MAX_LANES = 16
+    RECLAIM_PER_ROW = 2                  # before a call, and again after it: more than a row leaves behind
+    RECLAIM_PER_BATCH = 64
+    AT_ONCE = 4                          # rows in advance whose share of a rehash a row pays, without a snapshot
+    SAMPLE = 256                         # rows at least that tell how many keys a group of a batch has
+    LARGEST_SAMPLE = 2048                # the same, of a large group
+    LOOKS = 32                           # of those, how many are looked up
     IDLE_LOOKS = 2000                    # before a thread sleeps: as a rule, the next phase begins at once
 
 cdef uint32_t nowhere = 0                # an empty bucket, for pages that do not exist
@@ -124,14 +130,83 @@ cdef void scatter_rows(Batch *batch, LaneRun *run, uint32_t *positions) noexcept
         batch.sorted_lengths[at] = <uint32_t>(offsets[i + 1] - offsets[i])
 
 
-cdef inline void prepare_group(Batch *batch, uint32_t group) noexcept nogil:
-    """Give a map that the batch begins the buckets that its rows need. If there is no memory, it grows as it goes."""
-    cdef CowMap *map = batch.table.maps[group]
-    cdef int64_t chunks = (batch.n + batch.size - 1) // batch.size       # the others are probably like this one
+cdef void prepare_group(Batch *batch, uint32_t group) noexcept nogil:
+    """Give a map the buckets that the batch's rows need. If there is no memory, it grows as it goes."""
+    cdef Table *table = batch.table
+    cdef CowMap *map = table.maps[group]
+    cdef uint32_t rows = batch.starts[group + 1] - batch.starts[group]
+    cdef uint64_t new
     if map == NULL:
-        map = map_new(batch.table, group + batch.table.first_group)
-    if map != NULL and map.used == 0:
-        presize(batch.table, map, (batch.starts[group + 1] - batch.starts[group]) * chunks)
+        map = map_new(table, group + table.first_group)
+    if map == NULL:
+        return
+    if map.used == 0:
+        presize(table, map, count_new(batch, NULL, group))
+    elif map.secondary.capacity == 0 and map.primary.size + rows > map.threshold:
+        new = count_new(batch, map, group)
+        if map.primary.size + new > map.threshold and see_snapshots(table.core, map):
+            begin_rehash(table.core, map, max(2 * map.primary.capacity, capacity_for(table, map.primary.size + new)))
+
+
+cdef bint pay_rehash(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n) noexcept nogil:
+    """Do the share of some rows in a rehash of their map; False if the lane failed."""
+    if not see_snapshots(batch.table.core, map):
+        run.failure = FAILED_MEMORY
+        run.failed_row = batch.first + batch.sorted_rows[at]
+        return False
+    # Entries that move together share cache lines. Clones would make the batch too long.
+    rehash_some(run.used, batch.table, map, n if batch.table.core.newest != NULL else AT_ONCE * n)
+    return True
+
+
+cdef uint64_t count_new(Batch *batch, CowMap *map, uint32_t group) noexcept nogil:
+    """Estimate, by a sample of its rows, how many new keys the batch has for a group.
+
+    If all keys of the group come equally often, a sample of s rows has D * (1 - exp(-s / D)) of its D keys.
+    """
+    cdef Table *table = batch.table
+    cdef int64_t first = batch.starts[group], rows = batch.starts[group + 1] - first
+    cdef int64_t chunks = (batch.n + batch.size - 1) // batch.size       # the others are probably like this one
+    # So many that they repeat if the rows have a small part of them as keys: n rows without a repetition speak for no
+    # more than n * n / 2 keys.
+    cdef int _halving
+    cdef int64_t wanted = <int64_t>(2 * sqrt(<double>(rows * chunks))), i, at
+    cdef int64_t n = min(rows, max(<int64_t>SAMPLE, min(wanted, <int64_t>LARGEST_SAMPLE)))
+    cdef uint32_t seen[4096], hash, place, distinct = 0, looked = 0, absent = 0, slot
+    cdef double low, high, keys, all_rows = <double>rows * chunks
+    memset(seen, 0, sizeof(seen))
+    for i in range(n):
+        at = first + i * rows // n
+        hash = batch.sorted_hashes[at] if batch.keys == NULL else hash_int(batch.sorted_keys[at], batch.ns, table.seed)
+        place = hash & 4095
+        while seen[place] != 0 and seen[place] != (hash | 1):
+            place = (place + 1) & 4095
+        if seen[place] != 0:
+            continue
+        seen[place] = hash | 1
+        distinct += 1
+        if map == NULL or looked == LOOKS:
+            continue
+        looked += 1
+        if batch.keys == NULL:
+            slot = find_blob(table, map, batch.key_data + batch.sorted_keys[at], batch.sorted_lengths[at], batch.ns,
+                             hash)
+        else:
+            slot = find_int(table, map, batch.sorted_keys[at], batch.ns,
+                            hash_int_key(table, batch.sorted_keys[at], batch.ns))
+        absent += slot == 0
+    keys = min(all_rows, 0.5 * n * n)
+    if distinct < n:
+        low, high = distinct, all_rows
+        for _halving in range(32):
+            keys = (low + high) / 2
+            if keys * (1 - exp(-n / keys)) < distinct:
+                low = keys
+            else:
+                high = keys
+        keys *= 1 - exp(-all_rows / keys)
+        keys = min(keys * 1.1, all_rows)
+    return <uint64_t>(keys * absent / looked if looked else keys)
 
 
 cdef bint has_null(Batch *batch, int64_t at, uint32_t n) noexcept nogil:
@@ -147,7 +222,9 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
     cdef CowMap *maps[32]
     cdef int64_t at = 0, end = batch.size, i
     cdef uint32_t group = run.first_group, n
+    cdef CowMap *map
     cdef bint inserts = batch.values != NULL and is_write(batch.op)
+    run.paid_until = 0
     if batch.sorted:
         at = batch.starts[run.first_group]
         end = batch.starts[run.last_group]
@@ -159,18 +236,29 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
             if batch.starts[group + 1] - batch.starts[group] >= BLOCK:
                 # The end of a large group is a block of its own, so that the next group begins with its own map.
                 n = <uint32_t>min(<int64_t>n, batch.starts[group + 1] - at)
-                if inserts and at == batch.starts[group]:
-                    prepare_group(batch, group)
+                if at == batch.starts[group]:
+                    if inserts:
+                        prepare_group(batch, group)
+                    map = batch.table.maps[group]
+                    if batch.fast and map != NULL and map.secondary.capacity != 0:
+                        if not pay_rehash(batch, run, map, at, batch.starts[group + 1] - batch.starts[group]):
+                            return
+                        run.paid_until = batch.starts[group + 1]
             if (batch.fast and at + n <= batch.starts[group + 1] and batch.table.maps[group] != NULL
                     and (batch.nulls == NULL or not has_null(batch, at, n))):
                 if not fast_block(batch, run, batch.table.maps[group], at, n):
                     return
                 at += n
                 continue
-            for i in range(n):
+            i = 0
+            while i < n:
                 while batch.starts[group + 1] <= at + i:
                     group += 1
+                if i and at + i == batch.starts[group] and batch.starts[group + 1] - batch.starts[group] >= BLOCK:
+                    n = <uint32_t>i      # a large group begins with a block of its own
+                    break
                 maps[i] = batch.table.maps[group]
+                i += 1
         else:
             for i in range(n):
                 maps[i] = batch.table.maps[batch.groups[at + i]]
@@ -246,21 +334,33 @@ cdef CowMap *map_of_row(Batch *batch, CowMap **where, int64_t row) noexcept nogi
     return where[0]
 
 
-# --- eight-byte values ---------------------------------------------------------------------------------
+# --- values of eight and four bytes ---------------------------------------------------------------------
 
 cdef bint fast_block(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n) noexcept nogil:
     """Apply rows of one map. Those that need more than a look-up or an overwrite go to `apply_row`, one by one."""
-    if batch.keys == NULL:
-        if batch.fast == FAST_GET:
-            return fast_rows(batch, run, map, at, n, OP_GET, True)
-        if batch.fast == FAST_UPDATE:
-            return fast_rows(batch, run, map, at, n, OP_UPDATE, True)
-        return fast_rows(batch, run, map, at, n, OP_SUM, True)
+    if batch.width == 8:
+        return fast_rows_of(batch, run, map, at, n, 8)
+    return fast_rows_of(batch, run, map, at, n, 4)
+
+
+cdef inline bint fast_rows_of(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n,
+                              uint32_t width) noexcept nogil:
+    """The loop for each operation: with OP_REDUCE it asks what the batch's is."""
+    cdef bint is_blob = batch.keys == NULL
     if batch.fast == FAST_GET:
-        return fast_rows(batch, run, map, at, n, OP_GET, False)
+        return fast_rows_by(batch, run, map, at, n, OP_GET, width, is_blob)
     if batch.fast == FAST_UPDATE:
-        return fast_rows(batch, run, map, at, n, OP_UPDATE, False)
-    return fast_rows(batch, run, map, at, n, OP_SUM, False)
+        return fast_rows_by(batch, run, map, at, n, OP_UPDATE, width, is_blob)
+    if batch.fast == FAST_SUM and width == 8:
+        return fast_rows_by(batch, run, map, at, n, OP_SUM, width, is_blob)
+    return fast_rows_by(batch, run, map, at, n, OP_REDUCE, width, is_blob)
+
+
+cdef inline bint fast_rows_by(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n, Operation op,
+                              uint32_t width, bint is_blob) noexcept nogil:
+    if is_blob:
+        return fast_rows(batch, run, map, at, n, op, width, True)
+    return fast_rows(batch, run, map, at, n, op, width, False)
 
 
 cdef inline bint is_key(Entry *entry, int64_t number, const char *data, uint32_t length, uint32_t hash,
@@ -277,27 +377,14 @@ cdef inline bint is_key(Entry *entry, int64_t number, const char *data, uint32_t
     return off_ns == 0 or (<uint32_t *>(<char *>entry + off_ns))[0] == ns
 
 
-cdef bint slow_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n) noexcept nogil:
-    """Apply a block of one map by `apply_row` alone, after asking for its buckets and first entries."""
-    cdef CowMap *maps[32]
-    cdef uint32_t i
-    for i in range(n):
-        maps[i] = map
-        if batch.values != NULL:
-            prefetch(batch.values + 8 * (batch.first + batch.sorted_rows[at + i]))
-    return apply_block(batch, run, at, n, maps)
+cdef inline bint may_write_bucket(Core *core, CowMap *map, uint32_t *head, uint32_t hash) noexcept nogil:
+    """Return True if a bucket found earlier is still the live one of a hash, in a page that the live map owns.
 
-
-cdef inline bint may_write_bucket(Core *core, CowMap *map, uint32_t mask, uint32_t *head,
-                                  uint32_t index) noexcept nogil:
-    """Return True if a bucket found earlier is still live, in a page that the live map owns, and no rehash is due.
-
-    Rows in between may have made the map double, more than once, and pages come back at addresses of old ones.
+    Rows in between may have moved entries, more than once, and pages come back at addresses of old ones.
     """
-    cdef PageRef *page
-    if map.primary.capacity - 1 != mask or map.secondary.capacity != 0:
-        return False
-    page = &map.primary.pages[index >> PAGE_SHIFT]
+    cdef BucketTable *buckets = active_table(map, hash)
+    cdef uint32_t index = hash & (buckets.capacity - 1)
+    cdef PageRef *page = &buckets.pages[index >> PAGE_SHIFT]
     return (page.version >= core.highest_required_snapshot_version
             and map.seen_version >= core.highest_required_snapshot_version
             and page.ref != 0
@@ -311,7 +398,7 @@ cdef inline bint is_in_chain(Core *core, uint32_t slot, uint32_t wanted) noexcep
 
 
 cdef inline uint32_t insert_at_head(Lane *lane, Table *table, CowMap *map, uint32_t *head, int64_t key, uint32_t ns,
-                                    Log *log) noexcept nogil:
+                                    uint32_t hash, Log *log) noexcept nogil:
     """`insert` where nothing stands in the way: room in the log, a bucket to write. 0 without memory."""
     cdef uint32_t slot = slot_alloc(table, map)
     cdef Entry *entry
@@ -325,7 +412,7 @@ cdef inline uint32_t insert_at_head(Lane *lane, Table *table, CowMap *map, uint3
         (<uint32_t *>(<char *>entry + table.layout.off_namespace))[0] = ns
         count_namespace(table, ns, 1)
     head[0] = slot
-    map.primary.size += 1
+    active_table(map, hash).size += 1
     map.modifications += 1
     lane.entries += 1
     (<uint64_t *>log_take(log, 8))[0] = (<uint64_t>RECORD_INSERT << 56) | (<uint64_t>map.group << 32) | slot
@@ -366,11 +453,8 @@ cdef struct Staged:
     uint32_t heads[32]                   # what the buckets held then
     uint32_t refs[32]                    # the entry that a row has come to in its chain
     Entry *entries[32]                   # the same; NULL behind the end
-
-
-cdef inline char *unit_at(char **extents, uint32_t ref) noexcept nogil:
-    """As `address`, for an arena whose extents are at hand."""
-    return extents[ref >> EXTENT_UNITS_SHIFT] + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT)
+    uint32_t primary_capacity            # of the map then
+    uint32_t secondary_capacity
 
 
 cdef inline void come_to(Staged *staged, uint32_t i, char **extents, uint32_t ref) noexcept nogil:
@@ -385,19 +469,20 @@ cdef inline void prefetch_entry(Staged *staged, uint32_t i, uint32_t last_byte) 
 
 
 cdef inline void stage_rows(Batch *batch, CowMap *map, int64_t at, uint32_t n, Operation op, bint is_blob,
-                            Staged *staged) noexcept nogil:
+                            uint32_t width, Staged *staged) noexcept nogil:
     """Ask for the buckets, then for the first entries, then for the second ones where the first has another key."""
     cdef Table *table = batch.table
     cdef char **extents = table.core.arena.extents
     cdef const int64_t *keys = batch.sorted_keys + at
     cdef const uint32_t *rows = batch.sorted_rows + at
-    cdef const int64_t *values = <const int64_t *>batch.values
     cdef uint32_t hash_mask = table.hash_mask, ns = batch.ns, mask = map.primary.capacity - 1
-    cdef uint32_t last_byte = table.layout.off_value + 7
+    cdef uint32_t moved = map.rehash_index, mask_of_moved = map.secondary.capacity - 1
+    cdef uint32_t last_byte = table.layout.off_value + width - 1
     cdef uint64_t seed = table.seed
     cdef PageRef *pages = map.primary.pages
     cdef uint32_t i, index, ref
     cdef Entry *entry
+    staged.primary_capacity, staged.secondary_capacity = map.primary.capacity, map.secondary.capacity
     for i in range(n):
         if is_blob:
             staged.hashes[i] = batch.sorted_hashes[at + i]
@@ -405,13 +490,17 @@ cdef inline void stage_rows(Batch *batch, CowMap *map, int64_t at, uint32_t n, O
         else:
             staged.hashes[i] = hash_int(keys[i], ns, seed) & hash_mask
         index = staged.hashes[i] & mask
-        ref = pages[index >> PAGE_SHIFT].ref
+        if unlikely(moved != 0) and index < moved:
+            index = staged.hashes[i] & mask_of_moved
+            ref = map.secondary.pages[index >> PAGE_SHIFT].ref
+        else:
+            ref = pages[index >> PAGE_SHIFT].ref
         staged.buckets[i] = &nowhere
         if likely(ref != 0):
             staged.buckets[i] = <uint32_t *>unit_at(extents, ref) + (index & (PAGE_BUCKETS - 1))
         prefetch(staged.buckets[i])
         if op != OP_GET:
-            prefetch(&values[batch.first + rows[i]])
+            prefetch(batch.values + width * (batch.first + rows[i]))
     for i in range(n):
         staged.heads[i] = staged.buckets[i][0]
         come_to(staged, i, extents, staged.heads[i])
@@ -430,17 +519,20 @@ cdef inline void stage_rows(Batch *batch, CowMap *map, int64_t at, uint32_t n, O
                 prefetch(<char *>staged.entries[i].key)
 
 
-cdef inline uint32_t own_slot(Lane *lane, Table *table, CowMap *map, Staged *staged, uint32_t i, uint32_t mask,
-                              int64_t key, uint32_t ns, bint is_blob, Log **log, bint *is_logged) noexcept nogil:
+cdef inline uint32_t own_slot(Lane *lane, Table *table, CowMap *map, Staged *staged, uint32_t i, int64_t key,
+                              uint32_t ns, bint is_blob, Log **log, bint *is_logged) noexcept nogil:
     """Make a slot for a new key, or one that replaces an entry of a snapshot; 0 if `apply_row` has to do it."""
     cdef Core *core = lane.core
     cdef uint32_t *head = staged.buckets[i]
-    if not (may_write_bucket(core, map, mask, head, staged.hashes[i] & mask)
+    if map.primary.capacity != staged.primary_capacity or map.secondary.capacity != staged.secondary_capacity:
+        return 0                         # a page may be where another one was, with the same head in another order
+    if not (may_write_bucket(core, map, head, staged.hashes[i])
             and record_log(lane, table, log) and log_reserve(core.arena, log[0], 16)):
         return 0
     if staged.entries[i] == NULL:
-        if not is_blob and head[0] == staged.heads[i] and map.primary.size <= map.threshold:
-            return insert_at_head(lane, table, map, head, key, ns, log[0])
+        if (not is_blob and head[0] == staged.heads[i]
+                and (map.secondary.capacity != 0 or map.primary.size <= map.threshold)):
+            return insert_at_head(lane, table, map, head, key, ns, staged.hashes[i], log[0])
         return 0
     if head[0] == staged.refs[i]:
         is_logged[0] = True
@@ -450,28 +542,46 @@ cdef inline uint32_t own_slot(Lane *lane, Table *table, CowMap *map, Staged *sta
     return 0
 
 
-cdef inline int write_in_place(Core *core, Entry *entry, uint32_t ref, uint32_t off_value, int64_t number,
-                               Operation op, Log *log, bint is_logged, uint64_t group_bits) noexcept nogil:
+cdef inline int64_t load_bits(const char *value, uint32_t width) noexcept nogil:
+    return (<const int64_t *>value)[0] if width == 8 else (<const uint32_t *>value)[0]
+
+
+cdef inline void store_bits(char *value, int64_t bits, uint32_t width) noexcept nogil:
+    if width == 8:
+        (<int64_t *>value)[0] = bits
+    else:
+        (<uint32_t *>value)[0] = <uint32_t>bits
+
+
+cdef inline int write_in_place(Batch *batch, Entry *entry, uint32_t ref, uint32_t off_value, int64_t bits,
+                               Operation op, uint32_t width, Log *log, bint is_logged,
+                               uint64_t group_bits) noexcept nogil:
     """Log a value that the live map owns alone, then overwrite it or add to it. Returns a Failure."""
-    cdef int64_t *value = <int64_t *>(<char *>entry + off_value)
+    cdef Core *core = batch.table.core
+    cdef char *value = <char *>entry + off_value
+    cdef int64_t old
     cdef char *room
     if unlikely(log == NULL or not log_reserve(core.arena, log, 16)):
         return FAILED_MEMORY
-    if op == OP_SUM and unlikely(add_overflow(value[0], number, &number)):
+    old = load_bits(value, width)
+    if op == OP_SUM and unlikely(add_overflow(old, bits, &bits)):
+        return FAILED_OVERFLOW
+    if op == OP_REDUCE and unlikely(not reduce_into(batch.op, batch.code, <char *>&old, <char *>&bits, <char *>&bits)):
         return FAILED_OVERFLOW
     if not is_logged:
         room = log_take(log, 16)
-        (<int64_t *>room)[0] = value[0]
+        (<int64_t *>room)[0] = old
         # The table's index in the journal is 0: tables below an anchor do not come here.
         (<uint64_t *>(room + 8))[0] = (<uint64_t>RECORD_WRITE << 56) | group_bits | ref
     entry.version = core.state_version
-    value[0] = number
+    store_bits(value, bits, width)
     return FAILED_NOT
 
 
 cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n,
-                           Operation op, bint is_blob) noexcept nogil:
-    """`fast_block` for one operation and one kind of key, which the compiler knows: stage all rows, then apply each.
+                           Operation op, uint32_t width, bint is_blob) noexcept nogil:
+    """`fast_block` for one operation, one width and one kind of key, which the compiler knows: stage all rows, then
+    apply each.
 
     A row in between may have cloned an entry that an early stage found. Then the version of that entry says that it
     belongs to a snapshot. Or it may have inserted an entry that no stage found: `apply_row` looks again.
@@ -483,13 +593,12 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     cdef const int64_t *keys = batch.sorted_keys + at
     cdef const uint32_t *rows = batch.sorted_rows + at
     cdef const uint32_t *lengths = batch.sorted_lengths + at
-    cdef const int64_t *values = <const int64_t *>batch.values
-    cdef int64_t *out = <int64_t *>batch.out + batch.first
+    cdef const char *values = batch.values + width * batch.first
+    cdef char *out = batch.out + width * batch.first
     cdef uint8_t *found = batch.found + batch.first
     cdef uint32_t *slots = batch.slots
     cdef uint32_t required = core.highest_required_snapshot_version, journal_version = core.journal_version
     cdef uint32_t ns = batch.ns, off_ns = table.layout.off_namespace, off_value = table.layout.off_value
-    cdef uint32_t mask = map.primary.capacity - 1
     cdef uint64_t group_bits = <uint64_t>map.group << 32
     cdef Staged staged
     cdef RowKey key
@@ -497,14 +606,15 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     cdef Entry *entry
     cdef Log *log
     cdef const char *data = NULL
-    cdef int64_t number
+    cdef int64_t bits
     cdef bint is_logged
     cdef int failure
-    if unlikely(map.secondary.capacity != 0):
-        # While the map grows every operation moves entries: what the stages find may be gone.
-        return slow_rows(batch, run, map, at, n)
+    if unlikely(map.secondary.capacity != 0 and at >= run.paid_until):
+        # The rehash began with these rows' group. Their share comes first: what the stages find stays where it is.
+        if not pay_rehash(batch, run, map, at, n):
+            return False
     memset(&key, 0, sizeof(RowKey))
-    stage_rows(batch, map, at, n, op, is_blob, &staged)
+    stage_rows(batch, map, at, n, op, is_blob, width, &staged)
     for i in range(n):
         if is_blob:
             data = batch.key_data + keys[i]
@@ -515,15 +625,15 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
         entry = staged.entries[i]
         if op == OP_GET:
             if likely(entry != NULL):
-                out[rows[i]] = (<int64_t *>(<char *>entry + off_value))[0]
+                store_bits(out + width * rows[i], load_bits(<char *>entry + off_value, width), width)
                 found[rows[i]] = 1
             continue
         log = &lane.undo
         is_logged = False
-        number = values[batch.first + rows[i]]
+        bits = load_bits(values + width * rows[i], width)
         ref = staged.refs[i]
         if entry == NULL or entry.version < required:
-            ref = own_slot(lane, table, map, &staged, i, mask, keys[i], ns, is_blob, &log, &is_logged)
+            ref = own_slot(lane, table, map, &staged, i, keys[i], ns, is_blob, &log, &is_logged)
             if unlikely(ref == 0):
                 key.row = batch.first + rows[i]
                 key.number = keys[i]
@@ -539,9 +649,11 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
         elif entry.version < journal_version:
             record_log(lane, table, &log)
         if entry == NULL:
-            (<int64_t *>(<char *>entry_at(core, ref) + off_value))[0] = number
+            if op == OP_REDUCE:
+                reduce_into(batch.op, batch.code, NULL, <char *>&bits, <char *>&bits)
+            store_bits(<char *>entry_at(core, ref) + off_value, bits, width)
         else:
-            failure = write_in_place(core, entry, ref, off_value, number, op, log, is_logged, group_bits)
+            failure = write_in_place(batch, entry, ref, off_value, bits, op, width, log, is_logged, group_bits)
             if unlikely(failure != FAILED_NOT):
                 run.failure = failure
                 run.failed_row = batch.first + rows[i]
@@ -922,7 +1034,7 @@ cdef class BatchCall:
             self._call_crew()
             owner.enter()
             try:
-                drain(core, self.batch.n + 64)
+                owner.reclaim(RECLAIM_PER_ROW * self.batch.n + RECLAIM_PER_BATCH)
                 if self.batch.n:
                     limit = owner.arena.budget.limit
                     self._begin(writes)
@@ -933,9 +1045,11 @@ cdef class BatchCall:
                     finally:
                         owner.arena.budget.limit = limit
                         owner.vacate()
+                    if core.pending and self.batch.slots == NULL:        # what the call itself has left
+                        owner.reclaim(RECLAIM_PER_ROW * self.batch.n + RECLAIM_PER_BATCH)
                     if failure != FAILED_NOT and limit and owner.arena.budget.used > limit:
                         # Undoing went beyond the limit. Without this, the limit would refuse the next call too.
-                        drain(core, 4 * self.batch.n + 64)
+                        owner.reclaim(2 * RECLAIM_PER_ROW * self.batch.n)
                         owner.arena.trim()
                     self._raise(failure)
             finally:
@@ -987,16 +1101,20 @@ cdef class BatchCall:
             if not segment_for_writing(core, table.journal, &log):
                 owner.out_of_memory()
             self.runs[0].journal_records = log.records
-        if writes:
-            for lane in range(self.batch.n_lanes):
-                self.runs[lane].used.keep_undo = 1
+        for lane in range(self.batch.n_lanes):
+            self.runs[lane].lane.retired.until = core.highest_required_snapshot_version
+            self.runs[lane].lane.own_journal.until = core.highest_required_snapshot_version
+            self.runs[lane].used.undo.until = core.highest_required_snapshot_version
+            self.runs[lane].used.keep_undo = writes
         core.blobs.shared = self.batch.n_lanes > 1
         owner.occupy()
         return 0
 
     cdef FastPath _fast_path(self) noexcept:
         cdef Table *table = self.batch.table
-        if table.layout.value_kind != VALUE_FIXED or table.layout.payload_width != 8 or table.anchors != NULL:
+        if table.layout.value_kind != VALUE_FIXED or table.anchors != NULL:
+            return FAST_NONE
+        if table.layout.payload_width != self.batch.width or (self.batch.width != 8 and self.batch.width != 4):
             return FAST_NONE
         if self.batch.op == OP_GET:
             return FAST_GET
@@ -1004,6 +1122,8 @@ cdef class BatchCall:
             return FAST_UPDATE
         if self.batch.op == OP_SUM and self.batch.code == CODE_INT64:
             return FAST_SUM
+        if OP_SUM <= self.batch.op <= OP_ALL and self.batch.code <= CODE_FLOAT:
+            return FAST_REDUCE
         return FAST_NONE
 
     cdef int _make_scratch(self) except -1:
@@ -1063,7 +1183,8 @@ cdef class BatchCall:
         if failed and writes:
             owner.arena.budget.limit = 0       # undoing may need a little; restored by `run`
             memset(&carried, 0, sizeof(Log))
-            owner.moved.clear()
+            carried.until = core.highest_required_snapshot_version
+            forget_moves(core)
             try:
                 for i in range(self.batch.n_lanes):
                     owner.undo_failed(journal, &self.runs[i].used.undo, 0, &carried)
@@ -1077,6 +1198,8 @@ cdef class BatchCall:
                     log_append(core.arena, &journal.dead, &self.runs[i].used.undo)
                     log_append(core.arena, &journal.dead, &self.runs[i].lane.own_journal)
                 raise
+            finally:
+                forget_moves(core)
             return 0
         for i in range(self.batch.n_lanes):
             lane = self.runs[i].used

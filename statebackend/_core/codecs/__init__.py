@@ -1,5 +1,6 @@
 """Codecs turn Python objects into stored keys and values, and back.
 
-A codec belongs to one role of one state. It converts numbers, strings and bytes itself, and leaves the rest, and every
-error, to the serializer of the type. Batches do not come here: they take columns that are already in stored form.
+A codec belongs to one role of one state. It converts numbers, strings and bytes itself, and the values of other
+declared types by a `TypeCodec`. What no codec knows, and every error, it leaves to the serializer of the type. Batches
+take columns that are already in stored form; `nested_columns` brings columns of nested types to it, and back.
 """

@@ -1,13 +1,15 @@
 """From Python objects to what tables store, and back.
 
 A ValueCodec serves one role of one state (its values, its elements, its accumulators); a KeyCodec serves one type of
-keys. This code converts what is native to a layout (an exact int, float, bool, str or bytes) without a Python call.
-Everything else goes through the serializer or encoder. That is Python and may run the user's code, so it is called
-while no core structure is half-changed, and a second step, which runs nothing, stores its bytes.
+keys. This code converts what is native to a layout (an exact int, float, bool, str or bytes) without a Python
+call, and the other declared types by a TypeCodec. The rest goes through the serializer or encoder. That is Python and
+may run the user's code, so it is called while no core structure is half-changed, and a second step, which runs nothing,
+stores its bytes.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from statebackend._core.codecs.type_codec cimport TypeCodec
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.tables.state_core cimport StateCore
@@ -36,34 +38,6 @@ cdef enum KeyForm:
     KEY_BYTES = 2
     KEY_ENCODED = 3                      # any result of the encoder
 
-cdef extern from *:
-    """
-    /* The value of an exact int; 0 if it does not fit. Never raises. */
-    static inline int sb_long_as_int64(PyObject *number, int64_t *out) {
-        int overflow;
-        long long value;
-    #if PY_VERSION_HEX >= 0x030C0000
-        if (PyUnstable_Long_IsCompact((PyLongObject *)number)) {
-            *out = PyUnstable_Long_CompactValue((PyLongObject *)number);
-            return 1;
-        }
-    #elif PyLong_SHIFT == 30
-        const digit *digits = ((PyLongObject *)number)->ob_digit;
-        switch (Py_SIZE(number)) {
-            case 0: *out = 0; return 1;
-            case 1: *out = digits[0]; return 1;
-            case -1: *out = -(int64_t)digits[0]; return 1;
-            case 2: *out = (int64_t)digits[0] | ((int64_t)digits[1] << 30); return 1;
-            case -2: *out = -((int64_t)digits[0] | ((int64_t)digits[1] << 30)); return 1;
-        }
-    #endif
-        value = PyLong_AsLongLongAndOverflow(number, &overflow);
-        *out = value;
-        return !overflow;
-    }
-    """
-    bint long_as_int64 "sb_long_as_int64"(object number, int64_t *out) noexcept
-
 cdef class ValueCodec:
     cdef readonly int form
     cdef readonly bint is_native         # `load_raw` returns what `finished` would
@@ -72,9 +46,12 @@ cdef class ValueCodec:
     cdef readonly object serializer
     cdef readonly object copy_value      # of FORM_OBJECT: callable, or None when values are immutable
     cdef readonly str where              # for messages: "state 'sum'"
+    cdef readonly TypeCodec typed        # of FORM_RAW and FORM_SERIALIZED; None: only the serializer knows the values
     cdef int64_t low
     cdef int64_t high
     cdef int store_native(self, StateCore core, object value, char *out) except -1
+    cdef int store(self, StateCore core, object value, char *out) except -1
+    cdef int put_blob(self, StateCore core, const char *data, uint64_t length, char *out) except -1
     cdef bytes serialized(self, object value)
     cdef int store_bytes(self, StateCore core, bytes data, char *out) except -1
     cdef int refuse_none(self) except -1
@@ -91,10 +68,12 @@ cdef class KeyCodec:
     cdef readonly int form
     cdef readonly HashPlan plan
     cdef readonly object encoder
+    cdef readonly TypeCodec typed        # of KEY_ENCODED; None: only the encoder knows the keys
     cdef readonly bint is_int            # canonical forms are integers
     cdef int64_t low
     cdef int64_t high
     cdef object split(self, object key, CoreKey *out)
     cdef object split_canonical(self, object canonical, CoreKey *out)
+    cdef object encoded(self, object key)
     cdef object canonical(self, CoreKey *key)
     cdef object key_of(self, int64_t number, const char *data, uint64_t length)

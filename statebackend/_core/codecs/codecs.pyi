@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, final
 
+from statebackend._core.codecs.type_codec import TypeCodec
 from statebackend._core.key_groups import HashPlan
 
 FORMS: dict[str, tuple[int, int]]
@@ -17,6 +18,7 @@ class ValueCodec:
         serializer: Any,
         where: str,
         copy_value: Callable[[Any], Any] | None = None,
+        typed: TypeCodec | None = None,
     ) -> None: ...
     @property
     def form(self) -> int: ...
@@ -31,15 +33,19 @@ class ValueCodec:
     @property
     def copy_value(self) -> Callable[[Any], Any] | None: ...
     @property
+    def typed(self) -> TypeCodec | None: ...
+    @property
     def where(self) -> str: ...
 
 @final
 class KeyCodec:
-    def __init__(self, form: str | int, encoder: Any) -> None: ...
+    def __init__(self, form: str | int, encoder: Any, typed: TypeCodec | None = None) -> None: ...
     @property
     def form(self) -> int: ...
     @property
     def plan(self) -> HashPlan: ...
+    @property
+    def typed(self) -> TypeCodec | None: ...
     @property
     def encoder(self) -> Any: ...
     @property

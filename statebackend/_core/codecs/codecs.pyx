@@ -8,6 +8,8 @@ from libc.math cimport INFINITY
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint64_t
 from libc.string cimport memcpy
 
+from statebackend._core.codecs.objects cimport long_as_int64
+from statebackend._core.codecs.type_codec cimport DAMAGED, ROOM, Room, TypeCodec, close_room, open_room
 from statebackend._core.memory.arena cimport Blob, blob_data, blob_drop, blob_new
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.key_groups cimport HashPlan
@@ -32,6 +34,8 @@ cdef extern from "Python.h":
 cdef enum:
     MAX_BYTES = 0x7FFFFFFF               # of one key or value
 
+cdef int64_t EXACT = <int64_t>1 << 53    # a double holds every integer up to here
+
 FORMS = {
     "long": (FORM_LONG, 8), "int": (FORM_INT, 4), "short": (FORM_SHORT, 2), "byte": (FORM_BYTE, 1),
     "double": (FORM_DOUBLE, 8), "float": (FORM_FLOAT, 4), "bool": (FORM_BOOL, 1), "string": (FORM_STRING, 8),
@@ -46,14 +50,14 @@ cdef class ValueCodec:
     """Converts values of one role of a state to their stored form and back.
 
     `form` is one of "long int short byte double float bool string bytes serialized object", or the fixed width of
-    the serializer's bytes. `copy_value` is for "object" only.
+    the serializer's bytes. `typed` is for these and for "serialized", `copy_value` for "object".
 
     >>> from statebackend.types.serializers import serializer_for
     >>> ValueCodec("long", serializer_for("bigint"), "state 'sum'").layout
     'long'
     """
 
-    def __init__(self, form, serializer, str where not None, copy_value=None):
+    def __init__(self, form, serializer, str where not None, copy_value=None, TypeCodec typed=None):
         if isinstance(form, int):
             if not 0 < form <= MAX_STORED:
                 raise UsageError(f"an entry holds values of 1 to {<int>MAX_STORED} bytes", detail=f"{form}")
@@ -66,6 +70,7 @@ cdef class ValueCodec:
         self.serializer = serializer
         self.where = where
         self.copy_value = copy_value
+        self.typed = typed
         self.is_native = self.form not in (FORM_RAW, FORM_SERIALIZED) and copy_value is None
         if self.form <= FORM_BYTE:
             self.high = (<int64_t>1 << (8 * self.width - 2)) - 1 + (<int64_t>1 << (8 * self.width - 2))
@@ -77,7 +82,6 @@ cdef class ValueCodec:
         cdef double real
         cdef Py_ssize_t length
         cdef const char *data
-        cdef Blob *blob
         cdef int form = self.form
         if form <= FORM_BYTE:
             if not PyLong_CheckExact(value) or not long_as_int64(value, &number):
@@ -95,9 +99,12 @@ cdef class ValueCodec:
                 (<int8_t *>out)[0] = <int8_t>number
             return 1
         if form == FORM_DOUBLE:
-            if not PyFloat_CheckExact(value):
+            if likely(PyFloat_CheckExact(value)):
+                (<double *>out)[0] = PyFloat_AS_DOUBLE(value)
+                return 1
+            if not PyLong_CheckExact(value) or not long_as_int64(value, &number) or not -EXACT <= number <= EXACT:
                 return 0
-            (<double *>out)[0] = PyFloat_AS_DOUBLE(value)
+            (<double *>out)[0] = <double>number
             return 1
         if form == FORM_STRING:
             if not PyUnicode_CheckExact(value):
@@ -131,16 +138,44 @@ cdef class ValueCodec:
             return 0
         if unlikely(length > MAX_BYTES):
             raise OverflowError("a value is larger than 2 GB")
-        blob = blob_new(&core.arena.blobs, data, length)
+        self.put_blob(core, data, length, out)
+        return 1
+
+    cdef int put_blob(self, StateCore core, const char *data, uint64_t length, char *out) except -1:
+        cdef Blob *blob = blob_new(&core.arena.blobs, data, length)
         if unlikely(blob == NULL):
             self.no_memory(core)
         (<Blob **>out)[0] = blob
-        return 1
+        return 0
+
+    cdef int store(self, StateCore core, object value, char *out) except -1:
+        """As `store_native`, also for values that the type's codec can write without running Python."""
+        cdef Room room
+        if self.typed is None:
+            return self.store_native(core, value, out)
+        open_room(&room)
+        try:
+            if not self.typed.write(value, &room, False):
+                return 0
+            if self.form == FORM_RAW:
+                memcpy(out, room.data, self.width)
+            elif room.used > MAX_BYTES:
+                return 0
+            else:
+                self.put_blob(core, room.data, room.used, out)
+            return 1
+        finally:
+            close_room(&room)
 
     cdef bytes serialized(self, object value):
         """The serializer's bytes; errors name the state. May run the user's code."""
+        cdef object data
         if value is None:
             self.refuse_none()
+        if self.typed is not None:
+            data = self.typed.encode(value)
+            if data is not None:
+                return data
         try:
             return self.serializer.serialize(value)
         except SerializationError as error:
@@ -158,7 +193,6 @@ cdef class ValueCodec:
 
     cdef int store_bytes(self, StateCore core, bytes data, char *out) except -1:
         """Write the stored form of a value that `serialized` returned. Runs no Python."""
-        cdef Blob *blob
         if self.form < FORM_STRING:
             if unlikely(PyBytes_GET_SIZE(data) != self.width):
                 raise SerializationError("serialize() did not return fixed_width bytes", detail=self.where,
@@ -167,11 +201,7 @@ cdef class ValueCodec:
             return 0
         if unlikely(PyBytes_GET_SIZE(data) > MAX_BYTES):
             raise OverflowError("a value is larger than 2 GB")
-        blob = blob_new(&core.arena.blobs, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
-        if unlikely(blob == NULL):
-            self.no_memory(core)
-        (<Blob **>out)[0] = blob
-        return 0
+        return self.put_blob(core, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), out)
 
     cdef object prepared(self, object value):
         """The value itself, or its bytes: a form that `store_prepared` takes without running Python."""
@@ -256,8 +286,23 @@ cdef class ValueCodec:
         return raw
 
     cdef object deserialized(self, char *data, uint64_t length):
-        # Copy first: the code that runs from here on may change the state.
-        cdef bytes copied = PyBytes_FromStringAndSize(data, length)
+        # Copy first: the code that runs from here on may change the state, if only as the end of some object.
+        cdef char few[ROOM]
+        cdef bytes copied = None
+        cdef object value
+        if self.typed is not None:
+            if length <= ROOM:
+                memcpy(few, data, length)
+                value = self.typed.read(few, length)
+            else:
+                copied = PyBytes_FromStringAndSize(data, length)
+                value = self.typed.read(PyBytes_AS_STRING(copied), length)
+            if value is not DAMAGED:
+                return value
+            if copied is None:
+                copied = PyBytes_FromStringAndSize(few, length)
+        else:
+            copied = PyBytes_FromStringAndSize(data, length)
         try:
             return self.serializer.deserialize(copied)
         except SerializationError as error:
@@ -269,15 +314,17 @@ cdef class ValueCodec:
 cdef class KeyCodec:
     """Converts keys, or map keys, of one type to canonical form and back.
 
-    `form` is "string", "bytes" or "encoded", or the number of bits of an integer; `encoder` the KeyEncoder.
+    `form` is "string", "bytes" or "encoded", or the number of bits of an integer; `encoder` the KeyEncoder; `typed` the
+    codec of an encoded type.
 
     >>> from statebackend.keys import key_encoder
     >>> KeyCodec(64, key_encoder("bigint")).is_int
     True
     """
 
-    def __init__(self, form, encoder):
+    def __init__(self, form, encoder, TypeCodec typed=None):
         self.encoder = encoder
+        self.typed = typed
         self.plan = HashPlan(encoder.hash_plan)
         self.is_int = self.plan.is_int
         if isinstance(form, int):
@@ -290,6 +337,7 @@ cdef class KeyCodec:
     cdef object split(self, object key, CoreKey *out):
         """The number, or pointer and length, of a key's canonical form; returns the owner of the pointer."""
         cdef Py_ssize_t length
+        cdef object canonical
         if self.form == KEY_NUMBER:
             if (likely(PyLong_CheckExact(key)) and long_as_int64(key, &out.number)
                     and self.low <= out.number <= self.high):
@@ -306,7 +354,24 @@ cdef class KeyCodec:
         elif self.form == KEY_BYTES:
             if PyBytes_CheckExact(key):
                 return self.split_canonical(key, out)
+        elif self.typed is not None:
+            if self.is_int:
+                if self.typed.key_number(key, &out.number):
+                    return None
+            else:
+                canonical = self.encoded(key)
+                if canonical is not None:
+                    return self.split_canonical(canonical, out)
         return self.split_canonical(self.encoder.encode(key), out)
+
+    cdef object encoded(self, object key):
+        """The canonical form of a key of kind "bytes"; None if only the encoder can tell."""
+        cdef Room room
+        open_room(&room)
+        try:
+            return PyBytes_FromStringAndSize(room.data, room.used) if self.typed.write_key(key, &room) else None
+        finally:
+            close_room(&room)
 
     cdef object split_canonical(self, object canonical, CoreKey *out):
         """As `split`, but for a canonical form."""
@@ -331,12 +396,23 @@ cdef class KeyCodec:
 
     cdef object key_of(self, int64_t number, const char *data, uint64_t length):
         """The key that has this canonical form. A decoder may run Python."""
+        cdef bytes canonical
+        cdef object key
         if self.form == KEY_NUMBER:
             return number
         if self.is_int:
+            if self.typed is not None:
+                key = self.typed.from_key_number(number)
+                if key is not DAMAGED:
+                    return key
             return self.encoder.decode(number)
         if self.form == KEY_STRING:
             return PyUnicode_DecodeUTF8(data, length, NULL)
         if self.form == KEY_BYTES:
             return PyBytes_FromStringAndSize(data, length)
-        return self.encoder.decode(PyBytes_FromStringAndSize(data, length))
+        canonical = PyBytes_FromStringAndSize(data, length)
+        if self.typed is not None:
+            key = self.typed.key_of(PyBytes_AS_STRING(canonical), length)
+            if key is not DAMAGED:
+                return key
+        return self.encoder.decode(canonical)

@@ -26,4 +26,5 @@ cdef class CleanupHandle(BaseHandle):
     cdef int begin_round(self, int64_t now) except -1
     cdef int end_round(self) except -1
     cdef uint64_t copies(self) except? 0
+    cdef int64_t expire_some(self, int64_t budget) except -1
     cdef int forget_bounds(self) except -1

@@ -11,14 +11,19 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 
 from statebackend._core.codecs.codecs cimport ValueCodec
 from statebackend._core.tables.cow_map cimport (
-    VALUE_LIST, VALUE_OBJECT, CowMap, Entry, Table, entry_at, hash_of, key_object, namespace_of, remove, value_of)
+    VALUE_LIST, VALUE_OBJECT, CowMap, Entry, Table, entry_at, hash_of, is_live, key_object, namespace_of, remove,
+    value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.base_handle cimport WANT_EXPIRED, BaseHandle
 from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.state_table cimport StateTable
 from statebackend._core.tables.sweeping cimport (
-    MAX_FOUND, SLOTS_PER_ENTRY, ExpiryIndex, Sweep, is_live, oldest_in, sweep)
+    MAX_FOUND, SLOTS_PER_ENTRY, ExpiryIndex, Sweep, oldest_in, sweep)
+
+
+cdef inline uint64_t moved_in(StateTable of) noexcept:
+    return of.table.lane.copied_entries + of.table.lane.relocated_entries
 
 
 @cython.no_gc_clear                      # C pointers into the core must not outlive it
@@ -163,9 +168,12 @@ cdef class CleanupHandle(BaseHandle):
         return 0
 
     cdef uint64_t copies(self) except? 0:
-        """Count the clones of entries that were made so far."""
-        cdef uint64_t n = self.swept(False).table.lane.copied_entries
-        return n if self.spaced is None else n + self.swept(True).table.lane.copied_entries
+        """A number that grows whenever an entry of the state comes to another slot."""
+        # A batch on a map state counts the clones of its entries in the table of their keys.
+        cdef uint64_t n = moved_in(self.plain) + moved_in(self.swept(False))
+        if self.spaced is not None:
+            n += moved_in(self.spaced) + moved_in(self.swept(True))
+        return n
 
     def _clean_some(self, int64_t rows=1, now=None):
         """Clean up as much as this many accesses do, at time `now` if given. Looks at no entry twice."""
@@ -186,6 +194,15 @@ cdef class CleanupHandle(BaseHandle):
 
     def _expire(self, int64_t budget):
         """Remove up to `budget` things that have expired, wherever they are, and return how many. O(what expires)."""
+        self.core.core.iterators += 1    # no map shrinks while slots are remembered
+        try:
+            return self.expire_some(budget)
+        finally:
+            self.core.core.iterators -= 1
+            if self.core.core.sparse != NULL:
+                self.core.core.pending = 1
+
+    cdef int64_t expire_some(self, int64_t budget) except -1:
         cdef int64_t done = 0, now, elements = 0
         cdef ExpiryIndex index
         cdef Table *table

@@ -13,6 +13,12 @@ cdef enum TimeSource:
     TIME_OF_CLOCK = 1                    # read when the key is set
     TIME_FIXED = 2                       # of a batch or a vectorised call
 
+cdef enum:
+    NEAR_SETS = 32                       # a namespace is looked for in one of them, by its address
+    NEAR_WAYS = 8
+    NEAR_SHIFT = 59                      # leaves as many bits as there are sets
+    NEAR_LONGEST = 128                   # bytes; longer names are not kept
+
 cdef class KeyContext:
     cdef readonly StateCore core
     cdef readonly KeyCodec codec
@@ -28,6 +34,12 @@ cdef class KeyContext:
     cdef object namespace_object         # as it was given, if it can never change; else None
     cdef object encode_namespace         # callable(namespace) -> bytes
     cdef object frozen_types             # of namespaces that can never change
+    # Namespaces as they were given, of frozen types, with their names and numbers. A number counts only while the table
+    # of namespaces has this very name for it: it may have been given to another namespace meanwhile.
+    cdef list near_objects
+    cdef list near_names
+    cdef uint32_t near_numbers[256]
+    cdef uint32_t near_turn              # the way to be replaced next
     cdef WallClock wall_clock            # of the machine
     cdef object clock
     cdef object read_clock               # callable(clock) -> int
@@ -49,6 +61,8 @@ cdef class KeyContext:
     cdef int set_other_key(self, object key) except -1
     cdef int adopt(self, CoreKey *key, object owner) except -1
     cdef void hash_key(self) noexcept
+    cdef bint to_near_namespace(self, object namespace) except -1
+    cdef int keep_near(self, object namespace) except -1
     cdef int name_namespace(self, bytes name) except -1
     cdef int number_namespace(self, uint32_t number) except -1
     cdef int return_to(self, CoreKey *key, object owner) except -1

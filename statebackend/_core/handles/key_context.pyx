@@ -10,14 +10,15 @@ when a state with a time to live first asks for it, so that other programs do no
 
 cimport cython
 from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint32_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
-from statebackend._core.codecs.codecs cimport KEY_NUMBER, KeyCodec, long_as_int64
+from statebackend._core.codecs.codecs cimport KEY_NUMBER, KeyCodec
+from statebackend._core.codecs.objects cimport long_as_int64
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.key_groups cimport hash_canonical_bytes, hash_canonical_int, pmod_group
 from statebackend._core.handles.look_ahead cimport (
-    ENTRIES_AHEAD, GUESSES, Guess, ask_for_bucket, ask_for_entry, follow_values, guess_of, peek)
+    ENTRIES_AHEAD, GUESSES, LOOKS_AHEAD, Guess, ask_for_bucket, ask_for_entry, follow_values, guess_of, peek)
 from statebackend._core.memory.platform cimport hash_bytes, hash_int, likely, unlikely
 from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.handles.wall_clock cimport wall_clock_init, wall_clock_ms
@@ -32,6 +33,12 @@ cdef inline uint32_t group_of_hash(int32_t spark, uint32_t max_parallelism) noex
     if likely(max_parallelism & (max_parallelism - 1) == 0):
         return <uint32_t>spark & (max_parallelism - 1)
     return <uint32_t>pmod_group(spark, <int32_t>max_parallelism)
+
+
+cdef inline uint32_t near_set(object namespace) noexcept:
+    """The first place of the set in which a namespace is looked for."""
+    cdef uint64_t mixed = <uint64_t><uintptr_t><PyObject *>namespace * <uint64_t>0x9E3779B97F4A7C15
+    return <uint32_t>(mixed >> NEAR_SHIFT) * NEAR_WAYS
 
 
 @cython.no_gc_clear                      # a C pointer into `core` must not outlive it
@@ -57,6 +64,8 @@ cdef class KeyContext:
         self.namespace_name = b""
         self.encode_namespace = encode_namespace
         self.frozen_types = frozen_types
+        self.near_objects = [None] * (NEAR_SETS * NEAR_WAYS)
+        self.near_names = [None] * (NEAR_SETS * NEAR_WAYS)
 
     # --- the key ---
 
@@ -87,7 +96,7 @@ cdef class KeyContext:
         stride = <intptr_t>(<uintptr_t><PyObject *>key - self.ahead.key_at)
         self.ahead.key_at = <uintptr_t><PyObject *>key
         self.ahead.is_complete = True
-        if stride == self.ahead.stride:
+        if LOOKS_AHEAD and stride == self.ahead.stride:
             self.look_ahead()
         else:
             self.ahead.stride = stride
@@ -267,13 +276,48 @@ cdef class KeyContext:
     # --- the namespace ---
 
     def set_current_namespace(self, namespace):
-        """Make `namespace` the one that handles work in. O(1); nothing is done for the object that was given last."""
+        """Make `namespace` the one that handles work in. O(1); the objects given last are known again."""
         if unlikely(self.core.closed):
             raise ClosedError("the backend is closed", hint="create another one")
         if namespace is self.namespace_object and namespace is not None:
             return
+        if self.to_near_namespace(namespace):
+            return
         self.name_namespace(self.encode_namespace(namespace))
-        self.namespace_object = namespace if type(namespace) in self.frozen_types else None
+        self.namespace_object = None
+        if type(namespace) in self.frozen_types:
+            self.keep_near(namespace)
+            self.namespace_object = namespace
+
+    cdef bint to_near_namespace(self, object namespace) except -1:
+        """Make a namespace current if this very object was given before; return False if it is not known."""
+        cdef uint32_t first = near_set(namespace), i, number
+        cdef list names = self.core.namespaces.names
+        for i in range(first, first + NEAR_WAYS):
+            if self.near_objects[i] is namespace and namespace is not None:
+                number = self.near_numbers[i]
+                if number >= <uint32_t>len(names) or names[number] is not self.near_names[i]:
+                    return False
+                self.number_namespace(number)
+                self.namespace_object = namespace
+                return True
+        return False
+
+    cdef int keep_near(self, object namespace) except -1:
+        """Remember the object that names the current namespace, in place of another one."""
+        cdef uint32_t first = near_set(namespace), i, at
+        if len(self.namespace_name) > NEAR_LONGEST:
+            return 0
+        self.near_turn += 1
+        at = first + self.near_turn % NEAR_WAYS
+        for i in range(first, first + NEAR_WAYS):
+            if self.near_objects[i] is namespace or (self.near_objects[i] is None
+                                                     and self.near_objects[at] is not namespace):
+                at = i
+        self.near_objects[at] = namespace
+        self.near_names[at] = self.namespace_name
+        self.near_numbers[at] = self.key.namespace
+        return 0
 
     @property
     def _namespace(self):

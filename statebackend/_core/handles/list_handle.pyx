@@ -13,16 +13,20 @@ from libc.string cimport memcpy
 
 from statebackend._core.codecs.codecs cimport MAX_STORED
 from statebackend._core.tables.cow_map cimport (
-    CoreKey, CowMap, Entry, ListHead, Table, entry_at, key_object, namespace_of, value_of)
+    CoreKey, CowMap, Entry, ExpiringHead, ListHead, Table, entry_at, key_object, live_elements, namespace_of, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.base_handle cimport WANT_ALIVE, WANT_EXPIRED, find_key
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.tables.lists cimport (
-    ListCursor, cursor_close, cursor_next, cursor_open, drop_elements, list_extend, refer_to_element)
+    ListCursor, cursor_close, cursor_next, cursor_open, drop_elements, list_extend, list_skip, pass_expired,
+    refer_to_element)
 from statebackend._core.handles.look_ahead cimport REACH_LIST
 from statebackend._core.memory.platform cimport unlikely
 
 from statebackend.errors import ClosedError, SerializationTypeError
+
+cdef enum:
+    MOST_DEAD = 32                       # elements at the front of a short list; in a longer one, as many as are alive
 
 
 cdef class ListHandle(Handle):
@@ -36,24 +40,19 @@ cdef class ListHandle(Handle):
         return <ListHead *>value_of(self.table, entry_at(self.table.core, self.slot))
 
     cdef int open_cursor(self, ListHead *head, ListCursor *cursor) except -1:
-        if not cursor_open(&self.core.arena.budget, head, cursor):
+        if not cursor_open(self.table, head, cursor):
             self.no_memory()
         return 0
 
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1:
-        cdef ListCursor cursor
-        cdef char *element
-        cdef bint found = False
+        cdef ExpiringHead *head
         cdef int64_t now = self.context.time()
         if self.ttl == 0:
             return wanted == WANT_ALIVE
-        self.open_cursor(<ListHead *>value_of(table, entry), &cursor)
-        element = cursor_next(table, &cursor)
-        while element != NULL and not found:
-            found = is_expired((<int64_t *>element)[0], self.ttl, now) == (wanted == WANT_EXPIRED)
-            element = cursor_next(table, &cursor)
-        cursor_close(&cursor)
-        return found
+        head = <ExpiringHead *>value_of(table, entry)
+        if wanted == WANT_EXPIRED:
+            return is_expired(head.oldest, self.ttl, now)
+        return not is_expired(head.newest, self.ttl, now)
 
     cdef bint all_expired(self) except -1:
         return not self.has_any(self.table, entry_at(self.table.core, self.slot), WANT_ALIVE)
@@ -83,10 +82,10 @@ cdef class ListHandle(Handle):
         cdef uint32_t width = self.table.element_width
         cdef int64_t now = self.context.time()
         n[0] = 0
-        copies = <char *>PyMem_RawMalloc(self.head().length * width + 1)
+        copies = <char *>PyMem_RawMalloc(live_elements(self.table, self.head()) * width + 1)
         if copies == NULL:
             raise MemoryError("no memory to copy a list; nothing has changed")
-        if not cursor_open(&self.core.arena.budget, self.head(), &cursor):
+        if not cursor_open(self.table, self.head(), &cursor):
             PyMem_RawFree(copies)
             self.no_memory()
         element = cursor_next(self.table, &cursor)
@@ -168,9 +167,11 @@ cdef class ListHandle(Handle):
         cdef char *copies
         cdef uint64_t n = 0
         cdef Py_ssize_t i
-        self.raw_elements(self.ttl == 0 or self.shows_expired, found)
+        cdef bint is_gone = self.ttl != 0 and self.all_expired()
+        if not is_gone or self.shows_expired:
+            self.raw_elements(self.ttl == 0 or self.shows_expired, found)
         if self.ttl:
-            if self.all_expired():
+            if is_gone:
                 self.expired_on_read += 1
                 self.remove_here()
             elif self.refreshes:
@@ -206,7 +207,7 @@ cdef class ListHandle(Handle):
         if self.ttl:
             (<int64_t *>stored)[0] = self.context.time()
             element += 8
-        if unlikely(not self.codec.store_native(self.core, value, element)):
+        if unlikely(not self.codec.store(self.core, value, element)):
             data = self.codec.serialized(value)
             if self.stamp != self.core.calls:    # the serializer may have run anything
                 self.find_here()
@@ -257,18 +258,27 @@ cdef class ListHandle(Handle):
                               namespace_of(table, entry_at(table.core, slot)))
 
     cdef bint clean_here(self) except -1:
+        cdef ExpiringHead to
         cdef char *copies
         cdef uint64_t n = 0
         if self.stamp != self.core.calls:
             self.find_here()
         if self.slot == 0 or not self.has_any(self.table, entry_at(self.table.core, self.slot), WANT_EXPIRED):
             return False
+        if self.all_expired():
+            self.remove_here()
+            return True
+        to = (<ExpiringHead *>self.head())[0]
+        if to.is_ordered:
+            pass_expired(self.table, &to, self.ttl, self.context.time())
+            if to.dead <= MOST_DEAD or to.dead <= live_elements(self.table, &to.list):
+                if not list_skip(&self.table.lane, self.table, self.map, self.slot, self.context.key.hash, &to):
+                    self.no_memory()
+                self.core.calls += 1
+                return True
         copies = self.unexpired_elements(-1, &n)
         try:
-            if n:
-                self.put_elements(copies, n, True)
-            else:
-                self.remove_here()
+            self.put_elements(copies, n, True)
         finally:
             PyMem_RawFree(copies)
         return True

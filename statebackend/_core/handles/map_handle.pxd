@@ -14,6 +14,7 @@ cdef class MapHandle(Handle):
     cdef readonly MapTable plain_map
     cdef readonly MapTable spaced_map
     cdef PyObject *iterators             # open MapIterators of a state with a time to live, newest first; borrowed
+    cdef void expect_after(self, object key) noexcept
     cdef object split_map_key(self, object key, CoreKey *inner)
     cdef MapTable map_here(self)
     cdef uint32_t anchor_here(self) noexcept

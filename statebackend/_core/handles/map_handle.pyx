@@ -4,12 +4,13 @@ An operation on a map costs only the part that it touches: a put writes one entr
 snapshot is written. An iterator holds a place, not a copy: the sequence number of the entry that it returned last. If
 the count of calls has changed since then, it finds its place again. A count of changes in the anchor tells if the
 user has added or removed keys, which ends the iterator with RuntimeError; reads that remove what has expired do not
-change that count.
+change that count. A handle knows the iterators over states with a time to live. If the entry that one of them returned
+last is removed as expired, it steps back to the entry before.
 """
 
 cimport cython
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
 from collections.abc import Mapping
@@ -17,12 +18,12 @@ from collections.abc import Mapping
 from statebackend._core.memory.arena cimport address
 from statebackend._core.codecs.codecs cimport FORM_OBJECT, FORM_STRING, MAX_STORED, KeyCodec
 from statebackend._core.tables.cow_map cimport (
-    Anchor, CoreKey, CowMap, Entry, Table, before_operation, entry_at, find, find_stored, hash_of, hash_stored,
+    Anchor, CoreKey, CowMap, Entry, Table, Thread, before_operation, entry_at, find, find_stored, hash_of, hash_stored,
     key_object, namespace_of, payload_of, payload_ref, slot_for_write, thread_of, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.base_handle cimport NEVER, WANT_ALIVE, WANT_EXPIRED, find_key
 from statebackend._core.handles.handle cimport Handle
-from statebackend._core.handles.look_ahead cimport REACH_THREAD, note_map_entry
+from statebackend._core.handles.look_ahead cimport REACH_THREAD, note_map_entry, note_part
 from statebackend._core.tables.map_table cimport MapTable
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.state_core cimport Mark
@@ -56,6 +57,11 @@ cdef class MapHandle(Handle):
     cdef uint32_t anchor_here(self) noexcept:
         return (<uint32_t *>value_of(self.table, entry_at(self.table.core, self.slot)))[0]
 
+    cdef void expect_after(self, object key) noexcept:
+        """Guess the map keys that come after this one."""
+        if self.keys_codec.is_int and self.table != NULL:
+            note_part(&self.context.ahead, self.table, self.reach, <uintptr_t><PyObject *>key)
+
     cdef object split_map_key(self, object key, CoreKey *inner):
         memset(inner, 0, sizeof(CoreKey))
         try:
@@ -70,12 +76,12 @@ cdef class MapHandle(Handle):
         cdef CowMap *map
         if self.stamp != self.core.calls:
             self.find_here()
+        if self.table != NULL and self.keys_codec.is_int:
+            note_map_entry(&self.context.ahead, self.table, self.map_here().entries.table, inner.number)
         if self.slot == 0:
             return 0
         entries = self.map_here().entries
         table = entries.table
-        if not table.layout.key_is_blob:
-            note_map_entry(&self.context.ahead, self.table, table, inner.number)
         inner.group = self.context.key.group
         map = table.maps[inner.group - table.first_group]
         if unlikely(map.secondary.capacity != 0
@@ -146,31 +152,39 @@ cdef class MapHandle(Handle):
 
     cdef int unlink_entry(self, MapTable map, CoreKey *at, uint32_t head_slot, CoreKey *inner, uint32_t slot,
                           bint is_cleanup) except -1:
-        """Remove an entry of the key `at`, whose head is at `head_slot`."""
+        """Remove an entry of the key `at`, whose head is at `head_slot`. Iterators do not notice a cleanup."""
         cdef Table *table = map.entries.table
         cdef uint32_t ref = namespace_of(table, entry_at(table.core, slot))
         cdef Anchor *anchor = <Anchor *>address(table.core.arena, ref)
         cdef bint is_last = anchor.first == anchor.last
+        cdef Thread thread = thread_of(table, entry_at(table.core, slot))[0]
+        cdef uint64_t before = 0
         cdef MapIterator each
         cdef PyObject *open_one
+        cdef object map_key = None       # of the entry before
         cdef object _dropped = None      # ends with this call, when the table is whole again
         self.core.inside += 1
         try:
             if self.codec.form == FORM_OBJECT:
                 _dropped = <object>(<PyObject **>value_of(table, entry_at(table.core, slot)))[0]
+            if is_cleanup and self.iterators != NULL and thread.prev:
+                before = thread_of(table, entry_at(table.core, thread.prev)).sequence
+                map_key = key_object(table, entry_at(table.core, thread.prev))
             try:
                 map.unlink(at, head_slot, inner, slot)
             except MemoryLimitError as error:
                 raise self.named(error)
             self.core.calls += 1
-            if is_cleanup and not is_last:
-                anchor.modifications -= 1
-            elif is_cleanup:
+            if is_cleanup:
+                if not is_last:
+                    anchor.modifications -= 1
                 open_one = self.iterators
                 while open_one != NULL:
                     each = <MapIterator>open_one
-                    if each.anchor == ref:
+                    if each.anchor == ref and is_last:
                         each.is_cleaned = True
+                    elif each.anchor == ref and each.sequence == thread.sequence:
+                        each.sequence, each.map_key = before, map_key
                     open_one = each.older
         finally:
             self.core.leave()
@@ -188,6 +202,7 @@ cdef class MapHandle(Handle):
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
+        self.expect_after(key)
         _owner = self.split_map_key(key, &inner)
         slot = self.find_entry(&inner)
         if slot == 0:
@@ -307,6 +322,7 @@ cdef class MapHandle(Handle):
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
+        self.expect_after(key)
         _owner = self.split_map_key(key, &inner)
         prepared = None if value is None else self.codec.prepared(value)
         self.put_prepared(&inner, prepared)
@@ -386,19 +402,26 @@ cdef class MapHandle(Handle):
 
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1:
         cdef Table *entries
+        cdef Anchor *anchor
         cdef uint32_t slot
+        cdef bint is_hinted
         cdef int64_t now
         if self.ttl == 0:
             return wanted == WANT_ALIVE
-        now = self.context.time()
+        now = self.context.time()        # notes a clock that was set back
         entries = self.plain_map.entries.table if table == self.plain_table else self.spaced_map.entries.table
-        slot = (<Anchor *>address(table.core.arena, (<uint32_t *>value_of(table, entry))[0])).first
+        anchor = <Anchor *>address(table.core.arena, (<uint32_t *>value_of(table, entry))[0])
+        is_hinted = anchor.alive_from != 0 and anchor.setbacks == <uint32_t>self.context.setbacks
+        slot = anchor.alive_from if is_hinted and wanted == WANT_ALIVE else anchor.first
         while slot:
             if is_expired((<int64_t *>payload_of(entries, entry_at(entries.core, slot)))[0], self.ttl, now) == (
                     wanted == WANT_EXPIRED):
-                return True
+                break
             slot = thread_of(entries, entry_at(entries.core, slot)).next
-        return False
+        if wanted == WANT_ALIVE:
+            anchor.alive_from = slot if slot else anchor.last
+            anchor.setbacks = <uint32_t>self.context.setbacks
+        return slot != 0
 
     def keys(self):
         """The keys, in insertion order."""
@@ -583,7 +606,7 @@ cdef class MapIterator:
         cdef Table *table
         cdef CoreKey inner
         cdef object _owner
-        cdef uint32_t found, slot, previous = 0
+        cdef uint32_t found, slot
         if handle.core.closed:
             raise ClosedError("the backend of this iterator is closed")
         if handle.core.rollbacks != self.rollbacks:
@@ -611,17 +634,7 @@ cdef class MapIterator:
         if slot and thread_of(table, entry_at(table.core, slot)).sequence == self.sequence:
             self.slot = slot
             return True
-        # It has expired and was removed. Sequence numbers rise along the thread.
-        slot = self.anchor_of(found).first
-        while slot and thread_of(table, entry_at(table.core, slot)).sequence < self.sequence:
-            previous = slot
-            slot = thread_of(table, entry_at(table.core, slot)).next
-        self.slot = previous
-        self.sequence = 0
-        if previous:
-            self.sequence = thread_of(table, entry_at(table.core, previous)).sequence
-            self.map_key = key_object(table, entry_at(table.core, previous))
-        return True
+        raise RuntimeError("the state was changed while it was iterated")
 
     cdef object visit(self, uint32_t slot):
         """Make an entry the last visited one, and return it in the iterator's form."""
@@ -673,14 +686,12 @@ cdef class MapIterator:
         cdef Table *table
         cdef CoreKey inner
         cdef object _owner, key, value = None
-        cdef uint64_t sequence
         if slot == 0:
             raise StopIteration              # a state that nothing was ever put into has no table yet
         entries = self.entries()
         table = entries.table
         while slot:
             key = key_object(table, entry_at(table.core, slot))
-            sequence = thread_of(table, entry_at(table.core, slot)).sequence
             memset(&inner, 0, sizeof(CoreKey))
             _owner = handle.keys_codec.split_canonical(key, &inner)
             slot = handle.find_entry(&inner)
@@ -694,10 +705,8 @@ cdef class MapIterator:
             if slot:
                 handle.remove_entry(&inner, slot, True)
                 handle.expired_on_read += 1
+            self.calls = NEVER           # the entry before is the one that was visited last, or there is none
             if handle.shows_expired:
-                self.map_key, self.sequence = key, sequence
-                self.calls = NEVER
                 return self.show(key, value)
-            self.calls = NEVER
             slot = self.step()
         raise StopIteration

@@ -146,7 +146,7 @@ cdef class SingleHandle(Handle):
             self.codec.refuse_none()
         if unlikely(self.map == NULL):
             self.make_room()
-        if likely(self.codec.store_native(self.core, value, stored)):
+        if likely(self.codec.store(self.core, value, stored)):
             return self.write_stored(stored)
         data = self.codec.serialized(value)
         if self.stamp != self.core.calls:        # the serializer may have run anything

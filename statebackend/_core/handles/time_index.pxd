@@ -7,16 +7,21 @@ from statebackend._core.tables.cow_map cimport Anchor, CowMap, Table
 from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.handles.map_handle cimport MapHandle
 from statebackend._core.tables.map_table cimport MapTable
+from statebackend._core.tables.state_core cimport UndoNote
 
 cdef enum:
     NODE_SHIFT = 10                      # nodes of a page: 24 KB
     PAGE_NODES = 1 << 10
+    TICKET_SHIFT = 7                     # tickets of a page: 536 bytes
+    PAGE_TICKETS = 1 << 7
+    PUT_ASIDE = 0xFFFFFFFF               # in place of a place: the node is in the log
+    NOT_QUEUED = 0x80000000              # this bit: there is no such node in the queue
 
 cdef struct Node:
     int64_t time
     int64_t key                          # copied from the anchor, to be compared without reading it
     uint32_t anchor                      # of the key and namespace; the node holds a reference
-    uint32_t tag                         # the low half of the entry's sequence number: the registration
+    uint32_t ticket                      # its own for as long as it is in the queue or the log; the entry has it too
 
 cdef struct NodeArray:
     Node **pages
@@ -27,36 +32,71 @@ cdef struct NodeArray:
 cdef inline Node *node_at(NodeArray *array, uint64_t index) noexcept nogil:
     return array.pages[index >> NODE_SHIFT] + (index & (PAGE_NODES - 1))
 
+cdef struct TicketPage:
+    TicketPage *next                     # pages with room, the one in which a ticket was freed last first
+    TicketPage *prev
+    uint32_t number
+    uint32_t used
+    uint32_t fresh                       # tickets from here on were never used
+    uint32_t freed                       # the first freed ticket, PAGE_TICKETS for none
+    uint32_t places[128]                 # in the queue, or PUT_ASIDE; of a freed ticket NOT_QUEUED and the next one
+
+cdef struct Tickets:
+    # A place is noted when a node comes into the queue, sinks, or lets another one rise past it. Nodes that rise into
+    # the gap of one that has gone note nothing. So a node is at the place that it noted last, or above it.
+    TicketPage **pages                   # NULL where a page was given back
+    uint32_t n_pages                     # the last one is there
+    uint32_t capacity                    # of `pages`
+    uint32_t lowest                      # no page below is missing
+    TicketPage *with_room
+    uint64_t used
+
+cdef inline uint32_t *place_of(Tickets *tickets, uint32_t ticket) noexcept nogil:
+    """Where a ticket's node was in the queue when it last noted that; of a ticket in use only."""
+    return &tickets.pages[ticket >> TICKET_SHIFT].places[ticket & (PAGE_TICKETS - 1)]
+
 cdef bint nodes_reserve(Budget *budget, NodeArray *array) noexcept nogil
 cdef void nodes_shrink(Budget *budget, NodeArray *array) noexcept nogil
 cdef void nodes_forget_page(Budget *budget, NodeArray *array) noexcept nogil
 cdef void nodes_free(Budget *budget, NodeArray *array) noexcept nogil
+cdef bint tickets_reserve(Budget *budget, Tickets *tickets) noexcept nogil
+cdef uint32_t ticket_take(Tickets *tickets) noexcept nogil
+cdef void ticket_give(Budget *budget, Tickets *tickets, uint32_t ticket) noexcept nogil
+cdef uint32_t place_in_queue(Tickets *tickets, NodeArray *queue, uint32_t ticket) noexcept nogil
+cdef void tickets_free(Budget *budget, Tickets *tickets) noexcept nogil
 
 cdef class TimerHandle(MapHandle):
     cdef NodeArray queue                 # a heap of four children each, the earliest first
-    # Nodes taken off the queue while a mark was open, oldest first. Their `key` is the core's version at that time.
-    cdef NodeArray dropped
-    cdef uint64_t dropped_first          # nodes before it have been released
-    cdef uint64_t rollbacks              # of the core, when `dropped` was last looked at
-    cdef uint64_t cursor                 # where the search for stale nodes continues
+    cdef Tickets tickets
+    # What has happened while a mark was open, oldest first. In place of a key, a record has the number of marks that
+    # had been opened. With an anchor it is a node that left the queue, without one it tells of a registration.
+    cdef NodeArray log
+    cdef uint64_t log_first              # records before it have been let go of
+    cdef uint64_t complete_since         # the log tells of everything since this number of marks had been opened
+    cdef UndoNote undone
+    cdef bint is_noted                   # the core knows `undone`
     cdef readonly uint64_t fired
-    cdef bint add_timer(self, int64_t time) except -1
+    cdef bint add_timer(self, int64_t time, object given) except -1
     cdef bint drop_timer(self, int64_t time) except -1
     cdef bint comes_before(self, Node *a, Node *b) except -1
-    cdef int sift_up(self, uint64_t index, Node node) except -1
+    cdef int sift_up(self, uint64_t index, int64_t time, int64_t key, uint32_t anchor, uint32_t ticket) except -1
     cdef int sift_down(self, uint64_t index, Node node) except -1
     cdef int push(self, MapTable map, uint32_t slot) except -1
-    cdef int take_off(self, uint64_t index) except -1
+    cdef int take_out(self, uint64_t index) except -1
+    cdef int retire(self, uint64_t index) except -1
+    cdef int reserve_node(self) except -1
+    cdef int reserve_record(self) except -1
     cdef Anchor *anchor_at(self, uint32_t ref) noexcept
     cdef MapTable map_of(self, Anchor *anchor)
     cdef uint32_t entry_of(self, Node *node) except? 0xFFFFFFFF
     cdef void let_go(self, Node *node) noexcept
     cdef int settle(self) except -1
-    cdef int put_back(self) except -1
-    cdef int let_go_of_some(self) except -1
-    cdef int drop_stale(self) except -1
+    cdef int follow_rollback(self) except -1
+    cdef int reverse(self, Node record) except -1
+    cdef int trim_log(self) except -1
     cdef uint64_t live(self) noexcept
     cdef bint has_next(self) except -1
+    cdef void ask_for_entries(self, Node *node, Anchor *anchor) noexcept
     cdef int ask_for_next(self) except -1
     cdef int forget_all(self) except -1
     cdef int visit_all(self, MapTable map, list rows, uint32_t first, uint32_t last) except -1

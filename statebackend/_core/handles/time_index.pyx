@@ -1,49 +1,52 @@
 """Timers of one domain: the registered ones, and the one that is due next.
 
     MapHandle: key, namespace -> {time}             queue: a heap in the order of (time, key, namespace)
-    +--------+      +-------+   +-------+           +---------------------------+
-    | head   |----->| time  |<->| time  |           | time, key | anchor | tag  |  24 bytes, in pages
-    +--------+      +-------+   +-------+           +---------------------------+
-         |  anchor      ^ sequence                                |
-         +--------------+-----------------------------------------+
+    +--------+      +-------+   +-------+           +------------------------------+
+    | head   |----->| time  |<->| time  |           | time, key | anchor | ticket  |  24 bytes, in pages
+    +--------+      +-------+   +-------+           +------------------------------+
+         |  anchor      | ticket                       ^                     |
+         |              v                              |                     v
+         |          +-------------------------------------------------------------+
+         |          | places: of each ticket, where its node is in the queue, or  |
+         |          | where it was before it rose                                 |
+         |          +-------------------------------------------------------------+
+         +--- every node holds a reference
 
 The set is an ordinary map state of the backend, so timers are journalled, rolled back, written to checkpoints,
-restored and rescaled like state. The queue only orders them; it never decides if a timer exists. A node counts if the
-set has its time below its anchor, with the sequence number of that registration. A deleted timer leaves its node
-behind, which is then stale; so does a timer whose registration is rolled back.
+restored and rescaled like state. The queue only orders them: it has one node for each timer, and no others. The entry
+and the node have the same ticket, which leads from one to the other. So a deleted timer takes its node along, wherever
+that is.
 
-A timer that a rollback brings back needs its node again. So a node that leaves the queue while a mark is open is put
-aside. It returns to the queue after the core has rolled back, and is released once the oldest open mark is newer. A
-node holds a reference to its anchor, so that meanwhile the anchor's number names no other key.
+A rollback changes the set behind the queue's back. So while a mark is open, the queue keeps a log of its own: of each
+registration its ticket, and each node that left the queue, with its ticket and its reference to the anchor, so that
+meanwhile the anchor's number names no other key. After a rollback, the log is reversed down to the mark. Records that
+are older than the oldest open mark are let go of, a few in each call.
 
-Once more than half of the queue is stale, each registration looks for a few stale nodes: no operation does more than a
-bounded expected amount of work.
+No call costs more than O(log timers), except the one that reverses: it costs as much as the rollback.
 """
 
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memmove, memset
 
 from statebackend._core.memory.arena cimport Blob, Budget, address, blob_data, raw_alloc, raw_free
 from statebackend._core.tables.cow_map cimport (
     Anchor, CoreKey, CowMap, Entry, Table, Walk, before_operation, begin_walk, drop_anchor, entry_at, find_int,
-    hash_int_key, namespace_of, next_entry, thread_of, wait_for_others)
-from statebackend._core.codecs.codecs cimport long_as_int64
+    hash_int_key, namespace_of, next_entry, wait_for_others)
+from statebackend._core.codecs.objects cimport long_as_int64
 from statebackend._core.handles.key_context cimport TIME_OF_CLOCK, TIME_OF_SYSTEM, KeyContext
-from statebackend._core.handles.look_ahead cimport ask_for_bucket
+from statebackend._core.handles.look_ahead cimport ask_for_bucket, ask_for_entry
 from statebackend._core.handles.map_handle cimport MapHandle
 from statebackend._core.tables.map_table cimport MapTable, insert_threaded
 from statebackend._core.memory.platform cimport likely, prefetch, unlikely
-from statebackend._core.tables.state_core cimport Mark
+from statebackend._core.tables.state_core cimport NOT_UNDONE
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
 
 cdef enum:
     SPARE_PAGES = 2                      # kept when the queue shrinks
-    STALE_AT_LEAST = 64                  # fewer stale nodes are not searched for
-    LOOKS_PER_REGISTRATION = 4
     LET_GO_PER_OPERATION = 8
 
 
@@ -95,44 +98,187 @@ cdef void nodes_free(Budget *budget, NodeArray *array) noexcept nogil:
     memset(array, 0, sizeof(NodeArray))
 
 
+# --- tickets -------------------------------------------------------------------------------------------------------
+
+cdef void link_page(Tickets *tickets, TicketPage *page) noexcept nogil:
+    page.prev = NULL
+    page.next = tickets.with_room
+    if page.next != NULL:
+        page.next.prev = page
+    tickets.with_room = page
+
+
+cdef void unlink_page(Tickets *tickets, TicketPage *page) noexcept nogil:
+    if page.prev != NULL:
+        page.prev.next = page.next
+    else:
+        tickets.with_room = page.next
+    if page.next != NULL:
+        page.next.prev = page.prev
+    page.next = page.prev = NULL
+
+
+cdef bint resize_directory(Budget *budget, Tickets *tickets, uint32_t capacity) noexcept nogil:
+    cdef TicketPage **pages = <TicketPage **>raw_alloc(budget, capacity * sizeof(TicketPage *))
+    if pages == NULL:
+        return False
+    if tickets.pages != NULL:
+        memcpy(pages, tickets.pages, tickets.n_pages * sizeof(TicketPage *))
+        raw_free(budget, tickets.pages, tickets.capacity * sizeof(TicketPage *))
+    tickets.pages = pages
+    tickets.capacity = capacity
+    return True
+
+
+cdef bint tickets_reserve(Budget *budget, Tickets *tickets) noexcept nogil:
+    """Make room for one ticket more; False without memory."""
+    cdef TicketPage *page
+    if likely(tickets.with_room != NULL):
+        return True
+    while tickets.lowest < tickets.n_pages and tickets.pages[tickets.lowest] != NULL:
+        tickets.lowest += 1
+    if tickets.lowest == tickets.capacity:
+        if not resize_directory(budget, tickets, 2 * tickets.capacity if tickets.capacity else 4):
+            return False
+    page = <TicketPage *>raw_alloc(budget, sizeof(TicketPage))
+    if page == NULL:
+        return False
+    page.number = tickets.lowest
+    page.used = page.fresh = 0
+    page.freed = PAGE_TICKETS
+    tickets.pages[page.number] = page
+    if page.number == tickets.n_pages:
+        tickets.n_pages += 1
+    link_page(tickets, page)
+    return True
+
+
+cdef uint32_t ticket_take(Tickets *tickets) noexcept nogil:
+    """A ticket that nobody has; there must be room."""
+    cdef TicketPage *page = tickets.with_room
+    cdef uint32_t which = page.freed
+    if which != PAGE_TICKETS:
+        page.freed = page.places[which] & ~<uint32_t>NOT_QUEUED
+    else:
+        which = page.fresh
+        page.fresh += 1
+    page.used += 1
+    tickets.used += 1
+    if page.used == PAGE_TICKETS:
+        unlink_page(tickets, page)
+    return (page.number << TICKET_SHIFT) + which
+
+
+cdef void ticket_give(Budget *budget, Tickets *tickets, uint32_t ticket) noexcept nogil:
+    """Take a ticket back. An empty page goes if another one has room."""
+    cdef TicketPage *page = tickets.pages[ticket >> TICKET_SHIFT]
+    cdef uint32_t which = ticket & (PAGE_TICKETS - 1)
+    page.places[which] = <uint32_t>NOT_QUEUED | page.freed
+    page.freed = which
+    if page.used == PAGE_TICKETS:
+        link_page(tickets, page)
+    page.used -= 1
+    tickets.used -= 1
+    if page.used == 0 and (page.next != NULL or page.prev != NULL):
+        unlink_page(tickets, page)
+        tickets.pages[page.number] = NULL
+        if page.number < tickets.lowest:
+            tickets.lowest = page.number
+        raw_free(budget, page, sizeof(TicketPage))
+        while tickets.pages[tickets.n_pages - 1] == NULL:
+            tickets.n_pages -= 1
+        if 8 < tickets.capacity and tickets.n_pages < tickets.capacity >> 2:
+            resize_directory(budget, tickets, tickets.capacity >> 1)     # without memory, the next time
+
+
+cdef uint32_t place_in_queue(Tickets *tickets, NodeArray *queue, uint32_t ticket) noexcept nogil:
+    """Where a ticket's node is in the queue, whatever the ticket; NOT_QUEUED if it is not there. O(log nodes)."""
+    cdef uint32_t place
+    if (ticket >> TICKET_SHIFT) >= tickets.n_pages or tickets.pages[ticket >> TICKET_SHIFT] == NULL \
+            or (ticket & (PAGE_TICKETS - 1)) >= tickets.pages[ticket >> TICKET_SHIFT].fresh:
+        return NOT_QUEUED
+    place = place_of(tickets, ticket)[0]
+    if place & <uint32_t>NOT_QUEUED:
+        return NOT_QUEUED
+    while place >= queue.size or node_at(queue, place).ticket != ticket:
+        if place == 0:
+            return NOT_QUEUED
+        place = (place - 1) >> 2
+    return place
+
+
+cdef void tickets_free(Budget *budget, Tickets *tickets) noexcept nogil:
+    cdef uint32_t i
+    for i in range(tickets.n_pages):
+        raw_free(budget, tickets.pages[i], sizeof(TicketPage))
+    raw_free(budget, tickets.pages, tickets.capacity * sizeof(TicketPage *))
+    memset(tickets, 0, sizeof(Tickets))
+
+
+cdef inline uint32_t *ticket_of(Table *table, Entry *entry) noexcept nogil:
+    """The ticket of a timer's entry: it fills the gap between the anchor's number and the thread."""
+    return <uint32_t *>(<char *>entry + table.layout.off_namespace + 4)
+
+
 # --- timers --------------------------------------------------------------------------------------------------------
 
+@cython.final
 @cython.no_gc_clear                      # nodes hold references into the core
 cdef class TimerHandle(MapHandle):
     """The timers of one domain: a map state whose keys are times."""
+
+    def __init__(self, *arguments, **options):
+        MapHandle.__init__(self, *arguments, **options)
+        if not self.is_noted:
+            self.core.keep_note(&self.undone)
+            self.is_noted = True
+            self.complete_since = self.core.marks_opened
 
     def __dealloc__(self):
         cdef uint64_t i
         if self.core is None:
             return
+        if self.is_noted:
+            self.core.forget_note(&self.undone)
         if not self.core.closed:
             for i in range(self.queue.size):
                 self.let_go(node_at(&self.queue, i))
-            for i in range(self.dropped_first, self.dropped.size):
-                self.let_go(node_at(&self.dropped, i))
+            for i in range(self.log_first, self.log.size):
+                self.let_go(node_at(&self.log, i))
         nodes_free(&self.core.arena.budget, &self.queue)
-        nodes_free(&self.core.arena.budget, &self.dropped)
+        nodes_free(&self.core.arena.budget, &self.log)
+        tickets_free(&self.core.arena.budget, &self.tickets)
+
+    cdef int adopt_table(self, object made, bint is_spaced) except -1:
+        cdef MapTable map = made
+        cdef Table *table = map.entries.table
+        assert table.layout.off_thread >= table.layout.off_namespace + 8, "no room for tickets"
+        return MapHandle.adopt_table(self, made, is_spaced)
 
     # --- the set ---
 
-    cdef bint add_timer(self, int64_t time) except -1:
-        """Register a timer of the current key and namespace; return True if it is new."""
+    cdef bint add_timer(self, int64_t time, object given) except -1:
+        """Register a timer of the current key and namespace; return True if it is new. `given` is the user's time."""
         cdef CoreKey inner
         cdef MapTable map
         cdef Table *heads
         cdef Table *table
         cdef CowMap *entries
+        cdef Node *record
         cdef uint32_t slot = 0
         self.settle()
         if self.stamp != self.core.calls:
             self.find_here()
+        self.expect_after(given)
         self.make_map()                  # which may run Python; nothing below does
         memset(&inner, 0, sizeof(CoreKey))
         inner.number = time
         if self.find_entry(&inner):
             return False
-        if not nodes_reserve(&self.core.arena.budget, &self.queue):
-            self.no_memory()
+        if unlikely(self.undone.mark != NOT_UNDONE):
+            self.follow_rollback()
+        self.reserve_node()
+        self.reserve_record()
         map = self.map_here()
         heads, table = self.table, map.entries.table
         inner.group = self.context.key.group
@@ -144,13 +290,20 @@ cdef class TimerHandle(MapHandle):
         if slot == 0:
             self.no_memory()
         self.push(map, slot)
-        self.drop_stale()
+        if self.core.core.journal_version:
+            record = node_at(&self.log, self.log.size)
+            record.time = time
+            record.key = self.core.marks_opened
+            record.anchor = 0
+            record.ticket = ticket_of(table, entry_at(table.core, slot))[0]
+            self.log.size += 1
         return True
 
     cdef bint drop_timer(self, int64_t time) except -1:
         """Delete a timer of the current key and namespace; return True if it existed."""
         cdef CoreKey inner
-        cdef uint32_t slot
+        cdef Table *table
+        cdef uint32_t slot, place
         self.settle()
         if self.stamp != self.core.calls:
             self.find_here()
@@ -159,23 +312,25 @@ cdef class TimerHandle(MapHandle):
         slot = self.find_entry(&inner)
         if slot == 0:
             return False
+        if unlikely(self.undone.mark != NOT_UNDONE):     # by a finaliser
+            self.follow_rollback()
+        table = self.map_here().entries.table
+        place = place_in_queue(&self.tickets, &self.queue, ticket_of(table, entry_at(table.core, slot))[0])
+        self.reserve_record()
         self.remove_entry(&inner, slot, False)
+        if likely(place != <uint32_t>NOT_QUEUED):        # it is there, unless a rollback has stopped halfway
+            self.retire(place)
         return True
 
     # --- firing ---
 
     def next_time(self):
-        """The time of the next timer of any key, or None. O(1), and a little for each stale node in front."""
+        """The time of the next timer of any key, or None. O(1)."""
         return node_at(&self.queue, 0).time if self.has_next() else None
 
     cdef bint has_next(self) except -1:
-        """Drop stale nodes in front, so that the queue's first is a timer; return True if there is one."""
         self.settle()
-        while self.queue.size:
-            if self.entry_of(node_at(&self.queue, 0)):
-                return True
-            self.take_off(0)
-        return False
+        return self.queue.size != 0
 
     def take_due(self, int64_t now):
         """Take the next timer that is due, and make its key and namespace current; its time, or None. O(log timers)."""
@@ -197,6 +352,7 @@ cdef class TimerHandle(MapHandle):
                 return None
             node = node_at(&self.queue, 0)[0]
             anchor = self.anchor_at(node.anchor)
+            self.ask_for_entries(&node, anchor)
             memset(&at, 0, sizeof(CoreKey))
             if self.context.codec.is_int:
                 at.number = anchor.key
@@ -208,20 +364,31 @@ cdef class TimerHandle(MapHandle):
             self.context.adopt(&at, owner)
             turn = self.context.turn
             self.find_here()             # reclaims, which may run finalisers: they may register and delete timers
-            if self.context.turn == turn and self.queue.size and (
+            if self.context.turn == turn and self.undone.mark == NOT_UNDONE and self.queue.size and (
                     memcmp(node_at(&self.queue, 0), &node, sizeof(Node)) == 0):
                 memset(&inner, 0, sizeof(CoreKey))
                 inner.number = node.time
                 slot = self.find_entry(&inner)
+                self.reserve_record()
+                if unlikely(slot == 0):  # a rollback has stopped halfway
+                    self.retire(0)
         if self.context.time_source == TIME_OF_CLOCK:
             self.context.begin_at(clock)
         elif self.context.time_source == TIME_OF_SYSTEM:
             self.context.now_known = False
         self.remove_entry(&inner, slot, False)
-        self.take_off(0)
+        self.retire(0)
         self.ask_for_next()
         self.fired += 1
         return node.time
+
+    cdef void ask_for_entries(self, Node *node, Anchor *anchor) noexcept:
+        """Prefetch the entry of a timer and that of its key, both at once. Their buckets have been asked for."""
+        cdef Table *table = self.map_of(anchor).entries.table
+        ask_for_entry(table, anchor.group, hash_int_key(table, node.time, node.anchor))
+        if self.context.codec.is_int:
+            table = table.anchors
+            ask_for_entry(table, anchor.group, hash_int_key(table, anchor.key, anchor.namespace))
 
     cdef int ask_for_next(self) except -1:
         """Prefetch the data of the next timer, while this one's function runs."""
@@ -241,7 +408,10 @@ cdef class TimerHandle(MapHandle):
             ask_for_bucket(self.map_of(anchor).heads.table, anchor.group,
                            hash_int_key(table, anchor.key, anchor.namespace))
         for child in range(1, 5 if self.queue.size > 4 else self.queue.size):
-            prefetch(self.anchor_at(node_at(&self.queue, child).anchor))
+            node = node_at(&self.queue, child)
+            prefetch(self.anchor_at(node.anchor))
+            prefetch(self.tickets.pages[node.ticket >> TICKET_SHIFT])
+            prefetch(place_of(&self.tickets, node.ticket))
         return 0
 
     # --- the queue ---
@@ -268,21 +438,36 @@ cdef class TimerHandle(MapHandle):
         names = self.core.namespaces.names
         return <bytes>names[self.anchor_at(a.anchor).namespace] < <bytes>names[self.anchor_at(b.anchor).namespace]
 
-    cdef int sift_up(self, uint64_t index, Node node) except -1:
-        """Let a node rise from a free place to its own."""
+    cdef int sift_up(self, uint64_t index, int64_t time, int64_t key, uint32_t anchor, uint32_t ticket) except -1:
+        """Let a node rise from a free place to its own.
+
+        It comes field by field: a processor that loads a whole node which was just stored in parts waits for all stores
+        before it.
+        """
         cdef uint64_t parent
+        cdef Node node
+        cdef Node *other
         while index:
             parent = (index - 1) >> 2
-            if not self.comes_before(&node, node_at(&self.queue, parent)):
+            other = node_at(&self.queue, parent)
+            if time > other.time:
                 break
-            node_at(&self.queue, index)[0] = node_at(&self.queue, parent)[0]
+            if unlikely(time == other.time):
+                node.time, node.key, node.anchor, node.ticket = time, key, anchor, ticket
+                if not self.comes_before(&node, other):
+                    break
+            node_at(&self.queue, index)[0] = other[0]
+            place_of(&self.tickets, other.ticket)[0] = <uint32_t>index
             index = parent
-        node_at(&self.queue, index)[0] = node
+        other = node_at(&self.queue, index)
+        other.time, other.key, other.anchor, other.ticket = time, key, anchor, ticket
+        place_of(&self.tickets, ticket)[0] = <uint32_t>index
         return 0
 
     cdef int sift_down(self, uint64_t index, Node node) except -1:
-        """Let a node sink from a free place to its own."""
+        """Let a node sink from a free place to its own. What rises for it does not note that: see `Tickets`."""
         cdef uint64_t child, first, last
+        cdef Node *other
         while True:
             first = 4 * index + 1
             if first >= self.queue.size:
@@ -294,45 +479,59 @@ cdef class TimerHandle(MapHandle):
             for first in range(first + 1, last):
                 if self.comes_before(node_at(&self.queue, first), node_at(&self.queue, child)):
                     child = first
-            if not self.comes_before(node_at(&self.queue, child), &node):
+            other = node_at(&self.queue, child)
+            if not self.comes_before(other, &node):
                 break
-            node_at(&self.queue, index)[0] = node_at(&self.queue, child)[0]
+            node_at(&self.queue, index)[0] = other[0]
             index = child
         node_at(&self.queue, index)[0] = node
+        place_of(&self.tickets, node.ticket)[0] = <uint32_t>index
+        return 0
+
+    cdef int reserve_node(self) except -1:
+        """Make room for a node and its ticket."""
+        if unlikely(not nodes_reserve(&self.core.arena.budget, &self.queue)
+                    or not tickets_reserve(&self.core.arena.budget, &self.tickets)):
+            self.no_memory()
+        return 0
+
+    cdef int reserve_record(self) except -1:
+        """Make room for a record, if a mark is open."""
+        if self.core.core.journal_version and not nodes_reserve(&self.core.arena.budget, &self.log):
+            self.no_memory()
         return 0
 
     cdef int push(self, MapTable map, uint32_t slot) except -1:
         """Queue the timer of an entry; there must be room."""
         cdef Table *table = map.entries.table
         cdef Entry *entry = entry_at(table.core, slot)
-        cdef Anchor *anchor
-        cdef Node node
-        node.time = entry.key
-        node.anchor = namespace_of(table, entry)
-        node.tag = <uint32_t>thread_of(table, entry).sequence
-        anchor = self.anchor_at(node.anchor)
+        cdef uint32_t ref = namespace_of(table, entry), ticket = ticket_take(&self.tickets)
+        cdef Anchor *anchor = self.anchor_at(ref)
+        ticket_of(table, entry)[0] = ticket
         anchor.refs += 1
-        node.key = anchor.key
         self.queue.size += 1
-        return self.sift_up(self.queue.size - 1, node)
+        return self.sift_up(self.queue.size - 1, entry.key, anchor.key, ref, ticket)
 
-    cdef int take_off(self, uint64_t index) except -1:
-        """Take a node off the queue; put it aside while a mark is open."""
+    cdef int retire(self, uint64_t index) except -1:
+        """Take the node of a removed timer off the queue; into the log while a mark is open. There must be room."""
         cdef Node node = node_at(&self.queue, index)[0]
-        cdef Node last
         if self.core.core.journal_version:
-            if not nodes_reserve(&self.core.arena.budget, &self.dropped):
-                self.no_memory()
-            node.key = self.core.core.state_version
-            node_at(&self.dropped, self.dropped.size)[0] = node
-            self.dropped.size += 1
+            place_of(&self.tickets, node.ticket)[0] = PUT_ASIDE
+            node.key = self.core.marks_opened
+            node_at(&self.log, self.log.size)[0] = node
+            self.log.size += 1
         else:
             self.let_go(&node)
+        return self.take_out(index)
+
+    cdef int take_out(self, uint64_t index) except -1:
+        """Close the gap of a node that leaves the queue."""
+        cdef Node last
         self.queue.size -= 1
         last = node_at(&self.queue, self.queue.size)[0]
         if index < self.queue.size:
             if index and self.comes_before(&last, node_at(&self.queue, (index - 1) >> 2)):
-                self.sift_up(index, last)
+                self.sift_up(index, last.time, last.key, last.anchor, last.ticket)
             else:
                 self.sift_down(index, last)
         nodes_shrink(&self.core.arena.budget, &self.queue)
@@ -345,78 +544,89 @@ cdef class TimerHandle(MapHandle):
         return self.plain_map if anchor.namespace == 0 else self.spaced_map
 
     cdef uint32_t entry_of(self, Node *node) except? 0xFFFFFFFF:
-        """The entry of a node, 0 if it is stale. Changes nothing."""
+        """The entry of a node, 0 if its timer does not exist. Changes nothing."""
         cdef Anchor *anchor = self.anchor_at(node.anchor)
         cdef Table *table = self.map_of(anchor).entries.table
         cdef uint32_t slot = find_int(table, table.maps[anchor.group - table.first_group], node.time, node.anchor,
                                       hash_int_key(table, node.time, node.anchor))
-        if slot and <uint32_t>thread_of(table, entry_at(table.core, slot)).sequence == node.tag:
+        if slot and ticket_of(table, entry_at(table.core, slot))[0] == node.ticket:
             return slot
         return 0
 
     cdef void let_go(self, Node *node) noexcept:
-        drop_anchor(self.map_of(self.anchor_at(node.anchor)).heads.table, node.anchor)
+        """Give up what a node or a record holds."""
+        if node.anchor:
+            drop_anchor(self.map_of(self.anchor_at(node.anchor)).heads.table, node.anchor)
+            ticket_give(&self.core.arena.budget, &self.tickets, node.ticket)
+
+    # --- the log ---
 
     cdef int settle(self) except -1:
-        """Begin a call: after a rollback, return the nodes that were put aside to the queue."""
+        """Begin a call: follow a rollback, or let go of a few old records."""
         if unlikely(self.core.core.busy):
             wait_for_others(&self.core.core)
         if unlikely(self.core.closed):
             self.begin()
-        if self.dropped.size:
-            if self.rollbacks != self.core.rollbacks:
-                self.put_back()
-            else:
-                self.let_go_of_some()
-        self.rollbacks = self.core.rollbacks
+        if unlikely(self.undone.mark != NOT_UNDONE):
+            self.follow_rollback()
+        elif self.log.size:
+            self.trim_log()
         return 0
 
-    cdef int put_back(self) except -1:
-        cdef Node node
-        while self.dropped.size > self.dropped_first:
+    cdef int follow_rollback(self) except -1:
+        """Reverse the log down to the oldest mark that was rolled back to. As a rollback, it may pass `max_bytes`."""
+        cdef int64_t limit = self.core.arena.budget.limit
+        self.core.arena.budget.limit = 0
+        try:
+            if unlikely(self.undone.mark <= self.complete_since):
+                self._requeue()
+            while self.log.size > self.log_first:
+                if <uint64_t>node_at(&self.log, self.log.size - 1).key < self.undone.mark:
+                    break
+                self.reverse(node_at(&self.log, self.log.size - 1)[0])
+                self.log.size -= 1
+                nodes_shrink(&self.core.arena.budget, &self.log)
+        finally:
+            self.core.arena.budget.limit = limit
+        if self.log.size == self.log_first:
+            self.log.size = self.log_first = 0
+        self.undone.mark = NOT_UNDONE
+        return 0
+
+    cdef int reverse(self, Node record) except -1:
+        """Make the queue agree with the set about one timer."""
+        cdef uint32_t place
+        if record.anchor == 0:
+            place = place_in_queue(&self.tickets, &self.queue, record.ticket)
+            if place != <uint32_t>NOT_QUEUED and self.entry_of(node_at(&self.queue, place)) == 0:
+                self.let_go(node_at(&self.queue, place))
+                self.take_out(place)
+        elif self.entry_of(&record):
             if not nodes_reserve(&self.core.arena.budget, &self.queue):
                 self.no_memory()
-            self.dropped.size -= 1
-            node = node_at(&self.dropped, self.dropped.size)[0]
-            node.key = self.anchor_at(node.anchor).key
+            record.key = self.anchor_at(record.anchor).key
             self.queue.size += 1
-            self.sift_up(self.queue.size - 1, node)
-            nodes_shrink(&self.core.arena.budget, &self.dropped)
-        self.dropped.size = self.dropped_first = 0
+            self.sift_up(self.queue.size - 1, record.time, record.key, record.anchor, record.ticket)
+        else:
+            self.let_go(&record)
         return 0
 
-    cdef int let_go_of_some(self) except -1:
-        """Release a few nodes that were put aside before the oldest open mark: no rollback needs them."""
+    cdef int trim_log(self) except -1:
+        """Let go of a few records that are older than the oldest open mark: no rollback needs them."""
         cdef int _step
-        cdef int64_t oldest = INT64_MAX
-        if self.core.open_marks:
-            oldest = (<Mark>self.core.open_marks[0]).version
+        cdef uint64_t oldest = self.core.oldest_mark()
         for _step in range(LET_GO_PER_OPERATION):
-            if node_at(&self.dropped, self.dropped_first).key >= oldest:
+            if <uint64_t>node_at(&self.log, self.log_first).key >= oldest:
                 return 0
-            self.let_go(node_at(&self.dropped, self.dropped_first))
-            self.dropped_first += 1
-            if self.dropped_first == self.dropped.size:
-                self.dropped.size = self.dropped_first = 0
-                nodes_shrink(&self.core.arena.budget, &self.dropped)
+            self.let_go(node_at(&self.log, self.log_first))
+            self.log_first += 1
+            if self.log_first == self.log.size:
+                self.log.size = self.log_first = 0
+                nodes_shrink(&self.core.arena.budget, &self.log)
                 return 0
-            if self.dropped_first == PAGE_NODES:
-                nodes_forget_page(&self.core.arena.budget, &self.dropped)
-                self.dropped_first = 0
-        return 0
-
-    cdef int drop_stale(self) except -1:
-        """Look for a few stale nodes, once they are more than half."""
-        cdef int _look
-        for _look in range(LOOKS_PER_REGISTRATION):
-            if likely(self.queue.size <= 2 * self.live() + STALE_AT_LEAST):
-                return 0
-            if self.cursor >= self.queue.size:
-                self.cursor = 0
-            if self.entry_of(node_at(&self.queue, self.cursor)):
-                self.cursor += 1
-            else:
-                self.take_off(self.cursor)
+            if self.log_first == PAGE_NODES:
+                nodes_forget_page(&self.core.arena.budget, &self.log)
+                self.log_first = 0
         return 0
 
     cdef uint64_t live(self) noexcept:
@@ -432,8 +642,12 @@ cdef class TimerHandle(MapHandle):
         return self.live()
 
     def _queued(self):
-        """The number of nodes in the queue and put aside. O(1)."""
-        return self.queue.size, self.dropped.size - self.dropped_first
+        """The number of nodes in the queue, and of records in the log. O(1)."""
+        return self.queue.size, self.log.size - self.log_first
+
+    def _settle(self):
+        """After a rollback: let the queue follow it. O(log timers) for each timer that it concerns."""
+        self.settle()
 
     def _close(self):
         """Release the core, which is about to be closed."""
@@ -444,20 +658,22 @@ cdef class TimerHandle(MapHandle):
         wait_for_others(&self.core.core)
         for i in range(self.queue.size):
             self.let_go(node_at(&self.queue, i))
-        for i in range(self.dropped_first, self.dropped.size):
-            self.let_go(node_at(&self.dropped, i))
+        for i in range(self.log_first, self.log.size):
+            self.let_go(node_at(&self.log, i))
         nodes_free(&self.core.arena.budget, &self.queue)
-        nodes_free(&self.core.arena.budget, &self.dropped)
-        self.dropped_first = self.cursor = 0
+        nodes_free(&self.core.arena.budget, &self.log)
+        tickets_free(&self.core.arena.budget, &self.tickets)
+        self.log_first = 0
         return 0
 
     def _requeue(self):
-        """Rebuild the queue from the set, after something else has filled it. O(timers log timers)."""
+        """Build the queue anew from the set, after something else has filled it. O(timers log timers)."""
         self.forget_all()
-        self.rollbacks = self.core.rollbacks
+        self.complete_since = self.core.marks_opened
         self.visit_all(self.plain_map, None, 0, 0xFFFFFFFF)
         if self.spaced_map is not None:
             self.visit_all(self.spaced_map, None, 0, 0xFFFFFFFF)
+        self.undone.mark = NOT_UNDONE
 
     def _rows(self, uint32_t first_group, uint32_t last_group):
         """The timers of a range of key groups: (key group, canonical key, encoded namespace, time). O(timers)."""
@@ -492,8 +708,7 @@ cdef class TimerHandle(MapHandle):
             while slot:
                 entry = entry_at(table.core, slot)
                 if rows is None:
-                    if not nodes_reserve(&self.core.arena.budget, &self.queue):
-                        self.no_memory()
+                    self.reserve_node()
                     self.push(map, slot)
                 else:
                     anchor = self.anchor_at(namespace_of(table, entry))
@@ -507,20 +722,34 @@ cdef class TimerHandle(MapHandle):
         return 0
 
     def _check(self):
-        """Verify the queue: it is a heap, and every timer has exactly one node. O(timers log timers)."""
-        cdef uint64_t i
+        """Verify the queue: it is a heap, every timer has its node, and tickets name both. O(timers log timers)."""
+        cdef uint64_t i, aside = 0, used = 0
+        cdef uint32_t page
         cdef Node *node
-        counted = {}
+        cdef TicketPage *each
         self.settle()
         for i in range(self.queue.size):
             node = node_at(&self.queue, i)
             if i:
                 assert not self.comes_before(node, node_at(&self.queue, (i - 1) >> 2)), f"node {i} is above its parent"
-            slot = self.entry_of(node)
-            if slot:
-                counted[slot] = counted.get(slot, 0) + 1
-        assert set(counted.values()) <= {1}, "a timer has two nodes"
-        assert len(counted) == self.live(), f"{self.live()} timers, {len(counted)} of them in the queue"
+            assert place_in_queue(&self.tickets, &self.queue, node.ticket) == i, f"node {i} is lost"
+            assert self.entry_of(node), f"node {i} has no timer"
+        assert self.queue.size == self.live(), f"{self.live()} timers, {self.queue.size} nodes"
+        for i in range(self.log_first, self.log.size):
+            node = node_at(&self.log, i)
+            assert i == self.log_first or node.key >= node_at(&self.log, i - 1).key, f"record {i} is too old"
+            if node.anchor:
+                aside += 1
+                assert place_of(&self.tickets, node.ticket)[0] == <uint32_t>PUT_ASIDE, f"record {i} is queued"
+        assert self.tickets.used == self.queue.size + aside, f"{self.tickets.used} tickets"
+        for page in range(self.tickets.n_pages):
+            each = self.tickets.pages[page]
+            if each != NULL:
+                assert each.number == page, f"page {page} of tickets is that of {each.number}"
+                used += each.used
+            else:
+                assert self.tickets.lowest <= page, f"page {page} of tickets is missing"
+        assert used == self.tickets.used, f"{used} tickets in pages"
 
 
 cdef class TimerIndex:
@@ -566,10 +795,10 @@ cdef class TimerIndex:
         cdef int64_t time = self.time_of(timestamp)
         if self.context.core.closed or not self.context.has_key:
             self.usable()
-        self.of(domain, True).add_timer(time)
+        self.of(domain, True).add_timer(time, timestamp)
 
     def delete(self, timestamp, domain="event"):
-        """Delete a timer of the current key and namespace; do nothing if there is none. O(1) expected."""
+        """Delete a timer of the current key and namespace; do nothing if there is none. O(log timers) expected."""
         cdef int64_t time = self.time_of(timestamp)
         cdef TimerHandle handle = self.of(domain, False)
         self.usable()

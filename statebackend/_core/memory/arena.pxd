@@ -41,14 +41,23 @@ cdef struct Probe:
     # One per process. Counts allocations down; from the one that reaches zero up to `fail_until`, they fail.
     int64_t fail_in
     int64_t fail_until
+    uint32_t most_extents                # of one arena; 0: as many as refs can name
     int64_t counters[7]
 
+cdef enum Refusal:
+    REFUSED_BY_SYSTEM = 0
+    REFUSED_BY_LIMIT = 1                 # `max_bytes`
+    REFUSED_BY_REFS = 2                  # the arena has as many extents as refs can name
+
+cdef struct ArenaCore
+
 cdef struct Budget:
-    # Bytes of all arenas of one backend. `limit` 0 means none.
+    # Bytes of a backend's arena, and of the C heap beside it. `limit` 0 means none.
     int64_t used
     int64_t limit
-    uint32_t refused                     # set if the limit, not the system, refused
+    uint32_t refused                     # a Refusal: why memory was last refused
     Probe *probe
+    ArenaCore *arena                     # its idle extents make room under the limit
 
 cdef struct LentExtent:
     # An extent that numpy arrays expose. It stays mapped until the last of them is gone.
@@ -64,8 +73,10 @@ cdef struct ArenaCore:
     uint32_t lowest                      # the lowest free number is not below it
     uint32_t live
     uint32_t idle                        # extents that are one whole free block
+    uint32_t least_idle                  # the fewest there were since `give_back_unused` looked
     uint32_t nonempty                    # bit i: free_head[i] is not NIL
-    uint32_t free_head[22]
+    uint32_t free_head[22]               # by order: mostly the lowest free block, so that few extents hold what is left
+    uint32_t free_tail[22]
     uint32_t lock
     int64_t run_bytes
     Budget *budget
@@ -115,14 +126,20 @@ cdef inline bint injected_failure(Budget *budget) noexcept nogil:
 cdef inline char *address(ArenaCore *arena, uint32_t ref) noexcept nogil:
     return arena.extents[ref >> EXTENT_UNITS_SHIFT] + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT)
 
+cdef inline char *unit_at(char **extents, uint32_t ref) noexcept nogil:
+    """As `address`, for an arena whose extents are at hand."""
+    return extents[ref >> EXTENT_UNITS_SHIFT] + (<uint64_t>(ref & EXTENT_UNITS_MASK) << UNIT_SHIFT)
+
 cdef inline char *blob_data(Blob *blob) noexcept nogil:
     return <char *>blob + sizeof(Blob)
 
+cdef void give_back_unused(ArenaCore *arena) noexcept nogil
 cdef uint32_t run_alloc(ArenaCore *arena, int order) noexcept nogil
 cdef void run_free(ArenaCore *arena, uint32_t ref, int order) noexcept nogil
 cdef Blob *blob_new(BlobHeap *heap, const char *data, uint64_t length) noexcept nogil
 cdef void blob_free(BlobHeap *heap, Blob *blob) noexcept nogil
 cdef void *block_alloc(BlobHeap *heap, uint64_t size) noexcept nogil
+cdef uint32_t ref_ahead(BlobHeap *heap, uint64_t size, uint32_t n) noexcept nogil
 cdef void block_free(BlobHeap *heap, void *block, uint64_t size) noexcept nogil
 cdef inline uint32_t block_ref(void *block) noexcept nogil:
     # Of a block from a slab only: not larger than LARGEST_CLASS.

@@ -67,6 +67,17 @@ def fail_allocation(n, times=1):
     return before
 
 
+def limit_extents(n):
+    """Let no arena have more than `n` extents; 0: as many as refs can name. Gives back what held before. For tests.
+
+    >>> limit_extents(0)
+    0
+    """
+    cdef uint32_t before = the_probe.most_extents
+    the_probe.most_extents = n
+    return before
+
+
 # --- runs: a buddy system ------------------------------------------------------------------------
 #
 # A free block carries `next` and `prev` refs in its first 8 bytes and its order, with FREE_MARK, in
@@ -78,12 +89,20 @@ cdef inline uint8_t *order_byte(ArenaCore *arena, uint32_t ref) noexcept nogil:
 
 cdef inline void push_free(ArenaCore *arena, uint32_t ref, int order) noexcept nogil:
     cdef uint32_t *links = <uint32_t *>address(arena, ref)
-    cdef uint32_t head = arena.free_head[order]
-    links[0] = head
-    links[1] = 0
-    if head:
-        (<uint32_t *>address(arena, head))[1] = ref
-    arena.free_head[order] = ref
+    cdef uint32_t head = arena.free_head[order], tail = arena.free_tail[order]
+    if head == 0 or ref < head:
+        links[0] = head
+        links[1] = 0
+        if head:
+            (<uint32_t *>address(arena, head))[1] = ref
+        else:
+            arena.free_tail[order] = ref
+        arena.free_head[order] = ref
+    else:
+        links[0] = 0
+        links[1] = tail
+        (<uint32_t *>address(arena, tail))[0] = ref
+        arena.free_tail[order] = ref
     arena.nonempty |= 1u << order
     order_byte(arena, ref)[0] = <uint8_t>(order | FREE_MARK)
 
@@ -98,6 +117,8 @@ cdef inline void unlink_free(ArenaCore *arena, uint32_t ref, int order) noexcept
             arena.nonempty &= ~(1u << order)
     if links[0]:
         (<uint32_t *>address(arena, links[0]))[1] = links[1]
+    else:
+        arena.free_tail[order] = links[1]
 
 
 # --- extents -------------------------------------------------------------------------------------
@@ -105,14 +126,20 @@ cdef inline void unlink_free(ArenaCore *arena, uint32_t ref, int order) noexcept
 # This code runs in the middle of operations, also on threads without the GIL: it neither makes Python objects nor runs
 # Python. (While tracemalloc traces, it takes the GIL itself and records a place in the program.)
 
+cdef inline uint32_t most_extents(Budget *budget) noexcept nogil:
+    # Extent 0 does not exist, and the last is left out: no ref behind its last unit may wrap around.
+    return budget.probe.most_extents or MAX_EXTENTS - 2
+
+
 cdef bint add_extent(ArenaCore *arena) noexcept nogil:
     """Make one more extent; False without memory. The arena's lock must not be held."""
     cdef Budget *budget = arena.budget
     cdef uint32_t number, wanted = 0
     cdef uint8_t *orders
     cdef char *base = NULL
+    cdef bint is_full
     if budget.limit and budget.used + EXTENT_BYTES > budget.limit:
-        budget.refused = 1
+        budget.refused = REFUSED_BY_LIMIT
         return False
     orders = <uint8_t *>calloc(EXTENT_BYTES >> MIN_ORDER, 1)
     if orders == NULL:
@@ -133,10 +160,10 @@ cdef bint add_extent(ArenaCore *arena) noexcept nogil:
     while number < arena.top and arena.extents[number] != NULL:
         number += 1
     arena.lowest = number
-    # Another lane may have taken the rest below the limit. No ref behind the last unit may wrap around.
-    if (budget.limit and budget.used + EXTENT_BYTES > budget.limit) or number >= MAX_EXTENTS - 1:
-        if number < MAX_EXTENTS - 1:
-            budget.refused = 1
+    # Another lane may have taken the rest below the limit.
+    is_full = number > most_extents(budget)
+    if is_full or (budget.limit and budget.used + EXTENT_BYTES > budget.limit):
+        budget.refused = REFUSED_BY_REFS if is_full else REFUSED_BY_LIMIT
         spin_unlock(&arena.lock)
         PyTraceMalloc_Untrack(TRACE_DOMAIN, <uintptr_t>base)
         extent_unmap(base)
@@ -188,10 +215,33 @@ cdef void drop_extent(ArenaCore *arena, uint32_t number) noexcept nogil:
         extent_unmap(base)
 
 
+cdef bint drop_idle_extent(ArenaCore *arena) noexcept nogil:
+    """Give an extent back in which nothing is; False if there is none. The caller must not hold the lock."""
+    cdef uint32_t ref
+    spin_lock(&arena.lock)
+    ref = arena.free_head[MAX_ORDER]
+    if ref:
+        unlink_free(arena, ref, MAX_ORDER)
+        arena.idle -= 1
+    spin_unlock(&arena.lock)
+    if ref == 0:
+        return False
+    drop_extent(arena, ref >> EXTENT_UNITS_SHIFT)
+    return True
+
+
+cdef void give_back_unused(ArenaCore *arena) noexcept nogil:
+    """Give back half of the extents that nobody has used since the last time."""
+    cdef uint32_t n = (arena.least_idle + 1) // 2
+    while n and drop_idle_extent(arena):
+        n -= 1
+    arena.least_idle = arena.idle
+
+
 cdef uint32_t run_alloc(ArenaCore *arena, int order) noexcept nogil:
     """A run of 2^order bytes, not zeroed; 0 if there is no memory."""
     cdef uint32_t mask, ref, right
-    cdef int at
+    cdef int at, larger
     cdef bint added
     if order < MIN_ORDER:
         order = MIN_ORDER
@@ -207,11 +257,23 @@ cdef uint32_t run_alloc(ArenaCore *arena, int order) noexcept nogil:
         if not added and mask == 0:      # and no other lane has made one meanwhile
             spin_unlock(&arena.lock)
             return 0
+    # The lowest block that is large enough, not the smallest: so what is left after a peak gathers in few extents.
     at = order + ctz(mask)
     ref = arena.free_head[at]
+    larger = at + 1
+    mask = arena.nonempty >> larger
+    while mask:
+        larger += ctz(mask)
+        if arena.free_head[larger] < ref:
+            at = larger
+            ref = arena.free_head[at]
+        larger += 1
+        mask = arena.nonempty >> larger
     unlink_free(arena, ref, at)
     if at == MAX_ORDER:
         arena.idle -= 1
+        if arena.idle < arena.least_idle:
+            arena.least_idle = arena.idle
     while at > order:
         at -= 1
         right = ref + (1u << (at - UNIT_SHIFT))
@@ -326,6 +388,20 @@ cdef void *block_alloc(BlobHeap *heap, uint64_t size) noexcept nogil:
     return <char *>slab + offset
 
 
+cdef uint32_t ref_ahead(BlobHeap *heap, uint64_t size, uint32_t n) noexcept nogil:
+    """The ref that the block will have which is allocated after `n` others of that size; 0 if that is not plain."""
+    cdef Slab *slab = heap.partial[class_of[(size + 15) >> 4]]
+    cdef uint32_t offset
+    if slab == NULL:
+        return 0
+    if n == 0 and slab.free_offset:
+        return slab.ref + (slab.free_offset >> UNIT_SHIFT)
+    offset = slab.fresh_offset + n * class_size[slab.size_class]
+    if slab.free_offset or offset + class_size[slab.size_class] > SLAB_BYTES:
+        return 0
+    return slab.ref + (offset >> UNIT_SHIFT)
+
+
 cdef void block_free(BlobHeap *heap, void *block, uint64_t size) noexcept nogil:
     cdef Slab *slab
     cdef uint32_t width
@@ -371,13 +447,23 @@ cdef void blob_free(BlobHeap *heap, Blob *blob) noexcept nogil:
     block_free(heap, blob, <uint64_t>blob.length + sizeof(Blob))
 
 
+cdef bint make_room(Budget *budget, int64_t size) noexcept nogil:
+    """Give idle extents back until so many bytes more stay below the limit; if they never would, none."""
+    cdef int64_t idle = <int64_t>budget.arena.idle * EXTENT_BYTES
+    while budget.used + size > budget.limit:
+        if budget.used + size - idle > budget.limit or not drop_idle_extent(budget.arena):
+            budget.refused = REFUSED_BY_LIMIT
+            return False
+        idle -= EXTENT_BYTES
+    return True
+
+
 cdef void *raw_alloc(Budget *budget, uint64_t size) noexcept nogil:
     """Memory of the C heap, not zeroed, counted against the budget; NULL if there is none."""
     cdef void *block
     if unlikely(injected_failure(budget)):
         return NULL
-    if budget.limit and budget.used + <int64_t>size > budget.limit:
-        budget.refused = 1
+    if budget.limit and budget.used + <int64_t>size > budget.limit and not make_room(budget, <int64_t>size):
         return NULL
     block = PyMem_RawMalloc(size)
     if block != NULL:
@@ -407,6 +493,7 @@ cdef class Arena:
             raise MemoryError("no memory for the directory of an arena")
         self.core.top = self.core.lowest = 1     # extent 0 does not exist, so that ref 0 can mean NIL
         self.budget.probe = &the_probe
+        self.budget.arena = &self.core
         self.core.budget = &self.budget
         self.blobs.arena = &self.core
 
@@ -455,19 +542,10 @@ cdef class Arena:
 
     def trim(self):
         """Give the working memory of batches, and empty extents, back to the system."""
-        cdef uint32_t ref
         self.scratch_memory = None
         spares_drop(&self.core.spares)
-        while True:
-            spin_lock(&self.core.lock)
-            ref = self.core.free_head[MAX_ORDER]
-            if ref:
-                unlink_free(&self.core, ref, MAX_ORDER)
-                self.core.idle -= 1
-            spin_unlock(&self.core.lock)
-            if ref == 0:
-                return
-            drop_extent(&self.core, ref >> EXTENT_UNITS_SHIFT)
+        while drop_idle_extent(&self.core):
+            pass
 
     def set_limit(self, limit):
         """Refuse to grow beyond `limit` bytes; 0 removes the limit."""
@@ -503,11 +581,16 @@ cdef class Arena:
         for order in range(MIN_ORDER, MAX_ORDER + 1):
             at = self.core.free_head[order]
             assert (at != 0) == bool(self.core.nonempty >> order & 1), f"order {order}: wrong summary bit"
+            last = 0
             while at:
+                assert (<uint32_t *>address(&self.core, at))[1] == last, f"order {order}: links of the list differ"
+                last = at
                 listed.add((at >> EXTENT_UNITS_SHIFT,
                             (at & EXTENT_UNITS_MASK) >> (MIN_ORDER - UNIT_SHIFT), order))
                 at = (<uint32_t *>address(&self.core, at))[0]
+            assert self.core.free_tail[order] == last, f"order {order}: wrong end of the list"
         assert listed == free_blocks, "free lists and block maps differ"
+        assert self.core.idle == sum(order == MAX_ORDER for _, _, order in listed), "idle extents do not add up"
 
 
 @cython.final

@@ -20,12 +20,14 @@ cdef struct LogChunk:
     uint32_t order
     uint32_t used                        # bytes of records
     uint32_t capacity
+    uint32_t until                       # version of the newest snapshot that may need what is here, 0: none does
 
 cdef struct Log:
     LogChunk *first
     LogChunk *last
     uint64_t records
     uint64_t held                        # minimum number of records that own slots or references; 0 is exact
+    uint32_t until                       # of the chunks that it grows by: the newest snapshot when it was begun
 
 cdef inline char *chunk_data(LogChunk *chunk) noexcept nogil:
     return <char *>chunk + sizeof(LogChunk)

@@ -25,6 +25,7 @@ cdef bint log_grow(ArenaCore *arena, Log *log, uint64_t size) noexcept nogil:
     chunk.order = order
     chunk.used = 0
     chunk.capacity = (1u << order) - sizeof(LogChunk)
+    chunk.until = log.until
     chunk.next = NULL
     chunk.prev = log.last
     if log.last != NULL:
@@ -69,7 +70,9 @@ cdef void log_append(ArenaCore *arena, Log *target, Log *source) noexcept nogil:
     if source.first == NULL:
         return
     only = source.last
-    if target.last != NULL and source.first == source.last and only.used <= target.last.capacity - target.last.used:
+    target.until = source.until          # what follows is newer
+    if (target.last != NULL and source.first == source.last and target.last.until == only.until
+            and only.used <= target.last.capacity - target.last.used):
         # Short logs share chunks, or many of them would take much more memory than their records.
         memcpy(chunk_data(target.last) + target.last.used, chunk_data(only), only.used)
         target.last.used += only.used

@@ -4,8 +4,12 @@ The journal names the slots that were inserted, written or removed. Each key amo
 exists now, its row is the live entry. Otherwise its row is the entry that a record still holds, of which only the key
 is read.
 
+This takes a while, without the GIL. Other threads' calls wait for it (`StateCore.hold`).
+
 For lists the journal holds old heads. A list that still has the stamp of the oldest head has only grown: the elements
-that this head counts are as they were. Any other change gives a list another stamp.
+that this head counts are as they were. Any other change gives a list another stamp, but for elements at its front that
+have expired since. A list that lost some is a row with all of its live elements, not with what is new: no row says what
+to drop from an older one, and elements that are gone must not be back after a restore with a longer time to live.
 """
 
 import numpy as np
@@ -16,8 +20,8 @@ from libc.string cimport memcmp
 from statebackend._core.memory.arena cimport Blob, address, blob_data
 from statebackend._core.tables.cow_map cimport (
     RECORD_INSERT, RECORD_REMOVE, RECORD_REPLACED, RECORD_WRITE, VALUE_LIST, Anchor, BucketTable, CowMap, Entry,
-    Journal, ListHead, RecordCursor, Table, active_table, begin_records, bucket, count_records, entry_at, find_stored,
-    hash_of, hash_stored, namespace_of, next_change, value_of)
+    Journal, ListHead, RecordCursor, Table, active_table, begin_records, bucket, count_records, dead_elements,
+    entry_at, find_stored, hash_of, hash_stored, namespace_of, next_change, value_of)
 from statebackend._core.snapshots.entry_rows cimport LiveMoment, find_owner, new_rows
 from statebackend._core.memory.platform cimport prefetch
 from statebackend._core.tables.state_core cimport Mark, StateCore
@@ -53,13 +57,15 @@ def changed_entries(StateTable table not None, Mark mark not None):
     owner.require_open(mark)
     owner.enter()
     owner.hold()
+    owner.calls += 1                     # so that no handle remembers a slot and writes without asking
     try:
         found, groups, removed, _born, kept, live = distinct_changes(table.table, mark.version)
+        moment = LiveMoment(owner)
     finally:
         owner.let_go()
         owner.leave()
     order = np.argsort(groups, kind="stable")
-    return new_rows(table, LiveMoment(owner), found[order], groups[order].astype(np.int64), live.view(np.bool_)[order],
+    return new_rows(table, moment, found[order], groups[order].astype(np.int64), live.view(np.bool_)[order],
                     kept[order], removed.view(np.bool_)[order])
 
 
@@ -82,15 +88,26 @@ def count_changes(StateTable table not None, Mark mark not None):
     cdef StateCore owner = table.owner
     cdef int64_t n
     owner.require_open(mark)
+    cdef Table *changed = table.table
+    cdef uint32_t version
+    cdef int64_t distinct
+    cdef uint64_t[::1] addresses
+    cdef unsigned char[::1] came
+    cdef unsigned char[::1] there_now
     owner.enter()
     owner.hold()
+    owner.calls += 1                     # so that no handle remembers a slot and writes without asking
     try:
-        n = count_distinct(table.table, mark.version)
+        version = mark.version
+        with nogil:
+            n = count_distinct(changed, version)
         if n >= 0:
             return n, 0
-        found, _groups, _removed, born, _kept, live = distinct_changes(table.table, mark.version)
-        if table.table.anchors != NULL:
-            find_returned(table.table, len(found), found, born, live)
+        found, _groups, _removed, born, _kept, live = distinct_changes(changed, version)
+        if changed.anchors != NULL:
+            distinct, addresses, came, there_now = len(found), found, born, live
+            with nogil:
+                find_returned(changed, distinct, addresses, came, there_now)
     finally:
         owner.let_go()
         owner.leave()
@@ -105,11 +122,25 @@ cdef tuple distinct_changes(Table *table, uint32_t version):
     groups = np.empty(room, dtype=np.uint16)
     removed, born = np.zeros(room, dtype=np.uint8), np.zeros(room, dtype=np.uint8)
     live = np.zeros(room, dtype=np.uint8)
-    # For lists: the stamp of the oldest head, and how many elements it counts; 0 if the list was not there.
+    # For lists: the stamp of the oldest head, and how many elements it counts; 0 if the list was not there. And how
+    # many of these were dead.
     stamps, kept = np.zeros(room, dtype=np.uint32), np.zeros(room, dtype=np.int64)
+    dead = np.zeros(room, dtype=np.uint64)
     seen = np.zeros(1 << int(2 * n).bit_length(), dtype=np.uint32)
-    distinct = collect(table, version, found, groups, hashes, removed, born, stamps, kept, seen)
-    find_live(table, distinct, found, groups, hashes, stamps, kept, live)
+    cdef uint64_t[::1] of_found = found
+    cdef unsigned short[::1] of_groups = groups
+    cdef uint32_t[::1] of_hashes = hashes
+    cdef unsigned char[::1] of_removed = removed
+    cdef unsigned char[::1] of_born = born
+    cdef uint32_t[::1] of_stamps = stamps
+    cdef int64_t[::1] of_kept = kept
+    cdef uint64_t[::1] of_dead = dead
+    cdef uint32_t[::1] of_seen = seen
+    cdef unsigned char[::1] of_live = live
+    with nogil:
+        distinct = collect(table, version, of_found, of_groups, of_hashes, of_removed, of_born, of_stamps, of_kept,
+                           of_dead, of_seen)
+        find_live(table, distinct, of_found, of_groups, of_hashes, of_stamps, of_kept, of_dead, of_live)
     return tuple([column[:distinct] for column in (found, groups, removed, born, kept, live)])
 
 
@@ -148,8 +179,6 @@ cdef int64_t count_distinct(Table *table, uint32_t version) noexcept nogil:
     cdef RecordCursor record
     cdef uint32_t i, segments = 0
     cdef int64_t n = 0
-    if table.journal_every_write:
-        return -1
     for i in range(journal.n_segments):
         if journal.segments[i].version >= version and journal.segments[i].log.records != 0:
             segments += 1 + journal.segments[i].joined
@@ -165,7 +194,7 @@ cdef int64_t count_distinct(Table *table, uint32_t version) noexcept nogil:
 
 cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsigned short[::1] groups,
                      uint32_t[::1] hashes, unsigned char[::1] removed, unsigned char[::1] born, uint32_t[::1] stamps,
-                     int64_t[::1] kept, uint32_t[::1] seen) noexcept nogil:
+                     int64_t[::1] kept, uint64_t[::1] dead, uint32_t[::1] seen) noexcept nogil:
     """Collect the entries that records name, each key once; returns how many.
 
     Notes which keys were ever removed, and which came into being since. Goes from the newest record to the oldest.
@@ -190,6 +219,7 @@ cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsign
         if head != NULL:
             stamps[n] = head.stamp
             kept[n] = head.length
+            dead[n] = dead_elements(table, head)
         n += 1
     for j in range(n):
         if j + AHEAD < n:
@@ -208,11 +238,12 @@ cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsign
             # Between two heads of one stamp the list has only grown, or gone back to where it had been.
             if stamps[k] != stamps[j] or kept[j] < kept[k]:
                 kept[k] = kept[j] if stamps[k] == stamps[j] else 0
+            dead[k] = dead[j]
             continue
         # What is kept moves to the front, where none that is still to come lies.
         found[distinct], groups[distinct], hashes[distinct] = found[j], groups[j], hashes[j]
         removed[distinct], born[distinct] = removed[j], born[j]
-        stamps[distinct], kept[distinct] = stamps[j], kept[j]
+        stamps[distinct], kept[distinct], dead[distinct] = stamps[j], kept[j], dead[j]
         distinct += 1
         seen[place] = <uint32_t>distinct
     return distinct
@@ -231,7 +262,8 @@ cdef bint same_key(Table *table, Entry *a, Entry *b) noexcept nogil:
 
 
 cdef void find_live(Table *table, int64_t n, uint64_t[::1] found, unsigned short[::1] groups, uint32_t[::1] hashes,
-                    uint32_t[::1] stamps, int64_t[::1] kept, unsigned char[::1] live) noexcept nogil:
+                    uint32_t[::1] stamps, int64_t[::1] kept, uint64_t[::1] dead,
+                    unsigned char[::1] live) noexcept nogil:
     """Replace the entries that records name by the live entries of their keys."""
     cdef ListHead *head
     cdef int64_t i, ahead
@@ -253,7 +285,8 @@ cdef void find_live(Table *table, int64_t n, uint64_t[::1] found, unsigned short
             live[i] = 1
             if kept[i]:
                 head = <ListHead *>value_of(table, entry_at(table.core, slot))
-                if head.stamp != stamps[i] or head.length < <uint64_t>kept[i]:
+                if (head.stamp != stamps[i] or head.length < <uint64_t>kept[i]
+                        or dead_elements(table, head) != dead[i]):
                     kept[i] = 0
         else:
             kept[i] = 0

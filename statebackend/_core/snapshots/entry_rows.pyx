@@ -13,8 +13,8 @@ from libc.string cimport memcpy
 
 from statebackend._core.memory.arena cimport Blob, address, blob_data
 from statebackend._core.tables.cow_map cimport (
-    Anchor, CowMap, Entry, ListChunk, ListHead, Table, entry_at, find_stored, hash_stored, namespace_of,
-    thread_of)
+    Anchor, CowMap, Entry, ListChunk, ListHead, Table, dead_elements, elements_of, entry_at, find_stored, hash_stored,
+    live_elements, namespace_of, thread_of)
 from statebackend._core.tables.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
 from statebackend._core.memory.platform cimport prefetch
 from statebackend._core.tables.state_core cimport StateCore
@@ -51,6 +51,8 @@ cdef class LiveMoment(Moment):
         if self.owner.closed or self.calls != self.owner.calls:
             self.owner.let_go()
             raise UsageError("the backend has been called since")
+        self.owner.calls += 1            # so that no handle remembers a slot and writes without asking
+        self.calls = self.owner.calls
         return 0
 
     cdef void end_reading(self) noexcept:
@@ -113,7 +115,7 @@ cdef class EntryRows:
                     if t.layout.key_is_blob:
                         out[i] = (<Blob *>(<Entry *><uintptr_t>rows[i]).key).length
                     if is_list:
-                        out[i] += t.element_width * (<ListHead *>value).length
+                        out[i] += t.element_width * live_elements(t, <ListHead *>value)
                         if of_blobs:
                             bytes_held = blob_bytes(t, <ListHead *>value)
                             if bytes_held < 0:
@@ -236,8 +238,9 @@ cdef object gather_nulls(Table *table, uint64_t[::1] rows):
     cdef uint64_t n = rows.shape[0], i
     out = np.zeros(n, dtype=np.bool_)
     cdef uint8_t[::1] view = out.view(np.uint8)
-    for i in range(n):
-        view[i] = is_null(table, <Entry *><uintptr_t>rows[i])
+    with nogil:
+        for i in range(n):
+            view[i] = is_null(table, <Entry *><uintptr_t>rows[i])
     return out
 
 
@@ -304,7 +307,7 @@ cdef int64_t blob_bytes(Table *table, ListHead *head) noexcept nogil:
     cdef Blob *blob
     cdef char *element
     cdef int64_t total = 0
-    if not cursor_open(table.core.arena.budget, head, &cursor):
+    if not cursor_open(table, head, &cursor):
         return -1
     while True:
         element = cursor_next(table, &cursor)
@@ -319,7 +322,7 @@ cdef int64_t blob_bytes(Table *table, ListHead *head) noexcept nogil:
 cdef object gather_lists(StateTable table, uint64_t[::1] rows, kept, dict columns):
     """Gather the elements of all lists, one list after another, by the addresses of the elements."""
     cdef Table *t = table.table
-    cdef int64_t n = rows.shape[0], i, at, left, used, k
+    cdef int64_t n = rows.shape[0], i, at, left, used, k, before
     cdef ListHead *head
     cdef ListChunk *chunk
     offsets = np.zeros(n + 1, dtype=np.int64)
@@ -329,7 +332,10 @@ cdef object gather_lists(StateTable table, uint64_t[::1] rows, kept, dict column
     with nogil:
         for i in range(n):
             head = <ListHead *>(<char *><uintptr_t>rows[i] + t.layout.off_value)
-            ends[i + 1] = ends[i] + <int64_t>head.length - skipped[i]
+            before = <int64_t>dead_elements(t, head)
+            if before < skipped[i]:
+                before = skipped[i]
+            ends[i + 1] = ends[i] + <int64_t>head.length - before
     addresses = np.empty(offsets[n], dtype=np.uint64)
     cdef uint64_t[::1] elements = addresses
     with nogil:
@@ -344,7 +350,7 @@ cdef object gather_lists(StateTable table, uint64_t[::1] rows, kept, dict column
                     if k == left:
                         break
                     elements[at - 1 - k] = <uint64_t><uintptr_t>(
-                        <char *>chunk + sizeof(ListChunk) + (used - 1 - k) * t.element_width)
+                        elements_of(t, chunk) + (used - 1 - k) * t.element_width)
                 at -= used
                 left = left - used if left > used else 0
                 used = chunk.prev_used

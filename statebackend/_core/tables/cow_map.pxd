@@ -12,6 +12,11 @@ One map holds one key group of one state. A bucket is a ref of the first entry o
 map grows, buckets below `rehash_index` have moved to the secondary table, which is twice as large; every
 operation moves at least four more entries.
 
+A map that has lost half of its entries becomes smaller, step by step, between operations (`shrink_maps`). The same
+rehash moves its buckets to a secondary table that is smaller. Then its live entries move from the runs that it has,
+which are `old` from then on, to new ones. An old run takes no new entry. When nobody uses a slot of the old runs any
+more, they go.
+
 Versions. `Core.state_version` counts snapshots and marks. An entry carries the version at which it was made or
 last written; a bucket page carries the version at which it was made. While a snapshot S is needed:
 
@@ -39,11 +44,15 @@ Invariants, verified by `check_map` (of 5, that slots add up and cover the entri
  3. size = primary_size + secondary_size = number of entries in chains.
  4. Buckets below `rehash_index` are read from the secondary table only; buckets of the secondary table whose
     source has not moved yet are empty.
- 5. used = slots in chains + slots held by journals and snapshots; the rest of the map's runs is free
-    (marked by version FREE_SLOT) or beyond `fresh`. Free slots are kept in blocks: the first slot of a block names
-    the next block and FREE_BLOCK slots more, in the first block `free_in_block`. So several can be asked for ahead.
+ 5. used = slots in chains + slots held by journals and snapshots; `old_used` of them are in the first `n_old` runs.
+    The rest of the map's runs is free (marked by version FREE_SLOT) or beyond `fresh`. Free slots, but for those of
+    old runs, are kept in blocks: the first slot of a block names the next block and FREE_BLOCK slots more, in the
+    first block `free_in_block`. So several can be asked for ahead.
  6. Threads of map states: prev and next agree, sequence numbers rise, anchor ends agree; an anchor says
-    whose it is, and has no entries when its key has been removed.
+    whose it is, and has no entries when its key has been removed. Its hint names one of its entries.
+ 7. Chunks of a list hold as many elements as its head counts. Where elements expire, links lead from each chunk to the
+    next newer one; the first live element is where the head says, and the head tells the oldest and the newest
+    timestamp of live elements, and whether these are in order.
 """
 
 from cpython.object cimport PyObject
@@ -63,6 +72,7 @@ cdef enum:
     PAGE_SHIFT = 12                      # 4096 buckets, 16 KB
     PAGE_BUCKETS = 1 << 12
     FREE_SLOT = 0xFFFFFFFF
+    FRESH_AHEAD = 8                      # units between the next fresh slot and what is asked for with it
     FREE_BLOCK = 4                       # free slots that the first one of a block names
     LAST_VERSION = 0xFFFFFF00
 
@@ -70,7 +80,7 @@ cdef enum ValueKind:
     VALUE_FIXED = 0                      # `value_width` bytes in the entry
     VALUE_BLOB = 1                       # Blob *
     VALUE_OBJECT = 2                     # PyObject *, a reference of the entry's own
-    VALUE_LIST = 3                       # ListHead
+    VALUE_LIST = 3                       # ListHead, or ExpiringHead if elements have timestamps
     VALUE_ANCHOR = 4                     # uint32 ref of the Anchor of a map state's key
 
 # Who holds a retired slot, and when it goes. A slot retires when it leaves its chain: its key was removed, or a clone
@@ -87,15 +97,19 @@ cdef enum ValueKind:
 #   its `removed`                                                    if no mark is open. It fails: as rollback
 #   Journal.carried        an undo is not over, or older records     when it is over: to the newest segment, or to
 #                          name the same slots                       `dead` if no mark is open
-#   Journal.dead           nobody looks, but it is yet to be freed   `drain`: free, or to the newest snapshot's
-#                                                                    `retired` if a snapshot needs it
+#   Journal.dead           nobody looks, but it is yet to be freed   `drain`: free, or to the `retired` of the newest
+#                                                                    snapshot that sees it
 #   Journal.waiting        as `dead`, and a snapshot is there        when a snapshot ends: to `dead`
 #   Lane.retired           a snapshot needs it; of a worker          at the end of the call: to Snapshot.retired
-#   Snapshot.retired       the snapshot or an older one needs it     when it ends: to the next older one, or `garbage`
-#   Core.garbage           nobody                                    `drain`: free
+#   Snapshot.retired       the snapshot or an older one needs it     when it ends: to `garbage`
+#   Core.garbage           an older snapshot, or nobody              `drain`: as of `dead`
+#
+# Every log knows the newest snapshot that was there when its records were made (`LogChunk.until`). Newer ones never see
+# what it names. A live entry that a shrinking map moves leaves a retired slot, too, if a journal or a snapshot has it.
 #
 # Free is `slot_free`: it drops what the slot owns and gives the slot to the map's next insert or clone. Bucket pages
-# that a copy has replaced go through the last three rows; the runs of a map that was emptied begin at the last.
+# that a copy has replaced go through the last three rows; the runs of a map that was emptied, or became smaller, begin
+# at the last.
 
 cdef enum RecordOp:
     # Trailers: op << 56 | table of the journal << 48 | key group << 32 | slot.
@@ -146,6 +160,11 @@ cdef struct Anchor:
     int64_t key
     uint32_t namespace
     uint32_t group
+    # Where entries expire: a hint for `exists`, kept right by whatever clones or unlinks the entry. All entries before
+    # this one have expired while the count of setbacks of the clock ends in these bits; 0: nothing is known. An expired
+    # entry stays so until it is removed, as a put then appends another one; an undo that brings entries back forgets.
+    uint32_t alive_from
+    uint32_t setbacks
 
 cdef struct PageRef:
     uint32_t ref                         # 0: a page of empty buckets
@@ -173,6 +192,11 @@ cdef struct Directory:
     uint32_t secondary_pages
     # refs of the primary's pages, then of the secondary's, follow
 
+cdef enum Shrinking:
+    SHRINK_NOT = 0
+    SHRINK_NOTED = 1                     # among the core's `sparse` maps
+    SHRINK_BEGUN = 2                     # and `begin_shrinking` has looked at it
+
 cdef struct CowMap:
     BucketTable primary
     BucketTable secondary
@@ -191,6 +215,18 @@ cdef struct CowMap:
     Directory *directories
     uint64_t modifications
     uint64_t run_bytes
+    # How it becomes smaller.
+    uint32_t slots                       # of the runs that are not old
+    uint32_t sparse_below                # with fewer used slots it is too large; 0: it is small, or being shrunk
+    uint32_t n_old                       # runs, the first ones, whose live entries move to the others
+    uint32_t old_used
+    uint64_t old_bytes                   # of those runs
+    uint64_t *old_runs                   # the same, in the order of their refs
+    uint32_t old_run                     # where that goes on: the run, and the slot, 0 for the run's first
+    uint32_t old_slot
+    uint32_t shrinking                   # SHRINK_NOT, or how far it has come
+    CowMap *next_sparse                  # of the core's maps that are to be shrunk
+    Table *table
 
 cdef struct Segment:
     uint32_t version                     # first version whose changes it holds
@@ -201,6 +237,7 @@ cdef struct Journal:
     # The changes to up to two tables since the oldest mark, in the order of time.
     Segment *segments
     uint32_t n_segments
+    uint32_t n_dropped                   # the first ones, whose logs are gone
     uint32_t capacity
     Table *tables[2]
     Log carried                          # MOVED records that an unfinished undo has set aside
@@ -213,7 +250,7 @@ cdef struct Snapshot:
     uint32_t released                    # may be set by any thread
     Snapshot *older
     Snapshot *newer
-    Log retired                          # slots and pages to free with it
+    Log retired                          # slots and pages that it needs, or may need
     Directory *directories
     Directory *last_directory
 
@@ -223,6 +260,14 @@ cdef struct Walk:
     BucketTable *buckets                 # NULL: there is nothing more
     uint32_t index                       # the next bucket
     uint32_t slot                        # the next entry of the chain; 0: go on with the next bucket
+
+cdef struct Moves:
+    # While an undo runs: the slots that a clone has replaced, and by which; a hash table of pairs.
+    uint32_t *pairs
+    uint64_t capacity
+    uint64_t n
+    uint64_t absorbed                    # records of the undo's `carried` that it has taken note of
+    uint32_t floor                       # of the oldest mark that is undone: its records name no entry that is older
 
 cdef struct Core:
     # The part that all maps of a backend share.
@@ -234,12 +279,20 @@ cdef struct Core:
     uint32_t journal_version             # 0: no mark is open
     Snapshot *newest
     Snapshot *oldest
+    Snapshot *holder                     # what `holder_of` found last, for this version; until the snapshots change
+    uint32_t holder_until
     uint32_t directory_lock              # guards `directories` of all maps
     Log garbage
     Directory *dead_directories
     Table *dead_lists                    # tables with chunks of dropped lists that await reclaiming
     Journal *journals
+    uint32_t iterators                   # over tables: as long as there are any, no map shrinks
+    uint32_t is_loading                  # nor while changes are not journalled
+    CowMap *sparse                       # maps that are to be shrunk; `sparse_last` the last of them
+    CowMap *sparse_last
+    uint32_t keeps_maps                  # the backend ends: no map is shrunk any more
     uint32_t pending                     # `drain` has something to do; set by any thread
+    Moves moves
     uint64_t undone                      # counts undos: after one, old entries may be back
     uint64_t seed
     Table *tables                        # all of the backend
@@ -261,6 +314,7 @@ cdef struct Lane:
     uint64_t copied_entries              # clones made for snapshots
     uint64_t copied_pages
     uint64_t moved_entries               # by incremental rehash
+    uint64_t relocated_entries           # to other slots, by maps that became smaller
 
 cdef struct Table:
     Core *core
@@ -278,7 +332,6 @@ cdef struct Table:
     uint32_t element_value_width
     uint8_t element_kind                 # ValueKind of list elements
     uint8_t element_has_timestamp
-    uint8_t journal_every_write          # objects: a read may have copied, which is no write
     Lane lane
     Table *next                          # of the backend
     ListChunk *dead_chunks               # of lists that were dropped, linked by `next_dead`
@@ -302,9 +355,20 @@ cdef struct Insertion:
 
 cdef struct ListHead:
     ListChunk *tail
-    uint64_t length
+    uint64_t length                      # of lists that expire, with the dead elements at the front
     uint32_t tail_used
     uint32_t stamp                       # of this list: with the length it tells whether the list has changed
+
+cdef struct ExpiringHead:
+    # The head of a list whose elements expire. What has expired at the front is dead: it stays in the chunks until a
+    # rewrite, but no reader sees it. The rest is called live, even if some of it has expired since.
+    ListHead list
+    uint64_t dead                        # elements before the first live one
+    ListChunk *first                     # the chunk of the first live element, and its place there
+    uint32_t first_index
+    uint32_t is_ordered                  # no live element is older than one before it
+    int64_t oldest                       # timestamp of a live element
+    int64_t newest
 
 cdef struct ListChunk:
     ListChunk *prev
@@ -312,11 +376,39 @@ cdef struct ListChunk:
     uint32_t prev_used                   # elements of `prev` that belong to this list
     uint32_t used                        # elements written, by whichever list reached furthest
     uint32_t capacity
-    # elements follow
+    # the link of `next_chunk_of` follows in lists that expire, then the elements
 
 cdef inline ListChunk **next_dead(ListChunk *chunk) noexcept nogil:
     """The link of a chunk that nobody refers to, in place of `refs` and `prev_used`: it takes no more memory."""
     return <ListChunk **>&chunk.refs
+
+cdef inline ListChunk **next_chunk_of(ListChunk *chunk) noexcept nogil:
+    """The newer chunk, of lists that expire. Right for every chunk of a live list but its tail, wrong elsewhere.
+
+    An append sets it when it begins a new chunk behind the tail of a live list. Another list that has both chunks as
+    they were before is older or younger. An older one would have to lose elements at its end to become a list with
+    this tail. Only an undo does that, and it forgets all that is younger than what it brings back. A list that is
+    replaced or rewritten gets chunks of its own, and no other key ever has them. So the link that an append sets anew
+    was only of use to lists that are frozen: those of snapshots, which are read from the tail back.
+    """
+    return <ListChunk **>(<char *>chunk + sizeof(ListChunk))
+
+cdef inline uint64_t chunk_header(Table *table) noexcept nogil:
+    """The bytes of a chunk before its elements."""
+    return sizeof(ListChunk) + 8 * <uint64_t>table.element_has_timestamp
+
+cdef inline char *elements_of(Table *table, ListChunk *chunk) noexcept nogil:
+    return <char *>chunk + chunk_header(table)
+
+cdef inline uint64_t chunk_bytes(Table *table, ListChunk *chunk) noexcept nogil:
+    return chunk_header(table) + <uint64_t>chunk.capacity * table.element_width
+
+cdef inline uint64_t dead_elements(Table *table, ListHead *head) noexcept nogil:
+    """The elements at the front of a list that no reader sees."""
+    return (<ExpiringHead *>head).dead if table.element_has_timestamp else 0
+
+cdef inline uint64_t live_elements(Table *table, ListHead *head) noexcept nogil:
+    return head.length - dead_elements(table, head)
 
 # --- entries ---------------------------------------------------------------------------------------
 
@@ -457,14 +549,24 @@ cdef inline uint32_t find_stored(Table *table, CowMap *map, int64_t key, uint32_
         return find_blob(table, map, blob_data(blob), blob.length, ns, hash)
     return find_int(table, map, key, ns, hash)
 
+cdef inline bint is_live(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
+    """Return True if a slot is the one that a look-up of its key finds: not free, retired or held by a journal."""
+    cdef Entry *entry = entry_at(table.core, slot)
+    if entry.version == FREE_SLOT:
+        return False
+    return find_stored(table, map, entry.key, namespace_of(table, entry), hash_of(table, entry)) == slot
+
 # --- operations --------------------------------------------------------------------------------------
 # Those that return bint or a slot return False or 0 if memory ran out; then nothing has changed.
 
 cdef CowMap *map_new(Table *table, uint32_t group) noexcept nogil
 cdef void map_clear_storage(Table *table, CowMap *map) noexcept nogil
 cdef void presize(Table *table, CowMap *map, uint64_t entries) noexcept nogil
+cdef uint32_t capacity_for(Table *table, uint64_t entries) noexcept nogil
 cdef bint see_snapshots(Core *core, CowMap *map) noexcept nogil
 cdef void rehash_step(Lane *lane, Table *table, CowMap *map) noexcept nogil
+cdef void rehash_some(Lane *lane, Table *table, CowMap *map, uint32_t operations) noexcept nogil
+cdef void begin_rehash(Core *core, CowMap *map, uint32_t capacity) noexcept nogil
 cdef uint32_t insert(Lane *lane, Table *table, CowMap *map, int64_t key, const char *data, uint64_t length,
                      uint32_t ns, uint32_t hash) noexcept nogil
 cdef bint remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil
@@ -490,10 +592,10 @@ cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogi
 cdef void drop_list(Table *table, ListChunk *tail) noexcept nogil
 cdef bint segment_for_writing(Core *core, Journal *journal, Log **log) noexcept nogil
 cdef object key_object(Table *table, Entry *entry)
-cdef int absorb_moves(Log *carried, uint64_t known, dict moved) except -1
+cdef void forget_moves(Core *core) noexcept nogil
 cdef void drain(Core *core, int64_t budget) noexcept nogil
 cdef void wait_for_others(Core *core) noexcept
-cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved, list dropped) except -1
+cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, list dropped) except -1
 cdef bint complete_rehash(Lane *lane, Table *table, CowMap *map) noexcept nogil
 cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) noexcept nogil
 
@@ -583,6 +685,7 @@ cdef inline bint record_log(Lane *lane, Table *table, Log **log) noexcept nogil:
 cdef inline uint32_t unwritten_version(Core *core) noexcept nogil:
     return core.journal_version - 1 if core.journal_version else core.state_version
 
+cdef bint is_old(CowMap *map, uint32_t slot) noexcept nogil
 cdef bint add_run(Table *table, CowMap *map) noexcept nogil
 
 cdef inline uint32_t *free_refs(Entry *entry) noexcept nogil:
@@ -614,6 +717,8 @@ cdef inline uint32_t slot_alloc(Table *table, CowMap *map) noexcept nogil:
                 return 0
         slot = map.fresh
         map.fresh += table.layout.stride >> UNIT_SHIFT
+        if map.fresh + FRESH_AHEAD < map.fresh_end:
+            prefetch_write(entry_at(table.core, map.fresh + FRESH_AHEAD))
     map.used += 1
     count(table.core.arena.budget.probe, LIVE_ENTRIES, 1)
     return slot
@@ -642,8 +747,7 @@ cdef inline uint32_t slot_for_write(Lane *lane, Table *table, CowMap *map, uint3
         if unlikely(slot == 0):
             return 0
         entry = entry_at(core, slot)
-    if (entry.version < core.journal_version or lane.keep_undo
-            or (table.journal_every_write and core.journal_version)):
+    if entry.version < core.journal_version or lane.keep_undo:
         if unlikely(not keep_payload(lane, table, map, slot, RECORD_WRITE, kept)):
             return 0
     entry.version = core.state_version

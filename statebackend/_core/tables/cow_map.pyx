@@ -6,7 +6,8 @@ map (clones, page copies, room in logs), then the change itself, which cannot fa
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy, memset
+from libc.stdlib cimport qsort
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 cdef extern from "Python.h":
     void Py_INCREF(PyObject *object)
@@ -19,18 +20,26 @@ cdef extern from "unistd.h":
 from statebackend._core.memory.arena cimport (
     EXTENT_UNITS_SHIFT, LIVE_DIRECTORIES, LIVE_ENTRIES, LIVE_SNAPSHOTS, MAX_ORDER, MIN_ORDER, UNIT_SHIFT, Blob,
     address, blob_data, blob_drop, blob_new, block_alloc, block_free, block_ref, count, raw_alloc, raw_free,
-    run_alloc, run_free)
+    run_alloc, run_free, unit_at)
 from statebackend._core.memory.journal cimport (
     Log, LogChunk, chunk_data, log_append, log_empty, log_forget_chunk, log_last_trailer, log_pop, log_reserve,
     log_take)
 from statebackend._core.memory.platform cimport (
-    clz64, likely, load_u32, prefetch, prefetch_write, spin_lock, spin_unlock, store_ptr, store_u32, unlikely)
+    clz64, likely, load_u32, prefetch_write, spin_lock, spin_unlock, store_ptr, store_u32, unlikely)
 
 
 cdef enum:
     PRESIZE_LIMIT = 1 << 24
-    PREFETCH_BUCKETS = 12                # how far a rehash asks for entries ahead
+    PREFETCH_BUCKETS = 24                # how far a rehash asks for the first entries of buckets ahead
+    PREFETCH_CHAINS = 12                 # how far for the second ones
+    STRETCH = 64                         # buckets that move together, where several operations pay for them
+    SHORT_STRETCH = 32                   # the same, where one operation does
+    SHORT_STRETCHES_FROM = 512           # buckets of a map in which that pays
+    MAX_SPLIT = 16                       # buckets that one of those may become
     RECLAIM_AHEAD = 16                   # how far reclaiming does
+    SMALL_RUNS = 1024                    # bytes of entries with which no map is too large
+    SLOTS_PER_STEP = 8                   # of old runs: what a step looks at
+    STEPS_OF_A_MOVE = 4                  # what moving an entry to another slot counts as
 
 
 cdef inline int order_for(uint64_t size) noexcept nogil:
@@ -75,10 +84,6 @@ cdef void payload_drop(Table *table, char *payload) noexcept nogil:
             Py_XDECREF((<PyObject **>value)[0])
 
 
-cdef inline uint64_t chunk_bytes(Table *table, ListChunk *chunk) noexcept nogil:
-    return sizeof(ListChunk) + <uint64_t>chunk.capacity * table.element_width
-
-
 cdef inline void drop_element(Table *table, char *value) noexcept nogil:
     if table.element_kind == VALUE_BLOB:
         if (<Blob **>value)[0] != NULL:
@@ -113,8 +118,7 @@ cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogi
             return
         if table.element_kind != VALUE_FIXED:
             for i in range(chunk.used):
-                drop_element(table, <char *>chunk + sizeof(ListChunk)
-                             + <uint64_t>i * table.element_width + offset)
+                drop_element(table, elements_of(table, chunk) + <uint64_t>i * table.element_width + offset)
         older = chunk.prev
         block_free(table.core.blobs, chunk, chunk_bytes(table, chunk))
         chunk = older
@@ -178,7 +182,7 @@ cdef void append_thread(Table *table, uint32_t slot) noexcept nogil:
 cdef bint add_run(Table *table, CowMap *map) noexcept nogil:
     """Add a stretch of entries, a small part of what the map has: little stays unused, and maps of the same size, which
     need one at about the same time, do not ask for much at once."""
-    cdef uint64_t want = map.run_bytes >> 5, smallest = 4 * <uint64_t>table.layout.stride
+    cdef uint64_t want = (map.run_bytes - map.old_bytes) >> 5, smallest = 4 * <uint64_t>table.layout.stride
     cdef uint64_t *runs
     cdef uint32_t ref, capacity
     cdef int order
@@ -192,7 +196,8 @@ cdef bint add_run(Table *table, CowMap *map) noexcept nogil:
         runs = <uint64_t *>raw_alloc(table.core.arena.budget, capacity * sizeof(uint64_t))
         if runs == NULL:
             return False
-        memcpy(runs, map.runs, map.n_runs * sizeof(uint64_t))
+        if map.runs != NULL:
+            memcpy(runs, map.runs, map.n_runs * sizeof(uint64_t))
         raw_free(table.core.arena.budget, map.runs, map.runs_capacity * sizeof(uint64_t))
         map.runs = runs
         map.runs_capacity = capacity
@@ -202,16 +207,80 @@ cdef bint add_run(Table *table, CowMap *map) noexcept nogil:
     map.runs[map.n_runs] = (<uint64_t>ref << 8) | <uint64_t>order
     map.n_runs += 1
     map.run_bytes += <uint64_t>1 << order
+    map.slots += <uint32_t>((<uint64_t>1 << order) // table.layout.stride)
     map.fresh = ref
     map.fresh_end = ref + <uint32_t>(
         ((<uint64_t>1 << order) // table.layout.stride * table.layout.stride) >> UNIT_SHIFT)
+    if map.n_old == 0 and map.shrinking == SHRINK_NOT:
+        set_sparse_below(map)
     return True
+
+
+cdef inline void set_sparse_below(CowMap *map) noexcept nogil:
+    map.sparse_below = map.slots // 2 if map.run_bytes - map.old_bytes > SMALL_RUNS else 0
+
+
+cdef void note_sparse(Table *table, CowMap *map) noexcept nogil:
+    """Leave it to `drain` to make a map smaller."""
+    cdef Core *core = table.core
+    map.sparse_below = 0
+    if core.keeps_maps:
+        return
+    spin_lock(&core.directory_lock)      # lanes may come here at the same time
+    map.shrinking = SHRINK_NOTED
+    map.table = table
+    map.next_sparse = NULL
+    if core.sparse == NULL:
+        core.sparse = map
+    else:
+        core.sparse_last.next_sparse = map
+    core.sparse_last = map
+    spin_unlock(&core.directory_lock)
+    store_u32(&core.pending, 1)
+
+
+cdef bint is_old(CowMap *map, uint32_t slot) noexcept nogil:
+    """Return True if a slot lies in one of the old runs."""
+    cdef uint32_t low = 0, high = map.n_old, middle
+    while low < high:
+        middle = (low + high) // 2
+        if <uint32_t>(map.old_runs[middle] >> 8) <= slot:
+            low = middle + 1
+        else:
+            high = middle
+    return low and slot - <uint32_t>(map.old_runs[low - 1] >> 8) < (
+        <uint32_t>1 << ((map.old_runs[low - 1] & 0xFF) - UNIT_SHIFT))
+
+
+cdef void forget_old_runs(Core *core, CowMap *map) noexcept nogil:
+    raw_free(core.arena.budget, map.old_runs, map.n_old * sizeof(uint64_t))
+    map.old_runs = NULL
+    map.n_old = map.old_used = 0
+    map.old_bytes = 0
+
+
+cdef void free_old_runs(Table *table, CowMap *map) noexcept nogil:
+    """Give the old runs back: nobody uses a slot of theirs."""
+    cdef uint32_t i, freed = 0
+    for i in range(map.n_old):
+        release_run(table.core, <uint32_t>(map.runs[i] >> 8), <int>(map.runs[i] & 0xFF), &freed)
+    map.n_runs -= map.n_old
+    memmove(map.runs, map.runs + map.n_old, map.n_runs * sizeof(uint64_t))
+    map.run_bytes -= map.old_bytes
+    forget_old_runs(table.core, map)
+    table.lane.relocated_entries += 1    # a sweep may pass over some, because the runs behind move up
+    if map.shrinking == SHRINK_NOT:
+        set_sparse_below(map)
 
 
 cdef inline void slot_return(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
     cdef Entry *entry = entry_at(table.core, slot)
     entry.version = FREE_SLOT
-    if map.free_slot and map.free_in_block < FREE_BLOCK:
+    if unlikely(map.n_old != 0) and is_old(map, slot):
+        map.old_used -= 1
+        if map.old_used == 0:
+            free_old_runs(table, map)
+    elif map.free_slot and map.free_in_block < FREE_BLOCK:
         free_refs(entry_at(table.core, map.free_slot))[map.free_in_block] = slot
         map.free_in_block += 1
     else:
@@ -219,6 +288,8 @@ cdef inline void slot_return(Table *table, CowMap *map, uint32_t slot) noexcept 
         map.free_slot = slot
         map.free_in_block = 0
     map.used -= 1
+    if unlikely(map.used < map.sparse_below):
+        note_sparse(table, map)
     count(table.core.arena.budget.probe, LIVE_ENTRIES, -1)
 
 
@@ -244,12 +315,9 @@ cdef void slot_free(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
 
 cdef void release_run(Core *core, uint32_t ref, int order, uint32_t *freed) noexcept nogil:
     """Free a run; after the first few of one operation, leave it to `drain`."""
-    cdef char *room
     freed[0] += 1
     if freed[0] > 8 and log_reserve(core.arena, &core.garbage, 16):
-        room = log_take(&core.garbage, 16)
-        (<uint64_t *>room)[0] = 0
-        (<uint64_t *>(room + 8))[0] = (<uint64_t>RETIRED_RUN << 56) | (<uint64_t>order << 32) | ref
+        push_run(&core.garbage, ref, order, FREE_SLOT)
         core.pending = 1
     else:
         run_free(core.arena, ref, order)
@@ -267,6 +335,8 @@ cdef void map_clear_storage(Table *table, CowMap *map) noexcept nogil:
     map.runs = NULL
     map.n_runs = map.runs_capacity = 0
     map.run_bytes = 0
+    map.slots = map.sparse_below = 0
+    forget_old_runs(core, map)
     map.free_slot = map.free_in_block = map.fresh = map.fresh_end = 0
     for t in range(2):
         buckets = &map.primary if t == 0 else &map.secondary
@@ -275,7 +345,7 @@ cdef void map_clear_storage(Table *table, CowMap *map) noexcept nogil:
                 continue
             if buckets.pages[i].version < core.highest_required_snapshot_version:
                 if core.newest != NULL and log_reserve(core.arena, &core.newest.retired, 16):
-                    push_run(&core.newest.retired, buckets.pages[i].ref, page_order(buckets.capacity))
+                    push_page(&core.newest.retired, &buckets.pages[i], page_order(buckets.capacity))
                 # without memory for the record the page stays until the arena goes
             else:
                 release_run(core, buckets.pages[i].ref, page_order(buckets.capacity), &freed)
@@ -293,10 +363,14 @@ cdef inline int page_order(uint32_t capacity) noexcept nogil:
     return order_for(<uint64_t>4 * (capacity if capacity < PAGE_BUCKETS else PAGE_BUCKETS))
 
 
-cdef inline void push_run(Log *log, uint32_t ref, int order) noexcept nogil:
+cdef inline void push_run(Log *log, uint32_t ref, int order, uint32_t version) noexcept nogil:
     cdef char *room = log_take(log, 16)
-    (<uint64_t *>room)[0] = 0
+    (<uint64_t *>room)[0] = version
     (<uint64_t *>(room + 8))[0] = (<uint64_t>RETIRED_RUN << 56) | (<uint64_t>order << 32) | ref
+
+
+cdef inline void push_page(Log *log, PageRef *page, int order) noexcept nogil:
+    push_run(log, page.ref, order, page.version)
 
 
 cdef inline void start_table(BucketTable *buckets, uint32_t capacity, PageRef *pages) noexcept nogil:
@@ -332,7 +406,7 @@ cdef uint32_t *bucket_for_write(Lane *lane, BucketTable *buckets, uint32_t index
         if ref == 0:
             return NULL
         memcpy(address(core.arena, ref), address(core.arena, page.ref), <uint64_t>1 << order)
-        push_run(retired_log(lane), page.ref, order)
+        push_page(retired_log(lane), page, order)
         page.ref = ref
         page.version = core.state_version
         lane.copied_pages += 1
@@ -359,12 +433,14 @@ cdef bint segment_for_writing(Core *core, Journal *journal, Log **log) noexcept 
             segments = <Segment *>raw_alloc(core.arena.budget, capacity * sizeof(Segment))
             if segments == NULL:
                 return False
-            memcpy(segments, journal.segments, journal.n_segments * sizeof(Segment))
+            if journal.segments != NULL:
+                memcpy(segments, journal.segments, journal.n_segments * sizeof(Segment))
             raw_free(core.arena.budget, journal.segments, journal.capacity * sizeof(Segment))
             journal.segments = segments
             journal.capacity = capacity
         memset(&journal.segments[journal.n_segments], 0, sizeof(Segment))
         journal.segments[journal.n_segments].version = core.journal_version
+        journal.segments[journal.n_segments].log.until = core.highest_required_snapshot_version
         journal.n_segments += 1
     log[0] = &journal.segments[journal.n_segments - 1].log
     return True
@@ -377,7 +453,7 @@ cdef bint keep_payload(Lane *lane, Table *table, CowMap *map, uint32_t slot, Rec
     cdef char *room
     cdef Entry *entry = entry_at(lane.core, slot)
     cdef uint32_t width = (table.layout.payload_width + 7) & ~7u
-    if lane.core.journal_version and (entry.version < lane.core.journal_version or table.journal_every_write):
+    if lane.core.journal_version and (entry.version < lane.core.journal_version or op == RECORD_COPIED):
         if not record_log(lane, table, &log):
             return False
     else:
@@ -446,10 +522,10 @@ cdef void repoint_thread(Table *table, uint32_t slot) noexcept nogil:
     cdef Entry *entry = entry_at(core, slot)
     cdef Thread *thread = thread_of(table, entry)
     cdef Anchor *anchor = <Anchor *>address(core.arena, namespace_of(table, entry))
-    if thread.prev:
-        thread_of(table, entry_at(core, thread.prev)).next = slot
-    else:
-        anchor.first = slot
+    cdef uint32_t *link = &thread_of(table, entry_at(core, thread.prev)).next if thread.prev else &anchor.first
+    if anchor.alive_from == link[0]:
+        anchor.alive_from = slot
+    link[0] = slot
     if thread.next:
         thread_of(table, entry_at(core, thread.next)).prev = slot
     else:
@@ -461,10 +537,10 @@ cdef void unlink_thread(Table *table, Entry *entry) noexcept nogil:
     cdef Core *core = table.core
     cdef Thread *thread = thread_of(table, entry)
     cdef Anchor *anchor = <Anchor *>address(core.arena, namespace_of(table, entry))
-    if thread.prev:
-        thread_of(table, entry_at(core, thread.prev)).next = thread.next
-    else:
-        anchor.first = thread.next
+    cdef uint32_t *link = &thread_of(table, entry_at(core, thread.prev)).next if thread.prev else &anchor.first
+    if anchor.alive_from == link[0]:
+        anchor.alive_from = thread.next if thread.next else thread.prev
+    link[0] = thread.next
     if thread.next:
         thread_of(table, entry_at(core, thread.next)).prev = thread.prev
     else:
@@ -504,6 +580,16 @@ cdef uint32_t own_entry(Lane *lane, Table *table, CowMap *map, uint32_t slot, ui
         current = link[0]
 
 
+cdef inline void add_directory(Snapshot *snapshot, Directory *directory) noexcept nogil:
+    """Give a directory to a snapshot that it covers. The caller holds the lock."""
+    directory.next = NULL
+    if snapshot.last_directory != NULL:
+        snapshot.last_directory.next = directory
+    else:
+        snapshot.directories = directory
+    snapshot.last_directory = directory
+
+
 cdef bint see_snapshots(Core *core, CowMap *map) noexcept nogil:
     """Give all snapshots since `seen_version` the map's page directory. Any thread may come first."""
     cdef uint64_t size
@@ -538,12 +624,7 @@ cdef bint see_snapshots(Core *core, CowMap *map) noexcept nogil:
                 refs[i] = map.secondary.pages[i].ref
             directory.older = map.directories
             map.directories = directory
-            directory.next = NULL
-            if core.newest.last_directory != NULL:
-                core.newest.last_directory.next = directory
-            else:
-                core.newest.directories = directory
-            core.newest.last_directory = directory
+            add_directory(core.newest, directory)
             store_u32(&map.seen_version, directory.high)
             directory = NULL
             got = 0
@@ -563,9 +644,8 @@ cdef bint see_snapshots(Core *core, CowMap *map) noexcept nogil:
 
 # --- growing ---------------------------------------------------------------------------------------------
 
-cdef void double_capacity(Core *core, CowMap *map) noexcept nogil:
-    """Open a secondary table of twice the size; without memory for its directory the map stays as it is."""
-    cdef uint32_t capacity = map.primary.capacity * 2
+cdef void begin_rehash(Core *core, CowMap *map, uint32_t capacity) noexcept nogil:
+    """Open a secondary table, larger or smaller; without memory for its directory the map stays as it is."""
     cdef uint32_t n = capacity >> PAGE_SHIFT if capacity > PAGE_BUCKETS else 1
     cdef PageRef *pages = &map.secondary.single
     if capacity > MAXIMUM_CAPACITY:
@@ -581,16 +661,22 @@ cdef void double_capacity(Core *core, CowMap *map) noexcept nogil:
     map.modifications += 1               # from here on reads move entries
 
 
+cdef uint32_t capacity_for(Table *table, uint64_t entries) noexcept nogil:
+    """Buckets for that many entries."""
+    cdef uint32_t capacity = table.initial_capacity
+    while capacity < PRESIZE_LIMIT and capacity // 4 * 3 < entries:
+        capacity *= 2
+    return capacity
+
+
 cdef void presize(Table *table, CowMap *map, uint64_t entries) noexcept nogil:
     """Let a map that never held anything begin with buckets for that many entries. Bucket pages are made when they
     are needed, so a guess that is too high costs only a directory.
     """
-    cdef uint32_t capacity = map.primary.capacity, n
+    cdef uint32_t capacity = capacity_for(table, entries), n
     cdef PageRef *pages
     if map.used or map.secondary.capacity or map.primary.n_pages > 1 or map.primary.pages[0].ref:
         return
-    while capacity < PRESIZE_LIMIT and capacity // 4 * 3 < entries:
-        capacity *= 2
     n = capacity >> PAGE_SHIFT if capacity > PAGE_BUCKETS else 1
     pages = &map.primary.single
     if n > 1:
@@ -618,38 +704,32 @@ cdef int move_bucket(Lane *lane, Table *table, CowMap *map, uint32_t index) noex
     cdef uint32_t required = core.highest_required_snapshot_version
     cdef uint32_t mask = map.secondary.capacity - 1
     cdef uint32_t *source = bucket(core, &map.primary, index)
-    cdef uint32_t slot, following, clone, position, pending = 0, pending_last = 0, old = 0
-    cdef uint32_t *low = NULL
-    cdef uint32_t *high = NULL
+    cdef uint32_t slot, following, clone, pending = 0, pending_last = 0, old = 0
     cdef uint32_t *target
     cdef Log *log = NULL
-    cdef uint32_t positions[8]
+    cdef uint32_t *targets[8]
     cdef Entry *entry
     cdef int moved = 0
     if source == NULL:
         return 0
     if index + PREFETCH_BUCKETS < map.primary.capacity and (
-            (index & (PAGE_BUCKETS - 1)) + PREFETCH_BUCKETS < PAGE_BUCKETS) and source[PREFETCH_BUCKETS]:
-        prefetch(entry_at(core, source[PREFETCH_BUCKETS]))
+            (index & (PAGE_BUCKETS - 1)) + PREFETCH_BUCKETS < PAGE_BUCKETS):
+        if source[PREFETCH_BUCKETS]:
+            prefetch_write(entry_at(core, source[PREFETCH_BUCKETS]))
+        if source[PREFETCH_CHAINS]:
+            prefetch_write(entry_at(core, entry_at(core, source[PREFETCH_CHAINS]).next))
     if source[0] == 0:
         return 0
-    # The steps that may fail: target pages, room for the records, the clones. A bucket splits into at most two.
+    # The steps that may fail: target pages, room for the records, the clones.
     slot = source[0]
     while slot:
         entry = entry_at(core, slot)
-        position = hash_of(table, entry) & mask
+        target = own_bucket(lane, &map.secondary, hash_of(table, entry) & mask)
+        if target == NULL:
+            return -1
         if moved < 8:
-            positions[moved] = position
+            targets[moved] = target
         moved += 1
-        if position == index:
-            if low == NULL:
-                low = own_bucket(lane, &map.secondary, position)
-                if low == NULL:
-                    return -1
-        elif high == NULL:
-            high = own_bucket(lane, &map.secondary, position)
-            if high == NULL:
-                return -1
         old += entry.version < required
         slot = entry.next
     moved = 0
@@ -678,8 +758,7 @@ cdef int move_bucket(Lane *lane, Table *table, CowMap *map, uint32_t index) noex
     while slot:
         entry = entry_at(core, slot)
         following = entry.next
-        position = positions[moved] if moved < 8 else hash_of(table, entry) & mask
-        target = low if position == index else high
+        target = targets[moved] if moved < 8 else own_bucket(lane, &map.secondary, hash_of(table, entry) & mask)
         if entry.version < required:
             clone = pending
             entry = entry_at(core, clone)
@@ -699,6 +778,58 @@ cdef int move_bucket(Lane *lane, Table *table, CowMap *map, uint32_t index) noex
     return moved
 
 
+cdef inline bint moves_stretches(Core *core, CowMap *map) noexcept nogil:
+    return (core.newest == NULL and map.secondary.capacity > map.primary.capacity
+            and map.secondary.capacity // map.primary.capacity <= MAX_SPLIT)
+
+
+cdef int move_stretch(Lane *lane, Table *table, CowMap *map, uint32_t first, uint32_t n) noexcept nogil:
+    """`move_bucket` for a stretch of a page, of a map that grows and that no snapshot needs.
+
+    Chains end unpredictably. So this goes through the first entries of all buckets, then through the second ones, and
+    so on: one loop without a branch for each length. Each bucket's entries keep their order all the same.
+    """
+    cdef Core *core = lane.core
+    cdef uint32_t *source = bucket(core, &map.primary, first)
+    cdef uint32_t *targets[16]
+    cdef uint32_t slots[64]
+    cdef uint32_t *target
+    cdef uint32_t capacity = map.primary.capacity, mask = map.secondary.capacity - 1, i, left = 0, more, slot, position
+    cdef int shift = 63 - clz64(capacity), moved = 0
+    cdef char **extents = core.arena.extents
+    cdef Entry *entry
+    if source == NULL:
+        return 0
+    for i in range(map.secondary.capacity >> shift):
+        targets[i] = own_bucket(lane, &map.secondary, first + i * capacity)
+        if targets[i] == NULL:
+            return -1
+    for i in range(n):
+        slots[left] = source[i]
+        prefetch_write(unit_at(extents, source[i]))
+        left += source[i] != 0
+    if (first & (PAGE_BUCKETS - 1)) + 2 * n <= PAGE_BUCKETS and first + 2 * n <= capacity:
+        for i in range(n, 2 * n):        # the next stretch's
+            prefetch_write(unit_at(extents, source[i]))
+    while left:
+        more = 0
+        for i in range(left):
+            slot = slots[i]
+            entry = <Entry *>unit_at(extents, slot)
+            slots[more] = entry.next
+            prefetch_write(unit_at(extents, entry.next))
+            more += entry.next != 0
+            position = hash_of(table, entry) & mask
+            target = targets[position >> shift] + ((position & (capacity - 1)) - first)
+            entry.next = target[0]
+            target[0] = slot
+        moved += left
+        left = more
+    map.primary.size -= moved
+    map.secondary.size += moved
+    return moved
+
+
 cdef bint give_page_back(Lane *lane, CowMap *map, PageRef *page) noexcept nogil:
     """Free a page of the primary table that the rehash has emptied, or leave it to the snapshots that see it."""
     cdef Core *core = lane.core
@@ -707,7 +838,7 @@ cdef bint give_page_back(Lane *lane, CowMap *map, PageRef *page) noexcept nogil:
     if page.version < core.highest_required_snapshot_version:
         if not log_reserve(core.arena, retired_log(lane), 16):
             return False
-        push_run(retired_log(lane), page.ref, page_order(map.primary.capacity))
+        push_page(retired_log(lane), page, page_order(map.primary.capacity))
     else:
         run_free(core.arena, page.ref, page_order(map.primary.capacity))
     page.ref = 0
@@ -715,12 +846,17 @@ cdef bint give_page_back(Lane *lane, CowMap *map, PageRef *page) noexcept nogil:
 
 
 cdef void rehash_step(Lane *lane, Table *table, CowMap *map) noexcept nogil:
-    """Flink's incrementalRehash: move at least four entries, whole buckets only, past few empty buckets.
+    """Flink's incrementalRehash: move at least four entries, whole buckets only, past few empty buckets."""
+    rehash_some(lane, table, map, 1)
+
+
+cdef void rehash_some(Lane *lane, Table *table, CowMap *map, uint32_t operations) noexcept nogil:
+    """Move what so many operations have to move.
 
     Without memory it stops: the map is valid at every point, and the next operation continues.
     """
-    cdef uint32_t index
-    cdef int moved, transferred = 0, scanned = 0
+    cdef uint32_t index, n, transferred = 0, scanned = 0
+    cdef int moved
     while True:
         index = map.rehash_index
         if index and (index & (PAGE_BUCKETS - 1) == 0 or index == map.primary.capacity):
@@ -729,15 +865,21 @@ cdef void rehash_step(Lane *lane, Table *table, CowMap *map) noexcept nogil:
         if index == map.primary.capacity:
             finish_rehash(lane.core, map)
             return
-        if (transferred >= MIN_TRANSFERRED_PER_INCREMENTAL_REHASH
-                or scanned >= MAX_BUCKETS_PER_INCREMENTAL_REHASH):
+        if (transferred >= MIN_TRANSFERRED_PER_INCREMENTAL_REHASH * operations
+                or scanned >= MAX_BUCKETS_PER_INCREMENTAL_REHASH * operations):
             return
-        moved = move_bucket(lane, table, map, index)
+        n = 1
+        if (operations > 1 or map.primary.capacity >= SHORT_STRETCHES_FROM) and moves_stretches(lane.core, map):
+            n = STRETCH if operations > 1 else SHORT_STRETCH
+            n = min(n, map.primary.capacity - index, PAGE_BUCKETS - (index & (PAGE_BUCKETS - 1)))
+            moved = move_stretch(lane, table, map, index, n)
+        else:
+            moved = move_bucket(lane, table, map, index)
         if moved < 0:
             return
-        map.rehash_index = index + 1
+        map.rehash_index = index + n
         transferred += moved
-        scanned += 1
+        scanned += n
         lane.moved_entries += moved
 
 
@@ -749,6 +891,127 @@ cdef bint complete_rehash(Lane *lane, Table *table, CowMap *map) noexcept nogil:
         rehash_step(lane, table, map)
         if map.secondary.capacity and map.rehash_index == before:
             return False
+    return True
+
+
+# --- shrinking -------------------------------------------------------------------------------------------
+#
+# This happens in `drain`, when nobody remembers a slot.
+
+cdef int compare_runs(const void *a, const void *b) noexcept nogil:
+    cdef uint64_t mine = (<const uint64_t *>a)[0], other = (<const uint64_t *>b)[0]
+    return (mine > other) - (mine < other)
+
+
+cdef void begin_shrinking(Core *core, Table *table, CowMap *map) noexcept nogil:
+    """Begin to move to fewer buckets, and to new runs, if it is worth while."""
+    cdef uint32_t size = map_size(map), capacity = capacity_for(table, <uint64_t>size + size // 3 + 1)
+    map.shrinking = SHRINK_BEGUN
+    if map.slots > 2 * map.used and map.run_bytes > SMALL_RUNS and map.n_old == 0:
+        map.old_runs = <uint64_t *>raw_alloc(core.arena.budget, map.n_runs * sizeof(uint64_t))
+    if map.old_runs != NULL and map.n_old == 0:
+        while map.fresh != map.fresh_end:
+            entry_at(core, map.fresh).version = FREE_SLOT
+            map.fresh += table.layout.stride >> UNIT_SHIFT
+        memcpy(map.old_runs, map.runs, map.n_runs * sizeof(uint64_t))
+        qsort(map.old_runs, map.n_runs, sizeof(uint64_t), compare_runs)
+        map.n_old, map.old_used, map.old_bytes = map.n_runs, map.used, map.run_bytes
+        map.old_run = map.old_slot = 0
+        map.fresh = map.fresh_end = map.free_slot = map.free_in_block = 0
+        map.slots = 0
+    if 4 * <uint64_t>capacity <= map.primary.capacity:
+        begin_rehash(core, map, capacity)
+
+
+cdef bint relocate(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
+    """Move a live entry to another slot; False without memory. Its version stays, but where a snapshot has it."""
+    cdef Core *core = table.core
+    cdef Lane *lane = &table.lane
+    cdef Entry *entry = entry_at(core, slot)
+    cdef uint32_t hash = hash_of(table, entry), moved
+    cdef bint is_shared = entry.version < core.highest_required_snapshot_version
+    cdef uint32_t *link = link_before(lane, table, map, slot, hash)
+    cdef Log *log
+    if link == NULL or not record_log(lane, table, &log):
+        return False
+    if log != NULL and not log_reserve(core.arena, log, 16):
+        return False
+    if log == NULL and is_shared and not log_reserve(core.arena, retired_log(lane), 16):
+        return False
+    if log != NULL or is_shared:
+        moved = clone_entry(lane, table, map, slot)
+        if moved == 0:
+            return False
+        lane.copied_entries -= 1
+        if not is_shared:
+            entry_at(core, moved).version = entry.version
+    else:
+        moved = slot_alloc(table, map)
+        if moved == 0:
+            return False
+        memcpy(entry_at(core, moved), entry, table.layout.stride)
+    lane.relocated_entries += 1
+    link[0] = moved
+    if table.layout.off_thread:
+        repoint_thread(table, moved)
+    if log != NULL or is_shared:
+        retire(lane, table, map, slot, moved, log)
+    else:
+        slot_return(table, map, slot)
+    return True
+
+
+cdef bint empty_old_runs(Core *core, Table *table, CowMap *map, int64_t *budget) noexcept nogil:
+    """Look at a few slots of the old runs, up to the first live entry, and move that; False without memory."""
+    cdef uint32_t end, first, units = table.layout.stride >> UNIT_SHIFT
+    cdef int _look
+    budget[0] -= 1
+    first = slots_of_run(table, map.runs[map.old_run], &end)
+    if map.old_slot == 0:
+        map.old_slot = first
+    for _look in range(SLOTS_PER_STEP):
+        if map.old_slot == end:
+            map.old_run += 1
+            map.old_slot = 0
+            return True
+        if is_live(table, map, map.old_slot):
+            if not relocate(table, map, map.old_slot):
+                return False
+            budget[0] -= STEPS_OF_A_MOVE
+            map.old_slot += units
+            return True
+        map.old_slot += units
+    return True
+
+
+cdef bint shrink_maps(Core *core, int64_t *budget) noexcept nogil:
+    """Make maps smaller, one after the other; False if memory stops it. Every map is valid at every point."""
+    cdef CowMap *map
+    cdef Table *table
+    cdef uint32_t before
+    if core.iterators or core.is_loading:
+        return False
+    while budget[0] > 0 and core.sparse != NULL:
+        map, table = core.sparse, core.sparse.table
+        if map.seen_version < core.highest_required_snapshot_version and not see_snapshots(core, map):
+            return False
+        if map.secondary.capacity:
+            before = map.rehash_index
+            rehash_some(&table.lane, table, map, 1)
+            budget[0] -= 1
+            if map.secondary.capacity and map.rehash_index == before:
+                return False
+        elif map.shrinking == SHRINK_NOTED:
+            begin_shrinking(core, table, map)
+            budget[0] -= 1
+        elif map.n_old and map.old_run < map.n_old:
+            if not empty_old_runs(core, table, map, budget):
+                return False
+        else:
+            map.shrinking = SHRINK_NOT
+            core.sparse = map.next_sparse
+            if map.n_old == 0:
+                set_sparse_below(map)
     return True
 
 
@@ -795,7 +1058,7 @@ cdef bint prepare_insert(Lane *lane, Table *table, CowMap *map, const char *data
     cdef BucketTable *buckets
     ready.blob = NULL
     if unlikely(map.secondary.capacity == 0 and map.primary.size > map.threshold):
-        double_capacity(core, map)
+        begin_rehash(core, map, 2 * map.primary.capacity)
     if not record_log(lane, table, &ready.log):
         return False
     if ready.log != NULL and not log_reserve(core.arena, ready.log, 32):
@@ -932,13 +1195,56 @@ cdef bint remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t 
 # --- undo ------------------------------------------------------------------------------------------------------
 #
 # Records are taken from the end of a log and reversed. A slot named by an older record may have been
-# replaced by a clone meanwhile: `moved` maps it to its successor. MOVED records outlive the undo, in
+# replaced by a clone meanwhile: `Core.moves` maps it to its successor. MOVED records outlive the undo, in
 # `carried`, because records of older segments can name the same slots.
 
-cdef uint32_t current_slot(uint32_t slot, dict moved) except? 0:
-    while slot in moved:
-        slot = moved[slot]
+cdef inline uint64_t first_place(Moves *moves, uint32_t slot) noexcept nogil:
+    return (slot * <uint64_t>0x9E3779B97F4A7C15 >> 32) & (moves.capacity - 1)
+
+
+cdef inline uint64_t place_of(Moves *moves, uint32_t slot) noexcept nogil:
+    """Where a slot is in the table, or the free place where it would go."""
+    cdef uint64_t mask = moves.capacity - 1, at = first_place(moves, slot)
+    while moves.pairs[2 * at] != 0 and moves.pairs[2 * at] != slot:
+        at = (at + 1) & mask
+    return at
+
+
+cdef inline uint32_t current_slot(Core *core, uint32_t slot) noexcept nogil:
+    cdef uint64_t at
+    while slot != 0 and core.moves.n != 0:
+        at = place_of(&core.moves, slot)
+        if core.moves.pairs[2 * at] == 0:
+            break
+        slot = core.moves.pairs[2 * at + 1]
     return slot
+
+
+cdef void forget_moves(Core *core) noexcept nogil:
+    raw_free(core.arena.budget, core.moves.pairs, core.moves.capacity * 2 * sizeof(uint32_t))
+    memset(&core.moves, 0, sizeof(Moves))
+
+
+cdef bint reserve_moves(Core *core, uint64_t more) noexcept nogil:
+    """Make room in the table, which is at most three quarters full; False without memory."""
+    cdef Moves old = core.moves
+    cdef Moves *moves = &core.moves
+    cdef uint64_t i, capacity = old.capacity if old.capacity else 256
+    if 4 * (old.n + more) <= 3 * old.capacity:
+        return True
+    while 4 * (old.n + more) > 3 * capacity:
+        capacity *= 2
+    moves.pairs = <uint32_t *>raw_alloc(core.arena.budget, capacity * 2 * sizeof(uint32_t))
+    if moves.pairs == NULL:
+        moves.pairs = old.pairs
+        return False
+    memset(moves.pairs, 0, capacity * 2 * sizeof(uint32_t))
+    moves.capacity = capacity
+    for i in range(old.capacity):
+        if old.pairs[2 * i]:
+            memcpy(&moves.pairs[2 * place_of(moves, old.pairs[2 * i])], &old.pairs[2 * i], 2 * sizeof(uint32_t))
+    raw_free(core.arena.budget, old.pairs, old.capacity * 2 * sizeof(uint32_t))
+    return True
 
 
 cdef int keep_object(Table *table, char *payload, list dropped) except -1:
@@ -987,7 +1293,7 @@ cdef inline void carry_move(Log *carried, Table *table, CowMap *map, uint32_t sl
     (<uint64_t *>(room + 8))[0] = trailer(RECORD_MOVED, table, map.group, slot)
 
 
-cdef bint undo_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, Log *carried, dict moved) except -1:
+cdef bint undo_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, Log *carried) noexcept:
     cdef Core *core = lane.core
     cdef Entry *entry = entry_at(core, slot)
     cdef uint32_t hash = hash_of(table, entry), back = slot
@@ -997,54 +1303,88 @@ cdef bint undo_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, Log 
     cdef Anchor *anchor
     if link == NULL:
         return False
-    if entry.version < core.highest_required_snapshot_version:
+    if entry.version < core.highest_required_snapshot_version or (map.n_old and is_old(map, slot)):
         if not log_reserve(core.arena, carried, 16):
             return False
         back = clone_entry(lane, table, map, slot)
         if back == 0:
             return False
         carry_move(carried, table, map, slot, back)
-        moved[slot] = back
         entry = entry_at(core, back)
     entry.next = link[0]
     link[0] = back
     entry.version = core.state_version
     if table.layout.off_thread:
         thread = thread_of(table, entry)
-        thread.prev = current_slot(thread.prev, moved)
-        thread.next = current_slot(thread.next, moved)
+        thread.prev = current_slot(core, thread.prev)
+        thread.next = current_slot(core, thread.next)
         repoint_thread(table, back)
         anchor = <Anchor *>address(core.arena, namespace_of(table, entry))
         anchor.modifications += 1
+        anchor.alive_from = 0            # what is back may be alive
     buckets.size += 1
     map.modifications += 1
     lane.entries += 1
     return True
 
 
-cdef int absorb_moves(Log *carried, uint64_t known, dict moved) except -1:
-    """Enter the moves appended to `carried` since it had `known` records."""
-    cdef uint64_t left = carried.records - known
+cdef inline bint is_named_by_slot(Table *table) noexcept nogil:
+    """Say whether records name slots of a table that they did not write: neighbours of a removed one, mere copies."""
+    return table.layout.off_thread != 0 or table.layout.off_value_version != 0
+
+
+cdef bint absorb_moves(Journal *journal, Log *carried) noexcept nogil:
+    """Enter the moves that were appended to `carried` since the last time; False without memory.
+
+    A slot that nobody wrote since the oldest mark of the undo is named by no other record of it.
+    """
+    cdef Core *core = journal.tables[0].core
+    cdef Moves *moves = &core.moves
+    cdef uint64_t left = carried.records - moves.absorbed, place, last
     cdef LogChunk *chunk = carried.last
-    cdef uint32_t at
+    cdef uint32_t at, slot
+    if left == 0:
+        return True
+    if not reserve_moves(core, left):
+        return False
+    moves.absorbed += left
     while left:
         at = chunk.used
         while at and left:
             at -= 16
-            moved[<uint32_t>(<uint64_t *>(chunk_data(chunk) + at + 8))[0]] = (
-                <uint32_t *>(chunk_data(chunk) + at))[0]
             left -= 1
+            last = (<uint64_t *>(chunk_data(chunk) + at + 8))[0]
+            slot = <uint32_t>last
+            if (entry_at(core, slot).version < moves.floor
+                    and not is_named_by_slot(journal.tables[(last >> 48) & 0xFF])):
+                continue
+            place = place_of(moves, slot)
+            moves.n += moves.pairs[2 * place] == 0
+            moves.pairs[2 * place] = slot
+            moves.pairs[2 * place + 1] = (<uint32_t *>(chunk_data(chunk) + at))[0]
         chunk = chunk.prev
-    return 0
+    return True
 
 
-cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, dict moved, list dropped) except -1:
+cdef inline void prefetch_undo(Core *core, char *end) noexcept nogil:
+    """Ask for what an older record's undo touches, if the record has 16 bytes, as most have that name a clone."""
+    cdef uint32_t slot = (<uint32_t *>(end - 8))[0], clone = (<uint32_t *>(end - 16))[0]
+    if (slot >> EXTENT_UNITS_SHIFT) < core.arena.top:
+        prefetch_write(entry_at(core, slot))
+    if (clone >> EXTENT_UNITS_SHIFT) < core.arena.top:
+        prefetch_write(entry_at(core, clone))
+    if core.moves.n:
+        prefetch_write(&core.moves.pairs[2 * first_place(&core.moves, slot)])
+
+
+cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, list dropped) except -1:
     """Reverse the newest records of `log` until `down_to` are left; 0 when memory ran out midway.
 
-    Reversed records are off the log, so the call can be repeated.
+    Reversed records are off the log, so the call can be repeated. Call `forget_moves` before an undo that begins a new
+    `carried`, and at the end.
     """
     cdef Core *core = journal.tables[0].core
-    cdef uint64_t last, known
+    cdef uint64_t last
     cdef uint32_t slot, clone, width
     cdef int op, i
     cdef Table *table
@@ -1057,34 +1397,34 @@ cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, di
             journal.tables[i].lane.override = carried
     try:
         while done and not log_empty(core.arena, log) and log.records > down_to:
+            if core.newest != NULL and log.last.used >= 16 * (RECLAIM_AHEAD + 1):
+                prefetch_undo(core, chunk_data(log.last) + log.last.used - 16 * RECLAIM_AHEAD)
             last = log_last_trailer(log)
             op = <int>(last >> 56)
             table = journal.tables[(last >> 48) & 0xFF]
             map = table.maps[((last >> 32) & 0xFFFF) - table.first_group]
             slot = <uint32_t>last
             end = chunk_data(log.last) + log.last.used
-            known = carried.records
             width = 8
-            done = see_snapshots(core, map)
+            done = see_snapshots(core, map) and absorb_moves(journal, carried)
             if not done:
                 break
             if op == RECORD_MOVED or op == RECORD_REPLACED:
                 width = 16
                 clone = <uint32_t>(<uint64_t *>(end - 16))[0]
                 if op == RECORD_REPLACED:
-                    done = undo_write(&table.lane, table, map, current_slot(clone, moved),
+                    done = undo_write(&table.lane, table, map, current_slot(core, clone),
                                       payload_of(table, entry_at(core, slot)), dropped)
                 done = done and log_reserve(core.arena, carried, 16)
                 if done:
                     carry_move(carried, table, map, slot, clone)
             elif op == RECORD_REMOVE:
-                done = undo_remove(&table.lane, table, map, slot, carried, moved)
+                done = undo_remove(&table.lane, table, map, slot, carried)
             elif op == RECORD_INSERT:
-                done = undo_insert(&table.lane, table, map, current_slot(slot, moved), dropped)
+                done = undo_insert(&table.lane, table, map, current_slot(core, slot), dropped)
             else:
                 width += (table.layout.payload_width + 7) & ~7u
-                done = undo_write(&table.lane, table, map, current_slot(slot, moved), end - width, dropped)
-            absorb_moves(carried, known, moved)
+                done = undo_write(&table.lane, table, map, current_slot(core, slot), end - width, dropped)
             if done:
                 log_pop(core.arena, log, width)
     finally:
@@ -1096,14 +1436,20 @@ cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, di
 
 # --- reclaiming ------------------------------------------------------------------------------------------------
 
-cdef inline bint reserve_let_go(Core *core) noexcept nogil:
-    return core.newest == NULL or log_reserve(core.arena, &core.newest.retired, 16)
 
+cdef inline Snapshot *holder_of(Core *core, uint32_t until) noexcept nogil:
+    """The newest live snapshot up to a version, NULL if there is none: newer ones never saw what is that old."""
+    if until != core.holder_until:
+        core.holder_until = until
+        core.holder = core.newest
+        while core.holder != NULL and core.holder.version > until:
+            core.holder = core.holder.older
+    return core.holder
 
-cdef void let_go(Core *core, Table *table, CowMap *map, uint32_t slot) noexcept nogil:
-    """Free a slot that no journal names any more, or leave it to the snapshots that may see it."""
-    if entry_at(core, slot).version < core.highest_required_snapshot_version:
-        push_retired(&core.newest.retired, table, map.group, slot)
+cdef void let_go(Core *core, Snapshot *holder, Table *table, CowMap *map, uint32_t slot) noexcept nogil:
+    """Free a slot that no journal names any more, or leave it to the snapshots that may see it. Room was reserved."""
+    if holder != NULL and entry_at(core, slot).version < holder.version:
+        push_retired(&holder.retired, table, map.group, slot)
     else:
         slot_free(table, map, slot)
 
@@ -1128,6 +1474,7 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
     cdef uint32_t width
     cdef Table *table
     cdef CowMap *map
+    cdef Snapshot *holder
     cdef char payload[64]                # as large as any payload that refers to something
     while budget[0] > 0 and not log_empty(core.arena, log):
         if log.held == 0:
@@ -1151,29 +1498,36 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
             if op != RECORD_REMOVE:
                 width = 16
             map = table.maps[((last >> 32) & 0xFFFF) - table.first_group]
-            if not reserve_let_go(core):
+            holder = holder_of(core, log.last.until)
+            if holder != NULL and not log_reserve(core.arena, &holder.retired, 16):
                 return
             log_pop(core.arena, log, width)
-            let_go(core, table, map, <uint32_t>last)
+            let_go(core, holder, table, map, <uint32_t>last)
             continue
         log_pop(core.arena, log, width)
 
 
 cdef void reclaim_garbage(Core *core, int64_t *budget) noexcept nogil:
-    cdef uint64_t last
-    cdef int op
+    """Free what ended snapshots have left, or leave it to an older one that sees it, too."""
+    cdef uint64_t last, first
     cdef Table *table
+    cdef Snapshot *holder
     while budget[0] > 0 and not log_empty(core.arena, &core.garbage):
         budget[0] -= 1
         last = trailer_to_reclaim(core, &core.garbage)
-        op = <int>(last >> 56)
-        if op == RETIRED_RUN:
-            log_pop(core.arena, &core.garbage, 16)
-            run_free(core.arena, <uint32_t>last, <int>((last >> 32) & 0xFFFF))
+        first = (<uint64_t *>(chunk_data(core.garbage.last) + core.garbage.last.used - 16))[0]
+        holder = holder_of(core, core.garbage.last.until)
+        if holder != NULL and not log_reserve(core.arena, &holder.retired, 16):
+            return
+        log_pop(core.arena, &core.garbage, 16)
+        if <int>(last >> 56) == RETIRED_RUN:
+            if holder != NULL and <uint32_t>first < holder.version:
+                push_run(&holder.retired, <uint32_t>last, <int>((last >> 32) & 0xFFFF), <uint32_t>first)
+            else:
+                run_free(core.arena, <uint32_t>last, <int>((last >> 32) & 0xFFFF))
         else:
-            table = (<Table **>(chunk_data(core.garbage.last) + core.garbage.last.used - 16))[0]
-            log_pop(core.arena, &core.garbage, 16)
-            slot_free(table, table.maps[((last >> 32) & 0xFFFF) - table.first_group], <uint32_t>last)
+            table = <Table *>first
+            let_go(core, holder, table, table.maps[((last >> 32) & 0xFFFF) - table.first_group], <uint32_t>last)
 
 
 cdef void reclaim_lists(Core *core, int64_t *budget) noexcept nogil:
@@ -1192,9 +1546,8 @@ cdef void reclaim_lists(Core *core, int64_t *budget) noexcept nogil:
 
 
 cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil:
-    """Unlink a released snapshot. What it alone kept becomes garbage; the rest passes to the next older one."""
+    """Unlink a released snapshot. What it kept is looked at again, step by step: an older one may need it, too."""
     cdef Snapshot *older = snapshot.older
-    cdef Directory **first
     cdef Journal *journal = core.journals
     spin_lock(&core.directory_lock)
     if snapshot.newer != NULL:
@@ -1206,14 +1559,12 @@ cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil:
     else:
         core.oldest = snapshot.newer
     if snapshot.directories != NULL:
-        first = &older.directories if older != NULL else &core.dead_directories
-        snapshot.last_directory.next = first[0]
-        if older != NULL and older.directories == NULL:
-            older.last_directory = snapshot.last_directory
-        first[0] = snapshot.directories
+        snapshot.last_directory.next = core.dead_directories
+        core.dead_directories = snapshot.directories
     core.highest_required_snapshot_version = core.newest.version if core.newest != NULL else 0
+    core.holder, core.holder_until = NULL, 0
     spin_unlock(&core.directory_lock)
-    log_append(core.arena, &older.retired if older != NULL else &core.garbage, &snapshot.retired)
+    log_append(core.arena, &core.garbage, &snapshot.retired)
     while journal != NULL:
         log_append(core.arena, &journal.dead, &journal.waiting)
         journal = journal.next
@@ -1222,14 +1573,21 @@ cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil:
 
 
 cdef void free_directories(Core *core, int64_t *budget) noexcept nogil:
+    """Free directories of ended snapshots, or leave them to an older one that they cover."""
     cdef Directory *directory
     cdef Directory **link
+    cdef Snapshot *holder
     cdef uint64_t size
     while budget[0] > 0 and core.dead_directories != NULL:
         budget[0] -= 1
         spin_lock(&core.directory_lock)
         directory = core.dead_directories
         core.dead_directories = directory.next
+        holder = holder_of(core, directory.high)
+        if holder != NULL and holder.version >= directory.low:
+            add_directory(holder, directory)
+            spin_unlock(&core.directory_lock)
+            continue
         link = &directory.map.directories
         while link[0] != directory:
             link = &link[0].older
@@ -1245,6 +1603,7 @@ cdef void drain(Core *core, int64_t budget) noexcept nogil:
     cdef Snapshot *snapshot = core.oldest
     cdef Snapshot *newer
     cdef Journal *journal = core.journals
+    cdef bint goes_on
     store_u32(&core.pending, 0)
     while snapshot != NULL:
         newer = snapshot.newer
@@ -1257,7 +1616,9 @@ cdef void drain(Core *core, int64_t budget) noexcept nogil:
     while journal != NULL and budget > 0:
         reclaim_log(core, journal, &journal.dead, &budget)
         journal = journal.next
-    if budget <= 0 or core.dead_directories != NULL or core.dead_lists != NULL or core.garbage.records:
+    goes_on = shrink_maps(core, &budget)
+    if (budget <= 0 or core.dead_directories != NULL or core.dead_lists != NULL or core.garbage.records
+            or (goes_on and core.sparse != NULL)):
         store_u32(&core.pending, 1)
 
 

@@ -4,10 +4,10 @@ cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.tables.cow_map cimport (
-    CoreKey, CowMap, Entry, Table, bucket, complete_rehash, entry_at, find, first_of_run, key_object, namespace_of,
-    see_snapshots)
+    CoreKey, CowMap, Entry, Table, bucket, complete_rehash, entry_at, find, first_of_run, is_live, key_object,
+    namespace_of, see_snapshots)
+from statebackend._core.memory.platform cimport store_u32
 from statebackend._core.tables.state_table cimport StateTable
-from statebackend._core.tables.sweeping cimport is_live
 
 from statebackend.errors import UsageError
 
@@ -24,6 +24,7 @@ cdef class StateEntry:
     cdef readonly uint32_t namespace
     cdef uint32_t group
     cdef uint64_t calls
+    cdef uint64_t relocated              # entries of the table, when this one was found
 
     def __init__(self):
         raise UsageError("a StateEntry comes from a table", hint="use table.entry(key) or iterate over it")
@@ -32,6 +33,7 @@ cdef class StateEntry:
         """The entry, after checking that it still is in the slot."""
         cdef CoreKey k
         cdef CowMap *map
+        cdef uint32_t slot
         self.owner.usable()
         if self.calls != self.owner.owner.calls:
             map = self.owner.map_or_null(self.group)
@@ -39,8 +41,10 @@ cdef class StateEntry:
                 self.owner.split_map_key(self.key, self.namespace, self.group, &k)
             else:
                 self.owner.split_key(self.key, self.namespace, &k)
-            if map == NULL or find(self.owner.table, map, &k) != self.slot:
+            slot = find(self.owner.table, map, &k) if map != NULL else 0
+            if slot == 0 or (slot != self.slot and self.relocated == self.owner.table.lane.relocated_entries):
                 raise RuntimeError("the entry was removed or replaced since it was looked up")
+            self.slot, self.relocated = slot, self.owner.table.lane.relocated_entries
             self.calls = self.owner.owner.calls
         return entry_at(self.owner.table.core, self.slot)
 
@@ -72,15 +76,18 @@ cpdef StateEntry new_entry(StateTable owner, uint32_t slot, uint32_t group):
     entry.namespace = namespace
     entry.group = group
     entry.calls = calls
+    entry.relocated = owner.table.lane.relocated_entries
     return entry
 
 
 @cython.final
+@cython.no_gc_clear                      # it is counted in the core of `owner`
 cdef class StateEntryIterator:
     """Walks all maps bucket by bucket; a structural change of the map being walked ends it with an error.
 
     When the walk comes to a map, it completes a rehash in progress, because reads would continue it. Calls in between
-    may move entries into clones; then the walk finds its place again by the key returned last.
+    may move entries into clones; then the walk finds its place again by the key returned last. As long as there is an
+    iterator, no map begins or goes on to shrink.
     """
     cdef StateTable owner
     cdef uint32_t group
@@ -91,9 +98,15 @@ cdef class StateEntryIterator:
     cdef uint64_t rollbacks
     cdef object last                     # the key and namespace returned last, of this map
 
-    def __init__(self, StateTable owner not None):
+    def __cinit__(self, StateTable owner not None):
         self.owner = owner
         self.rollbacks = owner.owner.rollbacks
+        owner.owner.core.iterators += 1
+
+    def __dealloc__(self):
+        if self.owner is not None:
+            self.owner.owner.core.iterators -= 1
+            store_u32(&self.owner.owner.core.pending, 1)
 
     def __iter__(self):
         return self

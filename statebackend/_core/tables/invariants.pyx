@@ -1,18 +1,19 @@
 """The invariants of `cow_map.pxd` as code; `_check()` of a table verifies them, in every build."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.memory.arena cimport UNIT_SHIFT, address
 from statebackend._core.tables.cow_map cimport (
-    FREE_BLOCK, FREE_SLOT, VALUE_ANCHOR, Anchor, BucketTable, Core, CowMap, Entry, Table, Thread, active_table, bucket,
-    entry_at, free_refs, hash_of, head_anchor, key_object, namespace_of, thread_of)
+    FREE_BLOCK, FREE_SLOT, VALUE_ANCHOR, VALUE_LIST, Anchor, BucketTable, Core, CowMap, Entry, ExpiringHead, ListChunk,
+    ListHead, Table, Thread, active_table, bucket, elements_of, entry_at, free_refs, hash_of, head_anchor, is_old,
+    key_object, namespace_of, next_chunk_of, slots_of_run, thread_of, value_of)
 
 
 cdef object check_map(Table *table, CowMap *map):
     """Verify all invariants of `cow_map.pxd`; AssertionError names the broken one. O(entries)."""
     cdef Core *core = table.core
     cdef BucketTable *buckets
-    cdef uint32_t index, slot, hash, size, where = map.group, free_slots = 0, total_slots = 0
+    cdef uint32_t index, slot, hash, size, where = map.group, free_slots = 0, total_slots = 0, old_used = 0
     cdef uint32_t *head
     cdef Entry *entry
     cdef Anchor *anchor
@@ -22,7 +23,9 @@ cdef object check_map(Table *table, CowMap *map):
     keys = set()
     anchors = {}
     assert map.rehash_index <= map.primary.capacity, f"map {where}: rehash index out of range"
-    assert map.secondary.capacity in (0, 2 * map.primary.capacity), f"map {where}: secondary capacity"
+    assert map.secondary.capacity in (0, map.primary.capacity * 2) or (
+        map.primary.capacity % map.secondary.capacity == 0) or (
+        map.secondary.capacity % map.primary.capacity == 0), f"map {where}: secondary capacity"
     assert map.secondary.capacity or map.rehash_index == 0, f"map {where}: rehash index without a rehash"
     # Not by `next_entry`: buckets that it passes over, and the table that an entry is in, are looked at, too.
     for t in range(2):
@@ -53,6 +56,8 @@ cdef object check_map(Table *table, CowMap *map):
                         f"map {where}: the anchor of slot {slot} is another key's")
                     assert anchor.key == entry.key, f"map {where}: the anchor of slot {slot} is another key's"
                     assert anchor.first, f"map {where}: the anchor of slot {slot} has no entries"
+                if table.layout.value_kind == VALUE_LIST:
+                    check_list(table, slot, <ListHead *>value_of(table, entry))
                 if table.layout.off_thread:
                     anchors.setdefault(namespace_of(table, entry), set()).add(slot)
                 size += 1
@@ -66,14 +71,24 @@ cdef object check_map(Table *table, CowMap *map):
         for free in [slot, *[free_refs(entry)[i] for i in range(named)]]:
             assert entry_at(core, free).version == FREE_SLOT, f"map {where}: slot {free} in the free list is not free"
             assert free not in seen, f"map {where}: slot {free} is free and in a chain"
+            assert not is_old(map, free), f"map {where}: slot {free} of an old run is to be used again"
             seen.add(free)
             free_slots += 1
         slot = entry.next
-    for i in range(map.n_runs):
+    for i in range(map.n_old):
+        assert i == 0 or map.old_runs[i - 1] < map.old_runs[i], f"map {where}: old runs out of order"
+        slot = slots_of_run(table, map.runs[i], &hash)
+        while slot != hash:
+            old_used += entry_at(core, slot).version != FREE_SLOT
+            slot += table.layout.stride >> UNIT_SHIFT
+    assert old_used == map.old_used, f"map {where}: {old_used} slots of old runs are used, it says {map.old_used}"
+    assert (map.n_old == 0) == (map.old_used == 0), f"map {where}: old runs that nobody needs"
+    for i in range(map.n_old, map.n_runs):
         total_slots += <uint32_t>((<uint64_t>1 << (map.runs[i] & 0xFF)) // table.layout.stride)
+    assert total_slots == map.slots, f"map {where}: it has {total_slots} slots and says {map.slots}"
     total_slots -= (map.fresh_end - map.fresh) // (table.layout.stride >> UNIT_SHIFT)
-    assert map.used + free_slots == total_slots, (
-        f"map {where}: {map.used} used and {free_slots} free of {total_slots} slots")
+    assert map.used - old_used + free_slots == total_slots, (
+        f"map {where}: {map.used} used, {old_used} of them in old runs, and {free_slots} free of {total_slots} slots")
     assert map.used >= len(keys), f"map {where}: fewer slots in use than entries"
     for anchor_ref, slots in anchors.items():
         check_thread(table, anchor_ref, slots)
@@ -97,3 +112,36 @@ cdef object check_thread(Table *table, uint32_t anchor_ref, set slots):
         slot = thread.next
     assert anchor.last == previous, f"anchor {anchor_ref}: last"
     assert walked == slots, f"anchor {anchor_ref}: its thread and the chains hold different entries"
+    assert anchor.alive_from == 0 or anchor.alive_from in walked, f"anchor {anchor_ref}: the hint names another entry"
+
+
+cdef object check_list(Table *table, uint32_t slot, ListHead *head):
+    cdef ExpiringHead *expiring = <ExpiringHead *>head
+    cdef ListChunk *chunk = head.tail
+    cdef ListChunk *newer = NULL
+    cdef uint32_t used = head.tail_used, i
+    cdef uint64_t before = head.length
+    cdef int64_t timestamp
+    stamps = []
+    while chunk != NULL:
+        assert chunk.refs, f"list {slot}: a chunk that nobody refers to"
+        assert 0 < used <= chunk.used <= chunk.capacity, f"list {slot}: elements of a chunk"
+        assert used <= before, f"list {slot}: more elements than its length"
+        before -= used
+        if table.element_has_timestamp:
+            assert newer == NULL or next_chunk_of(chunk)[0] == newer, f"list {slot}: the link to a newer chunk"
+            if chunk == expiring.first:
+                assert expiring.first_index < used, f"list {slot}: the place of the first live element"
+                assert before + expiring.first_index == expiring.dead, f"list {slot}: the count of dead elements"
+            for i in range(used):
+                if before + used - 1 - i >= expiring.dead:
+                    timestamp = (<int64_t *>(elements_of(table, chunk)
+                                             + <uint64_t>(used - 1 - i) * table.element_width))[0]
+                    stamps.append(timestamp)
+        newer, used, chunk = chunk, chunk.prev_used, chunk.prev
+    assert before == 0, f"list {slot}: fewer elements than its length"
+    if table.element_has_timestamp:
+        assert stamps, f"list {slot}: nothing is alive"
+        assert expiring.oldest == min(stamps), f"list {slot}: the oldest timestamp"
+        assert expiring.newest == max(stamps), f"list {slot}: the newest timestamp"
+        assert not expiring.is_ordered or stamps == sorted(stamps, reverse=True), f"list {slot}: the order"

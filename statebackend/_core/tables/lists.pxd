@@ -2,11 +2,10 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from statebackend._core.memory.arena cimport Budget
-from statebackend._core.tables.cow_map cimport CoreKey, CowMap, Lane, ListChunk, ListHead, Table
+from statebackend._core.tables.cow_map cimport CoreKey, CowMap, ExpiringHead, Lane, ListChunk, ListHead, Table
 
 cdef struct ListCursor:
-    # Walks a list from its first element. The chain of chunks leads backwards, so it is collected first.
+    # Walks a list from its first live element. The chain of chunks leads backwards, so it is collected first.
     ListChunk **chunks
     uint32_t *used
     uint64_t n
@@ -19,6 +18,9 @@ cdef bint list_extend(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
                       uint64_t n, bint replace) noexcept nogil
 cdef void refer_to_element(Table *table, char *element) noexcept nogil
 cdef void drop_elements(Table *table, char *elements, uint64_t n) noexcept nogil
-cdef bint cursor_open(Budget *budget, ListHead *head, ListCursor *cursor) noexcept nogil
+cdef void pass_expired(Table *table, ExpiringHead *head, int64_t ttl, int64_t now) noexcept nogil
+cdef bint list_skip(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash,
+                    ExpiringHead *to) noexcept nogil
+cdef bint cursor_open(Table *table, ListHead *head, ListCursor *cursor) noexcept nogil
 cdef char *cursor_next(Table *table, ListCursor *cursor) noexcept nogil
 cdef void cursor_close(ListCursor *cursor) noexcept nogil

@@ -8,6 +8,11 @@
 An append writes behind the elements that any list has reached. Then it changes the head, which is the value of an
 ordinary entry: cloned for snapshots, journalled for marks. So an old head still names exactly its elements, and an
 append costs one element, however long the list is.
+
+Where elements expire, they usually do so in order. Then expiry moves the place of the first live element, in the head,
+and touches no other element. The handle rewrites a list when more of it is dead than alive. So an element that expires
+costs O(1) amortised, and a list takes at most about twice the memory of what lives. For the step from one chunk to the
+next newer one, these chunks have a second link.
 """
 
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
@@ -16,10 +21,12 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from statebackend._core.memory.arena cimport (
-    LARGEST_CLASS, Blob, Budget, blob_drop, block_alloc, block_free, injected_failure)
+    LARGEST_CLASS, Blob, blob_drop, block_alloc, block_free, injected_failure)
 from statebackend._core.tables.cow_map cimport (
-    VALUE_BLOB, VALUE_FIXED, VALUE_OBJECT, CowMap, Lane, ListChunk, ListHead, Table, drop_list, entry_at, insert,
-    new_stamp, slot_for_write, value_of)
+    VALUE_BLOB, VALUE_FIXED, VALUE_OBJECT, CowMap, ExpiringHead, Lane, ListChunk, ListHead, Table, chunk_bytes,
+    chunk_header, drop_list, elements_of, entry_at, insert, live_elements, new_stamp, next_chunk_of, slot_for_write,
+    value_of)
+from statebackend._core.tables.expiry cimport is_expired
 
 cdef extern from "Python.h":
     void Py_INCREF(PyObject *object)
@@ -33,12 +40,31 @@ cdef uint32_t chunk_capacity(Table *table, ListChunk *previous) noexcept nogil:
     """Chunks double until they are as large as the largest slab block."""
     cdef uint64_t bytes = LIST_FIRST_BYTES
     if previous != NULL:
-        bytes = 2 * (sizeof(ListChunk) + <uint64_t>previous.capacity * table.element_width)
+        bytes = 2 * chunk_bytes(table, previous)
     if bytes > LARGEST_CLASS:
         bytes = LARGEST_CLASS
-    if bytes < sizeof(ListChunk) + table.element_width:
+    if bytes < chunk_header(table) + table.element_width:
         return 1
-    return <uint32_t>((bytes - sizeof(ListChunk)) // table.element_width)
+    return <uint32_t>((bytes - chunk_header(table)) // table.element_width)
+
+
+cdef inline void begin_expiring(ExpiringHead *head, ListChunk *first, int64_t timestamp) noexcept nogil:
+    """Begin a list with an element at the start of a chunk."""
+    head.dead = 0
+    head.first = first
+    head.first_index = 0
+    head.is_ordered = True
+    head.oldest = head.newest = timestamp
+
+
+cdef inline void note_timestamp(ExpiringHead *head, int64_t timestamp) noexcept nogil:
+    """Note the timestamp of an element that is appended."""
+    if timestamp >= head.newest:
+        head.newest = timestamp
+    else:
+        head.is_ordered = False
+        if timestamp < head.oldest:
+            head.oldest = timestamp
 
 
 cdef bint list_append(Lane *lane, Table *table, CowMap *map, uint32_t slot, CoreKey *k, char *value,
@@ -61,7 +87,7 @@ cdef bint list_append(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
     if tail == NULL or tail.used != tail_used or tail.used == tail.capacity:
         capacity = chunk_capacity(table, tail)
         fresh = <ListChunk *>block_alloc(lane.core.blobs,
-                                         sizeof(ListChunk) + <uint64_t>capacity * table.element_width)
+                                         chunk_header(table) + <uint64_t>capacity * table.element_width)
         if fresh == NULL:
             return False
         fresh.prev = tail
@@ -75,8 +101,7 @@ cdef bint list_append(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
         slot = insert(lane, table, map, k.number, k.data, k.length, k.namespace, k.hash)
     if slot == 0:
         if fresh != NULL:
-            block_free(lane.core.blobs, fresh,
-                       sizeof(ListChunk) + <uint64_t>fresh.capacity * table.element_width)
+            block_free(lane.core.blobs, fresh, chunk_bytes(table, fresh))
         return False
     head = <ListHead *>value_of(table, entry_at(lane.core, slot))
     if kept and tail != NULL:
@@ -84,12 +109,18 @@ cdef bint list_append(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
     if head.length == 0:
         head.stamp = <uint32_t>new_stamp(lane.core)
     if fresh != NULL:
+        if tail != NULL and table.element_has_timestamp:
+            next_chunk_of(tail)[0] = fresh
         head.tail = fresh                # and `fresh.prev` takes over the head's reference
         head.tail_used = 0
         tail = fresh
-    element = <char *>tail + sizeof(ListChunk) + <uint64_t>tail.used * table.element_width
+    element = elements_of(table, tail) + <uint64_t>tail.used * table.element_width
     if table.element_has_timestamp:
-        (<int64_t *>element)[0] = timestamp
+        if head.length == 0:
+            begin_expiring(<ExpiringHead *>head, tail, timestamp)
+        else:
+            note_timestamp(<ExpiringHead *>head, timestamp)
+        memcpy(element, &timestamp, sizeof(timestamp))   # elements may lie at any address
         element += 8
     memcpy(element, value, table.element_value_width)
     tail.used += 1
@@ -105,7 +136,7 @@ cdef void free_chain(Table *table, ListChunk *last, uint64_t n) noexcept nogil:
         n -= 1
         chunk = last
         last = chunk.prev
-        block_free(table.core.blobs, chunk, sizeof(ListChunk) + <uint64_t>chunk.capacity * table.element_width)
+        block_free(table.core.blobs, chunk, chunk_bytes(table, chunk))
 
 
 cdef bint list_extend(Lane *lane, Table *table, CowMap *map, uint32_t slot, CoreKey *k, const char *elements,
@@ -115,10 +146,12 @@ cdef bint list_extend(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
     All or nothing; False without memory. The list then owns what the elements refer to.
     """
     cdef uint32_t width = table.element_width, tail_used = 0
-    cdef uint64_t in_place = 0, left = n, made = 0, capacity, limit = (LARGEST_CLASS - sizeof(ListChunk)) // width
+    cdef uint64_t in_place = 0, left = n, made = 0, capacity, i
+    cdef uint64_t limit = (LARGEST_CLASS - chunk_header(table)) // width
     cdef ListHead *head = NULL
     cdef ListChunk *tail = NULL
     cdef ListChunk *old = NULL
+    cdef ListChunk *first = NULL         # of those that are made
     cdef ListChunk *last
     cdef ListChunk *chunk
     cdef bint kept = False
@@ -139,7 +172,7 @@ cdef bint list_extend(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
         capacity = chunk_capacity(table, last)
         if capacity < left:
             capacity = left if left < limit else limit if limit else 1
-        chunk = <ListChunk *>block_alloc(lane.core.blobs, sizeof(ListChunk) + capacity * width)
+        chunk = <ListChunk *>block_alloc(lane.core.blobs, chunk_header(table) + capacity * width)
         if chunk == NULL:
             free_chain(table, last, made)
             return False
@@ -148,8 +181,12 @@ cdef bint list_extend(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
         chunk.refs = 1
         chunk.capacity = <uint32_t>capacity
         chunk.used = <uint32_t>(capacity if capacity < left else left)
-        memcpy(<char *>chunk + sizeof(ListChunk), elements + (n - left) * width, chunk.used * <uint64_t>width)
+        memcpy(elements_of(table, chunk), elements + (n - left) * width, chunk.used * <uint64_t>width)
         left -= chunk.used
+        if made == 0:
+            first = chunk
+        elif table.element_has_timestamp:
+            next_chunk_of(last)[0] = chunk
         last = chunk
         made += 1
     if slot:
@@ -165,14 +202,54 @@ cdef bint list_extend(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
         head.stamp = <uint32_t>new_stamp(lane.core)
     elif kept:
         tail.refs += 1                   # the journal's payload names it as well
+    if table.element_has_timestamp and n:
+        if head.length == 0:
+            begin_expiring(<ExpiringHead *>head, first, (<int64_t *>elements)[0])
+        elif made:
+            next_chunk_of(tail)[0] = first
+        for i in range(n):
+            note_timestamp(<ExpiringHead *>head, (<int64_t *>(elements + i * width))[0])
     if in_place:
-        memcpy(<char *>tail + sizeof(ListChunk) + <uint64_t>tail.used * width, elements, in_place * width)
+        memcpy(elements_of(table, tail) + <uint64_t>tail.used * width, elements, in_place * width)
         tail.used += <uint32_t>in_place
     head.tail = last
     head.tail_used = last.used if made else tail_used + <uint32_t>in_place
     head.length += n
     if old != NULL and not kept:
         drop_list(table, old)
+    return True
+
+
+cdef void pass_expired(Table *table, ExpiringHead *head, int64_t ttl, int64_t now) noexcept nogil:
+    """Move the copy of a head past what has expired of an ordered list, of which something has not. O(expired)."""
+    cdef ListChunk *following
+    cdef uint32_t end
+    cdef int64_t timestamp
+    while True:
+        following = next_chunk_of(head.first)[0] if head.first != head.list.tail else NULL
+        end = following.prev_used if following != NULL else head.list.tail_used
+        while head.first_index < end:
+            timestamp = (<int64_t *>(elements_of(table, head.first)
+                                     + <uint64_t>head.first_index * table.element_width))[0]
+            if not is_expired(timestamp, ttl, now):
+                head.oldest = timestamp
+                return
+            head.first_index += 1
+            head.dead += 1
+        head.first = following
+        head.first_index = 0
+
+
+cdef bint list_skip(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash,
+                    ExpiringHead *to) noexcept nogil:
+    """Let a list begin where the copy of its head says; False without memory. O(1)."""
+    cdef bint kept = False
+    slot = slot_for_write(lane, table, map, slot, hash, &kept)
+    if slot == 0:
+        return False
+    if kept:
+        to.list.tail.refs += 1           # the journal's payload names it as well
+    (<ExpiringHead *>value_of(table, entry_at(lane.core, slot)))[0] = to[0]
     return True
 
 
@@ -201,24 +278,27 @@ cdef void drop_elements(Table *table, char *elements, uint64_t n) noexcept nogil
                 Py_DECREF((<PyObject **>value)[0])
 
 
-cdef bint cursor_open(Budget *budget, ListHead *head, ListCursor *cursor) noexcept nogil:
+cdef bint cursor_open(Table *table, ListHead *head, ListCursor *cursor) noexcept nogil:
     cdef ListChunk *chunk = head.tail
     cdef uint32_t used = head.tail_used
-    cdef uint64_t i
-    cursor.n = 0
+    cdef uint64_t i, left = live_elements(table, head)
+    cursor.n = 1
     cursor.at = 0
-    cursor.element = 0
-    while chunk != NULL:
+    while used < left:
         cursor.n += 1
+        left -= used
+        used = chunk.prev_used
         chunk = chunk.prev
+    cursor.element = used - <uint32_t>left
     # `max_bytes` does not refuse reads: this memory is not counted.
-    cursor.chunks = NULL if injected_failure(budget) else <ListChunk **>PyMem_RawMalloc(cursor.n * 12)
+    cursor.chunks = NULL if injected_failure(table.core.arena.budget) else <ListChunk **>PyMem_RawMalloc(cursor.n * 12)
     if cursor.chunks == NULL:
         return False
     cursor.used = <uint32_t *>(cursor.chunks + cursor.n)
     chunk = head.tail
+    used = head.tail_used
     i = cursor.n
-    while chunk != NULL:
+    while i:
         i -= 1
         cursor.chunks[i] = chunk
         cursor.used[i] = used
@@ -231,7 +311,7 @@ cdef char *cursor_next(Table *table, ListCursor *cursor) noexcept nogil:
     cdef char *element
     while cursor.at < cursor.n:
         if cursor.element < cursor.used[cursor.at]:
-            element = (<char *>cursor.chunks[cursor.at] + sizeof(ListChunk)
+            element = (elements_of(table, cursor.chunks[cursor.at])
                        + <uint64_t>cursor.element * table.element_width)
             cursor.element += 1
             return element

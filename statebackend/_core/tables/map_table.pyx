@@ -253,6 +253,7 @@ cdef class MapTable:
             if core.journal_version and not segment_for_writing(core, heads.journal, &log):
                 owner.out_of_memory()
             memset(&removed, 0, sizeof(Log))
+            removed.until = core.highest_required_snapshot_version
             table.lane.override = heads.lane.override = &removed
             done = self.unlink_all(head)
             table.lane.override = heads.lane.override = NULL

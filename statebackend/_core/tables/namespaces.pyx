@@ -1,11 +1,14 @@
 """Namespaces by number: entries carry 4 bytes, whatever a namespace is.
 
 Number 0 is VOID, the empty name. A number lives while entries carry it, in any state of the backend, in journals and
-snapshots too. A sweep, now and then, frees the others, so that past windows leave nothing behind.
+snapshots too. Each new namespace looks at a few numbers, in turn, and frees those that nothing carries. The lowest free
+number is used first, so the highest ones become free and are given back. So past windows leave nothing behind, and no
+call costs O(namespaces): what maps names to numbers consists of many small dicts, because a dict grows at once.
 """
 
 cimport cython
-from libc.stdint cimport int64_t, uint32_t
+from cpython.object cimport PyObject_Hash
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from statebackend._core.memory.arena cimport raw_alloc, raw_free
@@ -14,9 +17,16 @@ from statebackend._core.memory.platform cimport unlikely
 
 from statebackend.errors import ClosedError, UsageError
 
+cdef extern from *:
+    int lowest_bit "__builtin_ctzll"(uint64_t word) nogil
+
 cdef enum:
-    FIRST_CAPACITY = 64
-    FIRST_SWEEP = 1024
+    FIRST_CAPACITY = 64                  # a whole word of bits
+    AT_LEAST = 1024                      # so many numbers are not looked at
+    LOOKS = 8                            # for each new namespace
+    SHARDS = 256
+    SHARD_AT_LEAST = 64                  # smaller dicts are not made anew
+    NO_NUMBER = 0xFFFFFFFF
 
 
 @cython.final
@@ -34,7 +44,7 @@ cdef class NamespaceTable:
         raise UsageError("a NamespaceTable comes with a StateCore")
 
     def number(self, bytes name not None):
-        """The number of an encoded namespace, assigned now if it is new. O(1) amortised.
+        """The number of an encoded namespace, assigned now if it is new. O(1) expected.
 
         It is valid until the next call of `number`, and as long as entries carry it or `pin` holds it.
         """
@@ -42,7 +52,7 @@ cdef class NamespaceTable:
 
     def find(self, bytes name not None):
         """The number of an encoded namespace, or None if it has none."""
-        return self.numbers.get(name)
+        return self.number_of(name)
 
     def name(self, uint32_t number):
         """The encoded namespace of a number; KeyError if the number is free."""
@@ -56,8 +66,27 @@ cdef class NamespaceTable:
         self.name(number)
         self.core.namespace_refs[number] += change
 
+    def _sizes(self):
+        """Numbers given out, room for counts, and the most names that the dicts have had since they were made."""
+        return len(self.names), self.core.namespace_capacity, sum(self.largest)
+
+    def _check(self):
+        """Verify that names and numbers agree. O(namespaces)."""
+        cdef uint32_t number
+        cdef Py_ssize_t used = 0
+        assert len(self.names) <= self.core.namespace_capacity, "more numbers than counts"
+        for number in range(self.core.namespace_capacity):
+            is_free = number < <uint32_t>len(self.names) and self.names[number] is None
+            assert is_free == bool(self.free_numbers[number >> 6] >> (number & 63) & 1), f"{number}: is it free?"
+            assert bool(self.free_numbers[number >> 6]) == bool(self.free_words[number >> 12] >> (number >> 6 & 63) & 1)
+            assert self.free_words[number >> 12] == 0 or self.lowest <= number >> 12, "a free number is overlooked"
+            if number < <uint32_t>len(self.names) and not is_free:
+                used += 1
+                assert self.number_of(self.names[number]) == number, f"{number}: its name is that of another number"
+        assert used == self.used == sum([len(shard or ()) for shard in self.shards]), f"{self.used} numbers"
+
     def __len__(self):
-        return len(self.numbers)
+        return self.used
 
     cdef int usable(self) except -1:
         if self.core == NULL:
@@ -66,62 +95,162 @@ cdef class NamespaceTable:
             wait_for_others(self.core)
         return 0
 
+    cdef object number_of(self, bytes name):
+        """The number of a name, or None."""
+        cdef dict shard = self.shards[PyObject_Hash(name) & (SHARDS - 1)]
+        return None if shard is None else shard.get(name)
+
+    cdef dict shard_for(self, bytes name):
+        """The dict for a name. Making it may run finalisers, which may add names."""
+        cdef Py_ssize_t which = PyObject_Hash(name) & (SHARDS - 1)
+        cdef dict made
+        if self.shards[which] is None:
+            made = {}
+            if self.shards[which] is None:
+                self.shards[which] = made
+                self.largest[which] = 0
+        return self.shards[which]
+
     cdef uint32_t intern(self, bytes name) except? 0xFFFFFFFF:
+        cdef dict shard
         cdef uint32_t number
+        cdef Py_ssize_t which
         self.usable()
-        found = self.numbers.get(name)
+        found = self.number_of(name)
         if found is not None:
             return found
-        if len(self.numbers) >= self.sweep_at:
-            self.sweep()
-        if self.free_numbers:
-            number = self.free_numbers.pop()
-            self.names[number] = name
-        else:
+        if self.used >= AT_LEAST:
+            self.look_at_some()
+        shard = self.shard_for(name)
+        found = shard.get(name)
+        if found is not None:            # a finaliser was quicker
+            return found
+        number = self.lowest_free()
+        if number == <uint32_t>NO_NUMBER:
             number = <uint32_t>len(self.names)
             if number >= self.core.namespace_capacity:
-                self.grow(2 * self.core.namespace_capacity)
-            self.names.append(name)
+                self.resize(2 * self.core.namespace_capacity)
+            self.names.append(None)
+            self.mark_free(number)
+        shard[name] = number
+        self.names[number] = name
+        self.mark_used(number)
+        self.used += 1
         self.core.namespace_refs[number] = 0
-        self.numbers[name] = number
+        which = PyObject_Hash(name) & (SHARDS - 1)
+        if len(shard) > <Py_ssize_t>self.largest[which]:
+            self.largest[which] = len(shard)
         return number
 
-    cdef int grow(self, uint32_t capacity) except -1:
-        cdef int64_t *refs
-        if capacity == 0:
-            capacity = FIRST_CAPACITY
-        refs = <int64_t *>raw_alloc(self.core.arena.budget, capacity * sizeof(int64_t))
-        if refs == NULL:
-            raise MemoryError("no memory for namespaces; nothing has changed")
-        memset(refs, 0, capacity * sizeof(int64_t))
-        if self.core.namespace_refs != NULL:
-            memcpy(refs, self.core.namespace_refs, self.core.namespace_capacity * sizeof(int64_t))
-            raw_free(self.core.arena.budget, self.core.namespace_refs,
-                     self.core.namespace_capacity * sizeof(int64_t))
-        self.core.namespace_refs = refs
-        self.core.namespace_capacity = capacity
+    cdef int look_at_some(self) except -1:
+        """Free the numbers that nothing carries, of a few; give back free ones at the end. O(1) expected."""
+        cdef int _look
+        cdef uint32_t last
+        for _look in range(LOOKS):
+            if self.cursor == 0 or self.cursor >= <uint32_t>len(self.names):
+                self.cursor = <uint32_t>len(self.names) - 1
+            if self.cursor and self.names[self.cursor] is not None and self.core.namespace_refs[self.cursor] == 0:
+                self.free(self.cursor)
+            if self.cursor:
+                self.cursor -= 1
+        for _look in range(2 * LOOKS):
+            last = <uint32_t>len(self.names) - 1
+            if self.names[last] is not None:
+                break
+            self.mark_used(last)
+            self.names.pop()
+        if FIRST_CAPACITY < self.core.namespace_capacity and <uint32_t>len(self.names) < (
+                self.core.namespace_capacity >> 2):
+            self.resize(self.core.namespace_capacity >> 1)
         return 0
 
-    cdef int sweep(self) except -1:
-        """Free the numbers that nothing carries. O(numbers), once per as many new ones."""
-        cdef uint32_t number
-        for number in range(1, len(self.names)):
-            if self.names[number] is not None and self.core.namespace_refs[number] == 0:
-                del self.numbers[self.names[number]]
-                self.names[number] = None
-                self.free_numbers.append(number)
-        self.sweep_at = max(<Py_ssize_t>FIRST_SWEEP, 2 * len(self.numbers))
+    cdef int free(self, uint32_t number) except -1:
+        """Free a number. A dict that has lost most of its names is made anew; that may run finalisers, at the end."""
+        cdef bytes name = self.names[number]
+        cdef Py_ssize_t which = PyObject_Hash(name) & (SHARDS - 1)
+        cdef dict shard = self.shards[which]
+        cdef dict made
+        del shard[name]
+        self.names[number] = None
+        self.mark_free(number)
+        self.used -= 1
+        if len(shard) == 0:
+            self.shards[which] = None
+            self.largest[which] = 0
+        elif <Py_ssize_t>self.largest[which] > max(<Py_ssize_t>SHARD_AT_LEAST, 4 * len(shard)):
+            made = dict(shard)
+            if self.shards[which] is shard and len(made) == len(shard):
+                self.shards[which] = made
+                self.largest[which] = len(made)
         return 0
+
+    # --- counts, and which numbers are free ---
+
+    cdef int resize(self, uint32_t capacity) except -1:
+        """Make room for so many numbers. Copies eight bytes for each, once in as many new ones."""
+        cdef int64_t *refs
+        cdef uint64_t *bits
+        cdef uint64_t *words
+        cdef uint32_t old = self.core.namespace_capacity
+        cdef uint32_t common = capacity if capacity < old else old
+        refs = <int64_t *>raw_alloc(self.core.arena.budget, capacity * sizeof(int64_t))
+        bits = <uint64_t *>raw_alloc(self.core.arena.budget, (capacity >> 6) * sizeof(uint64_t))
+        words = <uint64_t *>raw_alloc(self.core.arena.budget, ((capacity >> 12) + 1) * sizeof(uint64_t))
+        if refs == NULL or bits == NULL or words == NULL:
+            raw_free(self.core.arena.budget, refs, capacity * sizeof(int64_t))
+            raw_free(self.core.arena.budget, bits, (capacity >> 6) * sizeof(uint64_t))
+            raw_free(self.core.arena.budget, words, ((capacity >> 12) + 1) * sizeof(uint64_t))
+            raise MemoryError("no memory for namespaces; nothing has changed")
+        memset(refs + common, 0, (capacity - common) * sizeof(int64_t))
+        memset(bits, 0, (capacity >> 6) * sizeof(uint64_t))
+        memset(words, 0, ((capacity >> 12) + 1) * sizeof(uint64_t))
+        if old:
+            memcpy(refs, self.core.namespace_refs, common * sizeof(int64_t))
+            memcpy(bits, self.free_numbers, (common >> 6) * sizeof(uint64_t))
+            memcpy(words, self.free_words, ((common >> 12) + 1) * sizeof(uint64_t))
+            self.free_storage()
+        self.core.namespace_refs = refs
+        self.core.namespace_capacity = capacity
+        self.free_numbers = bits
+        self.free_words = words
+        return 0
+
+    cdef void free_storage(self) noexcept:
+        raw_free(self.core.arena.budget, self.core.namespace_refs, self.core.namespace_capacity * sizeof(int64_t))
+        raw_free(self.core.arena.budget, self.free_numbers, (self.core.namespace_capacity >> 6) * sizeof(uint64_t))
+        raw_free(self.core.arena.budget, self.free_words,
+                 ((self.core.namespace_capacity >> 12) + 1) * sizeof(uint64_t))
+
+    cdef void mark_free(self, uint32_t number) noexcept:
+        self.free_numbers[number >> 6] |= <uint64_t>1 << (number & 63)
+        self.free_words[number >> 12] |= <uint64_t>1 << (number >> 6 & 63)
+        if number >> 12 < self.lowest:
+            self.lowest = number >> 12
+
+    cdef void mark_used(self, uint32_t number) noexcept:
+        self.free_numbers[number >> 6] &= ~(<uint64_t>1 << (number & 63))
+        if self.free_numbers[number >> 6] == 0:
+            self.free_words[number >> 12] &= ~(<uint64_t>1 << (number >> 6 & 63))
+
+    cdef uint32_t lowest_free(self) noexcept:
+        """The lowest free number; NO_NUMBER if none is. One step for 4,096 numbers that are all in use."""
+        cdef uint32_t words = (self.core.namespace_capacity >> 12) + 1, word
+        while self.lowest < words and self.free_words[self.lowest] == 0:
+            self.lowest += 1
+        if self.lowest == words:
+            return NO_NUMBER
+        word = (self.lowest << 6) + lowest_bit(self.free_words[self.lowest])
+        return (word << 6) + lowest_bit(self.free_numbers[word])
 
 
 cdef NamespaceTable new_namespaces(Core *core):
     """The namespaces of a backend, including VOID."""
     cdef NamespaceTable table = NamespaceTable.__new__(NamespaceTable)
     table.core = core
-    table.numbers = {b"": 0}
-    table.names = [b""]
-    table.free_numbers = []
-    table.sweep_at = FIRST_SWEEP
-    table.grow(0)
+    table.shards = [None] * SHARDS
+    table.largest = [0] * SHARDS
+    table.names = []
+    table.resize(FIRST_CAPACITY)
+    table.intern(b"")
     table.core.namespace_refs[0] = 1
     return table

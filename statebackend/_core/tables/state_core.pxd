@@ -1,6 +1,6 @@
 """The part of a backend's compiled state that belongs to all of its tables."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.memory.arena cimport Arena
 from statebackend._core.tables.cow_map cimport Core, Journal, Snapshot
@@ -9,11 +9,21 @@ from statebackend._core.tables.namespaces cimport NamespaceTable
 
 cdef class Mark
 
+cdef enum:
+    NOT_UNDONE = 0xFFFFFFFFFFFFFFFF
+
+cdef struct UndoNote:
+    # Tells whoever keeps an order beside the tables how far rollbacks have gone since it last looked.
+    uint64_t mark                        # number of the oldest mark that was rolled back to, or NOT_UNDONE
+    UndoNote *next                       # of the core
+
 cdef class StateCore:
     cdef Core core
     cdef readonly Arena arena
     cdef readonly NamespaceTable namespaces
     cdef list open_marks                 # Mark, oldest first
+    cdef readonly uint64_t marks_opened  # so far; unlike versions, never counted anew
+    cdef UndoNote *undo_notes            # owned by those who look at them
     cdef readonly bint closed
     cdef readonly uint64_t calls         # how many calls have entered
     cdef readonly uint64_t rollbacks
@@ -22,9 +32,11 @@ cdef class StateCore:
     cdef uint32_t holds
     cdef bint collects                   # whether collections were enabled before `hold`
     # For undoing, which makes no objects: a collection could run finalisers that see what is half undone.
-    cdef dict moved                      # of the log that is being undone: see `undo_log`
     cdef list dropped                    # objects that end when the call is over
     cdef int enter(self) except -1
+    cdef Py_ssize_t place_of(self, Mark mark) noexcept
+    cdef uint64_t reclaims               # counts the calls of `reclaim`
+    cdef void reclaim(self, int64_t budget) noexcept
     cdef int refuse_or_wait(self) except -1
     cdef int occupy(self) except -1
     cdef void vacate(self) noexcept
@@ -43,11 +55,15 @@ cdef class StateCore:
     cdef bint keep_carried(self, Journal *journal) noexcept
     cdef Snapshot *open_snapshot(self) except NULL
     cdef int require_open(self, Mark mark) except -1
+    cdef void keep_note(self, UndoNote *note) noexcept
+    cdef void forget_note(self, UndoNote *note) noexcept
+    cdef uint64_t oldest_mark(self) noexcept
     cdef int bump_version(self) except -1
     cdef int renumber(self) except -1
 
 cdef class Mark:
     cdef readonly StateCore owner
+    cdef uint64_t number                 # of marks opened so far, this one included
     cdef uint32_t version
     cdef uint32_t before                 # the journal's version to go back to on release; 0: it cannot go back
     cdef readonly bint is_open

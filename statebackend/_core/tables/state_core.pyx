@@ -17,12 +17,13 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memmove, memset
 
 from statebackend._core.memory.arena cimport (
-    CHECKED, LIVE_ENTRIES, LIVE_SNAPSHOTS, blob_drop, Blob, count, raw_alloc, raw_free)
+    CHECKED, LIVE_ENTRIES, LIVE_SNAPSHOTS, REFUSED_BY_LIMIT, REFUSED_BY_REFS, REFUSED_BY_SYSTEM, blob_drop, Blob,
+    count, give_back_unused, raw_alloc, raw_free)
 from statebackend._core.tables.cow_map cimport (
-    FREE_SLOT, LAST_VERSION, VALUE_FIXED, BucketTable, CowMap, Directory, Entry, Journal, Segment, Table,
-    absorb_moves, count_records, drain, entry_at, first_of_run, map_clear_storage, payload_drop, payload_of,
+    FREE_SLOT, LAST_VERSION, RETIRED_RUN, VALUE_FIXED, BucketTable, CowMap, Directory, Entry, Journal, Segment, Table,
+    count_records, drain, entry_at, first_of_run, forget_moves, map_clear_storage, payload_drop, payload_of,
     segment_for_writing, undo_log, wait_for_others)
-from statebackend._core.memory.journal cimport Log, log_append, log_clear
+from statebackend._core.memory.journal cimport Log, LogChunk, chunk_data, log_append, log_clear
 from statebackend._core.tables.namespaces cimport new_namespaces
 from statebackend._core.memory.platform cimport load_u32, spin_lock, spin_unlock, store_u32, unlikely
 
@@ -37,6 +38,7 @@ _snapshot_view = None                    # the module, which imports this one
 
 cdef enum:
     RECLAIM_AT_CLOSE = 1 << 30
+    RECLAIMS_PER_LOOK = 1024             # how often unused extents are given back
     RECLAIM_PER_OPERATION = 8            # so that no operation pays for the end of a snapshot or a list
 
 
@@ -73,14 +75,13 @@ cdef class StateCore:
         self.namespaces = new_namespaces(&self.core)
         self.core.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         self.open_marks = []
-        self.moved = {}
         self.dropped = []
 
     def __dealloc__(self):
-        if self.namespaces is not None:
-            self.namespaces.core = NULL
         teardown(&self.core)
-        raw_free(&self.arena.budget, self.core.namespace_refs, self.core.namespace_capacity * sizeof(int64_t))
+        if self.namespaces is not None:
+            self.namespaces.free_storage()
+            self.namespaces.core = NULL
 
     def close(self):
         """Drop all state; every later call raises. Live snapshots stay readable until they are released."""
@@ -102,6 +103,8 @@ cdef class StateCore:
             mark.is_open = False
         self.open_marks = []
         self.core.journal_version = 0
+        self.core.keeps_maps = True
+        self.core.sparse = NULL
 
     cdef void after_close(self) noexcept:
         """Free the state of a closed backend once no call is inside and no snapshot is left."""
@@ -169,8 +172,16 @@ cdef class StateCore:
         self.inside += 1
         self.calls += 1
         if unlikely(self.core.pending):
-            drain(&self.core, RECLAIM_PER_OPERATION)
+            self.reclaim(RECLAIM_PER_OPERATION)
         return 0
+
+    cdef void reclaim(self, int64_t budget) noexcept:
+        """Take up to `budget` steps of what waits to be done. Nobody may remember a slot meanwhile."""
+        drain(&self.core, budget)
+        self.calls += 1                  # finalisers may have looked for slots, and others were moved since
+        self.reclaims += 1
+        if self.reclaims % RECLAIMS_PER_LOOK == 0:
+            give_back_unused(&self.arena.core)
 
     cdef void leave(self) noexcept:
         self.inside -= 1
@@ -179,11 +190,16 @@ cdef class StateCore:
 
     cdef int out_of_memory(self) except -1:
         """Raise the proper error after an operation ran out of memory."""
-        if self.arena.budget.refused:
-            self.arena.budget.refused = 0
+        cdef uint32_t refused = self.arena.budget.refused
+        self.arena.budget.refused = REFUSED_BY_SYSTEM
+        if refused == REFUSED_BY_LIMIT:
             raise MemoryLimitError(
                 "the state would pass its memory limit", detail=f"max_bytes={self.arena.budget.limit}",
                 hint="raise max_bytes, or expire or clear state")
+        if refused == REFUSED_BY_REFS:
+            raise MemoryLimitError(
+                "the state is as large as that of one backend can be", detail="its arena holds at most 32 GB",
+                hint="share the key groups out to more backends, or expire or clear state")
         raise MemoryError("no memory for state; nothing has changed")
 
     # --- marks ---
@@ -197,7 +213,9 @@ cdef class StateCore:
             mark.before = self.core.journal_version if self.core.newest == NULL else 0
             self.bump_version()
             self.core.journal_version = self.core.state_version
+            self.marks_opened += 1
             mark.owner = self
+            mark.number = self.marks_opened
             mark.version = self.core.state_version
             mark.is_open = True
             self.open_marks.append(mark)
@@ -213,6 +231,7 @@ cdef class StateCore:
         """
         cdef Journal *journal
         cdef Mark other
+        cdef UndoNote *note
         cdef int64_t limit = self.arena.budget.limit
         self.enter()
         try:
@@ -231,21 +250,29 @@ cdef class StateCore:
                 # Undone changes are no longer journalled: a new segment takes them when they are written again.
                 self.bump_version()
                 self.core.journal_version = self.core.state_version
+            note = self.undo_notes
+            while note != NULL:
+                note.mark = min(note.mark, mark.number)
+                note = note.next
             journal = self.core.journals
             while journal != NULL:
                 if not self.keep_carried(journal):
                     self.out_of_memory()
                 journal = journal.next
         finally:
+            forget_moves(&self.core)
             self.arena.budget.limit = limit
             self.leave()
             self.end_dropped()
 
     cdef int undo_to(self, Journal *journal, uint32_t version) except -1:
-        self.moved.clear()
-        absorb_moves(&journal.carried, 0, self.moved)
+        forget_moves(&self.core)
+        self.core.moves.floor = version
+        journal.carried.until = self.core.highest_required_snapshot_version
+        if journal.carried.last != NULL:         # of an undo that memory ended: new records go behind its own
+            journal.carried.last.until = journal.carried.until
         while journal.n_segments and journal.segments[journal.n_segments - 1].version >= version:
-            if not undo_log(journal, &journal.segments[journal.n_segments - 1].log, 0, &journal.carried, self.moved,
+            if not undo_log(journal, &journal.segments[journal.n_segments - 1].log, 0, &journal.carried,
                             self.dropped):
                 raise MemoryError("no memory to finish a rollback; make room and call it again")
             journal.n_segments -= 1
@@ -256,20 +283,22 @@ cdef class StateCore:
         cdef Log carried
         cdef int64_t limit = self.arena.budget.limit
         memset(&carried, 0, sizeof(Log))
+        carried.until = self.core.highest_required_snapshot_version
         self.arena.budget.limit = 0      # undoing may need a little
         try:
-            self.moved.clear()
+            forget_moves(&self.core)
             self.undo_failed(journal, log, 0, &carried)
             self.settle_undone(journal, &carried)
         finally:
+            forget_moves(&self.core)
             self.arena.budget.limit = limit
         return 0
 
     cdef int undo_failed(self, Journal *journal, Log *log, uint64_t down_to, Log *carried) except -1:
         """Reverse the effects of a failed call. If the little memory for that is missing twice, the backend ends."""
         # Reversed records are off the log: the second attempt continues.
-        if undo_log(journal, log, down_to, carried, self.moved, self.dropped) \
-                or undo_log(journal, log, down_to, carried, self.moved, self.dropped):
+        if undo_log(journal, log, down_to, carried, self.dropped) \
+                or undo_log(journal, log, down_to, carried, self.dropped):
             return 0
         log_append(self.core.arena, &journal.dead, log)
         self.give_up(journal, carried)
@@ -308,11 +337,11 @@ cdef class StateCore:
     def release(self, Mark mark not None):
         """Give up the possibility to roll back to `mark`. Idempotent. Reclaiming continues step by step.
 
-        O(states) for the newest mark, however many marks were opened before and released.
+        O(states), however many marks are open or were opened before.
         """
         cdef Journal *journal
         cdef Mark last
-        cdef uint32_t keep_from, i, dropped, back_to = 0
+        cdef uint32_t keep_from, back_to = 0
         cdef bint is_newest
         if not mark.is_open or mark.owner is not self or self.closed:
             return
@@ -320,7 +349,7 @@ cdef class StateCore:
         try:
             mark.is_open = False
             is_newest = self.open_marks[len(self.open_marks) - 1] is mark
-            self.open_marks.remove(mark)
+            del self.open_marks[len(self.open_marks) - 1 if is_newest else self.place_of(mark)]
             if self.open_marks:
                 keep_from = (<Mark>self.open_marks[0]).version
                 if is_newest:
@@ -338,17 +367,21 @@ cdef class StateCore:
                 self.core.journal_version = 0
             journal = self.core.journals
             while journal != NULL:
-                dropped = 0
-                while dropped < journal.n_segments and journal.segments[dropped].version < keep_from:
-                    discard_log(&self.core, journal, &journal.segments[dropped].log)
-                    dropped += 1
-                if dropped:
-                    for i in range(dropped, journal.n_segments):
-                        journal.segments[i - dropped] = journal.segments[i]
-                    journal.n_segments -= dropped
+                drop_segments(&self.core, journal, keep_from)
                 journal = journal.next
         finally:
             self.leave()
+
+    cdef Py_ssize_t place_of(self, Mark mark) noexcept:
+        """The place of an open mark in the list, which is in the order of versions."""
+        cdef Py_ssize_t low = 0, high = len(self.open_marks) - 1, middle
+        while low < high:
+            middle = (low + high) // 2
+            if (<Mark>self.open_marks[middle]).version < mark.version:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def changes_since(self, Mark mark not None):
         """The minimum number of changes journalled since `mark`, over all tables. O(states and marks)."""
@@ -365,10 +398,13 @@ cdef class StateCore:
         """Until `end_load`, treat changes as if they had always been there, whatever the mark."""
         self.enter()
         self.core.journal_version = 0
+        self.core.is_loading = True
         self.leave()
 
     def end_load(self):
         """Journal changes again, if marks are open."""
+        self.core.is_loading = False
+        self.core.pending = 1            # maps may go on to shrink
         self.enter()
         try:
             if self.open_marks:
@@ -383,6 +419,24 @@ cdef class StateCore:
         if not mark.is_open:
             raise UsageError("the mark is no longer valid", code="USAGE.STALE_MARK",
                              hint="it was released, or an older mark was rolled back to")
+
+    cdef void keep_note(self, UndoNote *note) noexcept:
+        """Tell a note about rollbacks, until `forget_note`."""
+        note.mark = NOT_UNDONE
+        note.next = self.undo_notes
+        self.undo_notes = note
+
+    cdef void forget_note(self, UndoNote *note) noexcept:
+        cdef UndoNote **link = &self.undo_notes
+        while link[0] != NULL:
+            if link[0] == note:
+                link[0] = note.next
+                return
+            link = &link[0].next
+
+    cdef uint64_t oldest_mark(self) noexcept:
+        """The number of the oldest open mark; if none is open, one that no mark has."""
+        return (<Mark>self.open_marks[0]).number if self.open_marks else NOT_UNDONE
 
     # --- snapshots ---
 
@@ -400,7 +454,7 @@ cdef class StateCore:
                 self.out_of_memory()
             memset(snapshot, 0, sizeof(Snapshot))
             self.bump_version()
-            snapshot.version = self.core.state_version
+            snapshot.version = snapshot.retired.until = self.core.state_version
             spin_lock(&self.core.directory_lock)
             snapshot.older = self.core.newest
             if self.core.newest != NULL:
@@ -409,6 +463,7 @@ cdef class StateCore:
                 self.core.oldest = snapshot
             self.core.newest = snapshot
             self.core.highest_required_snapshot_version = snapshot.version
+            self.core.holder, self.core.holder_until = NULL, 0
             spin_unlock(&self.core.directory_lock)
             if self.core.journal_version:
                 # A new segment, so that the journal's version stays above every snapshot's.
@@ -423,7 +478,7 @@ cdef class StateCore:
         """Reclaim up to about `budget` entries, pages and records that nobody needs; return True if more are left."""
         self.enter()
         try:
-            drain(&self.core, budget)
+            self.reclaim(budget)
             return bool(self.core.pending)
         finally:
             self.leave()
@@ -476,7 +531,10 @@ cdef class StateCore:
         snapshot = self.core.oldest
         while snapshot != NULL:
             snapshot.version = renumbered(snapshot.version, old, n)
+            renumber_retired(&snapshot.retired, old, n)
             snapshot = snapshot.newer
+        renumber_retired(&self.core.garbage, old, n)
+        self.core.holder, self.core.holder_until = NULL, 0
         if self.core.newest != NULL:
             self.core.highest_required_snapshot_version = self.core.newest.version
         spin_unlock(&self.core.directory_lock)
@@ -484,6 +542,10 @@ cdef class StateCore:
         while journal != NULL:
             for i in range(journal.n_segments):
                 journal.segments[i].version = renumbered(journal.segments[i].version, old, n)
+                renumber_log(&journal.segments[i].log, old, n)
+            renumber_log(&journal.carried, old, n)
+            renumber_log(&journal.dead, old, n)
+            renumber_log(&journal.waiting, old, n)
             journal = journal.next
         for mark in self.open_marks:
             mark.version = renumbered(mark.version, old, n)
@@ -595,6 +657,41 @@ cdef void renumber_table(Table *table, uint32_t *old, uint32_t n) noexcept nogil
         map.seen_version = renumbered(map.seen_version, old, n)
 
 
+cdef void renumber_log(Log *log, uint32_t *old, uint32_t n) noexcept nogil:
+    cdef LogChunk *chunk = log.first
+    log.until = renumbered(log.until, old, n)
+    while chunk != NULL:
+        chunk.until = renumbered(chunk.until, old, n)
+        chunk = chunk.next
+
+
+cdef void renumber_retired(Log *log, uint32_t *old, uint32_t n) noexcept nogil:
+    """Renumber a log of retired slots and pages; a page's record holds its version."""
+    cdef LogChunk *chunk = log.first
+    cdef uint64_t *record
+    cdef uint32_t at
+    renumber_log(log, old, n)
+    while chunk != NULL:
+        for at in range(0, chunk.used, 16):
+            record = <uint64_t *>(chunk_data(chunk) + at)
+            if record[1] >> 56 == RETIRED_RUN and record[0] != FREE_SLOT:
+                record[0] = renumbered(<uint32_t>record[0], old, n)
+        chunk = chunk.next
+
+
+cdef void drop_segments(Core *core, Journal *journal, uint32_t keep_from) noexcept nogil:
+    """Discard the logs of the segments before a version. The segments themselves go once half of all are without."""
+    cdef uint32_t i
+    while journal.n_dropped < journal.n_segments and journal.segments[journal.n_dropped].version < keep_from:
+        discard_log(core, journal, &journal.segments[journal.n_dropped].log)
+        journal.n_dropped += 1
+    if 2 * journal.n_dropped > journal.n_segments:
+        for i in range(journal.n_dropped, journal.n_segments):
+            journal.segments[i - journal.n_dropped] = journal.segments[i]
+        journal.n_segments -= journal.n_dropped
+        journal.n_dropped = 0
+
+
 cdef void join_segments(Core *core, Journal *journal, uint32_t since, uint32_t mark, uint32_t back_to) noexcept nogil:
     """Join the segments since a version, whose mark has been released, into one, which belongs to the mark before.
 
@@ -637,6 +734,8 @@ cdef void teardown(Core *core) noexcept nogil:
     while snapshot != NULL:
         snapshot.released = 1
         snapshot = snapshot.newer
+    core.keeps_maps = True
+    core.sparse = NULL
     while journal != NULL:
         for i in range(journal.n_segments):
             log_append(core.arena, &journal.dead, &journal.segments[i].log)

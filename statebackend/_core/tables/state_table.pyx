@@ -15,10 +15,10 @@ from libc.string cimport memcpy, memset
 from statebackend._core.memory.arena cimport Blob, blob_data, blob_drop, blob_new, raw_alloc, raw_free
 from statebackend._core.tables.cow_map cimport (
     MINIMUM_CAPACITY, PAGE_BUCKETS, RECORD_COPIED, VALUE_ANCHOR, VALUE_BLOB, VALUE_FIXED, VALUE_LIST, VALUE_OBJECT,
-    Core, CowMap, Directory, Entry, Journal, ListHead, RecordCursor, Table, Thread, before_operation, begin_records,
-    chain_head, entry_at, find, hash_blob_key, hash_int_key, hash_key, insert, keep_payload, key_object, map_new,
-    map_size, namespace_of, next_change, own_entry, payload_drop, payload_of, remove, see_snapshots,
-    set_value_version, slot_for_write, value_of, wait_for_others)
+    Core, CowMap, Directory, Entry, ExpiringHead, Journal, ListHead, RecordCursor, Table, Thread, before_operation,
+    begin_records, chain_head, entry_at, find, hash_blob_key, hash_int_key, hash_key, insert, keep_payload, key_object,
+    live_elements, map_new, map_size, namespace_of, next_change, own_entry, payload_drop, payload_of, remove,
+    see_snapshots, set_value_version, slot_for_write, value_of, wait_for_others)
 from statebackend._core.tables.invariants cimport check_map
 from statebackend._core.key_groups cimport HashPlan, hash_canonical_bytes, hash_canonical_int, pmod_group
 from statebackend._core.tables.lists cimport ListCursor, cursor_close, cursor_next, cursor_open, list_append
@@ -116,7 +116,6 @@ cdef class StateTable:
             table.seed = owner.core.seed
             table.hash_mask = hash_mask
             table.initial_capacity = initial_capacity
-            table.journal_every_write = copy_value is not None
             table.first_group = first
             table.n_maps = last - first + 1
             table.maps = <CowMap **>raw_alloc(&owner.arena.budget, table.n_maps * sizeof(CowMap *))
@@ -165,6 +164,8 @@ cdef class StateTable:
             if len(value) != 2 or value[0] != "list":
                 raise UsageError("unknown value layout", detail=repr(value))
             self.value_code, kind, width = CODE_LIST, VALUE_LIST, sizeof(ListHead)
+            if timestamps:
+                width = sizeof(ExpiringHead)
             self.element_code, element_kind, element_width = _code_and_width(value[1])
             table.element_kind = element_kind
             table.element_value_width = element_width
@@ -648,7 +649,7 @@ cdef class StateTable:
             slot = self._locate(key, namespace, &k, &map)
             if slot == 0:
                 return 0
-            return (<ListHead *>value_of(self.table, entry_at(self.table.core, slot))).length
+            return live_elements(self.table, <ListHead *>value_of(self.table, entry_at(self.table.core, slot)))
         finally:
             self.owner.leave()
 
@@ -656,7 +657,7 @@ cdef class StateTable:
         cdef ListCursor cursor
         cdef char *element
         cdef uint32_t skip = 8 if self.table.element_has_timestamp else 0
-        if not cursor_open(&self.owner.arena.budget, head, &cursor):
+        if not cursor_open(self.table, head, &cursor):
             self.owner.out_of_memory()
         try:
             while True:

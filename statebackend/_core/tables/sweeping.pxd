@@ -4,7 +4,7 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint32_t, uint64_t
 
 from statebackend._core.memory.arena cimport Budget
 from statebackend._core.tables.cow_map cimport (
-    FREE_SLOT, CowMap, Entry, ListHead, Table, entry_at, find_stored, hash_of, namespace_of)
+    CowMap, Entry, Table)
 
 cdef enum:
     SLOTS_PER_ENTRY = 8                  # slots that a step looks at for each entry that it is asked for
@@ -35,13 +35,6 @@ cdef struct Stretches:
     int64_t *bounds                      # the same by stretch of buckets
     uint32_t n
     uint32_t capacity                    # of the primary buckets when the bounds were made
-
-cdef inline bint is_live(Table *table, CowMap *map, uint32_t slot) noexcept nogil:
-    """Return True if a slot is the one that a look-up of its key finds: not free, retired or held by a journal."""
-    cdef Entry *entry = entry_at(table.core, slot)
-    if entry.version == FREE_SLOT:
-        return False
-    return find_stored(table, map, entry.key, namespace_of(table, entry), hash_of(table, entry)) == slot
 
 cdef int64_t oldest_in(Table *table, Entry *entry, int64_t *elements) noexcept nogil
 cdef uint32_t sweep(Table *table, Sweep *at, int64_t ttl, int64_t now, int64_t *entries, int64_t *slots,

@@ -22,9 +22,9 @@ has expired. Then its bound rises to the oldest timestamp that it holds, but not
 writes. So a stretch is looked at when something in it expires, and at least once in a time to live.
 
 Bounds are kept for buckets and not for slots, because an entry stays in its bucket when it is cloned for a snapshot.
-A map that grows splits each bucket in two, which keep the bound. Events that bring old timestamps back (a rollback, a
-clock that is set back, entries moved with their timestamps) make the bounds unknown, and the next pass looks at
-everything, once.
+A map that grows splits each bucket, and the parts keep the bound; of a map that shrank, nothing is known. Events that
+bring old timestamps back (a rollback, a clock that is set back, entries moved with their timestamps) make the bounds
+unknown, too. The next pass then looks at everything, once.
 """
 
 cimport cython
@@ -33,8 +33,8 @@ from libc.string cimport memset
 
 from statebackend._core.memory.arena cimport UNIT_SHIFT, raw_alloc, raw_free
 from statebackend._core.tables.cow_map cimport (
-    FREE_SLOT, VALUE_LIST, BucketTable, CowMap, Entry, ListChunk, ListHead, Table, before_operation, bucket, entry_at,
-    map_size, payload_of, slots_of_run, value_of)
+    FREE_SLOT, VALUE_LIST, BucketTable, CowMap, Entry, ExpiringHead, Table, before_operation, bucket, entry_at,
+    is_live, live_elements, map_size, payload_of, slots_of_run, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.memory.platform cimport likely, prefetch, unlikely
 from statebackend._core.tables.state_table cimport StateTable
@@ -44,24 +44,17 @@ cdef enum:
 
 
 cdef int64_t oldest_in(Table *table, Entry *entry, int64_t *elements) noexcept nogil:
-    """The oldest timestamp of an entry; for a list, whose elements it counts, that of the oldest element."""
-    cdef ListHead *head
-    cdef ListChunk *chunk
-    cdef uint32_t used, i
-    cdef int64_t oldest = INT64_MAX, timestamp
+    """The oldest timestamp of an entry; of a list, that of its oldest element.
+
+    Counts the elements of a list that is in no order: to remove one of them costs as much as the list.
+    """
+    cdef ExpiringHead *head
     if likely(table.layout.value_kind != VALUE_LIST):
         return (<int64_t *>payload_of(table, entry))[0]
-    head = <ListHead *>value_of(table, entry)
-    chunk, used = head.tail, head.tail_used
-    while chunk != NULL:
-        for i in range(used):
-            timestamp = (<int64_t *>(<char *>chunk + sizeof(ListChunk) + <uint64_t>i * table.element_width))[0]
-            if timestamp < oldest:
-                oldest = timestamp
-        elements[0] += used
-        used = chunk.prev_used
-        chunk = chunk.prev
-    return oldest
+    head = <ExpiringHead *>value_of(table, entry)
+    if not head.is_ordered:
+        elements[0] += live_elements(table, &head.list)
+    return head.oldest
 
 
 # --- the walk ------------------------------------------------------------------------------------------------------
@@ -253,10 +246,10 @@ cdef class ExpiryIndex:
             last = map.primary.capacity
         for index in range(first, last):
             # No walk over the map: a stretch is of buckets of the primary table, and of those of the secondary
-            # table that one of its buckets has become.
+            # table that its buckets have become: several if the map grows, one that others share if it shrinks.
             buckets = &map.primary if index >= map.rehash_index else &map.secondary
-            for t in range(1 if index >= map.rehash_index else 2):
-                head = bucket(table.core, buckets, index + t * map.primary.capacity)
+            for t in range(max(1, <int>(buckets.capacity // map.primary.capacity))):
+                head = bucket(table.core, buckets, (index + t * map.primary.capacity) & (buckets.capacity - 1))
                 slot = head[0] if head != NULL else 0
                 while slot:
                     entry = entry_at(table.core, slot)

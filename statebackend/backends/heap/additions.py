@@ -14,6 +14,7 @@ import pyarrow as pa
 from statebackend._core.batches import adding_kernels
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_table import FIXED_CODES
+from statebackend.backends.heap.nested_columns import decoded_keys
 from statebackend.backends.heap.stored_columns import (
     Array,
     Column,
@@ -128,7 +129,7 @@ class AddingColumns(SingleColumns):
             return Changed(keys, *self._read(keys))
 
     def _keys_of(self, changed: Changed) -> pa.Array:
-        return self.backend._encoder.decode_many(changed.keys)
+        return decoded_keys(self.backend._encoder, changed.keys)
 
 
 def _first_rows(canonical: Any) -> Array:

@@ -227,6 +227,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         self.core.rollback(point)
         if self.mutation_watcher is not None:
             self.mutation_watcher.start_over()
+        self._timers._follow_rollback()  # type: ignore[union-attr]
 
     def _forget_point(self, point: Any) -> None:
         self.core.release(point)

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from statebackend._core.batches import kernels, map_kernels
 from statebackend.backends.heap.codec_choice import holds_references
+from statebackend.backends.heap.nested_columns import encoded_keys
 from statebackend.backends.heap.stored_columns import Column, value_column
 from statebackend.backends.heap.vectorised import count_of, take_rows
 from statebackend.checkpoint.format import Op
@@ -108,7 +109,7 @@ class _Loading:
         self._options = {"namespace": number, "threads": backend.threads}
 
     def apply(self, op: Op, rows: pa.RecordBatch) -> None:
-        keys = self._backend._encoder.encode_many(rows["key"])
+        keys = encoded_keys(self._backend._encoder, rows["key"])
         if op is Op.CLEAR or (op is Op.REMOVE and self._kind != "map"):
             self._drop(keys)
         elif op is Op.REMOVE:
@@ -126,7 +127,7 @@ class _Loading:
     # --- columns ---
 
     def _map_keys(self, rows: pa.RecordBatch) -> Any:
-        return key_encoder(self._types["key"]).encode_many(rows["map_key"])
+        return encoded_keys(key_encoder(self._types["key"]), rows["map_key"])
 
     def _values(self, column: pa.Array) -> Column:
         """Values in stored form; a type that holds objects is converted through Python."""
@@ -169,7 +170,7 @@ class _Loading:
         # A key came more than once. Its lists were concatenated, but only the last list counts.
         self._drop(keys)
         for last in applied("list", [pa.Table.from_batches([rows])]).to_batches():
-            self._append(self._backend._encoder.encode_many(last["key"]), last)
+            self._append(encoded_keys(self._backend._encoder, last["key"]), last)
 
     def _append(self, keys: Any, rows: pa.RecordBatch) -> None:
         lists = rows["value"]

@@ -23,6 +23,7 @@ from statebackend._core.snapshots.changes import changed_entries, has_changes
 from statebackend._core.snapshots.entry_rows import EntryRows
 from statebackend.backends.heap.codec_choice import holds_references
 from statebackend.backends.heap.core_columns import bytes_of_rows, sliced
+from statebackend.backends.heap.nested_columns import decoded_keys
 from statebackend.backends.heap.stored_columns import Array, arrow_column
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import state_schema
@@ -201,7 +202,7 @@ class WrittenState:
         columns: dict[str, Array] | None,
     ) -> pa.RecordBatch:
         """Columns of the core as a batch of the state's schema; without values if only keys are given."""
-        arrays = [self._key_encoder.decode_many(_canonical(keys))]
+        arrays = [decoded_keys(self._key_encoder, _canonical(keys))]
         count = len(arrays[0])
         if namespaces is not None:
             arrays.append(namespaces)
@@ -209,7 +210,7 @@ class WrittenState:
             arrays.append(
                 _nulls(self.schema.field("map_key"), count)
                 if columns is None
-                else self._map_key_encoder.decode_many(_canonical(columns))
+                else decoded_keys(self._map_key_encoder, _canonical(columns))
             )
         if op in (Op.REMOVE, Op.CLEAR) or columns is None:
             arrays.append(_nulls(self.schema.field("value"), count))

@@ -1,9 +1,10 @@
 """Columns of values: converts Arrow, numpy or lists to the form that tables store, and back to Arrow.
 
-Declared types given as Arrow or numpy make no Python object per row, and share memory where the layout allows. Some
-columns cannot be converted as a whole: lists of mixed objects, or a column with a value that is refused. These are
-converted value by value by `statebackend.state.value_columns`, which also words every error. So are LIST, MAP, and
-TUPLE and ROW with parts of varying width.
+Declared types given as Arrow or numpy make no Python object per row, and share memory where the layout allows. LIST,
+MAP, TUPLE and ROW, however deep, go through `nested_columns`, which walks over Arrow's buffers. Some
+columns cannot be converted as a whole: lists of mixed objects, a column with a value that is refused, types that hold
+pickles. Of these, `statebackend.state.value_columns` makes Python values, which the codec converts one by one; the
+serializer words every error.
 
 >>> from statebackend.types import LONG, STRING, ROW
 >>> value_column(pa.array([1, None]), LONG)
@@ -22,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from statebackend.backends.heap.codec_choice import value_form
+from statebackend.backends.heap.codec_choice import type_codec, value_form
+from statebackend.backends.heap.nested_columns import arrow_of_stored, stored_runs
 from statebackend.errors import SerializationError, SerializationTypeError
 from statebackend.keys import (
     Columnar,
@@ -36,7 +37,7 @@ from statebackend.keys import (
     runs_of_list,
 )
 from statebackend.state import to_arrow, to_values
-from statebackend.types import DecimalType, RowType, TupleType, Type
+from statebackend.types import DecimalType, Type
 from statebackend.types.serializers import serializer_for
 
 __all__ = ["Column", "arrow_column", "double_column", "null_column", "value_column"]
@@ -53,6 +54,7 @@ _DTYPES = {
     "BOOL": "?",
 }
 _TICKS = {"DATE": "<i4", "TIMESTAMP": "<i8", "TIMESTAMP_NTZ": "<i8"}
+_NESTED = ("LIST", "MAP", "TUPLE", "ROW")
 _EXACT_FLOATS = {"DOUBLE": 2**53, "FLOAT": 2**24}
 
 
@@ -74,11 +76,13 @@ def value_column(column: Any, declared: Type, nullable: bool = True) -> Column:
     """
     columnar = as_columnar(column)
     if len(columnar):
-        filled, nulls = _without_nulls(columnar)
-        if nulls is None or nullable:
-            values = None if filled is None else _stored(filled, declared)
-            if values is not None:
-                return Column(values, nulls)
+        if declared.name in _NESTED:
+            values, nulls = _nested(columnar, declared)
+        else:
+            filled, nulls = _without_nulls(columnar)
+            values = None if filled is None else _whole(filled, declared)
+        if values is not None and (nulls is None or nullable):
+            return Column(values, nulls)
     return _by_value(columnar, declared, nullable)
 
 
@@ -99,8 +103,6 @@ def _without_nulls(column: Columnar) -> tuple[Columnar | None, Array | None]:
     if str(column.type) in _PLAIN_FORMS:  # Arrow cannot fill nulls in view types
         column = column.cast(_PLAIN_FORMS[str(column.type)])
     nulls = column.is_null().to_numpy(zero_copy_only=False)
-    if pa.types.is_struct(column.type):
-        return column, nulls
     if column.null_count == len(column):
         return (None if pa.types.is_null(column.type) else pa.repeat(_zero(column.type), len(column))), nulls
     return column.fill_null(_zero(column.type)), nulls
@@ -137,23 +139,13 @@ def _zero_decimal(arrow: pa.DataType) -> pa.Scalar:
 # --- whole columns ---
 
 
-def _stored(column: Columnar, declared: Type) -> Any:
-    """The stored form of a column without nulls; None if the plain way must look at each value."""
-    values = _whole(column, declared)
-    if values is None or isinstance(values, tuple) or in_entry(declared):
-        return values
-    return np.arange(len(values) + 1) * values.shape[1], values.reshape(-1)
-
-
 def _whole(column: Columnar, declared: Type) -> Any:
-    """As `_stored`, but values of fixed width are always an array, even if they are stored elsewhere."""
+    """The stored form of a column without nulls; None if the plain way must look at each value."""
     name = declared.name
     if name in ("DOUBLE", "FLOAT"):
         return _floats(column, name)
     if name in ("STRING", "BYTES"):
         return byte_runs_of(column, declared)
-    if isinstance(declared, (TupleType, RowType)):
-        return _records(column, declared)
     if isinstance(declared, DecimalType) and declared.precision > 18:
         return _wide_decimals(column, declared)
     if name not in _DTYPES and name not in _TICKS and not isinstance(declared, DecimalType):
@@ -210,49 +202,20 @@ def _wide_decimals(column: Columnar, declared: DecimalType) -> Array | None:
     return _bytes_of(decimal_words(rescaled)).reshape(len(column), 16)
 
 
-def _records(column: Columnar, declared: TupleType | RowType) -> Array | None:
-    """Rows of a fixed width, packed field by field like the serializer packs them: a null bitmap, then the fields."""
-    width = declared.fixed_width
-    if width is None or not isinstance(column, pa.Array) or not pa.types.is_struct(column.type):
-        return None
-    if column.type.num_fields != len(declared.types):
-        return None
-    order = list(range(len(declared.types)))
-    if isinstance(declared, RowType):
-        names = [column.type.field(i).name for i in order]
-        if sorted(names) != sorted(declared.names):
-            return None
-        order = [names.index(name) for name in declared.names]
-    packed = np.zeros((len(column), width), dtype=np.uint8)
-    at = (len(order) + 7) // 8
-    present = column.is_valid() if column.null_count else None
-    for position, (part, field) in enumerate(zip(declared.types, order, strict=True)):
-        child = column.field(field)
-        if present is not None:
-            # A null row may hold any bytes.
-            child = pc.if_else(present, child, pa.scalar(None, child.type))
-        end = at + (part.fixed_width or 0)
-        if child.null_count == len(child):
-            packed[:, position // 8] |= 1 << position % 8
-            at = end
-            continue
-        filled, nulls = _without_nulls(child)
-        values = None if filled is None else _whole(filled, part)
-        if values is None:
-            return None
-        packed[:, at:end] = values if values.ndim == 2 else _bytes_of(values)
-        if nulls is not None:
-            packed[nulls, at:end] = 0
-            packed[nulls, position // 8] |= 1 << position % 8
-        at = end
-    return packed
+def _nested(column: Columnar, declared: Type) -> tuple[Any, Array | None]:
+    """The stored form of a column of LIST, MAP, TUPLE or ROW, or None, and the null rows."""
+    runs = stored_runs(column, declared) if isinstance(column, pa.Array) else None
+    if runs is None:
+        return None, None
+    nulls = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None  # type: ignore[union-attr]
+    return (runs[1].reshape(len(column), -1) if in_entry(declared) else runs), nulls
 
 
 # --- value by value ---
 
 
 def _by_value(column: Columnar, declared: Type, nullable: bool) -> Column:
-    serializer = serializer_for(declared)
+    serializer, encode = serializer_for(declared), type_codec(declared).encode
     values = to_values(column, declared)
     width = serializer.fixed_width
     empty = b"" if width is None else bytes(width)
@@ -266,7 +229,8 @@ def _by_value(column: Columnar, declared: Type, nullable: bool) -> Column:
             data.append(empty)
             continue
         try:
-            data.append(serializer.serialize(value))
+            stored = encode(value)
+            data.append(serializer.serialize(value) if stored is None else stored)
         except SerializationError as error:
             raise error.at(f"position {position}") from None
         except OverflowError as error:
@@ -333,11 +297,6 @@ def in_entry(declared: Type) -> bool:
     return isinstance(form, int) or declared.name in _DTYPES
 
 
-def _is_plain(declared: Type) -> bool:
-    """True if a value of fixed width consists of numbers that Arrow has too, and no part needs a user's serializer."""
-    return declared.name != "CUSTOM" and all(map(_is_plain, getattr(declared, "types", ())))
-
-
 def arrow_column(values: Any, valid: Array | None, declared: Type) -> pa.Array:
     """The Arrow array, of the type's `arrow`, of values in stored form; shares their memory where it can. O(n).
 
@@ -351,8 +310,9 @@ def arrow_column(values: Any, valid: Array | None, declared: Type) -> pa.Array:
         valid = None
     if isinstance(values, tuple):
         return _arrow_of_runs(values[0], values[1], valid, declared)
-    if not _is_plain(declared):
-        return _arrow_by_value([row.tobytes() for row in values], valid, declared)
+    if declared.name in _NESTED:
+        offsets = np.arange(len(values) + 1) * values.shape[1]
+        return _arrow_of_runs(offsets, np.ascontiguousarray(values).reshape(-1), valid, declared)
     return _arrow_of_fixed(values, valid, declared)
 
 
@@ -362,20 +322,6 @@ def _bitmap(valid: Array | None) -> pa.Buffer | None:
 
 def _arrow_of_fixed(values: Array, valid: Array | None, declared: Type) -> pa.Array:
     count = len(values)
-    if isinstance(declared, (TupleType, RowType)):
-        children = []
-        at = (len(declared.types) + 7) // 8
-        for position, part in enumerate(declared.types):
-            end = at + (part.fixed_width or 0)
-            present = values[:, position // 8] >> position % 8 & 1 == 0
-            child = np.ascontiguousarray(values[:, at:end])
-            if part.name in _DTYPES:
-                child = child.view(_DTYPES[part.name]).reshape(-1)
-            children.append(_arrow_of_fixed(child, None if present.all() else present, part))
-            at = end
-        fields = list(declared.arrow)
-        mask = None if valid is None else pa.array(~valid)
-        return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
     if isinstance(declared, DecimalType) and declared.precision <= 18:
         unscaled = values.view("<i8").reshape(-1)
         values = np.stack((unscaled, unscaled >> 63), axis=1)
@@ -388,6 +334,9 @@ def _arrow_of_fixed(values: Array, valid: Array | None, declared: Type) -> pa.Ar
 
 def _arrow_of_runs(offsets: Array, data: Array, valid: Array | None, declared: Type) -> pa.Array:
     if declared.name not in ("STRING", "BYTES"):
+        array = arrow_of_stored(offsets, data, valid, declared)
+        if array is not None:
+            return array
         raw, ends = data.tobytes(), offsets.tolist()
         return _arrow_by_value([raw[a:b] for a, b in itertools.pairwise(ends)], valid, declared)
     arrow = declared.arrow

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from statebackend._core.batches import adding_kernels, expiring_kernels, gathering, kernels, map_kernels
 from statebackend._core.tables.accumulators import AddPlan
+from statebackend.backends.heap.nested_columns import encoded_keys
 from statebackend.backends.heap.stored_columns import Array, Column, arrow_column, value_column
 from statebackend.errors import MemoryLimitError, SerializationError
 from statebackend.keys import key_encoder
@@ -79,7 +80,7 @@ class ColumnsState(KeyedState):
 
     def _key_column(self, keys: Any) -> Any:
         self.backend._check_open()
-        canonical = self.backend._encoder.encode_many(keys)
+        canonical = encoded_keys(self.backend._encoder, keys)
         self.backend.begin_call(expires=self._ttl() > 0)
         return canonical
 
@@ -277,7 +278,7 @@ class MapColumns(ColumnsState, MapState):
 
     def _map_key_column(self, map_keys: Any) -> Any:
         try:
-            return key_encoder(self.descriptor.key_type).encode_many(map_keys)
+            return encoded_keys(key_encoder(self.descriptor.key_type), map_keys)
         except SerializationError as error:
             raise error.at(f"map keys of state {self.descriptor.name!r}") from None
 

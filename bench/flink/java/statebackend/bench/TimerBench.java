@@ -7,7 +7,10 @@ import org.apache.flink.runtime.state.heap.HeapKeyedStateBackend;
 import org.apache.flink.streaming.api.operators.TimerHeapInternalTimer;
 import org.apache.flink.streaming.api.operators.TimerSerializer;
 
-/** Measures Flink's heap timer queue (HeapPriorityQueueSet): register one timer per key, then poll them all. */
+/**
+ * Measures Flink's heap timer queue (HeapPriorityQueueSet): register one timer per key, then poll them all; and the
+ * timer service above it.
+ */
 public final class TimerBench {
 
     private TimerBench() {}
@@ -31,6 +34,12 @@ public final class TimerBench {
                 return new Register(keys, keyGroups);
             case "timer_poll":
                 return new Poll(keys, keyGroups);
+            case "service_register":
+                return new TimerServiceScenarios.Register(keys, keyGroups);
+            case "service_fire":
+                return new TimerServiceScenarios.Fire(keys, keyGroups);
+            case "service_move":
+                return new TimerServiceScenarios.Move(keys, keyGroups);
             default:
                 throw new IllegalArgumentException("no such operation: " + operation);
         }

@@ -1,0 +1,3 @@
+"""Decimals as integers at a declared scale, and back."""
+
+def in_use() -> bool: ...

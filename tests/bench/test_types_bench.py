@@ -1,0 +1,262 @@
+"""The comparison by type holds the same on all sides, and notices when it does not.
+
+The tests that start a JVM are skipped without a JDK or without Flink in the cache; they never download it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+# `bench` is not an installed package: it is imported from the root of the repository.
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from bench.flink import SERVICE_OPS, TYPE_OPS, FlinkPeer, random_keys  # noqa: E402
+from bench.state.__main__ import main  # noqa: E402
+from bench.state.by_type import KEY_TYPES, TIMERS, Memory, Timers  # noqa: E402
+from bench.state.kinds import KINDS  # noqa: E402
+from bench.state.lockstep import Flink, Rounds, WrongResult, in_turns  # noqa: E402
+from bench.state.processes import OwnProcess  # noqa: E402
+from bench.state.typed import TYPED, Typed, expected, make_typed  # noqa: E402
+from bench.state.types_page import main as renew_page  # noqa: E402
+
+N = 200
+SMALL = {"key_groups": 16, "samples": 2, "warmup": 1, "heap": "256m", "gc": "G1"}
+STRUCT = "struct<a:bigint,b:string>"
+#: Each operation with each type that it is measured with.
+CASES = [
+    (operation, kind)
+    for operation, contender in TYPED.items()
+    for kind in KINDS
+    if kind in KEY_TYPES or not (contender.of_keys or operation.startswith("map_"))
+]
+
+
+def rounds() -> Rounds:
+    return Rounds(random_keys(N), warmup=1, samples=2)
+
+
+def contender(operation: str, kind: str, backend: str = "heap") -> Typed:
+    return make_typed(operation, kind, backend, rounds(), 16)
+
+
+def flink(peer: FlinkPeer, operation: str, **more: str):
+    return peer.session(operation, rounds().keys, **SMALL, **more)
+
+
+@pytest.fixture(scope="module")
+def peer() -> FlinkPeer:
+    peer = FlinkPeer(download=False, timeout=120)
+    there, reason = peer.available()
+    if not there:
+        pytest.skip(reason)
+    return peer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """The JSON of a small run of all parts, of three types."""
+    out = tmp_path_factory.mktemp("run") / "types.json"
+    parts = ["types", "timers", "memory-by-type", "--no-flink", "--types", "bigint", "string", STRUCT]
+    assert main([*parts, "--n", "50", "--samples", "1", "--warmup", "1", "--out", str(out)]) == 0
+    return out
+
+
+class TestKinds:
+    NUMBERS = np.array([5, 1_000_000_007, 999_999_999])
+
+    @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+    def test_objects_and_columns_hold_the_same_values(self, kind):
+        objects, column = kind.objects(self.NUMBERS), kind.arrow(self.NUMBERS)
+        assert column.type == kind.type.arrow
+        column.validate(full=True)
+        back = [dict(each) if kind.name.startswith("map") else each for each in column.to_pylist()]
+        if kind.name.startswith("struct"):
+            back = [tuple(each.values()) for each in back]
+        assert back == objects
+
+    @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+    def test_the_numbers_of_objects_are_read_back(self, kind):
+        read = [kind.numbers(each) for each in kind.objects(self.NUMBERS)]
+        assert read == kind.held(self.NUMBERS).tolist()
+        assert read[0] != read[1]
+
+    @pytest.mark.parametrize(
+        "kind", [KINDS[name] for name in KINDS if name != "bigint"], ids=lambda k: k.name
+    )
+    def test_every_row_has_an_object_of_its_own(self, kind):
+        made = kind.objects(np.full(3, 7))
+        assert len({id(each) for each in made}) == 3
+
+    def test_keys_of_other_types_are_as_distinct_as_their_numbers(self):
+        keys = random_keys(N)
+        for name in KEY_TYPES:
+            assert len(set(KINDS[name].objects(keys))) == N
+
+
+class TestOurs:
+    @pytest.mark.parametrize(("operation", "kind"), CASES)
+    def test_both_backends_end_with_what_the_operation_says(self, operation, kind):
+        given = rounds()
+        sides = {backend: contender(operation, kind, backend) for backend in ("heap", "reference")}
+        checksums = dict.fromkeys(sides, expected(operation, kind, given))
+        timings = in_turns(operation, sides, given, N, checksums)
+        for timing in timings.values():
+            assert len(timing.nanos) == 2
+            assert all(nanos > 0 for nanos in timing.nanos)
+
+    def test_other_values_than_expected_are_noticed(self):
+        given, ours = rounds(), contender("value_update", STRUCT)
+        checksum = expected("value_get", STRUCT, given)
+        with pytest.raises(WrongResult, match="the state of ours"):
+            in_turns("value_update", {"ours": ours}, given, N, {"ours": checksum})
+
+    @pytest.mark.parametrize("operation", ["value_get", "get_many"])
+    def test_a_value_that_is_not_read_is_noticed(self, operation):
+        ours = contender(operation, STRUCT)
+        ours.keyed.set_current_key(int(ours.rounds.keys[7]))
+        ours.state.clear()
+        with pytest.raises(WrongResult, match="read other values"):
+            ours.run_round(0)
+
+    def test_another_value_in_a_column_is_noticed(self):
+        ours = contender("get_many", STRUCT)
+        ours.keyed.set_current_key(int(ours.rounds.keys[7]))
+        ours.state.update((7, "user-8"))
+        with pytest.raises(WrongResult, match="read other values"):
+            ours.run_round(0)
+
+    def test_a_key_too_many_is_noticed(self):
+        ours = contender("map_put", "string")
+        ours.keyed.set_current_key(-1)
+        ours.put(-1)
+        with pytest.raises(WrongResult, match="another number of keys"):
+            ours.run_round(0)
+
+    @pytest.mark.parametrize("role", ["value", "key"])
+    def test_an_entry_takes_at_least_what_is_in_it(self, role):
+        arguments = role, "struct<a:bigint,b:bigint>", random_keys(60_000), "heap", 16
+        with OwnProcess(Memory, *arguments) as measured:
+            found = measured.details()
+        # Three numbers of eight bytes in the entry, and no more than a Python object of each would take.
+        assert 24 <= found["run_bytes"] < 200
+        assert 0 <= found["blob_bytes"] < found["run_bytes"]
+        assert 24 <= found["resident_bytes"] < 400
+
+
+class TestFlink:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_flink_ends_with_the_same_values(self, peer, kind):
+        self.assert_same(peer, "value_update", kind)
+
+    @pytest.mark.parametrize(
+        ("operation", "kind"),
+        [
+            *(("key_update", kind) for kind in KEY_TYPES if kind != "bigint"),
+            ("value_get", STRUCT),
+            ("map_put", "string"),
+            ("map_get", "string"),
+            ("map_get", "bigint"),
+        ],
+    )
+    def test_flink_ends_with_the_same_state(self, peer, operation, kind):
+        assert operation in TYPE_OPS
+        self.assert_same(peer, operation, kind)
+
+    def test_the_timers_of_all_keys_fire(self, peer):
+        given = rounds()
+        assert tuple(name for _, name in TIMERS.values()) == SERVICE_OPS
+        for operation, (_, name) in TIMERS.items():
+            with flink(peer, name, suite="timers") as session:
+                sides = {"Flink": Flink(session), "ours": Timers(operation, given, "heap", 16)}
+                checksums = dict.fromkeys(sides, int(given.keys.sum()))
+                timings = in_turns(operation, sides, given, N, checksums)
+            assert timings["Flink"].details["gc"] == "G1"
+
+    @staticmethod
+    def assert_same(peer: FlinkPeer, operation: str, kind: str) -> None:
+        given = rounds()
+        with flink(peer, operation, suite="types", type_name=kind) as session:
+            sides = {"Flink": Flink(session), "ours": contender(operation, kind)}
+            checksums = dict.fromkeys(sides, expected(operation, kind, given))
+            in_turns(operation, sides, given, N, checksums)
+
+    def test_an_operation_of_another_suite_is_refused(self, peer):
+        with pytest.raises(ValueError, match="unknown: value_rmw"), flink(peer, "value_rmw", suite="types"):
+            pass
+
+
+class TestRun:
+    def test_a_run_has_a_row_for_each_type_and_part(self, run):
+        rows = json.loads(run.read_text())["rows"]
+        by_figure = {}
+        for row in rows:
+            by_figure.setdefault(row["figure"], []).append(row)
+        # Two operations of three types, and against bigint of two; two operations of three types; the same of keys,
+        # maps and sums; three operations; three values and two keys.
+        counts = {"P18": 10, "P19": 6, "P20": 5 + 4 + 3, "P21": 3, "memory-by-type": 5}
+        assert {figure: len(found) for figure, found in by_figure.items()} == counts
+        assert {row["operation"] for row in rows if "operation" in row} == {*TYPED, *TIMERS}
+        assert all(row["ours"] > 0 for row in rows if row["figure"] != "memory-by-type")
+
+    def test_only_keys_that_are_neither_bigint_nor_string_have_a_limit(self, run):
+        rows = [
+            row for row in json.loads(run.read_text())["rows"] if row.get("operation", "").startswith("key_")
+        ]
+        assert {row["type"] for row in rows if row["target"] is not None} == {STRUCT}
+
+    def test_a_time_over_its_limit_is_not_met(self, run):
+        rows = [row for row in json.loads(run.read_text())["rows"] if row["peer_name"] == "the limit"]
+        for row in rows:
+            assert row["met"] is (None if row["peer"] is None else row["ours"] <= row["peer"])
+
+    def test_parts_and_figures_of_the_other_page_are_refused_together(self, capsys):
+        with pytest.raises(SystemExit):
+            main(["P1", "types"])
+        assert "in a run of their own" in capsys.readouterr().err
+
+    def test_scattered_keys_are_refused(self, capsys):
+        with pytest.raises(SystemExit):
+            main(["types", "--scattered"])
+        assert "cannot be scattered" in capsys.readouterr().err
+
+
+class TestPage:
+    def test_a_run_fills_every_table_of_the_page(self, run, tmp_path):
+        page = tmp_path / "types.md"
+        page.write_text((ROOT / "docs/performance/types.md").read_text(encoding="utf-8"), encoding="utf-8")
+        renew_page(["--run", str(run), "--page", str(page)])
+        text = page.read_text(encoding="utf-8")
+        assert "Not measured yet" not in text
+        assert text.count("backend `heap`") == 5
+        for line in (
+            f"| update of `{STRUCT}` | 50 | Row |",
+            "| nanoseconds a row | keys | `update_many` | `get_many` | at most |",
+            f"| update under keys of `{STRUCT}` | 50 | Row |",
+            "| put under map keys of `string` | 50 | String |",
+            "| nanoseconds a row | keys | `add_many` | at most |",
+            "| set the key, delete and register later | 50 |",
+            f"| keys of `{STRUCT}` | 50 |",
+            "![Million updates a second by type](types.svg)",
+        ):
+            assert text.count(line) == 1, line
+        assert (tmp_path / "types.svg").read_text(encoding="utf-8").startswith("<?xml")
+
+    def test_a_part_that_was_not_measured_keeps_its_table(self, run, tmp_path):
+        content = json.loads(run.read_text())
+        content["rows"] = [row for row in content["rows"] if row["figure"] == "P21"]
+        only = tmp_path / "only.json"
+        only.write_text(json.dumps(content))
+        page = tmp_path / "types.md"
+        page.write_text("<!-- P18 -->\nold\n<!-- end P18 -->\n<!-- P21 -->\nold\n<!-- end P21 -->\n")
+        renew_page(["--run", str(only), "--page", str(page)])
+        text = page.read_text(encoding="utf-8")
+        assert text.startswith("<!-- P18 -->\nold\n<!-- end P18 -->")
+        assert text.count("old") == 1
+        assert not (tmp_path / "types.svg").exists()

@@ -1,0 +1,345 @@
+"""A call of every public method: of states of all kinds, of the keyed backend, of its timers, of the factory.
+
+Each leaves its world as it was, so that it can be repeated: what removes puts back first, what adds removes in the
+end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from cliffs.worlds import COLD, DESCRIPTORS, HOT, World
+
+import statebackend as sb
+from statebackend.state import KeyedListState, KeyedStateBackend, StateBackend
+from statebackend.state.timers import Timers
+
+Call = Callable[[World, int], Any]
+
+INTERFACES: dict[str, type] = {
+    "value": sb.ValueState,
+    "list": KeyedListState,
+    "map": sb.MapState,
+    "reducing": sb.ReducingState,
+    "aggregating": sb.AggregatingState,
+    "folding": sb.FoldingState,
+    "backend": KeyedStateBackend,
+    "timers": Timers,
+    "factory": StateBackend,
+}
+
+#: Special methods that users write as syntax.
+_SYNTAX = ("__iter__", "__getitem__", "__setitem__", "__delitem__", "__contains__", "__len__")
+
+
+def public(interface: type) -> list[str]:
+    """The names that users call, of a class."""
+    return [name for name in dir(interface) if not name.startswith("_") or name in _SYNTAX]
+
+
+# ------------------------------------------------------------------------------------ states of one kind
+
+
+def at(key: int, call: Callable[[World, Any, int], Any]) -> Call:
+    """A call for one key, which is set before it as for a row."""
+
+    def row(world: World, number: int) -> None:
+        world.keyed.set_current_key(key)
+        call(world, world.state, number)
+
+    return row
+
+
+def many(call: Callable[[Any, Any, Any, Any], Any]) -> Call:
+    """A call with columns of keys, map keys and values."""
+    return lambda world, number: call(world.state, *world.columns)
+
+
+def through(iterable: Any) -> None:
+    for _ in iterable:
+        pass
+
+
+def _clear_many(world: World, number: int) -> None:
+    world.state.clear_many(np.full(world.rows, COLD))
+    world.keyed.set_current_key(COLD)
+    world.write(world.state, 0)
+
+
+def _add_and_clear(world: World, state: Any, number: int) -> None:
+    """Appends, and sometimes clears, so that the list stays short."""
+    state.add(world.value)
+    if number % 16 == 15:
+        state.clear()
+
+
+def _write_and_clear(world: World, state: Any, number: int) -> None:
+    world.write(state, 0)
+    state.clear()
+
+
+def _add_many_and_clear(world: World, number: int) -> None:
+    keys, _, values = world.columns
+    world.state.add_many(keys, values)
+    if number % 16 == 15:
+        world.state.clear_many(keys[:64])
+
+
+_KEYED: dict[str, Call] = {
+    "clear": at(COLD, _write_and_clear),
+    "exists": at(HOT, lambda world, state, number: state.exists()),
+    "clear_many": _clear_many,
+    "exists_many": many(lambda state, keys, map_keys, values: state.exists_many(keys)),
+    "descriptor": at(HOT, lambda world, state, number: state.descriptor),
+    "backend": at(HOT, lambda world, state, number: state.backend),
+}
+
+_ADDING: dict[str, Call] = {
+    **_KEYED,
+    "get": at(HOT, lambda world, state, number: state.get()),
+    "add": at(HOT, lambda world, state, number: state.add(world.value)),
+    "get_many": many(lambda state, keys, map_keys, values: state.get_many(keys)),
+    "add_many": many(lambda state, keys, map_keys, values: state.add_many(keys, values, return_changed=True)),
+}
+
+
+def _put_and(remove: Callable[[Any, int], Any]) -> Call:
+    def call(world: World, state: Any, number: int) -> None:
+        state.put(500 + number % 8, world.value)
+        remove(state, 500 + number % 8)
+
+    return at(HOT, call)
+
+
+def _remove_many(world: World, number: int) -> None:
+    keys, map_keys, values = world.columns
+    world.state.put_many(keys, map_keys + 500, values)
+    world.state.remove_many(keys, map_keys + 500)
+
+
+# ----------------------------------------------------------------------------------------------- backends
+
+
+def keyed(call: Callable[[Any, World, int], Any]) -> Call:
+    return lambda world, number: call(world.keyed, world, number)
+
+
+def _mark(keyed: Any, world: World, number: int) -> None:
+    keyed.release(keyed.mark())
+
+
+def _rollback(keyed: Any, world: World, number: int) -> None:
+    mark = keyed.mark()
+    world.fill([COLD])
+    keyed.rollback(mark)
+    keyed.release(mark)
+
+
+def _count_changes(keyed: Any, world: World, number: int) -> None:
+    mark = keyed.mark()
+    world.fill([COLD])
+    keyed.count_changes(mark)
+    keyed.rollback(mark)
+    keyed.release(mark)
+
+
+def _clear_key(keyed: Any, world: World, number: int) -> None:
+    world.fill([COLD], 4)
+    keyed.clear_key()
+
+
+def _merge_namespaces(keyed: Any, world: World, number: int) -> None:
+    keyed.set_current_key(COLD)
+    for kind in ("reducing", "list"):
+        for namespace in ("a", "b"):
+            keyed.set_current_namespace(namespace)
+            world.write(world.states[kind], 0)
+        keyed.merge_namespaces(world.states[kind].descriptor, "c", ["a", "b"])
+        keyed.set_current_namespace("c")
+        world.states[kind].clear()
+    keyed.set_current_namespace(sb.VOID)
+
+
+def _set_current_namespace(keyed: Any, world: World, number: int) -> None:
+    keyed.set_current_namespace(number % 3)
+    keyed.set_current_namespace(sb.VOID)
+
+
+def _snapshot(keyed: Any, world: World, number: int) -> None:
+    store = world.opened_store()
+    world.fill([COLD])
+    pending = keyed.snapshot(number + 1, store)
+    store.commit(number + 1, [pending.result()], now=world.clock.now())
+
+
+def _clear_current_key(keyed: Any, world: World, number: int) -> None:
+    keyed.clear_current_key()
+    keyed.set_current_key(HOT)
+
+
+def _begin_batch(keyed: Any, world: World, number: int) -> None:
+    keyed.begin_batch(world.clock.now())
+    keyed.begin_batch(None)
+
+
+def _get_state(kind: str) -> Call:
+    return keyed(
+        lambda keyed, world, number: getattr(keyed, f"get_{kind}_state")(world.states[kind].descriptor)
+    )
+
+
+def _aborted(keyed: Any, world: World, number: int) -> None:
+    keyed.notify_checkpoint_aborted(10**9 + number)
+
+
+def _complete(keyed: Any, world: World, number: int) -> None:
+    keyed.notify_checkpoint_complete(10**9 + number)
+
+
+# ------------------------------------------------------------------------------------------------- timers
+
+
+def _register(timers: Any, world: World, number: int) -> None:
+    timers.register(2_000_000 + number % 16)
+
+
+def _delete(timers: Any, world: World, number: int) -> None:
+    timers.register(2_000_000 + number % 16)
+    timers.delete(2_000_000 + number % 16)
+
+
+def _due(timers: Any, world: World, number: int) -> None:
+    timers.register(5)
+    through(timers.due(10))
+
+
+def timers(call: Callable[[Any, World, int], Any]) -> Call:
+    def row(world: World, number: int) -> None:
+        world.keyed.set_current_key(COLD)
+        call(world.keyed.timers, world, number)
+
+    return row
+
+
+def _load(timers: Any, world: World, number: int) -> None:
+    if not hasattr(world, "timer_rows"):
+        timers.register(3_000_000)
+        world.timer_rows = [row for row in timers.rows() if row.timestamp == 3_000_000]
+    timers.load(world.timer_rows)
+
+
+def _restore(world: World, number: int) -> None:
+    options = {"max_parallelism": 16, "clock": world.clock}
+    sb.create_backend("heap", threads=1).create_keyed_backend(
+        int, restore=world.checkpoint(), **options
+    ).close()
+
+
+#: A call for each public method. `test_grid` says if one is missing.
+OPERATIONS: dict[str, dict[str, Call]] = {
+    "value": {
+        **_KEYED,
+        "value": at(HOT, lambda world, state, number: state.value()),
+        "update": at(HOT, lambda world, state, number: state.update(world.value)),
+        "get_many": many(lambda state, keys, map_keys, values: state.get_many(keys)),
+        "update_many": many(lambda state, keys, map_keys, values: state.update_many(keys, values)),
+    },
+    "list": {
+        **_KEYED,
+        "get": at(HOT, lambda world, state, number: state.get()),
+        "__iter__": at(HOT, lambda world, state, number: through(state)),
+        "add": at(COLD, _add_and_clear),
+        "add_all": at(COLD, lambda world, state, number: (state.add_all([world.value] * 3), state.clear())),
+        "update": at(COLD, lambda world, state, number: state.update([world.value] * 3)),
+        "get_many": many(lambda state, keys, map_keys, values: state.get_many(keys)),
+        "add_many": _add_many_and_clear,
+    },
+    "map": {
+        **_KEYED,
+        "get": at(HOT, lambda world, state, number: state.get(number % 4)),
+        "put": at(HOT, lambda world, state, number: state.put(number % 4, world.value)),
+        "put_all": at(HOT, lambda world, state, number: state.put_all({0: world.value, 1: world.value})),
+        "remove": _put_and(lambda state, key: state.remove(key)),
+        "contains": at(HOT, lambda world, state, number: state.contains(number % 8)),
+        "keys": at(HOT, lambda world, state, number: through(state.keys())),
+        "values": at(HOT, lambda world, state, number: through(state.values())),
+        "items": at(HOT, lambda world, state, number: through(state.items())),
+        "is_empty": at(HOT, lambda world, state, number: state.is_empty()),
+        "__getitem__": at(HOT, lambda world, state, number: state[number % 4]),
+        "__setitem__": at(HOT, lambda world, state, number: state.__setitem__(number % 4, world.value)),
+        "__delitem__": _put_and(lambda state, key: state.__delitem__(key)),
+        "__contains__": at(HOT, lambda world, state, number: number % 8 in state),
+        "__iter__": at(HOT, lambda world, state, number: through(state)),
+        "get_many": many(lambda state, keys, map_keys, values: state.get_many(keys, map_keys)),
+        "put_many": many(lambda state, keys, map_keys, values: state.put_many(keys, map_keys, values)),
+        "remove_many": _remove_many,
+    },
+    "reducing": _ADDING,
+    "aggregating": _ADDING,
+    "folding": _ADDING,
+    "backend": {
+        "set_current_key": keyed(lambda keyed, world, number: keyed.set_current_key(number % 64)),
+        "clear_current_key": keyed(_clear_current_key),
+        "current_key": keyed(lambda keyed, world, number: keyed.current_key),
+        "set_current_namespace": keyed(_set_current_namespace),
+        "current_namespace": keyed(lambda keyed, world, number: keyed.current_namespace),
+        "key_type": keyed(lambda keyed, world, number: keyed.key_type),
+        "max_parallelism": keyed(lambda keyed, world, number: keyed.max_parallelism),
+        "key_group_range": keyed(lambda keyed, world, number: keyed.key_group_range),
+        "get_state": keyed(lambda keyed, world, number: keyed.get_state(world.state.descriptor)),
+        **{f"get_{kind}_state": _get_state(kind) for kind in DESCRIPTORS},
+        "keys": keyed(lambda keyed, world, number: through(keyed.keys("value"))),
+        "keys_of": keyed(lambda keyed, world, number: through(keyed.keys_of(["value", "map"]))),
+        "keys_and_namespaces": keyed(
+            lambda keyed, world, number: through(keyed.keys_and_namespaces("value"))
+        ),
+        "apply_to_all_keys": keyed(
+            lambda keyed, world, number: keyed.apply_to_all_keys(
+                world.state.descriptor, lambda key, state: None
+            )
+        ),
+        "num_entries": keyed(lambda keyed, world, number: keyed.num_entries()),
+        "clear_key": keyed(_clear_key),
+        "merge_namespaces": keyed(_merge_namespaces),
+        "begin_batch": keyed(_begin_batch),
+        "has_timers": keyed(lambda keyed, world, number: keyed.has_timers),
+        "timers": keyed(lambda keyed, world, number: keyed.timers),
+        "advance": keyed(lambda keyed, world, number: keyed.advance()),
+        "mark": keyed(_mark),
+        "release": keyed(_mark),
+        "rollback": keyed(_rollback),
+        "count_changes": keyed(_count_changes),
+        "snapshot": keyed(_snapshot),
+        "savepoint": keyed(lambda keyed, world, number: keyed.savepoint(str(world.folder(number)))),
+        "notify_checkpoint_complete": keyed(_complete),
+        "notify_checkpoint_aborted": keyed(_aborted),
+        "undeclared_states": keyed(lambda keyed, world, number: keyed.undeclared_states()),
+        "metrics": keyed(lambda keyed, world, number: keyed.metrics()),
+    },
+    "timers": {
+        "register": timers(_register),
+        "delete": timers(_delete),
+        "pending": timers(lambda timers, world, number: timers.pending()),
+        "due": timers(_due),
+        "next_due": timers(lambda timers, world, number: timers.next_due()),
+        "count": timers(lambda timers, world, number: timers.count()),
+        "fired": timers(lambda timers, world, number: timers.fired),
+        "rows": timers(lambda timers, world, number: timers.rows()),
+        "load": timers(_load),
+    },
+    "factory": {
+        "create_keyed_backend": _restore,
+        "create_operator_backend": lambda world, number: (
+            sb.create_backend("heap").create_operator_backend().close()
+        ),
+        "unavailable_reason": lambda world, number: sb.create_backend("heap").unavailable_reason(),
+    },
+}
+
+#: Measured by a test of its own: a backend closes once.
+ELSEWHERE = {"backend": {"close"}}
+
+#: Writing and reading files takes milliseconds: one call makes a sample.
+SLOW = {("backend", "snapshot"), ("backend", "savepoint"), ("factory", "create_keyed_backend")}

@@ -1,0 +1,104 @@
+"""What grows, and may: each with the sentence of the docs that says so. And what still grows, and may not."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+
+class Stated(NamedTuple):
+    """A page of the docs, and the words in it that state a cost; how much dearer a call may become by it."""
+
+    page: str
+    sentence: str
+    bound: float = math.inf
+
+
+def _cells(kind: str, methods: str, *conditions: str) -> list[tuple[str, str, str]]:
+    return [(kind, method, condition) for condition in conditions for method in methods.split()]
+
+
+LENGTH, EXPIRED = "length of a collection", ("expired in front", "expired in between")
+
+KEYS = Stated("state/enumeration.md", "| O(entries of the state) |")
+KEYS_OF = Stated("state/enumeration.md", "| O(their entries) |")
+ALL_KEYS = Stated("state/enumeration.md", "for each key that has the state. | O(entries) and the function |")
+STILL_THERE = Stated("state/enumeration.md", "What has expired and is still in memory is looked at, too.")
+CLEAR_KEY = Stated(
+    "state/enumeration.md",
+    "`clear_key` looks at the namespaces that the backend knows, or at the entries of the key's group, whichever "
+    "are fewer.",
+)
+LIST_GET = Stated("state/list.md", "| `get()` | The elements, in order, as a new Python list. | O(length) |")
+LIST_ITER = Stated(
+    "state/list.md", "| `for element in state` | The elements one by one, in order. | O(length) |"
+)
+LIST_MANY = Stated("state/list.md", "as an Arrow `ListArray`. | O(rows and elements) |")
+MAP_ITER = Stated(
+    "state/map.md", "| `keys()`, `values()`, `items()` | Iterators, in insertion order. | O(entries) |"
+)
+MAP_FOR = Stated("state/map.md", "| `for key in state` | As `keys`. | O(entries) |")
+SAVEPOINT = Stated("savepoints.md", "It takes time in proportion to the entries and timers that are there.")
+RESTORE = Stated("checkpoints.md", "A restore costs what the checkpoint holds, entries and timers.")
+COUNTING = Stated("internals/marks.md", "in time for each mark that was opened since")
+SHRINKS = Stated("internals/map.md", "one move for each entry that went")
+LIST_KEPT = Stated(
+    "state/list.md", "Elements that have expired, and that nothing has removed yet, count, too."
+)
+ACCESS = Stated("time.md", "a look at 5 entries that lie next to each other in memory")
+#: The small world has soon removed what has expired and rests; the large one is still at it.
+ACCESS_TO_ONE = ACCESS._replace(bound=6.0)
+IDLE = Stated(
+    "time.md", "in `advance`, for what has expired, and one look at everything in each time to live"
+)
+PENDING = Stated("time.md", "| `pending` | O(n log n) in the timers of the key and namespace |")
+ROWS = Stated("time.md", "| `rows`, `load` | O(n log n) in the timers |")
+CLOSE = Stated("backends.md", "Drops everything, in time in proportion to what is there.")
+
+#: By kind, method and what grows.
+DOCUMENTED: dict[tuple[str, str, str], Stated] = {
+    ("list", "get", LENGTH): LIST_GET,
+    ("list", "__iter__", LENGTH): LIST_ITER,
+    ("list", "get_many", LENGTH): LIST_MANY,
+    **dict.fromkeys(_cells("list", "get __iter__ get_many", "expired in front"), LIST_KEPT),
+    **dict.fromkeys(_cells("map", "keys values items", LENGTH), MAP_ITER),
+    ("map", "__iter__", LENGTH): MAP_FOR,
+    **dict.fromkeys(_cells("backend", "keys keys_and_namespaces", "keys"), KEYS),
+    ("backend", "keys_and_namespaces", "namespaces"): KEYS,
+    ("backend", "keys_of", "keys"): KEYS_OF,
+    ("backend", "apply_to_all_keys", "keys"): ALL_KEYS,
+    **dict.fromkeys(
+        _cells("backend", "keys keys_of keys_and_namespaces apply_to_all_keys", *EXPIRED), STILL_THERE
+    ),
+    ("backend", "clear_key", "namespaces"): CLEAR_KEY,
+    **dict.fromkeys(
+        _cells("backend", "savepoint", "keys", "namespaces", "timers", LENGTH, *EXPIRED), SAVEPOINT
+    ),
+    **dict.fromkeys(_cells("backend", "advance", "namespaces", *EXPIRED), IDLE),
+    # While anything is expired each access removes up to five entries: many, not few, are left for the last call.
+    **dict.fromkeys(_cells("backend", "count_changes rollback clear_key", *EXPIRED), ACCESS),
+    **dict.fromkeys(_cells("value", "value update clear", *EXPIRED), ACCESS_TO_ONE),
+    **dict.fromkeys(_cells("reducing", "get add clear", *EXPIRED), ACCESS_TO_ONE),
+    **dict.fromkeys(_cells("aggregating", "get add clear", *EXPIRED), ACCESS_TO_ONE),
+    **dict.fromkeys(_cells("map", "get put remove clear", *EXPIRED), ACCESS_TO_ONE),
+    ("backend", "count_changes", "open marks"): COUNTING,
+    # What is removed on the way pays for a map that becomes smaller.
+    **dict.fromkeys(_cells("map", "keys", *EXPIRED), SHRINKS),
+    **dict.fromkeys(
+        _cells("factory", "create_keyed_backend", "keys", "namespaces", "timers", LENGTH, *EXPIRED), RESTORE
+    ),
+    ("timers", "pending", "timers"): PENDING,
+    ("timers", "rows", "timers"): ROWS,
+    **dict.fromkeys(_cells("backend", "close", "open marks", "namespaces", "timers", "keys", LENGTH), CLOSE),
+}
+
+
+#: Cliffs that are still there. Who mends one takes it out: the grid says which entries no longer hold.
+NOT_YET: dict[tuple[str, str, str], str] = {
+    **dict.fromkeys(_cells("list", "clear update", "live snapshots"), "lists of objects, by a little"),
+    ("list", "memory", "gone"): "what lists hold lies in slabs of 32 KB, of which one block keeps all",
+    **dict.fromkeys(
+        _cells("backend", "close", "gone", "namespaces gone", "timers deleted"),
+        "what calls without a mark removed is freed by the calls that follow, or by this one",
+    ),
+}

@@ -1,0 +1,403 @@
+"""What expiry costs in long lists and large maps: no more for each element than in small ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statebackend as sb
+from statebackend.testing import ManualClock
+
+SMALL, LARGE = 300, 30_000
+IDLE = {"cleanup_idle": True, "cleanup_in_background": False}
+OFF = {"cleanup_in_background": False}
+SHOW = {**OFF, "state_visibility": sb.StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp}
+
+
+class Running:
+    """A state with a time to live of as many milliseconds, for one key."""
+
+    def __init__(self, descriptor: Any, ttl: int, options: dict[str, Any], **made: Any) -> None:
+        self.clock = ManualClock()
+        self.descriptor = descriptor.enable_time_to_live(sb.StateTtlConfig(ttl, **options))
+        self.keyed: Any = sb.create_backend("heap", threads=1).create_keyed_backend(
+            int, max_parallelism=1, clock=self.clock, **made
+        )
+        self.state = self.keyed.get_state(self.descriptor)
+        self.at(0)
+
+    def at(self, now: int) -> Any:
+        self.clock.set(now)
+        self.keyed.set_current_key(1)
+        return self.state
+
+    def slide(self, first: int, last: int) -> None:
+        """One element for each millisecond, and what has expired goes."""
+        for now in range(first, last):
+            self.at(now).add(now)
+            self.keyed.advance(10)
+
+
+def costs_as_much(measure: Callable[[int], float], small: int = SMALL, large: int = LARGE) -> None:
+    """A hundred times as many elements make an operation at most three times as slow."""
+    ratios = [measure(large) / min(measure(small) for _ in range(3)) for _ in range(3)]
+    assert min(ratios) <= 3, f"{large // small} times as many elements make it {ratios} times as slow"
+
+
+def timed(call: Callable[..., Any], *arguments: Any) -> float:
+    before = time.thread_time()
+    call(*arguments)
+    return time.thread_time() - before
+
+
+def lists() -> Any:
+    return sb.ListStateDescriptor("list", int)
+
+
+def maps() -> Any:
+    return sb.MapStateDescriptor("map", int, int)
+
+
+def test_an_element_expires_from_a_long_list_as_from_a_short_one() -> None:
+    def measure(length: int) -> float:
+        run = Running(lists(), length, IDLE)
+        run.slide(0, length)
+        took = timed(run.slide, length, length + LARGE + LARGE // 2)
+        assert run.state.get() == list(range(LARGE + LARGE // 2, length + LARGE + LARGE // 2))
+        run.state.plain._check()
+        run.keyed.close()
+        return took
+
+    costs_as_much(measure)
+
+
+def test_accesses_clean_a_long_list_as_they_clean_a_short_one() -> None:
+    def measure(length: int) -> float:
+        run = Running(lists(), length, {})
+        for now in range(length):
+            run.at(now).add(now)
+
+        def add() -> None:
+            for now in range(length, length + LARGE + LARGE // 2):
+                run.at(now).add(now)
+
+        took = timed(add)
+        assert run.state.plain.length(1) <= length + 1, "what has expired goes at once"
+        run.keyed.close()
+        return took
+
+    costs_as_much(measure)
+
+
+def test_exists_looks_at_no_element_of_a_list() -> None:
+    def measure(length: int) -> float:
+        run = Running(lists(), 1_000, OFF)
+        run.state.add_all(range(length))
+        run.at(500).add(1)
+        run.at(1_200)
+
+        def ask() -> None:
+            for _ in range(1_000):
+                assert run.state.exists()
+            assert list(run.keyed.keys("list")) == [1]
+
+        took = timed(ask)
+        run.keyed.close()
+        return took
+
+    costs_as_much(measure)
+
+
+@pytest.mark.parametrize("element", [int, str, sb.types.PICKLE], ids=["int", "str", "object"])
+def test_what_is_dead_in_a_list_takes_no_more_than_what_lives(element: Any) -> None:
+    """A list that has grown once and shrinks, as its elements expire."""
+    made = {int: int, str: lambda number: f"{number:030}"}.get(element, lambda number: [number])
+    run = Running(sb.ListStateDescriptor("list", element), 1_000, IDLE)
+
+    def memory() -> int:
+        while run.keyed.core.advance(1 << 20):
+            pass
+        metrics = run.keyed.core.metrics()
+        return int(metrics["blob_bytes"])
+
+    def length_of(elements: int) -> int:
+        fresh = Running(sb.ListStateDescriptor("list", element), 1_000, IDLE)
+        for number in range(elements):
+            fresh.state.add(made(number))
+        taken = int(fresh.keyed.core.metrics()["blob_bytes"])
+        fresh.keyed.close()
+        return taken
+
+    for now in range(1_000):
+        run.at(now)
+        for number in range(3):
+            run.state.add(made(number))
+    for now in [1_100, 1_300, 1_600, 1_800, 1_950, 1_990, 1_998]:
+        run.at(now)
+        run.keyed.advance(10)
+        live = 3 * (1_999 - now)
+        assert run.state.plain.length(1) == live
+        assert memory() <= 2.2 * length_of(max(live, 64))
+        run.state.plain._check()
+    run.at(1_999)
+    run.keyed.advance(10)
+    assert (run.keyed.num_entries(), memory()) == (0, 0)
+    run.keyed.close()
+
+
+def test_a_list_that_is_in_no_order_loses_what_has_expired_and_may_be_in_order_again() -> None:
+    run = Running(lists(), 100, IDLE)
+    for now in [50, 60, 10, 70, 20, 80, 90]:
+        run.at(now).add(now)
+    seen = {}
+    for now in [110, 120, 149, 150, 165, 175, 189]:
+        run.at(now)
+        run.keyed.advance(10)
+        run.state.plain._check()
+        seen[now] = run.state.get()
+    assert seen == {
+        110: [50, 60, 70, 20, 80, 90],
+        120: [50, 60, 70, 80, 90],
+        149: [50, 60, 70, 80, 90],
+        150: [60, 70, 80, 90],
+        165: [70, 80, 90],
+        175: [80, 90],
+        189: [90],
+    }
+    run.keyed.close()
+
+
+def test_a_merge_takes_the_elements_that_live() -> None:
+    run = Running(lists(), 100, IDLE)
+    for now in range(90):
+        run.at(now).add(now)
+    run.at(130)
+    run.keyed.advance(10)
+    run.keyed.set_current_namespace("n")
+    for now in (131, 132):
+        run.at(now).add(now)
+    run.keyed.merge_namespaces(run.descriptor, "n", [sb.VOID])
+    assert run.state.get() == [131, 132, *range(33, 90)]
+    run.at(150)
+    run.keyed.advance(10)
+    assert run.state.get() == [131, 132, *range(51, 90)]
+    for table in run.state._tables():
+        table._check()
+    run.keyed.close()
+
+
+def test_an_iterator_that_is_open_keeps_its_elements() -> None:
+    run = Running(lists(), 100, IDLE)
+    for now in range(90):
+        run.at(now).add(now)
+    run.at(120)
+    run.keyed.advance(10)
+    steps = iter(run.state)
+    assert next(steps) == 21
+    run.at(140)
+    run.keyed.advance(10)
+    assert list(steps) == list(range(22, 90))
+    del steps
+    run.keyed.advance(10)
+    assert run.state.get() == list(range(41, 90))
+    run.keyed.close()
+
+
+def test_a_snapshot_and_a_mark_keep_the_elements_that_expire_after_them() -> None:
+    run = Running(sb.ListStateDescriptor("list", str), 100, IDLE)
+
+    def live(after: int, last: int) -> list[str]:
+        return [f"{number:030}" for number in range(after, last)]
+
+    for now in range(100):
+        run.at(now).add(f"{now:030}")
+    moments = []
+    for now in range(100, 190, 15):
+        run.at(now)
+        view = run.keyed.core.snapshot()
+        mark = run.keyed.mark()
+        before = max(0, now - 114)
+        moments.append((view, mark, before))
+        run.keyed.advance(10)
+        run.state.plain._check()
+        assert run.state.get() == live(now - 99, 100)
+    for view, mark, before in reversed(moments):
+        assert [list(map(bytes.decode, each)) for each in view.items(run.state.plain).values()] == [
+            live(before, 100)
+        ]
+        run.keyed.rollback(mark)
+        run.state.plain._check()
+        assert run.state.plain.length(1) == 100 - before
+        run.keyed.release(mark)
+        view.release()
+    run.at(150)
+    run.keyed.advance(10)
+    assert run.state.get() == live(51, 100)
+    run.keyed.close()
+
+
+@pytest.mark.parametrize("expires", [True, False])
+def test_a_delta_brings_nothing_back_and_holds_a_list_that_only_grew_by_what_is_new(
+    tmp_path: Path, expires: bool
+) -> None:
+    """A longer time to live after the restore shows what was there."""
+    store = sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=1)
+    run = Running(lists(), 1_000, IDLE)
+    others = run.keyed.get_state(sb.ValueStateDescriptor("others", int))
+    others.update_many(range(100), range(100))  # a delta is for what has hardly changed
+    run.slide(0, 1_500)
+    for number in range(2):
+        taken = run.keyed.snapshot(number, store, incremental=True).result()
+        committed = store.commit(number, [taken], now=run.clock.now())
+        if number == 0 and expires:
+            run.slide(1_500, 1_600)
+        elif number == 0:
+            run.state.add(1_600)
+    run.keyed.close()
+    base, delta = store.open(store.latest()).snapshots[0].files
+    assert (base.kind, delta.kind) == ("base", "delta")
+    again = Running(lists(), 1_000_000, OFF, restore=committed)
+    again.at(1_600)
+    assert again.state.get() == (list(range(600, 1_600)) if expires else [*range(500, 1_500), 1_600])
+    assert (delta.size < base.size / 2) is not expires
+    again.state.plain._check()
+    again.keyed.close()
+    store.close()
+
+
+def test_exists_asks_what_has_expired_once() -> None:
+    def measure(entries: int) -> float:
+        run = Running(maps(), 1_000, OFF)
+        run.state.put_all(dict.fromkeys(range(entries), 1))
+        run.at(500).put(-1, 1)
+        run.at(1_200)
+
+        def ask() -> None:
+            for _ in range(LARGE // 20):
+                assert run.state.exists()
+                assert not run.state.is_empty()
+            assert list(run.keyed.keys("map")) == [1]
+
+        assert run.state.exists()
+        took = timed(ask)
+        run.state.remove(-1)
+        assert not run.state.exists()
+        took += timed(lambda: [run.state.exists() for _ in range(1_000)])
+        run.state.plain_map._check()
+        run.keyed.close()
+        return took
+
+    costs_as_much(measure)
+
+
+def test_exists_finds_what_lives_again_behind_what_has_expired() -> None:
+    """What it remembers is no longer so: a put, a rollback, a clock that was set back, entries that move."""
+    run = Running(maps(), 100, OFF)
+    state = run.state
+    state.put_all(dict.fromkeys(range(10), 1))
+    run.at(50).put(10, 1)
+    run.state.put(11, 1)
+    assert run.at(100).exists()
+    mark = run.keyed.mark()
+    state.remove(10)
+    assert state.exists()
+    state.remove(11)
+    assert not state.exists()
+    run.keyed.rollback(mark)
+    run.at(100)
+    assert state.exists()
+    state.remove(11)
+    assert state.exists(), "10 is back before 11"
+    state.remove(10)
+    assert not state.exists()
+    state.put(3, 1)
+    assert state.exists()
+    state.remove(3)
+    assert not state.exists()
+    view = run.keyed.core.snapshot()
+    assert not state.exists()
+    state.put(9, 2)
+    for number in range(200):
+        state.put(1_000 + number, 2)
+        state.plain_map._check()
+        assert state.exists()
+    view.release()
+    assert run.at(99).exists(), "of a time at which the first have not expired"
+    for number in range(200):
+        state.remove(1_000 + number)
+    state.remove(9)
+    assert state.exists()
+    assert not run.at(100).exists()
+    run.keyed.release(mark)
+    state.plain_map._check()
+    run.keyed.close()
+
+
+def test_exists_sees_what_a_rollback_brings_back_before_what_has_expired_since() -> None:
+    run = Running(maps(), 100, OFF)
+    run.at(50).put_all({1: 1, 2: 1})
+    run.at(90).put(1, 2)
+    run.at(95).put(3, 1)
+    mark = run.keyed.mark()
+    run.state.remove(1)
+    assert run.at(155).exists()
+    run.keyed.rollback(mark)
+    run.at(155).remove(3)
+    assert run.state.exists()
+    assert list(run.state) == [1]
+    run.keyed.release(mark)
+    run.state.plain_map._check()
+    run.keyed.close()
+
+
+def test_an_iteration_that_shows_what_has_expired_finds_its_place_at_once() -> None:
+    """Half of the entries have expired, and lie behind those that live."""
+
+    def measure(entries: int) -> float:
+        run = Running(maps(), 1_000, SHOW)
+        run.state.put_all(dict.fromkeys(range(entries), 1))
+        run.at(500).put_all(dict.fromkeys(range(entries // 2), 2))
+        run.at(1_200)
+        found: list[Any] = []
+        took = timed(lambda: found.extend(run.state.items()))
+        assert found == [(number, 2 if number < entries // 2 else 1) for number in range(entries)]
+        assert list(run.state) == list(range(entries // 2))
+        run.keyed.close()
+        return took / entries
+
+    costs_as_much(measure, 160, 16_000)
+
+
+def test_an_iterator_steps_back_when_the_entry_that_it_returned_last_goes() -> None:
+    """Behind those that live, each entry expires as soon as it has been returned, and a read removes it."""
+
+    def measure(entries: int) -> float:
+        run = Running(maps(), 100_000, OFF)
+        run.state.put_all(dict.fromkeys(range(entries), 1))
+        for number in range(entries, 2 * entries):
+            run.at(number).put(number, 1)
+        run.at(90_000).put_all(dict.fromkeys(range(entries), 1))
+        found: list[int] = []
+
+        def iterate() -> None:
+            others = [iter(run.state), iter(run.state.values())]
+            for number in run.state:
+                found.append(number)
+                if number < entries:
+                    assert [next(each) for each in others] == [number, 1]
+                else:
+                    run.at(100_000 + number)
+                    assert run.state.get(number) is None
+
+        took = timed(iterate)
+        assert found == list(range(2 * entries))
+        assert list(run.state) == list(range(entries))
+        run.state.plain_map._check()
+        run.keyed.close()
+        return took / entries
+
+    costs_as_much(measure, 160, 16_000)

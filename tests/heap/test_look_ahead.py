@@ -1,0 +1,125 @@
+"""Looking ahead: which builds do it, what it sees, and that it reads no more than it may."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from statebackend._core.handles import look_ahead
+from statebackend._core.handles.look_ahead import _number_ahead, _number_at, _peeked_bytes, looks_ahead
+
+looking_ahead_only = pytest.mark.skipif(not looks_ahead(), reason="this build does not look ahead")
+
+EDGES = [0, 1, -1, 2**30, -(2**30), 2**60, -(2**60), 2**62 + 7, 2**63 - 1, -(2**63), -(2**63) + 1]
+NUMBERS = EDGES + [each + delta for each in EDGES[3:8] for delta in (-1, 1)]
+
+#: Two pages of memory, of which the second must not be read; `place` puts what an object looks like into the first.
+PAGES = """
+import ctypes, mmap, sys
+from statebackend._core.handles.look_ahead import _map_key_ahead, _number_ahead, _peeked_bytes
+PAGE = 4096
+memory = mmap.mmap(-1, 2 * PAGE)
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+assert mprotect(ctypes.c_void_p(start + PAGE), ctypes.c_size_t(PAGE), 0) == 0 and start % PAGE == 0
+def place(number, at):
+    image = ctypes.string_at(id(number), min(sys.getsizeof(number), PAGE - at))
+    memory[at:at + len(image)] = image
+def ahead(at, stride=16):
+    # What is seen at this place: eight keys on.
+    return _number_ahead(start + at - 8 * stride, stride)
+def map_key_ahead(at, stride=16):
+    # The same for map keys: four on.
+    return _map_key_ahead(start + at - 4 * stride, stride)
+"""
+
+
+def run_apart(program: str) -> str:
+    """What a program prints that a read of a forbidden page would end."""
+    done = subprocess.run([sys.executable, "-c", PAGES + program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@looking_ahead_only
+def test_what_is_seen_ahead_is_what_is_there() -> None:
+    assert [_number_at(number) for number in NUMBERS] == NUMBERS
+    # A subclass is not what a list of keys is made of, and wider numbers are no keys.
+    assert [_number_at(other) for other in ("1", 1.0, None, (1,), True, 2**90, int)] == [None] * 7
+
+
+def test_what_is_read_is_what_an_int_of_64_bits_takes() -> None:
+    digits = -(-64 // sys.int_info.bits_per_digit)
+    assert _peeked_bytes() == int.__basicsize__ + digits * int.__itemsize__
+
+
+@looking_ahead_only
+def test_the_end_of_the_page_is_not_passed() -> None:
+    """Nothing is read that might reach into the next page, and all that cannot."""
+    seen = run_apart("""
+for at in range(PAGE - 128, PAGE, 8):
+    place(2**62 + at, at)
+    print(at, ahead(at), map_key_ahead(at))
+""")
+    last = 4096 - _peeked_bytes()
+    for at, line in zip(range(4096 - 128, 4096, 8), seen.splitlines(), strict=True):
+        expected = str(2**62 + at if at <= last else None)
+        assert line.split() == [str(at), expected, expected]
+
+
+@looking_ahead_only
+def test_other_pages_are_not_read() -> None:
+    assert (
+        run_apart("""
+for see in (_number_ahead, _map_key_ahead):
+    print(see(start + PAGE - 64, 16), see(start + PAGE - 64, PAGE // 4))
+    print(see(start + 32, -16), see(start + 64, 2**61), see(start, -(2**60)))
+""").split()
+        == ["None"] * 10
+    )
+
+
+def test_a_build_without_it_guesses_nothing() -> None:
+    numbers = [each + 2**40 for each in range(64)]
+    at, stride = id(numbers[0]), 32
+    ahead = [_number_ahead(at + i * stride, stride) for i in range(48)]
+    assert any(number is not None for number in [*ahead, _number_at(numbers[0])]) == looks_ahead()
+
+
+COMPILER = shlex.split(sysconfig.get_config_var("CC") or "")
+
+
+@pytest.mark.skipif(not COMPILER or shutil.which(COMPILER[0]) is None, reason="no C compiler")
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("-DSTATEBACKEND_LOOK_AHEAD=1", 1),
+        ("-DSTATEBACKEND_LOOK_AHEAD=0", 0),
+        ("-fsanitize=address", 0),
+        ("-fsanitize=thread", 0),
+        ("-DPy_GIL_DISABLED=1", 0),
+    ],
+)
+def test_where_it_is_off(flag: str, expected: int) -> None:
+    """The switch as the compiler sees it, without a build of its own."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        expected = 0
+    text = Path(look_ahead.__file__).with_name("look_ahead.pxd").read_text()
+    block = re.search(r'cdef extern from \*:\n    """\n(.*?)\n    """', text, re.S)
+    assert block is not None
+    done = subprocess.run(
+        [*COMPILER, flag, f"-I{sysconfig.get_path('include')}", "-E", "-P", "-x", "c", "-"],
+        input=f"#include <Python.h>\n{block[1]}\nlooks_ahead = SB_LOOKS_AHEAD;\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-3:] == ["looks_ahead", "=", f"{expected};"]

@@ -1,0 +1,122 @@
+"""The current namespace is known again when it is given as the same object, and is never mistaken for another."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from statebackend.backends.heap import HeapBackend
+from statebackend.keys import VOID, TimeWindow, encode_namespace
+from statebackend.state import ValueStateDescriptor
+
+
+@pytest.fixture
+def keyed() -> Iterator[Any]:
+    with HeapBackend(threads=1).create_keyed_backend(int, max_parallelism=4) as keyed:
+        keyed.set_current_key(1)
+        yield keyed
+
+
+def count_encodings(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    from statebackend.backends.heap import keyed as module
+
+    given: list[Any] = []
+
+    def encode(namespace: Any) -> bytes:
+        given.append(namespace)
+        return encode_namespace(namespace)
+
+    monkeypatch.setattr(module, "encode_namespace", encode)
+    return given
+
+
+def test_windows_in_turn_are_encoded_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    from statebackend.backends.heap import HeapBackend
+
+    given = count_encodings(None, monkeypatch)
+    with HeapBackend(threads=1).create_keyed_backend(int) as keyed:
+        keyed.set_current_key(1)
+        state = keyed.get_value_state(ValueStateDescriptor("s", int))
+        windows = [TimeWindow(start, start + 10) for start in range(0, 1_000, 10)]
+        for turn in range(20):
+            for number, window in enumerate(windows):
+                keyed.set_current_namespace(window)
+                assert state.value() == (None if turn == 0 else 1_000 * (turn - 1) + number)
+                state.update(1_000 * turn + number)
+                assert keyed._namespace == encode_namespace(window)
+        assert len(given) < 400, "2,000 calls without the objects that are known"
+
+
+def test_equal_objects_of_other_types_are_other_namespaces(keyed: Any) -> None:
+    state = keyed.get_value_state(ValueStateDescriptor("s", int))
+    spaces = [1, "1", b"1", TimeWindow(0, 1), VOID, 0, "", b"", -1, 2**40, ("1",), (1,)]
+    for _ in range(3):
+        for number, space in enumerate(spaces):
+            keyed.set_current_namespace(space)
+            state.update(number)
+    for number, space in enumerate(spaces):
+        keyed.set_current_namespace(space)
+        assert state.value() == number
+        assert keyed._namespace == encode_namespace(space)
+
+
+@pytest.mark.parametrize("wrong", [1.0, None, [1], {}])
+def test_what_is_no_namespace_is_refused_though_it_equals_one(keyed: Any, wrong: Any) -> None:
+    from statebackend.errors import StateBackendError
+
+    for _ in range(3):
+        keyed.set_current_namespace(1)
+        with pytest.raises((StateBackendError, TypeError)):
+            keyed.set_current_namespace(wrong)
+        assert keyed.current_namespace == 1
+
+
+def test_a_number_that_went_to_another_namespace_is_not_used(keyed: Any) -> None:
+    """The object stays known while its number is freed and given away."""
+    window = TimeWindow(0, 10)
+    state = keyed.get_value_state(ValueStateDescriptor("s", int))
+    for turn in range(3):
+        keyed.set_current_namespace(window)
+        number = keyed.core.namespaces.find(encode_namespace(window))
+        keyed.set_current_namespace(VOID)
+        taken = False
+        for step in range(5_000):
+            name = encode_namespace(f"{turn} {step}")
+            taken = taken or keyed.core.namespaces.number(name) == number
+        assert taken
+        assert keyed.core.namespaces.find(encode_namespace(window)) is None
+        keyed.set_current_namespace(window)
+        assert keyed._namespace == encode_namespace(window)
+        state.update(turn)
+        keyed.set_current_namespace(VOID)
+        assert state.value() is None
+        keyed.set_current_namespace(TimeWindow(0, 10))
+        assert state.value() == turn
+        state.clear()
+
+
+def test_few_namespaces_are_kept_and_no_long_ones(keyed: Any) -> None:
+    window_count = sum(isinstance(each, TimeWindow) for each in gc.get_objects())
+    for start in range(5_000):
+        keyed.set_current_namespace(TimeWindow(start, start + 1))
+    # TimeWindows are not tracked one by one everywhere; names are counted instead.
+    assert sum(isinstance(each, TimeWindow) for each in gc.get_objects()) - window_count <= 257
+    for number in range(300):
+        keyed.set_current_namespace("long" * 1_000 + str(number))
+        assert keyed.current_namespace == "long" * 1_000 + str(number)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_namespaces_agree_with_their_encoding(keyed: Any, seed: int) -> None:
+    r = random.Random(seed)
+    known = (
+        [TimeWindow(n, n + 1) for n in range(300)] + list(range(1000, 1200)) + [f"s{n}" for n in range(100)]
+    )
+    for _ in range(8_000):
+        space = r.choice(known) if r.random() < 0.9 else TimeWindow(r.randrange(300), 300)
+        keyed.set_current_namespace(space)
+        assert keyed._namespace == encode_namespace(space)

@@ -1,0 +1,488 @@
+"""Columns of nested types hold what the serializers write, however Arrow lays them out, and come back equal."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import itertools
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from type_strategies import key_types, scalar_key_types, values_of
+
+from statebackend import types as t
+from statebackend._core.codecs.nested_columns import SinkPart, SourcePart, read_values
+from statebackend.backends.heap.nested_columns import arrow_of_stored, decoded_keys, encoded_keys, stored_runs
+from statebackend.backends.heap.stored_columns import arrow_column, value_column
+from statebackend.errors import SerializationError, UsageError
+from statebackend.keys import key_encoder
+from statebackend.state.value_columns import check_values, to_arrow, to_values
+from statebackend.types.serializers import serializer_for
+
+Runs = tuple[Any, Any]
+
+
+def split(runs: Runs) -> list[bytes]:
+    offsets, data = runs
+    return [data[a:b].tobytes() for a, b in itertools.pairwise(offsets)]
+
+
+def joined(rows: list[bytes]) -> Runs:
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    return offsets, np.frombuffer(b"".join(rows), dtype=np.uint8)
+
+
+def plain(column: Any, declared: t.Type) -> list[bytes | None]:
+    """The stored bytes of each row in Python's way, None for a null."""
+    values = to_values(column, declared)
+    check_values(values, declared, True)
+    serialize = serializer_for(declared).serialize
+    return [None if value is None else serialize(value) for value in values]
+
+
+def by_value(stored: list[bytes | None], declared: t.Type) -> pa.Array:
+    read = serializer_for(declared).deserialize
+    return to_arrow([None if data is None else read(data) for data in stored], declared)
+
+
+def stored_rows(column: pa.Array, declared: t.Type) -> list[bytes | None]:
+    """The rows of `stored_runs`, which must not need to look at each value."""
+    runs = stored_runs(column, declared)
+    assert runs is not None
+    present = column.is_valid().to_pylist()
+    return [data if there else None for data, there in zip(split(runs), present, strict=True)]
+
+
+def name_of(each: Any) -> str:
+    """The same in every process: arrays print where they are."""
+    return each.ddl() if isinstance(each, t.Type) else type(each).__name__
+
+
+def one_layer(inner: st.SearchStrategy[t.Type]) -> st.SearchStrategy[t.Type]:
+    several = st.lists(inner, min_size=1, max_size=3)
+    return st.one_of(
+        several.map(lambda types: t.TUPLE(*types)),
+        several.map(lambda types: t.ROW(**{f"f{i}": field for i, field in enumerate(types)})),
+        inner.map(t.LIST),
+        st.builds(t.MAP, key_types, inner),
+    )
+
+
+nested_types: st.SearchStrategy[t.Type] = one_layer(scalar_key_types)
+for _ in range(4):
+    nested_types = one_layer(scalar_key_types | nested_types)
+
+
+@st.composite
+def nested_columns(draw: st.DrawFn) -> tuple[t.Type, list[Any]]:
+    declared = draw(nested_types)
+    return declared, draw(st.lists(st.none() | values_of(declared), min_size=1, max_size=8))
+
+
+def relaid(array: pa.Array, declared: t.Type) -> pa.Array:
+    """The same values in other layouts of Arrow: wide offsets, views, dictionaries, other orders of fields."""
+    name = declared.name
+    if name in ("STRING", "BYTES"):
+        if len(array) % 2:
+            return array.dictionary_encode()
+        views = pa.string_view(), pa.binary_view()
+        return array.cast(views[name == "BYTES"] if len(array) % 4 else getattr(pa, f"large_{array.type}")())
+    if name in ("INT", "SHORT", "BYTE"):
+        return array.cast(pa.int64())
+    if name == "FLOAT":
+        return array.cast(pa.float64())
+    if isinstance(declared, t.DecimalType):
+        wider = pa.decimal256(declared.precision + 2, declared.scale + 1)
+        return array.cast(wider if len(array) % 2 else pa.decimal256(declared.precision, declared.scale))
+    valid = array.is_valid()
+    bits = pa.py_buffer(np.packbits(valid.to_numpy(zero_copy_only=False), bitorder="little"))
+    if isinstance(declared, (t.TupleType, t.RowType)):
+        order = list(range(len(declared.types)))
+        if isinstance(declared, t.RowType):
+            order.reverse()
+        children = [relaid(array.field(i), declared.types[i]) for i in order]
+        names = [array.type.field(i).name for i in order]
+        mask = array.is_null()
+        return pa.StructArray.from_arrays(children, names=names, mask=mask)
+    if isinstance(declared, t.ListType):
+        values = relaid(array.values, declared.element)
+        offsets = pa.py_buffer(array.offsets.to_numpy().astype(np.int64))
+        wide = pa.large_list(values.type)
+        return pa.Array.from_buffers(wide, len(array), [bits, offsets], children=[values])
+    if isinstance(declared, t.MapType):
+        keys, items = relaid(array.keys, declared.key), relaid(array.items, declared.value)
+        arrow = pa.map_(keys.type, items.type)
+        entries = pa.Array.from_buffers(arrow.field(0).type, len(keys), [None], children=[keys, items])
+        offsets = pa.py_buffer(array.offsets.to_numpy())
+        return pa.Array.from_buffers(arrow, len(array), [bits, offsets], children=[entries])
+    return array
+
+
+@settings(max_examples=250, deadline=None)
+@given(nested_columns())
+@example((t.LIST(t.BOOL), [[True, None] * 9, None, [], [False]]))
+@example((t.LIST(t.LIST(t.LIST(t.LIST(t.LIST(t.STRING))))), [[[[[["a", None], None]]]], None]))
+@example((t.MAP(t.TUPLE(t.DOUBLE, t.STRING), t.LIST(t.FLOAT)), [{(-0.0, None): [-0.0, math.nan]}]))
+@example((t.TUPLE(*[t.LIST(t.BYTE)] * 9), [tuple([[-128], None] * 4 + [[]])]))
+@example((t.ROW(a=t.TUPLE(t.DECIMAL(38, 2))), [((decimal.Decimal("-" + "9" * 36 + ".99"),),)]))
+@example((t.MAP(t.LONG, t.STRING), [dict.fromkeys(range(-50, 50), "x")]))
+def test_nested_columns_hold_what_the_serializer_writes(drawn: tuple[t.Type, list[Any]]) -> None:
+    declared, values = drawn
+    array = to_arrow(values, declared)
+    expected = plain(values, declared)
+    twice = pa.concat_arrays([array, array])
+    assert stored_rows(array, declared) == expected
+    assert stored_rows(twice[1:], declared) == expected[1:] + expected
+    assert stored_rows(relaid(array, declared), declared) == expected
+    chunked = pa.chunked_array([array[:1], array[1:], array[:0]])
+    for form in (chunked, array.slice(0), values):
+        column = value_column(form, declared)
+        valid = None if column.nulls is None else ~column.nulls
+        back = arrow_column(column.values, valid, declared)
+        back.validate(full=True)
+        assert back.type == declared.arrow
+        assert plain(back, declared) == expected
+        assert repr(back.to_pylist()) == repr(by_value(expected, declared).to_pylist())
+    present = np.array([row is not None for row in expected])
+    rows = [b"\xff" if row is None else row for row in expected]  # nobody looks at the bytes of a null
+    back = arrow_of_stored(*joined(rows), present, declared)
+    assert back is not None
+    back.validate(full=True)
+    assert repr(back.to_pylist()) == repr(by_value(expected, declared).to_pylist())
+
+
+def map_of(keys: pa.Array, items: pa.Array, *ends: int) -> pa.Array:
+    return pa.MapArray.from_arrays(pa.array([0, *ends], pa.int32()), keys, items)
+
+
+DOUBLES = pa.array([1.0, -0.0, math.nan, 0.0, math.nan, 1.0, 2.0, -0.0])
+PAIRS = pa.array([{"_1": 1, "_2": "a"}, {"_1": 1, "_2": "b"}, {"_1": None, "_2": "a"}, {"_1": 1, "_2": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("column", "declared"),
+    [
+        (map_of(DOUBLES, pa.array(range(8)), 5, 8), t.MAP(t.DOUBLE, t.LONG)),
+        (map_of(DOUBLES.cast(pa.float32()), pa.array(range(8)), 8), t.MAP(t.FLOAT, t.LONG)),
+        (map_of(PAIRS, pa.array(["x", None, "y", "z"]), 0, 4), t.MAP(t.TUPLE(t.LONG, t.STRING), t.STRING)),
+        (map_of(PAIRS, pa.array([[1], None, [], [2]]), 4), t.MAP(t.TUPLE(t.LONG, t.STRING), t.LIST(t.INT))),
+        (
+            map_of(pa.array([i * 7 % 31 for i in range(100)]), pa.array(range(100)), 0, 40, 100),
+            t.MAP(t.INT, t.LONG),
+        ),
+        (
+            map_of(pa.array([f"k{i % 9}" for i in range(40)]), pa.array([None] * 39 + [1]), 20, 40),
+            t.MAP(t.STRING, t.LONG),
+        ),
+    ],
+    ids=name_of,
+)
+def test_of_equal_keys_of_a_map_the_last_value_counts(column: pa.Array, declared: t.Type) -> None:
+    assert stored_rows(column, declared) == plain(column, declared)
+    nested = pa.StructArray.from_arrays([column, column], ["a", "b"])
+    assert stored_rows(nested, t.ROW(a=declared, b=declared)) == plain(nested, t.ROW(a=declared, b=declared))
+    listed = map_of(pa.array(["p", "p", "q"][: len(column)]), column, len(column))
+    outer = t.MAP(t.STRING, declared)
+    assert stored_rows(listed, outer) == plain(listed, outer)
+
+
+FINE: list[tuple[pa.Array, t.Type]] = [
+    (pa.array([{"b": "x", "a": 1}]), t.ROW(a=t.LONG, b=t.STRING)),
+    (pa.array([{"x": "x", "y": 1}]), t.TUPLE(t.STRING, t.LONG)),
+    (pa.array([[1, None], None], pa.list_(pa.uint64(), 2)), t.LIST(t.BYTE)),
+    (pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2))[1:], t.LIST(t.LONG)),
+    (pa.array([[b"ab", None], [b"cd"]], pa.list_(pa.binary(2)))[1:], t.LIST(t.BYTES)),
+    (pa.array([[1, None]], pa.list_(pa.int16())), t.LIST(t.DOUBLE)),
+    (pa.array([[1, 2**24]], pa.list_(pa.int32())), t.LIST(t.FLOAT)),
+    (pa.array([[0.1, math.inf, -math.inf, None]]), t.LIST(t.FLOAT)),
+    (pa.array([[1, None]], pa.list_(pa.timestamp("s", "Europe/Paris"))), t.LIST(t.TIMESTAMP)),
+    (pa.array([[1_000, None]], pa.list_(pa.timestamp("ns"))), t.LIST(t.TIMESTAMP_NTZ)),
+    (pa.array([[datetime.date(2020, 1, 1), None]], pa.list_(pa.date64())), t.LIST(t.DATE)),
+    (pa.array([[decimal.Decimal("1.50")]], pa.list_(pa.decimal128(20, 4))), t.LIST(t.DECIMAL(10, 2))),
+    (pa.array([[None]]), t.LIST(t.STRING)),
+    (pa.array([{"a": None, "b": []}]), t.ROW(a=t.MAP(t.LONG, t.LONG), b=t.LIST(t.STRING))),
+    (pa.array([["a", "b", "a"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))), t.LIST(t.STRING)),
+    (
+        pa.array([{f"f{i:02}": i for i in range(20)}, None]),
+        t.ROW(**{f"f{i:02}": t.LONG for i in range(20)}),
+    ),
+    (pa.array([{"a": [], "b": "é" * 100}]), t.ROW(a=t.LIST(t.LONG), b=t.STRING)),
+]
+
+
+@pytest.mark.parametrize(("column", "declared"), FINE, ids=name_of)
+def test_what_is_sure_to_be_equal_is_not_looked_at_value_by_value(column: pa.Array, declared: t.Type) -> None:
+    expected = plain(column, declared)
+    found = stored_rows(column, declared)
+    assert [row for row in found if row is not None] == [row for row in expected if row is not None]
+    assert [row is None for row in found] == [row is None for row in expected]
+
+
+def test_entries_of_a_map_may_begin_within_their_buffers() -> None:
+    arrow = pa.map_(pa.int64(), pa.string())
+    children = [pa.array([0, 1, 2]), pa.array(["z", "a", "b"])]
+    entries = pa.Array.from_buffers(arrow.field(0).type, 2, [None], 0, 1, children)
+    column = pa.Array.from_buffers(arrow, 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0")], children=[entries])
+    declared = t.MAP(t.LONG, t.STRING)
+    assert stored_rows(column, declared) == [serializer_for(declared).serialize({1: "a", 2: "b"})]
+
+
+def text(data: bytes, *ends: int) -> pa.Array:
+    """Strings that nobody has checked."""
+    offsets = np.array([0, *ends], dtype=np.int32)
+    return pa.Array.from_buffers(pa.string(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def test_what_lies_below_a_null_is_not_looked_at() -> None:
+    wrong = text(b"ok\xff\xfe", 2, 4)
+    numbers = pa.array([1, 2**62], pa.timestamp("us"))
+    structs = pa.StructArray.from_arrays([wrong, numbers], ["a", "b"], mask=pa.array([False, True]))
+    declared = t.ROW(a=t.STRING, b=t.TIMESTAMP_NTZ)
+    assert stored_rows(structs, declared) == [
+        serializer_for(declared).serialize(("ok", datetime.datetime(1970, 1, 1, 0, 0, 0, 1))),
+        None,
+    ]
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), wrong, mask=pa.array([False, True]))
+    assert stored_rows(lists, t.LIST(t.STRING)) == [serializer_for(t.LIST(t.STRING)).serialize(["ok"]), None]
+    outer = pa.StructArray.from_arrays([lists, structs], ["l", "s"])
+    both = t.ROW(l=t.LIST(t.STRING), s=declared)
+    assert stored_rows(outer, both) == plain(outer, both)
+
+
+class Raw(t.Serializer):
+    def serialize(self, value: Any) -> bytes:
+        return bytes(value)
+
+    def deserialize(self, data: bytes) -> Any:
+        return data
+
+
+LIST_OF_LONG = pa.array([[1, 2]])
+FAR = pa.array([[2**62]], pa.list_(pa.timestamp("us", "UTC")))
+REFUSED: list[tuple[Any, t.Type]] = [
+    (pa.array([[1, None, 300]]), t.LIST(t.BYTE)),
+    (pa.array([[1.5]]), t.LIST(t.LONG)),
+    (pa.array([[True]]), t.LIST(t.LONG)),
+    (pa.array([[1]]), t.LIST(t.BOOL)),
+    (pa.array([["a"]]), t.LIST(t.BYTES)),
+    (pa.array([[b"a"]]), t.LIST(t.STRING)),
+    (pa.array([[2**53 + 1]]), t.LIST(t.DOUBLE)),
+    (pa.array([[1e300]]), t.LIST(t.FLOAT)),
+    (pa.array([{"a": ["x"], "c": 1}]), t.ROW(a=t.LIST(t.STRING), b=t.LONG)),
+    (pa.array([{"a": ["x"]}]), t.ROW(a=t.LIST(t.STRING), b=t.LONG)),
+    (pa.array([{"a": ["x"]}]), t.TUPLE(t.LIST(t.STRING), t.LONG)),
+    (pa.StructArray.from_arrays([LIST_OF_LONG] * 2, ["a", "a"]), t.TUPLE(t.LIST(t.LONG), t.LIST(t.LONG))),
+    (pa.array([1]), t.LIST(t.LONG)),
+    (pa.array([[decimal.Decimal("1.005")]]), t.LIST(t.DECIMAL(10, 2))),
+    (pa.array([[decimal.Decimal("123.4")]]), t.LIST(t.DECIMAL(3, 1))),
+    (pa.array([[1]], pa.list_(pa.timestamp("us"))), t.LIST(t.TIMESTAMP)),
+    (pa.array([[1]], pa.list_(pa.timestamp("us", "UTC"))), t.LIST(t.TIMESTAMP_NTZ)),
+    (FAR, t.LIST(t.TIMESTAMP)),
+    (pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), text(b"ok\xff", 2, 3)), t.LIST(t.STRING)),
+    (pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), text(b"\xed\xa0\x80", 3)), t.LIST(t.STRING)),
+    (
+        pa.Array.from_buffers(
+            pa.list_(pa.decimal128(3, 0)),
+            1,
+            [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0")],
+            children=[
+                pa.Array.from_buffers(
+                    pa.decimal128(3, 0), 1, [None, pa.py_buffer((1000).to_bytes(16, "little"))]
+                )
+            ],
+        ),
+        t.LIST(t.DECIMAL(3, 0)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("column", "declared"), REFUSED, ids=name_of)
+def test_errors_are_worded_value_by_value(column: pa.Array, declared: t.Type) -> None:
+    with pytest.raises((SerializationError, OverflowError)) as expected:
+        plain(column, declared)
+    with pytest.raises(type(expected.value)) as raised:
+        value_column(column, declared)
+    assert str(raised.value) == str(expected.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "declared"),
+    [
+        (pa.array([[b"a"]]), t.LIST(t.PICKLE)),
+        (pa.array([{"a": b"a"}]), t.ROW(a=t.of(Raw()))),
+        (pa.array([[1]], pa.list_view(pa.int64())), t.LIST(t.LONG)),
+        (LIST_OF_LONG, t.MAP(t.LONG, t.LONG)),
+        (
+            map_of(pa.array([1], pa.timestamp("us", "Europe/Paris")), pa.array([1]), 1),
+            t.MAP(t.TIMESTAMP, t.LONG),
+        ),
+    ],
+    ids=name_of,
+)
+def test_what_may_not_be_equal_is_looked_at_value_by_value(column: pa.Array, declared: t.Type) -> None:
+    assert stored_runs(column, declared) is None
+
+
+DAMAGED: list[tuple[t.Type, Any]] = [
+    (t.ROW(a=t.LONG, b=t.STRING), (7, "bé")),
+    (t.TUPLE(t.STRING, t.BYTES, t.BOOL), (None, b"\xff", True)),
+    (t.LIST(t.LONG), [1, None, 3]),
+    (t.LIST(t.STRING), ["a", "", None, "bcd"]),
+    (t.LIST(t.LIST(t.INT)), [[1], [], None, [2, None]]),
+    (t.MAP(t.STRING, t.LONG), {"a": 1, "b": None}),
+    (
+        t.MAP(t.TUPLE(t.DOUBLE, t.STRING), t.LIST(t.DATE)),
+        {(1.5, None): [datetime.date(2020, 1, 1)], (None, "x"): []},
+    ),
+    (t.ROW(a=t.MAP(t.FLOAT, t.DECIMAL(10, 2)), b=t.TIMESTAMP), ({2.5: decimal.Decimal("1.25")}, None)),
+    (t.ROW(**{f"f{i}": t.LONG for i in range(20)}, b=t.BOOL), (*range(20), True)),
+]
+
+
+def outcome(call: Any) -> Any:
+    try:
+        return repr(call().to_pylist())
+    except (SerializationError, pa.ArrowInvalid) as error:
+        return type(error).__name__, getattr(error, "code", None), str(error)
+
+
+@pytest.mark.parametrize(("declared", "value"), DAMAGED, ids=name_of)
+def test_damaged_bytes_raise_what_the_serializer_raises(declared: t.Type, value: Any) -> None:
+    whole = serializer_for(declared).serialize(value)
+    chance = random.Random(5)
+    damaged = [whole[:cut] for cut in range(len(whole))] + [whole + b"\0", whole + whole]
+    for at in range(len(whole)):
+        for byte in (0x00, 0x01, 0x7F, 0x80, 0xFF, chance.randrange(256)):
+            damaged.append(whole[:at] + bytes([byte]) + whole[at + 1 :])
+        damaged.append(whole[:at] + b"\xff\xff\xff\xff" + whole[at + 4 :])
+    for data in damaged:
+        # Copied, so that a checked or sanitized build notices a byte read past the end.
+        runs = joined([whole, data])
+        found = outcome(lambda runs=runs: arrow_column(runs, None, declared))
+        assert found == outcome(lambda data=data: by_value([whole, data], declared))
+
+
+def test_offsets_that_leave_the_data_are_not_followed() -> None:
+    declared = t.LIST(t.LONG)
+    data = np.zeros(8, dtype=np.uint8)
+    for offsets in ([0, 9], [-1, 4], [4, 0], [0, 2**62]):
+        assert arrow_of_stored(np.array(offsets), data, None, declared) is None
+    broken = pa.Array.from_buffers(
+        pa.list_(pa.int64()),
+        2,
+        [None, pa.py_buffer(np.array([0, 99, 1], dtype=np.int32))],
+        children=[pa.array([1])],
+    )
+    assert stored_runs(broken, declared) is None
+
+
+def test_parts_do_not_take_buffers_that_are_too_short() -> None:
+    short = pa.py_buffer(bytes(7))
+    for part in (
+        lambda: SourcePart("NUMBER", 8, 1, data=short),
+        lambda: SourcePart("NUMBER", 1, 7, origin=1, data=short),
+        lambda: SourcePart("BOOL", 1, 57, data=short),
+        lambda: SourcePart("BOOL", 1, 1, data=short, valid=short, first=56),
+        lambda: SourcePart("STRING", 0, 1, data=short, offsets=short),
+        lambda: SourcePart("STRING", 0, 1, data=short),
+        lambda: SourcePart("RECORD", 9, 2, parts=(SourcePart("NUMBER", 1, 1, data=short),)),
+        lambda: SourcePart("LIST", 0, 0),
+        lambda: read_values(SinkPart("BOOL", 1), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8)),
+    ):
+        with pytest.raises(UsageError):
+            part()
+
+
+def test_a_million_rows() -> None:
+    count = 1_000_000
+    numbers = pa.array(np.arange(count), mask=np.arange(count) % 5 == 0)
+    names = pa.array([f"n{i % 1000}" for i in range(count)])
+    ends = pa.array(np.arange(0, count + 1, 2, dtype=np.int32))
+    maps = pa.MapArray.from_arrays(ends, names, numbers)
+    lists = pa.ListArray.from_arrays(ends, names)
+    column = pa.StructArray.from_arrays(
+        [pa.chunked_array([maps, maps]).combine_chunks(), pa.concat_arrays([lists, lists]), numbers],
+        ["m", "l", "n"],
+    )
+    declared = t.ROW(m=t.MAP(t.STRING, t.LONG), l=t.LIST(t.STRING), n=t.LONG)
+    runs = stored_runs(column, declared)
+    assert runs is not None
+    back = arrow_of_stored(*runs, None, declared)
+    assert back is not None
+    assert back.equals(column.cast(declared.arrow))
+    read = serializer_for(declared).deserialize
+    offsets, data = runs
+    for row in range(0, count, 99_991):
+        stored = read(data[offsets[row] : offsets[row + 1]].tobytes())
+        found = column[row].as_py()
+        assert (list(stored.m.items()), stored.l, stored.n) == (found["m"], found["l"], found["n"])
+
+
+# --- composite keys ---
+
+
+@st.composite
+def key_columns(draw: st.DrawFn) -> tuple[t.Type, list[Any]]:
+    types = draw(st.lists(key_types, min_size=1, max_size=3))
+    declared = t.TUPLE(*types) if draw(st.booleans()) else t.ROW(**{f"f{i}": f for i, f in enumerate(types)})
+    return declared, draw(st.lists(values_of(declared), min_size=1, max_size=8))
+
+
+@settings(max_examples=150, deadline=None)
+@given(key_columns())
+def test_composite_keys_have_the_forms_of_single_keys(drawn: tuple[t.Type, list[Any]]) -> None:
+    declared, keys = drawn
+    encoder = key_encoder(declared)
+    expected = [encoder.encode(key) for key in keys]
+    array = to_arrow(keys, declared)
+    for form in (array, relaid(array, declared), pa.concat_arrays([array[:1], array])[1:]):
+        assert split(encoded_keys(OnlySingle(encoder), form)) == expected  # type: ignore[arg-type]
+    assert split(encoded_keys(encoder, keys)) == expected
+    back = decoded_keys(OnlySingle(encoder), joined(expected))  # type: ignore[arg-type]
+    back.validate(full=True)
+    assert repr(back.to_pylist()) == repr(to_arrow(list(map(encoder.decode, expected)), declared).to_pylist())
+
+
+class OnlySingle:
+    """An encoder that has no batches of its own."""
+
+    def __init__(self, encoder: Any) -> None:
+        self.declared_type = encoder.declared_type
+
+
+def test_damaged_keys_are_refused_as_the_encoder_refuses_them() -> None:
+    declared = t.TUPLE(t.LONG, t.ROW(s=t.STRING, d=t.DECIMAL(38, 0)), t.DOUBLE, t.BOOL)
+    encoder = key_encoder(declared)
+    whole = encoder.encode((7, ("é", decimal.Decimal(-300)), None, True))
+    for at, byte in itertools.product(range(len(whole) + 1), (0x00, 0x01, 0x02, 0x80, 0xFF)):
+        for data in (whole[:at], whole[:at] + bytes([byte]) + whole[at + 1 :]):
+            runs = joined([whole, data])
+            found = outcome(lambda runs=runs: decoded_keys(encoder, runs))
+            assert found == outcome(lambda runs=runs: encoder.decode_many(runs))
+
+
+@pytest.mark.parametrize(
+    ("column", "declared"),
+    [
+        (pa.array([{"a": 1}, None]), t.ROW(a=t.LONG)),
+        (pa.array([{"a": 1}, {"a": 2**40}]), t.ROW(a=t.INT)),
+        (pa.array([{"b": 1}]), t.ROW(a=t.LONG)),
+        (pa.array([1]), t.TUPLE(t.LONG)),
+        (pa.StructArray.from_arrays([text(b"ok\xff", 2, 3)], ["a"]), t.ROW(a=t.STRING)),
+    ],
+    ids=name_of,
+)
+def test_refused_keys_are_named_as_the_encoder_names_them(column: pa.Array, declared: t.Type) -> None:
+    encoder = key_encoder(declared)
+    with pytest.raises((SerializationError, OverflowError)) as expected:
+        encoder.encode_many(column)
+    with pytest.raises(type(expected.value)) as raised:
+        encoded_keys(encoder, column)
+    assert str(raised.value) == str(expected.value)
