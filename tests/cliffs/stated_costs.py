@@ -53,7 +53,9 @@ IDLE = Stated(
 )
 PENDING = Stated("time.md", "| `pending` | O(n log n) in the timers of the key and namespace |")
 ROWS = Stated("time.md", "| `rows`, `load` | O(n log n) in the timers |")
-CLOSE = Stated("backends.md", "Drops everything, in time in proportion to what is there.")
+CLOSE = Stated(
+    "backends.md", "to what is there, and to what calls have removed and later ones have not freed yet."
+)
 
 #: By kind, method and what grows.
 DOCUMENTED: dict[tuple[str, str, str], Stated] = {
@@ -80,7 +82,8 @@ DOCUMENTED: dict[tuple[str, str, str], Stated] = {
     **dict.fromkeys(_cells("value", "value update clear", *EXPIRED), ACCESS_TO_ONE),
     **dict.fromkeys(_cells("reducing", "get add clear", *EXPIRED), ACCESS_TO_ONE),
     **dict.fromkeys(_cells("aggregating", "get add clear", *EXPIRED), ACCESS_TO_ONE),
-    **dict.fromkeys(_cells("map", "get put remove clear", *EXPIRED), ACCESS_TO_ONE),
+    **dict.fromkeys(_cells("folding", "get add clear", *EXPIRED), ACCESS_TO_ONE),
+    **dict.fromkeys(_cells("map", "get put put_all remove contains clear", *EXPIRED), ACCESS_TO_ONE),
     ("backend", "count_changes", "open marks"): COUNTING,
     # What is removed on the way pays for a map that becomes smaller.
     **dict.fromkeys(_cells("map", "keys", *EXPIRED), SHRINKS),
@@ -89,16 +92,19 @@ DOCUMENTED: dict[tuple[str, str, str], Stated] = {
     ),
     ("timers", "pending", "timers"): PENDING,
     ("timers", "rows", "timers"): ROWS,
-    **dict.fromkeys(_cells("backend", "close", "open marks", "namespaces", "timers", "keys", LENGTH), CLOSE),
+    **dict.fromkeys(
+        _cells(
+            "backend",
+            "close",
+            *("open marks", "namespaces", "timers", "keys", LENGTH),
+            *("gone", "namespaces gone", "timers deleted"),
+        ),
+        CLOSE,
+    ),
 }
 
 
 #: Cliffs that are still there. Who mends one takes it out: the grid says which entries no longer hold.
 NOT_YET: dict[tuple[str, str, str], str] = {
-    **dict.fromkeys(_cells("list", "clear update", "live snapshots"), "lists of objects, by a little"),
     ("list", "memory", "gone"): "what lists hold lies in slabs of 32 KB, of which one block keeps all",
-    **dict.fromkeys(
-        _cells("backend", "close", "gone", "namespaces gone", "timers deleted"),
-        "what calls without a mark removed is freed by the calls that follow, or by this one",
-    ),
 }

@@ -234,7 +234,8 @@ def test_a_snapshot_of_a_growing_table_in_the_middle_of_a_rehash(rng: random.Ran
     mid_rehash = n = 0
     for _ in range(60):
         view = core.snapshot()
-        mid_rehash += table.metrics()["rehashing_maps"] > 0
+        is_rehashing = table.metrics()["rehashing_maps"] > 0
+        mid_rehash += is_rehashing
         found: list[Any] = []
 
         def read(view: SnapshotView = view, found: list[Any] = found) -> None:
@@ -246,7 +247,8 @@ def test_a_snapshot_of_a_growing_table_in_the_middle_of_a_rehash(rng: random.Ran
         thread = threading.Thread(target=read)
         thread.start()
         readers.append((thread, found, n))
-        rows = rng.randrange(1, 500)
+        # Small steps through a rehash, long ones to the next.
+        rows = rng.randrange(1, 20 if is_rehashing else 500)
         kernels.update_many(table, np.arange(n, n + rows), np.arange(n, n + rows), threads=rng.choice((1, 2)))
         n += rows
         if len(readers) == 4:

@@ -799,7 +799,8 @@ def free_directories(core, budget):
 
 def drain(core, budget):
     """End released snapshots and reclaim up to `budget` things that nobody needs."""
-    snapshot, core.pending = core.oldest, False
+    snapshot, core.pending = core.oldest if core.any_released else None, False
+    core.any_released = False
     while snapshot is not None:
         newer = snapshot.newer
         if snapshot.released:

@@ -39,7 +39,8 @@ class StateCore:
     def __init__(self, seed=0):
         self.state_version = self.highest_required_snapshot_version = self.journal_version = 0
         self.newest = self.oldest = None
-        self.garbage, self.dead_directories, self.journals, self.pending = Log(), [], [], False
+        self.garbage, self.dead_directories, self.journals = Log(), [], []
+        self.pending = self.any_released = False
         self.sparse, self.iterators = [], 0
         self.seed, self.tables, self.open_marks = seed, [], []
         self.next_slot_number = count(1).__next__

@@ -334,7 +334,8 @@ class SnapshotView:
 
     def release(self):
         if self.snapshot is not None:
-            self.snapshot.released, self.owner.pending, self.snapshot = True, True, None
+            self.snapshot.released, self.snapshot = True, None
+            self.owner.any_released = self.owner.pending = True
 
     def directory(self, table, group):
         if self.snapshot is None:

@@ -61,6 +61,7 @@ cdef class SnapshotView(Moment):
         if self.snapshot == NULL:
             return
         store_u32(&self.snapshot.released, 1)
+        store_u32(&self.owner.core.any_released, 1)
         store_u32(&self.owner.core.pending, 1)
         self.snapshot = NULL
         if self.owner.closed:

@@ -292,6 +292,7 @@ cdef struct Core:
     CowMap *sparse_last
     uint32_t keeps_maps                  # the backend ends: no map is shrunk any more
     uint32_t pending                     # `drain` has something to do; set by any thread
+    uint32_t any_released                # a snapshot was released, so `drain` looks at all; set before `pending`
     Moves moves
     uint64_t undone                      # counts undos: after one, old entries may be back
     uint64_t seed

@@ -1605,11 +1605,13 @@ cdef void drain(Core *core, int64_t budget) noexcept nogil:
     cdef Journal *journal = core.journals
     cdef bint goes_on
     store_u32(&core.pending, 0)
-    while snapshot != NULL:
-        newer = snapshot.newer
-        if load_u32(&snapshot.released):
-            end_snapshot(core, snapshot)
-        snapshot = newer
+    if load_u32(&core.any_released):
+        store_u32(&core.any_released, 0)
+        while snapshot != NULL:
+            newer = snapshot.newer
+            if load_u32(&snapshot.released):
+                end_snapshot(core, snapshot)
+            snapshot = newer
     free_directories(core, &budget)
     reclaim_lists(core, &budget)
     reclaim_garbage(core, &budget)

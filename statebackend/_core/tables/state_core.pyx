@@ -733,6 +733,7 @@ cdef void teardown(Core *core) noexcept nogil:
     cdef uint32_t i
     while snapshot != NULL:
         snapshot.released = 1
+        core.any_released = 1
         snapshot = snapshot.newer
     core.keeps_maps = True
     core.sparse = NULL
