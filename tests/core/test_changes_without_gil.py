@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,23 @@ def kept_gil() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+def other_threads_run(call: Callable[[], Any], expected: Any) -> bool:
+    """Return True if another thread gets the GIL during a call, which returns what is expected."""
+    for _ in range(200):
+        start, ran = threading.Lock(), []
+        start.acquire()
+        thread = threading.Thread(target=lambda start=start, ran=ran: (start.acquire(), ran.append(True)))
+        thread.start()
+        start.release()
+        found = call()
+        has_run = bool(ran)
+        thread.join()
+        assert found == expected
+        if has_run:
+            return True
+    return False
+
+
 @pytest.mark.parametrize("removes", [False, True])
 def test_another_thread_runs_while_changes_are_counted(kept_gil: None, removes: bool) -> None:
     core = StateCore()
@@ -37,18 +55,7 @@ def test_another_thread_runs_while_changes_are_counted(kept_gil: None, removes: 
     update_many(table, keys, keys + 1)
     if removes:
         remove_many(table, keys[:10])
-    for _ in range(200):
-        start, ran = threading.Lock(), []
-        start.acquire()
-        thread = threading.Thread(target=lambda start=start, ran=ran: (start.acquire(), ran.append(True)))
-        thread.start()
-        start.release()
-        assert count_changes(table, mark) == ((N - 10, 10) if removes else (N, 0))
-        has_run = bool(ran)
-        thread.join()
-        if has_run:
-            return
-    pytest.fail("no other thread ran meanwhile")
+    assert other_threads_run(lambda: count_changes(table, mark), (N - 10, 10) if removes else (N, 0))
 
 
 @pytest.mark.skipif(arena.is_checked_build(), reason="the checked build refuses the overlapping call")
@@ -76,3 +83,18 @@ def test_a_call_of_another_thread_comes_after_what_is_collected(kept_gil: None) 
         assert count in (N - 1, N)
         assert len(changed_entries(table, mark)) == N
         table._check()
+
+
+def test_rows_that_are_among_others_are_found_without_the_gil(kept_gil: None) -> None:
+    core = StateCore()
+    table = StateTable(core, max_parallelism=8)
+    keys = np.arange(N)
+    mark = core.mark()
+    update_many(table, keys, keys)
+    rows = changed_entries(table, mark)
+    chosen = rows.take(np.random.default_rng(3).random(N) < 0.3)
+    expected = np.isin(rows.addresses, chosen.addresses)
+    assert 0 < expected.sum() == len(chosen)
+    assert not rows.are_among(rows.take(slice(0))).any()
+    assert not rows.take(slice(0)).are_among(rows).any()
+    assert other_threads_run(lambda: rows.are_among(chosen).tolist(), expected.tolist())

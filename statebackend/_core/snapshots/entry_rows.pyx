@@ -178,6 +178,32 @@ cdef class EntryRows:
             self.moment.end_reading()
         return new_rows(heads, self.moment, found, self.groups, found != 0)
 
+    def are_among(self, EntryRows others not None):
+        """Return for each row if its entry is one of other rows."""
+        cdef uint64_t[::1] rows = self.addresses
+        cdef uint64_t[::1] wanted = others.addresses
+        cdef int64_t n = rows.shape[0], m = wanted.shape[0], i
+        cdef int bits = int(2 * m).bit_length()
+        found = np.zeros(n, dtype=np.uint8)
+        if m == 0:
+            return found.view(np.bool_)
+        cdef uint8_t[::1] out = found
+        cdef uint64_t[::1] table = np.zeros(1 << bits, dtype=np.uint64)
+        with nogil:
+            for i in range(m):
+                table[place_of(table, wanted[i], bits)] = wanted[i]
+            for i in range(n):
+                out[i] = rows[i] != 0 and table[place_of(table, rows[i], bits)] == rows[i]
+        return found.view(np.bool_)
+
+
+cdef inline uint64_t place_of(uint64_t[::1] table, uint64_t entry, int bits) noexcept nogil:
+    """Find the place of an entry in a table of so many bits, or the free one where it belongs."""
+    cdef uint64_t place = (entry * <uint64_t>0x9E3779B97F4A7C15) >> (64 - bits)
+    while table[place] != 0 and table[place] != entry:
+        place = (place + 1) & ((<uint64_t>1 << bits) - 1)
+    return place
+
 
 cdef uint32_t find_head(Table *heads, Anchor *anchor) noexcept nogil:
     """Find the live entry of an anchor's key; 0 if the key was removed or has another anchor by now."""

@@ -169,7 +169,7 @@ class WrittenState:
                 entries = changed_entries(maps.entries, mark)
                 owners = entries.heads(maps.heads)
                 # Removing a key also removes the entries below it.
-                of_cleared = np.isin(owners.addresses, cleared.addresses[cleared.is_live])
+                of_cleared = owners.are_among(cleared.take(cleared.is_live))
                 # An entry that was removed and has come back stands at another place in the order.
                 left = ~entries.is_live | entries.was_removed
                 gone = np.flatnonzero(owners.is_live & left & ~of_cleared)
