@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import statebackend as sb
@@ -23,6 +24,7 @@ from statebackend._core.codecs import decimals
 from statebackend.backends.heap.codec_choice import type_codec
 from statebackend.errors import SerializationError, UsageError
 from statebackend.keys import key_encoder
+from statebackend.state.value_columns import to_arrow
 from statebackend.types import of
 from statebackend.types.serializers import RecordSerializer, serializer_for
 
@@ -512,3 +514,36 @@ def test_what_is_no_canonical_form_and_no_column_is_refused() -> None:
         with pytest.raises(UsageError, match="for each value"):
             codec.values_of(*wrong)
     assert codec.values_of(numbers, np.array([0, 1], np.uint8)) == [decimal.Decimal(0), None]
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("shard", range(10))
+def test_ten_million_values_through_a_state(rng: random.Random, shard: int) -> None:
+    """In by columns and by value, out by columns and by value, each against the serializer."""
+    left, keys = 1_000_000, np.arange(2_000)
+    keyed = sb.create_backend("heap", threads=2).create_keyed_backend(int, max_parallelism=16)
+    while left > 0:
+        declared = random_type(rng, rng.randint(0, 5))
+        serializer = serializer_for(declared)
+        values = [None, *(random_value(rng, declared) for _ in range(60))]
+        expected = [
+            None if each is None else serializer.deserialize(serializer.serialize(each)) for each in values
+        ]
+        state = keyed.get_state(sb.ValueStateDescriptor(f"state-{left}", declared))
+        for _ in range(8):
+            chosen = rng.choices(range(len(values)), k=len(keys))
+            column = to_arrow(expected, declared).take(pa.array(chosen))
+            state.update_many(
+                keys, pa.chunked_array([column[:700], column[700:]]) if chosen[0] % 2 else column
+            )
+            assert repr(state.get_many(keys).to_pylist()) == repr(column.to_pylist())
+            for key in rng.sample(range(len(keys)), 200):
+                keyed.set_current_key(key)
+                found = state.value()
+                assert repr(found) == repr(expected[chosen[key]])
+                state.update(values[chosen[key - 1]])
+                assert repr(state.value()) == repr(expected[chosen[key - 1]])
+            left -= len(keys) + 400
+        state.clear_many(keys)
+    keyed.core.advance(1 << 30)
+    keyed.close()
