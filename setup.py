@@ -100,8 +100,12 @@ MODULES: dict[str, Module] = {
         "Python objects to the bytes of a declared type, and back"
     ),
     "statebackend._core.codecs.codecs": Module("Python objects to stored values and keys, and back"),
-    "statebackend._core.codecs.nested_columns": Module(
-        "Arrow's buffers of nested types to stored values and keys, and back"
+    "statebackend._core.codecs.nested_columns": Module("what writing and reading nested columns share"),
+    "statebackend._core.codecs.nested_writing": Module(
+        "Arrow's buffers of nested types to stored values and keys"
+    ),
+    "statebackend._core.codecs.nested_reading": Module(
+        "stored values and keys of nested types to Arrow's buffers"
     ),
     "statebackend._core.handles.look_ahead": Module("asking for memory that the next keys will need"),
     "statebackend._core.handles.key_context": Module("the current key, namespace and time"),

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from type_strategies import key_types, scalar_key_types, values_of
 
 from statebackend import types as t
-from statebackend._core.codecs.nested_columns import SinkPart, SourcePart, read_values
+from statebackend._core.codecs.nested_reading import SinkPart, read_values
+from statebackend._core.codecs.nested_writing import SourcePart
 from statebackend.backends.heap.nested_columns import arrow_of_stored, decoded_keys, encoded_keys, stored_runs
 from statebackend.backends.heap.stored_columns import arrow_column, value_column
 from statebackend.errors import SerializationError, UsageError

@@ -2,5 +2,5 @@
 
 A codec belongs to one role of one state. It converts numbers, strings and bytes itself, and the values of other
 declared types by a `TypeCodec`. What no codec knows, and every error, it leaves to the serializer of the type. Batches
-take columns that are already in stored form; `nested_columns` brings columns of nested types to it, and back.
+take columns that are already in stored form; `nested_writing` brings columns of nested types to it, `nested_reading` brings them back.
 """

@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statebackend._core.codecs.nested_columns import SinkPart, SourcePart, read_values, write_values
+from statebackend._core.codecs.nested_reading import SinkPart, read_values
+from statebackend._core.codecs.nested_writing import SourcePart, write_values
 from statebackend.keys import KeyEncoder, as_columnar
 from statebackend.types import DecimalType, ListType, MapType, RowType, TupleType, Type
 

@@ -1,0 +1,453 @@
+"""Arrow's buffers of nested types to stored values and canonical keys, without the GIL; see `nested_columns`."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcpy, memset
+
+import numpy as np
+
+from statebackend._core.codecs.nested_columns cimport (
+    BOOL, BYTES, DECIMAL, DONE, DOUBLE, FLOAT, IRREGULAR, LIST, MAP, NOTHING, NO_MEMORY, NUMBER, RANGED, RECORD,
+    STRING, WIDE_DECIMAL, Spans, block_of, canonical_double, canonical_float, copy_number, find_equal, int_at,
+    is_below, is_set, is_signalling, is_text, open_spans, set_limits)
+
+from statebackend._core.codecs.nested_columns import FORMS
+from statebackend.errors import UsageError
+
+cdef int64_t LONGEST = 0xFFFFFFFF        # bytes of a slot, and elements of a stored list
+cdef const uint8_t *EMPTY = <const uint8_t *> b""
+
+cdef struct Source:
+    int form
+    int64_t width                        # bytes of a slot; 0: they vary, and a length precedes them
+    int64_t parts
+    Source **part
+    int64_t rows                         # how many rows may be asked for
+    const uint8_t *valid                 # NULL: all are
+    int64_t first                        # the bit of row 0 in `valid`
+    const int32_t *ends_32               # offsets of row 0: one of the two
+    const int64_t *ends_64
+    int64_t step                         # or lists of a fixed size
+    const uint8_t *data                  # of row 0; BOOL: of bit `origin`, which is row 0's
+    int64_t origin
+    int64_t size                         # bytes of STRING and BYTES
+    int64_t low
+    int64_t high                         # also the limit of a DECIMAL's magnitude
+    uint64_t limit[2]                    # WIDE_DECIMAL: the power of ten that it lies below, low word first
+    bint canonical
+
+cdef struct Bytes:                       # grow at the end
+    uint8_t *data
+    int64_t size
+    int64_t room
+
+
+# --- bytes ---
+
+cdef int grow_bytes(Bytes *out, int64_t more) noexcept nogil:
+    cdef int64_t room = out.room + (out.room >> 1) + more + 256
+    cdef uint8_t *data = <uint8_t *> realloc(out.data, room)
+    if data == NULL:
+        return NO_MEMORY
+    out.data = data
+    out.room = room
+    return DONE
+
+cdef inline int reserve(Bytes *out, int64_t more) noexcept nogil:
+    """Make room for `more` bytes."""
+    return DONE if out.room - out.size >= more else grow_bytes(out, more)
+
+cdef inline int put_zeros(Bytes *out, int64_t count) noexcept nogil:
+    if reserve(out, count):
+        return NO_MEMORY
+    memset(out.data + out.size, 0, count)
+    out.size += count
+    return DONE
+
+cdef inline int put_bytes(Bytes *out, const void *data, int64_t count) noexcept nogil:
+    if reserve(out, count):
+        return NO_MEMORY
+    memcpy(out.data + out.size, data, count)
+    out.size += count
+    return DONE
+
+cdef inline int put_number(Bytes *out, const uint8_t *p, int64_t width) noexcept nogil:
+    """As put_bytes; copies of a width that the compiler knows are single instructions."""
+    cdef uint8_t *to
+    if reserve(out, width):
+        return NO_MEMORY
+    to = out.data + out.size
+    out.size += width
+    copy_number(to, p, width)
+    return DONE
+
+
+# --- where a row's values lie ---
+
+cdef inline bint is_present(const Source *s, int64_t row) noexcept nogil:
+    if s.valid != NULL:
+        return is_set(s.valid, s.first + row)
+    return s.form != NOTHING
+
+cdef inline bint span_of(const Source *s, int64_t row, int64_t size, int64_t *start, int64_t *length) noexcept nogil:
+    """The part of the child, or of the bytes, that belongs to a row; false if it does not lie within `size`."""
+    cdef int64_t end
+    if s.ends_32 != NULL:
+        start[0], end = s.ends_32[row], s.ends_32[row + 1]
+    elif s.ends_64 != NULL:
+        start[0], end = s.ends_64[row], s.ends_64[row + 1]
+    else:
+        start[0] = (s.origin + row) * s.step
+        end = start[0] + s.step
+    length[0] = end - start[0]
+    return 0 <= start[0] <= end <= size
+
+
+# --- stored values ---
+
+cdef int put_value(const Source *s, int64_t row, Bytes *out, Spans *spans) noexcept nogil:
+    """Append the bytes of a value, which is present."""
+    cdef const uint8_t *p
+    cdef int64_t start, length, number
+    cdef uint64_t eight
+    cdef uint32_t four
+    cdef uint8_t one
+    if s.form == NUMBER:
+        return put_number(out, s.data + row * s.width, s.width)
+    if s.form == STRING or s.form == BYTES:
+        if not span_of(s, row, s.size, &start, &length) or length > LONGEST:
+            return IRREGULAR
+        if s.form == STRING and not is_text(s.data + start, length):
+            return IRREGULAR
+        return put_bytes(out, s.data + start, length)
+    if s.form == RECORD:
+        return put_record(s, row, out, spans)
+    if s.form == LIST:
+        return put_list(s, row, out, spans)
+    if s.form == MAP:
+        return put_map(s, row, out, spans)
+    if s.form == BOOL:
+        one = is_set(s.data, s.origin + row)
+        return put_number(out, &one, 1)
+    if s.form == RANGED:
+        p = s.data + row * s.width
+        if not s.low <= int_at(p, s.width) <= s.high:
+            return IRREGULAR
+        return put_number(out, p, s.width)
+    if s.form == FLOAT:
+        memcpy(&four, s.data + row * 4, 4)
+        if s.canonical:
+            four = canonical_float(four)
+        elif is_signalling(four):
+            return IRREGULAR
+        return put_number(out, <uint8_t *> &four, 4)
+    if s.form == DOUBLE:
+        memcpy(&eight, s.data + row * 8, 8)
+        eight = canonical_double(eight)
+        return put_number(out, <uint8_t *> &eight, 8)
+    p = s.data + row * 16
+    if s.form == DECIMAL:
+        if not decimal_fits(s, p, &number):
+            return IRREGULAR
+        return put_number(out, p, 8)
+    if not is_below(p, s.limit):
+        return IRREGULAR
+    return put_number(out, p, 16)
+
+cdef inline bint decimal_fits(const Source *s, const uint8_t *p, int64_t *number) noexcept nogil:
+    number[0] = int_at(p, 8)
+    return int_at(p + 8, 8) == number[0] >> 63 and s.low <= number[0] <= s.high
+
+cdef int put_slot(const Source *s, int64_t row, Bytes *out, Spans *spans) noexcept nogil:
+    """Append the slot of a value, which is present."""
+    cdef int64_t at = out.size
+    cdef int64_t length
+    cdef uint32_t written
+    cdef int outcome
+    if s.width:
+        return put_value(s, row, out, spans)
+    if reserve(out, 4):
+        return NO_MEMORY
+    out.size += 4
+    outcome = put_value(s, row, out, spans)
+    if outcome:
+        return outcome
+    length = out.size - at - 4
+    if length > LONGEST:
+        return IRREGULAR
+    written = <uint32_t> length
+    memcpy(out.data + at, &written, 4)
+    return DONE
+
+cdef inline int put_part(const Source *s, int64_t row, Bytes *out, Spans *spans, int64_t bitmap,
+                         int64_t position) noexcept nogil:
+    """Append the slot of one part of a value, and mark it in the bitmap at `bitmap` if it is null."""
+    if is_present(s, row):
+        return put_slot(s, row, out, spans)
+    out.data[bitmap + (position >> 3)] |= <uint8_t> (1 << (position & 7))
+    return put_zeros(out, s.width if s.width else 4)
+
+cdef int put_record(const Source *s, int64_t row, Bytes *out, Spans *spans) noexcept nogil:
+    cdef int64_t i, bitmap = out.size
+    cdef int outcome = put_zeros(out, (s.parts + 7) >> 3)
+    for i in range(s.parts):
+        if outcome:
+            return outcome
+        outcome = put_part(s.part[i], row, out, spans, bitmap, i)
+    return outcome
+
+cdef inline int put_count(Bytes *out, int64_t count) noexcept nogil:
+    """Append a count, and an empty bitmap for as many values."""
+    cdef uint32_t number = <uint32_t> count
+    if count > LONGEST:
+        return IRREGULAR
+    if put_bytes(out, &number, 4):
+        return NO_MEMORY
+    return put_zeros(out, (count + 7) >> 3)
+
+cdef int put_list(const Source *s, int64_t row, Bytes *out, Spans *spans) noexcept nogil:
+    cdef Source *part = s.part[0]
+    cdef int64_t i, start, count, bitmap = out.size + 4
+    cdef int outcome
+    if not span_of(s, row, part.rows, &start, &count):
+        return IRREGULAR
+    outcome = put_count(out, count)
+    if outcome:
+        return outcome
+    if part.form == NUMBER and part.valid == NULL:
+        return put_bytes(out, part.data + start * part.width, count * part.width)
+    for i in range(count):
+        outcome = put_part(part, start + i, out, spans, bitmap, i)
+        if outcome:
+            return outcome
+    return DONE
+
+cdef int put_map(const Source *s, int64_t row, Bytes *out, Spans *spans) noexcept nogil:
+    """Append a map. Of entries with equal keys, the place of the first and the value of the last remain."""
+    cdef Source *keys = s.part[0]
+    cdef int64_t i, start, count, distinct, begin = out.size, base = spans.size
+    cdef int outcome
+    if not span_of(s, row, keys.rows, &start, &count):
+        return IRREGULAR
+    outcome = put_count(out, count)
+    if not outcome and open_spans(spans, 3 * count):
+        outcome = NO_MEMORY
+    for i in range(count):
+        if outcome:
+            return outcome
+        if not is_present(keys, start + i):
+            return IRREGULAR
+        spans.at[base + 3 * i] = out.size
+        outcome = put_slot(keys, start + i, out, spans)
+        spans.at[base + 3 * i + 1] = out.size
+        if not outcome:
+            outcome = put_part(s.part[1], start + i, out, spans, begin + 4, i)
+    if outcome:
+        return outcome
+    distinct = find_equal(out.data, spans, base, count)
+    if distinct < 0:
+        return NO_MEMORY
+    if distinct < count:
+        out.size = begin
+        outcome = put_distinct(s, start, count, distinct, out, spans, base)
+    spans.size = base
+    return outcome
+
+cdef int put_distinct(const Source *s, int64_t start, int64_t count, int64_t distinct, Bytes *out, Spans *spans,
+                      int64_t base) noexcept nogil:
+    cdef int64_t i, position = 0, bitmap = out.size + 4
+    cdef int outcome = put_count(out, distinct)
+    for i in range(count):
+        # From here on, the start of a first key is the position of the last that is equal.
+        spans.at[base + 3 * spans.at[base + 3 * i + 2]] = i
+    for i in range(count):
+        if outcome:
+            return outcome
+        if spans.at[base + 3 * i + 2] != i:
+            continue
+        outcome = put_slot(s.part[0], start + i, out, spans)
+        if not outcome:
+            outcome = put_part(s.part[1], start + spans.at[base + 3 * i], out, spans, bitmap, position)
+        position += 1
+    return outcome
+
+
+# --- canonical keys ---
+
+cdef int put_key(const Source *s, int64_t row, Bytes *out) noexcept nogil:
+    """Append the canonical form of a part of a composite key, which is present, or of a whole one."""
+    cdef const uint8_t *p
+    cdef int64_t i, start, length, number
+    cdef uint64_t eight
+    cdef uint32_t four
+    cdef int32_t signed_four
+    cdef uint8_t fill
+    cdef int outcome
+    if s.form == RECORD:
+        for i in range(s.parts):
+            if reserve(out, 9):
+                return NO_MEMORY
+            if not is_present(s.part[i], row):
+                out.data[out.size] = 0
+                out.size += 1
+                continue
+            out.data[out.size] = 1
+            out.size += 1
+            outcome = put_key(s.part[i], row, out)
+            if outcome:
+                return outcome
+        return DONE
+    if s.form == STRING or s.form == BYTES:
+        if not span_of(s, row, s.size, &start, &length) or length > LONGEST:
+            return IRREGULAR
+        if s.form == STRING and not is_text(s.data + start, length):
+            return IRREGULAR
+        four = <uint32_t> length
+        if put_bytes(out, &four, 4):
+            return NO_MEMORY
+        return put_bytes(out, s.data + start, length)
+    if s.form == WIDE_DECIMAL:
+        p = s.data + row * 16
+        if not is_below(p, s.limit):
+            return IRREGULAR
+        # Big-endian, without leading bytes that only repeat the sign bit of the byte after them.
+        length = 16
+        fill = 0xFF if p[15] >> 7 else 0
+        while length > 1 and p[length - 1] == fill and p[length - 2] >> 7 == fill & 1:
+            length -= 1
+        four = <uint32_t> length
+        if put_bytes(out, &four, 4) or reserve(out, 16):
+            return NO_MEMORY
+        for i in range(length):
+            out.data[out.size + i] = p[length - 1 - i]
+        out.size += length
+        return DONE
+    if s.form == BOOL:
+        number = is_set(s.data, s.origin + row)
+    elif s.form == FLOAT:
+        memcpy(&four, s.data + row * 4, 4)
+        four = canonical_float(four)
+        memcpy(&signed_four, &four, 4)
+        number = signed_four
+    elif s.form == DOUBLE:
+        memcpy(&eight, s.data + row * 8, 8)
+        eight = canonical_double(eight)
+        memcpy(&number, &eight, 8)
+    elif s.form == DECIMAL:
+        if not decimal_fits(s, s.data + row * 16, &number):
+            return IRREGULAR
+    else:
+        number = int_at(s.data + row * s.width, s.width)
+    return put_number(out, <uint8_t *> &number, 8)
+
+
+# --- what Python sees ---
+
+cdef class SourcePart:
+    """Where the values of one part of a column lie, in buffers that it keeps.
+
+    `rows` values start at element `origin` of `data`, or of `offsets`, whose numbers have 4 or 8 bytes (`is_wide`).
+    Lists of a fixed `step` have no offsets. The bit of the first value in `valid` is `first`.
+    """
+    cdef Source node
+    cdef tuple parts
+    cdef list kept
+
+    def __cinit__(self, str form not None, int64_t width, int64_t rows, *, int64_t origin=0, valid=None,
+                  int64_t first=0, data=None, offsets=None, bint is_wide=False, int64_t step=-1, low=-2**63,
+                  high=2**63 - 1, bint is_canonical=False, tuple parts=()):
+        cdef int64_t stride = 16 if form == "DECIMAL" else width
+        cdef Py_ssize_t i, size
+        self.kept = []
+        self.parts = parts
+        self.node.form = FORMS[form]
+        self.node.width = width
+        self.node.rows = rows
+        self.node.first = first
+        self.node.origin = origin
+        self.node.step = step
+        self.node.canonical = is_canonical
+        self.node.data = EMPTY
+        set_limits(form, low, high, &self.node.low, &self.node.high, self.node.limit)
+        if rows < 0 or origin < 0 or first < 0:
+            raise UsageError("a part of a column has fewer than no values")
+        if valid is not None:
+            self.node.valid = self.pointer(valid, &size)
+            check_size(size, (first + rows + 7) >> 3)
+        if offsets is not None and rows:
+            if is_wide:
+                self.node.ends_64 = <const int64_t *> self.pointer(offsets, &size) + origin
+                check_size(size, (origin + rows + 1) * 8)
+            else:
+                self.node.ends_32 = <const int32_t *> self.pointer(offsets, &size) + origin
+                check_size(size, (origin + rows + 1) * 4)
+        if data is not None:
+            self.node.data = self.pointer(data, &size)
+            self.node.size = size
+        if self.node.form == BOOL:
+            check_size(self.node.size, (origin + rows + 7) >> 3)
+        elif NUMBER <= self.node.form <= WIDE_DECIMAL:
+            check_size(self.node.size, (origin + rows) * stride)
+            self.node.data += origin * stride
+        elif self.node.form != RECORD and self.node.form != NOTHING and offsets is None and rows and step < 0:
+            raise UsageError("a part of a column has no offsets")
+        self.node.parts = len(parts)
+        self.node.part = <Source **> calloc(len(parts) + 1, sizeof(Source *))
+        if self.node.part == NULL:
+            raise MemoryError("the parts of a column")
+        for i in range(len(parts)):
+            self.node.part[i] = &(<SourcePart?> parts[i]).node
+            if self.node.form == RECORD or (self.node.form == MAP and i):
+                check_size((<SourcePart> parts[i]).node.rows, (<SourcePart> parts[0]).node.rows)
+            if self.node.form == RECORD:
+                check_size((<SourcePart> parts[i]).node.rows, rows)
+        if len(parts) < (self.node.form == LIST) + 2 * (self.node.form == MAP):
+            raise UsageError("a part of a column has too few parts of its own")
+
+    def __dealloc__(self):
+        free(self.node.part)
+
+    cdef const uint8_t *pointer(self, buffer, Py_ssize_t *size) except? NULL:
+        cdef const uint8_t[::1] view = memoryview(buffer).cast("B")
+        self.kept.append(buffer)
+        size[0] = view.shape[0]
+        return &view[0] if size[0] else EMPTY
+
+
+cdef int check_size(int64_t size, int64_t needed) except -1:
+    if size < needed:
+        raise UsageError("a buffer of a column is shorter than its values", detail=f"{size} of {needed} bytes")
+    return 0
+
+
+def write_values(SourcePart column not None, bint is_key=False):
+    """Return offsets and data of the stored values, or canonical keys, of a column; None: look at each value.
+
+    A null row has no bytes; of a type of fixed width, as many zeros. A null key is not regular. O(bytes).
+    """
+    cdef Source *s = &column.node
+    cdef int64_t row, rows = s.rows
+    cdef Bytes out
+    cdef Spans spans
+    cdef int outcome = DONE
+    offsets = np.zeros(rows + 1, dtype=np.int64)
+    cdef int64_t[::1] ends = offsets
+    memset(&out, 0, sizeof(out))
+    memset(&spans, 0, sizeof(spans))
+    with nogil:
+        outcome = grow_bytes(&out, 16 * rows)
+        for row in range(rows):
+            if outcome:
+                break
+            if is_present(s, row):
+                outcome = put_key(s, row, &out) if is_key else put_value(s, row, &out, &spans)
+            elif is_key:
+                outcome = IRREGULAR
+            elif s.width:
+                outcome = put_zeros(&out, s.width)
+            ends[row + 1] = out.size
+        free(spans.at)
+    block = block_of(out.data, out.size)
+    if outcome == NO_MEMORY:
+        raise MemoryError(f"a column of {out.size} bytes and more")
+    return None if outcome else (offsets, np.frombuffer(block, dtype=np.uint8))
