@@ -107,6 +107,8 @@ MODULES: dict[str, Module] = {
     "statebackend._core.codecs.nested_reading": Module(
         "stored values and keys of nested types to Arrow's buffers"
     ),
+    "statebackend._core.codecs.row_maker": Module("rows as Python objects out of Arrow's buffers"),
+    "statebackend._core.codecs.row_writer": Module("rows as Python objects to columns that grow"),
     "statebackend._core.handles.look_ahead": Module("asking for memory that the next keys will need"),
     "statebackend._core.handles.key_context": Module("the current key, namespace and time"),
     "statebackend._core.handles.base_handle": Module(
@@ -116,6 +118,7 @@ MODULES: dict[str, Module] = {
     "statebackend._core.handles.enumeration": Module("handles: the keys and namespaces of a state"),
     "statebackend._core.handles.handle": Module("what the handles of all states have in common"),
     "statebackend._core.handles.single_handle": Module("handles of states with one value for a key"),
+    "statebackend._core.handles.row_loop": Module("the loop of a job that goes row by row"),
     "statebackend._core.handles.function_handles": Module(
         "handles of states that call the user's function for each value"
     ),

@@ -58,6 +58,20 @@ class Rows(sb.KeyedProcessFunction):
         yield row.k, total.get(), n.get()
 
 
+class OneStruct(sb.KeyedProcessFunction):
+    """Row by row, with sum and count in one value that is read and written."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.state = ctx.get_value_state(sb.ValueStateDescriptor("state", "struct<sum:bigint,n:bigint>"))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        state = self.state
+        total, n = state.value() or (0, 0)
+        total, n = total + row.v, n + 1
+        state.update((total, n))
+        yield row.k, total, n
+
+
 class Run:
     """The stream, the sink, and what the run is to be told of."""
 
@@ -145,6 +159,7 @@ class Run:
 CONTENDERS: dict[str, Callable[[Run], Any]] = {
     "batches": lambda run: run.ours(Batches()),
     "rows": lambda run: run.ours(Rows()),
+    "struct": lambda run: run.ours(OneStruct()),
     "spark": Run.spark_aggregation,
     "transformWithState": Run.transform_with_state,
     "applyInPandasWithState": Run.apply_in_pandas,

@@ -24,6 +24,7 @@ NAMES = {
     "applyInPandasWithState": "`applyInPandasWithState`",
     "transformWithState": "`transformWithState`",
     "spark": "Spark's aggregation, in the JVM",
+    "struct": "statebackend, row by row, one struct",
     "rows": "statebackend, row by row",
     "batches": "statebackend, whole batches",
 }

@@ -1,4 +1,4 @@
-"""From Arrow to the rows that per-record functions get: whole columns at a time, light named tuples one by one.
+"""From Arrow to the rows that per-record functions get: light named tuples, made one by one.
 
 >>> table = pa.table({"user": ["ann", "bob"], "at": [{"x": 1}, None]})
 >>> list(rows_of(table))
@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend._core.codecs.decimals import in_use
+from statebackend._core.codecs.row_maker import RowMaker
 from statebackend._core.codecs.type_codec import TypeCodec
 from statebackend.errors import SerializationError
 from statebackend.types import DATE, TIMESTAMP, TIMESTAMP_NTZ, row_class
 from statebackend.types.serializers import serializer_for
 
-__all__ = ["Row", "column_values", "rows_of"]
+__all__ = ["Row", "column_values", "row_maker", "rows_of"]
 
 T = TypeVar("T")
 #: What per-record functions see: a named tuple, made by `row_class`.
@@ -29,6 +30,18 @@ Row: TypeAlias = tuple[object, ...]
 _TIMESTAMP = TypeCodec("TIMESTAMP", serializer_for(TIMESTAMP))
 _TIMESTAMP_NTZ = TypeCodec("TIMESTAMP_NTZ", serializer_for(TIMESTAMP_NTZ))
 _DATE = TypeCodec("DATE", serializer_for(DATE))
+#: Columns whose values are made from Arrow's buffers, when their row is.
+_FORMS = {
+    pa.int64(): "INT_64",
+    pa.int32(): "INT_32",
+    pa.int16(): "INT_16",
+    pa.int8(): "INT_8",
+    pa.float64(): "DOUBLE",
+    pa.float32(): "FLOAT",
+    pa.bool_(): "BOOL",
+    pa.string(): "STRING",
+    pa.binary(): "BYTES",
+}
 #: Rows are made in pieces of this many, so that a large batch is never held as Python objects.
 _PIECE = 65_536
 
@@ -39,14 +52,42 @@ def rows_of(table: pa.Table) -> Iterator[Row]:
     >>> [row.n for row in rows_of(pa.table({"n": [1, 2]}))]
     [1, 2]
     """
-    make: Callable[[Iterable[object]], Row] = partial(tuple.__new__, row_class(tuple(table.column_names)))
-    for start in range(0, table.num_rows, _PIECE):
-        piece = table.slice(start, _PIECE)
-        columns = [
-            column_values(column, name)
-            for name, column in zip(piece.column_names, piece.columns, strict=True)
-        ]
-        yield from map(make, zip(*columns, strict=True))
+    for batch in table.to_batches(max_chunksize=_PIECE):
+        yield from row_maker(batch)
+
+
+def row_maker(batch: pa.RecordBatch) -> RowMaker:
+    """What makes the rows of a record batch, each when it is asked for. What no buffer shows is converted here.
+
+    >>> list(row_maker(pa.record_batch({"n": [1, 2]})))
+    [Row(n=1), Row(n=2)]
+    """
+
+    def unreadable(at: int) -> SerializationError:
+        return _unreadable(batch.schema.names[at], batch.schema.types[at])
+
+    columns = [_column(column, name) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
+    return RowMaker(batch.num_rows, row_class(tuple(batch.schema.names)), columns, unreadable)
+
+
+def _column(array: pa.Array, name: str) -> Any:
+    """A column as `RowMaker` takes it."""
+    kind, is_a = array.type, pa.types
+    codec: TypeCodec | None = None
+    scale = 0
+    if kind in _FORMS:
+        form = _FORMS[kind]
+    elif is_a.is_decimal128(kind) and kind.scale >= 0 and in_use():
+        form, scale = "DECIMAL", kind.scale
+    elif is_a.is_timestamp(kind) and kind.unit == "us":
+        form, codec = "TICKS", _TIMESTAMP if kind.tz is not None else _TIMESTAMP_NTZ
+    elif is_a.is_date32(kind):
+        form, codec = "DAYS", _DATE
+    else:
+        return column_values(array, name)
+    valid, *others = array.buffers()
+    ends = others[0] if len(others) > 1 else None
+    return form, array.offset, valid if array.null_count else None, ends, others[-1], codec, scale
 
 
 def column_values(column: pa.Array | pa.ChunkedArray, name: str = "") -> list[object]:
@@ -61,12 +102,16 @@ def column_values(column: pa.Array | pa.ChunkedArray, name: str = "") -> list[ob
         for chunk in chunks:
             values += _values(chunk)
     except (ValueError, OverflowError, UnicodeDecodeError):
-        raise SerializationError(
-            "a value cannot be read from Arrow",
-            detail=f"column {name!r} of type {column.type}",
-            hint="leave the column out, or cast it before foreachBatch",
-        ) from None
+        raise _unreadable(name, column.type) from None
     return values
+
+
+def _unreadable(name: str, kind: pa.DataType) -> SerializationError:
+    return SerializationError(
+        "a value cannot be read from Arrow",
+        detail=f"column {name!r} of type {kind}",
+        hint="leave the column out, or cast it before foreachBatch",
+    )
 
 
 def _values(array: pa.Array) -> Sequence[object]:

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import decimal
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
-from typing import TypeGuard
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from statebackend._core.codecs.row_writer import RowWriter
 from statebackend._core.codecs.type_codec import TypeCodec
+from statebackend.backends.heap.codec_choice import type_codec
+from statebackend.backends.heap.stored_columns import arrow_column
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
+from statebackend.runtime.row_reader import column_values
 from statebackend.state import check_values, to_arrow
 from statebackend.types import (
     BOOL,
@@ -27,6 +30,9 @@ from statebackend.types import (
     TIMESTAMP,
     TIMESTAMP_NTZ,
     DecimalType,
+    ListType,
+    MapType,
+    PrimitiveType,
     RowType,
     TupleType,
     Type,
@@ -104,26 +110,29 @@ class OutputSchema:
 
     def table_of_rows(self, rows: Sequence[object]) -> pa.Table:
         """The table of rows in any form that a function may output; O(n)."""
-        if not rows:
+        writer = self.writer()
+        writer.extend(rows)
+        return self.table_of_written(writer)
+
+    def writer(self) -> RowWriter:
+        """What takes rows one by one, for `table_of_written`."""
+        codecs = tuple(type_codec(kind) if _is_written(kind) else None for kind in self.row_type.types)
+        return RowWriter(codecs, self._names, self._fields, self._values)
+
+    def table_of_written(self, writer: RowWriter) -> pa.Table:
+        """The table of the rows that a writer has, which then has none; raises for the first that does not fit."""
+        if writer.misfit is not None:
+            raise _no_row(*writer.misfit, self._names)
+        if not writer.count:
             return self.empty()
-        columns = self._columns(rows)
         arrays = [
-            self._column(name, kind, values)
-            for name, kind, values in zip(self._names, self.row_type.types, columns, strict=True)
+            self._column(name, kind, taken) if isinstance(taken, list) else _written(kind, taken)
+            for name, kind, taken in zip(self._names, self.row_type.types, writer.take(), strict=True)
         ]
         return pa.Table.from_arrays(arrays, schema=self.arrow)
 
-    def _columns(self, rows: Sequence[object]) -> list[list[object]]:
-        count = len(self._names)
-        if _are_tuples(rows) and set(map(len, rows)) == {count}:
-            return [list(map(itemgetter(at), rows)) for at in range(count)]
-        fields: list[Sequence[object]] = []
-        for position, row in enumerate(rows):
-            read = self._fields(row)
-            if read is None:
-                raise _no_row(row, position, self._names)
-            fields.append(read)
-        return [list(map(itemgetter(at), fields)) for at in range(count)]
+    def _values(self, at: int, taken: Any) -> list[object]:
+        return column_values(_written(self.row_type.types[at], taken), self._names[at])
 
     def _fields(self, row: object) -> Sequence[object] | None:
         """Take a named tuple with the schema's names by name, any other tuple by position."""
@@ -219,8 +228,27 @@ class OutputSchema:
         )
 
 
-def _are_tuples(rows: Sequence[object]) -> TypeGuard[Sequence[tuple[object, ...]]]:
-    return set(map(type, rows)) == {tuple}
+def _is_written(kind: Type) -> bool:
+    """Return True if the bytes of state hold each value exactly as the column does, and need no Python to be made."""
+    if isinstance(kind, (RowType, TupleType)):
+        return all(map(_is_written, kind.types))
+    if isinstance(kind, ListType):
+        return _is_written(kind.element)
+    if isinstance(kind, MapType):
+        # Map keys that are one in state may be two in a column.
+        is_plain = isinstance(kind.key, PrimitiveType) and kind.key.name not in (*_FLOATS, "TIMESTAMP")
+        return is_plain and _is_written(kind.key) and _is_written(kind.value)
+    return type_codec(kind).is_compiled
+
+
+def _written(kind: Type, taken: tuple[bytes, bytes | None, bytes]) -> pa.Array:
+    """The column of what a `RowWriter` gave."""
+    valid, ends, data = taken
+    there = np.frombuffer(valid, np.bool_)
+    values = np.frombuffer(data, np.uint8)
+    if ends is not None:
+        return arrow_column((np.frombuffer(ends, np.int64), values), there, kind)
+    return arrow_column(values.reshape(len(there), -1), there, kind)
 
 
 def _quoted(name: str) -> str:

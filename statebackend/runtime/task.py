@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from statebackend._core.handles.row_loop import Output, run_rows
 from statebackend.checkpoint import CheckpointStore, PendingSnapshot
 from statebackend.errors import SerializationTypeError, UsageError
 from statebackend.functions import (
@@ -35,10 +36,10 @@ from statebackend.keys import VOID, KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.runtime.batches import Batch, keys_of
 from statebackend.runtime.job import Job
-from statebackend.runtime.row_reader import column_values, rows_of
+from statebackend.runtime.row_reader import row_maker, rows_of
 from statebackend.runtime.start import Beginning
 from statebackend.state import DOMAINS, Mark
-from statebackend.types import Type, row_class
+from statebackend.types import Type
 
 __all__ = ["Task"]
 
@@ -47,12 +48,12 @@ _log = logging.getLogger(__name__)
 #: A key and its row.
 Pair: TypeAlias = tuple[object, object]
 #: What a batch gave: a table if the job has a schema, else rows as the function gave them.
-Output: TypeAlias = pa.Table | list[object]
+Result: TypeAlias = pa.Table | list[object]
 
 #: After each batch, remove up to this much of what has expired from states with ``cleanup_idle``, or four times the
 #: batch's rows: more than can have been added.
 _CLEANED = 10_000
-#: Rows in, and rows out on their way to Arrow, are converted in pieces of this many.
+#: Rows come in pieces of this many, and go out in such of at least as many.
 _PIECE = 65_536
 
 
@@ -128,7 +129,7 @@ class Task:
 
     # --- a batch ---
 
-    def run(self, batch_id: int, batch: Batch, now: int) -> Output:
+    def run(self, batch_id: int, batch: Batch, now: int) -> Result:
         """Run the function over a batch and return its rows: a table if the job has a schema, otherwise a list.
 
         If anything raises, state is as before, and the next batch gets a fresh copy of the function.
@@ -136,11 +137,11 @@ class Task:
         run = self._run_batch if self.job.is_batch else self._run_rows
         return self._begun(batch_id, now, partial(run, batch))
 
-    def run_pairs(self, batch_id: int, pairs: Iterable[Pair], now: int) -> Output:
+    def run_pairs(self, batch_id: int, pairs: Iterable[Pair], now: int) -> Result:
         """The same for pairs of key and row."""
         return self._begun(batch_id, now, partial(self._run_pairs, pairs))
 
-    def _begun(self, batch_id: int, now: int, run: Callable[[_Given], None]) -> Output:
+    def _begun(self, batch_id: int, now: int, run: Callable[[_Given], None]) -> Result:
         if self._marks is not None:
             raise UsageError("the batch before has not been ended")
         self._clock.set(now)
@@ -229,32 +230,21 @@ class Task:
                 given.add(process(row, self._context))
             self._forget_key()
         self._rows = batch.rows.num_rows
+        process, is_composite = self._keyed_function().process_element, not isinstance(self.job.key, str)
+        places = tuple(map(batch.rows.column_names.index, self.job.columns))
         for start in range(0, batch.rows.num_rows, _PIECE):
-            self._process(_pairs(self.job, batch.rows.slice(start, _PIECE)), given)
+            for part in batch.rows.slice(start, _PIECE).to_batches():
+                rows = row_maker(part)
+                run_rows(rows, places, is_composite, self.keyed, process, self._context, given.output)
+            given.settle()
 
     def _run_pairs(self, pairs: Iterable[Pair], given: _Given) -> None:
-        if not self.job.is_batch:  # for a function over batches only time goes on
-            self._process(iter(pairs), given)
-
-    def _process(self, pairs: Iterator[Pair], given: _Given) -> None:
-        # This runs once per row: it uses local names only, and a generator's rows go straight into the list.
-        set_key, process, context = (
-            self.keyed.set_current_key,
-            self._keyed_function().process_element,
-            self._context,
-        )
-        rows: list[object] = []
-        extend = rows.extend
+        if self.job.is_batch:  # only time goes on
+            return
+        process = self._keyed_function().process_element
         for key, row in pairs:
-            set_key(key)
-            produced = process(row, context)
-            if produced is not None:
-                try:
-                    extend(produced)
-                except TypeError:
-                    _checked_iterable(produced)
-                    raise
-        given.add(rows)
+            self.keyed.set_current_key(key)
+            given.output.take(process(row, self._context))
 
     def _run_batch(self, batch: Batch, given: _Given) -> None:
         assert isinstance(self._function, BatchProcessFunction)
@@ -323,50 +313,46 @@ def _told(method: Callable[..., None], *arguments: object) -> None:
         _log.warning("%s failed", method.__qualname__, exc_info=True)
 
 
-def _pairs(job: Job, piece: pa.Table) -> Iterator[Pair]:
-    """Keys and rows; converts the columns of the key once for both."""
-    columns = {
-        name: column_values(column, name)
-        for name, column in zip(piece.column_names, piece.columns, strict=True)
-    }
-    make = partial(tuple.__new__, row_class(tuple(columns)))
-    rows = map(make, zip(*columns.values(), strict=True))
-    if isinstance(job.key, str):
-        return zip(columns[job.key], rows, strict=True)
-    return zip(zip(*(columns[name] for name in job.key), strict=True), rows, strict=True)
-
-
 class _Given:
     """Rows that a function returned; in Arrow as soon as there are many, if the job has a schema."""
 
-    __slots__ = ("_output", "_parts", "_rows")
+    __slots__ = ("_parts", "_schema", "_writer", "output")
 
     def __init__(self, job: Job) -> None:
-        self._output = job.output
-        self._rows: list[object] = []
+        self._schema = job.output
+        self._writer = None if job.output is None else job.output.writer()
+        #: Takes what a call gave.
+        self.output = Output(self._writer, _checked_iterable)
         self._parts: list[pa.Table] = []
 
     def add(self, rows: Iterable[object] | None) -> None:
-        if rows is None:
-            return
-        self._rows.extend(_checked_iterable(rows))
-        if self._output is not None and len(self._rows) >= _PIECE:
-            self._parts.append(self._output.table_of_rows(self._rows))
-            self._rows = []
+        if rows is not None:
+            self.output.take(_checked_iterable(rows))
+            self.settle()
+
+    def settle(self) -> None:
+        """Bring what has come to Arrow, if it is much."""
+        if self._writer is not None and self._writer.count >= _PIECE:
+            self._finish_part()
+
+    def _finish_part(self) -> None:
+        assert self._schema is not None
+        assert self._writer is not None
+        self._parts.append(self._schema.table_of_written(self._writer))
 
     def add_batches(self, batches: object) -> None:
         """Add the result of `process_batch`; a generator may still run to its end here."""
-        if self._output is not None:
-            self._parts.append(self._output.table_of_batches(batches))
+        if self._schema is not None:
+            self._parts.append(self._schema.table_of_batches(batches))
             return
         for table in _tables(batches):
-            self._rows.extend(rows_of(table))
+            self.output.take(rows_of(table))
 
-    def result(self) -> Output:
-        if self._output is None:
-            return self._rows
-        if self._rows or not self._parts:
-            self._parts.append(self._output.table_of_rows(self._rows))
+    def result(self) -> Result:
+        if self._writer is None:
+            return self.output.rows
+        if self._writer.count or not self._parts:
+            self._finish_part()
         return pa.concat_tables(self._parts)
 
 

@@ -77,3 +77,4 @@ cdef class KeyCodec:
     cdef object encoded(self, object key)
     cdef object canonical(self, CoreKey *key)
     cdef object key_of(self, int64_t number, const char *data, uint64_t length)
+    cdef bint has_constant_keys(self) noexcept

@@ -9,7 +9,7 @@ from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint64_t
 from libc.string cimport memcpy
 
 from statebackend._core.codecs.objects cimport long_as_int64
-from statebackend._core.codecs.type_codec cimport DAMAGED, ROOM, Room, TypeCodec, close_room, open_room
+from statebackend._core.codecs.type_codec cimport DAMAGED, ROOM, TYPE_BYTES, Room, TypeCodec, close_room, open_room
 from statebackend._core.memory.arena cimport Blob, blob_data, blob_drop, blob_new
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.key_groups cimport HashPlan
@@ -416,3 +416,7 @@ cdef class KeyCodec:
             if key is not DAMAGED:
                 return key
         return self.encoder.decode(canonical)
+
+    cdef bint has_constant_keys(self) noexcept:
+        """Whether keys, as they come from their canonical form, can never change."""
+        return self.form != KEY_ENCODED or (self.typed is not None and self.typed.kind <= TYPE_BYTES)

@@ -43,6 +43,7 @@ cdef inline void open_room(Room *room) noexcept:
     room.capacity = ROOM
 
 cdef void close_room(Room *room) noexcept
+cdef char *take_room(Room *room, uint64_t n) except NULL
 
 cdef object DAMAGED                      # what reading returns for bytes that are none of the type's
 

@@ -223,6 +223,11 @@ cdef class TypeCodec:
         if self.kind == TYPE_RECORD and len(parts) > 0xFFFF:
             raise UsageError("a record has too many fields", detail=f"{len(parts)}")
 
+    @property
+    def is_compiled(self):
+        """False if values go through the serializer."""
+        return self.kind != TYPE_OTHER
+
     def encode(self, value):
         """The serializer's bytes of a value; None if only the serializer can tell."""
         cdef Room room

@@ -3,6 +3,7 @@
 the key          `key_context`       the current key, namespace and time
                  `look_ahead`        asks for the memory that the next keys will need
                  `wall_clock`        the machine's clock, read as seldom as possible
+                 `row_loop`          sets the key of each row of a batch, calls the function, takes its rows
 every handle     `base_handle`       finds the current key's entry, makes room for it, removes it
                  `cleanup`           removes what has expired
                  `enumeration`       lists keys and namespaces

@@ -26,6 +26,8 @@ cdef class KeyContext:
     cdef CoreKey key
     cdef object key_owner                # keeps `key.data` valid
     cdef bint has_key
+    cdef object key_object               # the current key, if the turn is that of `key_turn`; or None
+    cdef uint64_t key_turn
     cdef uint64_t turn                   # counts changes of key and namespace
     cdef uint32_t first_group
     cdef uint32_t n_groups
@@ -53,7 +55,10 @@ cdef class KeyContext:
     cdef int64_t worked_at               # time of `clock` at the last operation that may have changed something
     cdef list on_record                  # states that clean up whenever a key is set; None: none does
     cdef LookAhead ahead
-    cdef void look_ahead(self) noexcept
+    cdef int set_number(self, int64_t number) except -1
+    cdef int set_key_of_run(self, object key, int64_t number, const int64_t *later) except -1
+    cdef object key_here(self)
+    cdef void look_ahead(self, bint has_guess) noexcept
     cdef void ask_for_buckets(self) noexcept
     cdef int64_t time(self) except? -1
     cdef void begin_at(self, int64_t now) noexcept

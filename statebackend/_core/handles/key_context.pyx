@@ -13,12 +13,13 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
-from statebackend._core.codecs.codecs cimport KEY_NUMBER, KeyCodec
+from statebackend._core.codecs.codecs cimport KEY_NUMBER, KEY_STRING, KeyCodec
 from statebackend._core.codecs.objects cimport long_as_int64
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.key_groups cimport hash_canonical_bytes, hash_canonical_int, pmod_group
 from statebackend._core.handles.look_ahead cimport (
-    ENTRIES_AHEAD, GUESSES, LOOKS_AHEAD, Guess, ask_for_bucket, ask_for_entry, follow_values, guess_of, peek)
+    BUCKETS_AHEAD, ENTRIES_AHEAD, GUESSES, LOOKS_AHEAD, Guess, ask_for_bucket, ask_for_entry, follow_values, guess_of,
+    peek)
 from statebackend._core.memory.platform cimport hash_bytes, hash_int, likely, unlikely
 from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.handles.wall_clock cimport wall_clock_init, wall_clock_ms
@@ -27,6 +28,7 @@ from statebackend.errors import ClosedError, KeyGroupError, UsageError
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
+    bint PyUnicode_CheckExact(object o)
 
 cdef inline uint32_t group_of_hash(int32_t spark, uint32_t max_parallelism) noexcept nogil:
     # For a power of two, the mask is the non-negative remainder in two's complement: no division.
@@ -72,7 +74,6 @@ cdef class KeyContext:
     def set_current_key(self, key):
         """Make `key` the one that handles work on. O(1)."""
         cdef int64_t number
-        cdef uint32_t group
         cdef intptr_t stride
         if unlikely(self.core.closed):
             raise ClosedError("the backend is closed", hint="create another one")
@@ -80,6 +81,46 @@ cdef class KeyContext:
                     or number < self.codec.low or number > self.codec.high):
             self.set_other_key(key)
             return
+        self.set_number(number)
+        stride = <intptr_t>(<uintptr_t><PyObject *>key - self.ahead.key_at)
+        self.ahead.key_at = <uintptr_t><PyObject *>key
+        if LOOKS_AHEAD and stride == self.ahead.stride:
+            self.ahead.turn += 1
+            self.look_ahead(peek(&self.ahead, &self.ahead.guesses[self.ahead.turn & (GUESSES - 1)]))
+        else:
+            self.ahead.stride = stride
+            self.ask_for_buckets()
+        if unlikely(self.on_record is not None):
+            self.clean_on_record()
+
+    cdef int set_key_of_run(self, object key, int64_t number, const int64_t *later) except -1:
+        """As `set_current_key(key)`, for an exact int of this number, in a run of keys whose numbers are known.
+
+        `later` is the number of the key that comes BUCKETS_AHEAD keys later; NULL: none does, or it is not known.
+        """
+        cdef Guess *guess
+        if unlikely(self.core.closed or number < self.codec.low or number > self.codec.high):
+            self.set_current_key(key)
+            return 0
+        self.set_number(number)
+        self.key_object, self.key_turn = key, self.turn
+        self.ahead.turn += 1
+        # Places in the run take the part of addresses; nobody reads there.
+        self.ahead.key_at = self.ahead.turn
+        self.ahead.stride = 1
+        guess = &self.ahead.guesses[self.ahead.turn & (GUESSES - 1)]
+        guess.at = 0
+        if later != NULL:
+            guess.at = self.ahead.key_at + BUCKETS_AHEAD
+            guess.number = later[0]
+        self.look_ahead(later != NULL)
+        if unlikely(self.on_record is not None):
+            self.clean_on_record()
+        return 0
+
+    cdef int set_number(self, int64_t number) except -1:
+        """Make the key with this canonical form current."""
+        cdef uint32_t group
         group = group_of_hash(hash_canonical_int(&self.codec.plan.program, number), self.max_parallelism)
         if unlikely(group - self.first_group >= self.n_groups):
             self.group_outside(group)
@@ -93,16 +134,8 @@ cdef class KeyContext:
         self.has_key = True
         self.turn += 1
         self.core.calls += 1
-        stride = <intptr_t>(<uintptr_t><PyObject *>key - self.ahead.key_at)
-        self.ahead.key_at = <uintptr_t><PyObject *>key
         self.ahead.is_complete = True
-        if LOOKS_AHEAD and stride == self.ahead.stride:
-            self.look_ahead()
-        else:
-            self.ahead.stride = stride
-            self.ask_for_buckets()
-        if unlikely(self.on_record is not None):
-            self.clean_on_record()
+        return 0
 
     cdef int clean_on_record(self) except -1:
         for state in self.on_record:
@@ -115,15 +148,13 @@ cdef class KeyContext:
             self.on_record = []
         self.on_record.append(state)
 
-    cdef void look_ahead(self) noexcept:
-        """Ask for what the keys will need that are probably set next."""
+    cdef void look_ahead(self, bint has_guess) noexcept:
+        """Ask for what the keys will need that are probably set next; `has_guess`: there is one for this turn."""
         cdef LookAhead *ahead = &self.ahead
-        cdef Guess *guess
+        cdef Guess *guess = &ahead.guesses[ahead.turn & (GUESSES - 1)]
         cdef uint32_t i
         cdef bint is_deep = False
-        ahead.turn += 1
-        guess = &ahead.guesses[ahead.turn & (GUESSES - 1)]
-        if likely(peek(ahead, guess)):
+        if likely(has_guess):
             guess.group = group_of_hash(hash_canonical_int(&self.codec.plan.program, guess.number),
                                         self.max_parallelism)
             guess.hash = hash_int(guess.number, self.key.namespace, self.core.core.seed)
@@ -206,11 +237,23 @@ cdef class KeyContext:
     @property
     def current_key(self):
         """The current key, in its canonical form."""
+        return self.key_here()
+
+    cdef object key_here(self):
+        """The current key; the object that was set, where that is known to be the same."""
+        cdef object key
         if self.core.closed:
             raise ClosedError("the backend is closed", hint="create another one")
         if not self.has_key:
             self.no_key()
-        return self.codec.key_of(self.key.number, self.key.data, self.key.length)
+        if self.key_turn == self.turn and self.key_object is not None:
+            return self.key_object
+        if self.codec.form == KEY_STRING and PyUnicode_CheckExact(self.key_owner):
+            return self.key_owner
+        key = self.codec.key_of(self.key.number, self.key.data, self.key.length)
+        if self.codec.has_constant_keys():
+            self.key_object, self.key_turn = key, self.turn
+        return key
 
     @property
     def _key(self):

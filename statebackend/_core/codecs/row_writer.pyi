@@ -1,0 +1,29 @@
+"""Rows of Python objects as columns that grow."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, final
+
+from statebackend._core.codecs.type_codec import TypeCodec
+
+Taken: TypeAlias = list[Any] | tuple[bytes, bytes | None, bytes]
+
+@final
+class ColumnWriter:
+    def __init__(self, codec: TypeCodec | None) -> None: ...
+    def take(self, count: int) -> Taken: ...
+
+@final
+class RowWriter:
+    def __init__(
+        self,
+        codecs: tuple[TypeCodec | None, ...],
+        names: tuple[str, ...],
+        fields_of: Callable[[Any], Sequence[Any] | None],
+        values_of: Callable[[int, Any], list[Any]] | None,
+    ) -> None: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def misfit(self) -> tuple[Any, int] | None: ...
+    def extend(self, rows: Iterable[Any]) -> None: ...
+    def take(self) -> list[Taken]: ...
