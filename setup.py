@@ -57,7 +57,7 @@ class Module(NamedTuple):
 #: a function and looks at the operation for every row (get: 7 % slower).
 INLINED = tuple(
     argument
-    for limit in ("max-inline-insns-single=3000", "large-function-growth=3000", "inline-unit-growth=200")
+    for limit in ("max-inline-insns-single=6000", "large-function-growth=12000", "inline-unit-growth=600")
     for argument in ("--param", limit)
 )
 

@@ -59,6 +59,15 @@ def compare_batches(report: Report, args: argparse.Namespace) -> None:
             report.row("P3", "the same against one batch", twenty / one, "x")
 
 
+def compare_ttl_and_nulls(report: Report, args: argparse.Namespace) -> None:
+    for n in args.n:
+        keys = random_keys(n)
+        for threads in args.threads:
+            mine = ours.with_ttl_and_nulls(keys, threads=threads, samples=args.samples)
+            for name, speed in mine.items():
+                report.row("P3", f"{name}, {n:,} keys, {threads} thread(s)", speed, "M rows/s")
+
+
 def memory(report: Report, flink: FlinkPeer | None, args: argparse.Namespace) -> None:
     keys = random_keys(2_000_000)
     peer = None
@@ -154,6 +163,7 @@ def main() -> None:
         compare_operations(report, flink, args, strings=False)
     if "P3" in wanted:
         compare_batches(report, args)
+        compare_ttl_and_nulls(report, args)
     if "P9" in wanted:
         compare_operations(report, flink, args, strings=True)
     for name, run in (

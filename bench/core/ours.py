@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.flink.keys import round_order
-from statebackend._core.batches import kernels
+from statebackend._core.batches import adding_kernels, expiring_kernels, kernels
 from statebackend._core.snapshots.snapshot_view import SnapshotView
+from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 
@@ -104,6 +105,52 @@ def map_operations(
         n / rounds.time(lambda b: kernels.reduce_many(table, b, values, "sum", threads=threads)) / 1e6
     )
     result["update_under_snapshot"] = n / _under_snapshot(core, table, rounds, values, threads) / 1e6
+    return result
+
+
+def with_ttl_and_nulls(
+    keys: Int64Array, *, threads: int, samples: int, key_groups: int = 128, null_share: float = 0.01
+) -> dict[str, float]:
+    """Million rows per second where values have a time to live, which none outlives, and of columns with nulls.
+
+    A null clears its key, and the next round adds it again.
+    """
+    n = len(keys)
+    rounds = Rounds(keys, samples)
+    values = np.arange(n, dtype=np.int64)
+    nulls = np.random.default_rng(3).random(n) < null_share
+    total, last = AddPlan("sum", "long"), AddPlan("last", 8)
+    expiring = StateTable(StateCore(), value="long", timestamps=True, max_parallelism=key_groups)
+    kernels.update_many(expiring, keys, values, timestamp=1, threads=threads)
+    time_to_live: dict[str, int] = {"ttl": 100, "threads": threads}
+
+    def speed(operation: Callable[[Any], object]) -> float:
+        return n / rounds.time(operation) / 1e6
+
+    result = {
+        "update, ttl": speed(
+            lambda b: kernels.update_many(expiring, b, values, timestamp=2, threads=threads)
+        ),
+        "get, ttl": speed(lambda b: expiring_kernels.read_many(expiring, b, now=3, **time_to_live)),
+        "get that renews, ttl": speed(
+            lambda b: expiring_kernels.read_many(expiring, b, now=3, renews=True, **time_to_live)
+        ),
+    }
+    batch = rounds.batch(WARMUP_ROUNDS + samples)
+    kernels.update_many(expiring, batch, values, timestamp=2, threads=threads)
+    got, found = expiring_kernels.read_many(expiring, batch, now=3, **time_to_live)
+    assert found.all()
+    assert (got == values).all()
+    result["transform, ttl"] = speed(
+        lambda b: adding_kernels.add_many(expiring, b, values, total, timestamp=3, **time_to_live)
+    )
+    assert len(expiring) == n
+    table = filled(keys, key_groups=key_groups, threads=threads)[1]
+    for name, plan in (("update", last), ("transform", total)):
+        result[f"{name}, {null_share:.0%} nulls"] = speed(
+            lambda b, plan=plan: adding_kernels.add_many(table, b, values, plan, nulls=nulls, threads=threads)
+        )
+        assert len(table) == n - nulls.sum()
     return result
 
 

@@ -133,10 +133,10 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
         raise UsageError("this table has no timestamps")
     if plan.operation == "count":
         values = np.ones(call.batch.n, dtype=np.int64)
-    # Blocks of rows without nulls can use the other kernels' paths.
-    if ttl == 0 and plan.adding.kind == ADD_NUMBER:
+    # Where the other kernels' fast stage has the operation, `add_block` gets the rows that it hands on.
+    if plan.adding.kind == ADD_NUMBER:
         op = OPERATIONS["sum" if plan.operation == "count" else plan.operation]
-    elif ttl == 0 and plan.adding.kind == ADD_WHOLE and plan.adding.op == OP_LAST:
+    elif plan.adding.kind == ADD_WHOLE and plan.adding.op == OP_LAST:
         op = OP_UPDATE
     if plan.adding.kind == ADD_BYTES:
         call.set_values(values, CODE_BLOB, 8)
@@ -151,7 +151,7 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
     call.set_nulls(nulls)
     call.batch.timestamp = timestamp
     call.batch.ttl = ttl
-    if op == OP_BLOCK_WRITE or nulls is not None:
+    if op == OP_BLOCK_WRITE or nulls is not None or ttl:
         call.batch.block = add_block
         call.batch.extra = &plan.adding
     if not return_touched:

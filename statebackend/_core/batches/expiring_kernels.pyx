@@ -11,20 +11,14 @@ from statebackend._core.tables.cow_map cimport (
     slot_for_write, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.batches.kernels cimport (
-    FAILED_MEMORY, Batch, BatchCall, LaneRun, RowKey, find_row, stage_block)
+    FAILED_MEMORY, Batch, BatchCall, LaneRun, Reading, RowKey, find_row, stage_block)
 from statebackend._core.memory.platform cimport unlikely
-from statebackend._core.tables.reductions cimport OP_BLOCK_READ, OP_BLOCK_WRITE
+from statebackend._core.tables.reductions cimport OP_BLOCK_READ, OP_READ
 from statebackend._core.tables.state_table cimport CODE_BLOB, CODE_OBJECT, CODE_RAW, StateTable
 
 from statebackend._core.batches.gathering import blobs_of
 from statebackend._core.tables.state_table import DTYPES
 from statebackend.errors import UsageError
-
-cdef struct Reading:
-    bint shows_expired
-    bint renews
-    bint looks_only                      # only reports what exists, and changes nothing
-
 
 cdef bint read_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps) noexcept nogil:
     cdef RowKey keys[32]
@@ -106,7 +100,7 @@ def read_many(StateTable table not None, keys, *, int64_t now, int64_t ttl, bint
         call.batch.blobs = <Blob **>call.pointer(blobs, np.uint64)
         table.owner.hold()
         try:
-            call.run(OP_BLOCK_WRITE)
+            call.run(OP_READ)
             return blobs_of(blobs[:call.batch.n]), found.view(bool)
         finally:
             pointers = blobs
@@ -116,7 +110,7 @@ def read_many(StateTable table not None, keys, *, int64_t now, int64_t ttl, bint
             table.owner.let_go()
     out = np.zeros((call.batch.n, width), dtype=np.uint8)
     call.batch.out = <char *>call.pointer(out.reshape(-1), np.uint8)
-    call.run(OP_BLOCK_WRITE)
+    call.run(OP_READ)
     if table.value_code != CODE_RAW:
         out = out.view(DTYPES[table.value_code]).reshape(-1)
     return out, found.view(bool)

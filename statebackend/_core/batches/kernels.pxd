@@ -18,6 +18,7 @@ cdef enum FastPath:
     FAST_UPDATE = 2
     FAST_SUM = 3                         # of LONG
     FAST_REDUCE = 4
+    FAST_READ = 5
 
 cdef enum Failure:
     FAILED_NOT = 0
@@ -72,6 +73,12 @@ cdef struct Batch:
     int64_t ttl                          # 0: none
     Table *inner                         # of map states: the table of the entries
     void *extra
+
+cdef struct Reading:
+    # The `extra` of reads where values expire.
+    bint shows_expired
+    bint renews
+    bint looks_only                      # only reports what exists, and changes nothing
 
 cdef inline int64_t stamp_of(const Batch *batch, int64_t row) noexcept nogil:
     return batch.timestamp if batch.timestamps == NULL else batch.timestamps[row]

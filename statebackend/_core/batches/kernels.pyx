@@ -44,8 +44,9 @@ from statebackend._core.tables.state_table cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT64,
     CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable)
 from statebackend._core.tables.reductions cimport (
-    OP_ALL, OP_APPEND, OP_COUNT, OP_FIND, OP_GET, OP_PRODUCT, OP_REDUCE, OP_REMOVE, OP_SUM, OP_UPDATE, Operation,
-    add_overflow, is_write, reduce_into)
+    OP_ALL, OP_APPEND, OP_COUNT, OP_FIND, OP_GET, OP_PRODUCT, OP_READ, OP_REDUCE, OP_REMOVE, OP_SUM, OP_UPDATE,
+    Operation, add_overflow, is_write, reduce_into)
+from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.tables.state_core cimport StateCore, discard_log
 from statebackend._core.tables.lists cimport list_append
 
@@ -209,14 +210,6 @@ cdef uint64_t count_new(Batch *batch, CowMap *map, uint32_t group) noexcept nogi
     return <uint64_t>(keys * absent / looked if looked else keys)
 
 
-cdef bint has_null(Batch *batch, int64_t at, uint32_t n) noexcept nogil:
-    cdef uint32_t i
-    for i in range(n):
-        if batch.nulls[batch.first + batch.sorted_rows[at + i]]:
-            return True
-    return False
-
-
 cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
     """Operate on the groups of a lane, or on all rows of an unsorted chunk."""
     cdef CowMap *maps[32]
@@ -244,8 +237,7 @@ cdef void apply_rows(Batch *batch, LaneRun *run) noexcept nogil:
                         if not pay_rehash(batch, run, map, at, batch.starts[group + 1] - batch.starts[group]):
                             return
                         run.paid_until = batch.starts[group + 1]
-            if (batch.fast and at + n <= batch.starts[group + 1] and batch.table.maps[group] != NULL
-                    and (batch.nulls == NULL or not has_null(batch, at, n))):
+            if batch.fast and at + n <= batch.starts[group + 1] and batch.table.maps[group] != NULL:
                 if not fast_block(batch, run, batch.table.maps[group], at, n):
                     return
                 at += n
@@ -337,7 +329,7 @@ cdef CowMap *map_of_row(Batch *batch, CowMap **where, int64_t row) noexcept nogi
 # --- values of eight and four bytes ---------------------------------------------------------------------
 
 cdef bint fast_block(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n) noexcept nogil:
-    """Apply rows of one map. Those that need more than a look-up or an overwrite go to `apply_row`, one by one."""
+    """Apply rows of one map. Those that need more than `fast_rows` does go to `slow_row`, one by one."""
     if batch.width == 8:
         return fast_rows_of(batch, run, map, at, n, 8)
     return fast_rows_of(batch, run, map, at, n, 4)
@@ -346,21 +338,29 @@ cdef bint fast_block(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32
 cdef inline bint fast_rows_of(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n,
                               uint32_t width) noexcept nogil:
     """The loop for each operation: with OP_REDUCE it asks what the batch's is."""
-    cdef bint is_blob = batch.keys == NULL
     if batch.fast == FAST_GET:
-        return fast_rows_by(batch, run, map, at, n, OP_GET, width, is_blob)
+        return fast_rows_by(batch, run, map, at, n, OP_GET, width, False)
+    if batch.fast == FAST_READ:
+        return fast_rows_by(batch, run, map, at, n, OP_READ, width, True)
+    if batch.table.layout.has_timestamp:
+        return fast_writes(batch, run, map, at, n, width, True)
+    return fast_writes(batch, run, map, at, n, width, False)
+
+
+cdef inline bint fast_writes(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n, uint32_t width,
+                             bint is_stamped) noexcept nogil:
     if batch.fast == FAST_UPDATE:
-        return fast_rows_by(batch, run, map, at, n, OP_UPDATE, width, is_blob)
+        return fast_rows_by(batch, run, map, at, n, OP_UPDATE, width, is_stamped)
     if batch.fast == FAST_SUM and width == 8:
-        return fast_rows_by(batch, run, map, at, n, OP_SUM, width, is_blob)
-    return fast_rows_by(batch, run, map, at, n, OP_REDUCE, width, is_blob)
+        return fast_rows_by(batch, run, map, at, n, OP_SUM, width, is_stamped)
+    return fast_rows_by(batch, run, map, at, n, OP_REDUCE, width, is_stamped)
 
 
 cdef inline bint fast_rows_by(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n, Operation op,
-                              uint32_t width, bint is_blob) noexcept nogil:
-    if is_blob:
-        return fast_rows(batch, run, map, at, n, op, width, True)
-    return fast_rows(batch, run, map, at, n, op, width, False)
+                              uint32_t width, bint is_stamped) noexcept nogil:
+    if batch.keys == NULL:
+        return fast_rows(batch, run, map, at, n, op, width, True, is_stamped)
+    return fast_rows(batch, run, map, at, n, op, width, False, is_stamped)
 
 
 cdef inline bint is_key(Entry *entry, int64_t number, const char *data, uint32_t length, uint32_t hash,
@@ -430,6 +430,8 @@ cdef inline uint32_t clone_head(Lane *lane, Table *table, CowMap *map, uint32_t 
     entry = entry_at(lane.core, slot)
     if table.layout.stride == 24:
         memcpy(entry, entry_at(lane.core, old), 24)
+    elif table.layout.stride == 32:
+        memcpy(entry, entry_at(lane.core, old), 32)
     else:
         memcpy(entry, entry_at(lane.core, old), table.layout.stride)
     entry.version = lane.core.state_version
@@ -499,8 +501,10 @@ cdef inline void stage_rows(Batch *batch, CowMap *map, int64_t at, uint32_t n, O
         if likely(ref != 0):
             staged.buckets[i] = <uint32_t *>unit_at(extents, ref) + (index & (PAGE_BUCKETS - 1))
         prefetch(staged.buckets[i])
-        if op != OP_GET:
+        if op != OP_GET and op != OP_READ:
             prefetch(batch.values + width * (batch.first + rows[i]))
+            if batch.nulls != NULL:
+                prefetch(batch.nulls + batch.first + rows[i])
     for i in range(n):
         staged.heads[i] = staged.buckets[i][0]
         come_to(staged, i, extents, staged.heads[i])
@@ -553,38 +557,96 @@ cdef inline void store_bits(char *value, int64_t bits, uint32_t width) noexcept 
         (<uint32_t *>value)[0] = <uint32_t>bits
 
 
+cdef inline bint add_bits(Batch *batch, int64_t old, int64_t *bits, Operation op) noexcept nogil:
+    """Add an old value to a new one; False on overflow."""
+    if op == OP_SUM:
+        return not add_overflow(old, bits[0], bits)
+    return reduce_into(batch.op, batch.code, <char *>&old, <char *>bits, <char *>bits)
+
+
 cdef inline int write_in_place(Batch *batch, Entry *entry, uint32_t ref, uint32_t off_value, int64_t bits,
-                               Operation op, uint32_t width, Log *log, bint is_logged,
-                               uint64_t group_bits) noexcept nogil:
-    """Log a value that the live map owns alone, then overwrite it or add to it. Returns a Failure."""
+                               int64_t stamp, Operation op, uint32_t width, bint is_stamped, Log *log,
+                               bint is_logged, uint64_t group_bits) noexcept nogil:
+    """Log a payload that the live map owns alone, then overwrite it or add to it. Returns a Failure."""
     cdef Core *core = batch.table.core
     cdef char *value = <char *>entry + off_value
-    cdef int64_t old
+    cdef int64_t old, old_stamp = 0
+    cdef uint32_t record = 24 if is_stamped else 16
     cdef char *room
-    if unlikely(log == NULL or not log_reserve(core.arena, log, 16)):
+    if unlikely(log == NULL or not log_reserve(core.arena, log, record)):
         return FAILED_MEMORY
     old = load_bits(value, width)
-    if op == OP_SUM and unlikely(add_overflow(old, bits, &bits)):
-        return FAILED_OVERFLOW
-    if op == OP_REDUCE and unlikely(not reduce_into(batch.op, batch.code, <char *>&old, <char *>&bits, <char *>&bits)):
-        return FAILED_OVERFLOW
+    if is_stamped:
+        old_stamp = (<int64_t *>(value - 8))[0]
+    if op == OP_SUM or op == OP_REDUCE:
+        if is_stamped and batch.ttl and is_expired(old_stamp, batch.ttl, stamp):
+            begin_with(batch, &bits, op)
+        elif unlikely(not add_bits(batch, old, &bits, op)):
+            return FAILED_OVERFLOW
     if not is_logged:
-        room = log_take(log, 16)
-        (<int64_t *>room)[0] = old
+        room = log_take(log, record)
+        if is_stamped:
+            (<int64_t *>room)[0] = old_stamp
+        (<int64_t *>(room + record - 16))[0] = old
         # The table's index in the journal is 0: tables below an anchor do not come here.
-        (<uint64_t *>(room + 8))[0] = (<uint64_t>RECORD_WRITE << 56) | group_bits | ref
+        (<uint64_t *>(room + record - 8))[0] = (<uint64_t>RECORD_WRITE << 56) | group_bits | ref
     entry.version = core.state_version
-    store_bits(value, bits, width)
+    if is_stamped:
+        (<int64_t *>(value - 8))[0] = stamp
+    if op != OP_READ:
+        store_bits(value, bits, width)
     return FAILED_NOT
 
 
-cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n,
-                           Operation op, uint32_t width, bint is_blob) noexcept nogil:
-    """`fast_block` for one operation, one width and one kind of key, which the compiler knows: stage all rows, then
-    apply each.
+cdef inline void begin_with(Batch *batch, int64_t *bits, Operation op) noexcept nogil:
+    """Make of a value what a reduction of nothing else gives."""
+    if op == OP_REDUCE:
+        reduce_into(batch.op, batch.code, NULL, <char *>bits, <char *>bits)
+
+
+cdef bint clear_row(Batch *batch, LaneRun *run, CowMap *map, int64_t at) noexcept nogil:
+    """Remove the entry of a row, if there is one, and move none: the block's other rows have found theirs."""
+    cdef RowKey key
+    cdef uint32_t slot
+    memset(&key, 0, sizeof(RowKey))
+    load_key(batch, at, &key)
+    if likely(see_snapshots(batch.table.core, map)):
+        slot = find_row(batch, map, &key)
+        if slot == 0 or remove(run.used, batch.table, map, slot, key.hash):
+            return True
+    run.failure = FAILED_MEMORY
+    run.failed_row = key.row
+    return False
+
+
+cdef uint32_t find_again(Batch *batch, CowMap *map, int64_t at) noexcept nogil:
+    cdef RowKey key
+    memset(&key, 0, sizeof(RowKey))
+    load_key(batch, at, &key)
+    return find_row(batch, map, &key)
+
+
+cdef bint slow_row(Batch *batch, LaneRun *run, CowMap *map, int64_t at) noexcept nogil:
+    """Apply one row of a map in the general way of the call."""
+    cdef RowKey key
+    if batch.block != NULL:
+        return batch.block(batch, run, at, 1, &map)
+    memset(&key, 0, sizeof(RowKey))
+    load_key(batch, at, &key)
+    if not apply_row(batch, run, batch.table, &map, &key):
+        run.failed_row = key.row
+        return False
+    return True
+
+
+cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n, Operation op,
+                           uint32_t width, bint is_blob, bint is_stamped) noexcept nogil:
+    """`fast_block` for one operation, one width, one kind of key and entries with or without a timestamp, which the
+    compiler knows: stage all rows, then apply each.
 
     A row in between may have cloned an entry that an early stage found. Then the version of that entry says that it
-    belongs to a snapshot. Or it may have inserted an entry that no stage found: `apply_row` looks again.
+    belongs to a snapshot. Or it may have inserted an entry that no stage found: `slow_row` looks again. Or it has
+    removed the entry, as a null does, and a read of what has expired: then rows whose key may be the same look again.
     """
     cdef Table *table = batch.table
     cdef Core *core = table.core
@@ -594,31 +656,40 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     cdef const uint32_t *rows = batch.sorted_rows + at
     cdef const uint32_t *lengths = batch.sorted_lengths + at
     cdef const char *values = batch.values + width * batch.first
+    cdef const uint8_t *nulls = NULL if batch.nulls == NULL else batch.nulls + batch.first
+    cdef const Reading *reading = <const Reading *>batch.extra
     cdef char *out = batch.out + width * batch.first
     cdef uint8_t *found = batch.found + batch.first
     cdef uint32_t *slots = batch.slots
     cdef uint32_t required = core.highest_required_snapshot_version, journal_version = core.journal_version
     cdef uint32_t ns = batch.ns, off_ns = table.layout.off_namespace, off_value = table.layout.off_value
     cdef uint64_t group_bits = <uint64_t>map.group << 32
+    cdef uint64_t look_again = 0         # by the last bits of a hash: whether such a row must look for its entry again
     cdef Staged staged
-    cdef RowKey key
     cdef uint32_t i, ref, length = 0
     cdef Entry *entry
     cdef Log *log
     cdef const char *data = NULL
-    cdef int64_t bits
-    cdef bint is_logged
+    cdef int64_t bits = 0, stamp = 0
+    cdef bint is_logged, is_gone
     cdef int failure
     if unlikely(map.secondary.capacity != 0 and at >= run.paid_until):
         # The rehash began with these rows' group. Their share comes first: what the stages find stays where it is.
         if not pay_rehash(batch, run, map, at, n):
             return False
-    memset(&key, 0, sizeof(RowKey))
     stage_rows(batch, map, at, n, op, is_blob, width, &staged)
     for i in range(n):
         if is_blob:
             data = batch.key_data + keys[i]
             length = lengths[i]
+        if op == OP_READ or (op != OP_GET and nulls != NULL):
+            if op != OP_READ and nulls[rows[i]]:
+                if not clear_row(batch, run, map, at + i):
+                    return False
+                look_again |= bit_of(staged.hashes[i])
+                continue
+            if look_again & bit_of(staged.hashes[i]) != 0:
+                come_to(&staged, i, extents, find_again(batch, map, at + i))
         while staged.entries[i] != NULL and not is_key(staged.entries[i], keys[i], data, length, staged.hashes[i],
                                                        off_ns, ns, is_blob):
             come_to(&staged, i, extents, staged.entries[i].next)
@@ -628,32 +699,47 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
                 store_bits(out + width * rows[i], load_bits(<char *>entry + off_value, width), width)
                 found[rows[i]] = 1
             continue
+        if op == OP_READ:
+            if entry == NULL:
+                continue
+            is_gone = is_expired((<int64_t *>(<char *>entry + off_value - 8))[0], batch.ttl, batch.timestamp)
+            if not is_gone or reading.shows_expired:
+                store_bits(out + width * rows[i], load_bits(<char *>entry + off_value, width), width)
+                found[rows[i]] = 1
+            if is_gone:
+                if not clear_row(batch, run, map, at + i):
+                    return False
+                look_again |= bit_of(staged.hashes[i])
+                continue
+            if not reading.renews:
+                continue
+        else:
+            bits = load_bits(values + width * rows[i], width)
+        if is_stamped:
+            stamp = stamp_of(batch, batch.first + rows[i])
         log = &lane.undo
         is_logged = False
-        bits = load_bits(values + width * rows[i], width)
         ref = staged.refs[i]
         if entry == NULL or entry.version < required:
             ref = own_slot(lane, table, map, &staged, i, keys[i], ns, is_blob, &log, &is_logged)
             if unlikely(ref == 0):
-                key.row = batch.first + rows[i]
-                key.number = keys[i]
-                key.data = data
-                key.length = length
-                key.hash = staged.hashes[i]
-                if not apply_row(batch, run, table, &map, &key):
-                    run.failed_row = key.row
+                if not slow_row(batch, run, map, at + i):
                     return False
+                if op == OP_READ:
+                    look_again = ~<uint64_t>0        # it may have moved entries; `own_slot` sees that, a read does not
                 continue
             if entry != NULL:
                 entry = entry_at(core, ref)
         elif entry.version < journal_version:
             record_log(lane, table, &log)
         if entry == NULL:
-            if op == OP_REDUCE:
-                reduce_into(batch.op, batch.code, NULL, <char *>&bits, <char *>&bits)
+            begin_with(batch, &bits, op)
+            if is_stamped:
+                (<int64_t *>(<char *>entry_at(core, ref) + off_value - 8))[0] = stamp
             store_bits(<char *>entry_at(core, ref) + off_value, bits, width)
         else:
-            failure = write_in_place(batch, entry, ref, off_value, bits, op, width, log, is_logged, group_bits)
+            failure = write_in_place(batch, entry, ref, off_value, bits, stamp, op, width, is_stamped, log, is_logged,
+                                     group_bits)
             if unlikely(failure != FAILED_NOT):
                 run.failure = failure
                 run.failed_row = batch.first + rows[i]
@@ -661,6 +747,10 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
         if slots != NULL:
             slots[batch.first + rows[i]] = ref
     return True
+
+
+cdef inline uint64_t bit_of(uint32_t hash) noexcept nogil:
+    return <uint64_t>1 << (hash & 63)
 
 
 # --- any operation on any layout --------------------------------------------------------------------------
@@ -1114,8 +1204,12 @@ cdef class BatchCall:
         cdef Table *table = self.batch.table
         if table.layout.value_kind != VALUE_FIXED or table.anchors != NULL:
             return FAST_NONE
-        if table.layout.payload_width != self.batch.width or (self.batch.width != 8 and self.batch.width != 4):
+        if self.batch.width != 8 and self.batch.width != 4:
             return FAST_NONE
+        if table.layout.payload_width != self.batch.width + 8 * table.layout.has_timestamp:
+            return FAST_NONE
+        if self.batch.op == OP_READ:
+            return FAST_READ
         if self.batch.op == OP_GET:
             return FAST_GET
         if self.batch.op == OP_UPDATE:

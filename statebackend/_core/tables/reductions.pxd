@@ -33,6 +33,7 @@ cdef enum Operation:
     OP_BLOCK_READ = 14                   # the operation of another module's block function
     OP_BLOCK_WRITE = 15
     OP_REDUCE = 16                       # of a loop compiled for several reductions: the batch says which
+    OP_READ = 17                         # of values that may expire; removes and may renew
 
 cdef inline bint is_write(Operation op) noexcept nogil:
     return op != OP_GET and op != OP_FIND and op != OP_BLOCK_READ
