@@ -74,7 +74,7 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
             blob = (<Blob **>old)[0]
             blob.refs += 1
         else:
-            blob = blob_new(lane.core.blobs, source,
+            blob = blob_new(lane.blobs, source,
                             batch.value_offsets[key.row + 1] - batch.value_offsets[key.row])
             if blob == NULL:
                 return FAILED_MEMORY

@@ -64,6 +64,7 @@ cdef struct Batch:
     uint32_t *sorted_rows
     uint32_t *sorted_hashes              # of byte keys
     uint32_t *sorted_lengths
+    char *short_keys                     # the bytes of keys, by sorted position
     uint32_t *starts                     # first sorted position of each group, and the end
     uint32_t *counts                     # lane by lane: rows of each group, then next position
     int n_lanes

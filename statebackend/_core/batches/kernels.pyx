@@ -1,11 +1,12 @@
 """Operations on whole batches of keys, without the GIL and without a Python object per row.
 
-A batch goes through three phases:
+A batch goes through these phases, the last one only if it writes values of bytes:
 
     count      key groups of all rows, and how many rows each group has   (each thread a range of rows)
     scatter    keys and row numbers, ordered by key group, order kept     (each thread a range of rows)
     apply      group by group, in blocks of rows: hash and prefetch the buckets, prefetch the entries,
                then operate                                                (each thread a range of groups)
+    drop       the bytes of values that were overwritten, once nothing can fail any more  (each thread its own)
 
 Rows of one group touch one map, whose pages then stay in the cache; groups of different threads share nothing
 but the arena. Short batches skip the first two phases. Rows of the same key are applied in their order.
@@ -27,19 +28,19 @@ import numpy as np
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.math cimport exp, sqrt
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcpy, memset
 
-from statebackend._core.memory.arena cimport Blob, address, blob_data, blob_drop, blob_new, unit_at
+from statebackend._core.memory.arena cimport MAX_LANES, Blob, address, blob_data, blob_drop, blob_new, unit_at
 from statebackend._core.tables.cow_map cimport (
     PAGE_BUCKETS, PAGE_SHIFT, RECORD_INSERT, RECORD_REPLACED, RECORD_WRITE, VALUE_FIXED, BucketTable, Core, CoreKey,
     CowMap, Entry, Journal, Lane, PageRef, Table, active_table, before_operation, begin_rehash, blob_hash, bucket,
-    capacity_for, count_namespace, entry_at, find_blob, find_int, forget_moves, hash_blob_key, hash_int_key, insert,
-    map_new, namespace_of, own_entry, payload_drop, payload_of, presize, record_log, rehash_some, remove,
-    see_snapshots, segment_for_writing, slot_alloc, slot_for_write, value_of)
+    capacity_for, count_namespace, drop_written, entry_at, find_blob, find_int, forget_moves, hash_blob_key,
+    hash_int_key, insert, map_new, namespace_of, own_entry, payload_drop, payload_of, presize, record_log, rehash_some,
+    remove, see_snapshots, segment_for_writing, slot_alloc, slot_for_write, value_of)
 from statebackend._core.memory.journal cimport Log, log_append, log_reserve, log_take
 from statebackend._core.key_groups cimport key_groups_of_byte_runs, key_groups_of_ints
 from statebackend._core.memory.platform cimport (
-    add_i64, claim, hash_int, likely, load_u32, prefetch, store_u32, unlikely)
+    add_i64, claim, hash_int, likely, load_u32, prefetch, same_bytes, store_u32, unlikely)
 from statebackend._core.tables.state_table cimport (
     CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT64,
     CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable)
@@ -62,14 +63,20 @@ cdef enum:
     BLOCK = 32                           # rows whose cache misses overlap
     SHORT_BATCH = 4096                   # rows below which sorting by key group does not pay
     CHUNK = 1 << 21                      # rows that go through the phases together
-    MAX_LANES = 16
     RECLAIM_PER_ROW = 2                  # before a call, and again after it: more than a row leaves behind
     RECLAIM_PER_BATCH = 64
     AT_ONCE = 4                          # rows in advance whose share of a rehash a row pays, without a snapshot
     SAMPLE = 256                         # rows at least that tell how many keys a group of a batch has
     LARGEST_SAMPLE = 2048                # the same, of a large group
     LOOKS = 32                           # of those, how many are looked up
+    SHORT_KEY = 24                       # bytes of a key, from 8 on, up to which the second phase moves them, too
+    HASHED_AT_ONCE = 512                 # byte keys
     IDLE_LOOKS = 2000                    # before a thread sleeps: as a rule, the next phase begins at once
+
+cdef enum Lengths:
+    FITTING = 0
+    FALLING = 1                          # some offset is below the one before it
+    TOO_LONG = 2
 
 cdef uint32_t nowhere = 0                # an empty bucket, for pages that do not exist
 
@@ -77,8 +84,10 @@ cdef uint32_t nowhere = 0                # an empty bucket, for pages that do no
 # --- phases --------------------------------------------------------------------------------------------
 
 cdef void count_rows(Batch *batch, LaneRun *run, uint32_t *counts) noexcept nogil:
-    cdef int64_t i, n = run.last_row - run.first_row, row = batch.first + run.first_row
+    cdef int64_t i, n = run.last_row - run.first_row, row = batch.first + run.first_row, at = 0, end
     cdef uint16_t *groups = batch.groups + run.first_row
+    cdef const int64_t *offsets = batch.key_offsets + row
+    cdef uint32_t *hashes = batch.hashes + run.first_row
     cdef uint32_t first = batch.table.first_group, n_maps = batch.table.n_maps
     cdef uint16_t group
     memset(counts, 0, n_maps * sizeof(uint32_t))
@@ -87,13 +96,16 @@ cdef void count_rows(Batch *batch, LaneRun *run, uint32_t *counts) noexcept nogi
     if batch.keys != NULL:
         key_groups_of_ints(batch.program, batch.keys + row, n, batch.max_parallelism, groups)
     else:
-        # This reads the bytes of the keys in order. Nothing reads them again before they are compared.
-        key_groups_of_byte_runs(batch.program, batch.key_offsets + row, <const uint8_t *>batch.key_data, n,
-                                batch.max_parallelism, groups)
-        for i in range(n):
-            batch.hashes[run.first_row + i] = hash_blob_key(
-                batch.table, batch.key_data + batch.key_offsets[row + i],
-                batch.key_offsets[row + i + 1] - batch.key_offsets[row + i], batch.ns)
+        # This reads the bytes of the keys in order, and hashes them twice while they are in the cache. Nothing reads
+        # them again before they are compared.
+        while at < n:
+            end = min(at + HASHED_AT_ONCE, n)
+            key_groups_of_byte_runs(batch.program, offsets + at, <const uint8_t *>batch.key_data, end - at,
+                                    batch.max_parallelism, groups + at)
+            for i in range(at, end):
+                hashes[i] = hash_blob_key(batch.table, batch.key_data + offsets[i], offsets[i + 1] - offsets[i],
+                                          batch.ns)
+            at = end
     if n_maps == <uint32_t>batch.max_parallelism:
         for i in range(n):
             counts[groups[i]] += 1
@@ -113,8 +125,10 @@ cdef void scatter_rows(Batch *batch, LaneRun *run, uint32_t *positions) noexcept
     cdef const uint16_t *groups = batch.groups
     cdef const int64_t *keys = batch.keys + batch.first
     cdef const int64_t *offsets = batch.key_offsets + batch.first
-    cdef int64_t *sorted_keys = batch.sorted_keys
+    cdef int64_t *sorted_keys = batch.sorted_keys, length
     cdef uint32_t *sorted_rows = batch.sorted_rows
+    cdef const char *data
+    cdef char *place
     if batch.keys != NULL:
         for i in range(run.first_row, run.last_row):
             at = positions[groups[i]]
@@ -126,9 +140,17 @@ cdef void scatter_rows(Batch *batch, LaneRun *run, uint32_t *positions) noexcept
         at = positions[groups[i]]
         positions[groups[i]] = at + 1
         sorted_rows[at] = <uint32_t>i
+        length = offsets[i + 1] - offsets[i]
         sorted_keys[at] = offsets[i]
+        if 8 <= length <= SHORT_KEY:
+            data, place = batch.key_data + offsets[i], batch.short_keys + <uint64_t>at * SHORT_KEY
+            (<uint64_t *>place)[0] = (<const uint64_t *>data)[0]
+            if length > 16:
+                (<uint64_t *>(place + 8))[0] = (<const uint64_t *>(data + 8))[0]
+            (<uint64_t *>(place + length - 8))[0] = (<const uint64_t *>(data + length - 8))[0]
+            sorted_keys[at] = <int64_t>(<uintptr_t>place - <uintptr_t>batch.key_data)
         batch.sorted_hashes[at] = batch.hashes[i]
-        batch.sorted_lengths[at] = <uint32_t>(offsets[i + 1] - offsets[i])
+        batch.sorted_lengths[at] = <uint32_t>length
 
 
 cdef void prepare_group(Batch *batch, uint32_t group) noexcept nogil:
@@ -293,6 +315,7 @@ cdef void stage_block(Batch *batch, int64_t at, uint32_t n, CowMap **maps, RowKe
                 buckets[i] = &nowhere
             prefetch(buckets[i])
         prefetch(keys[i].data)
+        prefetch(keys[i].data + keys[i].length - 1)
         if batch.value_offsets != NULL:
             prefetch(batch.value_offsets + keys[i].row)
         elif batch.values != NULL:
@@ -302,6 +325,9 @@ cdef void stage_block(Batch *batch, int64_t at, uint32_t n, CowMap **maps, RowKe
         if slot:
             prefetch(entry_at(core, slot))
             prefetch(<char *>entry_at(core, slot) + 31)
+        if batch.value_offsets != NULL:
+            prefetch(batch.values + batch.value_offsets[keys[i].row])
+            prefetch(batch.values + batch.value_offsets[keys[i].row + 1] - 1)
     for i in range(n):
         # One row in three finds another key at the head of its chain: ask for the next entry.
         if buckets[i][0] == 0:
@@ -370,7 +396,7 @@ cdef inline bint is_key(Entry *entry, int64_t number, const char *data, uint32_t
         if blob_hash(entry)[0] != hash:
             return False
         blob = <Blob *>entry.key
-        if blob.length != length or memcmp(blob_data(blob), data, length) != 0:
+        if blob.length != length or not same_bytes(blob_data(blob), data, length):
             return False
     elif entry.key != number:
         return False
@@ -489,6 +515,7 @@ cdef inline void stage_rows(Batch *batch, CowMap *map, int64_t at, uint32_t n, O
         if is_blob:
             staged.hashes[i] = batch.sorted_hashes[at + i]
             prefetch(batch.key_data + keys[i])
+            prefetch(batch.key_data + keys[i] + batch.sorted_lengths[at + i] - 1)
         else:
             staged.hashes[i] = hash_int(keys[i], ns, seed) & hash_mask
         index = staged.hashes[i] & mask
@@ -813,7 +840,7 @@ cdef bint append_row(Batch *batch, Lane *lane, Table *table, CowMap *map, uint32
     if batch.value_offsets == NULL:
         return list_append(lane, table, map, slot, k, <char *>batch.values + batch.width * row,
                            stamp_of(batch, row))
-    blob = blob_new(lane.core.blobs, batch.values + batch.value_offsets[row],
+    blob = blob_new(lane.blobs, batch.values + batch.value_offsets[row],
                     batch.value_offsets[row + 1] - batch.value_offsets[row])
     if blob == NULL:
         return False
@@ -834,7 +861,7 @@ cdef inline int write_row(Batch *batch, Lane *lane, Table *table, CowMap *map, u
     cdef bint kept = False
     cdef bint fresh = slot == 0
     if batch.value_offsets != NULL:
-        blob = blob_new(core.blobs, batch.values + batch.value_offsets[row],
+        blob = blob_new(lane.blobs, batch.values + batch.value_offsets[row],
                         batch.value_offsets[row + 1] - batch.value_offsets[row])
         if blob == NULL:
             return FAILED_MEMORY
@@ -900,8 +927,10 @@ cdef void work_on(Batch *batch, LaneRun *run, int phase, int lane) noexcept nogi
         count_rows(batch, run, counts)
     elif phase == 1:
         scatter_rows(batch, run, counts)
-    else:
+    elif phase == 2:
         apply_rows(batch, run)
+    else:
+        drop_written(batch.table.core, batch.table.journal, &run.used.undo)
 
 
 cdef void run_phase(Crew *crew, uint32_t phase) noexcept nogil:
@@ -1004,6 +1033,8 @@ cdef Failure run_chunks(Crew *crew) noexcept nogil:
         batch.size = min(<int64_t>CHUNK, batch.n - batch.first)
         failure = run_chunk(crew)
         batch.first += batch.size
+    if failure == FAILED_NOT and batch.value_offsets != NULL and is_write(batch.op):
+        run_phase(crew, 3)
     store_u32(&crew.is_over, 1)
     return failure
 
@@ -1182,6 +1213,7 @@ cdef class BatchCall:
         self.batch.fast = self._fast_path()
         for lane in range(self.batch.n_lanes):
             self.runs[lane].lane.core = core
+            self.runs[lane].lane.blobs = &core.blobs[lane]
             self.runs[lane].lane.is_worker = 1
             self.runs[lane].used = &self.runs[lane].lane
             self.runs[lane].failed_row = -1
@@ -1196,7 +1228,7 @@ cdef class BatchCall:
             self.runs[lane].lane.own_journal.until = core.highest_required_snapshot_version
             self.runs[lane].used.undo.until = core.highest_required_snapshot_version
             self.runs[lane].used.keep_undo = writes
-        core.blobs.shared = self.batch.n_lanes > 1
+        core.arena.is_shared = self.batch.n_lanes > 1
         owner.occupy()
         return 0
 
@@ -1224,7 +1256,8 @@ cdef class BatchCall:
         cdef int64_t size = min(self.batch.n, <int64_t>CHUNK)
         cdef uint32_t groups = self.batch.table.n_maps
         cdef char *base
-        needed = size * (26 if self.batch.keys == NULL else 14) + (groups + 1) * 4 * (self.batch.n_lanes + 1) + 64
+        needed = size * (26 + SHORT_KEY if self.batch.keys == NULL else 14)
+        needed += (groups + 1) * 4 * (self.batch.n_lanes + 1) + 64
         scratch = self.table.owner.arena.scratch(needed)
         self.keep.append(scratch)
         base = <char *><uintptr_t>scratch.__array_interface__["data"][0]
@@ -1236,6 +1269,8 @@ cdef class BatchCall:
             self.batch.sorted_hashes = <uint32_t *>(base + size * 4)
             self.batch.sorted_lengths = <uint32_t *>(base + size * 8)
             base += size * 12
+            self.batch.short_keys = base
+            base += size * SHORT_KEY
         self.batch.groups = <uint16_t *>base
         base += (size * 2 + 7) & ~7
         self.batch.starts = <uint32_t *>base
@@ -1267,7 +1302,7 @@ cdef class BatchCall:
         cdef Log *log
         cdef Log carried
         cdef int i
-        core.blobs.shared = 0
+        core.arena.is_shared = 0
         for i in range(self.batch.n_lanes):
             if self.batch.inner != NULL:
                 self.batch.inner.lane.entries += self.runs[i].inner_entries
@@ -1343,12 +1378,22 @@ def _checked_offsets(offsets, data):
     _require_array(data, np.uint8, 1)
     if len(offsets) == 0:
         raise UsageError("offsets have one element more than there are rows")
-    lengths = np.diff(offsets)
-    if offsets[0] < 0 or offsets[len(offsets) - 1] > len(data) or (offsets[1:] < offsets[:len(offsets) - 1]).any():
+    lengths = _lengths_of(np.ascontiguousarray(offsets))
+    if offsets[0] < 0 or offsets[len(offsets) - 1] > len(data) or lengths == FALLING:
         raise UsageError("offsets must rise and lie within the data")
-    if (lengths > 0x7FFFFFFF).any():
+    if lengths == TOO_LONG:
         raise OverflowError("a key or value is larger than 2 GB")
     return offsets
+
+
+cdef Lengths _lengths_of(const int64_t[::1] offsets):
+    cdef int64_t i
+    cdef bint falling = False, too_long = False
+    with nogil:
+        for i in range(offsets.shape[0] - 1):
+            falling |= offsets[i + 1] < offsets[i]
+            too_long |= <uint64_t>offsets[i + 1] - <uint64_t>offsets[i] > <uint64_t>0x7FFFFFFF
+    return FALLING if falling else TOO_LONG if too_long else FITTING
 
 
 def update_many(StateTable table not None, keys, values, *, uint32_t namespace=0, timestamp=0, int threads=1):

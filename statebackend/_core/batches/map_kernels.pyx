@@ -167,7 +167,7 @@ cdef bint put_row(Batch *batch, LaneRun *run, CowMap *head_map, CoreKey *head, u
     if batch.value_offsets != NULL and none:
         source = <const char *>&blob
     elif batch.value_offsets != NULL:
-        blob = blob_new(lane.core.blobs, batch.values + batch.value_offsets[row],
+        blob = blob_new(lane.blobs, batch.values + batch.value_offsets[row],
                         batch.value_offsets[row + 1] - batch.value_offsets[row])
         if blob == NULL:
             return False

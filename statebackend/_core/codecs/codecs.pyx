@@ -142,7 +142,7 @@ cdef class ValueCodec:
         return 1
 
     cdef int put_blob(self, StateCore core, const char *data, uint64_t length, char *out) except -1:
-        cdef Blob *blob = blob_new(&core.arena.blobs, data, length)
+        cdef Blob *blob = blob_new(core.arena.blobs, data, length)
         if unlikely(blob == NULL):
             self.no_memory(core)
         (<Blob **>out)[0] = blob
@@ -231,7 +231,7 @@ cdef class ValueCodec:
             Py_DECREF((<PyObject **>stored)[0])
         elif self.form >= FORM_STRING:
             if (<Blob **>stored)[0] != NULL:
-                blob_drop(&core.arena.blobs, (<Blob **>stored)[0])
+                blob_drop(core.arena.blobs, (<Blob **>stored)[0])
 
     cdef object load(self, char *value):
         """The Python object of a stored value, which is not None. A deserializer may run the user's code."""

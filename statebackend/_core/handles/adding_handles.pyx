@@ -41,14 +41,14 @@ cdef int add_stored(SingleHandle handle, AddPlan plan, char *stored) except -1:
         old = old_value(handle)
     except BaseException:
         if plan.adding.kind == ADD_BYTES:
-            blob_drop(&handle.core.arena.blobs, (<Blob **>stored)[0])
+            blob_drop(handle.core.arena.blobs, (<Blob **>stored)[0])
         raise
     if plan.adding.kind == ADD_BYTES:
         blob = (<Blob **>stored)[0]
         if old != NULL and keeps_old_bytes(plan.adding.op, (<Blob **>old)[0], blob_data(blob), blob.length):
             (<Blob **>stored)[0] = (<Blob **>old)[0]
             (<Blob **>stored)[0].refs += 1
-            blob_drop(&handle.core.arena.blobs, blob)
+            blob_drop(handle.core.arena.blobs, blob)
         handle.write_stored(stored)
         return 1
     if plan.adding.kind == ADD_WHOLE:

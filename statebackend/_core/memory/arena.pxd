@@ -7,7 +7,8 @@
              refs, which halves the size of every link; one arena reaches 32 GB.
     blob     a counted byte string, cut from slabs of its size class
 
-Runs come and go under a spin lock, because the threads of a batch kernel share the arena. The system gives and takes
+Runs come and go under a spin lock, because the threads of a batch kernel share the arena. Each thread has a heap of
+blobs of its own. A blob goes back to the slab that it is from, whoever drops it. The system gives and takes
 extents in the middle of operations, so this happens without Python, in which finalisers and signal handlers would run.
 """
 
@@ -26,6 +27,7 @@ cdef enum:
     SLAB_ORDER = 15
     SLAB_BYTES = 1 << 15
     LARGEST_CLASS = 4096
+    MAX_LANES = 16                       # threads of a batch kernel, and heaps of blobs
 
 cdef enum Counter:
     """Counters of live objects, process-wide; the checked build counts, and the tests expect zero after each test."""
@@ -50,6 +52,7 @@ cdef enum Refusal:
     REFUSED_BY_REFS = 2                  # the arena has as many extents as refs can name
 
 cdef struct ArenaCore
+cdef struct BlobHeap
 
 cdef struct Budget:
     # Bytes of a backend's arena, and of the C heap beside it. `limit` 0 means none.
@@ -82,10 +85,13 @@ cdef struct ArenaCore:
     Budget *budget
     Spares spares
     LentExtent *lent
+    BlobHeap *heaps                      # MAX_LANES of them
+    uint32_t is_shared                   # true while several threads work: heaps take their locks
 
 cdef struct Slab:
     Slab *next                           # slabs of the class with room, in no order
     Slab *prev
+    BlobHeap *heap                       # whose it is; changes under the locks of both heaps
     uint32_t ref                         # of this slab
     uint32_t size_class
     uint32_t used
@@ -93,11 +99,12 @@ cdef struct Slab:
     uint32_t fresh_offset                # blocks from here on were never used
 
 cdef struct BlobHeap:
+    # The slabs that one lane allocates from, those of the first also outside batches.
     ArenaCore *arena
     Slab *partial[32]
-    uint32_t lock
-    uint32_t shared                      # true while several threads allocate
-    int64_t bytes
+    uint32_t lock                        # guards the heap's slabs, their headers included
+    int64_t bytes                        # allocated here minus freed here: only the sum over all heaps says something
+    char apart[64]                       # no other heap's fields share a cache line with these
 
 cdef struct Blob:
     uint32_t refs
@@ -140,6 +147,7 @@ cdef Blob *blob_new(BlobHeap *heap, const char *data, uint64_t length) noexcept 
 cdef void blob_free(BlobHeap *heap, Blob *blob) noexcept nogil
 cdef void *block_alloc(BlobHeap *heap, uint64_t size) noexcept nogil
 cdef uint32_t ref_ahead(BlobHeap *heap, uint64_t size, uint32_t n) noexcept nogil
+cdef void ask_for_block(void *block) noexcept nogil
 cdef void block_free(BlobHeap *heap, void *block, uint64_t size) noexcept nogil
 cdef inline uint32_t block_ref(void *block) noexcept nogil:
     # Of a block from a slab only: not larger than LARGEST_CLASS.
@@ -156,7 +164,7 @@ cdef inline void blob_drop(BlobHeap *heap, Blob *blob) noexcept nogil:
 
 cdef class Arena:
     cdef ArenaCore core
-    cdef BlobHeap blobs
+    cdef BlobHeap blobs[16]              # by lane
     cdef Budget budget
     cdef object scratch_memory           # see `scratch`
 

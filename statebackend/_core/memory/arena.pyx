@@ -11,7 +11,8 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from statebackend._core.memory.extents cimport extent_map, extent_unmap, spare_take, spares_drop
-from statebackend._core.memory.platform cimport add_i64, ctz, spin_lock, spin_unlock, unlikely
+from statebackend._core.memory.platform cimport (
+    add_i64, ctz, load_ptr, prefetch_write, spin_lock, spin_unlock, try_lock, unlikely)
 
 cdef extern from "Python.h":
     int PyTraceMalloc_Track(unsigned int domain, uintptr_t ptr, size_t size) nogil
@@ -314,8 +315,9 @@ cdef void run_free(ArenaCore *arena, uint32_t ref, int order) noexcept nogil:
 
 # --- blobs: slabs of size classes ------------------------------------------------------------------
 #
-# A slab is a run of 32 KB, aligned to its size, so that a block finds its slab by masking its address.
-# Blocks above the largest class come from the C heap. `shared` is set while several threads work.
+# A slab is a run of 32 KB, aligned to its size, so that a block finds its slab by masking its address. Blocks above the
+# largest class come from the C heap. Each slab belongs to a heap, under whose lock it is while several threads work. A
+# heap without room takes a slab from another one before it makes a new one, so what one lane has freed all can use.
 
 cdef enum:
     SLAB_HEADER = 64
@@ -325,16 +327,21 @@ cdef inline Slab *slab_of(void *block) noexcept nogil:
     return <Slab *>(<uintptr_t>block & ~<uintptr_t>(SLAB_BYTES - 1))
 
 
-cdef inline void unlink_slab(BlobHeap *heap, Slab *slab) noexcept nogil:
+cdef inline bint is_full(Slab *slab) noexcept nogil:
+    return slab.free_offset == 0 and slab.fresh_offset + class_size[slab.size_class] > SLAB_BYTES
+
+
+cdef inline void unlink_slab(Slab *slab) noexcept nogil:
     if slab.prev != NULL:
         slab.prev.next = slab.next
     else:
-        heap.partial[slab.size_class] = slab.next
+        slab.heap.partial[slab.size_class] = slab.next
     if slab.next != NULL:
         slab.next.prev = slab.prev
 
 
 cdef inline void link_slab(BlobHeap *heap, Slab *slab) noexcept nogil:
+    slab.heap = heap
     slab.prev = NULL
     slab.next = heap.partial[slab.size_class]
     if slab.next != NULL:
@@ -342,47 +349,89 @@ cdef inline void link_slab(BlobHeap *heap, Slab *slab) noexcept nogil:
     heap.partial[slab.size_class] = slab
 
 
+cdef bint take_slab(BlobHeap *heap, uint32_t which) noexcept nogil:
+    """Take over a slab with room from another heap; False if there is none. The caller holds the lock of `heap`.
+
+    A heap in use keeps one slab of a class, or two of them would take it from each other in turn.
+    """
+    cdef BlobHeap *other
+    cdef Slab *slab
+    cdef bint is_shared = heap.arena.is_shared
+    cdef int i
+    for i in range(MAX_LANES):
+        other = &heap.arena.heaps[i]
+        if other == heap or load_ptr(&other.partial[which]) == NULL:
+            continue
+        if is_shared and not try_lock(&other.lock):
+            continue                     # to wait could be to wait for each other
+        slab = other.partial[which]
+        if is_shared and slab != NULL:
+            slab = slab.next
+        if slab != NULL:
+            unlink_slab(slab)
+            link_slab(heap, slab)
+        if is_shared:
+            spin_unlock(&other.lock)
+        if slab != NULL:
+            return True
+    return False
+
+
+cdef bint make_slab(BlobHeap *heap, uint32_t which) noexcept nogil:
+    """Cut a new slab; False if there is no memory. The caller holds the lock of `heap`, which is let go meanwhile."""
+    cdef bint is_shared = heap.arena.is_shared
+    cdef uint32_t ref
+    cdef Slab *slab
+    if is_shared:
+        spin_unlock(&heap.lock)
+    ref = run_alloc(heap.arena, SLAB_ORDER)
+    if is_shared:
+        spin_lock(&heap.lock)
+    if ref == 0:
+        return False
+    slab = <Slab *>address(heap.arena, ref)
+    slab.ref = ref
+    slab.size_class = which
+    slab.used = 0
+    slab.free_offset = 0
+    slab.fresh_offset = SLAB_HEADER
+    link_slab(heap, slab)
+    return True
+
+
 cdef void *block_alloc(BlobHeap *heap, uint64_t size) noexcept nogil:
     """A block of at least `size` bytes, aligned to 16; NULL if there is no memory."""
-    cdef uint32_t which, width, ref, offset
+    cdef uint32_t which, width, offset
+    cdef bint is_shared = heap.arena.is_shared, has_room
     cdef Slab *slab
     if size > LARGEST_CLASS:
         return raw_alloc(heap.arena.budget, size)
     which = class_of[(size + 15) >> 4]
     width = class_size[which]
-    if heap.shared:
+    if is_shared:
         spin_lock(&heap.lock)
-    slab = heap.partial[which]
-    if unlikely(slab == NULL):
-        if heap.shared:
-            spin_unlock(&heap.lock)
-        ref = run_alloc(heap.arena, SLAB_ORDER)
-        if ref == 0:
-            return NULL
-        slab = <Slab *>address(heap.arena, ref)
-        slab.ref = ref
-        slab.size_class = which
-        slab.used = 0
-        slab.free_offset = 0
-        slab.fresh_offset = SLAB_HEADER
-        if heap.shared:
-            spin_lock(&heap.lock)
-        link_slab(heap, slab)
-    elif unlikely(injected_failure(heap.arena.budget)):
-        if heap.shared:
+    if unlikely(heap.partial[which] == NULL):
+        has_room = take_slab(heap, which) or make_slab(heap, which)
+    else:
+        has_room = not injected_failure(heap.arena.budget)
+    if unlikely(not has_room):
+        if is_shared:
             spin_unlock(&heap.lock)
         return NULL
+    slab = heap.partial[which]
     offset = slab.free_offset
     if offset:
         slab.free_offset = (<uint32_t *>(<char *>slab + offset))[0]
+        # Freed blocks lie in no order: ask for the one that the next call will take.
+        prefetch_write(<char *>slab + slab.free_offset)
     else:
         offset = slab.fresh_offset
         slab.fresh_offset += width
     slab.used += 1
-    if slab.free_offset == 0 and slab.fresh_offset + width > SLAB_BYTES:
-        unlink_slab(heap, slab)
+    if is_full(slab):
+        unlink_slab(slab)
     heap.bytes += width
-    if heap.shared:
+    if is_shared:
         spin_unlock(&heap.lock)
     count(heap.arena.budget.probe, LIVE_BLOBS, 1)
     return <char *>slab + offset
@@ -402,33 +451,48 @@ cdef uint32_t ref_ahead(BlobHeap *heap, uint64_t size, uint32_t n) noexcept nogi
     return slab.ref + (offset >> UNIT_SHIFT)
 
 
+cdef inline BlobHeap *lock_heap_of(Slab *slab) noexcept nogil:
+    """The heap of a slab, locked. Until it is, another heap may take the slab over."""
+    cdef BlobHeap *heap
+    while True:
+        heap = <BlobHeap *>load_ptr(&slab.heap)
+        spin_lock(&heap.lock)
+        if slab.heap == heap:
+            return heap
+        spin_unlock(&heap.lock)
+
+
 cdef void block_free(BlobHeap *heap, void *block, uint64_t size) noexcept nogil:
+    """Give a block back to the slab that it is from; `heap` is any of the arena."""
     cdef Slab *slab
-    cdef uint32_t width
-    cdef bint was_full
+    cdef bint is_shared = heap.arena.is_shared, was_full
     if size > LARGEST_CLASS:
         raw_free(heap.arena.budget, block, size)
         return
     count(heap.arena.budget.probe, LIVE_BLOBS, -1)
     slab = slab_of(block)
-    if heap.shared:
-        spin_lock(&heap.lock)
-    width = class_size[slab.size_class]
-    was_full = slab.free_offset == 0 and slab.fresh_offset + width > SLAB_BYTES
+    heap = lock_heap_of(slab) if is_shared else slab.heap
+    was_full = is_full(slab)
     (<uint32_t *>block)[0] = slab.free_offset
     slab.free_offset = <uint32_t>(<char *>block - <char *>slab)
     slab.used -= 1
-    heap.bytes -= width
+    heap.bytes -= class_size[slab.size_class]
     if was_full:
         link_slab(heap, slab)
     if slab.used == 0:
-        unlink_slab(heap, slab)
+        unlink_slab(slab)
     else:
         slab = NULL
-    if heap.shared:
+    if is_shared:
         spin_unlock(&heap.lock)
     if slab != NULL:
         run_free(heap.arena, slab.ref, SLAB_ORDER)
+
+
+cdef void ask_for_block(void *block) noexcept nogil:
+    """Prefetch what `block_free` will write; harmless whatever the address is."""
+    prefetch_write(block)
+    prefetch_write(slab_of(block))
 
 
 cdef Blob *blob_new(BlobHeap *heap, const char *data, uint64_t length) noexcept nogil:
@@ -486,7 +550,7 @@ cdef class Arena:
 
     def __cinit__(self):
         memset(&self.core, 0, sizeof(ArenaCore))
-        memset(&self.blobs, 0, sizeof(BlobHeap))
+        memset(self.blobs, 0, sizeof(self.blobs))
         self.core.extents = <char **>calloc(MAX_EXTENTS, sizeof(char *))
         self.core.orders = <uint8_t **>calloc(MAX_EXTENTS, sizeof(uint8_t *))
         if self.core.extents == NULL or self.core.orders == NULL:
@@ -495,7 +559,9 @@ cdef class Arena:
         self.budget.probe = &the_probe
         self.budget.arena = &self.core
         self.core.budget = &self.budget
-        self.blobs.arena = &self.core
+        self.core.heaps = self.blobs
+        for heap in range(MAX_LANES):
+            self.blobs[heap].arena = &self.core
 
     def __dealloc__(self):
         cdef uint32_t number
@@ -525,10 +591,14 @@ cdef class Arena:
 
     def usage(self):
         """Bytes of extents, in runs, in blobs; the total used; of extents made ahead; of working memory."""
+        cdef int64_t blob_bytes = 0
+        cdef int heap
+        for heap in range(MAX_LANES):
+            blob_bytes += self.blobs[heap].bytes
         return {
             "extent_bytes": <int64_t>self.core.live * EXTENT_BYTES,
             "run_bytes": self.core.run_bytes,
-            "blob_bytes": self.blobs.bytes,
+            "blob_bytes": blob_bytes,
             "used_bytes": self.budget.used,
             "spare_bytes": <int64_t>self.core.spares.n * EXTENT_BYTES,
             "scratch_bytes": len(self.scratch_memory) if self.scratch_memory is not None else 0,

@@ -30,6 +30,7 @@ cdef extern from *:
             while (__atomic_load_n(l, __ATOMIC_RELAXED)) { }
         }
     }
+    static inline int sb_try_lock(uint32_t *l) { return !__atomic_exchange_n(l, 1, __ATOMIC_ACQUIRE); }
     static inline void sb_unlock(uint32_t *l) { __atomic_store_n(l, 0, __ATOMIC_RELEASE); }
 
     /* Whether this caller is the one to do round `n`: a word goes through each round once. */
@@ -43,6 +44,30 @@ cdef extern from *:
         return (uint64_t)m ^ (uint64_t)(m >> 64);
     }
 
+    static inline uint64_t sb_load_8(const unsigned char *p) { uint64_t w; memcpy(&w, p, 8); return w; }
+    static inline uint32_t sb_load_4(const unsigned char *p) { uint32_t w; memcpy(&w, p, 4); return w; }
+
+    /* The last `left` of `n` bytes, 1 to 7, as a little-endian word. A load of eight bytes right after a store of fewer
+       would wait for the store, so the bytes do not go through memory. */
+    static inline uint64_t sb_load_tail(const unsigned char *p, uint64_t left, uint64_t n) {
+        if (n >= 8) return sb_load_8(p + left - 8) >> (8 * (8 - left));
+        if (left >= 4) return sb_load_4(p) | (uint64_t)sb_load_4(p + left - 4) << (8 * (left - 4));
+        return p[0] | (uint64_t)p[left / 2] << (8 * (left / 2)) | (uint64_t)p[left - 1] << (8 * (left - 1));
+    }
+
+    /* Whether `n` bytes are the same: keys are short, and a call of memcmp costs more than to compare them. */
+    static inline int sb_same_bytes(const void *one, const void *other, uint64_t n) {
+        const unsigned char *a = (const unsigned char *)one, *b = (const unsigned char *)other;
+        uint64_t at;
+        if (n > 64) return memcmp(a, b, n) == 0;
+        if (n >= 8) {
+            for (at = 0; at + 8 < n; at += 8)
+                if (sb_load_8(a + at) != sb_load_8(b + at)) return 0;
+            return sb_load_8(a + n - 8) == sb_load_8(b + n - 8);
+        }
+        return n == 0 || sb_load_tail(a, n, n) == sb_load_tail(b, n, n);
+    }
+
     /* Bucket hash of bytes: eight at a time, folded multiplies, length mixed in at the end. */
     static inline uint32_t sb_hash_bytes(const unsigned char *p, uint64_t n, uint64_t seed) {
         uint64_t h = seed, w = 0, left = n;
@@ -53,8 +78,7 @@ cdef extern from *:
             left -= 8;
         }
         if (left) {
-            w = 0;
-            memcpy(&w, p, left);
+            w = sb_load_tail(p, left, n);
             h = sb_fold(h ^ w, 0xC2B2AE3D27D4EB4Full);
         }
         h = sb_fold(h ^ n, 0xD6E8FEB86659FD93ull);
@@ -78,8 +102,10 @@ cdef extern from *:
     void store_ptr "sb_store_ptr"(void *p, void *v) noexcept nogil
     int64_t add_i64 "sb_add_i64"(int64_t *p, int64_t v) noexcept nogil
     void spin_lock "sb_lock"(uint32_t *l) noexcept nogil
+    bint try_lock "sb_try_lock"(uint32_t *l) noexcept nogil
     void spin_unlock "sb_unlock"(uint32_t *l) noexcept nogil
     bint claim "sb_claim"(uint32_t *word, uint32_t n) noexcept nogil
     uint64_t fold "sb_fold"(uint64_t a, uint64_t b) noexcept nogil
+    bint same_bytes "sb_same_bytes"(const void *one, const void *other, uint64_t n) noexcept nogil
     uint32_t hash_bytes "sb_hash_bytes"(const unsigned char *p, uint64_t n, uint64_t seed) noexcept nogil
     uint32_t hash_int "sb_hash_int"(int64_t key, uint32_t ns, uint64_t seed) noexcept nogil

@@ -273,7 +273,7 @@ cdef struct Core:
     # The part that all maps of a backend share.
     int64_t stamps                       # given out so far, by `new_stamp`
     ArenaCore *arena
-    BlobHeap *blobs
+    BlobHeap *blobs                      # by lane
     uint32_t state_version
     uint32_t highest_required_snapshot_version
     uint32_t journal_version             # 0: no mark is open
@@ -305,6 +305,7 @@ cdef struct Core:
 cdef struct Lane:
     # The logs of one thread of a batch kernel; calls outside kernels use lane 0 of the table.
     Core *core
+    BlobHeap *blobs                      # that it allocates from
     Log *override                        # where records go while an undo runs
     Log undo                             # inside a batch call: records that no journal takes
     Log own_journal                      # of lanes above 0: joins the newest segment after the call
@@ -584,7 +585,7 @@ cdef bint keep_payload(Lane *lane, Table *table, CowMap *map, uint32_t slot, Rec
 cdef void payload_ref(Table *table, char *payload) noexcept nogil
 cdef void payload_drop(Table *table, char *payload) noexcept nogil
 cdef void slot_free(Table *table, CowMap *map, uint32_t slot) noexcept nogil
-cdef uint32_t anchor_new(Core *core) noexcept nogil
+cdef uint32_t anchor_new(Lane *lane) noexcept nogil
 cdef void name_anchor(Table *table, CowMap *map, uint32_t head_slot, uint32_t ref) noexcept nogil
 cdef void drop_anchor(Table *table, uint32_t ref) noexcept nogil
 cdef void append_thread(Table *table, uint32_t slot) noexcept nogil
@@ -598,6 +599,7 @@ cdef void drain(Core *core, int64_t budget) noexcept nogil
 cdef void wait_for_others(Core *core) noexcept
 cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, list dropped) except -1
 cdef bint complete_rehash(Lane *lane, Table *table, CowMap *map) noexcept nogil
+cdef void drop_written(Core *core, Journal *journal, Log *log) noexcept nogil
 cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) noexcept nogil
 
 cdef inline uint64_t trailer(int op, Table *table, uint32_t group, uint32_t slot) noexcept nogil:

@@ -7,7 +7,7 @@ map (clones, page copies, room in logs), then the change itself, which cannot fa
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport qsort
-from libc.string cimport memcmp, memcpy, memmove, memset
+from libc.string cimport memcpy, memmove, memset
 
 cdef extern from "Python.h":
     void Py_INCREF(PyObject *object)
@@ -19,13 +19,13 @@ cdef extern from "unistd.h":
 
 from statebackend._core.memory.arena cimport (
     EXTENT_UNITS_SHIFT, LIVE_DIRECTORIES, LIVE_ENTRIES, LIVE_SNAPSHOTS, MAX_ORDER, MIN_ORDER, UNIT_SHIFT, Blob,
-    address, blob_data, blob_drop, blob_new, block_alloc, block_free, block_ref, count, raw_alloc, raw_free,
-    run_alloc, run_free, unit_at)
+    address, ask_for_block, blob_data, blob_drop, blob_new, block_alloc, block_free, block_ref, count, raw_alloc,
+    raw_free, run_alloc, run_free, unit_at)
 from statebackend._core.memory.journal cimport (
     Log, LogChunk, chunk_data, log_append, log_empty, log_forget_chunk, log_last_trailer, log_pop, log_reserve,
     log_take)
 from statebackend._core.memory.platform cimport (
-    clz64, likely, load_u32, prefetch_write, spin_lock, spin_unlock, store_ptr, store_u32, unlikely)
+    clz64, likely, load_u32, prefetch_write, same_bytes, spin_lock, spin_unlock, store_ptr, store_u32, unlikely)
 
 
 cdef enum:
@@ -148,14 +148,14 @@ cdef void name_anchor(Table *table, CowMap *map, uint32_t head_slot, uint32_t re
     anchor.group = map.group
 
 
-cdef uint32_t anchor_new(Core *core) noexcept nogil:
+cdef uint32_t anchor_new(Lane *lane) noexcept nogil:
     """An anchor with one reference and an empty thread; 0 without memory."""
-    cdef Anchor *anchor = <Anchor *>block_alloc(core.blobs, sizeof(Anchor))
+    cdef Anchor *anchor = <Anchor *>block_alloc(lane.blobs, sizeof(Anchor))
     if anchor == NULL:
         return 0
     memset(anchor, 0, sizeof(Anchor))
     anchor.refs = 1
-    anchor.next_sequence = <uint64_t>new_stamp(core) << 32
+    anchor.next_sequence = <uint64_t>new_stamp(lane.core) << 32
     return block_ref(anchor)
 
 
@@ -1042,7 +1042,7 @@ cdef uint32_t find_blob(Table *table, CowMap *map, const char *data, uint64_t le
         entry = entry_at(core, slot)
         if blob_hash(entry)[0] == hash and (off == 0 or (<uint32_t *>(<char *>entry + off))[0] == ns):
             blob = <Blob *>entry.key
-            if blob.length == length and memcmp(blob_data(blob), data, length) == 0:
+            if blob.length == length and same_bytes(blob_data(blob), data, length):
                 return slot
         slot = entry.next
     return 0
@@ -1068,7 +1068,7 @@ cdef bint prepare_insert(Lane *lane, Table *table, CowMap *map, const char *data
     if unlikely(ready.link == NULL):
         return False
     if table.layout.key_is_blob:
-        ready.blob = blob_new(core.blobs, data, length)
+        ready.blob = blob_new(lane.blobs, data, length)
         if unlikely(ready.blob == NULL):
             return False
     ready.slot = slot_alloc(table, map)
@@ -1467,6 +1467,38 @@ cdef inline uint64_t trailer_to_reclaim(Core *core, Log *log) noexcept nogil:
     return log_last_trailer(log)
 
 
+cdef inline void ask_for_written(Log *log, Table *table) noexcept nogil:
+    """Prefetch the blob that a slightly older record keeps, if that is like the newest: a value of this table."""
+    cdef uint32_t width = ((table.layout.payload_width + 7) & ~7u) + 8
+    if table.layout.value_kind == VALUE_BLOB and log.last.used >= (RECLAIM_AHEAD + 1) * width:
+        ask_for_block((<void **>(chunk_data(log.last) + log.last.used - (RECLAIM_AHEAD + 1) * width
+                                 + (table.layout.off_value - table.layout.off_payload)))[0])
+
+
+cdef void drop_written(Core *core, Journal *journal, Log *log) noexcept nogil:
+    """Drop the blobs of values that a lane has overwritten, newest first, up to a record that keeps something else.
+
+    Lanes do this at the same time: it touches nothing but the log and blobs of the lane's own maps.
+    """
+    cdef uint64_t last
+    cdef int op
+    cdef Table *table
+    cdef char payload[64]
+    while not log_empty(core.arena, log):
+        last = log_last_trailer(log)
+        op = <int>(last >> 56)
+        table = journal.tables[(last >> 48) & 0xFF]
+        if op == RECORD_WRITE and table.layout.value_kind == VALUE_BLOB:
+            ask_for_written(log, table)
+            memcpy(payload, chunk_data(log.last) + log.last.used - record_width(table, op), table.layout.payload_width)
+            log_pop(core.arena, log, record_width(table, op))
+            payload_drop(table, payload)
+        elif op == RECORD_INSERT:
+            log_pop(core.arena, log, record_width(table, op))
+        else:
+            return
+
+
 cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) noexcept nogil:
     """Take up to `budget` records of a journal that no rollback can reach, newest first."""
     cdef uint64_t last
@@ -1488,6 +1520,7 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
         width = 8
         if op == RECORD_WRITE or op == RECORD_COPIED:
             width += (table.layout.payload_width + 7) & ~7u
+            ask_for_written(log, table)
             # Take it off the log first: an object's finaliser may call anything.
             memcpy(payload, chunk_data(log.last) + log.last.used - width, table.layout.payload_width
                    if table.layout.value_kind != VALUE_FIXED else 0)

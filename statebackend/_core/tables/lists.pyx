@@ -86,7 +86,7 @@ cdef bint list_append(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
         tail_used = head.tail_used
     if tail == NULL or tail.used != tail_used or tail.used == tail.capacity:
         capacity = chunk_capacity(table, tail)
-        fresh = <ListChunk *>block_alloc(lane.core.blobs,
+        fresh = <ListChunk *>block_alloc(lane.blobs,
                                          chunk_header(table) + <uint64_t>capacity * table.element_width)
         if fresh == NULL:
             return False
@@ -172,7 +172,7 @@ cdef bint list_extend(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
         capacity = chunk_capacity(table, last)
         if capacity < left:
             capacity = left if left < limit else limit if limit else 1
-        chunk = <ListChunk *>block_alloc(lane.core.blobs, chunk_header(table) + capacity * width)
+        chunk = <ListChunk *>block_alloc(lane.blobs, chunk_header(table) + capacity * width)
         if chunk == NULL:
             free_chain(table, last, made)
             return False

@@ -36,7 +36,7 @@ cdef uint32_t insert_threaded(Lane *head_lane, Table *heads, CowMap *head_map, C
     cdef Insertion new_entry
     cdef uint32_t anchor = 0, slot
     if head_slot == 0:
-        anchor = anchor_new(heads.core)
+        anchor = anchor_new(head_lane)
         if anchor == 0:
             return 0
         if not prepare_insert(head_lane, heads, head_map, head.data, head.length, head.hash, &new_head):

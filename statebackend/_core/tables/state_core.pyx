@@ -71,7 +71,7 @@ cdef class StateCore:
         self.arena = Arena()
         self.arena.set_limit(max_bytes)
         self.core.arena = &self.arena.core
-        self.core.blobs = &self.arena.blobs
+        self.core.blobs = self.arena.blobs
         self.namespaces = new_namespaces(&self.core)
         self.core.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         self.open_marks = []

@@ -113,6 +113,7 @@ cdef class StateTable:
                 raise ClosedError("the backend is closed")
             table.core = &owner.core
             table.lane.core = &owner.core
+            table.lane.blobs = owner.arena.blobs
             table.seed = owner.core.seed
             table.hash_mask = hash_mask
             table.initial_capacity = initial_capacity
@@ -332,7 +333,7 @@ cdef class StateTable:
                                              detail=f"got {type(value).__name__}")
             if <uint64_t>PyBytes_GET_SIZE(value) > MAX_BYTES:
                 raise OverflowError("a value is larger than 2 GB")
-            blob = blob_new(&self.owner.arena.blobs, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+            blob = blob_new(self.owner.arena.blobs, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
             if blob == NULL:
                 self.owner.out_of_memory()
             (<Blob **>out)[0] = blob
@@ -374,7 +375,7 @@ cdef class StateTable:
         """Drop what `store_value` made, if it could not be put in."""
         if code == CODE_BLOB:
             if (<Blob **>value)[0] != NULL:
-                blob_drop(&self.owner.arena.blobs, (<Blob **>value)[0])
+                blob_drop(self.owner.arena.blobs, (<Blob **>value)[0])
         elif code == CODE_OBJECT:
             Py_DECREF((<PyObject **>value)[0])
 

@@ -1,0 +1,98 @@
+"""Each lane of a batch has a heap of blobs of its own; what one of them gives back, all can use."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from statebackend._core.batches import kernels
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
+
+ROWS = 20_000
+Runs = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]
+
+
+def runs_of(values: list[bytes]) -> Runs:
+    offsets = np.zeros(len(values) + 1, dtype=np.int64)
+    np.cumsum([len(value) for value in values], out=offsets[1:])
+    return offsets, np.frombuffer(b"".join(values), dtype=np.uint8)
+
+
+def values_for(keys: npt.NDArray[np.int64], turn: int) -> list[bytes]:
+    # 20 to 43 bytes: two classes of blocks, which change from turn to turn.
+    return [b"%020d" % key + b"x" * ((key + turn) % 24) for key in keys.tolist()]
+
+
+def drain(core: StateCore) -> None:
+    while core.advance(1 << 20):
+        pass
+
+
+def run_bytes(core: StateCore) -> int:
+    drain(core)
+    return int(core.arena.usage()["run_bytes"])
+
+
+def test_all_blobs_come_back_whatever_the_number_of_threads(np_rng: np.random.Generator) -> None:
+    core = StateCore()
+    table = StateTable(core, key="bytes", value="bytes")
+    keys = np.arange(ROWS)
+    seen = []
+    for turn, threads in enumerate([1, 2, 16, 3, 1, 2, 5, 1, 16, 2, 1, 2]):
+        order = np_rng.permutation(keys)
+        given = values_for(order, turn)
+        names = runs_of([b"key %d" % key for key in order.tolist()])
+        kernels.update_many(table, names, runs_of(given), threads=threads)
+        core.arena._check()
+        seen.append(run_bytes(core))
+        some = order[:50].tolist()
+        assert [table.get(b"key %d" % key) for key in some] == given[:50]
+    # Old values stay until the batch is over, so the second batch still needs new slabs.
+    assert max(seen[6:]) <= seen[5] * 1.1
+    kernels.remove_many(table, runs_of([b"key %d" % key for key in keys.tolist()]), threads=3)
+    drain(core)
+    assert core.arena.usage()["blob_bytes"] == 0
+    assert run_bytes(core) < 1 << 20
+
+
+def growth_by_new_values(before: int, after: int) -> int:
+    """Bytes that a table grows by when every second value is put back; `after` 0 means one by one."""
+    core = StateCore()
+    table = StateTable(core, value="bytes")
+    keys = np.arange(ROWS)
+    kernels.update_many(table, keys, runs_of([b"%024d" % key for key in keys.tolist()]), threads=before)
+    # No slab becomes empty.
+    kernels.remove_many(table, keys[::2].copy(), threads=before)
+    full = run_bytes(core)
+    values = [b"%024d" % key for key in keys[::2].tolist()]
+    if after:
+        kernels.update_many(table, keys[::2].copy(), runs_of(values), threads=after)
+    else:
+        for key, value in zip(keys[::2].tolist(), values, strict=True):
+            table.put(key, value)
+    assert len(table) == ROWS
+    return run_bytes(core) - full
+
+
+@pytest.mark.parametrize(("before", "after"), [(16, 1), (16, 0), (1, 2), (2, 1), (3, 2)])
+def test_a_lane_takes_the_room_that_others_have_left(before: int, after: int) -> None:
+    # Entries grow as well, alike in both; without that room, the values would need 160 KB to 300 KB more.
+    assert growth_by_new_values(before, after) <= growth_by_new_values(1, min(after, 1)) + (80 << 10)
+
+
+def test_byte_keys_that_differ_in_one_byte_are_told_apart() -> None:
+    table = StateTable(StateCore(), key="bytes", value="long", hash_mask=0)
+    keys = [b""]
+    for length in range(1, 71):
+        plain = b"k" * length
+        keys += [plain[:at] + b"K" + plain[at + 1 :] for at in range(length)]
+    rows = [key for key in keys for _ in range(2)]  # enough for the batch to be sorted
+    for threads in (1, 2):
+        kernels.reduce_many(table, runs_of(rows), np.arange(len(rows)), "last", threads=threads)
+        assert len(table) == len(keys)
+        found, _ = kernels.get_many(table, runs_of(rows), threads=threads)
+        assert found.tolist() == [2 * (row // 2) + 1 for row in range(len(rows))]
+    assert [table.get(key) for key in keys] == [2 * at + 1 for at in range(len(keys))]
+    assert table.get(b"k" * 40) is None
