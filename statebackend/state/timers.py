@@ -105,8 +105,8 @@ class Timers(ABC):
         """Register a timer of the current key and namespace."""
 
     @abstractmethod
-    def _take_due(self, now: int, domain: str) -> int | None:
-        """Remove the first timer that is due and make its key and namespace current; return its time, or None."""
+    def _firing(self, now: int, domain: str) -> Iterator[int]:
+        """Do what `due` does; the arguments have been checked."""
 
     @abstractmethod
     def _all_rows(self, first_group: int, last_group: int) -> Iterable[TimerRow]:
@@ -147,20 +147,6 @@ class Timers(ABC):
         """
         self._backend._check_open()
         return self._firing(checked_time(now), checked_domain(domain))
-
-    def _firing(self, now: int, domain: str) -> Iterator[int]:
-        backend = self._backend
-        backend._check_open()
-        saved = backend._save_key()
-        try:
-            while True:
-                timestamp = self._take_due(now, domain)
-                if timestamp is None:
-                    return
-                yield timestamp
-        finally:
-            if not backend._closed:
-                backend._restore_key(saved)
 
     @abstractmethod
     def next_due(self, domain: str = "event") -> int | None:

@@ -1,10 +1,12 @@
 """The current key, namespace and time of one keyed backend; see `key_context.pyx`."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from statebackend._core.codecs.codecs cimport KeyCodec
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.handles.look_ahead cimport LookAhead
+from statebackend._core.key_groups cimport pmod_group
+from statebackend._core.memory.platform cimport likely
 from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.handles.wall_clock cimport WallClock
 
@@ -18,6 +20,12 @@ cdef enum:
     NEAR_WAYS = 8
     NEAR_SHIFT = 59                      # leaves as many bits as there are sets
     NEAR_LONGEST = 128                   # bytes; longer names are not kept
+
+cdef inline uint32_t group_of_hash(int32_t spark, uint32_t max_parallelism) noexcept nogil:
+    # For a power of two, the mask is the non-negative remainder in two's complement: no division.
+    if likely(max_parallelism & (max_parallelism - 1) == 0):
+        return <uint32_t>spark & (max_parallelism - 1)
+    return <uint32_t>pmod_group(spark, <int32_t>max_parallelism)
 
 cdef class KeyContext:
     cdef readonly StateCore core

@@ -10,13 +10,13 @@ when a state with a time to live first asks for it, so that other programs do no
 
 cimport cython
 from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, intptr_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
 from statebackend._core.codecs.codecs cimport KEY_NUMBER, KEY_STRING, KeyCodec
 from statebackend._core.codecs.objects cimport long_as_int64
 from statebackend._core.tables.cow_map cimport CoreKey
-from statebackend._core.key_groups cimport hash_canonical_bytes, hash_canonical_int, pmod_group
+from statebackend._core.key_groups cimport hash_canonical_bytes, hash_canonical_int
 from statebackend._core.handles.look_ahead cimport (
     BUCKETS_AHEAD, ENTRIES_AHEAD, GUESSES, LOOKS_AHEAD, Guess, ask_for_bucket, ask_for_entry, follow_values, guess_of,
     peek)
@@ -29,13 +29,6 @@ from statebackend.errors import ClosedError, KeyGroupError, UsageError
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
     bint PyUnicode_CheckExact(object o)
-
-cdef inline uint32_t group_of_hash(int32_t spark, uint32_t max_parallelism) noexcept nogil:
-    # For a power of two, the mask is the non-negative remainder in two's complement: no division.
-    if likely(max_parallelism & (max_parallelism - 1) == 0):
-        return <uint32_t>spark & (max_parallelism - 1)
-    return <uint32_t>pmod_group(spark, <int32_t>max_parallelism)
-
 
 cdef inline uint32_t near_set(object namespace) noexcept:
     """The first place of the set in which a namespace is looked for."""

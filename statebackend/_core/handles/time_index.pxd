@@ -1,9 +1,10 @@
-"""Timers: a map state holds them, and a queue orders them by firing; see `time_index.pyx`."""
+"""Timers: tables hold them, and a queue orders them by firing; see `time_index.pyx`."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.memory.arena cimport Budget
-from statebackend._core.tables.cow_map cimport Anchor, CowMap, Table
+from statebackend._core.tables.cow_map cimport Table, entry_at, value_of
+from statebackend._core.handles.handle cimport Handle
 from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.handles.map_handle cimport MapHandle
 from statebackend._core.tables.map_table cimport MapTable
@@ -16,21 +17,39 @@ cdef enum:
     PAGE_TICKETS = 1 << 7
     PUT_ASIDE = 0xFFFFFFFF               # in place of a place: the node is in the log
     NOT_QUEUED = 0x80000000              # this bit: there is no such node in the queue
+    IN_MAP = 0x80000000                  # this bit of a ticket: the timer is an entry of the map state
+
+cdef struct Timer:
+    # What the entry of a key and namespace holds: the only timer, or the first of those that there were at once.
+    int64_t time
+    uint32_t ticket
+
+cdef inline Timer *timer_at(Table *table, uint32_t slot) noexcept nogil:
+    return <Timer *>value_of(table, entry_at(table.core, slot))
 
 cdef struct Node:
     int64_t time
-    int64_t key                          # copied from the anchor, to be compared without reading it
-    uint32_t anchor                      # of the key and namespace; the node holds a reference
+    int64_t key                          # the number, or the blob, to be compared without reading an entry
+    uint32_t owner                       # the number of the namespace; IN_MAP: the anchor of key and namespace
     uint32_t ticket                      # its own for as long as it is in the queue or the log; the entry has it too
+    # The node holds a reference to the anchor. Without one, to the blob and to the number of the namespace.
 
-cdef struct NodeArray:
-    Node **pages
+cdef struct Record:
+    # What has happened to a timer while a mark was open.
+    Node node                            # that left the queue; of a registration only the ticket counts
+    uint64_t marks                       # that had been opened by then, twice; and 1 more if the node left
+
+cdef struct Pages:
+    char **pages
     uint32_t n_pages
     uint32_t capacity                    # of `pages`
-    uint64_t size
+    uint64_t size                        # in nodes or records
 
-cdef inline Node *node_at(NodeArray *array, uint64_t index) noexcept nogil:
-    return array.pages[index >> NODE_SHIFT] + (index & (PAGE_NODES - 1))
+cdef inline Node *node_at(Pages *array, uint64_t index) noexcept nogil:
+    return <Node *>array.pages[index >> NODE_SHIFT] + (index & (PAGE_NODES - 1))
+
+cdef inline Record *record_at(Pages *array, uint64_t index) noexcept nogil:
+    return <Record *>array.pages[index >> NODE_SHIFT] + (index & (PAGE_NODES - 1))
 
 cdef struct TicketPage:
     TicketPage *next                     # pages with room, the one in which a ticket was freed last first
@@ -51,55 +70,68 @@ cdef struct Tickets:
     TicketPage *with_room
     uint64_t used
 
+cdef inline TicketPage *page_of(Tickets *tickets, uint32_t ticket) noexcept nogil:
+    return tickets.pages[(ticket & ~<uint32_t>IN_MAP) >> TICKET_SHIFT]
+
 cdef inline uint32_t *place_of(Tickets *tickets, uint32_t ticket) noexcept nogil:
     """Where a ticket's node was in the queue when it last noted that; of a ticket in use only."""
-    return &tickets.pages[ticket >> TICKET_SHIFT].places[ticket & (PAGE_TICKETS - 1)]
+    return &page_of(tickets, ticket).places[ticket & (PAGE_TICKETS - 1)]
 
-cdef bint nodes_reserve(Budget *budget, NodeArray *array) noexcept nogil
-cdef void nodes_shrink(Budget *budget, NodeArray *array) noexcept nogil
-cdef void nodes_forget_page(Budget *budget, NodeArray *array) noexcept nogil
-cdef void nodes_free(Budget *budget, NodeArray *array) noexcept nogil
 cdef bint tickets_reserve(Budget *budget, Tickets *tickets) noexcept nogil
 cdef uint32_t ticket_take(Tickets *tickets) noexcept nogil
 cdef void ticket_give(Budget *budget, Tickets *tickets, uint32_t ticket) noexcept nogil
-cdef uint32_t place_in_queue(Tickets *tickets, NodeArray *queue, uint32_t ticket) noexcept nogil
+cdef uint32_t place_in_queue(Tickets *tickets, Pages *queue, uint32_t ticket) noexcept nogil
 cdef void tickets_free(Budget *budget, Tickets *tickets) noexcept nogil
 
-cdef class TimerHandle(MapHandle):
-    cdef NodeArray queue                 # a heap of four children each, the earliest first
+cdef class TimerHandle(Handle):
+    cdef object make_more                # callable() -> MapHandle
+    cdef readonly MapHandle more         # timers of keys that had one already; None before the first of those
+    cdef Pages queue                     # nodes: a heap of four children each, the earliest first
     cdef Tickets tickets
-    # What has happened while a mark was open, oldest first. In place of a key, a record has the number of marks that
-    # had been opened. With an anchor it is a node that left the queue, without one it tells of a registration.
-    cdef NodeArray log
+    cdef Pages log                       # records, oldest first
     cdef uint64_t log_first              # records before it have been let go of
     cdef uint64_t complete_since         # the log tells of everything since this number of marks had been opened
     cdef UndoNote undone
     cdef bint is_noted                   # the core knows `undone`
     cdef readonly uint64_t fired
-    cdef bint add_timer(self, int64_t time, object given) except -1
+    cdef bint add_timer(self, int64_t time) except -1
+    cdef bint add_more(self, int64_t time) except -1
+    cdef bint is_in_more(self, int64_t time) noexcept
     cdef bint drop_timer(self, int64_t time) except -1
+    cdef bint drop_more(self, int64_t time) except -1
+    cdef object take_due(self, int64_t now)
+    cdef bytes name_of(self, Node *node)
     cdef bint comes_before(self, Node *a, Node *b) except -1
-    cdef int sift_up(self, uint64_t index, int64_t time, int64_t key, uint32_t anchor, uint32_t ticket) except -1
+    cdef uint64_t first_of(self, uint64_t first, uint64_t last) except 0
+    cdef int sift_up(self, uint64_t index, int64_t time, int64_t key, uint32_t owner, uint32_t ticket) except -1
     cdef int sift_down(self, uint64_t index, Node node) except -1
-    cdef int push(self, MapTable map, uint32_t slot) except -1
+    cdef int push(self, Table *table, uint32_t slot) except -1
+    cdef int push_more(self, MapTable map, uint32_t slot) except -1
     cdef int take_out(self, uint64_t index) except -1
     cdef int retire(self, uint64_t index) except -1
     cdef int reserve_node(self) except -1
     cdef int reserve_record(self) except -1
-    cdef Anchor *anchor_at(self, uint32_t ref) noexcept
-    cdef MapTable map_of(self, Anchor *anchor)
+    cdef int note_registration(self, uint32_t ticket) except -1
+    cdef uint32_t namespace_of_node(self, Node *node) noexcept
+    cdef uint32_t group_of_node(self, Node *node) noexcept
+    cdef Table *heads_of(self, uint32_t namespace) noexcept
+    cdef MapTable map_of(self, uint32_t namespace)
     cdef uint32_t entry_of(self, Node *node) except? 0xFFFFFFFF
     cdef void let_go(self, Node *node) noexcept
+    cdef void let_go_record(self, Record *record) noexcept
+    cdef void let_go_all(self) noexcept
     cdef int settle(self) except -1
     cdef int follow_rollback(self) except -1
-    cdef int reverse(self, Node record) except -1
+    cdef int reverse(self, Record record) except -1
     cdef int trim_log(self) except -1
     cdef uint64_t live(self) noexcept
     cdef bint has_next(self) except -1
-    cdef void ask_for_entries(self, Node *node, Anchor *anchor) noexcept
-    cdef int ask_for_next(self) except -1
+    cdef void ask_for(self, Node *node, bint entry) noexcept
     cdef int forget_all(self) except -1
-    cdef int visit_all(self, MapTable map, list rows, uint32_t first, uint32_t last) except -1
+    cdef int visit_all(self, list rows, uint32_t first, uint32_t last) except -1
+    cdef int visit(self, Table *table, MapTable map, list rows, uint32_t first, uint32_t last) except -1
+    cdef object canonical_key(self, int64_t key)
+    cdef list pending(self)
 
 cdef class TimerIndex:
     cdef KeyContext context
@@ -110,4 +142,5 @@ cdef class TimerIndex:
     cdef object check_domain             # callable(domain)
     cdef TimerHandle of(self, object domain, bint makes)
     cdef int64_t time_of(self, object timestamp) except? -1
+    cdef int usable_core(self) except -1
     cdef int usable(self) except -1

@@ -1,46 +1,55 @@
 """Timers of one domain: the registered ones, and the one that is due next.
 
-    MapHandle: key, namespace -> {time}             queue: a heap in the order of (time, key, namespace)
-    +--------+      +-------+   +-------+           +------------------------------+
-    | head   |----->| time  |<->| time  |           | time, key | anchor | ticket  |  24 bytes, in pages
-    +--------+      +-------+   +-------+           +------------------------------+
-         |  anchor      | ticket                       ^                     |
-         |              v                              |                     v
-         |          +-------------------------------------------------------------+
-         |          | places: of each ticket, where its node is in the queue, or  |
-         |          | where it was before it rose                                 |
-         |          +-------------------------------------------------------------+
-         +--- every node holds a reference
+    key, namespace -> timer                         queue: a heap in the order of (time, key, namespace)
+    +--------------+                                +------------------------------+
+    | time, ticket |    MapHandle `more`:           | time, key | owner  | ticket  |  24 bytes, in pages
+    +--------------+    key, namespace -> {time}    +------------------------------+
+              |         +-------+   +-------+              ^                     |
+              |         | time  |<->| time  |              |                     |
+              |         +-------+   +-------+              |                     |
+              |             | ticket                       |                     |
+              v             v                              |                     v
+          +--------------------------------------------------------------------------+
+          | places: of each ticket, where its node is in the queue, or               |
+          | where it was before it rose                                              |
+          +--------------------------------------------------------------------------+
 
-The set is an ordinary map state of the backend, so timers are journalled, rolled back, written to checkpoints,
-restored and rescaled like state. The queue only orders them: it has one node for each timer, and no others. The entry
-and the node have the same ticket, which leads from one to the other. So a deleted timer takes its node along, wherever
-that is.
+The set is state of the backend, so timers are journalled, rolled back, written to checkpoints and rescaled like state.
+The first timer of a key and namespace is in their own entry: most keys have one timer, or none. Timers that are
+registered while there is one are entries of a map state. They stay there when the first has gone, so a key may have
+timers there only; the next one that is registered goes to the key's entry again. No timer is in both.
+
+The queue only orders them: it has one node for each timer, and no others. The entry and the node have the same ticket,
+which leads from one to the other. So a deleted timer takes its node along, wherever that is.
 
 A rollback changes the set behind the queue's back. So while a mark is open, the queue keeps a log of its own: of each
-registration its ticket, and each node that left the queue, with its ticket and its reference to the anchor, so that
-meanwhile the anchor's number names no other key. After a rollback, the log is reversed down to the mark. Records that
-are older than the oldest open mark are let go of, a few in each call.
+registration its ticket, and each node that left the queue, with its ticket and what it refers to, so that meanwhile the
+number of the anchor or the namespace names no other. After a rollback, the log is reversed down to the mark. Records
+that are older than the oldest open mark are let go of, a few in each call.
 
 No call costs more than O(log timers), except the one that reverses: it costs as much as the rollback.
 """
 
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memmove, memset
 
-from statebackend._core.memory.arena cimport Blob, Budget, address, blob_data, raw_alloc, raw_free
+from statebackend._core.memory.arena cimport Blob, Budget, address, blob_data, blob_drop, raw_alloc, raw_free
 from statebackend._core.tables.cow_map cimport (
     Anchor, CoreKey, CowMap, Entry, Table, Walk, before_operation, begin_walk, drop_anchor, entry_at, find_int,
-    hash_int_key, namespace_of, next_entry, wait_for_others)
+    find_stored, hash_int_key, hash_stored, insert, namespace_of, next_entry, value_of, wait_for_others)
 from statebackend._core.codecs.objects cimport long_as_int64
-from statebackend._core.handles.key_context cimport TIME_OF_CLOCK, TIME_OF_SYSTEM, KeyContext
+from statebackend._core.handles.base_handle cimport find_key
+from statebackend._core.handles.handle cimport Handle
+from statebackend._core.handles.key_context cimport TIME_OF_CLOCK, TIME_OF_SYSTEM, KeyContext, group_of_hash
 from statebackend._core.handles.look_ahead cimport ask_for_bucket, ask_for_entry
 from statebackend._core.handles.map_handle cimport MapHandle
+from statebackend._core.key_groups cimport hash_canonical_bytes, hash_canonical_int
 from statebackend._core.tables.map_table cimport MapTable, insert_threaded
 from statebackend._core.memory.platform cimport likely, prefetch, unlikely
 from statebackend._core.tables.state_core cimport NOT_UNDONE
+from statebackend._core.tables.state_table cimport StateTable
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
@@ -50,52 +59,52 @@ cdef enum:
     LET_GO_PER_OPERATION = 8
 
 
-# --- nodes in pages ------------------------------------------------------------------------------------------------
+# --- nodes and records in pages ------------------------------------------------------------------------------------
 
-cdef bint nodes_reserve(Budget *budget, NodeArray *array) noexcept nogil:
-    """Make room for one node more; False without memory."""
-    cdef Node **pages
+cdef bint pages_reserve(Budget *budget, Pages *array, uint32_t width) noexcept nogil:
+    """Make room for one more, of `width` bytes; False without memory."""
+    cdef char **pages
     cdef uint32_t capacity
     if likely(array.size < <uint64_t>array.n_pages << NODE_SHIFT):
         return True
     if array.n_pages == array.capacity:
         capacity = 2 * array.capacity if array.capacity else 4
-        pages = <Node **>raw_alloc(budget, capacity * sizeof(Node *))
+        pages = <char **>raw_alloc(budget, capacity * sizeof(char *))
         if pages == NULL:
             return False
         if array.pages != NULL:
-            memcpy(pages, array.pages, array.n_pages * sizeof(Node *))
-            raw_free(budget, array.pages, array.capacity * sizeof(Node *))
+            memcpy(pages, array.pages, array.n_pages * sizeof(char *))
+            raw_free(budget, array.pages, array.capacity * sizeof(char *))
         array.pages = pages
         array.capacity = capacity
-    array.pages[array.n_pages] = <Node *>raw_alloc(budget, PAGE_NODES * sizeof(Node))
+    array.pages[array.n_pages] = <char *>raw_alloc(budget, PAGE_NODES * width)
     if array.pages[array.n_pages] == NULL:
         return False
     array.n_pages += 1
     return True
 
 
-cdef void nodes_shrink(Budget *budget, NodeArray *array) noexcept nogil:
+cdef void pages_shrink(Budget *budget, Pages *array, uint32_t width) noexcept nogil:
     """Give a page back if more than two are unused."""
     if unlikely(array.size + (SPARE_PAGES << NODE_SHIFT) < <uint64_t>array.n_pages << NODE_SHIFT):
         array.n_pages -= 1
-        raw_free(budget, array.pages[array.n_pages], PAGE_NODES * sizeof(Node))
+        raw_free(budget, array.pages[array.n_pages], PAGE_NODES * width)
 
 
-cdef void nodes_forget_page(Budget *budget, NodeArray *array) noexcept nogil:
-    """Forget the first page, with all of its nodes. O(pages)."""
-    raw_free(budget, array.pages[0], PAGE_NODES * sizeof(Node))
+cdef void pages_forget_first(Budget *budget, Pages *array, uint32_t width) noexcept nogil:
+    """Forget the first page, with all that it holds. O(pages)."""
+    raw_free(budget, array.pages[0], PAGE_NODES * width)
     array.n_pages -= 1
     array.size -= PAGE_NODES
-    memmove(array.pages, array.pages + 1, array.n_pages * sizeof(Node *))
+    memmove(array.pages, array.pages + 1, array.n_pages * sizeof(char *))
 
 
-cdef void nodes_free(Budget *budget, NodeArray *array) noexcept nogil:
+cdef void pages_free(Budget *budget, Pages *array, uint32_t width) noexcept nogil:
     while array.n_pages:
         array.n_pages -= 1
-        raw_free(budget, array.pages[array.n_pages], PAGE_NODES * sizeof(Node))
-    raw_free(budget, array.pages, array.capacity * sizeof(Node *))
-    memset(array, 0, sizeof(NodeArray))
+        raw_free(budget, array.pages[array.n_pages], PAGE_NODES * width)
+    raw_free(budget, array.pages, array.capacity * sizeof(char *))
+    memset(array, 0, sizeof(Pages))
 
 
 # --- tickets -------------------------------------------------------------------------------------------------------
@@ -171,7 +180,7 @@ cdef uint32_t ticket_take(Tickets *tickets) noexcept nogil:
 
 cdef void ticket_give(Budget *budget, Tickets *tickets, uint32_t ticket) noexcept nogil:
     """Take a ticket back. An empty page goes if another one has room."""
-    cdef TicketPage *page = tickets.pages[ticket >> TICKET_SHIFT]
+    cdef TicketPage *page = page_of(tickets, ticket)
     cdef uint32_t which = ticket & (PAGE_TICKETS - 1)
     page.places[which] = <uint32_t>NOT_QUEUED | page.freed
     page.freed = which
@@ -191,11 +200,11 @@ cdef void ticket_give(Budget *budget, Tickets *tickets, uint32_t ticket) noexcep
             resize_directory(budget, tickets, tickets.capacity >> 1)     # without memory, the next time
 
 
-cdef uint32_t place_in_queue(Tickets *tickets, NodeArray *queue, uint32_t ticket) noexcept nogil:
+cdef uint32_t place_in_queue(Tickets *tickets, Pages *queue, uint32_t ticket) noexcept nogil:
     """Where a ticket's node is in the queue, whatever the ticket; NOT_QUEUED if it is not there. O(log nodes)."""
-    cdef uint32_t place
-    if (ticket >> TICKET_SHIFT) >= tickets.n_pages or tickets.pages[ticket >> TICKET_SHIFT] == NULL \
-            or (ticket & (PAGE_TICKETS - 1)) >= tickets.pages[ticket >> TICKET_SHIFT].fresh:
+    cdef uint32_t place, page = (ticket & ~<uint32_t>IN_MAP) >> TICKET_SHIFT
+    if page >= tickets.n_pages or tickets.pages[page] == NULL \
+            or (ticket & (PAGE_TICKETS - 1)) >= tickets.pages[page].fresh:
         return NOT_QUEUED
     place = place_of(tickets, ticket)[0]
     if place & <uint32_t>NOT_QUEUED:
@@ -216,111 +225,188 @@ cdef void tickets_free(Budget *budget, Tickets *tickets) noexcept nogil:
 
 
 cdef inline uint32_t *ticket_of(Table *table, Entry *entry) noexcept nogil:
-    """The ticket of a timer's entry: it fills the gap between the anchor's number and the thread."""
+    """The ticket of an entry of the map state: it fills the gap between the anchor's number and the thread."""
     return <uint32_t *>(<char *>entry + table.layout.off_namespace + 4)
 
 
 # --- timers --------------------------------------------------------------------------------------------------------
 
+TIMER_BYTES = sizeof(Timer)              # the value of an entry
+
+
 @cython.final
 @cython.no_gc_clear                      # nodes hold references into the core
-cdef class TimerHandle(MapHandle):
-    """The timers of one domain: a map state whose keys are times."""
+cdef class TimerHandle(Handle):
+    """The timers of one domain: a timer in the entry of its key, and a map state for those beside it."""
 
-    def __init__(self, *arguments, **options):
-        MapHandle.__init__(self, *arguments, **options)
+    def __init__(self, *arguments, make_more, **options):
+        """`make_more()` returns the MapHandle of a map state whose keys are times."""
+        self.make_more = make_more
+        Handle.__init__(self, *arguments, **options)
         if not self.is_noted:
             self.core.keep_note(&self.undone)
             self.is_noted = True
             self.complete_since = self.core.marks_opened
 
     def __dealloc__(self):
-        cdef uint64_t i
         if self.core is None:
             return
         if self.is_noted:
             self.core.forget_note(&self.undone)
-        if not self.core.closed:
-            for i in range(self.queue.size):
-                self.let_go(node_at(&self.queue, i))
-            for i in range(self.log_first, self.log.size):
-                self.let_go(node_at(&self.log, i))
-        nodes_free(&self.core.arena.budget, &self.queue)
-        nodes_free(&self.core.arena.budget, &self.log)
-        tickets_free(&self.core.arena.budget, &self.tickets)
+        self.let_go_all()
 
     cdef int adopt_table(self, object made, bint is_spaced) except -1:
-        cdef MapTable map = made
-        cdef Table *table = map.entries.table
-        assert table.layout.off_thread >= table.layout.off_namespace + 8, "no room for tickets"
-        return MapHandle.adopt_table(self, made, is_spaced)
+        cdef StateTable table = made
+        assert table.table.layout.value_width == sizeof(Timer), "no room for a timer"
+        return Handle.adopt_table(self, made, is_spaced)
+
+    @property
+    def plain_map(self):
+        """The heads and entries of `more` in the namespace VOID, or None."""
+        return None if self.more is None else self.more.plain_map
+
+    @property
+    def spaced_map(self):
+        """The heads and entries of `more` in other namespaces, or None."""
+        return None if self.more is None else self.more.spaced_map
+
+    def _tables(self):
+        """Return all tables."""
+        found = Handle._tables(self)
+        return found if self.more is None else [*found, *self.more._tables()]
 
     # --- the set ---
 
-    cdef bint add_timer(self, int64_t time, object given) except -1:
-        """Register a timer of the current key and namespace; return True if it is new. `given` is the user's time."""
-        cdef CoreKey inner
-        cdef MapTable map
-        cdef Table *heads
-        cdef Table *table
-        cdef CowMap *entries
-        cdef Node *record
-        cdef uint32_t slot = 0
+    cdef bint add_timer(self, int64_t time) except -1:
+        """Register a timer of the current key and namespace; return True if it is new."""
+        cdef CoreKey *key = &self.context.key
+        cdef uint32_t slot
         self.settle()
         if self.stamp != self.core.calls:
             self.find_here()
-        self.expect_after(given)
-        self.make_map()                  # which may run Python; nothing below does
-        memset(&inner, 0, sizeof(CoreKey))
-        inner.number = time
-        if self.find_entry(&inner):
+        if unlikely(self.map == NULL):
+            self.make_room()             # which may run Python; nothing below does, but for `add_more`
+        if unlikely(self.slot != 0):
+            return timer_at(self.table, self.slot).time != time and self.add_more(time)
+        if unlikely(self.more is not None) and self.is_in_more(time):
             return False
         if unlikely(self.undone.mark != NOT_UNDONE):
             self.follow_rollback()
         self.reserve_node()
         self.reserve_record()
-        map = self.map_here()
-        heads, table = self.table, map.entries.table
+        slot = insert(&self.table.lane, self.table, self.map, key.number, key.data, key.length, key.namespace,
+                      key.hash)
+        if unlikely(slot == 0):
+            self.no_memory()
+        timer_at(self.table, slot).time = time
+        self.slot = slot
+        self.push(self.table, slot)
+        return self.note_registration(timer_at(self.table, slot).ticket) == 0
+
+    cdef bint add_more(self, int64_t time) except -1:
+        """Register a timer of a key that has one already; return True if it is new."""
+        cdef CoreKey inner
+        cdef MapHandle more = self.more
+        cdef MapTable map
+        cdef Table *heads
+        cdef Table *table
+        cdef CowMap *entries
+        cdef uint32_t slot
+        if more is None:
+            more = self.make_more()
+            if self.more is None:        # making it may have run this method
+                self.more = more
+            more = self.more
+        if more.stamp != self.core.calls:
+            more.find_here()
+        more.make_map()                  # which may run Python; nothing below does
+        memset(&inner, 0, sizeof(CoreKey))
+        inner.number = time
+        if more.find_entry(&inner):
+            return False
+        slot = find_key(self.table, &self.context.key)
+        if slot and timer_at(self.table, slot).time == time:     # since a finaliser ran
+            return False
+        if unlikely(self.undone.mark != NOT_UNDONE):
+            self.follow_rollback()
+        self.reserve_node()
+        self.reserve_record()
+        map = more.map_here()
+        heads, table = more.table, map.entries.table
         inner.group = self.context.key.group
         entries = map.entries.map_for(inner.group)
-        if before_operation(&heads.lane, heads, self.map) and before_operation(&table.lane, table, entries):
-            slot = insert_threaded(&heads.lane, heads, self.map, &self.context.key, self.slot, &table.lane, table,
+        slot = 0
+        if before_operation(&heads.lane, heads, more.map) and before_operation(&table.lane, table, entries):
+            slot = insert_threaded(&heads.lane, heads, more.map, &self.context.key, more.slot, &table.lane, table,
                                    entries, &inner)
         self.core.calls += 1
         if slot == 0:
             self.no_memory()
-        self.push(map, slot)
-        if self.core.core.journal_version:
-            record = node_at(&self.log, self.log.size)
-            record.time = time
-            record.key = self.core.marks_opened
-            record.anchor = 0
-            record.ticket = ticket_of(table, entry_at(table.core, slot))[0]
-            self.log.size += 1
-        return True
+        self.push_more(map, slot)
+        return self.note_registration(ticket_of(table, entry_at(table.core, slot))[0]) == 0
+
+    cdef bint is_in_more(self, int64_t time) noexcept:
+        """Return True if the map state has this timer of the current key and namespace. Runs no Python."""
+        cdef CoreKey *key = &self.context.key
+        cdef Table *heads = self.heads_of(key.namespace)
+        cdef Table *table
+        cdef uint32_t ref, slot
+        if heads == NULL or heads.lane.entries == 0:
+            return False
+        slot = find_key(heads, key)
+        if slot == 0:
+            return False
+        ref = (<uint32_t *>value_of(heads, entry_at(heads.core, slot)))[0]
+        table = self.map_of(key.namespace).entries.table
+        return find_int(table, table.maps[key.group - table.first_group], time, ref,
+                        hash_int_key(table, time, ref)) != 0
 
     cdef bint drop_timer(self, int64_t time) except -1:
         """Delete a timer of the current key and namespace; return True if it existed."""
-        cdef CoreKey inner
-        cdef Table *table
-        cdef uint32_t slot, place
+        cdef uint32_t place
         self.settle()
         if self.stamp != self.core.calls:
             self.find_here()
+        if self.slot == 0 or timer_at(self.table, self.slot).time != time:
+            return self.more is not None and self.is_in_more(time) and self.drop_more(time)
+        if unlikely(self.undone.mark != NOT_UNDONE):     # by a finaliser
+            self.follow_rollback()
+        place = place_in_queue(&self.tickets, &self.queue, timer_at(self.table, self.slot).ticket)
+        self.reserve_record()
+        self.remove_here()
+        if likely(place != <uint32_t>NOT_QUEUED):        # it is there, unless a rollback has stopped halfway
+            self.retire(place)
+        return True
+
+    cdef bint drop_more(self, int64_t time) except -1:
+        """Delete a timer of the map state; return True if it existed."""
+        cdef CoreKey inner
+        cdef Table *table
+        cdef uint32_t slot, place
         memset(&inner, 0, sizeof(CoreKey))
         inner.number = time
-        slot = self.find_entry(&inner)
+        slot = self.more.find_entry(&inner)
         if slot == 0:
             return False
         if unlikely(self.undone.mark != NOT_UNDONE):     # by a finaliser
             self.follow_rollback()
-        table = self.map_here().entries.table
+        table = self.more.map_here().entries.table
         place = place_in_queue(&self.tickets, &self.queue, ticket_of(table, entry_at(table.core, slot))[0])
         self.reserve_record()
-        self.remove_entry(&inner, slot, False)
-        if likely(place != <uint32_t>NOT_QUEUED):        # it is there, unless a rollback has stopped halfway
+        self.more.remove_entry(&inner, slot, False)
+        if likely(place != <uint32_t>NOT_QUEUED):
             self.retire(place)
         return True
+
+    cdef list pending(self):
+        """The times of the current key and namespace, in order."""
+        cdef list times = [] if self.more is None else list(self.more.keys())
+        if self.stamp != self.core.calls:
+            self.find_here()
+        if self.slot:
+            times.append(timer_at(self.table, self.slot).time)
+        times.sort()
+        return times
 
     # --- firing ---
 
@@ -332,10 +418,9 @@ cdef class TimerHandle(MapHandle):
         self.settle()
         return self.queue.size != 0
 
-    def take_due(self, int64_t now):
+    cdef object take_due(self, int64_t now):
         """Take the next timer that is due, and make its key and namespace current; its time, or None. O(log timers)."""
         cdef Node node
-        cdef Anchor *anchor
         cdef CoreKey at
         cdef CoreKey inner
         cdef object owner = None
@@ -351,24 +436,28 @@ cdef class TimerHandle(MapHandle):
             if not self.has_next() or node_at(&self.queue, 0).time > now:   # a clock may do anything
                 return None
             node = node_at(&self.queue, 0)[0]
-            anchor = self.anchor_at(node.anchor)
-            self.ask_for_entries(&node, anchor)
             memset(&at, 0, sizeof(CoreKey))
             if self.context.codec.is_int:
-                at.number = anchor.key
+                at.number = node.key
             else:
-                blob = <Blob *>anchor.key
+                blob = <Blob *>node.key
                 owner = self.context.codec.split_canonical(PyBytes_FromStringAndSize(blob_data(blob), blob.length), &at)
-            at.group = anchor.group
-            self.context.number_namespace(anchor.namespace)
+            at.group = self.group_of_node(&node)
+            self.context.number_namespace(self.namespace_of_node(&node))
             self.context.adopt(&at, owner)
             turn = self.context.turn
-            self.find_here()             # reclaims, which may run finalisers: they may register and delete timers
+            if node.ticket & <uint32_t>IN_MAP:
+                self.more.find_here()    # reclaims, which may run finalisers: they may register and delete timers
+            else:
+                self.find_here()         # the same
             if self.context.turn == turn and self.undone.mark == NOT_UNDONE and self.queue.size and (
                     memcmp(node_at(&self.queue, 0), &node, sizeof(Node)) == 0):
-                memset(&inner, 0, sizeof(CoreKey))
-                inner.number = node.time
-                slot = self.find_entry(&inner)
+                if node.ticket & <uint32_t>IN_MAP:
+                    memset(&inner, 0, sizeof(CoreKey))
+                    inner.number = node.time
+                    slot = self.more.find_entry(&inner)
+                elif self.slot and timer_at(self.table, self.slot).ticket == node.ticket:
+                    slot = self.slot
                 self.reserve_record()
                 if unlikely(slot == 0):  # a rollback has stopped halfway
                     self.retire(0)
@@ -376,69 +465,61 @@ cdef class TimerHandle(MapHandle):
             self.context.begin_at(clock)
         elif self.context.time_source == TIME_OF_SYSTEM:
             self.context.now_known = False
-        self.remove_entry(&inner, slot, False)
+        if node.ticket & <uint32_t>IN_MAP:
+            self.more.remove_entry(&inner, slot, False)
+        else:
+            self.remove_here()
         self.retire(0)
-        self.ask_for_next()
         self.fired += 1
         return node.time
 
-    cdef void ask_for_entries(self, Node *node, Anchor *anchor) noexcept:
-        """Prefetch the entry of a timer and that of its key, both at once. Their buckets have been asked for."""
-        cdef Table *table = self.map_of(anchor).entries.table
-        ask_for_entry(table, anchor.group, hash_int_key(table, node.time, node.anchor))
-        if self.context.codec.is_int:
-            table = table.anchors
-            ask_for_entry(table, anchor.group, hash_int_key(table, anchor.key, anchor.namespace))
-
-    cdef int ask_for_next(self) except -1:
-        """Prefetch the data of the next timer, while this one's function runs."""
-        cdef Node *node
-        cdef Anchor *anchor
-        cdef Table *table
-        cdef uint64_t child
+    cdef void ask_for(self, Node *node, bint entry) noexcept:
+        """Prefetch the bucket of a timer, or its first entry once the bucket has arrived."""
+        cdef uint32_t group
         cdef uint32_t hash
-        if self.queue.size == 0:
-            return 0
-        node = node_at(&self.queue, 0)
-        anchor = self.anchor_at(node.anchor)     # prefetched below, unless it was the last to rise
-        table = self.map_of(anchor).entries.table
-        hash = hash_int_key(table, node.time, node.anchor)
-        ask_for_bucket(table, anchor.group, hash)
-        if self.context.codec.is_int:
-            ask_for_bucket(self.map_of(anchor).heads.table, anchor.group,
-                           hash_int_key(table, anchor.key, anchor.namespace))
-        for child in range(1, 5 if self.queue.size > 4 else self.queue.size):
-            node = node_at(&self.queue, child)
-            prefetch(self.anchor_at(node.anchor))
-            prefetch(self.tickets.pages[node.ticket >> TICKET_SHIFT])
+        cdef Table *table
+        if node.ticket & <uint32_t>IN_MAP:
+            group = self.group_of_node(node)
+            table = self.map_of(self.namespace_of_node(node)).entries.table
+            hash = hash_int_key(table, node.time, node.owner)
+        elif not entry and not self.context.codec.is_int:
+            prefetch(<void *>node.key)
+            return
+        else:
+            group = self.group_of_node(node)
+            table = self.plain_table if node.owner == 0 else self.spaced_table
+            hash = hash_stored(table, node.key, node.owner)
+        if entry:
+            ask_for_entry(table, group, hash)
             prefetch(place_of(&self.tickets, node.ticket))
-        return 0
+        else:
+            ask_for_bucket(table, group, hash)
 
     # --- the queue ---
+
+    cdef bytes name_of(self, Node *node):
+        """The encoded namespace."""
+        return self.core.namespaces.names[self.namespace_of_node(node)]
 
     cdef bint comes_before(self, Node *a, Node *b) except -1:
         cdef Blob *first
         cdef Blob *second
         cdef uint64_t common
         cdef int order
-        cdef list names
         if likely(a.time != b.time):
             return a.time < b.time
-        if a.anchor == b.anchor:
-            return False
         if self.context.codec.is_int:
             if a.key != b.key:
                 return a.key < b.key
-        else:
+        elif a.key != b.key:
             first, second = <Blob *>a.key, <Blob *>b.key
             common = first.length if first.length < second.length else second.length
             order = memcmp(blob_data(first), blob_data(second), common)
             if order or first.length != second.length:
                 return order < 0 if order else first.length < second.length
-        names = self.core.namespaces.names
-        return <bytes>names[self.anchor_at(a.anchor).namespace] < <bytes>names[self.anchor_at(b.anchor).namespace]
+        return self.name_of(a) < self.name_of(b)
 
-    cdef int sift_up(self, uint64_t index, int64_t time, int64_t key, uint32_t anchor, uint32_t ticket) except -1:
+    cdef int sift_up(self, uint64_t index, int64_t time, int64_t key, uint32_t owner, uint32_t ticket) except -1:
         """Let a node rise from a free place to its own.
 
         It comes field by field: a processor that loads a whole node which was just stored in parts waits for all stores
@@ -453,36 +534,55 @@ cdef class TimerHandle(MapHandle):
             if time > other.time:
                 break
             if unlikely(time == other.time):
-                node.time, node.key, node.anchor, node.ticket = time, key, anchor, ticket
+                node.time, node.key, node.owner, node.ticket = time, key, owner, ticket
                 if not self.comes_before(&node, other):
                     break
             node_at(&self.queue, index)[0] = other[0]
             place_of(&self.tickets, other.ticket)[0] = <uint32_t>index
             index = parent
         other = node_at(&self.queue, index)
-        other.time, other.key, other.anchor, other.ticket = time, key, anchor, ticket
+        other.time, other.key, other.owner, other.ticket = time, key, owner, ticket
         place_of(&self.tickets, ticket)[0] = <uint32_t>index
         return 0
 
+    cdef uint64_t first_of(self, uint64_t first, uint64_t last) except 0:
+        """Where the first to fire is of the nodes from `first` to `last`. Without branches, as times are random."""
+        cdef int64_t best = node_at(&self.queue, first).time, other
+        cdef uint64_t at = first, child
+        cdef uint32_t equal = 0
+        for child in range(first + 1, last + 1):
+            other = node_at(&self.queue, child).time
+            equal |= other == best
+            at = child if other < best else at
+            best = other if other < best else best
+        if unlikely(equal != 0):
+            at = first
+            for child in range(first + 1, last + 1):
+                if self.comes_before(node_at(&self.queue, child), node_at(&self.queue, at)):
+                    at = child
+        return at
+
     cdef int sift_down(self, uint64_t index, Node node) except -1:
-        """Let a node sink from a free place to its own. What rises for it does not note that: see `Tickets`."""
+        """Let a node sink from a free place to its own. What rises for it does not note that: see `Tickets`.
+
+        What comes near the front will be due soon: its bucket is prefetched first, then its entry.
+        """
         cdef uint64_t child, first, last
         cdef Node *other
         while True:
             first = 4 * index + 1
             if first >= self.queue.size:
                 break
-            last = first + 4 if first + 4 < self.queue.size else self.queue.size
+            last = first + 3 if first + 3 < self.queue.size else self.queue.size - 1
             if 4 * first + 1 < self.queue.size:
                 prefetch(node_at(&self.queue, 4 * first + 1))
-            child = first
-            for first in range(first + 1, last):
-                if self.comes_before(node_at(&self.queue, first), node_at(&self.queue, child)):
-                    child = first
+            child = self.first_of(first, last)
             other = node_at(&self.queue, child)
-            if not self.comes_before(other, &node):
+            if other.time > node.time or (other.time == node.time and not self.comes_before(other, &node)):
                 break
             node_at(&self.queue, index)[0] = other[0]
+            if index <= 20 and index:
+                self.ask_for(other, index <= 4)
             index = child
         node_at(&self.queue, index)[0] = node
         place_of(&self.tickets, node.ticket)[0] = <uint32_t>index
@@ -490,23 +590,45 @@ cdef class TimerHandle(MapHandle):
 
     cdef int reserve_node(self) except -1:
         """Make room for a node and its ticket."""
-        if unlikely(not nodes_reserve(&self.core.arena.budget, &self.queue)
+        if unlikely(not pages_reserve(&self.core.arena.budget, &self.queue, sizeof(Node))
                     or not tickets_reserve(&self.core.arena.budget, &self.tickets)):
             self.no_memory()
         return 0
 
     cdef int reserve_record(self) except -1:
         """Make room for a record, if a mark is open."""
-        if self.core.core.journal_version and not nodes_reserve(&self.core.arena.budget, &self.log):
+        if self.core.core.journal_version and not pages_reserve(&self.core.arena.budget, &self.log, sizeof(Record)):
             self.no_memory()
         return 0
 
-    cdef int push(self, MapTable map, uint32_t slot) except -1:
-        """Queue the timer of an entry; there must be room."""
+    cdef int note_registration(self, uint32_t ticket) except -1:
+        """Tell the log of a registration, if a mark is open. There must be room."""
+        cdef Record *record
+        if self.core.core.journal_version:
+            record = record_at(&self.log, self.log.size)
+            record.node.ticket = ticket
+            record.marks = 2 * self.core.marks_opened
+            self.log.size += 1
+        return 0
+
+    cdef int push(self, Table *table, uint32_t slot) except -1:
+        """Queue the timer of a key's entry; there must be room."""
+        cdef Entry *entry = entry_at(table.core, slot)
+        cdef Timer *timer = timer_at(table, slot)
+        cdef uint32_t namespace = namespace_of(table, entry)
+        timer.ticket = ticket_take(&self.tickets)
+        if table.layout.key_is_blob:
+            (<Blob *>entry.key).refs += 1
+        self.core.core.namespace_refs[namespace] += 1
+        self.queue.size += 1
+        return self.sift_up(self.queue.size - 1, timer.time, entry.key, namespace, timer.ticket)
+
+    cdef int push_more(self, MapTable map, uint32_t slot) except -1:
+        """Queue the timer of an entry of the map state; there must be room."""
         cdef Table *table = map.entries.table
         cdef Entry *entry = entry_at(table.core, slot)
-        cdef uint32_t ref = namespace_of(table, entry), ticket = ticket_take(&self.tickets)
-        cdef Anchor *anchor = self.anchor_at(ref)
+        cdef uint32_t ref = namespace_of(table, entry), ticket = ticket_take(&self.tickets) | <uint32_t>IN_MAP
+        cdef Anchor *anchor = <Anchor *>address(table.core.arena, ref)
         ticket_of(table, entry)[0] = ticket
         anchor.refs += 1
         self.queue.size += 1
@@ -515,10 +637,12 @@ cdef class TimerHandle(MapHandle):
     cdef int retire(self, uint64_t index) except -1:
         """Take the node of a removed timer off the queue; into the log while a mark is open. There must be room."""
         cdef Node node = node_at(&self.queue, index)[0]
+        cdef Record *record
         if self.core.core.journal_version:
             place_of(&self.tickets, node.ticket)[0] = PUT_ASIDE
-            node.key = self.core.marks_opened
-            node_at(&self.log, self.log.size)[0] = node
+            record = record_at(&self.log, self.log.size)
+            record.node = node
+            record.marks = 2 * self.core.marks_opened + 1
             self.log.size += 1
         else:
             self.let_go(&node)
@@ -531,33 +655,72 @@ cdef class TimerHandle(MapHandle):
         last = node_at(&self.queue, self.queue.size)[0]
         if index < self.queue.size:
             if index and self.comes_before(&last, node_at(&self.queue, (index - 1) >> 2)):
-                self.sift_up(index, last.time, last.key, last.anchor, last.ticket)
+                self.sift_up(index, last.time, last.key, last.owner, last.ticket)
             else:
                 self.sift_down(index, last)
-        nodes_shrink(&self.core.arena.budget, &self.queue)
+        pages_shrink(&self.core.arena.budget, &self.queue, sizeof(Node))
         return 0
 
-    cdef Anchor *anchor_at(self, uint32_t ref) noexcept:
-        return <Anchor *>address(&self.core.arena.core, ref)
+    cdef uint32_t namespace_of_node(self, Node *node) noexcept:
+        if node.ticket & <uint32_t>IN_MAP:
+            return (<Anchor *>address(&self.core.arena.core, node.owner)).namespace
+        return node.owner
 
-    cdef MapTable map_of(self, Anchor *anchor):
-        return self.plain_map if anchor.namespace == 0 else self.spaced_map
+    cdef uint32_t group_of_node(self, Node *node) noexcept:
+        cdef KeyContext context = self.context
+        cdef Blob *blob
+        if context.codec.is_int:
+            return group_of_hash(hash_canonical_int(&context.codec.plan.program, node.key), context.max_parallelism)
+        blob = <Blob *>node.key
+        return group_of_hash(hash_canonical_bytes(&context.codec.plan.program, <const uint8_t *>blob_data(blob),
+                                                  blob.length), context.max_parallelism)
+
+    cdef Table *heads_of(self, uint32_t namespace) noexcept:
+        return self.more.plain_table if namespace == 0 else self.more.spaced_table
+
+    cdef MapTable map_of(self, uint32_t namespace):
+        return self.more.plain_map if namespace == 0 else self.more.spaced_map
 
     cdef uint32_t entry_of(self, Node *node) except? 0xFFFFFFFF:
         """The entry of a node, 0 if its timer does not exist. Changes nothing."""
-        cdef Anchor *anchor = self.anchor_at(node.anchor)
-        cdef Table *table = self.map_of(anchor).entries.table
-        cdef uint32_t slot = find_int(table, table.maps[anchor.group - table.first_group], node.time, node.anchor,
-                                      hash_int_key(table, node.time, node.anchor))
-        if slot and ticket_of(table, entry_at(table.core, slot))[0] == node.ticket:
-            return slot
-        return 0
+        cdef uint32_t namespace = self.namespace_of_node(node), group = self.group_of_node(node), slot
+        cdef Table *table
+        if node.ticket & <uint32_t>IN_MAP:
+            table = self.map_of(namespace).entries.table
+            slot = find_int(table, table.maps[group - table.first_group], node.time, node.owner,
+                            hash_int_key(table, node.time, node.owner))
+            return slot if slot and ticket_of(table, entry_at(table.core, slot))[0] == node.ticket else 0
+        table = self.plain_table if namespace == 0 else self.spaced_table
+        slot = find_stored(table, table.maps[group - table.first_group], node.key, namespace,
+                           hash_stored(table, node.key, namespace))
+        return slot if slot and timer_at(table, slot).ticket == node.ticket else 0
 
     cdef void let_go(self, Node *node) noexcept:
-        """Give up what a node or a record holds."""
-        if node.anchor:
-            drop_anchor(self.map_of(self.anchor_at(node.anchor)).heads.table, node.anchor)
-            ticket_give(&self.core.arena.budget, &self.tickets, node.ticket)
+        """Give up what a node holds."""
+        if node.ticket & <uint32_t>IN_MAP:
+            drop_anchor(self.heads_of(self.namespace_of_node(node)), node.owner)
+        else:
+            if self.plain_table.layout.key_is_blob:
+                blob_drop(self.core.core.blobs, <Blob *>node.key)
+            self.core.core.namespace_refs[node.owner] -= 1
+        ticket_give(&self.core.arena.budget, &self.tickets, node.ticket)
+
+    cdef void let_go_record(self, Record *record) noexcept:
+        if record.marks & 1:
+            self.let_go(&record.node)
+
+    cdef void let_go_all(self) noexcept:
+        """Give up the queue and the log."""
+        cdef uint64_t i
+        if not self.core.closed:
+            for i in range(self.queue.size):
+                self.let_go(node_at(&self.queue, i))
+            for i in range(self.log_first, self.log.size):
+                self.let_go_record(record_at(&self.log, i))
+        pages_free(&self.core.arena.budget, &self.queue, sizeof(Node))
+        pages_free(&self.core.arena.budget, &self.log, sizeof(Record))
+        tickets_free(&self.core.arena.budget, &self.tickets)
+        self.log_first = 0
 
     # --- the log ---
 
@@ -581,11 +744,11 @@ cdef class TimerHandle(MapHandle):
             if unlikely(self.undone.mark <= self.complete_since):
                 self._requeue()
             while self.log.size > self.log_first:
-                if <uint64_t>node_at(&self.log, self.log.size - 1).key < self.undone.mark:
+                if record_at(&self.log, self.log.size - 1).marks >> 1 < self.undone.mark:
                     break
-                self.reverse(node_at(&self.log, self.log.size - 1)[0])
+                self.reverse(record_at(&self.log, self.log.size - 1)[0])
                 self.log.size -= 1
-                nodes_shrink(&self.core.arena.budget, &self.log)
+                pages_shrink(&self.core.arena.budget, &self.log, sizeof(Record))
         finally:
             self.core.arena.budget.limit = limit
         if self.log.size == self.log_first:
@@ -593,22 +756,22 @@ cdef class TimerHandle(MapHandle):
         self.undone.mark = NOT_UNDONE
         return 0
 
-    cdef int reverse(self, Node record) except -1:
+    cdef int reverse(self, Record record) except -1:
         """Make the queue agree with the set about one timer."""
+        cdef Node *node = &record.node
         cdef uint32_t place
-        if record.anchor == 0:
-            place = place_in_queue(&self.tickets, &self.queue, record.ticket)
+        if not record.marks & 1:
+            place = place_in_queue(&self.tickets, &self.queue, node.ticket)
             if place != <uint32_t>NOT_QUEUED and self.entry_of(node_at(&self.queue, place)) == 0:
                 self.let_go(node_at(&self.queue, place))
                 self.take_out(place)
-        elif self.entry_of(&record):
-            if not nodes_reserve(&self.core.arena.budget, &self.queue):
+        elif self.entry_of(node):
+            if not pages_reserve(&self.core.arena.budget, &self.queue, sizeof(Node)):
                 self.no_memory()
-            record.key = self.anchor_at(record.anchor).key
             self.queue.size += 1
-            self.sift_up(self.queue.size - 1, record.time, record.key, record.anchor, record.ticket)
+            self.sift_up(self.queue.size - 1, node.time, node.key, node.owner, node.ticket)
         else:
-            self.let_go(&record)
+            self.let_go(node)
         return 0
 
     cdef int trim_log(self) except -1:
@@ -616,23 +779,27 @@ cdef class TimerHandle(MapHandle):
         cdef int _step
         cdef uint64_t oldest = self.core.oldest_mark()
         for _step in range(LET_GO_PER_OPERATION):
-            if <uint64_t>node_at(&self.log, self.log_first).key >= oldest:
+            if record_at(&self.log, self.log_first).marks >> 1 >= oldest:
                 return 0
-            self.let_go(node_at(&self.log, self.log_first))
+            self.let_go_record(record_at(&self.log, self.log_first))
             self.log_first += 1
             if self.log_first == self.log.size:
                 self.log.size = self.log_first = 0
-                nodes_shrink(&self.core.arena.budget, &self.log)
+                pages_shrink(&self.core.arena.budget, &self.log, sizeof(Record))
                 return 0
             if self.log_first == PAGE_NODES:
-                nodes_forget_page(&self.core.arena.budget, &self.log)
+                pages_forget_first(&self.core.arena.budget, &self.log, sizeof(Record))
                 self.log_first = 0
         return 0
 
     cdef uint64_t live(self) noexcept:
-        cdef int64_t entries = self.plain_map.entries.table.lane.entries
-        if self.spaced_map is not None:
-            entries += self.spaced_map.entries.table.lane.entries
+        cdef int64_t entries = self.plain_table.lane.entries
+        if self.spaced_table != NULL:
+            entries += self.spaced_table.lane.entries
+        if self.more is not None:
+            entries += self.more.plain_map.entries.table.lane.entries
+            if self.more.spaced_map is not None:
+                entries += self.more.spaced_map.entries.table.lane.entries
         return <uint64_t>entries
 
     # --- for the backend ---
@@ -654,25 +821,15 @@ cdef class TimerHandle(MapHandle):
         self.forget_all()
 
     cdef int forget_all(self) except -1:
-        cdef uint64_t i
         wait_for_others(&self.core.core)
-        for i in range(self.queue.size):
-            self.let_go(node_at(&self.queue, i))
-        for i in range(self.log_first, self.log.size):
-            self.let_go(node_at(&self.log, i))
-        nodes_free(&self.core.arena.budget, &self.queue)
-        nodes_free(&self.core.arena.budget, &self.log)
-        tickets_free(&self.core.arena.budget, &self.tickets)
-        self.log_first = 0
+        self.let_go_all()
         return 0
 
     def _requeue(self):
         """Build the queue anew from the set, after something else has filled it. O(timers log timers)."""
         self.forget_all()
         self.complete_since = self.core.marks_opened
-        self.visit_all(self.plain_map, None, 0, 0xFFFFFFFF)
-        if self.spaced_map is not None:
-            self.visit_all(self.spaced_map, None, 0, 0xFFFFFFFF)
+        self.visit_all(None, 0, 0xFFFFFFFF)
         self.undone.mark = NOT_UNDONE
 
     def _rows(self, uint32_t first_group, uint32_t last_group):
@@ -681,24 +838,31 @@ cdef class TimerHandle(MapHandle):
         self.core.enter()
         self.core.hold()
         try:
-            self.visit_all(self.plain_map, rows, first_group, last_group)
-            if self.spaced_map is not None:
-                self.visit_all(self.spaced_map, rows, first_group, last_group)
+            self.visit_all(rows, first_group, last_group)
         finally:
             self.core.let_go()
             self.core.leave()
         return rows
 
-    cdef int visit_all(self, MapTable map, list rows, uint32_t first, uint32_t last) except -1:
-        """Visit all entries: collect them in `rows`, or queue them if it is None."""
-        cdef Table *table = map.entries.table
+    cdef int visit_all(self, list rows, uint32_t first, uint32_t last) except -1:
+        """Visit all timers: collect them in `rows`, or queue them if it is None."""
+        self.visit(self.plain_table, None, rows, first, last)
+        if self.spaced_table != NULL:
+            self.visit(self.spaced_table, None, rows, first, last)
+        if self.more is not None:
+            self.visit(self.more.plain_map.entries.table, self.more.plain_map, rows, first, last)
+            if self.more.spaced_map is not None:
+                self.visit(self.more.spaced_map.entries.table, self.more.spaced_map, rows, first, last)
+        return 0
+
+    cdef int visit(self, Table *table, MapTable map, list rows, uint32_t first, uint32_t last) except -1:
+        """Visit the entries of a table, which is that of the entries of `map` unless this is None."""
         cdef CowMap *entries
         cdef Walk walk
         cdef Entry *entry
         cdef Anchor *anchor
-        cdef Blob *blob
-        cdef object key
-        cdef uint32_t g, slot
+        cdef int64_t key, time
+        cdef uint32_t g, slot, namespace
         for g in range(table.n_maps):
             entries = table.maps[g]
             if entries == NULL or not first <= entries.group <= last:
@@ -709,25 +873,42 @@ cdef class TimerHandle(MapHandle):
                 entry = entry_at(table.core, slot)
                 if rows is None:
                     self.reserve_node()
-                    self.push(map, slot)
-                else:
-                    anchor = self.anchor_at(namespace_of(table, entry))
-                    if self.context.codec.is_int:
-                        key = anchor.key
+                    if map is None:
+                        self.push(table, slot)
                     else:
-                        blob = <Blob *>anchor.key
-                        key = PyBytes_FromStringAndSize(blob_data(blob), blob.length)
-                    rows.append((entries.group, key, self.core.namespaces.name(anchor.namespace), entry.key))
+                        self.push_more(map, slot)
+                else:
+                    namespace = namespace_of(table, entry)
+                    if map is None:
+                        key, time = entry.key, timer_at(table, slot).time
+                    else:
+                        anchor = <Anchor *>address(table.core.arena, namespace)
+                        key, namespace, time = anchor.key, anchor.namespace, entry.key
+                    rows.append((entries.group, self.canonical_key(key), self.core.namespaces.name(namespace), time))
                 slot = next_entry(table.core, &walk)
         return 0
 
+    cdef object canonical_key(self, int64_t key):
+        """The key of an entry or an anchor in canonical form."""
+        cdef Blob *blob = <Blob *>key
+        if self.context.codec.is_int:
+            return key
+        return PyBytes_FromStringAndSize(blob_data(blob), blob.length)
+
     def _check(self):
-        """Verify the queue: it is a heap, every timer has its node, and tickets name both. O(timers log timers)."""
+        """Verify the set and the queue. O(timers).
+
+        A time is registered once for a key and namespace: in the key's entry or in the map state. The queue is a heap,
+        every timer has its node, and tickets name both.
+        """
         cdef uint64_t i, aside = 0, used = 0
         cdef uint32_t page
         cdef Node *node
+        cdef Record *record
         cdef TicketPage *each
         self.settle()
+        rows = self._rows(0, 0xFFFFFFFF)
+        assert len(set(rows)) == len(rows) == self._pending_count(), "a timer is registered twice"
         for i in range(self.queue.size):
             node = node_at(&self.queue, i)
             if i:
@@ -736,11 +917,12 @@ cdef class TimerHandle(MapHandle):
             assert self.entry_of(node), f"node {i} has no timer"
         assert self.queue.size == self.live(), f"{self.live()} timers, {self.queue.size} nodes"
         for i in range(self.log_first, self.log.size):
-            node = node_at(&self.log, i)
-            assert i == self.log_first or node.key >= node_at(&self.log, i - 1).key, f"record {i} is too old"
-            if node.anchor:
+            record = record_at(&self.log, i)
+            assert i == self.log_first or record.marks >> 1 >= record_at(&self.log, i - 1).marks >> 1, \
+                f"record {i} is too old"
+            if record.marks & 1:
                 aside += 1
-                assert place_of(&self.tickets, node.ticket)[0] == <uint32_t>PUT_ASIDE, f"record {i} is queued"
+                assert place_of(&self.tickets, record.node.ticket)[0] == <uint32_t>PUT_ASIDE, f"record {i} is queued"
         assert self.tickets.used == self.queue.size + aside, f"{self.tickets.used} tickets"
         for page in range(self.tickets.n_pages):
             each = self.tickets.pages[page]
@@ -783,9 +965,13 @@ cdef class TimerIndex:
             return time
         return self.check_time(timestamp)
 
-    cdef int usable(self) except -1:
+    cdef int usable_core(self) except -1:
         self.context.core.enter()
         self.context.core.leave()
+        return 0
+
+    cdef int usable(self) except -1:
+        self.usable_core()
         if not self.context.has_key:
             self.context.no_key()
         return 0
@@ -795,7 +981,7 @@ cdef class TimerIndex:
         cdef int64_t time = self.time_of(timestamp)
         if self.context.core.closed or not self.context.has_key:
             self.usable()
-        self.of(domain, True).add_timer(time, timestamp)
+        self.of(domain, True).add_timer(time)
 
     def delete(self, timestamp, domain="event"):
         """Delete a timer of the current key and namespace; do nothing if there is none. O(log timers) expected."""
@@ -809,7 +995,24 @@ cdef class TimerIndex:
         """The times at which the current key has timers in the current namespace, in order."""
         cdef TimerHandle handle = self.of(domain, False)
         self.usable()
-        return [] if handle is None else sorted(handle.keys())
+        return [] if handle is None else handle.pending()
+
+    def _firing(self, int64_t now, domain):
+        """Take the timers that are due, one by one; in the end, the key is what it was."""
+        cdef TimerHandle handle
+        cdef object timestamp
+        self.usable_core()
+        saved = self.context._save_key()
+        try:
+            handle = self.of(domain, False)
+            while handle is not None:
+                timestamp = handle.take_due(now)
+                if timestamp is None:
+                    return
+                yield timestamp
+        finally:
+            if not self.context.core.closed:
+                self.context._restore_key(saved)
 
     def _made(self, domain):
         """The handle of a domain, or None if there was no timer in it."""

@@ -59,7 +59,7 @@ def changed_entries(StateTable table not None, Mark mark not None):
     owner.hold()
     owner.calls += 1                     # so that no handle remembers a slot and writes without asking
     try:
-        found, groups, removed, _born, kept, live = distinct_changes(table.table, mark.version)
+        found, groups, removed, _born, kept, live, _oldest = distinct_changes(table.table, mark.version)
         moment = LiveMoment(owner)
     finally:
         owner.let_go()
@@ -67,6 +67,37 @@ def changed_entries(StateTable table not None, Mark mark not None):
     order = np.argsort(groups, kind="stable")
     return new_rows(table, moment, found[order], groups[order].astype(np.int64), live.view(np.bool_)[order],
                     kept[order], removed.view(np.bool_)[order])
+
+
+def entries_before(StateTable table not None, Mark mark not None):
+    """Return the rows removed since `mark` of keys that were there then, as they were; the keys may be back.
+
+    For tables whose entries are never written, only inserted and removed.
+
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
+    >>> core = StateCore()
+    >>> table = StateTable(core)
+    >>> table.put(1, 10); table.put(2, 20)
+    >>> mark = core.mark()
+    >>> removed = table.remove(2); table.put(2, 21); removed = table.remove(2); table.put(2, 22)
+    >>> entries_before(table, mark).columns()
+    {'key': array([2]), 'value': array([20])}
+    """
+    cdef StateCore owner = table.owner
+    owner.require_open(mark)
+    owner.enter()
+    owner.hold()
+    owner.calls += 1                     # so that no handle remembers a slot and writes without asking
+    try:
+        _found, groups, _removed, born, _kept, _live, oldest = distinct_changes(table.table, mark.version)
+        moment = LiveMoment(owner)
+    finally:
+        owner.let_go()
+        owner.leave()
+    rows = np.flatnonzero(born == 0)
+    rows = rows[np.argsort(groups[rows], kind="stable")]
+    return new_rows(table, moment, oldest[rows], groups[rows].astype(np.int64), np.ones(len(rows), dtype=np.bool_))
 
 
 def count_changes(StateTable table not None, Mark mark not None):
@@ -103,7 +134,7 @@ def count_changes(StateTable table not None, Mark mark not None):
             n = count_distinct(changed, version)
         if n >= 0:
             return n, 0
-        found, _groups, _removed, born, _kept, live = distinct_changes(changed, version)
+        found, _groups, _removed, born, _kept, live, _oldest = distinct_changes(changed, version)
         if changed.anchors != NULL:
             distinct, addresses, came, there_now = len(found), found, born, live
             with nogil:
@@ -116,12 +147,14 @@ def count_changes(StateTable table not None, Mark mark not None):
 
 
 cdef tuple distinct_changes(Table *table, uint32_t version):
-    """Collect each key that records since a version name, once: found, groups, removed, born, kept, live, as arrays."""
+    """Collect each key that records since a version name, once, as arrays: found, groups, removed, born, kept, live,
+    and the entry that the oldest record names.
+    """
     cdef int64_t n = count_records(table.journal, version), room = max(n, 1), distinct
     found, hashes = np.empty(room, dtype=np.uint64), np.empty(room, dtype=np.uint32)
     groups = np.empty(room, dtype=np.uint16)
     removed, born = np.zeros(room, dtype=np.uint8), np.zeros(room, dtype=np.uint8)
-    live = np.zeros(room, dtype=np.uint8)
+    live, oldest = np.zeros(room, dtype=np.uint8), np.empty(room, dtype=np.uint64)
     # For lists: the stamp of the oldest head, and how many elements it counts; 0 if the list was not there. And how
     # many of these were dead.
     stamps, kept = np.zeros(room, dtype=np.uint32), np.zeros(room, dtype=np.int64)
@@ -137,11 +170,12 @@ cdef tuple distinct_changes(Table *table, uint32_t version):
     cdef uint64_t[::1] of_dead = dead
     cdef uint32_t[::1] of_seen = seen
     cdef unsigned char[::1] of_live = live
+    cdef uint64_t[::1] of_oldest = oldest
     with nogil:
         distinct = collect(table, version, of_found, of_groups, of_hashes, of_removed, of_born, of_stamps, of_kept,
-                           of_dead, of_seen)
+                           of_dead, of_seen, of_oldest)
         find_live(table, distinct, of_found, of_groups, of_hashes, of_stamps, of_kept, of_dead, of_live)
-    return tuple([column[:distinct] for column in (found, groups, removed, born, kept, live)])
+    return tuple([column[:distinct] for column in (found, groups, removed, born, kept, live, oldest)])
 
 
 cdef void find_returned(Table *table, int64_t n, uint64_t[::1] found, unsigned char[::1] born,
@@ -194,10 +228,11 @@ cdef int64_t count_distinct(Table *table, uint32_t version) noexcept nogil:
 
 cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsigned short[::1] groups,
                      uint32_t[::1] hashes, unsigned char[::1] removed, unsigned char[::1] born, uint32_t[::1] stamps,
-                     int64_t[::1] kept, uint64_t[::1] dead, uint32_t[::1] seen) noexcept nogil:
+                     int64_t[::1] kept, uint64_t[::1] dead, uint32_t[::1] seen, uint64_t[::1] oldest) noexcept nogil:
     """Collect the entries that records name, each key once; returns how many.
 
-    Notes which keys were ever removed, and which came into being since. Goes from the newest record to the oldest.
+    Notes which keys were ever removed, which came into being since, and what entry the oldest record of each names.
+    Goes from the newest record to the oldest.
     """
     cdef RecordCursor record
     cdef uint64_t mask = seen.shape[0] - 1, place
@@ -235,6 +270,7 @@ cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsign
             k = seen[place] - 1
             removed[k] |= removed[j]
             born[k] = born[j]            # the oldest record tells
+            oldest[k] = found[j]
             # Between two heads of one stamp the list has only grown, or gone back to where it had been.
             if stamps[k] != stamps[j] or kept[j] < kept[k]:
                 kept[k] = kept[j] if stamps[k] == stamps[j] else 0
@@ -244,6 +280,7 @@ cdef int64_t collect(Table *table, uint32_t version, uint64_t[::1] found, unsign
         found[distinct], groups[distinct], hashes[distinct] = found[j], groups[j], hashes[j]
         removed[distinct], born[distinct] = removed[j], born[j]
         stamps[distinct], kept[distinct], dead[distinct] = stamps[j], kept[j], dead[j]
+        oldest[distinct] = found[j]
         distinct += 1
         seen[place] = <uint32_t>distinct
     return distinct

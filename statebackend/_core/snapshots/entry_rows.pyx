@@ -153,6 +153,35 @@ cdef class EntryRows:
             self.moment.end_reading()
         return anchors, places
 
+    def keys_above(self):
+        """For entries of a map state, even removed ones, the columns of the keys and namespaces that they belong to."""
+        cdef uint64_t[::1] rows = self.addresses
+        cdef int64_t n = rows.shape[0], i
+        cdef Table *t = self.table.table
+        cdef Anchor *anchor
+        if self.table.anchors is None:
+            raise UsageError("these are not entries of a map state")
+        found, namespaces = np.empty(n, dtype=np.uint64), np.empty(n, dtype=np.uint32)
+        cdef uint64_t[::1] anchors = found
+        cdef uint32_t[::1] namespace = namespaces
+        columns = {}
+        self.moment.begin_reading()
+        try:
+            with nogil:
+                for i in range(n):
+                    anchor = <Anchor *>address(t.core.arena, namespace_of(t, <Entry *><uintptr_t>rows[i]))
+                    anchors[i] = <uint64_t><uintptr_t>&anchor.key
+                    namespace[i] = anchor.namespace
+            if t.anchors.layout.key_is_blob:
+                columns["key_offsets"], columns["key"] = gather_blobs(anchors, 0)
+            else:
+                columns["key"] = gather_fixed(anchors, 0, 8).view(np.int64).ravel()
+        finally:
+            self.moment.end_reading()
+        if t.anchors.layout.off_namespace:
+            columns["namespace"] = namespaces
+        return columns
+
     def heads(self, StateTable heads not None):
         """For entries of a map state, even removed ones, the live entries of their keys; not live if there is none."""
         cdef uint64_t[::1] rows = self.addresses

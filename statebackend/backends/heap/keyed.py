@@ -24,6 +24,7 @@ from statebackend.backends.heap.mutations import MutationWatcher
 from statebackend.backends.heap.snapshots import HeapChanges, HeapPoints, HeapView
 from statebackend.backends.heap.state_rows import WrittenState, row_tables
 from statebackend.backends.heap.states import make_state
+from statebackend.backends.heap.timer_rows import WrittenTimers
 from statebackend.backends.heap.timers import HeapTimers
 from statebackend.checkpoint import CheckpointStore, DataWriter, PendingSnapshot
 from statebackend.checkpoint.format import Op
@@ -262,8 +263,8 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         assert isinstance(self._timers, HeapTimers)
         made_of = (self.shape_changes, len(self._states))
         if self._written_made_of != made_of:
-            states = [*self._states.values(), *self._timers._handles().values()]
-            self._written = [WrittenState(self, state) for state in states]
+            self._written = [WrittenState(self, state) for state in self._states.values()]
+            self._written += [WrittenTimers(self, handle) for handle in self._timers._handles().values()]
             self._written_made_of = made_of
         return self._written
 

@@ -42,6 +42,7 @@ __all__ = [
     "HeapValueState",
     "make_handle",
     "make_state",
+    "table_shape",
 ]
 
 _OnReadAndWrite = StateTtlConfig.UpdateType.OnReadAndWrite
@@ -108,6 +109,21 @@ def make_state(backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
     return make_handle(_CLASSES[descriptor.kind], backend, descriptor)
 
 
+def table_shape(backend: HeapKeyedBackend) -> dict[str, Any]:
+    """What the tables of all states of a backend have in common.
+
+    >>> from statebackend.backends.heap import HeapBackend
+    >>> table_shape(HeapBackend().create_keyed_backend(int))["key_group_range"]
+    (0, 127)
+    """
+    return {
+        "key": "int" if backend.codec.is_int else "bytes",
+        "plan": backend.codec.plan,
+        "max_parallelism": backend.max_parallelism,
+        "key_group_range": (backend.key_group_range.start, backend.key_group_range.end),
+    }
+
+
 def make_handle(handle: type[Handle], backend: HeapKeyedBackend, descriptor: StateDescriptor) -> Any:
     """Make a handle of this class, and the first table, for a new state."""
     where = f"state {descriptor.name!r}"
@@ -123,13 +139,7 @@ def make_handle(handle: type[Handle], backend: HeapKeyedBackend, descriptor: Sta
             options["cleanup_size"] = config.incremental_cleanup.cleanup_size
     if codec.layout == "object":
         options["watcher"] = backend.mutation_watcher
-    shape: dict[str, Any] = {
-        "key": "int" if backend.codec.is_int else "bytes",
-        "plan": backend.codec.plan,
-        "max_parallelism": backend.max_parallelism,
-        "key_group_range": (backend.key_group_range.start, backend.key_group_range.end),
-        "timestamps": config is not None,
-    }
+    shape = {**table_shape(backend), "timestamps": config is not None}
     if descriptor.kind == "map":
         keys = key_codec(types["key"])
         options["keys_codec"] = keys

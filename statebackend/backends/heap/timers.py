@@ -13,8 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from statebackend._core.handles.time_index import TimerHandle, TimerIndex
-from statebackend.backends.heap.states import make_handle
+from statebackend._core.handles.map_handle import MapHandle
+from statebackend._core.handles.time_index import TIMER_BYTES, TimerHandle, TimerIndex
+from statebackend._core.tables.state_table import StateTable
+from statebackend.backends.heap.codec_choice import value_codec
+from statebackend.backends.heap.states import make_handle, table_shape
 from statebackend.state import DOMAINS, TimerRow, Timers, checked_domain, checked_time, timer_state
 
 if TYPE_CHECKING:
@@ -32,20 +35,26 @@ class HeapTimers(TimerIndex, Timers):
 
     def _make(self, domain: str) -> TimerHandle:
         # Not one of the backend's states: those belong to the user.
-        handle: TimerHandle = make_handle(TimerHandle, self._backend, timer_state(domain))
-        return handle
+        backend, descriptor = self._backend, timer_state(domain)
+        codec = value_codec(descriptor.stored_types()["value"], f"state {descriptor.name!r}")
+
+        def make_table(namespaces: bool) -> StateTable:
+            backend.shape_changes += 1
+            return StateTable(backend.core, namespaces=namespaces, value=TIMER_BYTES, **table_shape(backend))
+
+        def make_more() -> MapHandle:
+            made: MapHandle = make_handle(MapHandle, backend, descriptor)
+            return made
+
+        return TimerHandle(backend, descriptor, codec, make_table, make_more=make_more)
 
     def _register(self, timestamp: int, domain: str) -> None:
         self.register(timestamp, domain)
 
     def _handles(self) -> dict[str, TimerHandle]:
-        """The map states that hold the timers, by domain; only of domains that have had a timer."""
+        """What holds the timers, by domain; only of domains that have had a timer."""
         found = {domain: self._made(domain) for domain in DOMAINS}
         return {domain: handle for domain, handle in found.items() if handle is not None}
-
-    def _take_due(self, now: int, domain: str) -> int | None:
-        handle = self._made(domain)
-        return None if handle is None else handle.take_due(now)
 
     def next_due(self, domain: str = "event") -> int | None:
         self._backend._check_open()

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from statebackend.backends.reference.table import NestedTable
@@ -53,7 +53,22 @@ class ReferenceTimers(Timers):
         """The table of each domain; it stores frozensets of times."""
         return self._tables
 
+    def _firing(self, now: int, domain: str) -> Iterator[int]:
+        backend = self._backend
+        backend._check_open()
+        saved = backend._save_key()
+        try:
+            while True:
+                timestamp = self._take_due(now, domain)
+                if timestamp is None:
+                    return
+                yield timestamp
+        finally:
+            if not backend._closed:
+                backend._restore_key(saved)
+
     def _take_due(self, now: int, domain: str) -> int | None:
+        """Remove the first timer that is due and make its key and namespace current; return its time, or None."""
         first = min(
             (
                 (timestamp, at.key, at.namespace)
