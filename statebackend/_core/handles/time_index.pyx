@@ -732,7 +732,8 @@ cdef class TimerHandle(Handle):
             self.begin()
         if unlikely(self.undone.mark != NOT_UNDONE):
             self.follow_rollback()
-        elif self.log.size:
+        elif self.log.size and (record_at(&self.log, self.log_first).marks >> 1 != self.core.marks_opened
+                                or not self.core.core.journal_version):
             self.trim_log()
         return 0
 
@@ -775,7 +776,10 @@ cdef class TimerHandle(Handle):
         return 0
 
     cdef int trim_log(self) except -1:
-        """Let go of a few records that are older than the oldest open mark: no rollback needs them."""
+        """Let go of a few records that are older than the oldest open mark: no rollback needs them.
+
+        There are none while a mark is open and none has been opened since the oldest record was made.
+        """
         cdef int _step
         cdef uint64_t oldest = self.core.oldest_mark()
         for _step in range(LET_GO_PER_OPERATION):
