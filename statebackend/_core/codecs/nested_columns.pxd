@@ -74,7 +74,9 @@ cdef inline bint is_below(const uint8_t *p, const uint64_t *limit) noexcept nogi
 cdef inline uint64_t canonical_double(uint64_t bits) noexcept nogil:
     if bits == <uint64_t> 1 << 63:
         return 0
-    return <uint64_t> 0x7FF8000000000000 if bits & <uint64_t> 0x7FFFFFFFFFFFFFFF > <uint64_t> 0x7FF0000000000000 else bits
+    if bits & <uint64_t> 0x7FFFFFFFFFFFFFFF > <uint64_t> 0x7FF0000000000000:
+        return <uint64_t> 0x7FF8000000000000
+    return bits
 
 cdef inline uint32_t canonical_float(uint32_t bits) noexcept nogil:
     if bits == <uint32_t> 0x80000000:
