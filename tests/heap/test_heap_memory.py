@@ -8,6 +8,9 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from contract.samples import LastAdded
 
@@ -276,3 +279,16 @@ def test_namespaces_that_have_passed_leave_nothing(traced: Callable[[], int]) ->
             taken.append(traced())
     assert len(keyed.core.namespaces) < 2_100
     assert taken[1] - taken[0] < 100_000
+
+
+def test_records_with_text_take_little_more_than_their_columns() -> None:
+    """At most half more than the Arrow columns of the values, and 40 bytes for each entry."""
+    n = 1_000_000
+    numbers = pa.array(np.random.default_rng(1).integers(0, 10**10, n))
+    texts = pc.binary_join_element_wise("user-", numbers.cast(pa.string()), "")
+    column = pa.StructArray.from_arrays([numbers, texts], ["a", "b"])
+    keyed = HeapBackend(threads=1).create_keyed_backend(int)
+    state = keyed.get_state(ValueStateDescriptor("value", t.ROW(a=t.LONG, b=t.STRING)))
+    for first in range(0, n, n // 10):
+        state.update_many(np.arange(first, first + n // 10), column[first : first + n // 10])
+    assert keyed.core.metrics()["used_bytes"] <= 1.5 * column.nbytes + 40 * n

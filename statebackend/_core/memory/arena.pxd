@@ -27,6 +27,7 @@ cdef enum:
     SLAB_ORDER = 15
     SLAB_BYTES = 1 << 15
     LARGEST_CLASS = 4096
+    SIZE_CLASSES = 39                    # of blocks in slabs
     MAX_LANES = 16                       # threads of a batch kernel, and heaps of blobs
 
 cdef enum Counter:
@@ -101,7 +102,7 @@ cdef struct Slab:
 cdef struct BlobHeap:
     # The slabs that one lane allocates from, those of the first also outside batches.
     ArenaCore *arena
-    Slab *partial[32]
+    Slab *partial[SIZE_CLASSES]
     uint32_t lock                        # guards the heap's slabs, their headers included
     int64_t bytes                        # allocated here minus freed here: only the sum over all heaps says something
     char apart[64]                       # no other heap's fields share a cache line with these

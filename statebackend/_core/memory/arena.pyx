@@ -30,16 +30,16 @@ memset(&the_probe, 0, sizeof(Probe))
 
 _COUNTER_NAMES = ("extents", "runs", "blobs", "entries", "snapshots", "directories", "blocks")
 
-# Block sizes of blobs: steps of 16 up to 256, then four steps to every doubling.
-_CLASS_SIZES = [16 * i for i in range(1, 17)] + [
+# Block sizes of blobs: steps of 8 up to 128 and of 16 up to 256, then four steps to every doubling.
+_CLASS_SIZES = [*range(16, 129, 8), *range(144, 257, 16)] + [
     320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096]
-cdef uint32_t class_size[32]
-cdef uint8_t class_of[257]
+cdef uint32_t class_size[SIZE_CLASSES]
+cdef uint8_t class_of[513]            # by eighths of a size
 cdef int _i
-for _i in range(32):
+for _i in range(SIZE_CLASSES):
     class_size[_i] = _CLASS_SIZES[_i]
-for _i in range(257):
-    class_of[_i] = next(c for c, size in enumerate(_CLASS_SIZES) if size >= 16 * _i)
+for _i in range(LARGEST_CLASS // 8 + 1):
+    class_of[_i] = next(c for c, size in enumerate(_CLASS_SIZES) if size >= 8 * _i)
 
 
 def live_counters():
@@ -400,13 +400,13 @@ cdef bint make_slab(BlobHeap *heap, uint32_t which) noexcept nogil:
 
 
 cdef void *block_alloc(BlobHeap *heap, uint64_t size) noexcept nogil:
-    """A block of at least `size` bytes, aligned to 16; NULL if there is no memory."""
+    """A block of at least `size` bytes, aligned to 8; NULL if there is no memory."""
     cdef uint32_t which, width, offset
     cdef bint is_shared = heap.arena.is_shared, has_room
     cdef Slab *slab
     if size > LARGEST_CLASS:
         return raw_alloc(heap.arena.budget, size)
-    which = class_of[(size + 15) >> 4]
+    which = class_of[(size + 7) >> 3]
     width = class_size[which]
     if is_shared:
         spin_lock(&heap.lock)
@@ -439,7 +439,7 @@ cdef void *block_alloc(BlobHeap *heap, uint64_t size) noexcept nogil:
 
 cdef uint32_t ref_ahead(BlobHeap *heap, uint64_t size, uint32_t n) noexcept nogil:
     """The ref that the block will have which is allocated after `n` others of that size; 0 if that is not plain."""
-    cdef Slab *slab = heap.partial[class_of[(size + 15) >> 4]]
+    cdef Slab *slab = heap.partial[class_of[(size + 7) >> 3]]
     cdef uint32_t offset
     if slab == NULL:
         return 0
