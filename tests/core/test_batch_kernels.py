@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from twin.cow_map import hash_int
 
 from statebackend._core.batches import adding_kernels, expiring_kernels, gathering, kernels, map_kernels
 from statebackend._core.tables.accumulators import AddPlan
@@ -642,3 +643,33 @@ def test_lists_of_a_mark_that_was_rolled_back() -> None:
         gathering.values_at(table, np.zeros(1, dtype=np.uint32))
     with pytest.raises(UsageError):
         gathering.lists_at(StateTable(core), np.zeros(1, dtype=np.uint32))
+
+
+def test_a_read_that_renews_finds_keys_that_a_row_before_it_has_moved() -> None:
+    # Two pages of buckets, 64 of them in use. The snapshot needs one page; the entries of the other are newer.
+    table = StateTable(
+        StateCore(seed=1), timestamps=True, max_parallelism=2, hash_mask=0x103F, initial_capacity=4096
+    )
+    by_page: list[list[int]] = [[], []]
+    elsewhere = next(key for key in itertools.count() if table.group_of(key) == 1)
+    for key in range(20_000):
+        if table.group_of(key) == 0:
+            by_page[hash_int(key, 0, 1) >> 12 & 1].append(key)
+    for key in by_page[1][:3_300]:
+        table.put(key, key, timestamp=1)
+    view = table.owner.snapshot()
+    info = table.map_info(0)
+    assert info is not None
+    assert (info["primary_capacity"], info["secondary_capacity"]) == (8192, 0)
+    recent: list[int] = []
+    while (info := table.map_info(0)) is not None and not info["secondary_capacity"]:
+        recent.append(by_page[0][len(recent)])
+        table.put(recent[-1], recent[-1], timestamp=1)
+    # The block's share of the rehash moves the first buckets. Its first row copies a page, and moves a bucket more.
+    keys = by_page[1][:1] + [key for key in recent if hash_int(key, 0, 1) & 0x3F in (1, 2, 3, 4)][:31]
+    rows = np.array([elsewhere] * 4_064 + keys)
+    values, found = expiring_kernels.read_many(table, rows, now=2, ttl=100, renews=True)
+    assert parts_of(values[4_064:], found[4_064:]) == keys
+    assert [table.timestamp(key) for key in keys] == [2] * 32
+    view.release()
+    table.owner._check()
