@@ -543,6 +543,36 @@ cdef void raw_free(Budget *budget, void *block, uint64_t size) noexcept nogil:
         PyMem_RawFree(block)
 
 
+cdef int check_slabs(ArenaCore *arena) except -1:
+    """Verify that the slabs with room are those of their heap and class, and that their blocks add up."""
+    cdef BlobHeap *heap
+    cdef Slab *slab
+    cdef Slab *last
+    cdef uint32_t which, offset, freed
+    cdef int number
+    cdef int64_t held = 0, in_slabs = 0
+    for number in range(MAX_LANES):
+        heap = &arena.heaps[number]
+        held += heap.bytes
+        assert heap.lock == 0, f"heap {number}: locked"
+        for which in range(32):
+            slab, last = heap.partial[which], NULL
+            while slab != NULL:
+                assert slab.heap == heap and slab.size_class == which, f"heap {number}: a slab of another list"
+                assert slab.prev == last, f"heap {number}: links of slabs differ"
+                assert <char *>slab == address(arena, slab.ref), f"heap {number}: a slab with another ref"
+                assert slab.used and not is_full(slab), f"heap {number}: a slab that is empty or full is listed"
+                freed, offset = 0, slab.free_offset
+                while offset and freed < SLAB_BYTES:     # a block freed twice makes a circle
+                    freed += 1
+                    offset = (<uint32_t *>(<char *>slab + offset))[0]
+                assert slab.fresh_offset == SLAB_HEADER + (slab.used + freed) * class_size[which], "lost blocks"
+                in_slabs += <int64_t>slab.used * class_size[which]
+                slab, last = slab.next, slab
+    assert in_slabs <= held, "bytes of blobs do not add up"
+    return 0
+
+
 @cython.final
 @cython.no_gc                            # otherwise a collection could drop the extents before what lives in them
 cdef class Arena:
@@ -661,6 +691,7 @@ cdef class Arena:
             assert self.core.free_tail[order] == last, f"order {order}: wrong end of the list"
         assert listed == free_blocks, "free lists and block maps differ"
         assert self.core.idle == sum(order == MAX_ORDER for _, _, order in listed), "idle extents do not add up"
+        check_slabs(&self.core)
 
 
 @cython.final
