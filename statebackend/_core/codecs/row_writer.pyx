@@ -144,6 +144,7 @@ cdef class RowWriter:
     `fields_of(row)` gives the fields of a row that is no plain tuple, or None if it is no row; `values_of(i, taken)`
     gives back as a list what `take` would give for column `i`.
 
+    >>> from statebackend._core.codecs.type_codec import TypeCodec
     >>> from statebackend.types.serializers import serializer_for
     >>> writer = RowWriter((TypeCodec("SHORT", serializer_for("smallint")),), ("n",), lambda row: None, None)
     >>> writer.extend([(1,), {"n": 2}])
