@@ -11,11 +11,11 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
 
-from statebackend._core.handles.row_loop import RowContext
 from statebackend.errors import UsageError
 from statebackend.functions.metrics import Metrics
 from statebackend.operator_state import OperatorStateBackend
@@ -78,7 +78,7 @@ class ProcessingTimers:
         return self._timers
 
 
-class FunctionContext(RowContext):
+class FunctionContext:
     """The context that every method of a function gets. Ask for states in ``open`` and keep the handles.
 
     >>> from statebackend.backends import create_backend
@@ -94,6 +94,7 @@ class FunctionContext(RowContext):
         "_keys",
         "_timers",
         "batch_id",
+        "keyed_state_store",
         "metrics",
         "now",
         "operator_state_store",
@@ -122,6 +123,19 @@ class FunctionContext(RowContext):
         self._has_event_time = has_event_time
         self._has_timers = has_timers
         self._timers: Timers | ProcessingTimers | None = None
+
+    # Without a frame of Python's own: functions ask for every row.
+    current_key: Any = property(
+        attrgetter("keyed_state_store.current_key"),
+        doc="""The key of the row or of the timer; `UsageError` if there is none, as for broadcast rows.
+
+        >>> from statebackend.backends import create_backend
+        >>> keyed = create_backend("reference").create_keyed_backend(str)
+        >>> keyed.set_current_key("ann")
+        >>> FunctionContext(keyed, OperatorStateBackend(), Metrics()).current_key
+        'ann'
+        """,
+    )
 
     @property
     def keys(self) -> pa.Array:

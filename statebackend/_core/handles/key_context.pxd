@@ -65,7 +65,6 @@ cdef class KeyContext:
     cdef LookAhead ahead
     cdef int set_number(self, int64_t number) except -1
     cdef int set_key_of_run(self, object key, int64_t number, const int64_t *later) except -1
-    cdef object key_here(self)
     cdef void look_ahead(self, bint has_guess) noexcept
     cdef void ask_for_buckets(self) noexcept
     cdef int64_t time(self) except? -1

@@ -229,11 +229,7 @@ cdef class KeyContext:
 
     @property
     def current_key(self):
-        """The current key, in its canonical form."""
-        return self.key_here()
-
-    cdef object key_here(self):
-        """The current key; the object that was set, where that is known to be the same."""
+        """The current key, in its canonical form; the object that was set, where that is known to be the same."""
         cdef object key
         if self.core.closed:
             raise ClosedError("the backend is closed", hint="create another one")

@@ -6,11 +6,6 @@ from typing import Any, final
 from statebackend._core.codecs.row_maker import RowMaker
 from statebackend._core.codecs.row_writer import RowWriter
 
-class RowContext:
-    keyed_state_store: Any
-    @property
-    def current_key(self) -> Any: ...
-
 @final
 class Output:
     def __init__(self, writer: RowWriter | None, refused: Callable[[object], Any]) -> None: ...

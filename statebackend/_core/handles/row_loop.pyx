@@ -20,18 +20,6 @@ cdef extern from "Python.h":
     const size_t VECTORCALL_OFFSET "PY_VECTORCALL_ARGUMENTS_OFFSET"
 
 
-cdef class RowContext:
-    """What the context of a function has of this: the current key, without a call in Python."""
-    cdef public object keyed_state_store
-
-    @property
-    def current_key(self):
-        """The key of the row or of the timer; `UsageError` if there is none, as for broadcast rows."""
-        if isinstance(self.keyed_state_store, KeyContext):
-            return (<KeyContext>self.keyed_state_store).key_here()
-        return self.keyed_state_store.current_key
-
-
 @cython.final
 cdef class Output:
     """Where the rows go that a function gives: to `writer`, or as they are to the list `rows`.
