@@ -1,4 +1,4 @@
-"""What grows, and may: each with the sentence of the docs that says so. And what still grows, and may not."""
+"""What grows, and may: each with the sentence of the docs that says so."""
 
 from __future__ import annotations
 
@@ -101,10 +101,4 @@ DOCUMENTED: dict[tuple[str, str, str], Stated] = {
         ),
         CLOSE,
     ),
-}
-
-
-#: Cliffs that are still there. Who mends one takes it out: the grid says which entries no longer hold.
-NOT_YET: dict[tuple[str, str, str], str] = {
-    ("list", "memory", "gone"): "what lists hold lies in slabs of 32 KB, of which one block keeps all",
 }

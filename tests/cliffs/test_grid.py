@@ -8,14 +8,13 @@ more entries, or if the memory for what is there grows likewise.
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cliffs.measuring import ATTEMPTS, LIMIT, Side, core_bytes, growth, least, no_collections, spent
 from cliffs.operations import ELSEWHERE, INTERFACES, OPERATIONS, SLOW, public
-from cliffs.stated_costs import DOCUMENTED, NOT_YET
+from cliffs.stated_costs import DOCUMENTED
 from cliffs.worlds import DESCRIPTORS, FORMER, GROWTHS, ROWS, VARIANTS, Growth, World, without_fsync
 
 from statebackend._core.memory.arena import is_checked_build
@@ -56,14 +55,6 @@ def test_the_docs_state_the_cost(cell: Cell) -> None:
     kind, method, condition = cell
     assert method in OPERATIONS[kind] or method in ELSEWHERE[kind]
     assert condition in [each.name for each in GROWTHS]
-
-
-@pytest.mark.parametrize("cell", NOT_YET, ids="-".join)
-def test_what_is_still_a_cliff_is_in_the_grid(cell: Cell) -> None:
-    kind, method, condition = cell
-    assert method in OPERATIONS[kind] or method == "memory" or method in ELSEWHERE[kind]
-    assert condition in [each.name for each in GROWTHS]
-    assert cell not in DOCUMENTED
 
 
 # ---------------------------------------------------------------------------------------------- measuring
@@ -131,7 +122,7 @@ class Pair:
 
 def limit(cell: Cell) -> float:
     """How many times as much a call may cost at the large size."""
-    return math.inf if cell in NOT_YET else DOCUMENTED[cell].bound if cell in DOCUMENTED else LIMIT
+    return DOCUMENTED[cell].bound if cell in DOCUMENTED else LIMIT
 
 
 def variants(kind: str, grown: Growth) -> list[tuple[str, str]]:
@@ -179,7 +170,6 @@ CELLS = [
 @pytest.mark.skipif(is_checked_build(), reason="the checked build checks in proportion to what is there")
 @pytest.mark.parametrize(("kind", "grown"), CELLS)
 def test_no_call_becomes_dearer(kind: str, grown: Growth) -> None:
-    factors: dict[str, float] = {}
     failing: dict[str, dict[str, float]] = {}
     for variant in variants(kind, grown):
         found = measured(kind, grown, variant, methods(kind, grown))
@@ -191,18 +181,11 @@ def test_no_call_becomes_dearer(kind: str, grown: Growth) -> None:
             for method, factor in measured(kind, grown, variant, again).items():
                 found[method] = min(factor, found.get(method, factor))
         for method, factor in found.items():
-            factors[method] = max(factor, factors.get(method, 0.0))
             if factor > limits[method]:
                 failing.setdefault(method, {})[", ".join(variant)] = round(factor, 1)
     if failing:
         lines = [f"{method}: {by_variant}" for method, by_variant in failing.items()]
         pytest.fail(f"dearer by {grown.name}, times as much:\n" + "\n".join(lines), pytrace=False)
-    mended = [
-        method
-        for method, factor in factors.items()
-        if (kind, method, grown.name) in NOT_YET and factor < LIMIT / 1.5
-    ]
-    assert mended == [], f"no cliff any more: take it out of NOT_YET, {grown.name}"
 
 
 @pytest.mark.skipif(is_checked_build(), reason="the checked build checks in proportion to what is there")
@@ -226,7 +209,7 @@ def test_closing_takes_no_longer_however_much_there_was() -> None:
             return min(closing(grown, grown.large) for _ in range(2)) / small
 
         factor, cell = least(attempt), ("backend", "close", grown.name)
-        if factor > LIMIT and cell not in DOCUMENTED and cell not in NOT_YET:
+        if factor > LIMIT and cell not in DOCUMENTED:
             slow[grown.name] = round(factor, 1)
     if slow:
         pytest.fail(f"closing takes longer, times as much: {slow}", pytrace=False)

@@ -147,7 +147,7 @@ class World:
 
     def settle(self) -> None:
         """Ordinary calls, in which what is no longer needed is reclaimed."""
-        for _ in range(10_000):
+        for _ in range(20_000):
             self.keyed.set_current_key(COLD)
             for state in self.states.values():
                 state.exists()

@@ -341,12 +341,22 @@ cdef inline void unlink_slab(Slab *slab) noexcept nogil:
 
 
 cdef inline void link_slab(BlobHeap *heap, Slab *slab) noexcept nogil:
+    """Let blocks be cut from a slab next; but first from one that is at hand and more than half empty.
+
+    While much is freed, what is new then gathers in few slabs, and the others go back.
+    """
+    cdef Slab *first = heap.partial[slab.size_class]
     slab.heap = heap
     slab.prev = NULL
-    slab.next = heap.partial[slab.size_class]
+    slab.next = first
+    if first != NULL and 2 * first.used * class_size[slab.size_class] < SLAB_BYTES:
+        slab.prev = first
+        slab.next = first.next
+        first.next = slab
+    else:
+        heap.partial[slab.size_class] = slab
     if slab.next != NULL:
         slab.next.prev = slab
-    heap.partial[slab.size_class] = slab
 
 
 cdef bint take_slab(BlobHeap *heap, uint32_t which) noexcept nogil:
