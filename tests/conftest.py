@@ -13,6 +13,7 @@ import importlib
 import os
 import random
 import secrets
+import threading
 from collections.abc import Callable, Generator, Iterator
 from types import ModuleType
 
@@ -119,14 +120,24 @@ def live_counters() -> Callable[[], dict[str, int]] | None:
 
 
 def _left_alive(counters: Callable[[], dict[str, int]], before: dict[str, int]) -> dict[str, int]:
-    """Counts that have risen. A full collection takes a tenth of a second: only where something seems to be left."""
-    for collect in (False, True):
-        if collect:
-            gc.collect()
+    """Counts that have risen. A full collection takes a tenth of a second: only where something seems to be left.
+
+    A backend that is closed does not wait for what its threads still write, and these hold it until they end.
+    """
+    left = {}
+    for wait in (lambda: None, gc.collect, _wait_for_writers):
+        wait()
         left = {name: count for name, count in counters().items() if count > before.get(name, 0)}
         if not left:
             break
     return left
+
+
+def _wait_for_writers() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("statebackend-writing"):
+            thread.join(2.0)
+    gc.collect()
 
 
 @pytest.fixture(scope="session", autouse=True)
