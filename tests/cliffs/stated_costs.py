@@ -97,7 +97,7 @@ DOCUMENTED: dict[tuple[str, str, str], Stated] = {
             "backend",
             "close",
             *("open marks", "namespaces", "timers", "keys", LENGTH),
-            *("gone", "namespaces gone", "timers deleted"),
+            *("gone", "marks gone", "snapshots gone", "namespaces gone", "timers deleted"),
         ),
         CLOSE,
     ),
