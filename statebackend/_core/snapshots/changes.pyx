@@ -53,17 +53,8 @@ def changed_entries(StateTable table not None, Mark mark not None):
     >>> sorted(zip(live["key"].tolist(), live["value"].tolist())), rows.take(~rows.is_live).keys()
     ([(1, 11), (3, 30)], {'key': array([2])})
     """
-    cdef StateCore owner = table.owner
-    owner.require_open(mark)
-    owner.enter()
-    owner.hold()
-    owner.calls += 1                     # so that no handle remembers a slot and writes without asking
-    try:
-        found, groups, removed, _born, kept, live, _oldest = distinct_changes(table.table, mark.version)
-        moment = LiveMoment(owner)
-    finally:
-        owner.let_go()
-        owner.leave()
+    cdef LiveMoment moment
+    (found, groups, removed, _born, kept, live, _oldest), moment = changes_now(table, mark)
     order = np.argsort(groups, kind="stable")
     return new_rows(table, moment, found[order], groups[order].astype(np.int64), live.view(np.bool_)[order],
                     kept[order], removed.view(np.bool_)[order])
@@ -84,20 +75,25 @@ def entries_before(StateTable table not None, Mark mark not None):
     >>> entries_before(table, mark).columns()
     {'key': array([2]), 'value': array([20])}
     """
+    cdef LiveMoment moment
+    (_found, groups, _removed, born, _kept, _live, oldest), moment = changes_now(table, mark)
+    rows = np.flatnonzero(born == 0)
+    rows = rows[np.argsort(groups[rows], kind="stable")]
+    return new_rows(table, moment, oldest[rows], groups[rows].astype(np.int64), np.ones(len(rows), dtype=np.bool_))
+
+
+cdef tuple changes_now(StateTable table, Mark mark):
+    """Collect `distinct_changes` since `mark`, and the moment at which they are valid."""
     cdef StateCore owner = table.owner
     owner.require_open(mark)
     owner.enter()
     owner.hold()
     owner.calls += 1                     # so that no handle remembers a slot and writes without asking
     try:
-        _found, groups, _removed, born, _kept, _live, oldest = distinct_changes(table.table, mark.version)
-        moment = LiveMoment(owner)
+        return distinct_changes(table.table, mark.version), LiveMoment(owner)
     finally:
         owner.let_go()
         owner.leave()
-    rows = np.flatnonzero(born == 0)
-    rows = rows[np.argsort(groups[rows], kind="stable")]
-    return new_rows(table, moment, oldest[rows], groups[rows].astype(np.int64), np.ones(len(rows), dtype=np.bool_))
 
 
 def count_changes(StateTable table not None, Mark mark not None):
