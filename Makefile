@@ -3,6 +3,8 @@
 #
 #   PYTHON       the interpreter that .venv is made with (python3)
 #   PYTEST_ARGS  more arguments for pytest: make test PYTEST_ARGS='-k key_groups -x'
+#   BACKEND      where the demo has its state: heap, or rocksdb
+#   MODE         who has it: driver, or executors of a small cluster on this machine
 #   WORKERS      processes that the tests are shared out to (one for each core); 0: in pytest's own, as for --pdb
 
 SHELL := /bin/bash
@@ -13,6 +15,8 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 PYTEST_ARGS ?=
 WORKERS ?= auto
+BACKEND ?= heap
+MODE ?= driver
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -24,12 +28,12 @@ BUILD := $(PY) setup.py -q build_ext --inplace
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 
 # What runs under sanitizers: the compiled code's own tests, and those of every state.
-SANITIZED ?= tests/core tests/heap tests/contract
+SANITIZED ?= tests/core tests/heap tests/rocksdb tests/contract
 
 .PHONY: help demo test debug asan ubsan bench docs lint format clean
 
 help:
-	@echo 'make demo   build, then run a streaming query with state, killed and restarted on the way'
+	@echo 'make demo   build, then run a streaming query with state, killed and restarted on the way; BACKEND=rocksdb, MODE=executors'
 	@echo 'make test   release build, whole test suite'
 	@echo 'make debug  checked build (bounds checks, invariants, live counters), whole test suite'
 	@echo 'make asan   checked build under AddressSanitizer, tests of the core and of the states; ubsan: undefined behaviour'
@@ -69,7 +73,7 @@ debug: export PYTHONDEVMODE := 1
 demo: $(STAMP).spark
 	@scripts/check_java.sh
 	@$(BUILD)
-	@$(PY) examples/spark/demo.py
+	@$(PY) examples/spark/demo.py --backend $(BACKEND) --mode $(MODE)
 
 test: $(STAMP).test+spark
 	@$(BUILD)
@@ -82,9 +86,10 @@ debug: $(STAMP).test+spark
 # Sanitizers. The package is built as a whole into a folder of its own, so the modules next to the sources stay what they
 # are. PYTHONSAFEPATH keeps those out of the tests' subprocesses (from Python 3.11 on). Without PYTHONMALLOC a sanitizer
 # would see the interpreter's arenas, but no object in them. What the interpreter itself never frees is no leak. Reports
-# go to files, because pytest keeps the output of a process that ends at once.
+# go to files, because pytest keeps the output of a process that ends at once. AddressSanitizer looks for C++'s exceptions
+# when it begins, and RocksDB throws some: so libstdc++ is there from the beginning.
 asan: SANITIZER := address
-asan: PRELOADED = $(shell $(CC) -print-file-name=libasan.so)
+asan: PRELOADED = $(shell $(CC) -print-file-name=libasan.so) $(shell $(CC) -print-file-name=libstdc++.so)
 ubsan: SANITIZER := undefined
 asan ubsan: OWN = $(CURDIR)/build/checked-$(SANITIZER)
 asan ubsan: $(STAMP).test+spark
@@ -92,7 +97,7 @@ asan ubsan: $(STAMP).test+spark
 	@rm -f $(OWN)/report.*
 	@STATEBACKEND_BUILD=checked PYTHONPATH=$(OWN)/package PYTHONSAFEPATH=1 PYTHONMALLOC=malloc \
 	    ASAN_OPTIONS=detect_leaks=0:log_path=$(OWN)/report UBSAN_OPTIONS=log_path=$(OWN)/report \
-	    LD_PRELOAD=$(PRELOADED) $(VENV)/bin/pytest -m 'not spark' $(SANITIZED) $(PYTEST_ARGS); \
+	    LD_PRELOAD='$(PRELOADED)' $(VENV)/bin/pytest -m 'not spark' $(SANITIZED) $(PYTEST_ARGS); \
 	    status=$$?; ! cat $(OWN)/report.* 2>/dev/null && exit $$status
 
 bench: $(STAMP).bench

@@ -72,6 +72,7 @@ MODULES: dict[str, Module] = {
     "statebackend._core.memory.arena": Module(
         "extents cut into page runs; size-classed bytes; live counters"
     ),
+    "statebackend._core.memory.blob_columns": Module("the bytes of many blobs as one column"),
     "statebackend._core.memory.journal": Module("undo segments of marks; the dirty set"),
     "statebackend._core.tables.cow_map": Module(
         "entries, copy-on-write map, snapshot view, visitor: one unit"
@@ -110,6 +111,7 @@ MODULES: dict[str, Module] = {
     "statebackend._core.codecs.row_maker": Module("rows as Python objects out of Arrow's buffers"),
     "statebackend._core.codecs.row_writer": Module("rows as Python objects to columns that grow"),
     "statebackend._core.handles.look_ahead": Module("asking for memory that the next keys will need"),
+    "statebackend._core.handles.key_shape": Module("bytes of keys from where their objects lie"),
     "statebackend._core.handles.key_context": Module("the current key, namespace and time"),
     "statebackend._core.handles.base_handle": Module(
         "the tables of a state, and the place of the current key's entry"
@@ -130,12 +132,38 @@ MODULES: dict[str, Module] = {
     "statebackend._core.handles.time_index": Module(
         "timers: their set, and the queue in the order of firing"
     ),
+    "statebackend._core.handles.timer_columns": Module("many timers at once, as columns"),
     "statebackend._core.tables.accumulators": Module("what a stored value becomes when another is added"),
     "statebackend._core.batches.adding_kernels": Module("batches of additions to reductions and aggregates"),
     "statebackend._core.batches.gathering": Module("values and lists of many entries as columns"),
     "statebackend._core.batches.expiring_kernels": Module("batches of reads where values expire"),
     "statebackend._core.batches.map_kernels": Module("batches over map states"),
     "statebackend._core.row_digest": Module("hashes of columns, added up row by row"),
+    "statebackend._core.rocksdb.library": Module(
+        "RocksDB's C API, from a library opened at run time; errors"
+    ),
+    "statebackend._core.rocksdb.callbacks": Module("the compaction filter and the merge operator"),
+    "statebackend._core.rocksdb.options": Module("options of databases, and their shared memory"),
+    "statebackend._core.rocksdb.database": Module("a database and its column families"),
+    "statebackend._core.rocksdb.batches": Module("batches of writes"),
+    "statebackend._core.rocksdb.iterators": Module("iterators within bounds"),
+    "statebackend._core.rocksdb.composite_keys": Module(
+        "key groups, keys, namespaces and map keys as one key"
+    ),
+    "statebackend._core.rocksdb.value_layouts": Module("timestamps, nulls and lengths beside stored values"),
+    "statebackend._core.rocksdb.sorted_rows": Module("rows in the order of their keys, and some of them"),
+    "statebackend._core.rocksdb.ordered_reads": Module("reads of many keys in the order of the database"),
+    "statebackend._core.rocksdb.noted_keys": Module("keys that have changed, and what has become of each"),
+    "statebackend._core.rocksdb.table_files": Module("files of rows that a database takes in whole"),
+    "statebackend._core.rocksdb.overlay": Module("what an open batch has changed, and how to take it back"),
+    "statebackend._core.rocksdb.walks": Module("walks over the database and the open batch together"),
+    "statebackend._core.rocksdb.store": Module("reads and writes at the current key, and of many keys"),
+    "statebackend._core.rocksdb.value_bytes": Module("values of a type to stored bytes, and back"),
+    "statebackend._core.rocksdb.current_key": Module("the current key, namespace and time on RocksDB"),
+    "statebackend._core.rocksdb.base_handle": Module("what the handles of all states on RocksDB share"),
+    "statebackend._core.rocksdb.single_handles": Module("handles of one value for a key on RocksDB"),
+    "statebackend._core.rocksdb.list_handle": Module("the handle of list states on RocksDB"),
+    "statebackend._core.rocksdb.map_handle": Module("the handle of map states on RocksDB"),
     "statebackend._core.handles.adding_handles": Module("the scalar handles of operations with a name"),
 }
 
@@ -310,9 +338,9 @@ class build_ext(_build_ext):
 #: Where the project lives: the one place that says so. mkdocs.yml repeats it, and a test compares the two.
 PROJECT_URL = "https://github.com/statebackend/statebackend"
 
-#: pyspark 4.1: `DataFrame.repartitionById` came with it (and `DataFrame.toArrow` with 4.0).
+#: pyspark 4.0: `DataFrame.toArrow` came with it, and data sources in Python.
 #: pandas: what PySpark's Arrow path imports; PySpark does not work with pandas 3 yet.
-SPARK = ["pyspark>=4.1", "pandas>=2.2,<3"]
+SPARK = ["pyspark>=4.0", "pandas>=2.2,<3"]
 #: What Spark Connect imports beside PySpark itself, and so does `transformWithState` in Python.
 CONNECT = [
     "grpcio>=1.76",
@@ -323,8 +351,13 @@ CONNECT = [
 ]
 #: Stores in object stores.
 CLOUD = ["obstore>=0.10"]
+#: The sink that writes to Delta Lake tables.
+DELTA = ["deltalake>=1.2"]
+#: Progress for Prometheus.
+METRICS = ["prometheus-client>=0.20"]
 #: What the tests without Spark need: where a package of these is missing, tests fail.
-#: mypy: its stubtest checks the hand-kept stubs of the compiled modules.
+#: mypy: its stubtest checks the hand-kept stubs of the compiled modules; and with pyright, how handles are typed.
+#: pyright fetches its own program when it first runs; where it cannot, that test is skipped.
 #: moto: an S3 server on the loopback interface, for the tests of checkpoints in an object store. The same tests have
 #: npm install Azurite below build/, where there is npm.
 #: cryptography: the AES-GCM of the page about encryption and its example.
@@ -335,6 +368,7 @@ TEST_WITHOUT_SPARK = [
     "pytest-xdist>=3.6",
     "hypothesis>=6.100",
     "mypy>=1.11",
+    "pyright>=1.1.390",
     "moto[server]>=5",
     "cryptography>=43",
     "matplotlib>=3.8",
@@ -342,7 +376,7 @@ TEST_WITHOUT_SPARK = [
     "setuptools>=77",
 ]
 #: All that the tests need.
-TEST = [*SPARK, *CONNECT, *TEST_WITHOUT_SPARK]
+TEST = [*SPARK, *CONNECT, *DELTA, *METRICS, *TEST_WITHOUT_SPARK]
 LINT = ["ruff>=0.6", "mypy>=1.11", "cython-lint>=0.16"]
 #: ruff: it breaks long signatures of the reference into lines.
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27", "ruff>=0.6"]
@@ -350,6 +384,7 @@ DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27", 
 BENCH = [
     *SPARK,
     *CONNECT,
+    *DELTA,
     "pytest>=8",
     "pytest-benchmark>=5",
     "psutil>=6",
@@ -426,12 +461,14 @@ if __name__ == "__main__":
         extras_require={
             "spark": SPARK,
             "cloud": CLOUD,
+            "delta": DELTA,
+            "metrics": METRICS,
             "test": TEST,
             "test-without-spark": TEST_WITHOUT_SPARK,
             "bench": BENCH,
             "docs": DOCS,
             "lint": LINT,
-            "all": sorted({*SPARK, *CLOUD, *TEST, *BENCH, *DOCS, *LINT}),
+            "all": sorted({*SPARK, *CLOUD, *DELTA, *METRICS, *TEST, *BENCH, *DOCS, *LINT}),
         },
         packages=packages(),
         package_data={"": ["py.typed", "*.pyi", "*.pxd"]},

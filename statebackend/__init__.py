@@ -20,6 +20,7 @@ from statebackend.errors import (
     ClosedError,
     CommitConflictError,
     CorruptCheckpointError,
+    HostError,
     KeyGroupError,
     MemoryLimitError,
     MutationError,
@@ -36,6 +37,7 @@ from statebackend.functions import (
     CheckpointListener,
     FunctionContext,
     KeyedProcessFunction,
+    KeyRowsFunction,
     flat_map_with_state,
     map_with_state,
 )
@@ -85,6 +87,7 @@ __all__ = [
     "AggregatingState",
     "FoldingState",
     # functions
+    "KeyRowsFunction",
     "KeyedProcessFunction",
     "BatchProcessFunction",
     "FunctionContext",
@@ -114,6 +117,7 @@ __all__ = [
     "StateBackendError",
     "UsageError",
     "ClosedError",
+    "HostError",
     "KeyGroupError",
     "StateMigrationError",
     "CorruptCheckpointError",

@@ -21,6 +21,7 @@ __all__ = [
     "ClosedError",
     "CommitConflictError",
     "CorruptCheckpointError",
+    "HostError",
     "KeyGroupError",
     "MemoryLimitError",
     "MutationError",
@@ -190,6 +191,16 @@ class BatchGapError(StateBackendError):
     """
 
     default_code = "BATCH_GAP"
+
+
+class HostError(StateBackendError):
+    """A host, a process on an executor that has a part of the state, was lost, or its function raised.
+
+    >>> HostError("ValueError: no number", detail="host 2 of 4").code
+    'HOST'
+    """
+
+    default_code = "HOST"
 
 
 class MutationError(StateBackendError):

@@ -1,4 +1,4 @@
-"""Measures what checkpoints cost: ``python -m bench.checkpoint P5 P10 P11 P23 slow-down``, or all without names.
+"""Measures what checkpoints cost: ``python -m bench.checkpoint P5 P10 P11 P23 slow-down operator``, or all by default.
 
 Prints a table and writes ``build/bench/checkpoint.json``. Nothing else should run on the machine meanwhile. ``--n``
 entries, ``--folder`` on the disk that is to be measured.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.checkpoint import amplification, costs
+from bench.checkpoint import amplification, costs, operator_lists
 from bench.common.report import Report
 
 CHANGED = (1000, 10_000, 100_000, 1_000_000)
@@ -35,12 +35,13 @@ def p10(report: Report, args: argparse.Namespace) -> None:
 
 
 def p11(report: Report, args: argparse.Namespace) -> None:
-    taken = costs.full(args.n, args.samples, args.folder)
-    report.row(
-        "P11", f"full checkpoint, {args.n:,} entries, committed; at least 5", taken["write"], "M entries/s"
-    )
-    report.row("P11", "its restore; at least 5", taken["restore"], "M entries/s")
-    report.row("P11", "its size", taken["bytes"], "bytes/entry")
+    for layout, asked in (("inline", 8), ("struct", 2)):
+        taken = costs.full(args.n, args.samples, args.folder, layout)
+        what = f"{args.n:,} entries of LONG to {costs.LAYOUTS[layout]}"
+        for figure, name in (("write", "full checkpoint, committed"), ("restore", "its restore")):
+            report.row("P11", f"{name}, {what}; at least {asked}", taken[figure], "M entries/s")
+        report.row("P11", "its size", taken["bytes"], "bytes/entry")
+        report.row("P11", "memory at the peak of a restore; at most 1.15", taken["peak"], "x afterwards")
 
 
 def p23(report: Report, args: argparse.Namespace) -> None:
@@ -72,6 +73,15 @@ def p23(report: Report, args: argparse.Namespace) -> None:
             )
 
 
+def operator(report: Report, args: argparse.Namespace) -> None:
+    n = min(args.n, 1_000_000)
+    for layout, kind in operator_lists.KINDS.items():
+        taken = operator_lists.union_list(n, layout, args.samples, args.folder)
+        what = f"union list, {n:,} elements of {kind}"
+        report.row("operator", f"snapshot of a {what}, committed", taken["write"], "M elements/s")
+        report.row("operator", f"restore of a {what}", taken["restore"], "M elements/s")
+
+
 def slow_down(report: Report, args: argparse.Namespace) -> None:
     for layout in ("inline", "arena", "object"):
         n = args.n if layout != "object" else args.n // 10
@@ -83,7 +93,7 @@ def slow_down(report: Report, args: argparse.Namespace) -> None:
         report.row("slow-down", f"time to write it, {what}", taken["writing"], "s")
 
 
-FIGURES = {"P5": p5, "P10": p10, "P11": p11, "P23": p23, "slow-down": slow_down}
+FIGURES = {"P5": p5, "P10": p10, "P11": p11, "P23": p23, "slow-down": slow_down, "operator": operator}
 
 
 def main() -> None:

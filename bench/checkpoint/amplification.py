@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.checkpoint.costs import filled, store_in
+from bench.checkpoint.costs import filled, memory, store_in
 from statebackend.checkpoint.keyed.rewriting_rules import is_base_due, run_to_merge
 
 #: A key and a value of eight bytes each.
@@ -64,7 +64,7 @@ def measured(n: int, batches: int, changes: int, folder: str | None) -> dict[str
         seen.look()
         for kind in seen.written:
             seen.written[kind] = 0
-        took, memory = [], 0
+        took, at_first = [], 0
         for batch in range(1, batches + 1):
             keys = rng.choice(n, changes, replace=False)
             state.update_many(keys, rng.integers(0, 2**62, changes))
@@ -81,8 +81,8 @@ def measured(n: int, batches: int, changes: int, folder: str | None) -> dict[str
             took.append(1000 * (time.perf_counter() - resumed + paused - began))
             seen.look()
             if batch == batches // 10:
-                memory = resident()
-        grown = resident() - memory
+                at_first = memory()
+        grown = memory() - at_first
     tenth = max(batches // 10, 1)
     flat = {
         "first": statistics.median(took[:tenth]),
@@ -94,12 +94,6 @@ def measured(n: int, batches: int, changes: int, folder: str | None) -> dict[str
         "files": seen.most_files,
         **flat,
     }
-
-
-def resident() -> int:
-    """The memory that this process has, in bytes."""
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS"))
 
 
 def simulated(n: int, batches: int, changes: int) -> dict[str, Any]:

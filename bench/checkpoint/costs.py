@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import statistics
 import tempfile
@@ -20,11 +21,18 @@ import statebackend as sb
 #: Rows of a batch, where the figure does not say otherwise.
 BATCH = 100_000
 
+#: Types of values by the way in which the backend keeps them; a struct is in the arena, and a nested type in files.
+LAYOUTS = {
+    "inline": "bigint",
+    "arena": "string",
+    "struct": "struct<a:bigint,b:string>",
+    "object": sb.types.PICKLE,
+}
+
 
 def descriptor(layout: str, name: str = "state") -> Any:
-    """A value state whose values lie in entries, in the arena, or are objects."""
-    kind = {"inline": "bigint", "arena": "string", "object": sb.types.PICKLE}[layout]
-    return sb.ValueStateDescriptor(name, kind)
+    """A value state of the type of a layout."""
+    return sb.ValueStateDescriptor(name, LAYOUTS[layout])
 
 
 def values_of(layout: str, numbers: Any) -> Any:
@@ -33,6 +41,9 @@ def values_of(layout: str, numbers: Any) -> Any:
         return numbers
     if layout == "arena":
         return pa.array(numbers).cast(pa.string())
+    if layout == "struct":
+        text = pa.array(numbers[::-1]).cast(pa.string())
+        return pa.StructArray.from_arrays([pa.array(numbers), text], ["a", "b"])
     return [(int(number),) for number in numbers]
 
 
@@ -106,9 +117,12 @@ def _commit(keyed: Any, store: sb.CheckpointStore, checkpoint_id: int, **options
     return pause, time.perf_counter() - start
 
 
-def full(n: int, samples: int, folder: str | None) -> dict[str, float]:
-    """Million entries a second of a full checkpoint, committed, and of its restore; and bytes an entry."""
-    keyed, (state,) = filled(n)
+def full(n: int, samples: int, folder: str | None, layout: str = "inline") -> dict[str, float]:
+    """Million entries a second of a full checkpoint, committed, and of its restore; bytes an entry; and memory.
+
+    ``peak`` is the most memory that a process of its own has during a restore, by what it has afterwards.
+    """
+    keyed, (state,) = filled(n, layout)
     with store_in(folder) as store, keyed:
         written = [_commit(keyed, store, each, incremental=False)[1] for each in range(samples)]
         checkpoint = store.open(samples - 1)
@@ -119,17 +133,34 @@ def full(n: int, samples: int, folder: str | None) -> dict[str, float]:
         for _ in range(samples):
             start = time.perf_counter()
             again = sb.create_backend("heap").create_keyed_backend("bigint", restore=checkpoint)
-            state = again.get_state(descriptor("inline", "state 0"))
+            state = again.get_state(descriptor(layout, "state 0"))
             restored.append(time.perf_counter() - start)
             assert again.num_entries() == n
             assert state.get_many(some).equals(expected)
             again.close()
+        with multiprocessing.get_context("spawn").Pool(1) as other:
+            peak = other.apply(peak_of_restore, (store.uri, samples - 1, layout))
         size = sum(file.size for file in checkpoint.files.values())
     return {
         "write": n / statistics.median(written) / 1e6,
         "restore": n / statistics.median(restored) / 1e6,
         "bytes": size / n,
+        "peak": peak,
     }
+
+
+def peak_of_restore(uri: str, checkpoint_id: int, layout: str) -> float:
+    """The most memory that this process had in a restore, by what it has afterwards; it should do nothing else."""
+    checkpoint = sb.CheckpointStore(uri).open(checkpoint_id)
+    with sb.create_backend("heap").create_keyed_backend("bigint", restore=checkpoint) as keyed:
+        keyed.get_state(descriptor(layout, "state 0"))
+        return memory("VmHWM") / memory("VmRSS")
+
+
+def memory(what: str = "VmRSS") -> int:
+    """The memory that this process has (``VmRSS``), or had at most (``VmHWM``), in bytes."""
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(what))
 
 
 def pause(n: int, states: int, max_parallelism: int, samples: int, folder: str | None) -> float:

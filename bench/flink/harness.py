@@ -248,6 +248,24 @@ class FlinkPeer:
             "timers", ops, keys, _Settings(key_groups, samples, heap, gc, warmup, huge_pages, settled, fork)
         )
 
+    def run_type_bytes(
+        self,
+        role: str,
+        type_name: str,
+        keys: npt.ArrayLike,
+        key_groups: int = 128,
+        heap: str = "8g",
+    ) -> Measurement:
+        """Measure the heap that a value state takes, in ``bytes_per_entry`` and ``bytes_total``.
+
+        Its values are of the type, under Long keys; with the role ``"key"`` its keys are, with Long values. The
+        objects of keys and values are included.
+        """
+        _require([role], ("value", "key"))
+        settings = _Settings(key_groups, 1, heap, "best", 0, huge_pages=False, settled=False, fork=True)
+        (one,) = self._run("types", [_MEMORY_OP], keys, settings, role=role, type=type_name)
+        return one
+
     def run_snapshot_pause(
         self,
         keys: npt.ArrayLike,

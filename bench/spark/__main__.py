@@ -1,23 +1,29 @@
-"""Measures jobs end to end under Structured Streaming, beside Spark's own ways to keep state: P12, P13 and P14.
+"""Measures jobs end to end under Structured Streaming, beside Spark's own ways to keep state.
 
 The job is a running sum and count per key, in large micro-batches and in small ones, one file each. Contenders:
 
   batches                 ours, a BatchProcessFunction
+  rocksdb                 the same, with its state on the backend `rocksdb`
+  one host, two, four     the same in executors mode, with so many hosts
+  published               the same, whose sink publishes the committed files
+  delta                   the same, whose sink appends to a Delta table
   rows                    ours, a KeyedProcessFunction, called for each row
   struct                  the same, with one ValueState of struct<sum:bigint,n:bigint>, read and written
   spark                   Spark's own aggregation, in the JVM
   transformWithState      Spark's state API in Python (Row)
   applyInPandasWithState  Spark's older one
 
-P12 is batches against spark, P13 batches against the two Python ones, each side at the size of batch that favours it
-and then both at the small one, P14 rows, and struct, against transformWithState. Each contender runs alone, in a
-process and JVM of its own, over the same files and with the same sink; state and output are durable after every batch,
-and the result is checked. A figure is the median of the batches after the first ones. Then comes where a batch of ours
-spends its time.
+P24 is two hosts against batches, which is driver mode, and what each hop of a row costs with one, two and four hosts.
+P12 is batches, published and delta against spark, P13 batches against the two Python ones, each side at the size of
+batch that favours it and then both at the small one, P14 rows, and struct, against transformWithState; RocksDB is
+rocksdb against spark, whose state is in RocksDB, too, and against batches. Each contender runs alone, in a process
+and JVM of its own, over the same files; state and output are durable after every batch, and the result is checked.
+All have the same sink, which writes with Spark, but for published and delta. A figure is the median of the batches
+after the first ones. Then comes where a batch of ours spends its time.
 
 It needs Java 17 and the packages of the extra: pip install '.[bench]'. All of it takes about a quarter of an hour;
 nothing else should run on the machine meanwhile. Writes build/bench/spark.json, from which `python -m bench.spark.page`
-renews docs/performance/spark.md.
+renews docs/performance/spark.md; with --renew-page this command does so itself, unless a contender has failed.
 """
 
 from __future__ import annotations
@@ -40,18 +46,27 @@ import pyarrow.parquet as pq
 
 import statebackend as sb
 from bench.common.report import Report
+from bench.spark import page
 from bench.spark.parts import LABELS, batch_parts
 
 LARGE, SMALL = "large", "small"
 #: Contenders of each figure: ours, peer, what the ratio has to be.
-FIGURES: dict[str, list[tuple[str, str, float]]] = {
-    "P12": [("batches", "spark", 4.0)],
-    "P13": [("batches", "transformWithState", 60.0), ("batches", "applyInPandasWithState", 60.0)],
+FIGURES: dict[str, list[tuple[str, str, float | None]]] = {
+    "P12": [("batches", "spark", 5.0), ("published", "spark", 8.0), ("delta", "spark", None)],
+    "P13": [("batches", "transformWithState", 90.0), ("batches", "applyInPandasWithState", 90.0)],
     "P14": [("rows", "transformWithState", 50.0), ("struct", "transformWithState", 30.0)],
+    "P24": [("two hosts", "batches", 0.5), ("one host", "batches", None), ("four hosts", "batches", None)],
+    "RocksDB": [("rocksdb", "spark", 2.0), ("rocksdb", "batches", None)],
 }
 #: The size of batch that favours each. The Python ones of Spark gain little from large ones, which take minutes each.
 FAVOURED = {
     "batches": LARGE,
+    "rocksdb": LARGE,
+    "one host": LARGE,
+    "two hosts": LARGE,
+    "four hosts": LARGE,
+    "published": LARGE,
+    "delta": LARGE,
     "rows": LARGE,
     "struct": LARGE,
     "spark": LARGE,
@@ -165,7 +180,9 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="P12, P13 or P14; default: all of them")
+    parser.add_argument(
+        "figures", nargs="*", metavar="FIGURE", help="P12, P13, P14, P24 or RocksDB; default: all of them"
+    )
     parser.add_argument("--rows", type=int, default=2_000_000, help="of a large batch (%(default)s)")
     parser.add_argument("--keys", type=int, default=1_000_000, help="in large batches (%(default)s)")
     parser.add_argument("--small-rows", type=int, default=200_000, help="of a small batch (%(default)s)")
@@ -175,6 +192,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of keys and values (%(default)s)")
     parser.add_argument("--memory", default="4g", help="-Xms and -Xmx of every JVM (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("build/bench/spark.json"))
+    parser.add_argument("--renew-page", action="store_true", help="renew docs/performance/spark.md, too")
     args = parser.parse_args(argv)
     unknown = sorted(set(args.figures) - set(FIGURES))
     if unknown:
@@ -193,13 +211,17 @@ def main(argv: list[str] | None = None) -> int:
         bench = Bench(args, Path(folder))
         for figure in args.figures or FIGURES:
             bench.figure(report, figure)
-    for name, size in [("batches", LARGE), ("batches", SMALL), ("rows", LARGE), ("struct", LARGE)]:
-        bench.breakdown(name, size)
+    for name in ("batches", "one host", "two hosts", "four hosts", "published", "delta", "rows", "struct"):
+        for size in (LARGE, SMALL):
+            bench.breakdown(name, size)
     runs = {"/".join(which): said for which, said in bench.runs.items() if said}
     session = next(iter(runs.values()))["session"] if runs else {}
     args.out = str(args.out)
     report.write(Path(args.out), args, statebackend=sb.__version__, session=session, runs=runs)
-    return int(None in bench.runs.values())
+    has_failed = None in bench.runs.values()
+    if args.renew_page and not has_failed:
+        page.main(["--run", args.out])
+    return int(has_failed)
 
 
 if __name__ == "__main__":

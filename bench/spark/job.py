@@ -2,7 +2,7 @@
 
 Prints one JSON object: rows and milliseconds of each micro-batch, as Spark reports them, and where ours spent its
 time. FOLDER/in holds the input, a file a micro-batch. Every contender has the same sink: each batch is written as
-Parquet.
+Parquet; but ``published`` publishes its committed files, and ``delta`` appends to a Delta table.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import statebackend as sb
 from bench.spark.parts import KERNELS
 
 SCHEMA = "k bigint, total bigint, n bigint"
+#: Slots that hosts take beside those of the batches.
+SLOTS = {"one host": 1, "two hosts": 2, "four hosts": 4}
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -99,9 +102,16 @@ class Run:
             .start()
         )
 
-    def ours(self, function: Any) -> Any:
+    def ours(self, function: Any, backend: str = "heap", sink: Any = None, hosts: int = 0) -> Any:
         batches = sb.spark.stateful(
-            function, key="k", schema=SCHEMA, checkpoint=self.folder / "state" / self.name, sink=self.sink
+            function,
+            key="k",
+            schema=SCHEMA,
+            backend=backend,
+            mode="executors" if hosts else "driver",
+            parallelism=hosts or None,
+            checkpoint=f"file://{self.folder}/state/{self.name}",
+            sink=self.sink if sink is None else sink,
         )
 
         def call(frame: Any, batch_id: int) -> None:
@@ -158,6 +168,12 @@ class Run:
 
 CONTENDERS: dict[str, Callable[[Run], Any]] = {
     "batches": lambda run: run.ours(Batches()),
+    "rocksdb": lambda run: run.ours(Batches(), "rocksdb"),
+    "published": lambda run: run.ours(Batches(), sink=sb.spark.sinks.parquet(run.out)),
+    "delta": lambda run: run.ours(Batches(), sink=sb.spark.sinks.delta(run.out)),
+    "one host": lambda run: run.ours(Batches(), hosts=1),
+    "two hosts": lambda run: run.ours(Batches(), hosts=2),
+    "four hosts": lambda run: run.ours(Batches(), hosts=4),
     "rows": lambda run: run.ours(Rows()),
     "struct": lambda run: run.ours(OneStruct()),
     "spark": Run.spark_aggregation,
@@ -166,11 +182,19 @@ CONTENDERS: dict[str, Callable[[Run], Any]] = {
 }
 
 
-def check(folder: Path, out: Path) -> None:
+def written(run: Run) -> pa.Table:
+    """What a run has written, batch by batch."""
+    if run.name != "delta":
+        return pa.concat_tables([pq.read_table(path) for path in sorted(run.out.iterdir())])
+    from deltalake import DeltaTable
+
+    # Each version has the rows of one more batch; a key's count grows with every one that it is in.
+    table = DeltaTable(str(run.out)).to_pyarrow_table()
+    return table.take(pc.sort_indices(table, sort_keys=[("n", "ascending")]))
+
+
+def check(folder: Path, given: pa.Table) -> None:
     """The last row of each key, over all batches, is the sum and count of its input."""
-    given = pa.concat_tables(
-        [pq.read_table(path) for path in sorted(out.iterdir())]  # batch by batch
-    )
     columns = [given.column(name).to_numpy()[::-1] for name in ("k", "total", "n")]
     # The newest of ours comes last; Spark gives each key once a batch.
     keys, last = np.unique(columns[0], return_index=True)
@@ -198,7 +222,7 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     spark = (
-        SparkSession.builder.master(f"local[{args.cores}]")
+        SparkSession.builder.master(f"local[{args.cores + SLOTS.get(args.name, 0)}]")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", args.memory)
         .config("spark.driver.extraJavaOptions", f"-Xms{args.memory} -XX:+UseG1GC -XX:+AlwaysPreTouch")
@@ -217,7 +241,7 @@ def main() -> None:
         for each in map(dict, query.recentProgress)
         if each["numInputRows"]
     ]
-    check(args.folder, run.out)
+    check(args.folder, written(run))
     java = spark.sparkContext._jvm.java.lang.System.getProperty("java.version")
     session = {
         "spark": spark.version,

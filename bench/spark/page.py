@@ -12,7 +12,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,20 @@ NAMES = {
     "spark": "Spark's aggregation, in the JVM",
     "struct": "statebackend, row by row, one struct",
     "rows": "statebackend, row by row",
+    "rocksdb": "statebackend, whole batches on RocksDB",
+    "delta": "statebackend, whole batches, to Delta",
+    "published": "statebackend, whole batches, published",
+    "one host": "statebackend, whole batches, one host",
+    "two hosts": "statebackend, whole batches, two hosts",
+    "four hosts": "statebackend, whole batches, four hosts",
     "batches": "statebackend, whole batches",
 }
+#: The figure that has tables of its own, and its contenders.
+EXECUTORS, HOSTS = "P24", ("one host", "two hosts", "four hosts")
+#: Ours in driver mode, as the table of a batch's time has them.
+DRIVER = ("batches", "published", "delta", "rocksdb", "rows", "struct")
+#: What rows go through, one part after the other.
+HOPS = ("read", "scatter", "function", "output", "sink")
 
 
 def surroundings(run: Mapping[str, Any]) -> str:
@@ -46,6 +58,8 @@ def figures(run: Mapping[str, Any]) -> list[str]:
     """The table of the ratios."""
     lines = ["| | statebackend | | Spark | | ratio | target |", "|---|---|---|---|---|---|---|"]
     for row in run["rows"]:
+        if row["figure"] == EXECUTORS:
+            continue
         ours, peer = row["sizes"]
         ratio = f"{row['ratio']:.1f} ×"
         ratio = (
@@ -60,28 +74,65 @@ def figures(run: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def breakdown(run: Mapping[str, Any]) -> list[str]:
-    """The table of where a batch of ours spends its time."""
+def breakdown(run: Mapping[str, Any], names: Collection[str]) -> list[str]:
+    """The table of where batches of these contenders spend their time."""
     warmup = run["arguments"]["warmup"]
-    found = {which: batch_parts(said, warmup) for which, said in run["runs"].items() if said["parts"]}
+    found = {
+        which: batch_parts(run["runs"][which], warmup)
+        for name in names
+        for which in run["runs"]
+        if which.partition("/")[0] == name and run["runs"][which]["parts"]
+    }
     lines = [
         "| milliseconds of a batch | " + " | ".join(_title(which) for which in found) + " |",
         "|---|" + "---|" * len(found),
     ]
-    took = [{part.name: part.ms for part in parts} for _, parts in found.values()]
+    took = [{part.name: part for part in parts} for _, parts in found.values()]
     for name, label in LABELS.items():
         if any(name in each for each in took):
-            lines.append(f"| {label} | " + " | ".join(_ms(each.get(name)) for each in took) + " |")
+            within = "… " if any(name in each and each[name].is_within for each in took) else ""
+            cells = (_ms(each[name].ms) if name in each else "" for each in took)
+            lines.append(f"| {within}{label} | " + " | ".join(cells) + " |")
     lines.append("| the whole micro-batch | " + " | ".join(_ms(whole) for whole, _ in found.values()) + " |")
+    return lines
+
+
+def executors(run: Mapping[str, Any]) -> list[str]:
+    """The tables of executors mode: rates beside driver mode, and what each hop costs a row."""
+    lines = ["| | rows a second | of driver mode | target |", "|---|---|---|---|"]
+    rows = [row for row in run["rows"] if row["figure"] == EXECUTORS]
+    lines.append(f"| driver mode | {_rate(rows[0]['peer'])} | | |")
+    for row in sorted(rows, key=lambda each: HOSTS.index(each["contender"])):
+        target = "" if row["target"] is None else f"at least {row['target']:.1f} ×"
+        ratio = f"{row['ratio']:.2f} ×"
+        ratio = f"**{ratio}**" if row["met"] is False else ratio
+        lines.append(f"| {row['contender']} | {_rate(row['ours'])} | {ratio} | {target} |")
+    names = ("batches", *HOSTS)
+    return [surroundings(run), "", *lines, "", *hops(run, names), "", *breakdown(run, names)]
+
+
+def hops(run: Mapping[str, Any], names: Collection[str]) -> list[str]:
+    """The table of what the parts of large batches cost a row."""
+    rows, warmup = run["arguments"]["rows"], run["arguments"]["warmup"]
+    found = {name: batch_parts(run["runs"][f"{name}/large"], warmup)[1] for name in names}
+    lines = [
+        "| nanoseconds a row | " + " | ".join(_title(name) for name in names) + " |",
+        "|---|" + "---|" * len(found),
+    ]
+    for hop in HOPS:
+        took = [{part.name: part.ms * 1e6 / rows for part in parts}.get(hop) for parts in found.values()]
+        lines.append(f"| {LABELS[hop]} | " + " | ".join(map(_ms, took)) + " |")
     return lines
 
 
 def renewed(page: str, run: Mapping[str, Any]) -> str:
     """The text of the page with the tables of this run."""
-    shown = ["![Thousand rows a second](spark.svg)", "", surroundings(run), "", *figures(run)]
-    tables = {"figures": shown, "breakdown": breakdown(run)}
-    if not run["rows"]:
-        return page
+    tables: dict[str, list[str]] = {}
+    if any(row["figure"] != EXECUTORS for row in run["rows"]):
+        shown = ["![Thousand rows a second](spark.svg)", "", surroundings(run), "", *figures(run)]
+        tables = {"figures": shown, "breakdown": breakdown(run, DRIVER)}
+    if any(row["figure"] == EXECUTORS for row in run["rows"]):
+        tables["executors"] = executors(run)
     for name, lines in tables.items():
         block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.S)
         if not block.search(page):
@@ -98,7 +149,9 @@ def plot(run: Mapping[str, Any], out: Path) -> None:
         which: statistics.median(each["rows"] / each["ms"] for each in said["batches"][warmup:])
         for which, said in run["runs"].items()
     }
-    names = [name for name in NAMES if any(which.startswith(f"{name}/") for which in rates)]
+    names = [
+        name for name in NAMES if name not in HOSTS and any(which.startswith(f"{name}/") for which in rates)
+    ]
     sizes = {"large": "rows", "small": "small_rows"}
     series = {
         f"batches of {run['arguments'][rows]:,} rows": [rates.get(f"{name}/{size}") for name in names]
@@ -110,7 +163,9 @@ def plot(run: Mapping[str, Any], out: Path) -> None:
 
 def _title(which: str) -> str:
     name, _, size = which.partition("/")
-    return f"{NAMES[name].removeprefix('statebackend, ')}, {size}"
+    if name in HOSTS:
+        return name
+    return ", ".join(filter(None, (NAMES[name].removeprefix("statebackend, "), size)))
 
 
 def _rate(thousands: float) -> str:
@@ -129,7 +184,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     run = json.loads(args.run.read_text())
     args.page.write_text(renewed(args.page.read_text(encoding="utf-8"), run), encoding="utf-8")
-    plot(run, args.page.with_suffix(".svg"))
+    if any(row["figure"] != EXECUTORS for row in run["rows"]):
+        plot(run, args.page.with_suffix(".svg"))
     return 0
 
 

@@ -16,6 +16,11 @@ LABELS = {
     "open": "looking whether it is still the same run",
     "plan": "reading what Spark has planned, and making that durable",
     "read": "Spark reads the input and hands it over as Arrow",
+    "hosts": "waiting until there is a host for every range",
+    "scatter": "tasks read the input, cut it and send it to hosts, which stage it",
+    "run": "hosts run the function and write their files; below, the slowest host",
+    "staged": "taking the rows that have waited",
+    "sync": "making the names of files durable",
     "prepare": "null keys, chunks put together",
     "function": "the function, all of it",
     "kernels": "of which in the calls of state",
@@ -24,7 +29,7 @@ LABELS = {
     "state": "waiting for the rest of the state's files",
     "commit": "the manifest",
     "verify": "reading the output again, against its checksum",
-    "sink": "the sink: Spark reads the output and writes it",
+    "sink": "the sink: Spark reads the output and writes it, or it is published",
     "Spark": "Spark's own: offsets, planning, its log of commits",
 }
 
@@ -36,6 +41,17 @@ class Part(NamedTuple):
     ms: float
     #: Whether it is counted in the part before it.
     is_within: bool = False
+
+
+def slowest_host(progress: list[dict[str, Any]]) -> dict[str, float]:
+    """Milliseconds of each part at the host that took longest for it; medians of the batches."""
+    names = dict.fromkeys(name for each in progress for host in each["hosts"] for name in host["durationMs"])
+    return {
+        name: statistics.median(
+            max(host["durationMs"].get(name, 0.0) for host in each["hosts"]) for each in progress
+        )
+        for name in names
+    }
 
 
 def batch_parts(said: dict[str, Any], warmup: int) -> tuple[float, list[Part]]:
@@ -52,6 +68,8 @@ def batch_parts(said: dict[str, Any], warmup: int) -> tuple[float, list[Part]]:
     for name, ms in took.items():
         parts.append(Part(name, ms))
         counted = [each["customMetrics"].get(KERNELS) for each in said["parts"]]
+        if name == "run":
+            parts += [Part(part, ms, True) for part, ms in slowest_host(progress).items()]
         if name == "function" and None not in counted:
             # A counter goes on from batch to batch.
             gone = [now - before for before, now in zip([0, *counted], counted, strict=False)]

@@ -186,7 +186,7 @@ class ByType(Sides):
             self.against_flink("P21", f"{operation}, {n:,} timers", operation, n, timings, target)
 
     def memory(self, n: int) -> None:
-        """Bytes per entry, each measured in a process of its own."""
+        """Bytes per entry, each measured in a process of its own, beside the heap that Flink's take."""
         keys = random_keys(n, self.args.seed)
         roles = [("value", kind) for kind in self.args.types]
         roles += [("key", kind) for kind in KEY_TYPES if kind in self.args.types and kind != _BIGINT]
@@ -194,12 +194,20 @@ class ByType(Sides):
             arguments = role, kind, keys, self.args.backend, self.args.max_parallelism
             with OwnProcess(Memory, *arguments) as measured:
                 found = measured.details()
+            theirs = None
+            if self.flink is not None:
+                measured_there = self.flink.run_type_bytes(
+                    role, kind, keys, self.args.max_parallelism, self.args.heap
+                )
+                theirs, self.jvm = measured_there["bytes_per_entry"], measured_there["jvm"]
             what = f"resident bytes per entry, {role}s of {kind}, {n:,} keys"
             self.report.row(
                 "memory-by-type",
                 what,
                 found.pop("resident_bytes"),
                 "bytes",
+                theirs,
+                False,
                 role=role,
                 type=kind,
                 n=n,

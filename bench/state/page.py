@@ -47,10 +47,10 @@ def surroundings(run: Mapping[str, Any], timed: bool = True) -> str:
     if timed:
         after = f"{warmup} of warm-up" if warmup is not None else "four million rows of warm-up"
         parts[0] += f", medians of {args['samples']} rounds after {after}"
-    if timed and jvm:
+    if jvm:
         parts.append(
-            f"Flink {jvm['flink_version']}, Java {jvm['java_version']}, `-Xms` = `-Xmx` = {args['heap']}, "
-            + ("huge pages" if args["huge_pages"] else "no huge pages")
+            f"Flink {jvm['flink_version']}, Java {jvm['java_version']}, `-Xms` = `-Xmx` = {args['heap']}"
+            + ((", huge pages" if args["huge_pages"] else ", no huge pages") if timed else "")
         )
     return ". ".join(parts) + "."
 

@@ -94,13 +94,15 @@ def timers(rows: list[Row]) -> list[str]:
 def memory(rows: list[Row]) -> list[str]:
     """The table of bytes."""
     lines = [
-        "| bytes per entry | keys | resident | in runs | of which in blobs |",
-        "|---|---|---|---|---|",
+        "| bytes per entry | keys | in Java | Flink | resident | in runs | of which in blobs |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         what = f"`{row['type']}`" if row["role"] == "value" else f"keys of `{row['type']}`"
         lines.append(
-            f"| {what} | {row['n']:,} | {row['ours']:.0f} | {row['run_bytes']:.0f} | {row['blob_bytes']:.0f} |"
+            f"| {what} | {row['n']:,} | {KINDS[row['type']].java} "
+            f"| {'' if row['peer'] is None else format(row['peer'], '.0f')} "
+            f"| {row['ours']:.0f} | {row['run_bytes']:.0f} | {row['blob_bytes']:.0f} |"
         )
     return lines
 

@@ -1,11 +1,12 @@
 """The main job: a streaming query with keyed state, which is killed in the middle, restarts, and is checked.
 
-    python examples/spark/demo.py
+    python examples/spark/demo.py [--backend rocksdb] [--mode executors]
 
 Orders of many customers arrive, a file a micro-batch. For each customer the job keeps how many there were, their sum
 and the largest; for the batch it gives out the customers that were touched. In the middle the process with all its
 state is killed with SIGKILL, JVM and all, and started again. At the end its state is compared with what a batch
-computation over all input gives.
+computation over all input gives. With ``--mode executors`` the state is in two processes on executors of a small
+cluster on this machine, and all of them are killed.
 """
 
 from __future__ import annotations
@@ -48,13 +49,16 @@ class Spending(sb.BatchProcessFunction):
 # ------------------------------------------------------------------------------------ the query
 
 
-def start(spark: Any, folder: Path, report: Any) -> Any:
+def start(spark: Any, folder: Path, report: Any, backend: str = "heap", mode: str = "driver") -> Any:
     """Start the query over the files in ``folder/in``; ``report(progress)`` is called after each batch."""
     batches = sb.spark.stateful(
         Spending(),
         key="customer",
         schema=SCHEMA,
-        checkpoint=folder / "state",
+        backend=backend,
+        mode=mode,
+        parallelism=2 if mode == "executors" else None,
+        checkpoint=f"file://{folder}/state",
         sink=lambda frame, batch_id: frame.write.mode("overwrite").parquet(f"{folder}/out/batch={batch_id}"),
     )
 
@@ -124,25 +128,28 @@ def report(progress: dict[str, Any]) -> None:
     )
 
 
-def run_query(folder: Path) -> None:
+def run_query(folder: Path, backend: str, mode: str) -> None:
     """The process that is killed."""
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master("local[2]").appName("statebackend demo")
+    # Two executors of two slots each: two for the hosts of the state, two for the batches.
+    master = "local[2]" if mode == "driver" else "local-cluster[2,2,1024]"
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName("statebackend demo")
     spark = builder.config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    start(spark, folder, report).awaitTermination()
+    start(spark, folder, report, backend, mode).awaitTermination()
     spark.stop()
 
 
-def supervise(folder: Path, kill_at: int) -> None:
+def supervise(folder: Path, kill_at: int, backend: str, mode: str) -> None:
     """Run the query in a process group of its own; kill it after a batch, once, and start it again."""
     print("batch       rows/s         keys   state MB   commit ms")
     while True:
         with (
             open(folder / "spark.log", "a") as log,
             subprocess.Popen(
-                [sys.executable, __file__, "--query", str(folder)],
+                [sys.executable, __file__, "--query", str(folder), "--backend", backend, "--mode", mode],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -172,17 +179,23 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=30)
     parser.add_argument("--rows", type=int, default=500_000, help="a batch")
     parser.add_argument("--customers", type=int, default=1_000_000)
+    parser.add_argument("--backend", choices=("heap", "rocksdb"), default="heap", help="where the state is")
+    parser.add_argument("--mode", choices=("driver", "executors"), default="driver", help="who has the state")
     parser.add_argument("--query", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.query:
-        run_query(args.query)
+        run_query(args.query, args.backend, args.mode)
         return
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="statebackend-demo-") as name:
         folder = Path(name)
-        print(f"{args.batches} batches of {args.rows:,} orders, {args.customers:,} customers\n")
+        where = "" if args.mode == "driver" else ", on two hosts"
+        print(
+            f"{args.batches} batches of {args.rows:,} orders, {args.customers:,} customers, "
+            f"state on {args.backend}{where}\n"
+        )
         generate(folder, args.batches, args.rows, args.customers)
-        supervise(folder, kill_at=args.batches // 2)
+        supervise(folder, args.batches // 2, args.backend, args.mode)
         right = state_is_right(folder)
     print(f"\nstate equals a batch computation over all input: {right}")
     print(f"{time.perf_counter() - began:.0f} s")

@@ -18,8 +18,8 @@ a core makes its own snapshots, so it loads `snapshots` late.
     |  memory     extents, runs, blobs; logs                    |
     +-----------------------------------------------------------+
 
-Three modules stand at the door, below all rooms, because they know no state: `key_groups` hashes keys as Spark does,
-`crc32c` sums files, `row_digest` hashes columns.
+Four modules stand at the door, below all rooms, because they know no state: `key_groups` hashes keys as Spark does,
+`crc32c` sums files, `row_digest` hashes columns, `wall_clock` reads the machine's clock as seldom as possible.
 
 Start with `tables/cow_map.pxd`. It draws the map, states its invariants and declares every struct. `tables/invariants`
 checks them: that is what `_check()` runs.
@@ -33,8 +33,9 @@ One update, from the handle to the map:
                                      key group, lets a growing map move a few entries, and finds the slot; skipped
                                      while the slot is remembered
       codec.store                    makes the stored form; what no codec knows goes through its serializer
-      slot_for_write, or insert      clones the entry if a snapshot needs it, and journals it if a mark does
-      the stored form goes in        and the time of now, where values expire
+      write_value                    in `tables/writing.pxd`: makes the entry, or clones it if a snapshot needs it and
+                                     journals it if a mark does; then the stored form goes in, and the time of now,
+                                     where values expire
 
 Everything that can run out of memory comes before the change, and the change cannot fail. So an operation that raises
 has changed nothing.
@@ -63,9 +64,9 @@ Three words that come up everywhere:
 Where something new goes:
 
     a value type    Usually nothing here changes: a type with a serializer is stored as its bytes. For a native form,
-                    add a FORM_ and its two conversions to `codecs/codecs.pyx`; for another number, also a code
-                    to `tables/state_table`. Only a value that owns memory in a new way needs a ValueKind in
-                    `cow_map.pxd`, with its cases in `payload_ref` and `payload_drop`.
+                    add a FORM_ and its two conversions to `codecs/codecs.pyx`; for another number, a code and
+                    the conversions to `tables/values.pxd`. Only a value that owns memory in a new way needs a
+                    ValueKind in `cow_map.pxd`, with its cases in `payload_ref`, `payload_drop` and `put_value`.
     a handle        A module in `handles`, with a class that derives from `Handle`, or from `SingleHandle` if there is
                     one value for a key; `handles/__init__.py` lists the modules. The heap backend then gives it a face
                     of its own in `backends/heap`.

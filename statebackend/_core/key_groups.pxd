@@ -102,6 +102,13 @@ cdef inline int32_t pmod_group(int32_t hash, int32_t max_parallelism) noexcept n
     return r + max_parallelism if r < 0 else r
 
 
+cdef inline uint32_t group_of_hash(int32_t hash, uint32_t max_parallelism) noexcept nogil:
+    # For a power of two, the mask is the non-negative remainder in two's complement: no division.
+    if max_parallelism & (max_parallelism - 1) == 0:
+        return <uint32_t>hash & (max_parallelism - 1)
+    return <uint32_t>pmod_group(hash, <int32_t>max_parallelism)
+
+
 cdef inline int32_t hash_canonical_int(const HashProgram* program, int64_t key) noexcept nogil:
     if program.kind == HASH_INT32:
         return spark_hash_int(<int32_t>key, SPARK_SEED)

@@ -11,7 +11,7 @@ A backend is imported when it is first asked for.
 >>> create_backend("reference")
 ReferenceBackend()
 >>> available_backends()["reference"]
-BackendAvailability(name='reference', is_available=True, reason=None)
+BackendAvailability(name='reference', is_available=True, reason=None, library=None)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import inspect
 import re
 from typing import Any, NamedTuple
 
-from statebackend.errors import BackendUnavailableError, UsageError
+from statebackend.errors import BackendUnavailableError, StateBackendError, UsageError
 from statebackend.state import StateBackend
 
 __all__ = ["ENTRY_POINTS", "BackendAvailability", "available_backends", "create_backend", "register_backend"]
@@ -32,12 +32,13 @@ ENTRY_POINTS = "statebackend.backends"
 _BUILT_IN = {
     "heap": "statebackend.backends.heap:HeapBackend",
     "reference": "statebackend.backends.reference:ReferenceBackend",
+    "rocksdb": "statebackend.backends.rocksdb:RocksDbBackend",
 }
 _registered: dict[str, str] = {}
 
 
 class BackendAvailability(NamedTuple):
-    """Tells if a backend can be used here and, if not, why.
+    """Tells if a backend can be used here and, if not, why; and which library it would use.
 
     >>> BackendAvailability("mine", False, "it needs a library").is_available
     False
@@ -46,6 +47,8 @@ class BackendAvailability(NamedTuple):
     name: str
     is_available: bool
     reason: str | None
+    #: What `StateBackend.native_library` tells: name, version, path, origin; None if it needs none, or cannot be used.
+    library: dict[str, str | None] | None = None
 
 
 def register_backend(name: str, target: str) -> None:
@@ -83,7 +86,7 @@ def create_backend(name: str, **options: Any) -> StateBackend:
     cls = _load(name)
     reason = cls.unavailable_reason()
     if reason is not None:
-        raise BackendUnavailableError(f"backend {name!r} cannot be used here: {reason}")
+        raise _unavailable(name, cls, reason)
     parameters = inspect.signature(cls).parameters
     if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         for option in options:
@@ -93,19 +96,35 @@ def create_backend(name: str, **options: Any) -> StateBackend:
     return cls(**options)
 
 
+def _unavailable(name: str, cls: type[StateBackend], reason: str) -> BackendUnavailableError:
+    """The error, with the code and the hint that belong to a library that cannot be used."""
+    message = f"backend {name!r} cannot be used here: "
+    try:
+        cls.native_library()
+    except StateBackendError as error:
+        return BackendUnavailableError(
+            message + error.message, code=error.code, detail=error.detail, hint=error.hint
+        )
+    return BackendUnavailableError(message + reason)
+
+
 def available_backends() -> dict[str, BackendAvailability]:
-    """All known backends by name, sorted, each with its availability. Imports them.
+    """All known backends by name, sorted, each with its availability. Imports them, and loads no library that they use.
 
     >>> sorted(available_backends())[:2]
     ['heap', 'reference']
     """
     found = {}
     for name in sorted(_targets()):
+        library = None
         try:
-            reason = _load(name).unavailable_reason()
+            backend = _load(name)
+            reason = backend.unavailable_reason()
+            if reason is None:
+                library = backend.native_library()
         except BackendUnavailableError as error:
             reason = f"{error.message}{f' ({error.detail})' if error.detail else ''}"
-        found[name] = BackendAvailability(name, reason is None, reason)
+        found[name] = BackendAvailability(name, reason is None, reason, library)
     return found
 
 

@@ -24,6 +24,7 @@ from statebackend.functions.process import (
     BatchProcessFunction,
     CheckpointListener,
     KeyedProcessFunction,
+    KeyRowsFunction,
     ProcessFunction,
 )
 from statebackend.functions.shortcuts import flat_map_with_state, map_with_state
@@ -36,6 +37,7 @@ __all__ = [
     "CheckpointListener",
     "Counter",
     "FunctionContext",
+    "KeyRowsFunction",
     "KeyedProcessFunction",
     "Metrics",
     "ProcessFunction",

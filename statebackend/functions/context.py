@@ -11,8 +11,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import pyarrow as pa
 
@@ -36,9 +37,27 @@ from statebackend.state import (
     Timers,
     ValueState,
     ValueStateDescriptor,
+    overrides,
 )
+from statebackend.types import ACC, IN, OUT, A, K, T, V
+
+if TYPE_CHECKING:
+    from statebackend._core.handles.row_loop import Output
 
 __all__ = ["FunctionContext"]
+
+
+class At(NamedTuple):
+    """Where a job is in a batch: at a row or a timer of this time, or at none.
+
+    >>> At(1000).timestamp
+    1000
+    """
+
+    timestamp: int | None
+
+
+NOWHERE = At(None)
 
 
 class ProcessingTimers:
@@ -69,6 +88,18 @@ class ProcessingTimers:
         """As `Timers.pending`."""
         return self._of(domain).pending(domain)
 
+    def register_many(
+        self, keys: Any, timestamps: Any, domain: str = "event", *, namespaces: Any = None
+    ) -> None:
+        """As `Timers.register_many`."""
+        self._of(domain).register_many(keys, timestamps, domain, namespaces=namespaces)
+
+    def delete_many(
+        self, keys: Any, timestamps: Any, domain: str = "event", *, namespaces: Any = None
+    ) -> None:
+        """As `Timers.delete_many`."""
+        self._of(domain).delete_many(keys, timestamps, domain, namespaces=namespaces)
+
     def _of(self, domain: str) -> Timers:
         if domain == "event":
             raise UsageError(
@@ -76,6 +107,20 @@ class ProcessingTimers:
                 hint="name their column with event_time=, or write register(ts, 'processing')",
             )
         return self._timers
+
+
+def no_output(name: object, outputs: Collection[str]) -> UsageError:
+    """The error for a name that no output has.
+
+    >>> print(no_output("lat", ["totals", "late"]))
+    the job has no output of this name ('lat'; outputs totals, late). Hint: ...[USAGE.NO_OUTPUT]
+    """
+    return UsageError(
+        "the job has no output of this name",
+        code="USAGE.NO_OUTPUT",
+        detail=f"{name!r}; outputs {', '.join(outputs)}",
+        hint="name it in schema=, a dict of output to schema",
+    )
 
 
 class FunctionContext:
@@ -89,15 +134,18 @@ class FunctionContext:
     """
 
     __slots__ = (
+        "_at",
+        "_descriptors",
         "_has_event_time",
-        "_has_timers",
         "_keys",
+        "_outputs",
         "_timers",
         "batch_id",
         "keyed_state_store",
         "metrics",
         "now",
         "operator_state_store",
+        "watermark",
     )
 
     def __init__(
@@ -107,7 +155,6 @@ class FunctionContext:
         metrics: Metrics,
         *,
         has_event_time: bool = True,
-        has_timers: bool = True,
     ) -> None:
         #: The keyed backend itself, for namespaces, enumeration, `apply_to_all_keys`.
         self.keyed_state_store = keyed_state_store
@@ -115,13 +162,21 @@ class FunctionContext:
         self.operator_state_store = operator_state_store
         #: The function's own counters.
         self.metrics = metrics
-        #: The time of the batch, in milliseconds; it stands still while a batch runs.
+        #: The time of the batch by the clock, in milliseconds; it stands still while a batch runs.
         self.now: int = 0
+        #: With ``event_time=``, the watermark before the batch: rows that are older are late. None before any row.
+        #: For a timer in event time, the watermark that fires it, which is never below the timer's time.
+        self.watermark: int | None = None
         #: The id of the running batch.
         self.batch_id: int = 0
+        #: The row or timer at hand: anything with a ``timestamp``.
+        self._at: Any = NOWHERE
         self._keys: pa.Array | None = None
+        #: While a batch runs, what takes the rows of each output.
+        self._outputs: Mapping[str, Output] | None = None
+        #: Of the states that were asked for here, by name.
+        self._descriptors: dict[str, StateDescriptor] = {}
         self._has_event_time = has_event_time
-        self._has_timers = has_timers
         self._timers: Timers | ProcessingTimers | None = None
 
     # Without a frame of Python's own: functions ask for every row.
@@ -137,6 +192,37 @@ class FunctionContext:
         """,
     )
 
+    timestamp: int | None = property(  # type: ignore[assignment]
+        attrgetter("_at.timestamp"),
+        doc="""The event time of the row or of the timer, in milliseconds; None if it has none, or there is none.
+
+        >>> from statebackend.backends import create_backend
+        >>> keyed = create_backend("reference").create_keyed_backend(str)
+        >>> FunctionContext(keyed, OperatorStateBackend(), Metrics()).timestamp is None
+        True
+        """,
+    )
+
+    @property
+    def namespace(self) -> Any:
+        """The current namespace, which you may set; in ``on_timer``, the timer's.
+
+        It holds until it is set again, or the batch ends.
+
+        >>> from statebackend.backends import create_backend
+        >>> keyed = create_backend("reference").create_keyed_backend(str)
+        >>> from statebackend.keys import TimeWindow
+        >>> ctx = FunctionContext(keyed, OperatorStateBackend(), Metrics())
+        >>> ctx.namespace = TimeWindow.of(65_000, 60_000)
+        >>> ctx.namespace
+        TimeWindow(start=60000, end=120000)
+        """
+        return self.keyed_state_store.current_namespace
+
+    @namespace.setter
+    def namespace(self, namespace: Any) -> None:
+        self.keyed_state_store.set_current_namespace(namespace)
+
     @property
     def keys(self) -> pa.Array:
         """The key column of the batch that a `BatchProcessFunction` works on."""
@@ -151,61 +237,137 @@ class FunctionContext:
     def timers(self) -> Timers | ProcessingTimers:
         """The timers of the current key: ``register(ts, domain)``, ``delete(ts)``, ``pending()``.
 
-        Timers that are due fire after the rows of the batch, through `KeyedProcessFunction.on_timer`. A job without
-        ``event_time=`` has processing time only.
+        ``register_many(keys, timestamps)`` and ``delete_many`` do so for columns. Timers that are due fire after the
+        rows of the batch, through ``on_timer`` or ``on_timers``: those in event time by the watermark after it. A job
+        without ``event_time=`` has processing time only.
         """
         if self._timers is None:
-            if not self._has_timers:
-                raise UsageError(
-                    "a BatchProcessFunction is not called for timers", hint="use a KeyedProcessFunction"
-                )
             timers = self.keyed_state_store.timers
             self._timers = timers if self._has_event_time else ProcessingTimers(timers)
         return self._timers
 
+    def output(self, name: str, row: Any) -> None:
+        """Give a row to the output of this name, of those that the job's ``schema`` names. O(1).
+
+        All outputs are committed together, with the state. A row that is yielded goes to the main output, the first.
+
+        >>> from statebackend.functions import KeyedProcessFunction
+        >>> class Split(KeyedProcessFunction):
+        ...     def process_element(self, row, ctx):
+        ...         ctx.output("even" if row.n % 2 == 0 else "odd", row)
+        >>> from statebackend.testing import Harness
+        >>> with Harness(Split(), int, schema={"odd": "n int", "even": "n int"}) as harness:
+        ...     harness.process_element(1, {"n": 8}), harness.outputs["even"]
+        ([], [Row(n=8)])
+        """
+        outputs = self._outputs
+        if outputs is None:
+            raise UsageError(
+                "rows are given out while a batch runs", hint="call ctx.output in process_element"
+            )
+        output = outputs.get(name)
+        if output is None:
+            raise no_output(name, outputs)
+        output.add(row)
+
+    def __repr__(self) -> str:
+        states = ", ".join(map(repr, self._descriptors)) or "none"
+        return f"<FunctionContext of batch {self.batch_id}, states: {states}>"
+
     # --- states: as on the keyed backend ---
 
-    def get_state(self, descriptor: StateDescriptor) -> Any:
+    @overload
+    def get_state(self, descriptor: ValueStateDescriptor[T, A]) -> ValueState[T, A]: ...
+    @overload
+    def get_state(self, descriptor: ListStateDescriptor[T]) -> KeyedListState[T]: ...
+    @overload
+    def get_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]: ...
+    @overload
+    def get_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]: ...
+    @overload
+    def get_state(self, descriptor: AggregatingStateDescriptor[IN, OUT]) -> AggregatingState[IN, OUT]: ...
+    @overload
+    def get_state(self, descriptor: FoldingStateDescriptor[IN, ACC]) -> FoldingState[IN, ACC]: ...
+    @overload
+    def get_state(self, descriptor: StateDescriptor) -> Any: ...
+    def get_state(self, descriptor: Any) -> Any:
         """The state of a descriptor of any kind."""
         return self._get(descriptor, self.keyed_state_store.get_state)
 
-    def get_value_state(self, descriptor: ValueStateDescriptor) -> ValueState:
+    def get_value_state(self, descriptor: ValueStateDescriptor[T, A]) -> ValueState[T, A]:
         """The value state of a descriptor."""
-        state: ValueState = self._get(descriptor, self.keyed_state_store.get_value_state)
+        state: ValueState[T, A] = self._get(descriptor, self.keyed_state_store.get_value_state)
         return state
 
-    def get_list_state(self, descriptor: ListStateDescriptor) -> KeyedListState:
+    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> KeyedListState[T]:
         """The list state of a descriptor."""
-        state: KeyedListState = self._get(descriptor, self.keyed_state_store.get_list_state)
+        state: KeyedListState[T] = self._get(descriptor, self.keyed_state_store.get_list_state)
         return state
 
-    def get_map_state(self, descriptor: MapStateDescriptor) -> MapState:
+    def get_map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
         """The map state of a descriptor."""
-        state: MapState = self._get(descriptor, self.keyed_state_store.get_map_state)
+        state: MapState[K, V] = self._get(descriptor, self.keyed_state_store.get_map_state)
         return state
 
-    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState:
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
         """The reducing state of a descriptor."""
-        state: ReducingState = self._get(descriptor, self.keyed_state_store.get_reducing_state)
+        state: ReducingState[T] = self._get(descriptor, self.keyed_state_store.get_reducing_state)
         return state
 
-    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
+    def get_aggregating_state(
+        self, descriptor: AggregatingStateDescriptor[IN, OUT]
+    ) -> AggregatingState[IN, OUT]:
         """The aggregating state of a descriptor."""
-        state: AggregatingState = self._get(descriptor, self.keyed_state_store.get_aggregating_state)
+        state: AggregatingState[IN, OUT] = self._get(descriptor, self.keyed_state_store.get_aggregating_state)
         return state
 
-    def get_folding_state(self, descriptor: FoldingStateDescriptor) -> FoldingState:
+    def get_folding_state(self, descriptor: FoldingStateDescriptor[IN, ACC]) -> FoldingState[IN, ACC]:
         """The folding state of a descriptor."""
-        state: FoldingState = self._get(descriptor, self.keyed_state_store.get_folding_state)
+        state: FoldingState[IN, ACC] = self._get(descriptor, self.keyed_state_store.get_folding_state)
         return state
 
     def _get(self, descriptor: Any, get: Any) -> Any:
         config = getattr(descriptor, "ttl_config", None)
         event_time = StateTtlConfig.TtlTimeCharacteristic.EventTime
-        if config is not None and config.ttl_time_characteristic is event_time and not self._has_event_time:
+        if config is not None and config.ttl_time_characteristic is event_time:
+            if not self._has_event_time:
+                raise UsageError(
+                    "a time to live in event time needs rows that tell it",
+                    detail=f"state {descriptor.name!r}",
+                    hint="name the column with event_time=",
+                )
+            if not overrides(self.keyed_state_store, "begin_event_time", "set_event_time"):
+                raise UsageError(
+                    f"{type(self.keyed_state_store).__name__} has no time of rows: state would expire by the clock",
+                    code="USAGE.NOT_AVAILABLE",
+                    detail=f"state {descriptor.name!r}",
+                    hint="use a backend that overrides begin_event_time and set_event_time",
+                )
+        state = get(descriptor)
+        self._descriptors[descriptor.name] = descriptor
+        return state
+
+    def delete_state(self, name: str) -> None:
+        """Clear a state of the function for all keys, in all namespaces. O(entries).
+
+        The handle stays good. A state that the function no longer needs is deleted so: it asks for it in ``open``, then
+        calls this. What it clears is part of the batch, or of the first batch if it is called in ``open``.
+
+        >>> from statebackend.backends import create_backend
+        >>> keyed = create_backend("reference").create_keyed_backend(int)
+        >>> ctx = FunctionContext(keyed, OperatorStateBackend(), Metrics())
+        >>> old = ctx.get_value_state(ValueStateDescriptor("old", str))
+        >>> old.update_many([1, 2], ["a", "b"])
+        >>> ctx.delete_state("old")
+        >>> keyed.num_entries("old")
+        0
+        """
+        descriptor = self._descriptors.get(name)
+        if descriptor is None:
             raise UsageError(
-                "a time to live in event time needs rows that tell it",
-                detail=f"state {descriptor.name!r}",
-                hint="name the column with event_time=",
+                "the function has asked for no state of this name",
+                code="USAGE.NO_STATE",
+                detail=f"{name!r}; asked for: {', '.join(map(repr, self._descriptors)) or 'none'}",
+                hint="ask for it with its descriptor first; or sb.tools.drop_state makes a copy without it",
             )
-        return get(descriptor)
+        self.keyed_state_store._clear_state(descriptor)

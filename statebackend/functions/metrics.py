@@ -62,6 +62,9 @@ class Counter:
         """
         return self._count
 
+    def __repr__(self) -> str:
+        return f"<Counter {self._count:,}>"
+
 
 class Metrics:
     """The counters of a function. They outlive its copies and appear in the progress of every batch.
@@ -102,6 +105,9 @@ class Metrics:
         {}
         """
         return {name: counter.get_count() for name, counter in self._counters.items()}
+
+    def __repr__(self) -> str:
+        return f"<Metrics {self.values()}>"
 
 
 def _whole(n: Any) -> int:

@@ -10,7 +10,13 @@ import pyarrow as pa
 
 from statebackend.functions.context import FunctionContext
 
-__all__ = ["BatchProcessFunction", "CheckpointListener", "KeyedProcessFunction", "ProcessFunction"]
+__all__ = [
+    "BatchProcessFunction",
+    "CheckpointListener",
+    "KeyRowsFunction",
+    "KeyedProcessFunction",
+    "ProcessFunction",
+]
 
 
 class CheckpointListener:
@@ -51,7 +57,22 @@ class ProcessFunction:
         """Called once on every copy that was opened, before it is discarded."""
 
 
-class KeyedProcessFunction(ProcessFunction, ABC):
+class _KeyedFunction(ProcessFunction, ABC):
+    """The shared part of functions that are called with one key current."""
+
+    def on_timer(self, timestamp: int, ctx: FunctionContext) -> Iterable[Any] | None:
+        """Called for every timer that is due, with its key and namespace current.
+
+        In event time, ``ctx.watermark`` is the one that fires it: what is registered for later is not due yet.
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} registers timers and has no on_timer")
+
+    def process_broadcast(self, row: Any, ctx: FunctionContext) -> Iterable[Any] | None:
+        """Called for every broadcast row, before the other rows of the batch, with no key current."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no process_broadcast")
+
+
+class KeyedProcessFunction(_KeyedFunction):
     """A function over rows, one at a time, with the state of each row's key.
 
     Rows are light named tuples. It yields the rows of the output: tuples, dicts, named tuples, Spark rows.
@@ -69,13 +90,26 @@ class KeyedProcessFunction(ProcessFunction, ABC):
     def process_element(self, row: Any, ctx: FunctionContext) -> Iterable[Any] | None:
         """Called for every row, with its key current."""
 
-    def on_timer(self, timestamp: int, ctx: FunctionContext) -> Iterable[Any] | None:
-        """Called for every timer that is due, with its key and namespace current."""
-        raise NotImplementedError(f"{type(self).__qualname__} registers timers and has no on_timer")
 
-    def process_broadcast(self, row: Any, ctx: FunctionContext) -> Iterable[Any] | None:
-        """Called for every broadcast row, before the other rows of the batch, with no key current."""
-        raise NotImplementedError(f"{type(self).__qualname__} has no process_broadcast")
+class KeyRowsFunction(_KeyedFunction):
+    """A function over the rows of a key: it is called once for each key of a batch, with all rows of that key.
+
+    >>> class Spread(KeyRowsFunction):
+    ...     def process_rows(self, key, rows, ctx):
+    ...         yield key, max(row.n for row in rows) - min(row.n for row in rows)
+    >>> from statebackend.testing import Harness
+    >>> with Harness(Spread(), str, key="user") as harness:
+    ...     harness.process_batch([{"user": user, "n": n} for user, n in (("ann", 3), ("bob", 1), ("ann", 8))])
+    [('ann', 5), ('bob', 0)]
+    """
+
+    @abstractmethod
+    def process_rows(self, key: Any, rows: list[Any], ctx: FunctionContext) -> Iterable[Any] | None:
+        """Called for every key of a batch, in the order of their first rows, with the key current.
+
+        ``rows`` is a list of light named tuples, in the order of the batch: by ``order_by``, if there is one. The key
+        is as in ``ctx.current_key``. The rows may tell several times, so ``ctx.timestamp`` is None.
+        """
 
 
 class BatchProcessFunction(ProcessFunction, ABC):
@@ -102,3 +136,20 @@ class BatchProcessFunction(ProcessFunction, ABC):
 
         A batch from Spark comes as one record batch, unless its strings exceed 2 GB. It may have no rows.
         """
+
+    def on_timers(
+        self, keys: pa.Array, timestamps: pa.Array, namespaces: pa.Array | list[Any], ctx: FunctionContext
+    ) -> pa.RecordBatch | Iterable[pa.RecordBatch] | None:
+        """Called with the timers that are due, as columns in the order in which they fire, with no key current.
+
+        Times are milliseconds. ``namespaces`` is a column of structs of start and end for windows, of int64, string or
+        binary for others, with null for ``VOID``; a list of namespaces if they are tuples, or of several sorts. It is
+        as the ``namespaces`` of vectorised calls. Called again while timers that it registers are due.
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} registers timers and has no on_timers")
+
+    def process_broadcast(
+        self, batch: pa.RecordBatch, ctx: FunctionContext
+    ) -> pa.RecordBatch | Iterable[pa.RecordBatch] | None:
+        """Called with the broadcast rows of a batch, if there are any, before `process_batch`."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no process_broadcast")

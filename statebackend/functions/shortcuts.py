@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from statebackend.errors import UsageError
+from statebackend.errors import SerializationTypeError, UsageError
 from statebackend.functions.context import FunctionContext
 from statebackend.functions.process import KeyedProcessFunction
 from statebackend.state import ValueStateDescriptor
@@ -39,22 +39,40 @@ class _WithState(KeyedProcessFunction):
         name = getattr(self._function, "__qualname__", type(self._function).__qualname__)
         return f"<{type(self).__name__.strip('_')} of {name}, {self._type!r}>"
 
+    def _call(self, row: Any) -> tuple[Any, Any]:
+        """What the function gives for a row: what goes out, and the new state."""
+        given: Any = self._function(row, self._state.value())
+        if not isinstance(given, tuple) or len(given) != 2:
+            what = f"a tuple of {len(given)}" if isinstance(given, tuple) else f"a {type(given).__name__}"
+            raise SerializationTypeError(
+                f"the function gave {what}, not what goes out and the new state",
+                code="SERIALIZATION.OUTPUT",
+                detail=getattr(self._function, "__qualname__", type(self._function).__qualname__),
+                hint="return (out, new_state); None for out gives nothing, None for new_state clears it",
+            )
+        return given
+
 
 class _MapWithState(_WithState):
     def process_element(self, row: Any, ctx: FunctionContext) -> Iterable[Any]:
-        state = self._state
-        out, new = self._function(row, state.value())
-        state.update(new)
+        out, new = self._call(row)
+        self._state.update(new)
         return () if out is None else (out,)
 
 
 class _FlatMapWithState(_WithState):
     def process_element(self, row: Any, ctx: FunctionContext) -> Iterable[Any] | None:
-        state = self._state
-        out, new = self._function(row, state.value())
+        out, new = self._call(row)
+        if out is not None and (isinstance(out, (str, bytes, dict)) or not isinstance(out, Iterable)):
+            raise SerializationTypeError(
+                f"the function gave a {type(out).__name__} for the rows that go out",
+                code="SERIALIZATION.OUTPUT",
+                detail=getattr(self._function, "__qualname__", type(self._function).__qualname__),
+                hint="return (rows, new_state) with a list of rows; map_with_state gives one row",
+            )
         # The result may be a generator that has yet to run and may read the state as it was.
         rows = None if out is None else list(out)
-        state.update(new)
+        self._state.update(new)
         return rows
 
 

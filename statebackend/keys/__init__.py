@@ -10,9 +10,9 @@ False
 from statebackend.keys import key_groups
 from statebackend.keys.encoders import KeyEncoder, key_encoder
 from statebackend.keys.int_batch import decimal_words, ints_of, rescaled_decimals
-from statebackend.keys.key_columns import Columnar, as_columnar
+from statebackend.keys.key_columns import Columnar, as_columnar, without_dictionary
 from statebackend.keys.key_groups import MAX_PARALLELISM, KeyGroupRange, key_group_of, range_for, spark_hash
-from statebackend.keys.namespace_columns import readable_namespaces
+from statebackend.keys.namespace_columns import NamespaceColumn, namespace_column, readable_namespaces
 from statebackend.keys.namespaces import (
     ALL_NAMESPACES,
     VOID,
@@ -21,20 +21,34 @@ from statebackend.keys.namespaces import (
     decode_namespace,
     encode_namespace,
 )
-from statebackend.keys.run_batch import byte_runs_of, canonical_list, runs_of_list
+from statebackend.keys.run_batch import (
+    byte_runs_of,
+    canonical_column,
+    canonical_list,
+    count_of,
+    runs_of_list,
+    take_rows,
+)
+from statebackend.keys.time_columns import TimeColumn, time_column
+from statebackend.keys.window_columns import AssignedWindows
 
 __all__ = [
     "ALL_NAMESPACES",
+    "AssignedWindows",
     "Columnar",
     "KeyEncoder",
     "KeyGroupRange",
     "MAX_PARALLELISM",
     "Namespace",
+    "NamespaceColumn",
+    "TimeColumn",
     "TimeWindow",
     "VOID",
     "as_columnar",
     "byte_runs_of",
+    "canonical_column",
     "canonical_list",
+    "count_of",
     "decimal_words",
     "decode_namespace",
     "encode_namespace",
@@ -42,9 +56,13 @@ __all__ = [
     "ints_of",
     "key_encoder",
     "key_group_of",
+    "namespace_column",
     "range_for",
     "readable_namespaces",
     "rescaled_decimals",
     "runs_of_list",
     "spark_hash",
+    "take_rows",
+    "time_column",
+    "without_dictionary",
 ]

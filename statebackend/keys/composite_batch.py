@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend.errors import SerializationError
-from statebackend.keys.key_columns import ByteRuns, Columnar, Int64s
+from statebackend.keys.key_columns import ByteRuns, Columnar, Int64s, without_views
 from statebackend.types import RowType
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _collect(encoder: CompositeKeyEncoder, structs: pa.Array, active: Mask, leav
             if not _collect(part, child, present, leaves):  # type: ignore[arg-type]
                 return False
             continue
-        kept = child if present.all() else child.filter(pa.array(present))
+        kept = child if present.all() else without_views(child).filter(pa.array(present))
         leaves.append(_Leaf(active, present, part.encode_many(kept)))
     return True
 

@@ -14,7 +14,16 @@ import pyarrow as pa
 
 from statebackend.errors import SerializationError, SerializationTypeError
 
-__all__ = ["ByteRuns", "Bytes", "Columnar", "Int64s", "as_columnar", "encode_each"]
+__all__ = [
+    "ByteRuns",
+    "Bytes",
+    "Columnar",
+    "Int64s",
+    "as_columnar",
+    "encode_each",
+    "without_dictionary",
+    "without_views",
+]
 
 Int64s: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
@@ -23,8 +32,10 @@ ByteRuns: TypeAlias = tuple[Int64s, Bytes]
 Columnar: TypeAlias = "pa.Array | np.ndarray[Any, Any] | list[Any]"
 
 
-def as_columnar(keys: Any) -> Columnar:
+def as_columnar(keys: Any, what: str = "keys") -> Columnar:
     """``keys`` as one Arrow array without dictionary, a one-dimensional numpy array, or a list.
+
+    ``what`` they are is for the error.
 
     >>> as_columnar(pa.chunked_array([[1], [2]])).type
     DataType(int64)
@@ -33,12 +44,12 @@ def as_columnar(keys: Any) -> Columnar:
         if isinstance(keys, np.ndarray):
             if keys.ndim != 1 or keys.dtype.fields is not None:
                 raise SerializationTypeError(
-                    "keys are not a one-dimensional array", detail=f"{keys.ndim} dimensions"
+                    f"{what} are not a one-dimensional array", detail=f"{keys.ndim} dimensions"
                 )
             return list(keys) if keys.dtype == object else keys
         if isinstance(keys, (str, bytes, bytearray)):
             raise SerializationTypeError(
-                f"a single {type(keys).__name__} is not a batch of keys", hint="give a list"
+                f"a single {type(keys).__name__} is not a batch of {what}", hint="give a list"
             )
         if hasattr(keys, "__arrow_c_array__"):
             keys = pa.array(keys)
@@ -48,14 +59,61 @@ def as_columnar(keys: Any) -> Columnar:
             try:
                 return keys if isinstance(keys, list) else list(keys)
             except TypeError:
-                raise SerializationTypeError(f"a {type(keys).__name__} is not a batch of keys") from None
+                raise SerializationTypeError(f"a {type(keys).__name__} is not a batch of {what}") from None
     if pa.types.is_dictionary(keys.type):
         if isinstance(keys, pa.ChunkedArray):
-            keys = keys.unify_dictionaries().combine_chunks()
-        keys = keys.dictionary_decode() if isinstance(keys, pa.Array) else keys
+            # Each chunk has a dictionary of its own, and Arrow cannot unite those of nested types.
+            plain = [without_dictionary(chunk) for chunk in keys.chunks]
+            keys = pa.chunked_array(plain) if plain else pa.array([], keys.type.value_type)
+        else:
+            keys = without_dictionary(keys)
     if isinstance(keys, pa.ChunkedArray):
         keys = _combined(keys)
     return keys
+
+
+def without_dictionary(array: pa.DictionaryArray) -> pa.Array:
+    """The values of a dictionary array, one for each row. O(n).
+
+    >>> without_dictionary(pa.DictionaryArray.from_arrays([0, 0], pa.array(["a"], pa.string_view()))).type
+    DataType(large_string)
+    """
+    values = without_views(array.dictionary)
+    return pa.DictionaryArray.from_arrays(array.indices, values).dictionary_decode()
+
+
+def without_views(array: pa.Array) -> pa.Array:
+    """The same values, with text and bytes in the place of views, of which Arrow does not take single rows. O(bytes).
+
+    >>> without_views(pa.array([{"a": "x"}], pa.struct([("a", pa.string_view())]))).type
+    StructType(struct<a: large_string>)
+    """
+    plain = _without_views(array.type)
+    return array if plain == array.type else array.cast(plain)
+
+
+def _without_views(arrow: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if str(arrow) in ("string_view", "binary_view"):
+        return pa.large_string() if str(arrow) == "string_view" else pa.large_binary()
+    if types.is_struct(arrow):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in arrow])
+    if types.is_map(arrow):
+        key, item = arrow.key_field, arrow.item_field
+        return pa.map_(
+            key.with_type(_without_views(key.type)),
+            item.with_type(_without_views(item.type)),
+            arrow.keys_sorted,
+        )
+    inner = None if not types.is_nested(arrow) else getattr(arrow, "value_field", None)
+    if inner is None:
+        return arrow
+    inner = inner.with_type(_without_views(inner.type))
+    if types.is_list(arrow):
+        return pa.list_(inner)
+    if types.is_large_list(arrow):
+        return pa.large_list(inner)
+    return pa.list_(inner, arrow.list_size) if types.is_fixed_size_list(arrow) else arrow
 
 
 def _combined(chunked: pa.ChunkedArray) -> pa.Array:

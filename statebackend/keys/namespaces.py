@@ -13,13 +13,15 @@ b''
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import operator
 import struct
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from statebackend.errors import SerializationError, SerializationTypeError
+from statebackend.errors import SerializationError, SerializationTypeError, UsageError
+from statebackend.keys.window_columns import AssignedWindows, windows_of
 
 __all__ = ["ALL_NAMESPACES", "VOID", "Namespace", "TimeWindow", "decode_namespace", "encode_namespace"]
 
@@ -65,6 +67,47 @@ class TimeWindow:
     def __reduce__(self) -> tuple[Any, ...]:
         return TimeWindow, (self.start, self.end)
 
+    @classmethod
+    def of(
+        cls, timestamp: int, size: int | datetime.timedelta, offset: int | datetime.timedelta = 0
+    ) -> TimeWindow:
+        """The window of this size that a time lies in; windows begin at multiples of it, plus ``offset``.
+
+        >>> TimeWindow.of(65_000, datetime.timedelta(minutes=1))
+        TimeWindow(start=60000, end=120000)
+        >>> TimeWindow.of(-1, 10, offset=3)
+        TimeWindow(start=-7, end=3)
+        """
+        width, shift = _duration(size), _duration(offset)
+        if width <= 0:
+            raise UsageError("the size of a window is more than nothing")
+        time = _integer(timestamp)
+        start = time - (time - shift) % width
+        return cls(start, start + width)
+
+    @staticmethod
+    def assign_many(
+        times: Any,
+        size: int | datetime.timedelta,
+        *,
+        slide: int | datetime.timedelta | None = None,
+        offset: int | datetime.timedelta = 0,
+    ) -> AssignedWindows:
+        """The windows that a column of times lies in: the number of each one's row, and the windows as a column. O(n).
+
+        Each time is in one window of this size; with ``slide``, in all that begin so far one after the other, the
+        earliest first. A null is in none. Times are milliseconds or timestamps.
+
+        >>> rows, windows = TimeWindow.assign_many([65_000, None], datetime.timedelta(minutes=1))
+        >>> rows.to_pylist(), windows.to_pylist()
+        ([0], [{'start': 60000, 'end': 120000}])
+        >>> rows, windows = TimeWindow.assign_many([7, 12], 10, slide=5)
+        >>> rows.to_pylist(), windows.field("start").to_pylist()
+        ([0, 0, 1, 1], [0, 5, 5, 10])
+        """
+        step = None if slide is None else _duration(slide)
+        return windows_of(times, _duration(size), step, _duration(offset))
+
     def max_timestamp(self) -> int:
         """The last millisecond that still belongs to the window.
 
@@ -91,6 +134,16 @@ class TimeWindow:
 
 
 Namespace: TypeAlias = "_Sentinel | TimeWindow | int | str | bytes | tuple[Namespace, ...]"
+
+
+def _duration(value: Any) -> int:
+    if isinstance(value, datetime.timedelta):
+        milliseconds, rest = divmod(value, datetime.timedelta(milliseconds=1))
+        if rest:
+            raise UsageError("a duration is a whole number of milliseconds")
+        return milliseconds
+    return _integer(value)
+
 
 _INT, _WINDOW, _STR, _BYTES, _TUPLE = 1, 2, 3, 4, 5
 _LENGTH = struct.Struct(">I")

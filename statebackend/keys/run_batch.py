@@ -21,7 +21,15 @@ from statebackend.keys.int_batch import decimal_words, rescaled_decimals
 from statebackend.keys.key_columns import ByteRuns, Bytes, Columnar, Int64s
 from statebackend.types import DecimalType, Type
 
-__all__ = ["arrow_of_byte_runs", "byte_runs_of", "canonical_list", "checked_runs", "runs_of_list"]
+__all__ = [
+    "arrow_of_byte_runs",
+    "byte_runs_of",
+    "canonical_list",
+    "checked_runs",
+    "count_of",
+    "runs_of_list",
+    "take_rows",
+]
 
 
 def byte_runs_of(keys: Columnar, declared: Type) -> ByteRuns | None:
@@ -100,6 +108,43 @@ def canonical_list(canonical: Any) -> list[Any]:
         return canonical.tolist()  # type: ignore[no-any-return]
     ends, data = canonical[0].tolist(), bytes(canonical[1])
     return [data[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def count_of(canonical: Any) -> int:
+    """The number of rows of a column of keys or values, an array or (offsets, data).
+
+    >>> count_of(np.array([1, 2])), count_of((np.array([0, 1, 1]), b"a"))
+    (2, 2)
+    """
+    return len(canonical[0]) - 1 if isinstance(canonical, tuple) else len(canonical)
+
+
+def canonical_column(canonical: Any) -> pa.Array:
+    """An array or (offsets, data) as Arrow's column. O(1), or O(bytes) where they are not contiguous.
+
+    >>> canonical_column((np.array([0, 1, 3]), np.frombuffer(b"abc", np.uint8))).to_pylist()
+    [b'a', b'bc']
+    """
+    if not isinstance(canonical, tuple):
+        return pa.array(canonical)
+    offsets, data = (pa.py_buffer(np.ascontiguousarray(part)) for part in canonical)
+    return pa.Array.from_buffers(pa.large_binary(), count_of(canonical), [None, offsets, data])
+
+
+def take_rows(values: Any, rows: np.ndarray[Any, Any]) -> Any:
+    """Some rows of an array or of (offsets, data). O(rows and their bytes).
+
+    >>> take_rows((np.array([0, 1, 3]), np.frombuffer(b"abc", np.uint8)), np.array([1]))
+    (array([0, 2]), array([98, 99], dtype=uint8))
+    """
+    if not isinstance(values, tuple):
+        return values[rows]
+    _, offsets, data = canonical_column(values).take(pa.array(rows)).buffers()
+    empty = np.empty(0, dtype=np.uint8)
+    return (
+        np.frombuffer(offsets, dtype=np.int64, count=len(rows) + 1),
+        empty if data is None else np.frombuffer(data, dtype=np.uint8),
+    )
 
 
 def _wide_decimal_runs(keys: Columnar, declared: DecimalType) -> ByteRuns | None:

@@ -13,18 +13,21 @@ False
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from statebackend.errors import SerializationError, SerializationTypeError
-from statebackend.keys import key_encoder
+from statebackend.operator_state.element_bytes import CanonicalKeys, ElementBytes
+from statebackend.operator_state.element_columns import canonical_keys, stored_keys
 from statebackend.operator_state.operator_snapshots import StateView
 from statebackend.state import MapStateDescriptor
-from statebackend.types.serializers import serializer_for
+from statebackend.types import K, Subscriptable, V
 
 if TYPE_CHECKING:
     from statebackend.operator_state.operator_backend import OperatorStateBackend
 
 __all__ = ["BroadcastState", "ReadOnlyBroadcastState"]
+
+D = TypeVar("D")
 
 
 class _Entries:
@@ -33,9 +36,8 @@ class _Entries:
     def __init__(self, backend: OperatorStateBackend, descriptor: MapStateDescriptor) -> None:
         self.backend = backend
         self.descriptor = descriptor
-        self.encoder = key_encoder(descriptor.key_type)
-        self.key_serializer = serializer_for(descriptor.key_type)
-        self.serializer = serializer_for(descriptor.value_type)
+        self.keys = CanonicalKeys(descriptor.key_type)
+        self.values = ElementBytes(descriptor.value_type)
         self.by_key: dict[Any, bytes | None] = {}
         #: True if something else keeps the dict too, so it must be copied before the next change.
         self.is_kept = True
@@ -48,23 +50,22 @@ class _Entries:
     def encode(self, key: Any) -> Any:
         self.backend.check_open()
         try:
-            return self.encoder.encode(key)
+            return self.keys.of(key)
         except SerializationError as error:
             raise error.at(f"map key of {self.where()}") from None
 
     def data_of(self, value: Any) -> bytes | None:
         try:
-            return None if value is None else self.serializer.serialize(value)
+            return None if value is None else self.values.of(value)
         except SerializationError as error:
             raise error.at(self.where()) from None
 
     def value_of(self, data: bytes | None) -> Any:
-        return None if data is None else self.serializer.deserialize(data)
+        return None if data is None else self.values.value(data)
 
     def stored(self, by_key: Mapping[Any, bytes | None]) -> list[tuple[bytes, bytes | None]]:
         """Pairs of serialised key and value."""
-        serialize, decode = self.key_serializer.serialize, self.encoder.decode
-        return [(serialize(decode(key)), data) for key, data in by_key.items()]
+        return list(zip(stored_keys(list(by_key), self.keys.encoder), by_key.values(), strict=True))
 
     def changing(self) -> dict[Any, bytes | None]:
         if self.is_kept:
@@ -104,7 +105,7 @@ class _Entries:
                 return
 
 
-class ReadOnlyBroadcastState:
+class ReadOnlyBroadcastState(Subscriptable, Generic[K, V]):
     """The side of a broadcast state that the other stream sees: it reads and cannot write.
 
     >>> from statebackend.operator_state import OperatorStateBackend
@@ -119,56 +120,63 @@ class ReadOnlyBroadcastState:
         self._entries = entries
 
     @property
-    def descriptor(self) -> MapStateDescriptor:
+    def descriptor(self) -> MapStateDescriptor[K, V]:
         """The descriptor that declared the state."""
         return self._entries.descriptor
 
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V) -> V: ...
+    @overload
+    def get(self, key: K, default: D) -> V | D: ...
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of a key, ``default`` if it is absent. O(1) and the copy."""
         entries = self._entries
         canonical = entries.encode(key)
         return entries.value_of(entries.by_key[canonical]) if canonical in entries.by_key else default
 
-    def contains(self, key: Any) -> bool:
+    def contains(self, key: K) -> bool:
         """Return True if the key is present, even with None for a value. O(1)."""
         return self._entries.encode(key) in self._entries.by_key
 
-    def keys(self) -> Iterator[Any]:
+    def keys(self) -> Iterator[K]:
         """The keys, in insertion order."""
         entries = self._entries
-        return entries.each(lambda key, data: entries.encoder.decode(key))
+        return entries.each(lambda key, data: entries.keys.key(key))
 
-    def values(self) -> Iterator[Any]:
+    def values(self) -> Iterator[V]:
         """The values, in insertion order of their keys."""
         entries = self._entries
         return entries.each(lambda key, data: entries.value_of(data))
 
-    def items(self) -> Iterator[tuple[Any, Any]]:
+    def items(self) -> Iterator[tuple[K, V]]:
         """Pairs of key and value, in insertion order."""
         entries = self._entries
-        return entries.each(lambda key, data: (entries.encoder.decode(key), entries.value_of(data)))
+        return entries.each(lambda key, data: (entries.keys.key(key), entries.value_of(data)))
 
     def is_empty(self) -> bool:
         """Return True if there is no entry."""
         self._entries.backend.check_open()
         return not self._entries.by_key
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: K) -> V:
         if not self.contains(key):
             raise KeyError(f"the key is not in {self._entries.where()}")
-        return self.get(key)
+        value: Any = self.get(key)
+        return value  # type: ignore[no-any-return]
 
-    def __contains__(self, key: Any) -> bool:
+    def __contains__(self, key: K) -> bool:
         return self.contains(key)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[K]:
         return self.keys()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.descriptor.name!r}>"
 
 
-class BroadcastState(ReadOnlyBroadcastState):
+class BroadcastState(ReadOnlyBroadcastState[K, V]):
     """The writable side of a broadcast state; every instance must write the same.
 
     >>> from statebackend.operator_state import OperatorStateBackend
@@ -184,23 +192,23 @@ class BroadcastState(ReadOnlyBroadcastState):
     def __init__(
         self,
         backend: OperatorStateBackend,
-        descriptor: MapStateDescriptor,
+        descriptor: MapStateDescriptor[K, V],
         entries: list[tuple[bytes, bytes | None]],
     ) -> None:
         super().__init__(_Entries(backend, descriptor))
-        read_key, encode = self._entries.key_serializer.deserialize, self._entries.encoder.encode
-        self._restored = {encode(read_key(key)): data for key, data in entries}
+        keys = canonical_keys([key for key, _ in entries], self._entries.keys.encoder)
+        self._restored = dict(zip(keys, (data for _, data in entries), strict=True))
         self._entries.by_key = self._restored
 
-    def read_only(self) -> ReadOnlyBroadcastState:
+    def read_only(self) -> ReadOnlyBroadcastState[K, V]:
         """A view of the state that cannot write; it sees later changes. O(1)."""
         return ReadOnlyBroadcastState(self._entries)
 
-    def put(self, key: Any, value: Any) -> None:
+    def put(self, key: K, value: V | None) -> None:
         """Set the value of a key; the value may be None, the key may not. O(1)."""
         self._entries.put({self._entries.encode(key): self._entries.data_of(value)})
 
-    def put_all(self, entries: Mapping[Any, Any]) -> None:
+    def put_all(self, entries: Mapping[K, V]) -> None:
         """Put all entries; if one of them is refused, put none. None raises. O(entries)."""
         own = self._entries
         own.backend.check_open()
@@ -213,7 +221,7 @@ class BroadcastState(ReadOnlyBroadcastState):
             )
         own.put({own.encode(key): own.data_of(value) for key, value in entries.items()})
 
-    def remove(self, key: Any) -> None:
+    def remove(self, key: K) -> None:
         """Remove a key; do nothing if it is absent. O(1)."""
         self._entries.remove(self._entries.encode(key))
 
@@ -224,10 +232,10 @@ class BroadcastState(ReadOnlyBroadcastState):
             self._entries.by_key, self._entries.is_kept = {}, False
             self._entries.changes += 1
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: K, value: V | None) -> None:
         self.put(key, value)
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: K) -> None:
         if not self._entries.remove(self._entries.encode(key)):
             raise KeyError(f"the key is not in {self._entries.where()}")
 

@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from statebackend.errors import SerializationError
+from statebackend.keys import KeyEncoder, canonical_list, runs_of_list
 from statebackend.state import to_arrow, to_values
 from statebackend.types import BYTES, PICKLE, ListType, MapType, RowType, TupleType, Type, from_config
 from statebackend.types.serializers import serializer_for
 
-__all__ = ["column_type", "to_bytes", "to_column"]
+__all__ = ["canonical_keys", "column_type", "stored_keys", "to_bytes", "to_column"]
 
 
 def column_type(config: Any) -> Type:
@@ -54,23 +56,65 @@ def _without_pickles(declared: Type) -> Type:
 
 
 def to_column(data: Sequence[bytes | None], config: Any) -> pa.Array:
-    """The column of stored values, with null for None. O(n).
+    """The column of stored values, with null for None. O(bytes); makes no Python object for a value.
 
     >>> to_column([b"a"], {"type": "pickle"}).type
     DataType(binary)
     """
-    declared = column_type(config)
+    from statebackend.columns.nested_columns import arrow_of_stored
+
     # A pickle and its bytes have the same layout within other types.
+    declared = column_type(config)
+    valid = None
+    filled: list[Any] = list(data)
+    if None in filled:
+        valid = np.fromiter((each is not None for each in data), bool, count=len(data))
+        filled = [b"" if each is None else each for each in data]
+    column = arrow_of_stored(*runs_of_list(filled), valid, declared, as_python=True)
+    if column is not None:
+        return column
     read = serializer_for(declared).deserialize
     return to_arrow([None if each is None else read(each) for each in data], declared)
 
 
 def to_bytes(column: pa.Array, config: Any) -> list[bytes | None]:
-    """The stored values of a column. O(n).
+    """The stored values of a column. O(bytes); makes no Python object for a value but its bytes.
 
     >>> to_bytes(pa.array(["a", None]), {"type": "string"})
     [b'a', None]
     """
+    from statebackend.columns.nested_columns import stored_runs
+
     declared = column_type(config)
-    write = serializer_for(declared).serialize
-    return [None if value is None else write(value) for value in to_values(column, declared)]
+    runs = stored_runs(column, declared, as_python=True)
+    if runs is None:
+        write = serializer_for(declared).serialize
+        return [None if value is None else write(value) for value in to_values(column, declared)]
+    found: list[bytes | None] = canonical_list(runs)
+    for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)) if column.null_count else ():
+        found[row] = None
+    return found
+
+
+def stored_keys(canonical: Sequence[Any], encoder: KeyEncoder) -> list[bytes]:
+    """The stored values of keys in their canonical form. O(bytes).
+
+    >>> from statebackend.keys import key_encoder
+    >>> stored_keys([7], key_encoder("int")), canonical_keys([b"\\x07\\0\\0\\0"], key_encoder("int"))
+    ([b'\\x07\\x00\\x00\\x00'], [7])
+    """
+    from statebackend.columns.nested_columns import decoded_keys
+
+    keys = list(canonical)
+    column = decoded_keys(
+        encoder, np.array(keys, dtype=np.int64) if encoder.kind == "int" else runs_of_list(keys)
+    )
+    stored: list[Any] = to_bytes(column, encoder.declared_type.config())
+    return stored
+
+
+def canonical_keys(stored: Sequence[bytes], encoder: KeyEncoder) -> list[Any]:
+    """The canonical forms of stored keys. O(bytes)."""
+    from statebackend.columns.nested_columns import encoded_keys
+
+    return canonical_list(encoded_keys(encoder, to_column(stored, encoder.declared_type.config())))

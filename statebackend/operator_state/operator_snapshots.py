@@ -201,22 +201,27 @@ def section(name: str, view: StateView) -> Section:
 
 
 def _batches(view: StateView, roles: dict[str, str], schema: pa.Schema) -> Iterator[GroupedBatch]:
-    for rows in _pieces(view.rows()):
-        columns = zip(*rows, strict=True) if view.mode == BROADCAST else [rows]
+    rows = view.rows()
+    columns = list(zip(*rows, strict=True)) if view.mode == BROADCAST else [rows]
+    for start, end in _pieces(columns):
         arrays = [
-            to_column(data, view.types[role]) for data, role in zip(columns, roles.values(), strict=True)
+            to_column(data[start:end], view.types[role])
+            for data, role in zip(columns, roles.values(), strict=True)
         ]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
         yield GroupedBatch(batch, np.array([0]), np.array([batch.num_rows]))
 
 
-def _pieces(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    start = size = 0
-    for at, row in enumerate(rows):
-        parts = (row,) if isinstance(row, bytes) else row
-        size += sum(len(part) for part in parts if part is not None)
-        if at - start == _PIECE_ROWS - 1 or size >= _PIECE_BYTES:
-            yield rows[start : at + 1]
-            start, size = at + 1, 0
-    if start < len(rows):
-        yield rows[start:]
+def _pieces(columns: Sequence[Sequence[bytes | None]]) -> Iterator[tuple[int, int]]:
+    """Where pieces of the rows begin and end; a piece ends with the row that makes it large."""
+    count = len(columns[0]) if columns else 0
+    sizes = np.zeros(count, dtype=np.int64)
+    for data in columns:
+        sizes += np.fromiter((0 if each is None else len(each) for each in data), np.int64, count=count)
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < count:
+        before = ends[start] - sizes[start]
+        end = min(start + _PIECE_ROWS, int(np.searchsorted(ends, before + _PIECE_BYTES)) + 1, count)
+        yield start, end
+        start = end

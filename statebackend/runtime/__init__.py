@@ -7,6 +7,7 @@
 """
 
 from statebackend.runtime.batches import Batch
+from statebackend.runtime.event_time import EventTime
 from statebackend.runtime.job import Job
 from statebackend.runtime.origin import Incoming
 from statebackend.runtime.output import Committed
@@ -14,4 +15,4 @@ from statebackend.runtime.row_writer import OutputSchema
 from statebackend.runtime.runner import Runner
 from statebackend.runtime.task import Task
 
-__all__ = ["Batch", "Committed", "Incoming", "Job", "OutputSchema", "Runner", "Task"]
+__all__ = ["Batch", "Committed", "EventTime", "Incoming", "Job", "OutputSchema", "Runner", "Task"]

@@ -1,66 +1,152 @@
-"""The time of a batch: the clock's, or that of its newest row, and never before that of the batch before.
+"""The times of a batch: the clock's, and the watermark of its rows. Neither is ever before that of the batch before.
 
 >>> from statebackend.functions import map_with_state
+>>> from statebackend.testing import ManualClock
 >>> job = Job(map_with_state(lambda row, n: (None, n), int), key="user", event_time="at", delay=1000)
->>> time = BatchTime(job, None, CheckpointStore("/nowhere"))
->>> time.of(5000), time.of(None)
-(4000, 0)
->>> time.committed = 4500
->>> time.of(5000)
-4500
+>>> clock = ManualClock(7000)
+>>> time = BatchTime(job, clock)
+>>> time.begin()
+BatchTimes(now=7000, clock=7000, watermark=None, idle=None)
+>>> time.committed = Times(8000, 4500)
+>>> time.begin()
+BatchTimes(now=8000, clock=7000, watermark=4500, idle=None)
 """
 
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
-from statebackend.checkpoint import CheckpointStore
+from statebackend.checkpoint import Checkpoint, CheckpointStore
+from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import UsageError
+from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.job import Job
+from statebackend.runtime.origin import Origin
 from statebackend.state import clocks
 
-__all__ = ["BatchTime"]
+__all__ = ["BatchTime", "BatchTimes", "Times"]
 
 _log = logging.getLogger(__name__)
 
 
-class BatchTime:
-    """Decides the time of each batch of a job.
+class Times(NamedTuple):
+    """The times of a committed batch; None for one that it does not have.
 
-    >>> from statebackend.functions import map_with_state
-    >>> job = Job(map_with_state(lambda row, n: (None, n), int), key="user")
-    >>> BatchTime(job, None, CheckpointStore("/nowhere")).committed is None
+    >>> Times(7000, 4500).rows_at is None
     True
     """
 
-    def __init__(self, job: Job, clock: clocks.Clock | None, store: CheckpointStore) -> None:
+    now: int | None = None
+    watermark: int | None = None
+    #: When rows with a time last came, by the clock; None where nobody asks for it.
+    rows_at: int | None = None
+
+
+class BatchTimes(NamedTuple):
+    """The times of a batch that begins.
+
+    >>> BatchTimes(7000, 7000, None).watermark is None
+    True
+    """
+
+    #: The time by which it runs.
+    now: int
+    #: What the clock says, which may have been set back.
+    clock: int
+    #: The watermark before it; None before any row that told a time.
+    watermark: int | None
+    #: The watermark by the clock, which counts if no row comes with a time; None unless rows have stayed away for long.
+    idle: int | None = None
+
+
+class BatchTime:
+    """Decides the times of each batch of a job, whose ``store`` says how far the clock may jump.
+
+    >>> from statebackend.functions import map_with_state
+    >>> job = Job(map_with_state(lambda row, n: (None, n), int), key="user")
+    >>> BatchTime(job, None).committed
+    Times(now=None, watermark=None, rows_at=None)
+    """
+
+    def __init__(self, job: Job, clock: clocks.Clock | None, store: CheckpointStore | None = None) -> None:
         self._job = job
         self._store = store
         self._clock = clocks.checked_clock(clock)
         self._told_behind = False
-        #: The time of the newest committed batch, or of what the job began with; None before any.
-        self.committed: int | None = None
+        #: The times of the newest committed batch, or of what the job began with.
+        self.committed = Times()
 
-    def of(self, newest_row: int | None, last_id: int | None = None) -> int:
-        """The time of the batch after ``last_id``, whose newest row is of this event time."""
+    def begin_with(self, source: Checkpoint | Savepoint | None) -> int:
+        """Go on from the times of a checkpoint or savepoint; return by how much its processing time has to move.
+
+        Older versions had one time for a batch. In a job with event time it was that of rows, which all timestamps
+        and timers are of: those in processing time then move by the difference between the clock and it. A watermark
+        that was set since takes its place, and moves nothing.
+        """
+        if source is None:
+            self.committed = Times()
+            return 0
+        rows_at = Origin.of(source.manifest).rows_at if isinstance(source, Checkpoint) else None
+        self.committed = Times(source.now, source.watermark, rows_at)
         if self._job.event_time is None:
-            clock = clocks.read(self._clock)
-            self._check_jump(clock, last_id)
-            now: int | None = clock
-        else:
-            now = None if newest_row is None else newest_row - self._job.delay
-        return max((each for each in (now, self.committed) if each is not None), default=0)
+            return 0
+        if source.has_one_time and source.now is not None:
+            self.committed = Times(None, source.now if source.watermark is None else source.watermark)
+            return clocks.read(self._clock) - source.now
+        if isinstance(source, Checkpoint) and Origin.of(source.manifest).time == "clock":
+            _log.warning(
+                "event_time= is turned on for a job with processing time: its states and timers in processing time "
+                "go on by the clock. A state whose time to live is changed to event time keeps its timestamps, which "
+                "are the clock's: if the rows are of another time, give it another name, so that it begins anew"
+            )
+        return 0
+
+    def begin(self, last_id: int | None = None, planned_at: int | None = None) -> BatchTimes:
+        """The times of the batch after ``last_id``. Raises if the clock cannot be believed.
+
+        A stream is idle up to the time at which the batch was planned: later rows come with the next one, and the plan
+        of a batch that is run again may be old.
+        """
+        clock = clocks.read(self._clock)
+        self._check_jump(clock, last_id)
+        before, watermark, _ = self.committed
+        now = clock if before is None else max(clock, before)
+        looked = now if planned_at is None else min(now, planned_at)
+        return BatchTimes(now, clock, watermark, self._idle_watermark(looked))
+
+    def after(self, begun: BatchTimes, times: RowTimes | None) -> Times:
+        """The times to commit with a batch whose rows had these times."""
+        if times is None:
+            # A job that goes by the clock alone keeps the watermark, should it get event time again.
+            return Times(begun.now, begun.watermark)
+        rows_at = None
+        if self._job.event_time is not None and self._job.event_time.idle_after is not None:
+            # What was not noted before begins now.
+            is_known = not times.told and self.committed.rows_at is not None
+            rows_at = self.committed.rows_at if is_known else begun.now
+        return Times(begun.now, times.after, rows_at)
+
+    def _idle_watermark(self, now: int) -> int | None:
+        event_time, since = self._job.event_time, self.committed.rows_at
+        if event_time is None or event_time.idle_after is None or since is None:
+            return None
+        idle_after, delay = event_time.idle_after, event_time.delay
+        assert isinstance(idle_after, int)
+        assert isinstance(delay, int)
+        return now - idle_after - delay if now - since >= idle_after else None
 
     def _check_jump(self, now: int, last_id: int | None) -> None:
         """Raise if the clock is further ahead of the newest checkpoint than can be believed."""
-        furthest, committed = self._store.max_clock_jump, self.committed
-        if last_id is None or committed is None or furthest is None:
+        store, committed = self._store, self.committed.now
+        furthest = None if store is None else store.max_clock_jump
+        if last_id is None or committed is None or store is None or furthest is None:
             return
         if now - committed > furthest:
             raise UsageError(
                 f"the clock is {_days(now - committed)} days ahead of the last committed batch",
                 code="USAGE.CLOCK_JUMP",
-                detail=f"the clock says {now}, batch {last_id} was at {committed}, {self._store.uri}",
+                detail=f"the clock says {now}, batch {last_id} was at {committed}, {store.uri}",
                 hint="if the clock is wrong, set it right: nothing has expired yet. If the query really paused so "
                 f"long, let the store go on from there with sb.tools.set_time(store, now={now}), or allow more "
                 "with checkpoint=CheckpointStore(..., max_clock_jump=...)",

@@ -8,14 +8,15 @@ rows are those that were committed. Anything else is a gap. An empty store takes
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore
-from statebackend.checkpoint.store.manifest import MAIN_OUTPUT
 from statebackend.errors import UsageError
+from statebackend.runtime.batch_time import Times
+from statebackend.runtime.execution import Ran
 from statebackend.runtime.gaps import gap, other_rows, other_stream
 from statebackend.runtime.job import Job
-from statebackend.runtime.local_execution import Ran
-from statebackend.runtime.origin import Identity, Incoming, Origin, figures_of, rows_identity
+from statebackend.runtime.origin import Identity, Incoming, Origin, figures_of
 from statebackend.runtime.output import Committed, check_deliverable
 from statebackend.runtime.progress import Stopwatch
 from statebackend.runtime.start import check_key_columns, other_query
@@ -39,7 +40,8 @@ class Commits:
         *,
         first_batch: int | None,
         on_gap: str,
-        has_sink: bool,
+        delivered: Collection[str],
+        target_of: Callable[[str, int, str], str] | None,
         stream: str | None,
         location: str | None,
     ) -> None:
@@ -47,7 +49,8 @@ class Commits:
         self._store = store
         self._restarts_on_gap = on_gap == "restart_from_empty"
         self._first_batch = first_batch
-        self._has_sink = has_sink
+        self._delivered = delivered
+        self._target_of = target_of
         self._stream = stream
         self._location = location
         self._newest: Checkpoint | None = None
@@ -150,10 +153,10 @@ class Commits:
         if then is not None and then["kind"] != "rows" and found != then:
             self._check_stream(checkpoint.id)  # to go back would not help a stream that is another one
             raise self._other_rows(then, found)
-        check_deliverable(committed, self._job.output, self._has_sink)
+        check_deliverable(committed, self._job.outputs, self._delivered)
         with watch.part("read"):
             if then is not None and then["kind"] == "rows":
-                found = rows_identity(incoming.read())
+                found = incoming.identity_by_rows()
                 if found != then:
                     raise self._other_rows(then, found)
             elif incoming.execute is not None:
@@ -176,16 +179,32 @@ class Commits:
 
     # --- the commit ---
 
-    def commit(self, batch_id: int, ran: Ran, now: int, identity: Identity, watch: Stopwatch) -> Committed:
+    def commit(
+        self, batch_id: int, ran: Ran, times: Times, identity: Identity, watch: Stopwatch
+    ) -> Committed:
         """Publish what a batch gave. If this raises, the store must be opened again to learn what is committed."""
         incarnation = self._store.incarnation
-        origin = Origin(identity, self._job.columns, incarnation, self._stream, self._location)
+        told_by = "clock" if self._job.event_time is None else "rows"
+        targets = None
+        if self._target_of is not None and ran.outputs:
+            targets = {name: self._target_of(name, batch_id, incarnation) for name in ran.outputs}
+        origin = Origin(
+            identity,
+            self._job.columns,
+            incarnation,
+            self._stream,
+            self._location,
+            told_by,
+            targets,
+            times.rows_at,
+        )
         with watch.part("commit"):
             self._newest = self._store.commit(
                 batch_id,
                 ran.snapshots,
-                outputs={MAIN_OUTPUT: ran.files} if ran.files else {},
-                now=now,
+                outputs=ran.outputs,
+                now=times.now,
+                watermark=times.watermark,
                 batch=origin.to_json(),
                 progress=ran.figures,
             )

@@ -14,15 +14,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from statebackend.backends import create_backend
+from statebackend.checkpoint.store.manifest import MAIN_OUTPUT
 from statebackend.errors import UsageError
-from statebackend.functions import BatchProcessFunction, KeyedProcessFunction, ProcessFunction
+from statebackend.functions import (
+    BatchProcessFunction,
+    KeyedProcessFunction,
+    KeyRowsFunction,
+    ProcessFunction,
+)
+from statebackend.runtime.event_time import EventTime
 from statebackend.runtime.row_writer import OutputSchema
 from statebackend.state import StateBackend, checked_range
 from statebackend.types import ROW, Type, of
 
-__all__ = ["Job"]
+__all__ = ["ERRORS", "ERROR_COLUMNS", "Job"]
 
+_FUNCTIONS = (KeyedProcessFunction, KeyRowsFunction, BatchProcessFunction)
 NULL_KEYS = ("fail", "drop")
+ON_ERROR = ("fail", "route")
+#: The output of rows whose call has failed, and its columns beside those of the rows.
+ERRORS = "errors"
+ERROR_COLUMNS = ("error_class", "error_code")
 
 
 class Job:
@@ -41,17 +53,19 @@ class Job:
         schema: object = None,
         backend: str | StateBackend = "heap",
         max_parallelism: int = 128,
-        event_time: str | None = None,
+        event_time: str | EventTime | None = None,
         delay: int | datetime.timedelta = 0,
         order_by: str | Sequence[str] | None = None,
         broadcast: str | None = None,
         null_keys: str = "fail",
+        on_error: str = "fail",
     ) -> None:
-        if isinstance(function, type) or not isinstance(function, ProcessFunction):
+        if isinstance(function, type) or not isinstance(function, _FUNCTIONS):
             what = f"class {function.__qualname__}" if isinstance(function, type) else type(function).__name__
             raise UsageError(
                 f"a {what} is not a function with state",
-                hint="give an object of a KeyedProcessFunction or BatchProcessFunction, or map_with_state(...)",
+                hint="give an object of a KeyedProcessFunction, KeyRowsFunction or BatchProcessFunction, or "
+                "map_with_state(...)",
             )
         #: The object that was given. It never runs: see `fresh_function`.
         self.function: ProcessFunction = function
@@ -59,26 +73,54 @@ class Job:
         self.key: str | tuple[str, ...] = key if isinstance(key, str) else tuple(key)
         if not self.key or not all(isinstance(each, str) for each in self.columns):
             raise UsageError("key is the name of a column, or a list of names")
-        self.output = None if schema is None else OutputSchema(schema)
+        #: The outputs by name, with what each takes; None: rows of any kind, as they are. The first is the main one.
+        self.outputs: dict[str, OutputSchema | None] = _outputs(schema)
         self.backend = create_backend(backend) if isinstance(backend, str) else backend
         if not isinstance(self.backend, StateBackend):
             raise UsageError("backend is the name of one, or a StateBackend")
         checked_range(max_parallelism, None)
         self.max_parallelism = max_parallelism
-        self.event_time = _column(event_time, "event_time")
-        self.delay = _milliseconds(delay)
-        if self.delay and event_time is None:
-            raise UsageError("delay is that of the event time", hint="name its column with event_time=")
+        #: All about the time of rows; None if time is the clock's alone.
+        self.event_time = _event_time(event_time, delay)
+        takes_rows = isinstance(function, KeyedProcessFunction)
+        if self.event_time is not None and self.event_time.is_in_order and not takes_rows:
+            raise UsageError(
+                "timers='in_order' is for a KeyedProcessFunction",
+                hint="other functions get several rows at once",
+            )
         names = () if order_by is None else (order_by,) if isinstance(order_by, str) else tuple(order_by)
         self.order_by: tuple[str, ...] = names
+        in_order = self.event_time is not None and self.event_time.is_in_order
+        #: The columns that rows are sorted by.
+        self.sorted_by = (self.event_time.column, *names) if self.event_time and in_order else names
         self.broadcast = _column(broadcast, "broadcast")
-        if broadcast is not None and self.is_batch:
-            raise UsageError(
-                "broadcast= is for a KeyedProcessFunction", hint="filter such rows in process_batch"
-            )
         if null_keys not in NULL_KEYS:
             raise UsageError("null_keys is 'fail' or 'drop'")
         self.drops_null_keys = null_keys == "drop"
+        if on_error not in ON_ERROR:
+            raise UsageError("on_error is 'fail' or 'route'")
+        #: True if rows whose call fails go to an output, instead of failing the batch.
+        self.routes_errors = on_error == "route"
+        if self.routes_errors and not takes_rows:
+            raise UsageError(
+                "on_error='route' is for a KeyedProcessFunction",
+                hint="other functions get several rows at once",
+            )
+        if self.routes_errors:
+            self._check_output(ERRORS, "on_error='route'")
+        #: The output that takes rows that are not on time; None: none does.
+        self.late_output: str | None = None if self.event_time is None else self.event_time.late_output
+        if self.late_output is not None:
+            self._check_output(self.late_output, f"late={self.late_output!r}")
+
+    def _check_output(self, name: str, wanted_by: str) -> None:
+        if name not in self.outputs:
+            raise UsageError(
+                f"{wanted_by} needs an output of that name",
+                code="USAGE.NO_OUTPUT",
+                detail=f"output {name!r}; there are {', '.join(self.outputs)}",
+                hint="name it in schema=, with the columns of the rows that it is to have",
+            )
 
     @property
     def is_batch(self) -> bool:
@@ -86,11 +128,16 @@ class Job:
         return isinstance(self.function, BatchProcessFunction)
 
     @property
+    def takes_whole_keys(self) -> bool:
+        """True if the function takes all rows of a key at once."""
+        return isinstance(self.function, KeyRowsFunction)
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the key."""
         return (self.key,) if isinstance(self.key, str) else self.key
 
-    def fresh_function(self) -> KeyedProcessFunction | BatchProcessFunction:
+    def fresh_function(self) -> ProcessFunction:
         """A copy of the function as it was given."""
         try:
             made: Any = copy.deepcopy(self.function)
@@ -117,7 +164,18 @@ class Job:
     def check_columns(self, names: Sequence[str]) -> None:
         """Raise unless a batch with these columns has each column that the job names exactly once."""
         wanted = [*self.columns, *self.order_by]
-        wanted += [each for each in (self.event_time, self.broadcast) if each is not None]
+        wanted += [] if self.event_time is None else [self.event_time.column]
+        wanted += [] if self.broadcast is None else [self.broadcast]
+        wanted += [] if self.late_output is None else self._names(self.late_output)
+        if self.routes_errors:
+            taken = [name for name in ERROR_COLUMNS if name in names]
+            if taken:
+                raise UsageError(
+                    "the batch has a column that on_error='route' adds",
+                    detail=f"columns {', '.join(taken)}",
+                    hint="rename it in the frame, before foreachBatch",
+                )
+            wanted += [name for name in self._names(ERRORS) if name not in ERROR_COLUMNS]
         for name in wanted:
             self.check_column(name, names)
         twice = sorted({name for name in names if list(names).count(name) > 1})
@@ -127,6 +185,10 @@ class Job:
                 detail=f"columns {', '.join(twice)}",
                 hint="rename one before foreachBatch",
             )
+
+    def _names(self, output: str) -> list[str]:
+        schema = self.outputs[output]
+        return [] if schema is None else list(schema.arrow.names)
 
     @staticmethod
     def check_column(name: str, names: Sequence[str]) -> None:
@@ -139,15 +201,30 @@ class Job:
             )
 
 
+def _outputs(schema: object) -> dict[str, OutputSchema | None]:
+    by_name = schema if isinstance(schema, Mapping) else {MAIN_OUTPUT: schema}
+    if not by_name or not all(isinstance(name, str) and name for name in by_name):
+        raise UsageError(
+            "schema is that of the rows out, or a dict of output to schema",
+            hint='write for example {"totals": "user string, total bigint", "late": "user string"}',
+        )
+    return {name: None if each is None else OutputSchema(each) for name, each in by_name.items()}
+
+
 def _column(name: object, what: str) -> str | None:
     if name is not None and not isinstance(name, str):
         raise UsageError(f"{what} is the name of a column")
     return name
 
 
-def _milliseconds(delay: int | datetime.timedelta) -> int:
-    if isinstance(delay, datetime.timedelta):
-        delay = delay // datetime.timedelta(milliseconds=1)
-    if type(delay) is not int or delay < 0:
-        raise UsageError("delay is a timedelta or a number of milliseconds, not negative")
-    return delay
+def _event_time(given: str | EventTime | None, delay: int | datetime.timedelta) -> EventTime | None:
+    alone = EventTime("none", delay=delay)  # checks the delay, whatever it is of
+    if given is None and alone.delay:
+        raise UsageError("delay is that of the event time", hint="name its column with event_time=")
+    if isinstance(given, EventTime) and alone.delay:
+        raise UsageError(
+            "delay is said twice", hint="EventTime(column, delay=...) says all about the event time"
+        )
+    if given is None or isinstance(given, EventTime):
+        return given
+    return EventTime(given, delay=delay)

@@ -3,50 +3,54 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from collections.abc import Collection
 
-from statebackend.checkpoint import Checkpoint, CheckpointStore, PendingSnapshot, StateSnapshot, StoredFile
+import pyarrow as pa
+
+from statebackend.checkpoint import Checkpoint, PendingSnapshot, StoredFile
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import UsageError
+from statebackend.keys import KeyGroupRange
+from statebackend.runtime.batch_time import BatchTimes
 from statebackend.runtime.batches import Batch
+from statebackend.runtime.execution import Execution, Outcome, Ran
 from statebackend.runtime.job import Job
-from statebackend.runtime.output import write_output
+from statebackend.runtime.origin import Incoming, rows_identity
+from statebackend.runtime.output import OutputFiles
+from statebackend.runtime.pieces import BatchInPieces
 from statebackend.runtime.progress import Figures, Stopwatch, sizes, storable
-from statebackend.runtime.task import Task
+from statebackend.runtime.task import SnapshotTargets, Task
 from statebackend.types import Type
 
-__all__ = ["LocalExecution", "Ran"]
+__all__ = ["LocalExecution"]
 
 _log = logging.getLogger(__name__)
 
 
-class Ran(NamedTuple):
-    """A batch that has run: its files are written, and no checkpoint names them yet."""
-
-    snapshots: list[StateSnapshot]
-    #: The files of its output.
-    files: list[StoredFile]
-    #: Its progress, in Spark's words.
-    figures: Figures
-
-
-class LocalExecution:
+class LocalExecution(Execution):
     """Runs the batches of a job in this process, on the state of ``source``, or on none.
 
-    After `run`, `committed` or `undo` ends the batch.
+    ``delivered`` names the outputs that have a sink; None: all have. The task is instance ``subtask_index`` of
+    ``parallelism``, which has the keys of ``key_group_range``.
     """
 
     def __init__(
         self,
         job: Job,
         key_type: Type,
-        store: CheckpointStore,
+        store: SnapshotTargets,
         *,
         source: Checkpoint | Savepoint | None = None,
-        keeps_output: bool = True,
+        delivered: Collection[str] | None = None,
+        processing_time_moved_by: int = 0,
+        subtask_index: int = 0,
+        parallelism: int = 1,
+        key_group_range: KeyGroupRange | None = None,
     ) -> None:
+        self._job = job
         self._store = store
-        self._keeps_output = keeps_output
+        #: The outputs that have a sink.
+        self._delivered = frozenset(job.outputs if delivered is None else delivered)
         #: True until the log has said which restored states nobody asked for.
         self._tells_unused = source is not None
         self.task = Task(
@@ -54,42 +58,61 @@ class LocalExecution:
             key_type,
             restore=() if source is None else source,
             restored_id=getattr(source, "id", None),
+            processing_time_moved_by=processing_time_moved_by,
+            subtask_index=subtask_index,
+            parallelism=parallelism,
+            key_group_range=key_group_range,
         )
 
-    def run(self, batch_id: int, batch: Batch, now: int, watch: Stopwatch) -> Ran:
-        """Run the function over a batch and write its files. If anything raises, memory is as it was before."""
-        with watch.part("function"):
-            given = self.task.run(batch_id, batch, now)
+    def run(self, batch_id: int, incoming: Incoming, begun: BatchTimes, watch: Stopwatch) -> Outcome:
+        with watch.part("read"):
+            rows = incoming.read()
+        with watch.part("prepare"):
+            identity = incoming.planned or rows_identity(rows)
+            made = Batch if isinstance(rows, pa.Table) else BatchInPieces
+            batch = made(self._job, rows, watermark=begun.watermark, clock=begun.clock, idle=begun.idle)
+            del rows
+        return Outcome(self.run_rows(batch_id, batch, begun.now, watch), identity, batch.times)
+
+    def run_rows(self, batch_id: int, batch: Batch | BatchInPieces, now: int, watch: Stopwatch) -> Ran:
+        """The same for rows that are here. After it, `undo` may end the batch, too."""
         pending: list[PendingSnapshot] = []
+        files = OutputFiles(lambda: self._store.begin_snapshot(batch_id))
         try:
-            rows = len(given)
-            if rows and not self._keeps_output:
-                raise UsageError(
-                    "the function gave rows, and there is no sink for them",
-                    code="USAGE.NO_SINK",
-                    detail=f"batch {batch_id}, {rows} rows",
-                    hint="pass sink=, or give out no rows",
-                )
+            with watch.part("function"):
+                # Rows out of a batch in memory wait there: they are written while the state is.
+                given = self.task.run(batch_id, batch, now, None if isinstance(batch, Batch) else files)
+            rows = {name: files.count(name) + len(each) for name, each in given.items()}
+            self._check_delivered(batch_id, rows)
             with watch.part("snapshot"):
                 pending = self.task.snapshot(batch_id, self._store)
                 # Meanwhile files are being written.
                 changed = self.task.rows_changed
-            files: list[StoredFile] = []
-            if rows:
+            outputs: dict[str, list[StoredFile]] = {}
+            if any(rows.values()):
                 with watch.part("output"):
-                    files = [write_output(self._store.begin_snapshot(batch_id), given)]
+                    for name, each in given.items():
+                        if len(each):
+                            assert isinstance(each, pa.Table)
+                            files.write(name, [each])
+                    outputs = files.finish()
             with watch.part("state"):
                 snapshots = [each.result() for each in pending]
-            return Ran(snapshots, files, self._figures(batch_id, batch, rows, changed))
+            return Ran(snapshots, outputs, self._figures(batch_id, batch, rows, changed))
         except BaseException:
             self.task.undo()
+            files.abandon()
             for each in pending:
                 each.abort()  # waits, so that what is still being written is gone when the error leaves
             self._store.abort(batch_id)
             raise
 
+    def undo(self, batch_id: int) -> None:
+        """Take a batch back that has run and will not be committed: state is as before, and its files are removed."""
+        self.task.undo()
+        self._store.abort(batch_id)
+
     def committed(self, batch_id: int) -> None:
-        """Note that the batch is committed: it can no longer be undone."""
         if self._tells_unused:
             self._tells_unused = False
             names = self._unused()
@@ -101,14 +124,29 @@ class LocalExecution:
                 )
         self.task.committed(batch_id)
 
+    def _check_delivered(self, batch_id: int, rows: dict[str, int]) -> None:
+        for name, count in rows.items():
+            if count and name not in self._delivered:
+                raise UsageError(
+                    "the function gave rows, and there is no sink for them",
+                    code="USAGE.NO_SINK",
+                    detail=f"batch {batch_id}, {count} rows, output {name!r}",
+                    hint="pass sink=, with one for each output, or give out no rows",
+                )
+
     def _figures(
-        self, batch_id: int, batch: Batch, rows: int, changed: tuple[int | None, int | None]
+        self,
+        batch_id: int,
+        batch: Batch | BatchInPieces,
+        rows: dict[str, int],
+        changed: tuple[int | None, int | None],
     ) -> Figures:
         metrics = self.task.keyed.metrics()
         figures = {
             "batchId": batch_id,
             "numInputRows": batch.num_input_rows,
-            "numOutputRows": rows,
+            "numOutputRows": sum(rows.values()),
+            "outputs": rows,
             "numRowsDroppedByNullKey": batch.dropped_rows,
             **sizes(metrics),
             "numRowsUpdated": changed[0],
@@ -117,8 +155,11 @@ class LocalExecution:
             "numTimersPending": sum(metrics.get("timers", {}).values()),
             "states": {name: state["entries"] for name, state in metrics["states"].items()},
             "statesNotAskedFor": self._unused(),
+            **_time_figures(batch),
             "customMetrics": self.task.metrics.values(),
         }
+        if self.task.rows_failed is not None:
+            figures["numRowsFailed"] = self.task.rows_failed
         return storable(figures)
 
     def _unused(self) -> list[str]:
@@ -126,5 +167,16 @@ class LocalExecution:
         return sorted({*self.task.keyed.undeclared_states(), *self.task.operator.undeclared_states()})
 
     def close(self) -> None:
-        """Close the function and drop state from memory. Idempotent."""
         self.task.close()
+
+
+def _time_figures(batch: Batch | BatchInPieces) -> Figures:
+    """What became of the rows by their time; nothing in a job without event time."""
+    if batch.times is None:
+        return {}
+    return {
+        "watermark": batch.times.after,
+        "numRowsLate": batch.num_late,
+        "numRowsAhead": batch.num_ahead,
+        "numRowsDroppedByWatermark": batch.num_dropped_by_time,
+    }

@@ -10,13 +10,14 @@ The manifest stores it as its ``batch``. Format 1 stored it in ``progress``, und
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from statebackend.checkpoint import Manifest
 from statebackend.errors import CorruptCheckpointError
-from statebackend.runtime.digest import rows_digest
+from statebackend.runtime.digest import merged_digest, rows_digest
+from statebackend.runtime.pieces import RowsInPieces
 from statebackend.runtime.progress import Figures, Json
 
 __all__ = ["Identity", "Incoming", "Origin", "figures_of", "plan_identity", "rows_identity"]
@@ -25,6 +26,7 @@ __all__ = ["Identity", "Incoming", "Origin", "figures_of", "plan_identity", "row
 Identity: TypeAlias = dict[str, Json]
 
 _MEMBER = "origin"
+_TEXTS = ("incarnation", "stream", "location", "time")
 #: The members of an identity of each kind.
 _MEMBERS = {"plan": {"kind", "time", "offsets"}, "rows": {"kind", "rows", "digest"}}
 
@@ -36,19 +38,32 @@ class Incoming(NamedTuple):
     1
     """
 
-    read: Callable[[], pa.Table]
+    #: All at once, or a piece at a time.
+    read: Callable[[], pa.Table | RowsInPieces]
     #: The engine's plan for it, as `plan_identity` gives it; None if the plan cannot be read.
     planned: Identity | None = None
     #: Makes the engine compute the batch and throw the rows away, so that state in the engine's own plan moves on;
     #: `read` does so too.
     execute: Callable[[], None] | None = None
+    #: Where an execution that does not bring the rows here takes them from: what the engine calls a batch.
+    source: Any = None
+    #: Finds the identity of the batch by its rows without bringing them here; None: by those that `read` gives.
+    identify: Callable[[], Identity] | None = None
+
+    def identity_by_rows(self) -> Identity:
+        """The identity of the batch by its rows; the engine computes it for that. O(bytes).
+
+        >>> Incoming(lambda: pa.table({"user": ["a"]})).identity_by_rows()["rows"]
+        1
+        """
+        return rows_identity(self.read()) if self.identify is None else self.identify()
 
 
 class Origin(NamedTuple):
     """The rows of a batch, the columns that keyed them, and the incarnation of the store.
 
-    >>> Origin(key=("user",))
-    Origin(identity=None, key=('user',), incarnation=None, stream=None, location=None)
+    >>> Origin(key=("user",)).key
+    ('user',)
     """
 
     identity: Identity | None = None
@@ -58,12 +73,18 @@ class Origin(NamedTuple):
     stream: str | None = None
     #: The folder in which the engine keeps its place in the stream: Spark's checkpointLocation.
     location: str | None = None
+    #: What told the time: ``"clock"``, or ``"rows"`` as well. None in older versions, which had one time for all.
+    time: str | None = None
+    #: What the batch becomes in the sink of each output, by the name of the output, for somebody who looks for it.
+    targets: dict[str, str] | None = None
+    #: When rows with a time last came, by the clock, in milliseconds; None if the job does not ask.
+    rows_at: int | None = None
 
     def to_json(self) -> dict[str, object]:
         """The JSON form.
 
-        >>> Origin().to_json()
-        {'identity': None, 'key': None, 'incarnation': None, 'stream': None, 'location': None}
+        >>> sorted(Origin().to_json())
+        ['identity', 'incarnation', 'key', 'location', 'rows_at', 'stream', 'targets', 'time']
         """
         return self._asdict()
 
@@ -94,9 +115,11 @@ class Origin(NamedTuple):
 def _is_understood(found: object) -> bool:
     if not isinstance(found, dict):
         return False
-    key, identity = found.get("key"), found.get("identity")
+    key, identity, targets = found.get("key"), found.get("identity"), found.get("targets")
     return (
-        all(isinstance(found.get(name), (str, type(None))) for name in ("incarnation", "stream", "location"))
+        all(isinstance(found.get(name), (str, type(None))) for name in _TEXTS)
+        and (targets is None or isinstance(targets, dict))
+        and type(found.get("rows_at")) in (int, type(None))
         and (key is None or (isinstance(key, (list, tuple)) and all(isinstance(each, str) for each in key)))
         and (
             identity is None
@@ -125,10 +148,14 @@ def plan_identity(time: int, offsets: list[Json]) -> Identity:
     return {"kind": "plan", "time": time, "offsets": offsets}
 
 
-def rows_identity(table: pa.Table) -> Identity:
-    """The identity of a batch by its rows, in any order; O(bytes).
+def rows_identity(rows: pa.Table | RowsInPieces) -> Identity:
+    """The identity of a batch by its rows, in any order and in any pieces; O(bytes).
 
     >>> rows_identity(pa.table({"a": [1, 2]})) == rows_identity(pa.table({"a": [2, 1]}))
     True
     """
-    return {"kind": "rows", "rows": table.num_rows, "digest": rows_digest(table)}
+    count, digests = 0, []
+    for piece in [rows] if isinstance(rows, pa.Table) else rows.pieces():
+        count += piece.num_rows
+        digests.append(rows_digest(piece))
+    return {"kind": "rows", "rows": count, "digest": merged_digest(digests)}

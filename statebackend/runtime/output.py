@@ -6,17 +6,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statebackend.checkpoint import Checkpoint, DataWriter, StoredFile
+from statebackend.checkpoint import Checkpoint, DataFile, DataWriter, StoredFile
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.runtime.progress import Figures
 from statebackend.runtime.row_writer import OutputSchema
 
-__all__ = ["Committed", "check_deliverable", "encodings", "write_output"]
+__all__ = ["Committed", "check_deliverable", "OutputFiles", "encodings"]
 
 #: Rows in a row group of the output, which Spark's tasks divide among themselves.
 _ROW_GROUP = 262_144
@@ -33,9 +35,14 @@ class Committed(NamedTuple):
     incarnation: str
 
     @property
+    def outputs(self) -> Mapping[str, Sequence[StoredFile]]:
+        """The files of each output that has rows, in order."""
+        return self.checkpoint.manifest.outputs
+
+    @property
     def output(self) -> list[StoredFile]:
-        """The files of its output, in order."""
-        return [file for files in self.checkpoint.manifest.outputs.values() for file in files]
+        """The files of all its outputs."""
+        return [file for files in self.outputs.values() for file in files]
 
     def verify_output(self) -> None:
         """Raise `CorruptCheckpointError` unless the output is as it was written; O(bytes)."""
@@ -57,29 +64,95 @@ class Committed(NamedTuple):
                 raise CorruptCheckpointError("the output cannot be read", detail=file.name) from error
 
 
-def write_output(writer: DataWriter, table: pa.Table) -> StoredFile:
-    """Write the rows of a batch as one file, durably.
+class OutputFiles:
+    """The output files of a batch that runs, one for each output; each is begun with its first rows.
 
-    Pages carry their own checksums, so that later readers can still find a flipped bit.
+    Rows come a table at a time, and go to the file as soon as they fill a row group, which is all that memory holds.
     """
-    numbers, others = encodings(table.schema)
-    with writer.create("output", suffix=".parquet") as file:
-        pq.write_table(
-            table,
+
+    def __init__(self, begin: Callable[[], DataWriter]) -> None:
+        #: Makes the writer of the files.
+        self._begin = begin
+        self._writer: DataWriter | None = None
+        self._files: dict[str, _OutputFile] = {}
+
+    def write(self, name: str, tables: Sequence[pa.Table]) -> None:
+        """Add rows to an output. O(bytes)."""
+        tables = [table for table in tables if table.num_rows]
+        if not tables:
+            return
+        if name not in self._files:
+            if self._writer is None:
+                self._writer = self._begin()
+            self._files[name] = _OutputFile(
+                self._writer.create("output", suffix=".parquet"), tables[0].schema
+            )
+        self._files[name].write(tables)
+
+    def count(self, name: str) -> int:
+        """The number of rows that an output has got."""
+        return self._files[name].rows if name in self._files else 0
+
+    def finish(self) -> dict[str, list[StoredFile]]:
+        """Write what is left, durably; the file of each output that has rows."""
+        return {name: [file.finish()] for name, file in self._files.items()}
+
+    def abandon(self) -> None:
+        """Write no more; whoever has made the writer removes the files."""
+        for file in self._files.values():
+            file.abandon()
+
+
+class _OutputFile:
+    """The file of an output. Pages carry their own checksums, so that later readers can still find a flipped bit."""
+
+    def __init__(self, file: DataFile, schema: pa.Schema) -> None:
+        numbers, others = encodings(schema)
+        self._file = file
+        self._parquet = pq.ParquetWriter(
             file,
-            row_group_size=_ROW_GROUP,
+            schema,
             compression="snappy",
             use_dictionary=others,
             column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
             write_page_checksum=True,
         )
-        return file.finish()
+        #: Rows that do not fill a row group yet.
+        self._held: list[pa.Table] = []
+        self._num_held = self.rows = 0
+
+    def write(self, tables: Sequence[pa.Table]) -> None:
+        self._held += tables
+        count = sum(table.num_rows for table in tables)
+        self._num_held += count
+        self.rows += count
+        whole = self._num_held // _ROW_GROUP * _ROW_GROUP
+        if whole:
+            held = pa.concat_tables(self._held)
+            self._parquet.write_table(held.slice(0, whole), row_group_size=_ROW_GROUP)
+            self._held = [held.slice(whole)]
+            self._num_held -= whole
+
+    def finish(self) -> StoredFile:
+        with self._file:
+            if self._num_held:
+                self._parquet.write_table(pa.concat_tables(self._held), row_group_size=_ROW_GROUP)
+            self._held = []
+            self._parquet.close()
+            return self._file.finish()
+
+    def abandon(self) -> None:
+        self._held = []
+        with suppress(Exception):  # a file that is broken, or closed: it is given up
+            self._parquet.close()
 
 
-def check_deliverable(committed: Committed, schema: OutputSchema | None, has_sink: bool) -> None:
-    """Raise unless a job with this schema, and perhaps a sink, can deliver what was committed before.
+def check_deliverable(
+    committed: Committed, schemas: Mapping[str, OutputSchema | None], delivered: Collection[str]
+) -> None:
+    """Raise unless a job with these outputs, some with a sink, can deliver what was committed before.
 
-    Reads the whole output: the file names the schema it was written with, and is checked before that is believed.
+    Reads all of it: a file names the schema that it was written with, and is checked before that is believed.
     """
     if not committed.output:
         return
@@ -91,32 +164,43 @@ def check_deliverable(committed: Committed, schema: OutputSchema | None, has_sin
             detail=f"batch {batch_id}: outputs go earlier than states",
             hint=f"take the batch back with sb.tools.rewind(store, to={batch_id - 1}), so that it runs anew",
         )
-    batch = f"batch {committed.checkpoint.id}, {committed.progress.get('numOutputRows')} rows"
-    if schema is None or not has_sink:
-        raise UsageError(
-            "the newest batch has output that is still to be delivered, and there is no sink for it",
-            code="USAGE.NO_SINK",
-            detail=batch,
-            hint="run the query with its sink until this batch is done, then take the sink away",
-        )
-    committed.verify_output()
-    for file in committed.output:
-        with committed.checkpoint.open_file(file) as source:
-            try:
-                written = pq.read_schema(source)
-            except (pa.ArrowException, OSError) as error:
-                raise CorruptCheckpointError(
-                    "the output cannot be read, although its checksum is right", detail=file.name
-                ) from error
-        if not written.equals(schema.arrow):
+    for name in committed.outputs:
+        if name in schemas and (schemas[name] is None or name not in delivered):
             raise UsageError(
-                "the newest batch was committed with another schema, and is still to be delivered",
-                code="USAGE.OTHER_SCHEMA",
-                detail=f"{batch}; committed as {', '.join(map(str, written))}; "
-                f"now {', '.join(map(str, schema.arrow))}",
-                hint="run the query with the old schema until this batch is done, then change it; or take the batch "
-                "back with sb.tools.rewind, so that it runs anew",
+                "the newest batch has output that is still to be delivered, and there is no sink for it",
+                code="USAGE.NO_SINK",
+                detail=_which(committed, name),
+                hint="run the query with its sink until this batch is done, then take the sink away",
             )
+    committed.verify_output()
+    for name, files in committed.outputs.items():
+        schema = schemas.get(name)
+        for file in files:
+            written = _written_schema(committed, file)
+            if schema is None or not written.equals(schema.arrow):
+                now = "no such output" if schema is None else f"now {', '.join(map(str, schema.arrow))}"
+                raise UsageError(
+                    "the newest batch was committed with another schema, and is still to be delivered",
+                    code="USAGE.OTHER_SCHEMA",
+                    detail=f"{_which(committed, name)}; committed as {', '.join(map(str, written))}; {now}",
+                    hint="run the query with the old schema until this batch is done, then change it; or take the "
+                    "batch back with sb.tools.rewind, so that it runs anew",
+                )
+
+
+def _which(committed: Committed, name: str) -> str:
+    rows = committed.progress.get("outputs", {}).get(name, committed.progress.get("numOutputRows"))
+    return f"batch {committed.checkpoint.id}, output {name!r}, {rows} rows"
+
+
+def _written_schema(committed: Committed, file: StoredFile) -> pa.Schema:
+    with committed.checkpoint.open_file(file) as source:
+        try:
+            return pq.read_schema(source)
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptCheckpointError(
+                "the output cannot be read, although its checksum is right", detail=file.name
+            ) from error
 
 
 def encodings(schema: pa.Schema) -> tuple[list[str], list[str]]:

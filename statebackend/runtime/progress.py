@@ -62,11 +62,17 @@ def sizes(metrics: Figures) -> dict[str, int]:
 
     >>> sizes({"entries": 2, "rows": 3, "run_bytes": 100, "used_bytes": 4120, "extent_bytes": 4096})
     {'numRowsTotal': 3, 'memoryUsedBytes': 124}
+    >>> sizes({"entries": 2, "memory": {"cache": 5000, "table_readers": 10, "memtables": 900}})
+    {'numRowsTotal': 2, 'memoryUsedBytes': 5010}
     """
+    rows = metrics.get("rows", metrics["entries"])
+    if "memory" in metrics:  # of a database: its cache holds the write buffers, too
+        parts = metrics["memory"]
+        return {"numRowsTotal": rows, "memoryUsedBytes": parts["cache"] + parts["table_readers"]}
     # Runs hold entries and small values; what is used outside of extents are large values and directories.
     outside = metrics.get("used_bytes", 0) - metrics.get("extent_bytes", 0)
     memory = metrics.get("run_bytes", 0) + max(0, outside)
-    return {"numRowsTotal": metrics.get("rows", metrics["entries"]), "memoryUsedBytes": memory}
+    return {"numRowsTotal": rows, "memoryUsedBytes": memory}
 
 
 def storable(figures: Mapping[str, object]) -> Figures:
@@ -109,7 +115,8 @@ def describe(progress: Figures) -> str:
     ...           "memoryUsedBytes": 2_500_000, "commitTimeMs": 4.2, "processedRowsPerSecond": 1234.5})
     'batch 3: 10 rows in, 2 out, 1,234 rows/s; state 7 rows, 2.5 MB; commit 4.2 ms'
 
-    It mentions rows written and removed if they are known, timers if some fired, and the time of each part.
+    It mentions rows written and removed if they are known, rows that are not on time and timers if there were any, and
+    the time of each part.
     """
     text = (
         f"batch {progress['batchId']}: {progress['numInputRows']:,} rows in, {progress['numOutputRows']:,} out, "
@@ -120,6 +127,9 @@ def describe(progress: Figures) -> str:
     if updated is not None and removed is not None:
         text += f", {updated:,} written, {removed:,} removed"
     text += f"; commit {progress['commitTimeMs']:.1f} ms"
+    late, ahead = progress.get("numRowsLate"), progress.get("numRowsAhead")
+    if late or ahead:
+        text += f"; {late or 0:,} rows late, {ahead or 0:,} ahead, {progress['numRowsDroppedByWatermark']:,} dropped"
     if progress.get("numTimersFired"):
         text += f"; {progress['numTimersFired']:,} timers fired"
     durations = progress.get("durationMs")

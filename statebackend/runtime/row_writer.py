@@ -11,7 +11,7 @@ statebackend.errors.SerializationTypeError: LONG does not take a value of type s
 from __future__ import annotations
 
 import decimal
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from statebackend._core.codecs.row_writer import RowWriter
 from statebackend._core.codecs.type_codec import TypeCodec
-from statebackend.backends.heap.codec_choice import type_codec
-from statebackend.backends.heap.stored_columns import arrow_column
+from statebackend.columns.codec_choice import type_codec
+from statebackend.columns.stored_columns import arrow_column
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
 from statebackend.runtime.row_reader import column_values
 from statebackend.state import check_values, to_arrow
@@ -36,6 +36,7 @@ from statebackend.types import (
     RowType,
     TupleType,
     Type,
+    is_not_a_time,
     of,
     record_reader,
 )
@@ -165,6 +166,8 @@ class OutputSchema:
         return kind.name == "DECIMAL" and found <= {decimal.Decimal, type(None)}
 
     def _checked(self, name: str, kind: Type, values: list[object]) -> pa.Array:
+        if kind.name in _CODECS:  # pandas and numpy have a time of their own for none
+            values = [None if is_not_a_time(value) else value for value in values]
         try:
             check_values(values, kind, nullable=True)
             return to_arrow(values, kind)
@@ -175,24 +178,8 @@ class OutputSchema:
 
     # --- from batches ---
 
-    def table_of_batches(self, given: object) -> pa.Table:
-        """The table of a `BatchProcessFunction`'s result: a batch, a table, several of them, or None."""
-        if given is None:
-            return self.empty()
-        if isinstance(given, pa.RecordBatch):
-            given = pa.Table.from_batches([given])
-        if isinstance(given, pa.Table):
-            return self._conformed(given)
-        if isinstance(given, Iterable) and not isinstance(given, (str, bytes, dict)):
-            parts = [self.table_of_batches(each) for each in given]
-            return pa.concat_tables(parts) if parts else self.empty()
-        raise SerializationTypeError(
-            f"process_batch gave a {type(given).__name__}",
-            code="SERIALIZATION.OUTPUT",
-            hint="return a pyarrow RecordBatch, several of them, or None",
-        )
-
-    def _conformed(self, table: pa.Table) -> pa.Table:
+    def conformed(self, table: pa.Table) -> pa.Table:
+        """The table with the columns and types of the schema, in its order; raises if something would be lost."""
         if sorted(table.column_names) != sorted(self._names):
             raise SerializationTypeError(
                 "the columns of the output are not those of the schema",

@@ -1,20 +1,22 @@
 """A job on its store: opens and restores, runs a batch, commits state and output together.
 
-`Commits` decides which batch may come and publishes it, `BatchTime` at what time it runs, and an execution runs it.
+`Commits` decides which batch may come and publishes it, `BatchTime` at what times it runs, and an execution runs it.
 This file joins them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import UsageError
 from statebackend.runtime.batch_time import BatchTime
-from statebackend.runtime.batches import Batch
 from statebackend.runtime.commits import Commits
+from statebackend.runtime.execution import Execution
 from statebackend.runtime.job import Job
 from statebackend.runtime.local_execution import LocalExecution
-from statebackend.runtime.origin import Incoming, rows_identity
+from statebackend.runtime.origin import Incoming
 from statebackend.runtime.output import Committed
 from statebackend.runtime.progress import Stopwatch
 from statebackend.runtime.start import Beginning, check_beginning, source_of
@@ -29,6 +31,9 @@ class Runner:
 
     ``query`` names the query that owns the store; ``stream`` is the engine's own id of what is streamed, and
     ``location`` where it keeps its place in that.
+    ``delivered`` names the outputs that have a sink; None: all have. ``target_of`` is given the name of an output, the
+    batch and the incarnation, and says what the batch becomes in the sink of that: the manifest keeps it.
+    ``execution`` makes what runs batches, from what `LocalExecution` takes.
     ``restore_from`` is a store, a checkpoint or a savepoint that an empty store begins with, at batch ``first_batch``.
     Any error of a commit closes it, because memory may then differ from what is committed.
     """
@@ -44,23 +49,27 @@ class Runner:
         restore_from: Beginning | None = None,
         first_batch: int | None = None,
         on_gap: str = "fail",
-        keeps_output: bool = True,
+        delivered: Collection[str] | None = None,
+        target_of: Callable[[str, int, str], str] | None = None,
         stream: str | None = None,
         location: str | None = None,
+        execution: Callable[..., Execution] = LocalExecution,
     ) -> None:
         check_beginning(restore_from, first_batch, on_gap)
         self._job = job
         self._store = store
         self._key_type = key_type
-        self._keeps_output = keeps_output
-        self._execution: LocalExecution | None = None
+        self._delivered = frozenset(job.outputs if delivered is None else delivered)
+        self._made_execution = execution
+        self._execution: Execution | None = None
         self._time = BatchTime(job, clock, store)
         self._commits = Commits(
             job,
             store,
             first_batch=first_batch,
             on_gap=on_gap,
-            has_sink=keeps_output,
+            delivered=self._delivered,
+            target_of=target_of,
             stream=stream,
             location=location,
         )
@@ -68,15 +77,20 @@ class Runner:
         try:
             if source is None and restore_from is not None:
                 source = source_of(restore_from)
-            self._time.committed = None if source is None else source.now
             self._execution = self._begun(source)
         except BaseException:
             self.close()
             raise
 
-    def _begun(self, source: Checkpoint | Savepoint | None) -> LocalExecution:
-        return LocalExecution(
-            self._job, self._key_type, self._store, source=source, keeps_output=self._keeps_output
+    def _begun(self, source: Checkpoint | Savepoint | None) -> Execution:
+        moved_by = self._time.begin_with(source)
+        return self._made_execution(
+            self._job,
+            self._key_type,
+            self._store,
+            source=source,
+            delivered=self._delivered,
+            processing_time_moved_by=moved_by,
         )
 
     @property
@@ -100,21 +114,18 @@ class Runner:
             return self._commits.replayed(incoming, watch)
         if not self._commits.follows(batch_id):
             self._begin_anew(batch_id)
-        with watch.part("read"):
-            table = incoming.read()
-        with watch.part("prepare"):
-            identity = incoming.planned or rows_identity(table)
-            batch = Batch(self._job, table)
-            del table
-            now = self._time.of(batch.max_event_time, self.last_id)
-        ran = self._execution.run(batch_id, batch, now, watch)
+        planned_at = None if incoming.planned is None else incoming.planned.get("time")
+        assert planned_at is None or isinstance(planned_at, int)
+        begun = self._time.begin(self.last_id, planned_at)
+        outcome = self._execution.run(batch_id, incoming, begun, watch)
+        times = self._time.after(begun, outcome.times)
         try:
-            committed = self._commits.commit(batch_id, ran, now, identity, watch)
+            committed = self._commits.commit(batch_id, outcome.ran, times, outcome.identity, watch)
         except BaseException:
             # Whether it is there may not be known: the next batch looks, and begins from what it finds.
             self.close()
             raise
-        self._time.committed = now
+        self._time.committed = times
         self._execution.committed(batch_id)
         return committed
 
@@ -127,7 +138,6 @@ class Runner:
         self._execution.close()
         try:
             self._commits.begin_anew(batch_id)
-            self._time.committed = None
             self._execution = self._begun(None)
         except BaseException:
             self.close()

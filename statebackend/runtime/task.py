@@ -1,11 +1,12 @@
 """One instance of a job: its keyed and operator state, and the copy of the function that works on them.
 
 >>> from statebackend.functions import map_with_state
+>>> import pyarrow as pa
 >>> from statebackend.types import of
 >>> job = Job(map_with_state(lambda row, n: ((row.user, (n or 0) + 1), (n or 0) + 1), int), key="user")
 >>> task = Task(job, of("string"))
 >>> task.run(0, Batch(job, pa.table({"user": ["a", "b", "a"]})), now=0)
-[('a', 1), ('b', 1), ('a', 2)]
+{'main': [('a', 1), ('b', 1), ('a', 2)]}
 >>> task.committed(0)
 >>> task.close()
 """
@@ -13,15 +14,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-import pyarrow as pa
-
-from statebackend._core.handles.row_loop import Output, run_rows
-from statebackend.checkpoint import CheckpointStore, PendingSnapshot
-from statebackend.errors import SerializationTypeError, UsageError
+from statebackend.checkpoint import DataWriter, PendingSnapshot
+from statebackend.errors import UsageError
 from statebackend.functions import (
     BatchProcessFunction,
     CheckpointedFunction,
@@ -30,31 +27,34 @@ from statebackend.functions import (
     FunctionInitializationContext,
     FunctionSnapshotContext,
     KeyedProcessFunction,
+    KeyRowsFunction,
     Metrics,
+    ProcessFunction,
 )
-from statebackend.keys import VOID, KeyGroupRange
+from statebackend.functions.context import NOWHERE
+from statebackend.keys import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
-from statebackend.runtime.batches import Batch, keys_of
+from statebackend.runtime.batch_calls import BatchCalls
+from statebackend.runtime.batches import Batch
+from statebackend.runtime.calls import Calls, Pair
+from statebackend.runtime.event_time import RowTimes
+from statebackend.runtime.failed_rows import FailedRows
+from statebackend.runtime.given import Given, Result
 from statebackend.runtime.job import Job
-from statebackend.runtime.row_reader import row_maker, rows_of
+from statebackend.runtime.output import OutputFiles
+from statebackend.runtime.pieces import BatchInPieces
+from statebackend.runtime.row_calls import KeyRowsCalls, RowCalls
 from statebackend.runtime.start import Beginning
-from statebackend.state import DOMAINS, Mark
+from statebackend.state import Mark, overrides
 from statebackend.types import Type
 
-__all__ = ["Task"]
+__all__ = ["SnapshotTargets", "Task"]
 
 _log = logging.getLogger(__name__)
-
-#: A key and its row.
-Pair: TypeAlias = tuple[object, object]
-#: What a batch gave: a table if the job has a schema, else rows as the function gave them.
-Result: TypeAlias = pa.Table | list[object]
 
 #: After each batch, remove up to this much of what has expired from states with ``cleanup_idle``, or four times the
 #: batch's rows: more than can have been added.
 _CLEANED = 10_000
-#: Rows come in pieces of this many, and go out in such of at least as many.
-_PIECE = 65_536
 
 
 class BatchClock:
@@ -78,10 +78,25 @@ class BatchClock:
         self._now = now
 
 
+class SnapshotTargets(Protocol):
+    """Where the files of snapshots and outputs go: a `CheckpointStore`, or another process's half of one.
+
+    >>> SnapshotTargets.begin_snapshot.__name__
+    'begin_snapshot'
+    """
+
+    def begin_snapshot(self, checkpoint_id: int) -> DataWriter:
+        """Make the writer of the files of one snapshot."""
+
+    def abort(self, checkpoint_id: int) -> None:
+        """Remove the files that writers for this checkpoint have made."""
+
+
 class Task:
     """A function with its state. Batches run one after the other, and `committed` or `undo` ends each.
 
-    ``restore`` is the source that backends restore from; ``restored_id`` is the id of that checkpoint.
+    ``restore`` is the source that backends restore from; ``restored_id`` is the id of that checkpoint. Its timestamps
+    and timers in processing time move by ``processing_time_moved_by``.
 
     >>> from statebackend.functions import map_with_state
     >>> from statebackend.types import STRING
@@ -95,6 +110,7 @@ class Task:
         *,
         restore: Beginning | tuple[()] = (),
         restored_id: int | None = None,
+        processing_time_moved_by: int = 0,
         subtask_index: int = 0,
         parallelism: int = 1,
         key_group_range: KeyGroupRange | None = None,
@@ -112,43 +128,92 @@ class Task:
         self.operator: OperatorStateBackend = job.backend.create_operator_backend(
             subtask_index=subtask_index, parallelism=parallelism, restore=restore
         )
+        if processing_time_moved_by:
+            self._move_processing_time(processing_time_moved_by)
         self._context = FunctionContext(
             self.keyed,
             self.operator,
             self.metrics,
             has_event_time=job.event_time is not None,
-            has_timers=not job.is_batch,
         )
-        self._function: KeyedProcessFunction | BatchProcessFunction | None = None
+        self._function: ProcessFunction | None = None
         self._last_id = restored_id
-        #: Of the running batch: its rows, and the number of timers fired before it.
+        #: Of the running batch: its rows, the number of timers fired before it, and the watermarks before and after it.
         self._rows = self._fired_before = 0
+        self._failed: FailedRows | None = None
+        self._before: int | None = None
+        self._after: int | None = None
         self._marks: tuple[Mark, Mark] | None = None
         #: The checkpoint for which a snapshot of the batch has been taken.
         self._taken: int | None = None
 
+    def _move_processing_time(self, by: int) -> None:
+        if not overrides(self.keyed, "move_processing_time"):
+            self.keyed.close()
+            self.operator.close()
+            raise UsageError(
+                f"{type(self.keyed).__name__} cannot move times that went by rows to the clock",
+                code="USAGE.NOT_AVAILABLE",
+                hint="use a backend that overrides move_processing_time",
+            )
+        self.keyed.move_processing_time(by)
+
     # --- a batch ---
 
-    def run(self, batch_id: int, batch: Batch, now: int) -> Result:
-        """Run the function over a batch and return its rows: a table if the job has a schema, otherwise a list.
+    def run(
+        self, batch_id: int, batch: Batch | BatchInPieces, now: int, files: OutputFiles | None = None
+    ) -> Result:
+        """Run the function over a batch and return the rows of each output: a table if it has a schema, else a list.
 
+        With ``files``, rows go there as they come, and the last few of each output are returned.
         If anything raises, state is as before, and the next batch gets a fresh copy of the function.
         """
-        run = self._run_batch if self.job.is_batch else self._run_rows
-        return self._begun(batch_id, now, partial(run, batch))
 
-    def run_pairs(self, batch_id: int, pairs: Iterable[Pair], now: int) -> Result:
-        """The same for pairs of key and row."""
-        return self._begun(batch_id, now, partial(self._run_pairs, pairs))
+        def run(calls: Calls) -> None:
+            calls.run(batch)
+            self._rows = batch.num_rows
 
-    def _begun(self, batch_id: int, now: int, run: Callable[[_Given], None]) -> Result:
+        return self._begun(batch_id, now, batch.times, run, files)
+
+    def run_pairs(
+        self,
+        batch_id: int,
+        pairs: Sequence[Pair],
+        now: int,
+        times: RowTimes | None = None,
+        late: Sequence[object] = (),
+    ) -> Result:
+        """The same for pairs of key and row, with the time of each if the job has event time, and for late rows."""
+
+        def run(calls: Calls) -> None:
+            for row in late:
+                assert self.job.late_output is not None
+                calls.given.add_row_as_it_is(self.job.late_output, row, {})
+            calls.run_pairs(pairs, times)
+
+        return self._begun(batch_id, now, times, run)
+
+    def _begun(
+        self,
+        batch_id: int,
+        now: int,
+        times: RowTimes | None,
+        run: Callable[[Calls], None],
+        files: OutputFiles | None = None,
+    ) -> Result:
         if self._marks is not None:
             raise UsageError("the batch before has not been ended")
         self._clock.set(now)
         self.keyed.begin_batch(now)
+        before, after = (None, None) if times is None else (times.before, times.after)
+        if times is not None:
+            self.keyed.begin_event_time(before, after)
         self._rows = 0
+        self._failed = None
         self._fired_before = self.keyed.timers.fired if self.keyed.has_timers else 0
         self._context.now, self._context.batch_id = now, batch_id
+        self._context.watermark, self._context._at = before, NOWHERE
+        self._before, self._after = before, after
         of_operator = self.operator.mark()
         try:
             self._open()
@@ -157,22 +222,30 @@ class Task:
         except BaseException:
             self.operator.rollback(of_operator)
             self.operator.release(of_operator)
+            self._take_watermark_back()
             self._discard_function()
             raise
         try:
-            given = _Given(self.job)
-            self._forget_key()
-            run(given)
-            self._fire(given, now)
+            given = Given(self.job.outputs, files)
+            self._context._outputs = given.outputs
+            calls = self._calls(given)
+            calls.forget_key()
+            run(calls)
+            calls.fire_all(now)
+            if times is not None:
+                self.keyed.begin_event_time(after, after)
             self.keyed.advance(max(_CLEANED, 4 * self._rows))
             if self._function is not None and isinstance(self._function, CheckpointedFunction):
                 self._function.snapshot_state(
                     FunctionSnapshotContext(checkpoint_id=batch_id, checkpoint_timestamp=now)
                 )
+            self._tell_failed(batch_id)
             return given.result()
         except BaseException:
             self.undo()
             raise
+        finally:
+            self._context._outputs = None
 
     @property
     def timers_fired(self) -> int:
@@ -186,12 +259,12 @@ class Task:
             raise UsageError("no batch has been run")
         return self.keyed.count_changes(self._marks[0]) or (None, None)
 
-    def snapshot(self, checkpoint_id: int, store: CheckpointStore) -> list[PendingSnapshot]:
+    def snapshot(self, checkpoint_id: int, store: SnapshotTargets) -> list[PendingSnapshot]:
         """Open a view of all state, to be written in the background; each returned object has ``result()``."""
         self._taken = checkpoint_id
         return [
-            self.keyed.snapshot(checkpoint_id, store),
-            self.operator.snapshot(checkpoint_id, store),
+            self.keyed.snapshot(checkpoint_id, store.begin_snapshot(checkpoint_id)),
+            self.operator.snapshot(checkpoint_id, store.begin_snapshot(checkpoint_id)),
         ]
 
     def committed(self, batch_id: int) -> None:
@@ -207,12 +280,18 @@ class Task:
             keyed, operator = self._marks
             self.keyed.rollback(keyed)
             self.operator.rollback(operator)
+            self._take_watermark_back()
             taken = self._taken
             self._end()
             function = self._function
             if taken is not None and function is not None and isinstance(function, CheckpointListener):
                 _told(function.notify_checkpoint_aborted, taken)
         self._discard_function()
+
+    def _take_watermark_back(self) -> None:
+        """The watermark is that before the batch again, for views and savepoints that are taken from here."""
+        if self.job.event_time is not None:
+            self.keyed.begin_event_time(self._before, self._before)
 
     def _end(self) -> None:
         if self._marks is not None:
@@ -221,58 +300,29 @@ class Task:
             self.keyed.release(keyed)
             self.operator.release(operator)
 
-    # --- rows ---
+    def _calls(self, given: Given) -> Calls:
+        """What brings rows and timers of the running batch to the function."""
+        function = self._function
+        common = (self.job, self.keyed, self._context, given, self._after)
+        if isinstance(function, BatchProcessFunction):
+            return BatchCalls(function, *common)
+        if isinstance(function, KeyRowsFunction):
+            return KeyRowsCalls(function, *common)
+        assert isinstance(function, KeyedProcessFunction)
+        if self.job.routes_errors:
+            self._failed = FailedRows(self.keyed, self.operator, given)
+        return RowCalls(function, self._failed, *common)
 
-    def _run_rows(self, batch: Batch, given: _Given) -> None:
-        if batch.broadcast is not None:
-            process = self._keyed_function().process_broadcast
-            for row in rows_of(batch.broadcast):
-                given.add(process(row, self._context))
-            self._forget_key()
-        self._rows = batch.rows.num_rows
-        process, is_composite = self._keyed_function().process_element, not isinstance(self.job.key, str)
-        places = tuple(map(batch.rows.column_names.index, self.job.columns))
-        for start in range(0, batch.rows.num_rows, _PIECE):
-            for part in batch.rows.slice(start, _PIECE).to_batches():
-                rows = row_maker(part)
-                run_rows(rows, places, is_composite, self.keyed, process, self._context, given.output)
-            given.settle()
+    def _tell_failed(self, batch_id: int) -> None:
+        if self._failed is not None:
+            self._failed.tell(batch_id)
 
-    def _run_pairs(self, pairs: Iterable[Pair], given: _Given) -> None:
-        if self.job.is_batch:  # only time goes on
-            return
-        process = self._keyed_function().process_element
-        for key, row in pairs:
-            self.keyed.set_current_key(key)
-            given.output.take(process(row, self._context))
-
-    def _run_batch(self, batch: Batch, given: _Given) -> None:
-        assert isinstance(self._function, BatchProcessFunction)
-        context, process = self._context, self._function.process_batch
-        self._rows = batch.rows.num_rows
-        for each in batch.rows.to_batches() or [_empty_batch(batch.rows.schema)]:
-            context._keys = keys_of(self.job, each)
-            try:
-                given.add_batches(process(each, context))
-            finally:
-                context._keys = None
-
-    def _fire(self, given: _Given, now: int) -> None:
-        """Fire the timers that are due at the batch's time, those in event time first."""
-        if self.job.is_batch or not self.keyed.has_timers:
-            return
-        timers, on_timer, context = self.keyed.timers, self._keyed_function().on_timer, self._context
-        before = -1
-        while timers.fired != before:  # a timer of one domain may register one in the other
-            before = timers.fired
-            for domain in DOMAINS:
-                for timestamp in timers.due(now, domain):
-                    given.add(on_timer(timestamp, context))
-
-    def _forget_key(self) -> None:
-        """No current key, and no namespace: neither may depend on the batch before, which a restart forgets."""
-        self.keyed.clear_current_key()
-        self.keyed.set_current_namespace(VOID)
+    @property
+    def rows_failed(self) -> int | None:
+        """The number of rows of the last batch that failed and went to their output; None if such rows fail it."""
+        if not self.job.routes_errors:
+            return None
+        return 0 if self._failed is None else self._failed.counts.total()
 
     # --- the function ---
 
@@ -285,12 +335,6 @@ class Task:
             self._function.initialize_state(
                 FunctionInitializationContext(self.operator, self.keyed, restored_checkpoint_id=self._last_id)
             )
-
-    def _keyed_function(self) -> KeyedProcessFunction:
-        """The function of a job that takes rows one by one."""
-        assert self._function is not None
-        assert not isinstance(self._function, BatchProcessFunction)
-        return self._function
 
     def _discard_function(self) -> None:
         function, self._function = self._function, None
@@ -311,70 +355,3 @@ def _told(method: Callable[..., None], *arguments: object) -> None:
         method(*arguments)
     except Exception:  # noqa: BLE001 - any that the user's code raises
         _log.warning("%s failed", method.__qualname__, exc_info=True)
-
-
-class _Given:
-    """Rows that a function returned; in Arrow as soon as there are many, if the job has a schema."""
-
-    __slots__ = ("_parts", "_schema", "_writer", "output")
-
-    def __init__(self, job: Job) -> None:
-        self._schema = job.output
-        self._writer = None if job.output is None else job.output.writer()
-        #: Takes what a call gave.
-        self.output = Output(self._writer, _checked_iterable)
-        self._parts: list[pa.Table] = []
-
-    def add(self, rows: Iterable[object] | None) -> None:
-        if rows is not None:
-            self.output.take(_checked_iterable(rows))
-            self.settle()
-
-    def settle(self) -> None:
-        """Bring what has come to Arrow, if it is much."""
-        if self._writer is not None and self._writer.count >= _PIECE:
-            self._finish_part()
-
-    def _finish_part(self) -> None:
-        assert self._schema is not None
-        assert self._writer is not None
-        self._parts.append(self._schema.table_of_written(self._writer))
-
-    def add_batches(self, batches: object) -> None:
-        """Add the result of `process_batch`; a generator may still run to its end here."""
-        if self._schema is not None:
-            self._parts.append(self._schema.table_of_batches(batches))
-            return
-        for table in _tables(batches):
-            self.output.take(rows_of(table))
-
-    def result(self) -> Result:
-        if self._writer is None:
-            return self.output.rows
-        if self._writer.count or not self._parts:
-            self._finish_part()
-        return pa.concat_tables(self._parts)
-
-
-def _checked_iterable(produced: object) -> Iterable[object]:
-    if isinstance(produced, (str, bytes, dict)) or not isinstance(produced, Iterable):
-        raise SerializationTypeError(
-            f"the function gave a {type(produced).__name__}",
-            code="SERIALIZATION.OUTPUT",
-            hint="yield rows, or return a list of them",
-        )
-    return produced
-
-
-def _empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-
-
-def _tables(produced: object) -> Iterator[pa.Table]:
-    if isinstance(produced, pa.RecordBatch):
-        yield pa.Table.from_batches([produced])
-    elif isinstance(produced, pa.Table):
-        yield produced
-    elif produced is not None:
-        for each in _checked_iterable(produced):
-            yield from _tables(each)

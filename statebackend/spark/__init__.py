@@ -6,8 +6,24 @@
 <stateful MapWithState, key 'user', state at /data/app/state>
 """
 
+from statebackend.cluster.options import HostOptions
+from statebackend.runtime import EventTime
+from statebackend.spark import sinks
+from statebackend.spark.display import progress_bar
 from statebackend.spark.driver import StatefulBatches
-from statebackend.spark.sinks import SinkContext
+from statebackend.spark.metrics import prometheus
+from statebackend.spark.sinks.calling import SinkContext
 from statebackend.spark.stateful import stateful
+from statebackend.spark.ticks import heartbeat
 
-__all__ = ["SinkContext", "StatefulBatches", "stateful"]
+__all__ = [
+    "EventTime",
+    "HostOptions",
+    "SinkContext",
+    "StatefulBatches",
+    "heartbeat",
+    "progress_bar",
+    "prometheus",
+    "sinks",
+    "stateful",
+]

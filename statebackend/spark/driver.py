@@ -1,4 +1,4 @@
-"""Driver mode: batches come to the driver as Arrow, and one process holds all state.
+"""What Spark calls with each batch: which query it is of, its state, its sinks, its end.
 
 Spark calls the object that `stateful` returns. In the process where it is called, the object opens the state, keeps it
 from batch to batch, and lets go of it when the query ends.
@@ -12,30 +12,32 @@ import os
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.files.layout import CHECKPOINTS, DATA
-from statebackend.errors import UsageError
-from statebackend.runtime import Committed, Incoming, Job, Runner
+from statebackend.errors import StateBackendError, UsageError
+from statebackend.runtime import Committed, Job, Runner
 from statebackend.runtime.origin import Identity
 from statebackend.runtime.progress import Figures, Stopwatch, describe
 from statebackend.runtime.start import Beginning, check_beginning
-from statebackend.spark import sinks
-from statebackend.spark.execution import SPARKS_FOLDERS, Execution, SparkLog, local_folder, shown_location
+from statebackend.spark import display
+from statebackend.spark.deliveries import Deliveries
 from statebackend.spark.outputs import Outputs
+from statebackend.spark.query_run import SPARKS_FOLDERS, QueryRun, SparkLog, local_folder, shown_location
+from statebackend.spark.reading import Reading
 from statebackend.spark.session import (
     Query,
-    arrow_of,
     check_output_names,
     check_reachable,
     check_readable_by_executors,
     column_types,
     execute,
 )
-from statebackend.spark.sinks import SinkContext
+from statebackend.spark.sinks.calling import SinkContext
+from statebackend.spark.ways import Way
 from statebackend.state import clocks
 
 if TYPE_CHECKING:
@@ -67,19 +69,19 @@ class StatefulBatches:
         job: Job,
         *,
         checkpoint: str | os.PathLike[str] | CheckpointStore,
-        sink: Callable[..., object] | None,
+        sink: Callable[..., object] | Mapping[str, Callable[..., object]] | None,
         retain: int | datetime.timedelta,
         single_writer: bool,
         restore_from: Beginning | None,
         first_batch: int | None,
         name: str | None,
         on_gap: str,
+        on_batch: Callable[[Figures], object] | None,
         clock: clocks.Clock | None,
+        way: Way | None = None,
     ) -> None:
-        if sink is not None:
-            sinks.check(sink)
-        if sink is not None and job.output is None:
-            raise UsageError("a sink needs to know the schema", hint='write for example schema="user bigint"')
+        if on_batch is not None and not callable(on_batch):
+            raise UsageError("on_batch is a function (progress)")
         check_beginning(restore_from, first_batch, on_gap)
         self._job = job
         if not isinstance(checkpoint, CheckpointStore):
@@ -88,21 +90,26 @@ class StatefulBatches:
             raise UsageError("retain and single_writer are options of the store that is given")
         #: Never opened: each run opens a copy of it.
         self._unopened = checkpoint.unopened()
-        self._sink = sink
+        #: The sinks by output, in the order of the schema.
+        self._deliveries = Deliveries.of(sink, job.outputs)
         self._restore_from = restore_from
         self._first_batch = first_batch
         self._name = name
         self._on_gap = on_gap
+        self._on_batch = on_batch
         self._clock = clock
+        self._unopened_way: Way = Reading() if way is None else way
         self._begin()
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
         self._runner: Runner | None = None
         self._query: Query | None = None
-        self._execution: Execution | None = None
+        self._query_run: QueryRun | None = None
         self._spark_log: SparkLog | None = None
-        #: The way of outputs to the sink; None without a sink.
+        #: The way of rows to the state.
+        self._way = self._unopened_way.unopened()
+        #: The way of outputs to the sinks; None if there are none.
         self._outputs: Outputs | None = None
         #: The newest batch of this run of the query.
         self._given: Given | None = None
@@ -114,8 +121,9 @@ class StatefulBatches:
             "_lock",
             "_runner",
             "_query",
-            "_execution",
+            "_query_run",
             "_spark_log",
+            "_way",
             "_outputs",
             "_given",
             "last_progress",
@@ -127,8 +135,19 @@ class StatefulBatches:
         self._begin()
 
     def __repr__(self) -> str:
-        function = type(self._job.function).__name__.strip("_")
-        return f"<stateful {function}, key {self._job.key!r}, state at {self._unopened.address}>"
+        return f"<stateful {self._function}, key {self._job.key!r}, state at {self._unopened.address}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        sinks = [(f"sink of {name}", self._deliveries.describe(name)) for name in self._deliveries]
+        lines = [("key", ", ".join(self._job.columns)), ("state", self._unopened.address), *sinks]
+        return display.table(
+            [*lines, *display.shown_progress(self.last_progress)], f"stateful {self._function}"
+        )
+
+    @property
+    def _function(self) -> str:
+        return type(self._job.function).__name__.strip("_")
 
     # --- a batch ---
 
@@ -140,19 +159,35 @@ class StatefulBatches:
         except BaseException as error:
             # Spark keeps the error for as long as the query's object lives; its frames would keep the state.
             traceback.clear_frames(error.__traceback__)
+            self._name_batch(error, batch_id)
             raise
+
+    def _name_batch(self, error: BaseException, batch_id: int) -> None:
+        """Say in the last line of the traceback that Spark shows which batch of which function it was."""
+        if isinstance(error, StateBackendError):
+            where = f"batch {batch_id} of {self._function}"
+            error.detail = f"{error.detail}, {where}" if error.detail else where
+        else:
+            # A note comes after the error. Python 3.10 shows none.
+            note = f"In batch {batch_id} of {self!r}"
+            error.__notes__ = [*getattr(error, "__notes__", ()), note]
 
     def _run(self, frame: DataFrame, batch_id: int) -> None:
         watch = Stopwatch()
         with watch.part("open"):
             runner = self._opened(frame)
-        incoming = Incoming(partial(arrow_of, frame), self._planned(batch_id, watch), partial(execute, frame))
+        rows = self._way.rows_of(frame, self._job)
+        incoming = rows.incoming(self._planned(batch_id, watch), partial(execute, frame))
         self._check_given_once(frame, batch_id)
-        committed = runner.run(batch_id, incoming, watch)
+        try:
+            committed = runner.run(batch_id, incoming, watch)
+        finally:
+            rows.discard()
         self._given = Given(batch_id, frame, False)
-        self._deliver(frame, batch_id, runner, committed, watch)
+        delivered = self._deliver(frame, batch_id, runner, committed, watch)
         self._given = Given(batch_id, frame, True)
-        self._report(committed, watch)
+        committed.progress.update(rows.figures())
+        self._report(committed, delivered, watch)
 
     def _check_given_once(self, frame: DataFrame, batch_id: int) -> None:
         """Raise if this run of the query has given the batch before: as other rows, or although it was delivered.
@@ -160,7 +195,7 @@ class StatefulBatches:
         Its plan is the same then, and it would be taken for a replay. To call again after a sink that failed is right.
         """
         given = self._given
-        if given is None or given.batch_id != batch_id or self._execution is None:
+        if given is None or given.batch_id != batch_id or self._query_run is None:
             return
         if given.is_delivered or not frame.sameSemantics(given.frame):
             raise UsageError(
@@ -173,37 +208,49 @@ class StatefulBatches:
 
     def _planned(self, batch_id: int, watch: Stopwatch) -> Identity | None:
         """Spark's plan for the batch, made durable: it must not be lost while the batch is kept."""
-        if self._execution is None:
+        if self._query_run is None:
             return None
         with watch.part("plan"):
             if self._spark_log is not None:
                 self._spark_log.sync()
-            return self._execution.planned(batch_id)
+            return self._query_run.planned(batch_id)
 
     def _deliver(
         self, frame: DataFrame, batch_id: int, runner: Runner, committed: Committed, watch: Stopwatch
-    ) -> None:
-        if self._sink is None:
-            return
-        assert self._job.output is not None
-        assert self._outputs is not None
+    ) -> list[Figures]:
+        """Hand the outputs on to their sinks; return what each did."""
+        if not self._deliveries:
+            return []
         with watch.part("verify"):
             committed.verify_output()
-            output = self._outputs.frame(frame, self._job.output.ddl(), committed)
             # Another driver may have gone on while this one stood still: its sink is ahead of ours then.
             epoch = runner.still_held()
         context = SinkContext(batch_id, epoch, committed.incarnation, committed.is_replay)
         with watch.part("sink"):
-            sinks.call(self._sink, output, batch_id, context)
+            return self._deliveries.deliver(committed, context, partial(self._frame, frame, committed))
 
-    def _report(self, committed: Committed, watch: Stopwatch) -> None:
+    def _frame(self, frame: DataFrame, committed: Committed, name: str) -> DataFrame:
+        assert self._outputs is not None
+        return self._outputs.frame(frame, self._deliveries.schema(name).ddl(), committed, name)
+
+    def _report(self, committed: Committed, delivered: list[Figures], watch: Stopwatch) -> None:
         seconds = watch.total()
         progress = {"commitTimeMs": 0.0, **committed.progress}
         progress["isReplay"] = committed.is_replay
+        progress["sinks"] = delivered
         progress["processedRowsPerSecond"] = round(progress["numInputRows"] / seconds, 1)
         progress["durationMs"] = {**watch.durations(), "batch": round(seconds * 1000, 1)}
         self.last_progress = progress
         _log.info("%s", describe(progress))
+        self._observed(progress)
+
+    def _observed(self, progress: Figures) -> None:
+        if self._on_batch is None:
+            return
+        try:
+            self._on_batch(dict(progress))
+        except Exception:  # noqa: BLE001 - the batch has happened, whatever an observer does
+            _log.warning("on_batch failed for batch %d", progress["batchId"], exc_info=True)
 
     # --- opening and closing ---
 
@@ -218,7 +265,7 @@ class StatefulBatches:
         return self._open(frame, query)
 
     def _check_free_for(self, query: Query) -> None:
-        if query != self._query and self._execution is not None and self._execution.is_active():
+        if query != self._query and self._query_run is not None and self._query_run.is_active():
             raise UsageError(
                 "this object serves another query, which is running",
                 code="USAGE.STORE_IN_USE",
@@ -228,19 +275,21 @@ class StatefulBatches:
 
     def _open(self, frame: DataFrame, query: Query) -> Runner:
         self._check_frame(frame)
-        execution = Execution.of(frame.sparkSession, query.id)
-        location = None if execution is None else execution.location()
+        query_run = QueryRun.of(frame.sparkSession, query.id)
+        location = None if query_run is None else query_run.location()
         store = self._store_beside(location)
         runner = self._runner = self._made_runner(frame, store, query, shown_location(location))
         try:
             check_readable_by_executors(frame, store.address, store.address_of_metadata())
-            self._outputs = None if self._sink is None else Outputs.of(store, frame)
+            self._way.open(store, frame)
+            self._outputs = Outputs.of(store, frame) if self._deliveries.reads_frames else None
+            self._deliveries.prepare()
         except BaseException:
             self.close()
             raise
-        self._query, self._execution, self._spark_log = query, execution, SparkLog.at(location)
+        self._query, self._query_run, self._spark_log = query, query_run, SparkLog.at(location)
         _open[store.uri] = self
-        if execution is not None:
+        if query_run is not None:
             _watch(self)
         return runner
 
@@ -254,8 +303,8 @@ class StatefulBatches:
     def _check_frame(self, frame: DataFrame) -> None:
         check_reachable(frame, self._unopened.address)
         self._job.check_columns(frame.columns)
-        if self._sink is not None and self._job.output is not None:
-            check_output_names(frame, self._job.output.arrow.names)
+        for name in self._deliveries:
+            check_output_names(frame, self._deliveries.schema(name).arrow.names)
 
     def _close_ended(self, store: CheckpointStore) -> None:
         """Let another object of this process let go of the store, if its query has ended and it does not know yet."""
@@ -275,29 +324,35 @@ class StatefulBatches:
             restore_from=self._restore_from,
             first_batch=self._first_batch,
             on_gap=self._on_gap,
-            keeps_output=self._sink is not None,
+            delivered=tuple(self._deliveries),
+            target_of=self._deliveries.target,
             stream=query.id,
             location=location,
+            execution=self._way.execution(frame, self._job),
         )
 
     def is_running(self) -> bool:
         """True if the query that it works for still runs, as far as can be told."""
-        execution = self._execution
-        return self._runner is not None if execution is None else execution.is_active()
+        query_run = self._query_run
+        return self._runner is not None if query_run is None else query_run.is_active()
 
     def close(self) -> None:
         """Let go of state and store; the next batch opens them again. Happens by itself when the query ends."""
         with self._lock:
             runner, self._runner = self._runner, None
-            self._execution = self._query = self._spark_log = self._outputs = self._given = None
-            if runner is not None:
-                runner.close()
+            self._query_run = self._query = self._spark_log = self._outputs = self._given = None
+            way, self._way = self._way, self._unopened_way.unopened()
+            try:
+                way.close()  # while the store is held: the next writer's files lie in the same folder
+            finally:
+                if runner is not None:
+                    runner.close()
 
 
-def _close_after(batches: StatefulBatches, execution: Execution | None) -> None:
+def _close_after(batches: StatefulBatches, query_run: QueryRun | None) -> None:
     # A last batch may still be on its way here, though Spark no longer waits for it.
     with batches._lock:
-        if batches._execution is not execution:
+        if batches._query_run is not query_run:
             return
         try:
             batches.close()
@@ -309,12 +364,12 @@ def _watch(batches: StatefulBatches) -> None:
     """Close it when its query has ended. Holds no reference that would keep it alive."""
     reference, ended = weakref.ref(batches), threading.Event()
     weakref.finalize(batches, ended.set)
-    watched = batches._execution
+    watched = batches._query_run
 
     def look() -> None:
         while not ended.wait(_LOOK):
             found = reference()
-            if found is None or found._execution is not watched:
+            if found is None or found._query_run is not watched:
                 return
             if not found.is_running():
                 _close_after(found, watched)

@@ -60,13 +60,15 @@ class Outputs:
         _log.info("%s: %r", store.address, made)
         return made
 
-    def frame(self, frame: DataFrame, ddl: str, committed: Committed) -> DataFrame:
-        """A frame over the committed output, in the session of another frame; rows and order are the same either way.
+    def frame(self, frame: DataFrame, ddl: str, committed: Committed, name: str) -> DataFrame:
+        """A frame over the committed output of this name, in the session of another frame.
 
-        Through the driver, memory: the output, in this process and in Spark's driver.
+        Rows and order are the same either way. Memory, through the driver: the output, in this process and in Spark's
+        driver.
         """
+        files = committed.outputs.get(name, ())
         if self._why_not_spark is None:
-            return output_frame(frame, ddl, [committed.checkpoint.address(file) for file in committed.output])
-        tables = [committed.read_output(file) for file in committed.output]
+            return output_frame(frame, ddl, [committed.checkpoint.address(file) for file in files])
+        tables = [committed.read_output(file) for file in files]
         session = frame.sparkSession
         return session.createDataFrame(pa.concat_tables(tables) if tables else [], ddl)

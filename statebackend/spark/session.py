@@ -28,6 +28,7 @@ __all__ = [
     "is_connect",
     "output_frame",
     "reading_error",
+    "runs_here",
 ]
 
 _QUERY_ID = "sql.streaming.queryId"
@@ -77,7 +78,7 @@ def arrow_of(frame: DataFrame) -> pa.Table:
             code="USAGE.BATCH_TOO_LARGE",
             detail="spark.driver.maxResultSize",
             hint="raise spark.driver.maxResultSize, or make batches smaller: maxFilesPerTrigger, "
-            "maxOffsetsPerTrigger",
+            "maxOffsetsPerTrigger; at a store that is a folder, such batches go through files",
         ) from error
 
 
@@ -86,7 +87,7 @@ def execute(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def _runs_here(frame: DataFrame) -> bool:
+def runs_here(frame: DataFrame) -> bool:
     """Return True if all of Spark runs on this machine."""
     master = frame.sparkSession.conf.get("spark.master", "local")
     return master is not None and bool(master.startswith("local"))
@@ -94,7 +95,7 @@ def _runs_here(frame: DataFrame) -> bool:
 
 def check_reachable(frame: DataFrame, checkpoint: str) -> None:
     """Raise if the checkpoint is a plain path and Spark's executors are on other machines."""
-    if scheme_of(checkpoint) is None and not _runs_here(frame):
+    if scheme_of(checkpoint) is None and not runs_here(frame):
         raise UsageError(
             "the checkpoint is a local path, and the executors may be on other machines",
             code="USAGE.LOCAL_CHECKPOINT",
@@ -108,7 +109,7 @@ def check_readable_by_executors(frame: DataFrame, checkpoint: str, address: str)
 
     Asks nothing if all of Spark is on this machine, or if the paths are no folders.
     """
-    if scheme_of(checkpoint) not in (None, "file") or _runs_here(frame):
+    if scheme_of(checkpoint) not in (None, "file") or runs_here(frame):
         return
     error = reading_error(frame, address)
     if error is not None:

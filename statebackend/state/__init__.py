@@ -39,17 +39,20 @@ from statebackend.state.handles import (
     State,
     ValueState,
 )
-from statebackend.state.interface import KeyedStateBackend, StateBackend
+from statebackend.state.interface import KeyedStateBackend, StateBackend, overrides
 from statebackend.state.marks import Mark, MarkStack
 from statebackend.state.reductions import REDUCTION_NAMES, Reduction, named_reduction
 from statebackend.state.timers import (
     DOMAINS,
     RESERVED,
+    DueTimers,
+    TimerColumns,
     TimerRow,
     Timers,
     checked_domain,
     checked_time,
     timer_state,
+    timestamp_column,
 )
 from statebackend.state.ttl import MAX_TIMESTAMP, StateTtlConfig, expiration_timestamp, expired
 from statebackend.state.value_columns import (
@@ -60,6 +63,7 @@ from statebackend.state.value_columns import (
     to_arrow,
     to_values,
 )
+from statebackend.state.vectorised import times_of_rows
 
 __all__ = [
     "AGGREGATE_NAMES",
@@ -91,6 +95,8 @@ __all__ = [
     "StateDescriptor",
     "StateTtlConfig",
     "SystemClock",
+    "DueTimers",
+    "TimerColumns",
     "TimerRow",
     "Timers",
     "ValueState",
@@ -108,7 +114,10 @@ __all__ = [
     "has_objects",
     "named_aggregate",
     "named_reduction",
+    "overrides",
     "timer_state",
+    "times_of_rows",
+    "timestamp_column",
     "to_arrow",
     "to_values",
 ]

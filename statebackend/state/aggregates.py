@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Generic
 
 from statebackend.errors import UsageError
 from statebackend.state.reductions import INTEGER_BITS, Reduction, ordering
-from statebackend.types import DOUBLE, LONG, ROW, Type, of, row_class
+from statebackend.types import ACC, DOUBLE, IN, LONG, OUT, ROW, Subscriptable, Type, of, row_class
 
 __all__ = ["AGGREGATE_NAMES", "AggregateFunction", "NamedAggregate", "named_aggregate"]
 
 
-class AggregateFunction(ABC):
+class AggregateFunction(Subscriptable, ABC, Generic[IN, ACC, OUT]):
     """Folds values into an accumulator and makes a result of it; derive from it to write your own aggregate.
 
     ``add`` and ``merge`` may change and return the accumulator that they get, or return another.
@@ -47,7 +47,7 @@ class AggregateFunction(ABC):
     result_type: Any = None
 
     @abstractmethod
-    def create_accumulator(self) -> Any:
+    def create_accumulator(self) -> ACC:
         """The accumulator that a new key starts from; never None.
 
         >>> named_aggregate("count", "string").create_accumulator()
@@ -55,7 +55,7 @@ class AggregateFunction(ABC):
         """
 
     @abstractmethod
-    def add(self, value: Any, accumulator: Any) -> Any:
+    def add(self, value: IN, accumulator: ACC) -> ACC:
         """The accumulator after ``value``; never None.
 
         >>> named_aggregate("count", "string").add("a", 1)
@@ -63,7 +63,7 @@ class AggregateFunction(ABC):
         """
 
     @abstractmethod
-    def get_result(self, accumulator: Any) -> Any:
+    def get_result(self, accumulator: ACC) -> OUT:
         """The result so far.
 
         >>> named_aggregate("avg", "bigint").get_result((6.0, 4))
@@ -71,7 +71,7 @@ class AggregateFunction(ABC):
         """
 
     @abstractmethod
-    def merge(self, a: Any, b: Any) -> Any:
+    def merge(self, a: ACC, b: ACC) -> ACC:
         """The accumulator of the values of both, those of ``a`` first; merging namespaces uses it.
 
         >>> named_aggregate("sum", "bigint").merge(1, 2)

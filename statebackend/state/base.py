@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from statebackend.errors import ClosedError, KeyGroupError, UsageError
 from statebackend.keys import (
@@ -39,6 +39,8 @@ from statebackend.types import Type
 
 __all__ = ["BaseKeyedStateBackend", "checked_budget", "checked_range"]
 
+#: The event time while there is none: nothing has expired by then.
+_NO_TIME = -(2**63)
 _MERGING = ("list", "reducing", "aggregating")
 #: Represents all namespaces where an encoded one is expected.
 ALL = None
@@ -82,6 +84,10 @@ def checked_budget(budget: Any) -> int:
     return min(steps, 2**62)
 
 
+def _event_time(time: int | None) -> int:
+    return _NO_TIME if time is None else clocks.checked_now(time)
+
+
 class BaseKeyedStateBackend(KeyedStateBackend):
     """The shared part. A backend derives from it and writes the methods under "to be written".
 
@@ -115,6 +121,11 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._fixed_now: int | None = None
         #: The time that a given clock told the last operation that may have changed something. Never the machine's.
         self._worked_at: int | None = None
+        #: The time that states in event time go by: that of the row or timer at hand. None: all states go by one time.
+        self._event_now: int | None = None
+        #: The time by which they are cleaned up, and the watermark after the batch.
+        self._event_cleaned = _NO_TIME
+        self._watermark: int | None = None
         #: Set by a backend that has timers.
         self._timers: Timers | None = None
 
@@ -202,12 +213,17 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         group = self._encoder.spark_hash(canonical) % self._max_parallelism
         own = self._key_group_range
         if not own.start <= group <= own.end:
-            raise KeyGroupError(
-                "the key belongs to a key group that this backend does not serve",
-                detail=f"key group {group}, served are {own.start} to {own.end}",
-                hint="send it to the instance that operator_index_for(...) names",
-            )
+            self.refuse_group(group)
         return group
+
+    def refuse_group(self, group: int) -> NoReturn:
+        """Raise: this key group is not served."""
+        own = self._key_group_range
+        raise KeyGroupError(
+            "the key belongs to a key group that this backend does not serve",
+            detail=f"key group {group}, served are {own.start} to {own.end}",
+            hint="send it to the instance that operator_index_for(...) names",
+        )
 
     def _time(self) -> int:
         return clocks.read(self._clock) if self._fixed_now is None else self._fixed_now
@@ -224,6 +240,24 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._fixed_now = None if now is None else clocks.checked_now(now)
         if now is not None:
             self._worked_at = now
+
+    def begin_event_time(self, before: int | None, after: int | None) -> None:
+        self._check_open()
+        cleaned, now = _event_time(before), _event_time(after)
+        self._watermark = after
+        self._event_cleaned, self._event_now = cleaned, now
+
+    def set_event_time(self, time: int | None) -> None:
+        self._check_open()
+        if self._event_now is None:
+            raise UsageError(
+                "the backend has no time of rows", hint="call begin_event_time(before, after) first"
+            )
+        self._event_now = _event_time(time)
+
+    def _by_watermark(self) -> int | None:
+        """What vectorised calls go by in event time; None if all states go by one time."""
+        return None if self._event_now is None else _event_time(self._watermark)
 
     def clear_current_key(self) -> None:
         self._check_open()
@@ -258,7 +292,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     # --- states ---
 
-    def get_state(self, descriptor: StateDescriptor) -> KeyedState:
+    def get_state(self, descriptor: Any) -> Any:
         self._check_open()
         if not isinstance(descriptor, StateDescriptor):
             raise UsageError(
@@ -286,7 +320,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         event_time = StateTtlConfig.TtlTimeCharacteristic.EventTime
         if config is None or config.ttl_time_characteristic is not event_time:
             return
-        if isinstance(self._clock, clocks.SystemClock):
+        if isinstance(self._clock, clocks.SystemClock) and self._event_now is None:
             raise UsageError(
                 "a time to live in event time needs a clock that the caller advances",
                 detail=f"state {descriptor.name!r}",
@@ -302,7 +336,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
             )
         return self.get_state(descriptor)
 
-    def get_value_state(self, descriptor: ValueStateDescriptor) -> Any:
+    def get_value_state(self, descriptor: ValueStateDescriptor[Any, Any]) -> Any:
         return self._get(descriptor, ValueStateDescriptor)
 
     def get_list_state(self, descriptor: ListStateDescriptor) -> Any:
@@ -380,6 +414,27 @@ class BaseKeyedStateBackend(KeyedStateBackend):
             if not self._closed:
                 self._restore_key(saved)
 
+    def _clear_state(self, descriptor: StateDescriptor) -> None:
+        # At a time before all others: what has expired goes, too, or a longer time to live would bring it back.
+        state = self.get_state(descriptor)
+        saved, time_before, event_before = self._save_key(), self._fixed_now, self._event_now
+        self._fixed_now = self._now = _NO_TIME
+        if event_before is not None:
+            self._event_now = _NO_TIME
+        try:
+            entries = list(self._canonical_entries(state))
+        finally:
+            self._fixed_now, self._event_now = time_before, event_before
+            self._restore_key(saved)
+        try:
+            for key, namespace in entries:
+                self.set_current_key(self._encoder.decode(key))
+                self.set_current_namespace(decode_namespace(namespace))
+                state.clear()
+        finally:
+            if not self._closed:
+                self._restore_key(saved)
+
     def num_entries(self, name: str | None = None) -> int:
         self._check_open()
         if name is not None:
@@ -445,13 +500,14 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     def _vectorised_call(self, canonical_keys: Sequence[Any]) -> Iterator[None]:
         self._check_open()
         self._check_groups(canonical_keys)
-        saved, time_before = self._save_key(), self._fixed_now
+        saved, time_before, event_before = self._save_key(), self._fixed_now, self._event_now
         self._fixed_now = self._work_time()
+        self._event_now = self._by_watermark()
         try:
             with self._undone_on_error():
                 yield
         finally:
-            self._fixed_now = time_before
+            self._fixed_now, self._event_now = time_before, event_before
             if not self._closed:
                 self._restore_key(saved)
 

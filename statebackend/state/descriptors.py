@@ -10,13 +10,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from statebackend.errors import SerializationError, StateMigrationError, UsageError
 from statebackend.state.aggregates import AggregateFunction, NamedAggregate, named_aggregate
 from statebackend.state.reductions import Reduction, named_reduction
 from statebackend.state.ttl import StateTtlConfig
-from statebackend.types import Type, of
+from statebackend.types import ACC, IN, OUT, A, K, Notation, Subscriptable, T, Type, V, of
 from statebackend.types.serializers import serializer_for
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 D = TypeVar("D", bound="StateDescriptor")
 
 
-class StateDescriptor:
+class StateDescriptor(Subscriptable):
     """The name and the stored types of a state; the base of the six kinds.
 
     Two descriptors are equal if kind, name, types, time to live and combining function are.
@@ -156,7 +156,7 @@ class StateDescriptor:
         return f"{type(self).__name__}({shown}){ttl}"
 
 
-class ValueStateDescriptor(StateDescriptor):
+class ValueStateDescriptor(StateDescriptor, Generic[T, A]):
     """One value per key. `value()` of an absent value returns a copy of ``default``.
 
     >>> ValueStateDescriptor("average", "struct<count:bigint,sum:bigint>", default=(0, 0)).default_copy()
@@ -165,6 +165,18 @@ class ValueStateDescriptor(StateDescriptor):
 
     kind = "value"
 
+    @overload
+    def __init__(
+        self: ValueStateDescriptor[T, None], name: str, type: Notation[T], default: None = None
+    ) -> None: ...
+    @overload
+    def __init__(self: ValueStateDescriptor[T, T], name: str, type: Notation[T], default: T) -> None: ...
+    @overload
+    def __init__(
+        self: ValueStateDescriptor[Any, None], name: str, type: object, default: None = None
+    ) -> None: ...
+    @overload
+    def __init__(self: ValueStateDescriptor[Any, Any], name: str, type: object, default: object) -> None: ...
     def __init__(self, name: str, type: Any, default: Any = None) -> None:
         super().__init__(name)
         self.type = of(type)
@@ -189,7 +201,7 @@ class ValueStateDescriptor(StateDescriptor):
         return [self.type] if self._default is None else [self.type, self.default_copy()]
 
 
-class ListStateDescriptor(StateDescriptor):
+class ListStateDescriptor(StateDescriptor, Generic[T]):
     """A list of elements per key.
 
     >>> ListStateDescriptor("clicks", int).element_type
@@ -198,6 +210,10 @@ class ListStateDescriptor(StateDescriptor):
 
     kind = "list"
 
+    @overload
+    def __init__(self: ListStateDescriptor[T], name: str, element_type: Notation[T]) -> None: ...
+    @overload
+    def __init__(self: ListStateDescriptor[Any], name: str, element_type: object) -> None: ...
     def __init__(self, name: str, element_type: Any) -> None:
         super().__init__(name)
         self.element_type = of(element_type)
@@ -206,7 +222,7 @@ class ListStateDescriptor(StateDescriptor):
         return {"element": self.element_type}
 
 
-class MapStateDescriptor(StateDescriptor):
+class MapStateDescriptor(StateDescriptor, Generic[K, V]):
     """A map per key; each of its entries is read, written and expires on its own.
 
     >>> MapStateDescriptor("counts", str, int).key_type
@@ -215,6 +231,22 @@ class MapStateDescriptor(StateDescriptor):
 
     kind = "map"
 
+    @overload
+    def __init__(
+        self: MapStateDescriptor[K, V], name: str, key_type: Notation[K], value_type: Notation[V]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: MapStateDescriptor[K, Any], name: str, key_type: Notation[K], value_type: object
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: MapStateDescriptor[Any, V], name: str, key_type: object, value_type: Notation[V]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: MapStateDescriptor[Any, Any], name: str, key_type: object, value_type: object
+    ) -> None: ...
     def __init__(self, name: str, key_type: Any, value_type: Any) -> None:
         super().__init__(name)
         self.key_type = of(key_type)
@@ -231,7 +263,7 @@ class MapStateDescriptor(StateDescriptor):
         return {"key": self.key_type, "value": self.value_type}
 
 
-class ReducingStateDescriptor(StateDescriptor):
+class ReducingStateDescriptor(StateDescriptor, Generic[T]):
     """One value per key; each added value is reduced into it.
 
     ``reduce`` is a function ``(old, new) -> merged`` of values of ``type``, or the name of a reduction.
@@ -248,6 +280,17 @@ class ReducingStateDescriptor(StateDescriptor):
     #: Its name, or None for a function of the user's own.
     reduction: str | None
 
+    @overload
+    def __init__(
+        self: ReducingStateDescriptor[T],
+        name: str,
+        reduce: Callable[[Any, Any], Any] | str,
+        type: Notation[T],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ReducingStateDescriptor[Any], name: str, reduce: Callable[[Any, Any], Any] | str, type: object
+    ) -> None: ...
     def __init__(self, name: str, reduce: Callable[[Any, Any], Any] | str, type: Any) -> None:
         super().__init__(name)
         self.type = of(type)
@@ -272,7 +315,7 @@ class ReducingStateDescriptor(StateDescriptor):
         return [self.reduction or self.reduce, self.type]
 
 
-class AggregatingStateDescriptor(StateDescriptor):
+class AggregatingStateDescriptor(StateDescriptor, Generic[IN, OUT]):
     """One accumulator per key; each added value goes into it, and the result is made from it.
 
     ``aggregate`` is an `AggregateFunction` or the name of an aggregate. A function needs ``accumulator_type``; without
@@ -294,6 +337,43 @@ class AggregatingStateDescriptor(StateDescriptor):
     #: The type of results, or None to let Arrow infer it.
     result_type: Type | None
 
+    @overload
+    def __init__(
+        self: AggregatingStateDescriptor[IN, OUT],
+        name: str,
+        aggregate: AggregateFunction[IN, Any, OUT],
+        type: object = None,
+        accumulator_type: object = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: AggregatingStateDescriptor[IN, int],
+        name: str,
+        aggregate: Literal["count"],
+        type: Notation[IN],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: AggregatingStateDescriptor[IN, IN],
+        name: str,
+        aggregate: Literal["sum", "min", "max"],
+        type: Notation[IN],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: AggregatingStateDescriptor[IN, float],
+        name: str,
+        aggregate: Literal["avg", "variance", "stddev"],
+        type: Notation[IN],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: AggregatingStateDescriptor[Any, Any],
+        name: str,
+        aggregate: AggregateFunction[Any, Any, Any] | str,
+        type: object = None,
+        accumulator_type: object = None,
+    ) -> None: ...
     def __init__(
         self,
         name: str,
@@ -358,7 +438,7 @@ class AggregatingStateDescriptor(StateDescriptor):
         return [self.aggregate, self.type, self.accumulator_type]
 
 
-class FoldingStateDescriptor(StateDescriptor):
+class FoldingStateDescriptor(StateDescriptor, Generic[IN, ACC]):
     """One accumulator per key; it begins as ``initial``, and ``fold(accumulator, value)`` advances it.
 
     It comes from old Flink. Values may have any type and reach ``fold`` unchecked. It cannot be merged across
@@ -371,6 +451,22 @@ class FoldingStateDescriptor(StateDescriptor):
 
     kind = "folding"
 
+    @overload
+    def __init__(
+        self: FoldingStateDescriptor[IN, ACC],
+        name: str,
+        initial: ACC,
+        fold: Callable[[ACC, IN], ACC],
+        type: Notation[ACC],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: FoldingStateDescriptor[Any, Any],
+        name: str,
+        initial: object,
+        fold: Callable[[Any, Any], Any],
+        type: object,
+    ) -> None: ...
     def __init__(self, name: str, initial: Any, fold: Callable[[Any, Any], Any], type: Any) -> None:
         super().__init__(name)
         self.type = of(type)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from statebackend.state import vectorised
 from statebackend.state.descriptors import (
@@ -34,7 +34,7 @@ from statebackend.state.descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from statebackend.types import BOOL
+from statebackend.types import ACC, BOOL, IN, OUT, A, K, Subscriptable, T, V
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,7 +54,10 @@ __all__ = [
 ]
 
 
-class State(ABC):
+D = TypeVar("D")
+
+
+class State(Subscriptable, ABC):
     """The shared base of all states."""
 
     __slots__ = ()
@@ -86,19 +89,19 @@ class KeyedState(State):
     def backend(self) -> KeyedStateBackend:
         """The backend that the state belongs to."""
 
-    def clear_many(self, keys: Any) -> None:
+    def clear_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> None:
         """`clear` for each key. Atomic. O(n)."""
-        vectorised.each_key(self, keys, self.clear)
+        vectorised.each_key(vectorised.Rows(self, keys, namespaces, times), self.clear)
 
-    def exists_many(self, keys: Any) -> pa.BooleanArray:
+    def exists_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.BooleanArray:
         """`exists` for each key. O(n)."""
-        return vectorised.read_many(self, keys, self.exists, BOOL)
+        return vectorised.read_many(vectorised.Rows(self, keys, namespaces, times), self.exists, BOOL)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.descriptor.name!r}>"
+        return f"<{type(self).__name__} {self.descriptor.name!r}, {self.descriptor.describe()}>"
 
 
-class ValueState(KeyedState):
+class ValueState(KeyedState, Generic[T, A]):
     """One value.
 
     >>> from statebackend.backends import create_backend
@@ -116,26 +119,28 @@ class ValueState(KeyedState):
 
     @property
     @abstractmethod
-    def descriptor(self) -> ValueStateDescriptor: ...
+    def descriptor(self) -> ValueStateDescriptor[T, A]: ...
 
     @abstractmethod
-    def value(self) -> Any:
+    def value(self) -> T | A:
         """The value; if there is none, a copy of the default, which may be None. O(1) and the copy."""
 
     @abstractmethod
-    def update(self, value: Any) -> None:
+    def update(self, value: T | None) -> None:
         """Set the value; ``update(None)`` clears. O(1), ``value`` is copied."""
 
-    def get_many(self, keys: Any) -> pa.Array:
+    def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
         """`value` for each key; null if there is neither a value nor a default. O(n)."""
-        return vectorised.read_many(self, keys, self.value, self.descriptor.type)
+        rows = vectorised.Rows(self, keys, namespaces, times)
+        return vectorised.read_many(rows, self.value, self.descriptor.type)
 
-    def update_many(self, keys: Any, values: Any) -> None:
+    def update_many(self, keys: Any, values: Any, *, namespaces: Any = None, times: Any = None) -> None:
         """`update` for each row, in order; a null clears. Atomic. O(n)."""
-        vectorised.each_key(self, keys, self.update, (values, self.descriptor.type, True))
+        rows = vectorised.Rows(self, keys, namespaces, times)
+        vectorised.each_key(rows, self.update, (values, self.descriptor.type, True))
 
 
-class ListState(State):
+class ListState(State, Generic[T]):
     """A list of elements. It never holds None, and an empty list is the same as none.
 
     >>> from statebackend.backends import create_backend
@@ -150,27 +155,27 @@ class ListState(State):
     __slots__ = ()
 
     @abstractmethod
-    def get(self) -> list[Any]:
+    def get(self) -> list[T]:
         """The elements, in order, as a new list; empty if there are none. O(length)."""
 
     @abstractmethod
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         """The elements, in order. If the list is changed meanwhile, the next step raises `RuntimeError`."""
 
     @abstractmethod
-    def add(self, value: Any) -> None:
+    def add(self, value: T) -> None:
         """Append an element; None raises. O(1) amortised, ``value`` is copied."""
 
     @abstractmethod
-    def add_all(self, values: Iterable[Any]) -> None:
+    def add_all(self, values: Iterable[T]) -> None:
         """Append elements; a None among them, or ``add_all(None)``, raises and appends nothing. O(added)."""
 
     @abstractmethod
-    def update(self, values: Iterable[Any]) -> None:
+    def update(self, values: Iterable[T]) -> None:
         """Replace the list; an empty one clears; None, or a None among them, raises. O(elements)."""
 
 
-class KeyedListState(ListState, KeyedState):
+class KeyedListState(ListState[T], KeyedState):
     """A `ListState` of the current key, with the vectorised form.
 
     >>> from statebackend.backends import create_backend
@@ -185,18 +190,19 @@ class KeyedListState(ListState, KeyedState):
 
     @property
     @abstractmethod
-    def descriptor(self) -> ListStateDescriptor: ...
+    def descriptor(self) -> ListStateDescriptor[T]: ...
 
-    def add_many(self, keys: Any, values: Any) -> None:
+    def add_many(self, keys: Any, values: Any, *, namespaces: Any = None, times: Any = None) -> None:
         """`add` for each row, in order; a null raises. Atomic. O(n)."""
-        vectorised.each_key(self, keys, self.add, (values, self.descriptor.element_type, False))
+        rows = vectorised.Rows(self, keys, namespaces, times)
+        vectorised.each_key(rows, self.add, (values, self.descriptor.element_type, False))
 
-    def get_many(self, keys: Any) -> pa.ListArray:
+    def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.ListArray:
         """`get` for each key; an empty list if there are no elements. O(n and all elements)."""
-        return vectorised.list_many(self, keys)
+        return vectorised.list_many(vectorised.Rows(self, keys, namespaces, times))
 
 
-class MapState(KeyedState):
+class MapState(KeyedState, Generic[K, V]):
     """A map in insertion order. Values may be None, keys may not, and an empty map is the same as none.
 
     Replacing the value of an existing key keeps its place, and is allowed while iterating. If a key is added or
@@ -218,38 +224,44 @@ class MapState(KeyedState):
 
     @property
     @abstractmethod
-    def descriptor(self) -> MapStateDescriptor: ...
+    def descriptor(self) -> MapStateDescriptor[K, V]: ...
 
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V) -> V: ...
+    @overload
+    def get(self, key: K, default: D) -> V | D: ...
     @abstractmethod
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of a key, ``default`` if the key is absent. O(1) and the copy."""
 
     @abstractmethod
-    def put(self, key: Any, value: Any) -> None:
+    def put(self, key: K, value: V | None) -> None:
         """Set the value of a key; the value may be None. O(1), both are copied."""
 
     @abstractmethod
-    def put_all(self, entries: Mapping[Any, Any]) -> None:
+    def put_all(self, entries: Mapping[K, V]) -> None:
         """Put all entries; if one of them is refused, put none. None raises. O(entries)."""
 
     @abstractmethod
-    def remove(self, key: Any) -> None:
+    def remove(self, key: K) -> None:
         """Remove a key; do nothing if it is absent. Removing the last one removes the map. O(1)."""
 
     @abstractmethod
-    def contains(self, key: Any) -> bool:
+    def contains(self, key: K) -> bool:
         """Return True if the key is present, even with None for a value. O(1)."""
 
     @abstractmethod
-    def keys(self) -> Iterator[Any]:
+    def keys(self) -> Iterator[K]:
         """The keys, in insertion order."""
 
     @abstractmethod
-    def values(self) -> Iterator[Any]:
+    def values(self) -> Iterator[V]:
         """The values, in insertion order of their keys."""
 
     @abstractmethod
-    def items(self) -> Iterator[tuple[Any, Any]]:
+    def items(self) -> Iterator[tuple[K, V]]:
         """Pairs of key and value, in insertion order."""
 
     @abstractmethod
@@ -257,53 +269,56 @@ class MapState(KeyedState):
         """Return True if there is no entry that a read would return; never changes anything."""
 
     @abstractmethod
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: K) -> V:
         """The value of a key; `KeyError` if it is absent."""
 
     @abstractmethod
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: K) -> None:
         """Remove a key; `KeyError` if it is absent."""
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: K, value: V | None) -> None:
         self.put(key, value)
 
-    def __contains__(self, key: Any) -> bool:
+    def __contains__(self, key: K) -> bool:
         return self.contains(key)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[K]:
         return self.keys()
 
     def exists(self) -> bool:
         return not self.is_empty()
 
-    def get_many(self, keys: Any, map_keys: Any) -> pa.Array:
+    def get_many(self, keys: Any, map_keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
         """`get` of each row's map key; null if it is absent. O(n)."""
-        return vectorised.map_get_many(self, keys, map_keys)
+        return vectorised.map_get_many(vectorised.Rows(self, keys, namespaces, times), map_keys)
 
-    def put_many(self, keys: Any, map_keys: Any, values: Any) -> None:
+    def put_many(
+        self, keys: Any, map_keys: Any, values: Any, *, namespaces: Any = None, times: Any = None
+    ) -> None:
         """`put` for each row, in order; a null value is stored as None. Atomic. O(n)."""
-        vectorised.map_each(self, keys, map_keys, self.put, (values, self.descriptor.value_type, True))
+        rows = vectorised.Rows(self, keys, namespaces, times)
+        vectorised.map_each(rows, map_keys, self.put, (values, self.descriptor.value_type, True))
 
-    def remove_many(self, keys: Any, map_keys: Any) -> None:
+    def remove_many(self, keys: Any, map_keys: Any, *, namespaces: Any = None, times: Any = None) -> None:
         """`remove` for each row, in order. Atomic. O(n)."""
-        vectorised.map_each(self, keys, map_keys, self.remove)
+        vectorised.map_each(vectorised.Rows(self, keys, namespaces, times), map_keys, self.remove)
 
 
-class _AddingState(KeyedState):
+class _AddingState(KeyedState, Generic[IN, OUT]):
     """The shared part of reducing, aggregating and folding states."""
 
     __slots__ = ()
 
     @abstractmethod
-    def get(self) -> Any:
+    def get(self) -> OUT | None:
         """The result of the added values; None if none was added. O(1), and the copy or the function."""
 
     @abstractmethod
-    def add(self, value: Any) -> None:
+    def add(self, value: IN | None) -> None:
         """Add a value; ``add(None)`` clears. If the function raises, nothing changes. O(1)."""
 
 
-class ReducingState(_AddingState):
+class ReducingState(_AddingState[T, T], Generic[T]):
     """One value; each added value is reduced into it.
 
     >>> from statebackend.backends import create_backend
@@ -318,24 +333,33 @@ class ReducingState(_AddingState):
 
     @property
     @abstractmethod
-    def descriptor(self) -> ReducingStateDescriptor: ...
+    def descriptor(self) -> ReducingStateDescriptor[T]: ...
 
-    def get_many(self, keys: Any) -> pa.Array:
+    def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
         """`get` for each key; null if nothing was added. O(n)."""
-        return vectorised.read_many(self, keys, self.get, self.descriptor.type)
+        rows = vectorised.Rows(self, keys, namespaces, times)
+        return vectorised.read_many(rows, self.get, self.descriptor.type)
 
     def add_many(
-        self, keys: Any, values: Any, return_changed: bool = False
-    ) -> tuple[pa.Array, pa.Array] | None:
+        self,
+        keys: Any,
+        values: Any,
+        return_changed: bool = False,
+        *,
+        namespaces: Any = None,
+        times: Any = None,
+    ) -> tuple[Any, ...] | None:
         """`add` for each row, in order; a null clears. Atomic. O(n).
 
-        With ``return_changed``, return the distinct keys, in the order of their first rows, and their results.
+        With ``return_changed``, return the distinct keys, in the order of their first rows, and their results; between
+        the two the namespaces of the keys, if ``namespaces`` is given.
         """
         value_type = self.descriptor.type
-        return vectorised.add_many(self, keys, values, value_type, return_changed, value_type)
+        rows = vectorised.Rows(self, keys, namespaces, times)
+        return vectorised.add_many(rows, values, value_type, return_changed, value_type)
 
 
-class AggregatingState(_AddingState):
+class AggregatingState(_AddingState[IN, OUT]):
     """One accumulator; each added value goes into it, and `get` makes the result.
 
     >>> from statebackend.backends import create_backend
@@ -350,21 +374,29 @@ class AggregatingState(_AddingState):
 
     @property
     @abstractmethod
-    def descriptor(self) -> AggregatingStateDescriptor: ...
+    def descriptor(self) -> AggregatingStateDescriptor[IN, OUT]: ...
 
-    def get_many(self, keys: Any) -> pa.Array:
+    def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
         """`get` for each key; null if nothing was added. O(n)."""
-        return vectorised.read_many(self, keys, self.get, self.descriptor.result_type)
+        rows = vectorised.Rows(self, keys, namespaces, times)
+        return vectorised.read_many(rows, self.get, self.descriptor.result_type)
 
     def add_many(
-        self, keys: Any, values: Any, return_changed: bool = False
-    ) -> tuple[pa.Array, pa.Array] | None:
+        self,
+        keys: Any,
+        values: Any,
+        return_changed: bool = False,
+        *,
+        namespaces: Any = None,
+        times: Any = None,
+    ) -> tuple[Any, ...] | None:
         """As `ReducingState.add_many`."""
         of = self.descriptor
-        return vectorised.add_many(self, keys, values, of.type, return_changed, of.result_type)
+        rows = vectorised.Rows(self, keys, namespaces, times)
+        return vectorised.add_many(rows, values, of.type, return_changed, of.result_type)
 
 
-class FoldingState(_AddingState):
+class FoldingState(_AddingState[IN, ACC]):
     """One accumulator; each added value advances it.
 
     >>> from statebackend.backends import create_backend
@@ -380,14 +412,22 @@ class FoldingState(_AddingState):
 
     @property
     @abstractmethod
-    def descriptor(self) -> FoldingStateDescriptor: ...
+    def descriptor(self) -> FoldingStateDescriptor[IN, ACC]: ...
 
-    def get_many(self, keys: Any) -> pa.Array:
+    def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
         """`get` for each key; null if nothing was added. O(n)."""
-        return vectorised.read_many(self, keys, self.get, self.descriptor.type)
+        rows = vectorised.Rows(self, keys, namespaces, times)
+        return vectorised.read_many(rows, self.get, self.descriptor.type)
 
     def add_many(
-        self, keys: Any, values: Any, return_changed: bool = False
-    ) -> tuple[pa.Array, pa.Array] | None:
+        self,
+        keys: Any,
+        values: Any,
+        return_changed: bool = False,
+        *,
+        namespaces: Any = None,
+        times: Any = None,
+    ) -> tuple[Any, ...] | None:
         """As `ReducingState.add_many`; the values may have any type."""
-        return vectorised.add_many(self, keys, values, None, return_changed, self.descriptor.type)
+        rows = vectorised.Rows(self, keys, namespaces, times)
+        return vectorised.add_many(rows, values, None, return_changed, self.descriptor.type)

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from statebackend.errors import UsageError
-from statebackend.keys import VOID, KeyGroupRange
+from statebackend.keys import ALL_NAMESPACES, VOID, KeyGroupRange
 from statebackend.state.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -29,9 +29,10 @@ from statebackend.state.handles import (
     ValueState,
 )
 from statebackend.state.timers import Timers
-from statebackend.types import Type
+from statebackend.types import ACC, IN, OUT, A, T, Type, V
+from statebackend.types import K as MapKey
 
-__all__ = ["KeyedStateBackend", "StateBackend"]
+__all__ = ["KeyedStateBackend", "StateBackend", "overrides"]
 
 K = TypeVar("K", bound="KeyedStateBackend")
 
@@ -48,6 +49,12 @@ class StateBackend(ABC):
 
     #: The name under which it is registered.
     name: str
+    #: True if maps iterate in the order in which their keys were put; False: in the order of their encoded keys.
+    keeps_insertion_order: bool = True
+    #: True if ``cleanup_incrementally`` has an effect: reads and writes remove what has expired elsewhere.
+    cleans_up_incrementally: bool = True
+    #: True if ``cleanup_in_rocksdb_compact_filter`` has one.
+    cleans_up_in_compactions: bool = False
 
     @classmethod
     def unavailable_reason(cls) -> str | None:
@@ -55,6 +62,18 @@ class StateBackend(ABC):
 
         >>> from statebackend.backends.reference import ReferenceBackend
         >>> ReferenceBackend.unavailable_reason() is None
+        True
+        """
+        return None
+
+    @classmethod
+    def native_library(cls) -> dict[str, str | None] | None:
+        """The library that it uses here, or would use: name, version, path, origin; None if it needs none.
+
+        Loads nothing. Where it cannot be used, raises what `unavailable_reason` tells.
+
+        >>> from statebackend.backends.reference import ReferenceBackend
+        >>> ReferenceBackend.native_library() is None
         True
         """
         return None
@@ -155,35 +174,51 @@ class KeyedStateBackend(ABC):
 
     # --- states ---
 
+    @overload
+    def get_state(self, descriptor: ValueStateDescriptor[T, A]) -> ValueState[T, A]: ...
+    @overload
+    def get_state(self, descriptor: ListStateDescriptor[T]) -> KeyedListState[T]: ...
+    @overload
+    def get_state(self, descriptor: MapStateDescriptor[MapKey, V]) -> MapState[MapKey, V]: ...
+    @overload
+    def get_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]: ...
+    @overload
+    def get_state(self, descriptor: AggregatingStateDescriptor[IN, OUT]) -> AggregatingState[IN, OUT]: ...
+    @overload
+    def get_state(self, descriptor: FoldingStateDescriptor[IN, ACC]) -> FoldingState[IN, ACC]: ...
+    @overload
+    def get_state(self, descriptor: StateDescriptor) -> KeyedState: ...
     @abstractmethod
-    def get_state(self, descriptor: StateDescriptor) -> KeyedState:
+    def get_state(self, descriptor: Any) -> Any:
         """The state of a descriptor of any kind; the same name gives the same handle again. O(1).
 
         A name that another kind, type or time to live has taken raises `StateMigrationError`.
         """
 
     @abstractmethod
-    def get_value_state(self, descriptor: ValueStateDescriptor) -> ValueState:
+    def get_value_state(self, descriptor: ValueStateDescriptor[T, A]) -> ValueState[T, A]:
         """The value state of a descriptor."""
 
     @abstractmethod
-    def get_list_state(self, descriptor: ListStateDescriptor) -> KeyedListState:
+    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> KeyedListState[T]:
         """The list state of a descriptor."""
 
     @abstractmethod
-    def get_map_state(self, descriptor: MapStateDescriptor) -> MapState:
+    def get_map_state(self, descriptor: MapStateDescriptor[MapKey, V]) -> MapState[MapKey, V]:
         """The map state of a descriptor."""
 
     @abstractmethod
-    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState:
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
         """The reducing state of a descriptor."""
 
     @abstractmethod
-    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
+    def get_aggregating_state(
+        self, descriptor: AggregatingStateDescriptor[IN, OUT]
+    ) -> AggregatingState[IN, OUT]:
         """The aggregating state of a descriptor."""
 
     @abstractmethod
-    def get_folding_state(self, descriptor: FoldingStateDescriptor) -> FoldingState:
+    def get_folding_state(self, descriptor: FoldingStateDescriptor[IN, ACC]) -> FoldingState[IN, ACC]:
         """The folding state of a descriptor."""
 
     # --- enumeration ---
@@ -214,6 +249,10 @@ class KeyedStateBackend(ABC):
         to then stay.
         """
 
+    def _clear_state(self, descriptor: StateDescriptor) -> None:
+        """Clear a state for all keys, in all namespaces."""
+        self.apply_to_all_keys(descriptor, lambda _key, state: state.clear(), ALL_NAMESPACES)
+
     @abstractmethod
     def num_entries(self, name: str | None = None) -> int:
         """The number of (key, namespace) pairs that have the state, or the sum over all states.
@@ -241,6 +280,62 @@ class KeyedStateBackend(ABC):
         """Fix the time: until the next call, values expire by ``now``, and no clock is read. None returns to the clock.
 
         A job calls this once per batch, and gives a clock that tells the same to backends that know no batches.
+        """
+
+    def begin_event_time(self, before: int | None, after: int | None) -> None:  # noqa: B027 - optional
+        """Let states with a time to live in event time go by the time of rows, apart from that of `begin_batch`.
+
+        ``before`` and ``after`` are the watermarks before the batch and after it. Values are read and stamped by
+        ``after`` until `set_event_time`, and by vectorised calls always; they are cleaned up by ``before``. While a
+        watermark is None, nothing expires by it. Until the first call, what was restored goes by the watermark of its
+        checkpoint, if that has one besides the time of its batch. O(1).
+
+        A job refuses a time to live in event time on a backend that overrides this and `set_event_time` not both: it
+        would go by the clock.
+
+        >>> from statebackend.state import StateTtlConfig, ValueStateDescriptor
+        >>> from statebackend.backends import create_backend
+        >>> from statebackend.testing import ManualClock
+        >>> in_event_time = StateTtlConfig.TtlTimeCharacteristic.EventTime
+        >>> ttl = StateTtlConfig(1000, ttl_time_characteristic=in_event_time)
+        >>> keyed = create_backend("reference").create_keyed_backend(str, clock=ManualClock())
+        >>> seen = keyed.get_value_state(ValueStateDescriptor("seen", int).enable_time_to_live(ttl))
+        >>> keyed.begin_event_time(None, 5000)
+        >>> keyed.set_current_key("ann")
+        >>> keyed.set_event_time(4000)
+        >>> seen.update(1)
+        >>> keyed.set_event_time(4999)
+        >>> seen.value()
+        1
+        >>> keyed.set_event_time(5000)
+        >>> seen.value() is None
+        True
+        """
+
+    def set_event_time(self, time: int | None) -> None:  # noqa: B027 - optional
+        """Let states in event time go by ``time``, that of a row or a timer; None: nothing expires. O(1).
+
+        Vectorised calls go by the watermark after the batch nevertheless.
+
+        >>> from statebackend.backends import create_backend
+        >>> keyed = create_backend("reference").create_keyed_backend(int)
+        >>> keyed.begin_event_time(None, None)
+        >>> keyed.set_event_time(1000)
+        """
+
+    def move_processing_time(self, by: int) -> None:  # noqa: B027 - optional
+        """Move restored timestamps in processing time, and the timers in it, by so many milliseconds.
+
+        For state of a job in which all went by the time of rows, before its states are asked for. O(timers). Such a job
+        does not start on a backend that does not override this: it would take those times for the clock's.
+
+        >>> from statebackend.backends import create_backend
+        >>> keyed = create_backend("reference").create_keyed_backend(int)
+        >>> keyed.set_current_key(1)
+        >>> keyed.timers.register(500, "processing")
+        >>> keyed.move_processing_time(1000)
+        >>> keyed.timers.pending("processing")
+        [1500]
         """
 
     @property
@@ -357,3 +452,13 @@ class KeyedStateBackend(ABC):
         It checks the key groups of all keys first and reads the clock once. An error undoes the changes made inside.
         At the end it restores the current key and its time.
         """
+
+
+def overrides(keyed: KeyedStateBackend, *names: str) -> bool:
+    """True if a backend has these optional methods of its own: those of the interface do nothing.
+
+    >>> from statebackend.backends import create_backend
+    >>> overrides(create_backend("reference").create_keyed_backend(int), "begin_event_time", "set_event_time")
+    True
+    """
+    return all(getattr(type(keyed), name, None) is not getattr(KeyedStateBackend, name) for name in names)

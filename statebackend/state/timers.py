@@ -21,10 +21,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from statebackend.errors import UsageError
-from statebackend.state.descriptors import MapStateDescriptor
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
-__all__ = ["DOMAINS", "RESERVED", "TimerRow", "Timers", "checked_domain", "checked_time", "timer_state"]
+from statebackend.errors import UsageError
+from statebackend.keys import NamespaceColumn, as_columnar, key_encoder, namespace_column, runs_of_list
+from statebackend.state.descriptors import MapStateDescriptor
+from statebackend.state.value_columns import check_lengths
+from statebackend.state.vectorised import Keys
+
+__all__ = [
+    "DOMAINS",
+    "RESERVED",
+    "DueTimers",
+    "TimerColumns",
+    "TimerRow",
+    "Timers",
+    "checked_domain",
+    "checked_time",
+    "timer_state",
+    "timestamp_column",
+]
 
 #: The time that the rows tell, and the time that the clock tells.
 DOMAINS = ("event", "processing")
@@ -89,6 +107,48 @@ class TimerRow(NamedTuple):
     timestamp: int
 
 
+class DueTimers(NamedTuple):
+    """Timers that `Timers.take_due` has taken, as columns, in the order in which they fire."""
+
+    keys: pa.Array
+    #: Milliseconds.
+    timestamps: pa.Array
+    #: As vectorised calls take them.
+    namespaces: pa.Array | list[Any]
+
+
+class TimerColumns(NamedTuple):
+    """Timers as a backend has them: keys in canonical form, an array or (offsets, data), and namespaces encoded."""
+
+    keys: Any
+    timestamps: NDArray[np.int64]
+    namespaces: NamespaceColumn
+
+
+def timestamp_column(timestamps: Any) -> NDArray[np.int64]:
+    """The times of timers: a column of milliseconds, or of timestamps in whole ones; O(n).
+
+    >>> timestamp_column([5, 7])
+    array([5, 7])
+    """
+    column = as_columnar(timestamps, "timestamps")
+    if isinstance(column, pa.Array):
+        if column.null_count:
+            raise UsageError("the time of a timer is null")
+        try:
+            if pa.types.is_timestamp(column.type):
+                column = column.cast(pa.timestamp("ms", column.type.tz))
+            elif not pa.types.is_integer(column.type):
+                raise UsageError(
+                    f"the times of timers are not of type {column.type}",
+                    hint="give milliseconds or timestamps",
+                )
+            return np.ascontiguousarray(column.cast(pa.int64()).to_numpy(), dtype=np.int64)
+        except pa.ArrowInvalid:
+            raise UsageError("the time of a timer is not a whole number of milliseconds of 64 bits") from None
+    return np.array([checked_time(each) for each in column], dtype=np.int64)
+
+
 class Timers(ABC):
     """The timers of a keyed backend: ``keyed.timers``.
 
@@ -97,6 +157,9 @@ class Timers(ABC):
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._backend!r}>"
 
     # --- to be written ---
 
@@ -147,6 +210,102 @@ class Timers(ABC):
         """
         self._backend._check_open()
         return self._firing(checked_time(now), checked_domain(domain))
+
+    # --- columns ---
+
+    def register_many(
+        self, keys: Any, timestamps: Any, domain: str = "event", *, namespaces: Any = None
+    ) -> None:
+        """`register` for each row, in its namespace, else in the current one. Atomic. O(n log timers).
+
+        >>> from statebackend.backends import create_backend
+        >>> keyed = create_backend("reference").create_keyed_backend(str)
+        >>> keyed.timers.register_many(["ann", "bob"], [10, 20])
+        >>> keyed.timers.count()
+        2
+        """
+        self._change_many(keys, timestamps, checked_domain(domain), namespaces, True)
+
+    def delete_many(
+        self, keys: Any, timestamps: Any, domain: str = "event", *, namespaces: Any = None
+    ) -> None:
+        """`delete` for each row, in its namespace, else in the current one. Atomic. O(n log timers)."""
+        self._change_many(keys, timestamps, checked_domain(domain), namespaces, False)
+
+    def _change_many(self, keys: Any, timestamps: Any, domain: str, namespaces: Any, registers: bool) -> None:
+        backend = self._backend
+        backend._check_open()
+        column = Keys(keys, key_encoder(backend.key_type))
+        times = timestamp_column(timestamps)
+        spaces = None if namespaces is None else namespace_column(namespaces)
+        check_lengths(column, times, *(() if spaces is None else (spaces.numbers,)))
+        with backend._vectorised_call(column.canonical):
+            self._change_columns(column, times, spaces, domain, registers)
+
+    def _change_columns(
+        self,
+        keys: Keys,
+        timestamps: NDArray[np.int64],
+        namespaces: NamespaceColumn | None,
+        domain: str,
+        registers: bool,
+    ) -> None:
+        """Register or delete timers; a backend that knows better overrides it."""
+        backend, change = self._backend, self.register if registers else self.delete
+        numbers = None if namespaces is None else namespaces.numbers.tolist()
+        for at, (key, timestamp) in enumerate(zip(keys, timestamps.tolist(), strict=True)):
+            backend.set_current_key(key)
+            if namespaces is not None and numbers is not None:
+                backend._namespace = namespaces.distinct[numbers[at]]
+            change(timestamp, domain)
+
+    def take_due(self, now: int, domain: str = "event", *, most: int | None = None) -> DueTimers:
+        """Take the timers that are due at ``now``, or the first ``most`` of them, as columns. O(log timers) each.
+
+        Atomic; key and namespace stay what they are.
+
+        >>> from statebackend.backends import create_backend
+        >>> keyed = create_backend("reference").create_keyed_backend(str)
+        >>> keyed.timers.register_many(["ann", "bob", "cid"], [30, 20, 10])
+        >>> due = keyed.timers.take_due(20)
+        >>> due.keys.to_pylist(), due.timestamps.to_pylist()
+        (['cid', 'bob'], [10, 20])
+        """
+        backend = self._backend
+        backend._check_open()
+        limit = 2**62 if most is None else checked_time(most)
+        checked_domain(domain)
+        with backend._undone_on_error():
+            taken = self._take_columns(checked_time(now), domain, limit)
+        keys = key_encoder(backend.key_type).decode_many(taken.keys)
+        return DueTimers(keys, pa.array(taken.timestamps), taken.namespaces.shown())
+
+    def _take_columns(self, now: int, domain: str, most: int) -> TimerColumns:
+        """What `take_due` takes; a backend that knows better overrides it."""
+        backend = self._backend
+        keys: list[Any] = []
+        namespaces: list[bytes] = []
+        times: list[int] = []
+        firing = self._firing(now, domain)
+        try:
+            while len(times) < most:
+                timestamp = next(firing, None)
+                if timestamp is None:
+                    break
+                times.append(timestamp)
+                keys.append(backend._key)
+                namespaces.append(backend._namespace)
+        finally:
+            firing.close()  # type: ignore[attr-defined]
+        canonical = (
+            np.array(keys, dtype=np.int64)
+            if key_encoder(backend.key_type).kind == "int"
+            else runs_of_list(keys)
+        )
+        numbers: dict[bytes, int] = {}
+        rows = [numbers.setdefault(each, len(numbers)) for each in namespaces]
+        column = NamespaceColumn(np.array(rows, dtype=np.int64), list(numbers))
+        return TimerColumns(canonical, np.array(times, dtype=np.int64), column)
 
     @abstractmethod
     def next_due(self, domain: str = "event") -> int | None:

@@ -210,6 +210,15 @@ class StateTtlConfig:
         return self.update_type is not _UpdateType.Disabled
 
     @property
+    def is_in_event_time(self) -> bool:
+        """True if it goes by event time.
+
+        >>> StateTtlConfig(1).is_in_event_time
+        False
+        """
+        return self.ttl_time_characteristic is _TtlTimeCharacteristic.EventTime
+
+    @property
     def incremental_cleanup(self) -> IncrementalCleanup | None:
         """The incremental cleanup in force: the configured one, otherwise the default while cleanup is on.
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
 from statebackend.keys import as_columnar
-from statebackend.types import CustomType, ListType, MapType, RowType, TupleType, Type, record_reader
+from statebackend.types import CustomType, ListType, MapType, RowType, TupleType, Type, convert, record_reader
 from statebackend.types.serializers import serializer_for
 
 __all__ = ["check_lengths", "check_values", "from_arrow", "has_objects", "to_arrow", "to_values"]
@@ -35,7 +35,7 @@ def to_values(column: Any, declared: Type | None) -> list[Any]:
     >>> to_values(pa.array([1, None]), None), to_values([1, None], None)
     ([1, None], [1, None])
     """
-    columnar = as_columnar(column)
+    columnar = as_columnar(column, "values")
     if isinstance(columnar, pa.Array):
         convert = None if declared is None else _from_arrow(declared)
         result = []
@@ -131,14 +131,25 @@ def _from_arrow(declared: Type, deserializes: bool = False) -> Convert | None:
         element = _from_arrow(declared.element, deserializes)
         if element is None:
             return None
-        return lambda values: [v if v is None else element(v) for v in values]
+
+        def list_of(values: Any) -> Any:
+            if not isinstance(values, list):
+                return values
+            return [v if v is None else element(v) for v in values]
+
+        return list_of
     if isinstance(declared, MapType):
         item = _from_arrow(declared.value, deserializes)
 
         def map_of(pairs: Any) -> Any:
-            if isinstance(pairs, dict):
+            if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
                 return pairs
-            return {_hashable(k, declared.key): v if v is None or item is None else item(v) for k, v in pairs}
+            keys = [_hashable(key, declared.key) for key, _ in pairs]
+            values = [v if v is None or item is None else item(v) for _, v in pairs]
+            try:
+                return dict(zip(keys, values, strict=True))
+            except TypeError:  # lists as keys
+                return pairs
 
         return map_of
     return None
@@ -174,9 +185,9 @@ def to_arrow(values: Sequence[Any], declared: Type | None) -> pa.Array:
                 detail=type(error).__name__,
                 hint="set result_type on the AggregateFunction, for example result_type = 'bigint'",
             ) from None
-    convert = _to_arrow(declared)
-    if convert is not None:
-        values = [None if value is None else convert(value) for value in values]
+    shown = _to_arrow(declared)
+    if shown is not None:
+        values = [None if value is None else shown(value) for value in values]
     array = pa.array(values, declared.arrow)
     return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
 
@@ -207,7 +218,22 @@ def _to_arrow(declared: Type) -> Convert | None:
         return lambda entries: [(key(k), v if v is None else item(v)) for k, v in entries.items()]
     if isinstance(declared, CustomType) or declared.name == "PICKLE":
         return serializer_for(declared).serialize
-    return None
+    return _TIMES.get(declared.name)
+
+
+def _python_time(of_number: Callable[[int], Any], number: Callable[[Any], int]) -> Convert:
+    def converted(value: Any) -> Any:
+        return of_number(number(value)) if isinstance(value, np.datetime64) else value
+
+    return converted
+
+
+#: Arrow takes no times of numpy among Python's own.
+_TIMES = {
+    "DATE": _python_time(convert.from_days, convert.days),
+    "TIMESTAMP": _python_time(convert.from_microseconds, convert.microseconds),
+    "TIMESTAMP_NTZ": _python_time(convert.from_naive_microseconds, convert.naive_microseconds),
+}
 
 
 def _same(value: Any) -> Any:

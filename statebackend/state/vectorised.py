@@ -1,13 +1,13 @@
 """The vectorised methods, implemented with the scalar ones: correct for every backend, fast in none.
 
 A backend that knows better overrides the methods of the handles. These define the behaviour: they check all columns
-first, then apply rows in order, at one ``now``; an error undoes the call.
+first, then apply rows in order, at one ``now`` or each at its own time; an error undoes the call.
 
 >>> from statebackend.backends import create_backend
 >>> from statebackend.state import ReducingStateDescriptor
 >>> keyed = create_backend("reference").create_keyed_backend(int)
 >>> total = keyed.get_reducing_state(ReducingStateDescriptor("total", "sum", int))
->>> keys, totals = add_many(total, [1, 2, 1], [10, 20, 30], None, True, None)
+>>> keys, totals = add_many(Rows(total, [1, 2, 1]), [10, 20, 30], None, True, None)
 >>> keys.to_pylist(), totals.to_pylist()
 ([1, 2], [40, 20])
 """
@@ -20,24 +20,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from statebackend.errors import SerializationError
-from statebackend.keys import KeyEncoder, key_encoder
+from statebackend.errors import SerializationError, UsageError
+from statebackend.keys import KeyEncoder, key_encoder, namespace_column, time_column
 from statebackend.state.value_columns import check_lengths, check_values, to_arrow, to_values
 from statebackend.types import ListType, Type
 
 if TYPE_CHECKING:
-    from statebackend.state.handles import KeyedListState, KeyedState, MapState
+    from statebackend.state.handles import KeyedState
 
-__all__ = ["Keys", "add_many", "each_key", "list_many", "map_each", "map_get_many", "read_many"]
+__all__ = [
+    "Keys",
+    "Rows",
+    "add_many",
+    "each_key",
+    "list_many",
+    "map_each",
+    "map_get_many",
+    "read_many",
+    "times_of_rows",
+]
 
 
 class Keys:
     """A column of keys, encoded and checked as a whole, then visited one by one.
 
     >>> keys = Keys([3, 1, 3], key_encoder(int))
-    >>> len(keys), list(keys), keys.first_touched().to_pylist()
-    (3, [3, 1, 3], [3, 1])
+    >>> len(keys), list(keys), keys.taken([1]).to_pylist()
+    (3, [3, 1, 3], [1])
     """
 
     def __init__(self, column: Any, encoder: KeyEncoder) -> None:
@@ -58,14 +69,88 @@ class Keys:
     def __iter__(self) -> Iterator[Any]:
         return map(self._encoder.decode, self.canonical)
 
-    def first_touched(self) -> pa.Array:
-        """The distinct keys in the order of their first rows."""
-        distinct = list(dict.fromkeys(self.canonical))
+    def taken(self, rows: list[int]) -> pa.Array:
+        """The keys of some rows, by their numbers."""
+        keys = [self.canonical[row] for row in rows]
         if self._encoder.kind == "int":
-            return self._encoder.decode_many(np.array(distinct, dtype=np.int64))
-        offsets = np.zeros(len(distinct) + 1, dtype=np.int64)
-        np.cumsum([len(run) for run in distinct], out=offsets[1:])
-        return self._encoder.decode_many((offsets, np.frombuffer(b"".join(distinct), dtype=np.uint8)))
+            return self._encoder.decode_many(np.array(keys, dtype=np.int64))
+        offsets = np.zeros(len(keys) + 1, dtype=np.int64)
+        np.cumsum([len(run) for run in keys], out=offsets[1:])
+        return self._encoder.decode_many((offsets, np.frombuffer(b"".join(keys), dtype=np.uint8)))
+
+
+def times_of_rows(state: KeyedState, times: Any) -> NDArray[np.int64] | None:
+    """The time that a state goes by for each row, in milliseconds; None if they all go by one, that of the call. O(n).
+
+    A null goes by the watermark after the batch, as rows do that tell no time.
+    """
+    if times is None:
+        return None
+    config, backend = state.descriptor.ttl_config, state.backend
+    if config is not None and not config.is_in_event_time:
+        raise UsageError(
+            "a time to live in processing time goes by the clock, not by the times of rows",
+            detail=f"state {state.descriptor.name!r}",
+            hint="leave times= out, or declare TtlTimeCharacteristic.EventTime",
+        )
+    own, is_null = time_column(times)
+    by: Any = backend._by_watermark()  # type: ignore[attr-defined]
+    if config is not None and by is None:
+        raise UsageError(
+            "the backend has no time of rows",
+            detail=f"state {state.descriptor.name!r}",
+            hint="call begin_event_time(before, after) first",
+        )
+    return np.where(is_null, 0 if by is None else by, own)
+
+
+class Rows:
+    """The rows of a call: their keys, and where they tell them, namespaces and times; checked as a whole.
+
+    >>> from statebackend.backends import create_backend
+    >>> from statebackend.state import ValueStateDescriptor
+    >>> keyed = create_backend("reference").create_keyed_backend(int)
+    >>> len(Rows(keyed.get_state(ValueStateDescriptor("v", int)), [3, 1], namespaces=["a", "b"]))
+    2
+    """
+
+    def __init__(self, state: KeyedState, keys: Any, namespaces: Any = None, times: Any = None) -> None:
+        self.state = state
+        self._backend: Any = state.backend
+        self.keys = Keys(keys, key_encoder(self._backend.key_type))
+        #: None: all rows are in the current namespace.
+        self.namespaces = None if namespaces is None else namespace_column(namespaces)
+        given = times_of_rows(state, times)
+        check_lengths(self, *(each for each in (self._numbers(), given) if each is not None))
+        self._times = None if given is None or state.descriptor.ttl_config is None else given.tolist()
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def _numbers(self) -> NDArray[np.int64] | None:
+        return None if self.namespaces is None else self.namespaces.numbers
+
+    def visited(self, rows: list[int] | None = None) -> Iterator[None]:
+        """Make each row's key, namespace and time current, in order; of some rows, or of all."""
+        backend, keys = self._backend, list(self.keys)
+        numbers = None if self.namespaces is None else self.namespaces.numbers.tolist()
+        for row in range(len(keys)) if rows is None else rows:
+            if self._times is not None:
+                backend._event_now = self._times[row]
+            backend.set_current_key(keys[row])
+            if numbers is not None and self.namespaces is not None:
+                backend._namespace = self.namespaces.distinct[numbers[row]]
+            yield
+
+    def touched(self) -> tuple[list[int], list[int]]:
+        """The first row of each distinct key and namespace, in order, and the last one of the same."""
+        numbers = itertools.repeat(0) if self.namespaces is None else self.namespaces.numbers.tolist()
+        first: dict[Any, int] = {}
+        last: dict[Any, int] = {}
+        for row, each in enumerate(zip(self.keys.canonical, numbers, strict=False)):
+            first.setdefault(each, row)
+            last[each] = row
+        return list(first.values()), [last[each] for each in first]
 
 
 def _values_of(column: Any, declared: Type | None, nullable: bool, state: KeyedState) -> list[Any]:
@@ -77,75 +162,63 @@ def _values_of(column: Any, declared: Type | None, nullable: bool, state: KeyedS
     return values
 
 
-def each_key(
-    state: KeyedState, keys: Any, action: Callable[..., Any], *columns: tuple[Any, Type | None, bool]
-) -> list[Any]:
+def each_key(rows: Rows, action: Callable[..., Any], *columns: tuple[Any, Type | None, bool]) -> list[Any]:
     """Run ``action(*values of the row)`` with each row's key current, in order; return the actions' results.
 
-    Each column is (values, type or None, True if nulls are allowed). Atomic, at one ``now``.
+    Each column is (values, type or None, True if nulls are allowed). Atomic.
     """
-    backend = state.backend
-    encoded = Keys(keys, key_encoder(backend.key_type))
-    rows = [_values_of(column, declared, nullable, state) for column, declared, nullable in columns]
-    check_lengths(encoded, *rows)
-    results = []
-    with backend._vectorised_call(encoded.canonical):
-        for key, *values in zip(encoded, *rows, strict=True):
-            backend.set_current_key(key)
-            results.append(action(*values))
-    return results
+    given = [_values_of(column, declared, nullable, rows.state) for column, declared, nullable in columns]
+    check_lengths(rows, *given)
+    with rows.state.backend._vectorised_call(rows.keys.canonical):
+        return [action(*values) for _, *values in zip(rows.visited(), *given, strict=True)]
 
 
-def read_many(state: KeyedState, keys: Any, read: Callable[[], Any], declared: Type | None) -> pa.Array:
-    """The Arrow array of the result of ``read`` for each key."""
-    return to_arrow(each_key(state, keys, read), declared)
+def read_many(rows: Rows, read: Callable[[], Any], declared: Type | None) -> pa.Array:
+    """The Arrow array of the result of ``read`` for each row."""
+    return to_arrow(each_key(rows, read), declared)
 
 
 def add_many(
-    state: Any,
-    keys: Any,
-    values: Any,
-    value_type: Type | None,
-    return_changed: bool,
-    result_type: Type | None,
-) -> tuple[pa.Array, pa.Array] | None:
-    """Call ``state.add`` for each row; with ``return_changed``, return the distinct keys and their results."""
-    backend = state.backend
-    encoded = Keys(keys, key_encoder(backend.key_type))
-    rows = _values_of(values, value_type, True, state)
-    check_lengths(encoded, rows)
-    with backend._vectorised_call(encoded.canonical):
-        for key, value in zip(encoded, rows, strict=True):
-            backend.set_current_key(key)
+    rows: Rows, values: Any, value_type: Type | None, return_changed: bool, result_type: Type | None
+) -> tuple[Any, ...] | None:
+    """Call ``add`` for each row; with ``return_changed``, return the distinct keys and their results.
+
+    Where rows tell their namespaces, those come between the two. A result is what the last row of its key sees.
+    """
+    state: Any = rows.state
+    given = _values_of(values, value_type, True, state)
+    check_lengths(rows, given)
+    with state.backend._vectorised_call(rows.keys.canonical):
+        for _, value in zip(rows.visited(), given, strict=True):
             state.add(value)
         if not return_changed:
             return None
-        touched = encoded.first_touched()
-        results = []
-        for key in Keys(touched, key_encoder(backend.key_type)):
-            backend.set_current_key(key)
-            results.append(state.get())
-        return touched, to_arrow(results, result_type)
+        first, last = rows.touched()
+        results = to_arrow([state.get() for _ in rows.visited(last)], result_type)
+    if rows.namespaces is None:
+        return rows.keys.taken(first), results
+    return rows.keys.taken(first), rows.namespaces.take(np.array(first, dtype=np.int64)).shown(), results
 
 
 def map_each(
-    state: MapState, keys: Any, map_keys: Any, action: Callable[..., Any], *columns: tuple[Any, Type, bool]
+    rows: Rows, map_keys: Any, action: Callable[..., Any], *columns: tuple[Any, Type, bool]
 ) -> list[Any]:
     """`each_key` of a map state: ``action(map key, *values of the row)``."""
-    key_type = state.descriptor.key_type
-    encoder = key_encoder(key_type)
+    descriptor: Any = rows.state.descriptor
     try:
-        decoded = list(Keys(map_keys, encoder))
+        decoded = list(Keys(map_keys, key_encoder(descriptor.key_type)))
     except SerializationError as error:
-        raise error.at(f"map keys of state {state.descriptor.name!r}") from None
-    return each_key(state, keys, action, (decoded, None, False), *columns)
+        raise error.at(f"map keys of state {descriptor.name!r}") from None
+    return each_key(rows, action, (decoded, None, False), *columns)
 
 
-def list_many(state: KeyedListState, keys: Any) -> pa.Array:
-    """The Arrow list array of each key's elements."""
-    return to_arrow(each_key(state, keys, state.get), ListType(state.descriptor.element_type))
+def list_many(rows: Rows) -> pa.Array:
+    """The Arrow list array of each row's elements."""
+    state: Any = rows.state
+    return to_arrow(each_key(rows, state.get), ListType(state.descriptor.element_type))
 
 
-def map_get_many(state: MapState, keys: Any, map_keys: Any) -> pa.Array:
+def map_get_many(rows: Rows, map_keys: Any) -> pa.Array:
     """The Arrow array of the values of each row's map key."""
-    return to_arrow(map_each(state, keys, map_keys, state.get), state.descriptor.value_type)
+    state: Any = rows.state
+    return to_arrow(map_each(rows, map_keys, state.get), state.descriptor.value_type)

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import tempfile
 from collections.abc import Sequence
@@ -24,7 +25,11 @@ from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.errors import UsageError
 from statebackend.functions import Metrics, ProcessFunction
 from statebackend.operator_state import OperatorStateBackend
-from statebackend.runtime import Batch, Job, Task
+from statebackend.runtime import Batch, EventTime, Job, Task
+from statebackend.runtime.batch_time import BatchTime, Times
+from statebackend.runtime.event_time import RowTimes
+from statebackend.runtime.given import Result
+from statebackend.runtime.origin import Origin
 from statebackend.runtime.row_reader import rows_of
 from statebackend.state import KeyedStateBackend, StateBackend, clocks
 from statebackend.testing.clock import ManualClock
@@ -37,8 +42,8 @@ class Harness:
     """Runs a function as a job does: on copies of it, with its state, and with time that stands still within a batch.
 
     Every call of ``process_...`` is a batch of its own: if it raises, state is as before, and the next call gets a
-    fresh copy of the function. Each returns the output rows: as the function gave them or, with a ``schema``, as they
-    come back from Arrow.
+    fresh copy of the function. Each returns the rows of the main output: as the function gave them or, with a
+    ``schema``, as they come back from Arrow. `outputs` has those of all.
 
     ``key`` names the column or columns of the key; `process_batch` needs it. The other options are those of
     ``sb.spark.stateful``. If you pass no clock, it uses a `ManualClock`.
@@ -61,11 +66,12 @@ class Harness:
         backend: str | StateBackend = "heap",
         clock: Any = None,
         max_parallelism: int = 128,
-        event_time: str | None = None,
+        event_time: str | EventTime | None = None,
         delay: int | datetime.timedelta = 0,
         order_by: str | Sequence[str] | None = None,
         broadcast: str | None = None,
         null_keys: str = "fail",
+        on_error: str = "fail",
     ) -> None:
         self._has_key = key is not None
         self._job = Job(
@@ -79,21 +85,30 @@ class Harness:
             order_by=order_by,
             broadcast=broadcast,
             null_keys=null_keys,
+            on_error=on_error,
         )
         self._key_type = of(key_type)
         #: The clock: set it, or advance it, between two steps.
         self.clock = ManualClock() if clock is None else clocks.checked_clock(clock)
-        self._now: int | None = None
+        self._time = BatchTime(self._job, self.clock)
         self._batch_id = -1
         self._task = Task(self._job, self._key_type)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._store: CheckpointStore | None = None
         self._checkpoint_id = -1
+        #: The rows that the last batch gave to each output; those of the main one are what the call returned.
+        self.outputs: dict[str, list[Any]] = {name: [] for name in self._job.outputs}
+
+    def __repr__(self) -> str:
+        name = type(self._job.function).__name__.strip("_")
+        return f"<Harness of {name}, key {self._key_type!r}, batch {self._batch_id}, {self._job.backend!r}>"
 
     # --- steps ---
 
     def process_element(self, key: Any, row: Any) -> list[Any]:
         """Run the function over one row of a key. The row is a dict, or a tuple, which is passed on as it is.
+
+        In a job with event time, the time of a row is its value of that name; a plain tuple has none.
 
         >>> from statebackend.functions import map_with_state
         >>> with Harness(map_with_state(lambda row, n: ((row.n,), None), int), str) as harness:
@@ -104,12 +119,20 @@ class Harness:
             raise UsageError("a BatchProcessFunction takes batches", hint="call process_batch")
         if isinstance(row, dict):
             row = row_class(tuple(row))(*row.values())
-        return self._given(
-            self._task.run_pairs(self._batch_id + 1, [(key, row)], self._advanced(None)),
-        )
+        begun, event_time, pairs = self._time.begin(), self._job.event_time, [(key, row)]
+        if event_time is None:
+            return self._run(pairs, begun.now, None)
+        time = getattr(row, event_time.column, None)
+        times = RowTimes.of_one(event_time, time, watermark=begun.watermark, clock=begun.clock)
+        if times.is_on_time[0] or event_time.late == "keep":
+            return self._run(pairs, begun.now, times)
+        late = [] if event_time.late_output is None else [row]
+        return self._run([], begun.now, RowTimes.of_none(times.before, times.after), late)
 
     def process_batch(self, rows: Any) -> list[Any]:
-        """Run the function over a batch: an Arrow table or record batch, or a list of dicts.
+        """Run the function over a batch: an Arrow table or record batch, or a list of rows with names.
+
+        These are dicts, named tuples, dataclasses or Spark rows.
 
         >>> from statebackend.functions import map_with_state
         >>> with Harness(map_with_state(lambda row, n: ((row.n,), None), int), str, key="user") as harness:
@@ -123,12 +146,16 @@ class Harness:
         if isinstance(rows, pa.RecordBatch):
             rows = pa.Table.from_batches([rows])
         elif not isinstance(rows, pa.Table):
-            rows = pa.Table.from_pylist(list(rows))
-        batch = Batch(self._job, rows)
-        return self._given(self._task.run(self._batch_id + 1, batch, self._advanced(batch.max_event_time)))
+            rows = pa.Table.from_pylist([_as_dict(row, at) for at, row in enumerate(rows)])
+        begun = self._time.begin()
+        batch = Batch(self._job, rows, watermark=begun.watermark, clock=begun.clock)
+        given = self._task.run(self._batch_id + 1, batch, begun.now)
+        return self._given(given, begun.now, batch.times)
 
     def advance_time(self, to: int) -> list[Any]:
         """Advance time to ``to`` milliseconds, without rows: timers that are due fire. Never goes back.
+
+        In a job with event time, the watermark goes there, too.
 
         >>> from statebackend.functions import map_with_state
         >>> with Harness(map_with_state(lambda row, n: ((row.n,), None), int), str) as harness:
@@ -137,8 +164,40 @@ class Harness:
         """
         if isinstance(self.clock, ManualClock):
             self.clock.set(max(to, self.clock.now()))
-        self._now = max(to, self._now or 0)
-        return self._given(self._task.run_pairs(self._batch_id + 1, [], self._now))
+        now, watermark, _ = self._time.committed
+        return self._passed(max(to, now or 0), to if watermark is None else max(to, watermark))
+
+    def advance_watermark(self, to: int) -> list[Any]:
+        """Advance the watermark to ``to`` milliseconds, as rows of other keys would: timers that are due fire.
+
+        The clock stays. Never goes back.
+
+        >>> from statebackend.functions import map_with_state
+        >>> function = map_with_state(lambda row, n: ((row.n,), None), int)
+        >>> with Harness(function, int, event_time="at") as harness:
+        ...     harness.advance_watermark(60_000)
+        ...     harness.watermark
+        []
+        60000
+        """
+        if self._job.event_time is None:
+            raise UsageError(
+                "a watermark needs rows that tell the time",
+                hint="name their column: Harness(..., event_time='at')",
+            )
+        watermark = self._time.committed.watermark
+        return self._passed(self._time.begin().now, to if watermark is None else max(to, watermark))
+
+    def _passed(self, now: int, watermark: int) -> list[Any]:
+        times = None
+        if self._job.event_time is not None:
+            times = RowTimes.of_none(self._time.committed.watermark, watermark)
+        return self._run([], now, times)
+
+    @property
+    def watermark(self) -> int | None:
+        """The watermark after the last batch; None before any row that told a time."""
+        return self._time.committed.watermark
 
     # --- checkpoints ---
 
@@ -151,33 +210,45 @@ class Harness:
             self._store.open_for_writing(key_type=self._key_type, max_parallelism=self._job.max_parallelism)
         self._checkpoint_id += 1
         pending = self._task.snapshot(self._checkpoint_id, self._store)
+        now, watermark, _ = self._time.committed
+        told_by = "clock" if self._job.event_time is None else "rows"
         return self._store.commit(
-            self._checkpoint_id, [each.result() for each in pending], now=self._now or 0
+            self._checkpoint_id,
+            [each.result() for each in pending],
+            now=now or 0,
+            watermark=watermark,
+            batch=Origin(time=told_by).to_json(),
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint, with a fresh copy of the function and nothing else from memory."""
         self._task.close()
-        self._now = checkpoint.now
-        self._task = Task(self._job, self._key_type, restore=checkpoint, restored_id=checkpoint.id)
+        self._task = Task(
+            self._job,
+            self._key_type,
+            restore=checkpoint,
+            restored_id=checkpoint.id,
+            processing_time_moved_by=self._time.begin_with(checkpoint),
+        )
 
     def restart(self) -> None:
         """Stop and start the job: `snapshot`, then `restore` from it."""
         self.restore(self.snapshot())
 
-    def _advanced(self, event_time: int | None) -> int:
-        if self._job.event_time is None:
-            now = clocks.read(self.clock)
-        else:
-            now = None if event_time is None else event_time - self._job.delay  # type: ignore[assignment]
-        times = [each for each in (now, self._now) if each is not None]
-        self._now = max(times, default=0)
-        return self._now
+    def _run(
+        self, pairs: list[Any], now: int, times: RowTimes | None, late: Sequence[object] = ()
+    ) -> list[Any]:
+        return self._given(self._task.run_pairs(self._batch_id + 1, pairs, now, times, late), now, times)
 
-    def _given(self, given: Any) -> list[Any]:
+    def _given(self, given: Result, now: int, times: RowTimes | None) -> list[Any]:
+        # As a job does: without event time the watermark is kept, should it be wanted again.
+        self._time.committed = Times(now, self.watermark if times is None else times.after)
         self._batch_id += 1
         self._task.committed(self._batch_id)
-        return list(rows_of(given)) if isinstance(given, pa.Table) else given
+        self.outputs = {
+            name: list(rows_of(rows)) if isinstance(rows, pa.Table) else rows for name, rows in given.items()
+        }
+        return next(iter(self.outputs.values()))
 
     # --- looking inside ---
 
@@ -214,3 +285,18 @@ class Harness:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _as_dict(row: Any, at: int) -> dict[str, Any]:
+    """A row by its names."""
+    if isinstance(row, dict):
+        return row
+    if dataclasses.is_dataclass(row) and not isinstance(row, type):
+        return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+    names = getattr(row, "__fields__", None) or getattr(row, "_fields", None)
+    if names is None:
+        raise UsageError(
+            f"row {at} of the batch is a {type(row).__name__}, which has no names",
+            hint="give dicts, named tuples, dataclasses or Spark rows, or an Arrow table",
+        )
+    return dict(zip(names, row, strict=True))

@@ -9,8 +9,19 @@ statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give th
 from statebackend.tools.build import bootstrap
 from statebackend.tools.export import savepoint
 from statebackend.tools.history import rewind, set_time
+from statebackend.tools.map_migration import value_map_to_map_state
 from statebackend.tools.read import read_state
 from statebackend.tools.rewrite import drop_state, rescale
 from statebackend.tools.verification import verify
 
-__all__ = ["bootstrap", "drop_state", "read_state", "rescale", "rewind", "savepoint", "set_time", "verify"]
+__all__ = [
+    "bootstrap",
+    "drop_state",
+    "read_state",
+    "rescale",
+    "rewind",
+    "savepoint",
+    "set_time",
+    "value_map_to_map_state",
+    "verify",
+]

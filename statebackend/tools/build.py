@@ -21,7 +21,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from statebackend.backends import create_backend
@@ -29,6 +28,7 @@ from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import UsageError
 from statebackend.state import MapStateDescriptor, StateBackend, StateDescriptor
 from statebackend.tools.progress import Progress
+from statebackend.tools.tables import map_entries
 from statebackend.types import ROW, Type, of
 
 __all__ = ["bootstrap"]
@@ -167,7 +167,5 @@ def _put_pairs(state: Any, keys: pa.Array, map_keys: pa.Array, values: pa.Array)
 
 
 def _put_maps(state: Any, keys: pa.Array, maps: pa.Array) -> None:
-    offsets = maps.offsets.to_numpy()
-    own = slice(int(offsets[0]), int(offsets[-1]))
-    owners = pa.array(np.repeat(np.arange(len(maps)), np.diff(offsets)))
-    state.put_many(keys.take(owners), maps.keys[own], maps.items[own])
+    owners, map_keys, values = map_entries(maps)
+    state.put_many(keys.take(pa.array(owners)), map_keys, values)

@@ -16,9 +16,10 @@ Rewound(to=6, taken_back=[TakenBack(batch_id=7, rows=70, ...)])
 from __future__ import annotations
 
 import datetime
+import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore
@@ -28,22 +29,28 @@ from statebackend.runtime.origin import Origin
 
 __all__ = ["Rewound", "TakenBack", "rewind", "set_time"]
 
+_log = logging.getLogger(__name__)
+
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 class TakenBack(NamedTuple):
     """A batch that `rewind` has removed from a store.
 
-    Its sink may have been called: with ``rows`` rows, and with a `SinkContext` of this ``incarnation``.
+    Its sinks may have been called: with ``rows`` rows, and with a `SinkContext` of this ``incarnation``.
 
-    >>> TakenBack(7, 70, "0" * 32).rows
-    70
+    >>> TakenBack(7, 70, "0" * 32, {"main": "/data/out/batch-7.parquet"}).removed
+    ()
     """
 
     batch_id: int
     #: None, like the incarnation, if the manifest cannot be read.
     rows: int | None
     incarnation: str | None
+    #: What its sinks have published, or were about to, by the names of the outputs; a function by its name alone.
+    targets: dict[str, str]
+    #: What the sinks that were given to `rewind` have said that they removed.
+    removed: tuple[str, ...] = ()
 
 
 class Rewound(NamedTuple):
@@ -63,60 +70,150 @@ def rewind(store: str | os.PathLike[str] | CheckpointStore, *, to: int | None, s
     """Take a store back to checkpoint ``to``, so that the batches after it run anew; None: to before the first one.
 
     Use it for a stream that has planned a batch anew (`BATCH_GAP.OTHER_ROWS`), or whose function was wrong. The query
-    must not run meanwhile. It removes the batches from the store, but not the effects of their sink. For these,
-    ``sink`` may have a method ``take_back(batch_id, incarnation)``: it is called for each batch, newest first, before
-    anything is dropped. O(files that are dropped).
+    must not run meanwhile. It removes the batches from the store, and says of each what its sinks have published. That
+    stays, unless ``sink`` is the sink of the job, or the dict of its sinks, each of which has to have a method
+    ``take_back(batch_id, incarnation)``, as those of `sb.spark.sinks` have: it is called for each batch, newest first,
+    and the batch is dropped once all of them have. With ``to=None``, that takes a store that still has its first batch,
+    else it is a `UsageError`: batches that are dropped cannot be named to a sink. O(files that are dropped); with
+    ``sink``, each checkpoint that becomes the newest is read, too.
     """
-    take_back = None if sink is None else getattr(sink, "take_back", None)
-    if sink is not None and not callable(take_back):
-        raise UsageError(
-            "the sink cannot take a batch back",
-            detail=f"a {type(sink).__name__} has no method take_back(batch_id, incarnation)",
-            hint="leave sink= out, and remove by hand what the sink did for the batches that are named",
-        )
+    take_backs = _take_backs(sink)
     if to is not None and type(to) is not int:
         raise UsageError("to is the id of a checkpoint, an int, or None for before the first")
     with _writing(store) as opened:
         committed = opened.checkpoints()
         if to is not None and to not in committed:
             opened.rewind(to)  # which names the existing ones
+        if take_backs and to is None:
+            _check_complete(opened, committed)
         taken_back = [_taken_back(opened, each) for each in committed if to is None or each > to]
-        if take_back is not None:
-            if to is not None:
-                opened.open(to).verify()  # before a sink takes back what cannot be restored
-            for batch in reversed(taken_back):
-                take_back(batch.batch_id, batch.incarnation)
+        if take_backs and to is not None:
+            opened.open(to).verify()  # before a sink takes back what cannot be restored
+        newest = opened.incarnation  # the loop changes it
+        for at, batch in reversed(list(enumerate(taken_back))) if take_backs else []:
+            incarnations = _incarnations(
+                taken_back, at, newest, None if to is None else _taken_back(opened, to)
+            )
+            removed = [_removed_of(take_back, batch.batch_id, incarnations) for take_back in take_backs]
+            if batch.incarnation is None and not any(removed):
+                _log.warning(
+                    "batch %d: its manifest cannot be read, and no sink has found anything of it under %s",
+                    batch.batch_id,
+                    " or ".join(incarnations) or "any incarnation that is known",
+                )
+            taken_back[at] = batch._replace(removed=tuple(name for names in removed for name in names))
+            # One at a time: an error, or a kill, leaves at most the newest batch half taken back, and a store that
+            # delivers just this one again. Where the one before is damaged, both go together.
+            with suppress(CorruptCheckpointError):
+                opened.rewind(taken_back[at - 1].batch_id if at else to)
         opened.rewind(to)
         return Rewound(to, taken_back)
+
+
+def _take_backs(sink: Any) -> list[Callable[..., object]]:
+    """The methods of a sink, or of a dict of sinks, that take a batch back."""
+    if sink is None:
+        return []
+    found = []
+    for each in sink.values() if isinstance(sink, Mapping) else [sink]:
+        take_back = getattr(each, "take_back", None)
+        if not callable(take_back):
+            raise UsageError(
+                "the sink cannot take a batch back",
+                detail=f"a {type(each).__name__} has no method take_back(batch_id, incarnation)",
+                hint="leave sink= out, and remove by hand what the sink did for the batches that are named",
+            )
+        found.append(take_back)
+    return found
+
+
+def _check_complete(store: CheckpointStore, committed: list[int]) -> None:
+    """Raise if sinks may have batches that are older than the oldest checkpoint: nobody would take those back."""
+    began = store.done.begins_at or 0
+    if committed and committed[0] > began:
+        raise UsageError(
+            "the store no longer has the first batches, so a sink cannot take them back",
+            code="USAGE.NO_CHECKPOINT",
+            detail=f"{store.uri}; its oldest checkpoint is {committed[0]}, and it began with batch {began}",
+            hint="remove by hand what the sink has, then rewind without sink=",
+        )
+
+
+def _removed(said: object) -> list[str]:
+    return [str(each) for each in said] if isinstance(said, (list, tuple)) else []
+
+
+def _removed_of(take_back: Callable[..., object], batch_id: int, incarnations: Sequence[str]) -> list[str]:
+    """What a sink has removed of a batch, under the first incarnation of which it has any."""
+    for incarnation in incarnations:
+        removed = _removed(take_back(batch_id, incarnation))
+        if removed:
+            return removed
+    return []
+
+
+def _incarnations(taken_back: Sequence[TakenBack], at: int, newest: str, kept: TakenBack | None) -> list[str]:
+    """The incarnation of a batch. Where its manifest cannot be read, those that it may have, the newer one first.
+
+    Incarnations follow one another, so it is that of the batch after it, or of the one before. Of the newer one there
+    can be a batch of this number only if it is this one; of the older one there may also be one that was taken back.
+    """
+    known = taken_back[at].incarnation
+    if known is not None:
+        return [known]
+    after = next((each.incarnation for each in taken_back[at + 1 :] if each.incarnation), newest)
+    older = reversed(taken_back[:at] if kept is None else [kept, *taken_back[:at]])
+    before = next((each.incarnation for each in older if each.incarnation), after)
+    return list(dict.fromkeys([after, before]))
 
 
 def _taken_back(store: CheckpointStore, batch_id: int) -> TakenBack:
     try:
         checkpoint = store.open(batch_id)
     except CorruptCheckpointError:
-        return TakenBack(batch_id, None, None)
+        return TakenBack(batch_id, None, None, {})
     manifest = checkpoint.manifest
-    incarnation = Origin.of(manifest).incarnation or manifest.store
-    return TakenBack(checkpoint.id, manifest.progress.get("numOutputRows"), incarnation)
+    origin = Origin.of(manifest)
+    incarnation = origin.incarnation or manifest.store
+    rows = manifest.progress.get("numOutputRows")
+    return TakenBack(checkpoint.id, rows, incarnation, dict(origin.targets or {}))
 
 
-def set_time(store: str | os.PathLike[str] | CheckpointStore, *, now: int | datetime.datetime) -> Checkpoint:
-    """Give the newest checkpoint another time, in milliseconds or as an aware datetime; return the checkpoint.
+def set_time(
+    store: str | os.PathLike[str] | CheckpointStore,
+    *,
+    now: int | datetime.datetime | None = None,
+    watermark: int | datetime.datetime | None = None,
+) -> Checkpoint:
+    """Give the newest checkpoint other times, in milliseconds or as aware datetimes; return the checkpoint.
 
-    Use it after a clock was wrong, or for a query that paused for longer than `max_clock_jump`. Time continues from
-    ``now``, forward or back: from the next batch on it decides what expires and which timers are due. The query must
-    not run meanwhile.
+    Use it after a clock was wrong, or a row whose time had run ahead, or for a query that paused for longer than
+    `max_clock_jump`. The clock's time continues from ``now`` and that of rows from ``watermark``, forward or back: from
+    the next batch on they decide what expires and which timers are due. None leaves a time as it is. The query must not
+    run meanwhile.
+
+    A checkpoint of an older version has one time, ``now``. A query with ``event_time=`` takes that for the watermark,
+    also if it was set here, unless a ``watermark`` was set.
     """
-    if isinstance(now, datetime.datetime):
-        if now.tzinfo is None:
-            raise UsageError("a datetime without a time zone is no moment", hint="now.replace(tzinfo=...)")
-        now = (now - _EPOCH) // datetime.timedelta(milliseconds=1)
-    if type(now) is not int or abs(now) > MAX_INTEGER:
-        raise UsageError("now is a number of milliseconds since 1970, or a datetime")
+    if now is None and watermark is None:
+        raise UsageError("now is a number of milliseconds since 1970, or a datetime; so is watermark")
+    clock, of_rows = _moment(now, "now"), _moment(watermark, "watermark")
     with _writing(store) as opened:
         newest = opened.open_latest()
-        opened.set_time(now)
+        opened.set_time(clock, watermark=of_rows)
         return opened.open(newest.id)
+
+
+def _moment(time: int | datetime.datetime | None, what: str) -> int | None:
+    if isinstance(time, datetime.datetime):
+        if time.tzinfo is None:
+            raise UsageError(
+                "a datetime without a time zone is no moment", hint=f"{what}.replace(tzinfo=...)"
+            )
+        time = (time - _EPOCH) // datetime.timedelta(milliseconds=1)
+    if time is not None and (type(time) is not int or abs(time) > MAX_INTEGER):
+        raise UsageError(f"{what} is a number of milliseconds since 1970, or a datetime")
+    return time
 
 
 @contextmanager

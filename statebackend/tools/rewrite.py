@@ -181,18 +181,24 @@ class _Copy:
 
     def commit(self, snapshots: list[StateSnapshot]) -> Checkpoint:
         """Publish the copy, with the files that belong to no snapshot as they are."""
-        manifest = self._source.manifest
+        source, manifest = self._source, self._source.manifest
         epoch = self._store.epoch
-        return self._store.commit(
+        copy = self._store.commit(
             self._source.id,
             [dataclasses.replace(each, epoch=epoch) for each in snapshots],
             outputs={name: map(self.file, files) for name, files in self._source.outputs.items()},
             files=map(self.file, manifest.files),
-            now=self._source.now,
-            watermark=self._source.watermark,
+            now=source.now,
+            watermark=None if source.has_one_time else source.watermark,
             batch=Origin.of(manifest).to_json(),
             progress=figures_of(manifest),
         )
+        if not source.has_one_time or source.watermark is None:
+            return copy
+        self._store.set_time(
+            watermark=source.watermark
+        )  # in its manifest, it would say that there were two times
+        return self._store.open(copy.id)
 
     def moved(self, snapshot: StateSnapshot) -> StateSnapshot:
         """Copy the files of a snapshot as they are."""

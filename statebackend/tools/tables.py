@@ -10,13 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from statebackend.errors import CorruptCheckpointError, SerializationError
 from statebackend.keys import readable_namespaces
 from statebackend.operator_state.element_columns import column_type
 
-__all__ = ["KEYED_KINDS", "empty_table", "joined", "stored_type", "unreadable", "with_namespaces"]
+__all__ = [
+    "KEYED_KINDS",
+    "empty_table",
+    "joined",
+    "map_entries",
+    "stored_type",
+    "unreadable",
+    "with_namespaces",
+]
 
 #: The kinds of keyed states whose rows are read as tables.
 KEYED_KINDS = ("value", "list", "map", "reducing", "aggregating", "folding")
@@ -77,3 +87,15 @@ def unreadable(name: str, where: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(
         "the files of a state are not as its snapshot describes it", detail=f"state {name!r}, {where}"
     )
+
+
+def map_entries(maps: pa.Array) -> tuple[NDArray[Any], pa.Array, pa.Array]:
+    """The entries of a column of maps, without null in it: of each its row in the column, its key, and its value.
+
+    >>> rows, keys, values = map_entries(pa.array([[("a", 1), ("b", 2)], [], [("c", 3)]], pa.map_("string", "int8")))
+    >>> rows.tolist(), keys.to_pylist(), values.to_pylist()
+    ([0, 0, 2], ['a', 'b', 'c'], [1, 2, 3])
+    """
+    offsets = maps.offsets.to_numpy()
+    own = slice(int(offsets[0]), int(offsets[-1]))
+    return np.repeat(np.arange(len(maps)), np.diff(offsets)), maps.keys[own], maps.items[own]

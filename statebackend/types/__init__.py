@@ -12,6 +12,7 @@ ROW(sum=LONG, n=LONG)
 # For the rest of the package.
 from statebackend.types import convert as convert
 from statebackend.types.constructors import DECIMAL, LIST, MAP, ROW, TUPLE, from_config
+from statebackend.types.convert import is_not_a_time as is_not_a_time
 from statebackend.types.ddl import parse_ddl
 from statebackend.types.model import (
     BOOL,
@@ -42,6 +43,15 @@ from statebackend.types.records import record_reader as record_reader
 from statebackend.types.records import row_class
 from statebackend.types.serializer_interface import Compatibility as Compatibility
 from statebackend.types.serializer_interface import Serializer as Serializer
+from statebackend.types.typed import ACC as ACC
+from statebackend.types.typed import IN as IN
+from statebackend.types.typed import OUT as OUT
+from statebackend.types.typed import A as A
+from statebackend.types.typed import K as K
+from statebackend.types.typed import Notation as Notation
+from statebackend.types.typed import Subscriptable as Subscriptable
+from statebackend.types.typed import T as T
+from statebackend.types.typed import V as V
 
 __all__ = [
     "BOOL",

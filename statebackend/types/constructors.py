@@ -10,7 +10,7 @@ TUPLE(LONG, BOOL)
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 from statebackend.errors import SerializationError, UsageError
 from statebackend.types.model import (
@@ -34,6 +34,7 @@ from statebackend.types.model import (
     TupleType,
     Type,
 )
+from statebackend.types.typed import K, Notation, T, V
 
 __all__ = ["DECIMAL", "LIST", "MAP", "ROW", "TUPLE", "from_config"]
 
@@ -77,7 +78,11 @@ def DECIMAL(precision: int = 10, scale: int = 0) -> DecimalType:
     return DecimalType(precision, scale)
 
 
-def LIST(element: Any) -> ListType:
+@overload
+def LIST(element: Notation[T]) -> ListType[T]: ...
+@overload
+def LIST(element: object) -> ListType[Any]: ...
+def LIST(element: Any) -> ListType[Any]:
     """Lists of ``element``, in any notation.
 
     >>> LIST("bigint")
@@ -86,7 +91,11 @@ def LIST(element: Any) -> ListType:
     return ListType(_of(element))
 
 
-def MAP(key: Any, value: Any) -> MapType:
+@overload
+def MAP(key: Notation[K], value: Notation[V]) -> MapType[K, V]: ...
+@overload
+def MAP(key: object, value: object) -> MapType[Any, Any]: ...
+def MAP(key: Any, value: Any) -> MapType[Any, Any]:
     """Dicts from ``key`` to ``value``, in any notation.
 
     >>> MAP(str, LIST(int))

@@ -34,6 +34,7 @@ __all__ = [
     "from_microseconds",
     "from_naive_microseconds",
     "integer_converter",
+    "is_not_a_time",
     "microseconds",
     "naive_microseconds",
     "raw_bytes",
@@ -49,6 +50,8 @@ _EPOCH_ORDINAL = datetime.date(1970, 1, 1).toordinal()
 _EPOCH_NAIVE = datetime.datetime(1970, 1, 1)  # noqa: DTZ001
 _EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _SINGLE = struct.Struct("<f")
+#: The days that Python has.
+_FIRST_DAY, _LAST_DAY = np.datetime64("0001-01-01"), np.datetime64("9999-12-31")
 
 
 def refuse(type_name: str, value: object, hint: str | None = None) -> NoReturn:
@@ -194,12 +197,44 @@ def raw_bytes(value: Any) -> bytes:
     refuse("BYTES", value)
 
 
-def days(value: Any) -> int:
-    """Days since 1970-01-01 of a date; a datetime is not a date.
+def is_not_a_time(value: Any) -> bool:
+    """Return True for the "not a time" of numpy and pandas, which stands for a missing one.
 
-    >>> days(datetime.date(1970, 1, 2))
-    1
+    >>> is_not_a_time(np.datetime64("NaT")), is_not_a_time(datetime.date(1970, 1, 1))
+    (True, False)
     """
+    is_time = isinstance(value, (np.datetime64, datetime.date))
+    return is_time and bool(value != value)
+
+
+def _units(type_name: str, value: np.datetime64, unit: str) -> int:
+    """A numpy time in whole days or microseconds since 1970-01-01, by UTC."""
+    if is_not_a_time(value):
+        _refuse_no_time(type_name)
+    whole = value.astype(f"datetime64[{unit}]")
+    if whole.astype(value.dtype) != value or not _FIRST_DAY <= whole.astype("datetime64[D]") <= _LAST_DAY:
+        raise SerializationError(
+            f"{type_name} cannot hold the value exactly", hint="round it first; years are 1 to 9999"
+        )
+    return int(whole.astype(np.int64))
+
+
+def _refuse_no_time(type_name: str) -> NoReturn:
+    raise SerializationTypeError(
+        f"{type_name} does not take a value that is not a time", hint="None stands for a missing one"
+    )
+
+
+def days(value: Any) -> int:
+    """Days since 1970-01-01 of a date, or of a numpy time of a whole day; a datetime is not a date.
+
+    >>> days(datetime.date(1970, 1, 2)), days(np.datetime64("1970-01-02"))
+    (1, 1)
+    """
+    if isinstance(value, np.datetime64):
+        return _units("DATE", value, "D")
+    if is_not_a_time(value):
+        _refuse_no_time("DATE")
     if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
         return value.toordinal() - _EPOCH_ORDINAL
     refuse("DATE", value, "use value.date()" if isinstance(value, datetime.datetime) else None)
@@ -228,14 +263,18 @@ def _microseconds(type_name: str, value: Any, epoch: datetime.datetime) -> int:
 
 
 def microseconds(value: Any) -> int:
-    """Microseconds since 1970-01-01 UTC of an aware datetime; naive ones are refused.
+    """Microseconds since 1970-01-01 UTC of an aware datetime, or of a numpy time; naive datetimes are refused.
 
     >>> tokyo = datetime.timezone(datetime.timedelta(hours=9))
     >>> microseconds(datetime.datetime(1970, 1, 1, 9, tzinfo=tokyo))
     0
     """
+    if isinstance(value, np.datetime64):
+        return _units("TIMESTAMP", value, "us")
     if not isinstance(value, datetime.datetime):
         refuse("TIMESTAMP", value)
+    if is_not_a_time(value):
+        _refuse_no_time("TIMESTAMP")
     if value.utcoffset() is None:
         raise SerializationTypeError(
             "TIMESTAMP takes datetimes with a time zone; the value has none",
@@ -246,13 +285,17 @@ def microseconds(value: Any) -> int:
 
 
 def naive_microseconds(value: Any) -> int:
-    """Microseconds since 1970-01-01 of a naive datetime; aware ones are refused.
+    """Microseconds since 1970-01-01 of a naive datetime, or of a numpy time; aware ones are refused.
 
     >>> naive_microseconds(datetime.datetime(1970, 1, 1, 0, 0, 1))
     1000000
     """
+    if isinstance(value, np.datetime64):
+        return _units("TIMESTAMP_NTZ", value, "us")
     if not isinstance(value, datetime.datetime):
         refuse("TIMESTAMP_NTZ", value)
+    if is_not_a_time(value):
+        _refuse_no_time("TIMESTAMP_NTZ")
     if value.tzinfo is not None:
         raise SerializationTypeError(
             "TIMESTAMP_NTZ takes datetimes without a time zone; the value has one",

@@ -8,15 +8,18 @@ ROW(user=LONG, tags=LIST(STRING))
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
 import re
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn
 
 import pyarrow as pa
 
 from statebackend.errors import UsageError
 from statebackend.types.records import is_frozen_record, record_field_names
 from statebackend.types.serializer_interface import Serializer
+from statebackend.types.typed import K, Subscriptable, T, V
 
 __all__ = [
     "BOOL",
@@ -45,7 +48,7 @@ __all__ = [
 MAX_DECIMAL_PRECISION = 38
 
 
-class Type:
+class Type(Subscriptable, Generic[T]):
     """A description of stored values, made by the constants and constructors of `statebackend.types`, or by `of`.
 
     >>> LONG.name, LONG.is_key_type, LONG.fixed_width, str(LONG.arrow)
@@ -109,7 +112,7 @@ class Type:
         raise NotImplementedError
 
 
-class PrimitiveType(Type):
+class PrimitiveType(Type[T]):
     """A type without parameters.
 
     >>> type(LONG).__name__
@@ -136,22 +139,26 @@ class PrimitiveType(Type):
         return {"type": self.name.lower()}
 
 
-LONG = PrimitiveType("LONG", "bigint", pa.int64(), 8)
-INT = PrimitiveType("INT", "int", pa.int32(), 4)
-SHORT = PrimitiveType("SHORT", "smallint", pa.int16(), 2)
-BYTE = PrimitiveType("BYTE", "tinyint", pa.int8(), 1)
-DOUBLE = PrimitiveType("DOUBLE", "double", pa.float64(), 8)
-FLOAT = PrimitiveType("FLOAT", "float", pa.float32(), 4)
-BOOL = PrimitiveType("BOOL", "boolean", pa.bool_(), 1)
-STRING = PrimitiveType("STRING", "string", pa.string(), None)
-BYTES = PrimitiveType("BYTES", "binary", pa.binary(), None)
-DATE = PrimitiveType("DATE", "date", pa.date32(), 4)
-TIMESTAMP = PrimitiveType("TIMESTAMP", "timestamp", pa.timestamp("us", tz="UTC"), 8)
-TIMESTAMP_NTZ = PrimitiveType("TIMESTAMP_NTZ", "timestamp_ntz", pa.timestamp("us"), 8)
-PICKLE = PrimitiveType("PICKLE", "binary", pa.binary(), None)
+LONG: PrimitiveType[int] = PrimitiveType("LONG", "bigint", pa.int64(), 8)
+INT: PrimitiveType[int] = PrimitiveType("INT", "int", pa.int32(), 4)
+SHORT: PrimitiveType[int] = PrimitiveType("SHORT", "smallint", pa.int16(), 2)
+BYTE: PrimitiveType[int] = PrimitiveType("BYTE", "tinyint", pa.int8(), 1)
+DOUBLE: PrimitiveType[float] = PrimitiveType("DOUBLE", "double", pa.float64(), 8)
+FLOAT: PrimitiveType[float] = PrimitiveType("FLOAT", "float", pa.float32(), 4)
+BOOL: PrimitiveType[bool] = PrimitiveType("BOOL", "boolean", pa.bool_(), 1)
+STRING: PrimitiveType[str] = PrimitiveType("STRING", "string", pa.string(), None)
+BYTES: PrimitiveType[bytes] = PrimitiveType("BYTES", "binary", pa.binary(), None)
+DATE: PrimitiveType[datetime.date] = PrimitiveType("DATE", "date", pa.date32(), 4)
+TIMESTAMP: PrimitiveType[datetime.datetime] = PrimitiveType(
+    "TIMESTAMP", "timestamp", pa.timestamp("us", tz="UTC"), 8
+)
+TIMESTAMP_NTZ: PrimitiveType[datetime.datetime] = PrimitiveType(
+    "TIMESTAMP_NTZ", "timestamp_ntz", pa.timestamp("us"), 8
+)
+PICKLE: PrimitiveType[Any] = PrimitiveType("PICKLE", "binary", pa.binary(), None)
 
 
-class DecimalType(Type):
+class DecimalType(Type[decimal.Decimal]):
     """Exact decimal numbers of up to ``precision`` digits, ``scale`` of them after the point.
 
     >>> DecimalType(10, 2).precision, DecimalType(10, 2).scale
@@ -188,7 +195,7 @@ class DecimalType(Type):
         return {"type": "decimal", "precision": self.precision, "scale": self.scale}
 
 
-class ListType(Type):
+class ListType(Type[list[T]]):
     """Lists of one element type; elements may be None.
 
     >>> ListType(LONG).element
@@ -196,9 +203,9 @@ class ListType(Type):
     """
 
     __slots__ = ("element",)
-    element: Type
+    element: Type[T]
 
-    def __init__(self, element: Type) -> None:
+    def __init__(self, element: Type[T]) -> None:
         self._set(name="LIST", element=element, _identity=("LIST", element), _arrow=pa.list_(element.arrow))
         self._set(is_key_type=False, is_immutable=False, fixed_width=None)
 
@@ -215,7 +222,7 @@ class ListType(Type):
         return {"type": "list", "element": self.element.config()}
 
 
-class MapType(Type):
+class MapType(Type[dict[K, V]], Generic[K, V]):
     """Dicts from one key type to one value type; values may be None, keys not.
 
     >>> MapType(STRING, LONG).key, MapType(STRING, LONG).value
@@ -223,10 +230,10 @@ class MapType(Type):
     """
 
     __slots__ = ("key", "value")
-    key: Type
-    value: Type
+    key: Type[K]
+    value: Type[V]
 
-    def __init__(self, key: Type, value: Type) -> None:
+    def __init__(self, key: Type[K], value: Type[V]) -> None:
         if not key.is_key_type:
             raise UsageError(
                 f"{key.name} cannot be the key type of a MAP",

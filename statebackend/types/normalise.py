@@ -38,7 +38,7 @@ _PYTHON: dict[Any, Type] = {
     decimal.Decimal: DecimalType(38, 18),
 }
 
-_SPARK = {
+_SPARK: dict[str, Type] = {
     "LongType": model.LONG,
     "IntegerType": model.INT,
     "ShortType": model.SHORT,

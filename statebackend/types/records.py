@@ -30,11 +30,13 @@ __all__ = [
 def row_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
     """The named-tuple class for rows with these field names; one class per tuple of names, and its rows pickle.
 
-    A field whose name cannot be an attribute (``"a b"``, ``"class"``) is read by position; ``__fields__`` has all
-    names as declared.
+    Fields are read by attribute, by position, or by name in brackets, as a Spark ``Row``: so one whose name cannot be
+    an attribute (``"a b"``, ``"class"``) has its name, too. ``__fields__`` has all names as declared.
 
     >>> row_class(("a b", "n"))._fields
     ('_0', 'n')
+    >>> row_class(("a b", "n"))(1, 2)["a b"]
+    1
     >>> row_class(("a b", "n"))(1, 2)._asdict()
     {'a b': 1, 'n': 2}
     """
@@ -46,10 +48,20 @@ def row_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
     def reduce(self: tuple[Any, ...]) -> tuple[Any, ...]:
         return _rebuild_row, (names, tuple(self))
 
+    places = {name: at for at, name in enumerate(names)}
+
+    def get_item(self: tuple[Any, ...], key: Any) -> Any:
+        if type(key) is str:
+            if key not in places:
+                raise KeyError(f"the row has no field {key!r}; it has {', '.join(names)}")
+            key = places[key]
+        return tuple.__getitem__(self, key)
+
     body = {
         "__slots__": (),
         "__fields__": names,
         "_asdict": as_dict,
+        "__getitem__": get_item,
         "__reduce__": reduce,
         "__module__": __name__,
     }

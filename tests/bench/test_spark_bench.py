@@ -78,6 +78,48 @@ def test_a_run_becomes_the_page(tmp_path: Path) -> None:
     assert (tmp_path / "spark.svg").exists()
 
 
+def test_a_run_of_hosts_renews_its_own_tables_alone(tmp_path: Path) -> None:
+    hosts = ["one host", "two hosts", "four hosts"]
+    runs = {"batches/large": said([900, 100], 1000, read=[9, 30], function=[9, 20], sink=[9, 10])}
+    for name in hosts:
+        runs[f"{name}/large"] = said([900, 200], 1000, scatter=[9, 40], run=[9, 60])
+        for number, each in enumerate(runs[f"{name}/large"]["parts"]):
+            each["hosts"] = [{"durationMs": {"function": 10.0 + number}}, {"durationMs": {"function": 5.0}}]
+    rows = [
+        {
+            "figure": "P24",
+            "contender": name,
+            "peer_name": "batches",
+            "sizes": ["large", "large"],
+            "ours": 5.0,
+            "peer": 10.0,
+            "ratio": 0.45,
+            "met": False if name == "two hosts" else None,
+            "target": 0.5 if name == "two hosts" else None,
+        }
+        for name in ("two hosts", "one host", "four hosts")
+    ]
+    machine = {"processor": "a processor", "cores": 2, "python": "3.11"}
+    args = {"rows": 1000, "keys": 5, "small_rows": 7, "small_keys": 3, "batches": 1, "warmup": 1}
+    session = {"spark": "4.3", "java": "17", "collector": "G1", "cores": 2, "heap": "4g"}
+    run = {"machine": machine, "arguments": args, "session": session, "statebackend": "0.1", "runs": runs}
+    (tmp_path / "run.json").write_text(json.dumps({**run, "rows": rows}))
+    page = tmp_path / "spark.md"
+    before = (ROOT / "docs/performance/spark.md").read_text()
+    page.write_text(before)
+    assert renew_page(["--run", str(tmp_path / "run.json"), "--page", str(page)]) == 0
+    text = page.read_text()
+    begins = "<!-- executors -->"
+    assert text.partition(begins)[0] == before.partition(begins)[0]
+    assert not (tmp_path / "spark.svg").exists()
+    table = text.partition(begins)[2]
+    assert re.findall(r"^\| (\w+ hosts?) \|", table, re.M) == hosts
+    assert "| two hosts | 5,000 rows/s | **0.45 ×** | at least 0.5 × |" in table
+    assert "| nanoseconds a row | whole batches | one host | two hosts | four hosts |" in table
+    assert f"| {LABELS['scatter']} |  | 40000 | 40000 | 40000 |" in table
+    assert f"| … {LABELS['function']} | 20 | 11 | 11 | 11 |" in table
+
+
 def test_the_reason_is_that_of_the_worker_that_died() -> None:
     stderr = (
         "ImportError: cannot import name 'descriptor'\n\tat org.apache.spark\n"

@@ -187,6 +187,25 @@ class TestFlink:
             checksums = dict.fromkeys(sides, expected(operation, kind, given))
             in_turns(operation, sides, given, N, checksums)
 
+    def test_the_heap_of_entries_counts_the_objects_in_them(self, peer):
+        keys = random_keys(20_000)
+        settings = {"key_groups": 16, "heap": "256m"}
+        of_values, of_keys = (
+            {
+                kind: peer.run_type_bytes(role, kind, keys, **settings)["bytes_per_entry"]
+                for kind in ("bigint", STRUCT)
+            }
+            for role in ("value", "key")
+        )
+        # A row, its array, and a string of two objects: 128 bytes for the 16 or 24 of a Long.
+        for found in (of_values, of_keys):
+            assert 50 < found["bigint"] < 200
+            assert 80 < found[STRUCT] - found["bigint"] < 200
+
+    def test_the_role_of_a_type_is_checked(self, peer):
+        with pytest.raises(ValueError, match="unknown: map_key"):
+            peer.run_type_bytes("map_key", "bigint", random_keys(N))
+
     def test_an_operation_of_another_suite_is_refused(self, peer):
         with pytest.raises(ValueError, match="unknown: value_rmw"), flink(peer, "value_rmw", suite="types"):
             pass

@@ -33,7 +33,7 @@ NEW = {
 }
 
 
-@pytest.mark.parametrize("backend", ["heap", "reference"])
+@pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
 def test_a_report_says_what_a_restart_does(tmp_path: Path, backend: str) -> None:
     store = sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=128)
     with sb.create_backend(backend).create_keyed_backend(int) as keyed, store:

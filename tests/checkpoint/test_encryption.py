@@ -16,8 +16,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from all_backends import BACKENDS
 from ciphers import KEY, AesGcm, Growing, Leaking, Padding, Shifting, Shortening
 from keyed_story import Story, contents
+from output_files import write_output
 from simulated_disk import Disk, SimulatedCalls
 from store_files import commit, write
 
@@ -29,10 +31,9 @@ from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.encryption import BLOCK
 from statebackend.checkpoint.store.entries import Entry
 from statebackend.checkpoint.store.sealed import seal, unseal
-from statebackend.runtime.output import Committed, write_output
+from statebackend.runtime.output import Committed
 
 OVERHEAD = 28
-BACKENDS = ["heap", "reference"]
 OTHER_KEY = bytes(32)
 
 

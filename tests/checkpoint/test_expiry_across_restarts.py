@@ -6,6 +6,7 @@ time to live that it did not have, or without the one it had. And full snapshots
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from all_backends import BACKENDS
 
 import statebackend as sb
 from statebackend.state.ttl import MAX_TIMESTAMP
 from statebackend.testing import ManualClock
 
-BACKENDS = ["heap", "reference"]
 TTL = 100
 
 #: How a state is made; each holds one number for a key, written by `write`, read by `read`.
@@ -33,7 +34,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 FORMS = ["checkpoint", "deltas", "savepoint"]
 
 everywhere = pytest.mark.parametrize("kind", list(KINDS))
-each_way = pytest.mark.parametrize(("backend", "other"), [("heap", "reference"), ("reference", "heap")])
+each_way = pytest.mark.parametrize(("backend", "other"), list(itertools.pairwise([*BACKENDS, BACKENDS[0]])))
 each_form = pytest.mark.parametrize("form", FORMS)
 
 

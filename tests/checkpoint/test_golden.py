@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -26,16 +27,29 @@ def make() -> ModuleType:
     return module
 
 
+def with_sorted_maps(text: str) -> list[Any]:
+    """The lines, those of maps as tuples with their entries sorted."""
+    rows: list[Any] = text.splitlines()
+    for at, line in enumerate(rows):
+        if line.startswith(("('seen'", "('deep'", "('aging'")):
+            *place, entries = ast.literal_eval(line)
+            rows[at] = (*place, sorted(entries))
+    return rows
+
+
 def check(make: ModuleType, folder: Path, backend: str, restore: Any, of_operator: Any = None) -> None:
     clock = sb.testing.ManualClock(1030)
     factory = sb.create_backend(backend)
     keyed = factory.create_keyed_backend("string", max_parallelism=16, clock=clock, restore=restore)
     operator = factory.create_operator_backend(restore=of_operator or restore)
-    assert make.held(keyed, operator) == (folder / "expected.txt").read_text(encoding="utf-8")
+    held, expected = make.held(keyed, operator), (folder / "expected.txt").read_text(encoding="utf-8")
+    if not factory.keeps_insertion_order:
+        held, expected = with_sorted_maps(held), with_sorted_maps(expected)
+    assert held == expected
     keyed.close()
 
 
-@pytest.mark.parametrize("backend", ["heap", "reference"])
+@pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
 @pytest.mark.parametrize("folder", VERSIONS, ids=lambda path: path.name)
 def test_a_golden_checkpoint_is_read(make: ModuleType, folder: Path, backend: str) -> None:
     checkpoint = sb.CheckpointStore(folder / "store").open(2)
@@ -43,7 +57,7 @@ def test_a_golden_checkpoint_is_read(make: ModuleType, folder: Path, backend: st
     check(make, folder, backend, checkpoint)
 
 
-@pytest.mark.parametrize("backend", ["heap", "reference"])
+@pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
 @pytest.mark.parametrize(
     "folder", [path for path in VERSIONS if (path / "ranges").exists()], ids=lambda path: path.name
 )
@@ -55,7 +69,7 @@ def test_a_golden_checkpoint_of_two_ranges_is_read(make: ModuleType, folder: Pat
     check(make, folder, backend, checkpoint, of_operator=whole)
 
 
-@pytest.mark.parametrize("backend", ["heap", "reference"])
+@pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
 @pytest.mark.parametrize("folder", VERSIONS, ids=lambda path: path.name)
 def test_a_golden_savepoint_is_read(make: ModuleType, folder: Path, backend: str) -> None:
     check(make, folder, backend, folder / "savepoint")

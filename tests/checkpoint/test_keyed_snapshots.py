@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from all_backends import BACKENDS
 from keyed_story import DESCRIPTORS, Story, contents
 
 import statebackend as sb
@@ -19,7 +20,6 @@ from statebackend.checkpoint.keyed import rewriting_rules
 from statebackend.checkpoint.keyed import snapshot_files as writing
 from statebackend.keys import VOID
 
-BACKENDS = ["heap", "reference"]
 KEY_TYPES = {"int": int, "str": str, "row": "struct<a:int,b:string>"}
 
 
@@ -430,14 +430,17 @@ def test_what_has_expired_is_left_out_of_full_snapshots_that_clean_up(tmp_path: 
         store.commit(1, [keyed.snapshot(1, store, incremental=False).result()])
         # By the last committed time: the first full snapshot knows none.
         for name, lists in [("cleaned", [[6]]), ("kept", [[5]])]:
-            assert sb.tools.read_state(tmp_path, f"{name} l")["value"].to_pylist() == lists
+            found = sb.tools.read_state(tmp_path, f"{name} l")["value"].to_pylist()
+            # RocksDB may drop what has expired whenever it merges the elements of a list.
+            assert found == lists or (backend == "rocksdb" and name == "kept" and found == [])
             for kind in "vm":
                 assert sb.tools.read_state(tmp_path, f"{name} {kind}").num_rows == (name == "kept")
         assert sb.tools.read_state(tmp_path, "cleaned v", id=0).num_rows == 1
 
 
 def test_map_entries_keep_their_order_through_removals_and_restarts(tmp_path: Path) -> None:
-    for backend in BACKENDS:
+    ordered = [name for name in BACKENDS if sb.create_backend(name).keeps_insertion_order]
+    for backend in ordered:
         with create(backend, int) as keyed, open_store(tmp_path / backend, int) as store:
             seen = keyed.get_state(sb.MapStateDescriptor("m", str, int))
             keyed.set_current_key(1)
@@ -453,7 +456,7 @@ def test_map_entries_keep_their_order_through_removals_and_restarts(tmp_path: Pa
             assert [file.kind for file in committed.files.values()] == ["base", "delta"]
             expected = list(seen.items())
             assert expected == [("b", 5), ("c", 3), ("a", 4), ("d", 6)]
-            for other in BACKENDS:
+            for other in ordered:
                 with create(other, int, restore=committed) as again:
                     again.set_current_key(1)
                     assert list(again.get_state(sb.MapStateDescriptor("m", str, int)).items()) == expected
@@ -474,7 +477,7 @@ def test_32768_key_groups(tmp_path: Path, rng: random.Random) -> None:
         assert [file.kind for file in committed.files.values()] == ["base", "delta", "delta", "delta"]
         numbers = count.get_many(range(100_000)).to_pylist()
         held = contents(keyed)
-    for parallelism, backend in [(1, "heap"), (5, "heap"), (3, "reference")]:
+    for parallelism, backend in [(1, "heap"), (5, "heap"), (3, "reference"), (4, "rocksdb")]:
         found, seen = [], [None] * 100_000
         for index in range(parallelism):
             own = sb.key_groups.range_for(groups, parallelism, index)
@@ -686,7 +689,8 @@ def test_of_a_list_that_is_put_twice_the_last_one_counts(backend: str, element: 
         for puts in ([(1, (5,)), (1, (6, 7)), (2, (9,))], [(1, (9,)), (2, (5,)), (2, (6, 7))]):
             values = pa.array([lists[each] for _, each in puts], pa.list_(stored))
             with keyed._loading():
-                keyed._load(tags, Op.PUT, pa.record_batch({"key": [key for key, _ in puts], "value": values}))
+                rows = pa.record_batch({"key": [key for key, _ in puts], "value": values})
+                keyed._load(tags, iter([(Op.PUT, rows)]))
             for key, last in dict(puts).items():
                 keyed.set_current_key(key)
                 assert [str(each) for each in tags.get()] == [str(each) for each in last]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from all_backends import BACKENDS
 
 import statebackend as sb
 
-BACKENDS = ["heap", "reference"]
 ROWS = 80_000
 SMALL = sb.ValueStateDescriptor("small", int)
 LARGE: dict[str, Any] = {

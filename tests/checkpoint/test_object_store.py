@@ -229,7 +229,7 @@ def test_keyed_state_goes_on_incrementally_after_a_restart(place: Place, rng: ra
         assert contents(keyed) == held
 
 
-@pytest.mark.parametrize("backend", ["heap", "reference"])
+@pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
 def test_a_savepoint_is_restored_and_read(
     object_server: Callable[[str], tuple[str, dict[str, str]]], rng: random.Random, backend: str
 ) -> None:

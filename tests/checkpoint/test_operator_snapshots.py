@@ -125,7 +125,7 @@ TYPES: dict[str, tuple[Any, Callable[[random.Random], Any]]] = {
 KEYS = [name for name, (declared, _) in TYPES.items() if t.of(declared).is_key_type]
 
 
-@pytest.fixture(params=["heap", "reference"])
+@pytest.fixture(params=["heap", "reference", "rocksdb"])
 def backend(request: pytest.FixtureRequest) -> sb.StateBackend:
     return sb.create_backend(request.param)
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from all_backends import BACKENDS
 
 import statebackend as sb
 from statebackend.checkpoint import DataWriter
 from statebackend.checkpoint.keyed import rewriting_rules
-
-BACKENDS = ("heap", "reference")
 
 
 class Host:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import threading
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -151,3 +154,89 @@ def test_parts_of_a_commit_that_fails_are_removed() -> None:
     calls.plan = lambda number, name: None
     assert set(disk.walk()) == before
     assert store.commit(1, snapshots).id == 1
+
+
+class Waiting(PosixFiles):
+    """Files that count the requests that are under way at once, and fail where they are told."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self.lock = threading.Lock()
+        self.now = self.most = 0
+        self.fails: Callable[[str, str], bool] = lambda what, name: False
+
+    def _while(self, what: str, name: str) -> None:
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.002)
+        with self.lock:
+            self.now -= 1
+        if self.fails(what, name):
+            raise OSError(errno.EIO, "as told")
+
+    def write(self, name: str, content: bytes) -> None:
+        super().write(name, content)
+        self._while("write", name)
+
+    def size(self, name: str) -> int | None:
+        self._while("size", name)
+        return super().size(name)
+
+    def retire(self, names: Iterable[str], epoch: int) -> None:
+        told = list(names)
+        self._while("retire", told[0])
+        super().retire(told, epoch)
+
+
+def test_many_ranges_wait_for_the_store_together(root: Path) -> None:
+    files = Waiting(str(root))
+    with CheckpointStore(root, retain=1, _files=files).open_for_writing(max_parallelism=GROUPS) as store:
+        ranges = Ranges(store, 64)
+        for checkpoint_id in range(3):
+            files.most = 0
+            checkpoint = ranges.commit(checkpoint_id, *range(64))
+            assert files.most > 8
+            checkpoint.verify()
+        assert [each.key_groups for each in checkpoint.snapshots] == ranges.owners
+        assert parts_in(root) == {*names(checkpoint)}, "those of before are gone"
+        files.most = 0
+        ranges.commit(3, 5)
+        assert files.most == 1, "few requests are made one after the other"
+
+
+@pytest.mark.parametrize("what", ["write", "size"])
+def test_nothing_stays_of_many_parts_if_one_cannot_be_written(root: Path, what: str) -> None:
+    files = Waiting(str(root))
+    with CheckpointStore(root, _files=files).open_for_writing(max_parallelism=GROUPS) as store:
+        ranges = Ranges(store, 64)
+        first = ranges.commit(0, *range(64))
+        snapshots = ranges.snapshots(1, *range(64))
+        bad = snapshots[40].files[-1].name
+        files.fails = lambda kind, name: kind == what and (name == bad or "/1-40-manifest-" in name)
+        before = {path for path in root.rglob("*") if path.is_file()}
+        with pytest.raises(sb.StoreError, match="as told"):
+            store.commit(1, snapshots)
+        files.fails = lambda what, name: False
+        after = {path for path in root.rglob("*") if path.is_file()}
+        left = after - before
+        assert len(left) <= (1 if what == "write" else 0), "the one whose writing has failed is not known"
+        assert store.latest() == 0
+        store.open(0).verify()
+        assert names(first) == names(store.open(0))
+        store.commit(1, snapshots).verify()
+
+
+def test_files_that_cannot_be_removed_are_removed_after_the_next_commit(root: Path) -> None:
+    files = Waiting(str(root))
+    with CheckpointStore(root, retain=1, _files=files).open_for_writing(max_parallelism=GROUPS) as store:
+        ranges = Ranges(store, 64)
+        ranges.commit(0, *range(64))
+        ranges.files = [()] * 64
+        files.fails = lambda what, name: what == "retire" and "-3" in name
+        ranges.commit(1, *range(64))
+        assert len(list(root.glob("data/*/*"))) > 128
+        files.fails = lambda what, name: False
+        ranges.commit(2)
+        assert len(list(root.glob("data/*/*"))) == 128
+        assert sb.tools.verify(root).ok

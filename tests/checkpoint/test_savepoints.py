@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from all_backends import BACKENDS
 from keyed_story import DESCRIPTORS, Story, contents
 from simulated_disk import Disk, SimulatedCalls
 
@@ -29,7 +30,6 @@ from statebackend.errors import (
 )
 from statebackend.testing import ManualClock
 
-BACKENDS = ["heap", "reference"]
 KEY_TYPES = {"int": int, "str": str, "row": "struct<a:int,b:string>"}
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from all_backends import BACKENDS
 
 import statebackend as sb
 from statebackend.checkpoint.files import PosixCalls
 from statebackend.checkpoint.keyed import rewriting_rules
 from statebackend.checkpoint.keyed import snapshot_files as writing
 
-BACKENDS = ["heap", "reference"]
 COUNT = sb.ValueStateDescriptor("count", int)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from all_backends import BACKENDS
 
 import statebackend as sb
 
-BACKENDS = ["heap", "reference"]
 COUNT = sb.ValueStateDescriptor("count", int)
 TAGS = sb.ListStateDescriptor("tags", str)
 

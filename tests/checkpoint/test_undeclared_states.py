@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from all_backends import BACKENDS
 
 import statebackend as sb
 from statebackend.backends.reference import ReferenceKeyedBackend
@@ -13,7 +14,6 @@ from statebackend.checkpoint import Checkpoint
 from statebackend.errors import ClosedError, StateMigrationError
 from statebackend.testing import Harness
 
-BACKENDS = ["heap", "reference"]
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 NAMES = ["count", "seen", "tags"]

@@ -1,7 +1,8 @@
 """A call of every public method: of states of all kinds, of the keyed backend, of its timers, of the factory.
 
 Each leaves its world as it was, so that it can be repeated: what removes puts back first, what adds removes in the
-end.
+end. A method may have several calls: "spaced add_many" is one of `add_many` with a column of namespaces, "timed
+add_many" one with a column of times, too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from cliffs.worlds import COLD, DESCRIPTORS, HOT, World
 
 import statebackend as sb
@@ -62,6 +64,39 @@ def through(iterable: Any) -> None:
         pass
 
 
+def spaces(world: World) -> Any:
+    """Rows in VOID and in two other namespaces."""
+    rows = np.arange(world.rows) % 3
+    return pa.array(rows, mask=rows == 0)
+
+
+def spaced(method: str, taken: slice) -> Call:
+    """A call with a column of namespaces beside some of the columns; what is beside VOID goes again."""
+
+    def call(world: World, number: int) -> None:
+        column = spaces(world)
+        getattr(world.state, method)(*world.columns[taken], namespaces=column)
+        world.state.clear_many(world.columns[0][: world.rows // 2], namespaces=np.ones(world.rows // 2, int))
+        world.state.clear_many(world.columns[0][: world.rows // 2], namespaces=np.full(world.rows // 2, 2))
+
+    return call
+
+
+def timed(method: str, taken: slice) -> Call:
+    """The same of a state in event time, each row at its own time."""
+
+    def call(world: World, number: int) -> None:
+        state = world.in_event_time
+        keys = world.columns[0]
+        getattr(state, method)(
+            *world.columns[taken], namespaces=spaces(world), times=number + np.arange(world.rows)
+        )
+        if number % 16 == 15:
+            state.clear_many(keys, namespaces=spaces(world))
+
+    return call
+
+
 def _clear_many(world: World, number: int) -> None:
     world.state.clear_many(np.full(world.rows, COLD))
     world.keyed.set_current_key(COLD)
@@ -102,6 +137,9 @@ _ADDING: dict[str, Call] = {
     "add": at(HOT, lambda world, state, number: state.add(world.value)),
     "get_many": many(lambda state, keys, map_keys, values: state.get_many(keys)),
     "add_many": many(lambda state, keys, map_keys, values: state.add_many(keys, values, return_changed=True)),
+    "spaced get_many": spaced("get_many", slice(0, 1)),
+    "spaced add_many": spaced("add_many", slice(0, 3, 2)),
+    "timed add_many": timed("add_many", slice(0, 3, 2)),
 }
 
 
@@ -184,6 +222,11 @@ def _begin_batch(keyed: Any, world: World, number: int) -> None:
     keyed.begin_batch(None)
 
 
+def _set_event_time(keyed: Any, world: World, number: int) -> None:
+    keyed.begin_event_time(number, number + 1)
+    keyed.set_event_time(number)
+
+
 def _get_state(kind: str) -> Call:
     return keyed(
         lambda keyed, world, number: getattr(keyed, f"get_{kind}_state")(world.states[kind].descriptor)
@@ -213,6 +256,20 @@ def _delete(timers: Any, world: World, number: int) -> None:
 def _due(timers: Any, world: World, number: int) -> None:
     timers.register(5)
     through(timers.due(10))
+
+
+def _register_many(timers: Any, world: World, number: int) -> None:
+    timers.register_many([COLD], [2_000_000 + number % 16])
+
+
+def _delete_many(timers: Any, world: World, number: int) -> None:
+    timers.register(2_000_000 + number % 16)
+    timers.delete_many([COLD], [2_000_000 + number % 16])
+
+
+def _take_due(timers: Any, world: World, number: int) -> None:
+    timers.register(5)
+    timers.take_due(10)
 
 
 def timers(call: Callable[[Any, World, int], Any]) -> Call:
@@ -245,6 +302,9 @@ OPERATIONS: dict[str, dict[str, Call]] = {
         "update": at(HOT, lambda world, state, number: state.update(world.value)),
         "get_many": many(lambda state, keys, map_keys, values: state.get_many(keys)),
         "update_many": many(lambda state, keys, map_keys, values: state.update_many(keys, values)),
+        "spaced get_many": spaced("get_many", slice(0, 1)),
+        "spaced update_many": spaced("update_many", slice(0, 3, 2)),
+        "timed update_many": timed("update_many", slice(0, 3, 2)),
     },
     "list": {
         **_KEYED,
@@ -255,6 +315,7 @@ OPERATIONS: dict[str, dict[str, Call]] = {
         "update": at(COLD, lambda world, state, number: state.update([world.value] * 3)),
         "get_many": many(lambda state, keys, map_keys, values: state.get_many(keys)),
         "add_many": _add_many_and_clear,
+        "timed add_many": timed("add_many", slice(0, 3, 2)),
     },
     "map": {
         **_KEYED,
@@ -275,6 +336,9 @@ OPERATIONS: dict[str, dict[str, Call]] = {
         "get_many": many(lambda state, keys, map_keys, values: state.get_many(keys, map_keys)),
         "put_many": many(lambda state, keys, map_keys, values: state.put_many(keys, map_keys, values)),
         "remove_many": _remove_many,
+        "spaced get_many": spaced("get_many", slice(0, 2)),
+        "spaced put_many": spaced("put_many", slice(0, 3)),
+        "timed put_many": timed("put_many", slice(0, 3)),
     },
     "reducing": _ADDING,
     "aggregating": _ADDING,
@@ -304,6 +368,11 @@ OPERATIONS: dict[str, dict[str, Call]] = {
         "clear_key": keyed(_clear_key),
         "merge_namespaces": keyed(_merge_namespaces),
         "begin_batch": keyed(_begin_batch),
+        "begin_event_time": keyed(_set_event_time),
+        "set_event_time": keyed(_set_event_time),
+        "move_processing_time": keyed(
+            lambda keyed, world, number: keyed.move_processing_time(1 if number % 2 else -1)
+        ),
         "has_timers": keyed(lambda keyed, world, number: keyed.has_timers),
         "timers": keyed(lambda keyed, world, number: keyed.timers),
         "advance": keyed(lambda keyed, world, number: keyed.advance()),
@@ -323,6 +392,9 @@ OPERATIONS: dict[str, dict[str, Call]] = {
         "delete": timers(_delete),
         "pending": timers(lambda timers, world, number: timers.pending()),
         "due": timers(_due),
+        "register_many": timers(_register_many),
+        "delete_many": timers(_delete_many),
+        "take_due": timers(_take_due),
         "next_due": timers(lambda timers, world, number: timers.next_due()),
         "count": timers(lambda timers, world, number: timers.count()),
         "fired": timers(lambda timers, world, number: timers.fired),
@@ -335,6 +407,10 @@ OPERATIONS: dict[str, dict[str, Call]] = {
             sb.create_backend("heap").create_operator_backend().close()
         ),
         "unavailable_reason": lambda world, number: sb.create_backend("heap").unavailable_reason(),
+        "native_library": lambda world, number: sb.create_backend("heap").native_library(),
+        "keeps_insertion_order": lambda world, number: sb.create_backend("heap").keeps_insertion_order,
+        "cleans_up_incrementally": lambda world, number: sb.create_backend("heap").cleans_up_incrementally,
+        "cleans_up_in_compactions": lambda world, number: sb.create_backend("heap").cleans_up_in_compactions,
     },
 }
 

@@ -35,7 +35,9 @@ LIST_ITER = Stated(
 )
 LIST_MANY = Stated("state/list.md", "as an Arrow `ListArray`. | O(rows and elements) |")
 MAP_ITER = Stated(
-    "state/map.md", "| `keys()`, `values()`, `items()` | Iterators, in insertion order. | O(entries) |"
+    "state/map.md",
+    "| `keys()`, `values()`, `items()` | Iterators, in insertion order; "
+    "on [`rocksdb`](../backends.md#the-backend-rocksdb) in that of encoded keys. | O(entries) |",
 )
 MAP_FOR = Stated("state/map.md", "| `for key in state` | As `keys`. | O(entries) |")
 SAVEPOINT = Stated("savepoints.md", "It takes time in proportion to the entries and timers that are there.")
@@ -53,6 +55,7 @@ IDLE = Stated(
 )
 PENDING = Stated("time.md", "| `pending` | O(n log n) in the timers of the key and namespace |")
 ROWS = Stated("time.md", "| `rows`, `load` | O(n log n) in the timers |")
+MOVE = Stated("time.md", "| `keyed.move_processing_time` | O(n log n) in the timers |")
 CLOSE = Stated(
     "backends.md", "to what is there, and to what calls have removed and later ones have not freed yet."
 )
@@ -92,6 +95,7 @@ DOCUMENTED: dict[tuple[str, str, str], Stated] = {
     ),
     ("timers", "pending", "timers"): PENDING,
     ("timers", "rows", "timers"): ROWS,
+    ("backend", "move_processing_time", "timers"): MOVE,
     **dict.fromkeys(
         _cells(
             "backend",

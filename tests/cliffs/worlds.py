@@ -40,6 +40,9 @@ VALUES = {
     "PICKLE": Values(sb.types.PICKLE, ("an", "object")),
 }
 
+EVENT_TIME = sb.StateTtlConfig(
+    TTL, ttl_time_characteristic=sb.StateTtlConfig.TtlTimeCharacteristic.EventTime, cleanup_idle=True
+)
 TIMES: dict[str, sb.StateTtlConfig | None] = {
     "for ever": None,
     "never": sb.StateTtlConfig(TTL, cleanup_idle=True),
@@ -110,6 +113,7 @@ class World:
         self.store: Any = None
         self._checkpoint: Any = None
         self._columns: dict[int, Any] = {}
+        self._in_event_time: Any = None
 
     def _made(self, kind: str) -> Any:
         descriptor = DESCRIPTORS[kind](kind, self.values.declared)
@@ -173,6 +177,16 @@ class World:
                 values = pa.array(values)
             self._columns[self.rows] = keys, keys % 4, values
         return self._columns[self.rows]
+
+    @property
+    def in_event_time(self) -> Any:
+        """A second state of the first kind, whose time to live goes by the time of rows; made when it is needed."""
+        if self._in_event_time is None:
+            self.keyed.begin_event_time(None, TTL)
+            kind = self.state.descriptor.kind
+            descriptor = DESCRIPTORS[kind](f"{kind} in event time", self.values.declared)
+            self._in_event_time = self.keyed.get_state(descriptor.enable_time_to_live(EVENT_TIME))
+        return self._in_event_time
 
     def opened_store(self) -> Any:
         if self.store is None:

@@ -7,12 +7,12 @@ suite on other backends instead: those of another package, say.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from all_backends import BACKENDS
 
 from statebackend.backends import available_backends, create_backend
 from statebackend.checkpoint.files.calls import PosixCalls
@@ -27,14 +27,11 @@ def backend_params() -> list[Any]:
     available = available_backends()
     if chosen:
         return chosen.split(",")
-    names = ["reference"]
-    if importlib.util.find_spec("statebackend.backends.heap") is not None:
-        names.append("heap")
     return [
         name
         if available[name].is_available
         else pytest.param(name, marks=pytest.mark.skip(reason=str(available[name].reason)))
-        for name in names
+        for name in BACKENDS
     ]
 
 
@@ -72,6 +69,23 @@ def keyed(make_keyed: MakeKeyed) -> KeyedStateBackend:
     made = make_keyed()
     made.set_current_key(1)
     return made
+
+
+@pytest.fixture
+def incremental_cleanup(backend: StateBackend) -> None:
+    """For tests of `cleanup_incrementally`, which has no effect on backends that say so, as in Flink."""
+    if not backend.cleans_up_incrementally:
+        pytest.skip("the backend defines incremental cleanup as without effect")
+
+
+def in_order(backend: StateBackend, entries: list[Any], encoded: list[Any]) -> list[Any]:
+    """What a map gives on this backend: its entries as they were put, or in the order of encoded keys."""
+    return entries if backend.keeps_insertion_order else encoded
+
+
+def assert_same(backend: StateBackend, found: list[Any], expected: list[Any]) -> None:
+    """The entries of a map are these, and in this order if the backend keeps it."""
+    assert found == expected if backend.keeps_insertion_order else sorted(found) == sorted(expected)
 
 
 @pytest.fixture

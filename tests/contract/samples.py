@@ -142,12 +142,17 @@ class LastAdded(AggregateFunction):
         return b
 
 
-def dump(keyed: KeyedStateBackend, descriptor: StateDescriptor) -> dict[Any, Any]:
+def dump(
+    keyed: KeyedStateBackend, descriptor: StateDescriptor, *, sorts_maps: bool = False
+) -> dict[Any, Any]:
     """Everything that a state holds, by key and namespace, in a form that compares."""
     found = {}
 
     def note(key: Any, state: Any) -> None:
-        found[repr(key), repr(keyed.current_namespace)] = repr(contents(state))
+        held = contents(state)
+        if sorts_maps and descriptor.kind == "map":
+            held.sort(key=repr)
+        found[repr(key), repr(keyed.current_namespace)] = repr(held)
 
     from statebackend.keys import ALL_NAMESPACES
 

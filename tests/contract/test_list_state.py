@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statebackend.errors import SerializationTypeError
+from statebackend.errors import SerializationError, SerializationTypeError
 from statebackend.state import KeyedListState, KeyedStateBackend, ListStateDescriptor
 
 
@@ -95,6 +95,25 @@ def test_any_iterable_will_do(state: KeyedListState) -> None:
     assert state.get() == [0, 1, 2, 3, 4, 5] * 2
     state.update(reversed(state.get()))
     assert state.get() == [5, 4, 3, 2, 1, 0] * 2
+
+
+@pytest.mark.parametrize("method", ["add_all", "update"])
+def test_columns_of_records_and_maps_are_iterables_too(keyed: KeyedStateBackend, method: str) -> None:
+    pairs = keyed.get_list_state(ListStateDescriptor("pairs", tuple[int, str]))
+    getattr(pairs, method)(pa.array([{"x": 1, "y": "a"}, {"x": 2, "y": None}]))
+    assert pairs.get() == [(1, "a"), (2, None)]
+    counts = keyed.get_list_state(ListStateDescriptor("counts", dict[str, int]))
+    column = pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64()))
+    getattr(counts, method)(pa.chunked_array([column[:1], column[1:]]))
+    assert counts.get() == [{"a": 1}, {}]
+    for wrong in (
+        pa.array([{"x": 1}]),
+        pa.array([{"x": 1, "y": "a"}, None]),
+        pa.StructArray.from_arrays([pa.array([1]), pa.array([b"\xff"]).view(pa.string())], ["x", "y"]),
+    ):
+        with pytest.raises(SerializationError, match="state 'pairs'"):
+            getattr(pairs, method)(wrong)
+    assert len(pairs.get()) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +22,7 @@ from statebackend.state import (
     ListState,
     ListStateDescriptor,
     MapStateDescriptor,
+    Mark,
     StateBackend,
     ValueStateDescriptor,
 )
@@ -281,6 +284,79 @@ def test_restored_types_may_widen(backend: StateBackend) -> None:
         with pytest.raises(StateMigrationError, match="'[sb]'"):
             wrong(other)
         assert other.get_list_state(ListStateDescriptor("s", "int")).get() == [7]
+
+
+def test_lists_return_to_any_mark_whatever_came_between(
+    operator: OperatorStateBackend, rng: random.Random
+) -> None:
+    """Random changes, marks, rollbacks and views, beside plain lists."""
+    state = operator.get_list_state(numbers())
+    expected: list[int] = []
+    marks: list[tuple[Mark, list[int]]] = []
+    views: list[tuple[Any, list[int]]] = []
+    for step in range(4000):
+        often = ["add", "add_all", "mark", "back", "view"]
+        action = rng.choice([*often * 3, "update", "clear", "release"])
+        if action == "add":
+            state.add(step)
+            expected.append(step)
+        elif action == "add_all":
+            state.add_all([step, step])
+            expected += [step, step]
+        elif action == "update":
+            state.update([step])
+            expected = [step]
+        elif action == "clear":
+            state.clear()
+            expected = []
+        elif action == "mark":
+            marks.append((operator.mark(), list(expected)))
+        elif action == "back" and marks:
+            place = rng.randrange(len(marks))
+            del marks[place + 1 :]
+            operator.rollback(marks[place][0])
+            expected = list(marks[place][1])
+        elif action == "release" and marks:
+            operator.release(marks.pop(rng.randrange(len(marks)))[0])
+        elif action == "view":
+            views.append((state.view(), list(expected)))
+        assert state.get() == expected, action
+    for view, then in views:
+        assert list(map(state._bytes.value, view.rows())) == then, "a view no longer changes"
+
+
+def test_changes_that_are_taken_back_leave_the_list_of_the_snapshot(operator: OperatorStateBackend) -> None:
+    state = operator.get_list_state(numbers())
+    state.add(1)
+    before = state.view().kept
+    mark = operator.mark()
+    state.add(2)
+    operator.rollback(mark)
+    assert state.view().kept is before, "so that it is not written again"
+
+
+@pytest.mark.parametrize("is_viewed", [False, True])
+def test_a_mark_for_each_row_copies_no_list(operator: OperatorStateBackend, is_viewed: bool) -> None:
+    state = operator.get_list_state(numbers())
+    state.update(range(100_000))
+    if is_viewed:
+        state.view()
+    outer = operator.mark()
+    state.add(0)  # copies once, because the view must not see it
+    operator.rollback(outer)
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            mark = operator.mark()
+            state.add(number)
+            if number % 2:
+                operator.rollback(mark)
+            operator.release(mark)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(state.get()) == 100_050
+    assert peak < 400_000, "a copy takes eight bytes an element"
 
 
 def test_everything_raises_after_close(backend: StateBackend) -> None:

@@ -21,7 +21,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_reference_backend_is_always_there() -> None:
-    assert available_backends()["reference"] == ("reference", True, None)
+    assert available_backends()["reference"] == ("reference", True, None, None)
     assert isinstance(create_backend("reference"), StateBackend)
 
 
@@ -80,6 +80,6 @@ def test_a_backend_may_say_why_it_cannot_be_used(tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(str(tmp_path))
     register_backend("needy", "needy_backend:NeedyBackend")
     assert "needy_backend" not in sys.modules
-    assert available_backends()["needy"] == ("needy", False, "it needs a library")
+    assert available_backends()["needy"] == ("needy", False, "it needs a library", None)
     with pytest.raises(BackendUnavailableError, match="it needs a library"):
         create_backend("needy")

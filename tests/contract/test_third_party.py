@@ -29,7 +29,7 @@ class ThrowAwayBackend(StateBackend):
     def __init__(self, *, label="none"):
         self.label = label
 
-    def create_keyed_backend(self, key_type, *, restore=(), **options):
+    def create_keyed_backend(self, key_type, **options):
         ThrowAwayBackend.made += 1
         options = {name: value for name, value in options.items() if value is not None}
         return ThrowAwayKeyedBackend(key_type, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from contract.conftest import MakeKeyed
+from contract.conftest import MakeKeyed, in_order
 
 from statebackend.errors import UsageError
 from statebackend.keys import VOID
@@ -21,6 +21,7 @@ from statebackend.state import (
 )
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
+from statebackend.types import PICKLE
 
 ON_READ = StateTtlConfig.UpdateType.OnReadAndWrite
 SHOW = StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
@@ -247,7 +248,7 @@ def test_expired_entries_may_be_seen_once(keyed: KeyedStateBackend, at: At) -> N
     assert keyed.num_entries("s") == 0
 
 
-def test_an_expired_entry_keeps_no_place(keyed: KeyedStateBackend, at: At) -> None:
+def test_an_expired_entry_keeps_no_place(keyed: KeyedStateBackend, at: At, backend: StateBackend) -> None:
     state = keyed.get_map_state(with_ttl(MapStateDescriptor("s", str, int)))
     at(0)
     state["a"] = 1
@@ -255,7 +256,7 @@ def test_an_expired_entry_keeps_no_place(keyed: KeyedStateBackend, at: At) -> No
     state["b"] = 2
     at(TTL)
     state["a"] = 3
-    assert list(state.items()) == [("b", 2), ("a", 3)]
+    assert list(state.items()) == in_order(backend, [("b", 2), ("a", 3)], [("a", 3), ("b", 2)])
 
 
 def test_reads_that_clean_up_do_not_disturb_iterators(keyed: KeyedStateBackend, at: At) -> None:
@@ -406,3 +407,34 @@ def test_event_time_needs_a_clock_that_is_advanced(backend: StateBackend) -> Non
         keyed.get_state(descriptor)
     with backend.create_keyed_backend(int, clock=ManualClock()) as keyed:
         keyed.get_state(descriptor)
+
+
+@pytest.mark.parametrize("read", ["get", "contains", "items"])
+def test_a_read_that_renews_does_not_give_away_what_a_mark_needs(
+    keyed: KeyedStateBackend, at: At, read: str
+) -> None:
+    config = StateTtlConfig(TTL, update_type=ON_READ)
+    state = keyed.get_map_state(MapStateDescriptor("m", int, PICKLE).enable_time_to_live(config))
+    at(1_000)
+    state.put(1, [1, 2])
+    mark = keyed.mark()
+    at(1_050)
+    if read == "contains":
+        assert 1 in state
+    held = dict(state.items())[1] if read == "items" else state.get(1)
+    held.append(99)
+    state.put(1, held)
+    keyed.rollback(mark)
+    at(1_060)
+    assert state.get(1) == [1, 2]
+
+
+def test_a_list_is_renewed_at_any_time(keyed: KeyedStateBackend, at: At) -> None:
+    """Also one millisecond before 1970."""
+    state = keyed.get_list_state(with_ttl(ListStateDescriptor("s", int), update_type=ON_READ))
+    at(-50)
+    state.add(7)
+    at(-1)
+    assert list(state.get()) == [7]
+    at(TTL - 10)
+    assert list(state.get()) == [7]

@@ -98,6 +98,13 @@ class Model:
         self.ttl, self.refreshes = config.ttl, config.update_type is OnRead
         self.shows, self.is_exact = config.state_visibility is Show, is_exact
         self.parts: dict[tuple[Any, Any], list[Part]] = {}
+        self.is_sorted = False
+
+    def keep_sorted(self, is_sorted: bool) -> None:
+        """Have the entries of maps by their keys from now on, or in the order in which they are put."""
+        self.is_sorted = is_sorted
+        for at, parts in list(self.parts.items()):
+            self.put(at, parts)
 
     def is_alive(self, part: Part, now: int) -> bool:
         return not expired(part.stamp, self.ttl, now)
@@ -106,7 +113,8 @@ class Model:
         return [part for part in self.parts.get(at, []) if self.is_alive(part, now)]
 
     def put(self, at: Any, parts: list[Part]) -> None:
-        self.parts[at] = parts
+        in_order = self.is_sorted and self.of == "map"
+        self.parts[at] = sorted(parts, key=lambda part: part.key.encode()) if in_order else parts
         if not parts:
             del self.parts[at]
 
@@ -204,6 +212,9 @@ class Driver:
             str, max_parallelism=self.max_parallelism, clock=self.clock, restore=restore
         )
         self.state = self.keyed.get_state(self.descriptor())
+        self.model.keep_sorted(not backend.keeps_insertion_order)
+        # What compactions and merges remove nobody knows; and it does not come back.
+        self.model.is_exact &= self.cleanup != "rocksdb" or not backend.cleans_up_in_compactions
 
     @property
     def at(self) -> tuple[Any, Any]:
@@ -368,7 +379,7 @@ class Driver:
                 len(self.model.alive(at, now)) == len(self.model.parts[at]) for at in self.model.parts
             )
             self.ttl = self.model.ttl = self.rng.choice([1, 50, 100, 150] if all_alive else [1, self.ttl])
-        self.start(create_backend(self.rng.choice(["heap", "reference"])), stored)
+        self.start(create_backend(self.rng.choice(["heap", "reference", "rocksdb"])), stored)
         self.set_key()
 
     def write_elsewhere(self) -> None:

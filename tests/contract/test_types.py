@@ -6,16 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract.conftest import MakeKeyed
+from contract.conftest import MakeKeyed, in_order
 from contract.samples import KEYS, KINDS, VALUES, Kind
 from type_strategies import same
 
 from statebackend import types as t
 from statebackend.errors import SerializationError, SerializationTypeError
+from statebackend.keys import key_encoder
 from statebackend.state import (
     KeyedStateBackend,
     ListStateDescriptor,
     MapStateDescriptor,
+    StateBackend,
     ValueStateDescriptor,
 )
 
@@ -53,13 +55,16 @@ def test_every_key_has_its_own(make_keyed: MakeKeyed, kind: Kind, key_type: t.Ty
 
 
 @pytest.mark.parametrize("key_type", KEYS, ids=repr)
-def test_map_keys(keyed: KeyedStateBackend, key_type: t.Type) -> None:
+def test_map_keys(keyed: KeyedStateBackend, key_type: t.Type, backend: StateBackend) -> None:
     state = keyed.get_map_state(MapStateDescriptor("s", key_type, t.LONG))
     keys = KEYS[key_type]
     for number, key in enumerate(keys):
         state[key] = number
-    assert [value for _, value in state.items()] == list(range(len(keys)))
-    assert all(same(a, b) for a, b in zip(state.keys(), keys, strict=True))
+    canonical = [key_encoder(key_type).encode(key) for key in keys]
+    by_key = sorted(range(len(keys)), key=canonical.__getitem__)
+    places = in_order(backend, list(range(len(keys))), by_key)
+    assert [value for _, value in state.items()] == places
+    assert all(same(a, keys[place]) for a, place in zip(state.keys(), places, strict=True))
     assert [state[key] for key in keys] == list(range(len(keys)))
     for key in keys:
         state.remove(key)

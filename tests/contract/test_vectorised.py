@@ -24,9 +24,11 @@ from statebackend.state import (
     MapStateDescriptor,
     ReducingStateDescriptor,
     StateDescriptor,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
 from statebackend.state.value_columns import to_arrow, to_values
+from statebackend.testing import ManualClock
 
 Rows = list[tuple[Any, ...]]
 
@@ -363,3 +365,59 @@ def test_key_groups_are_checked_before_anything_else(make_keyed: MakeKeyed) -> N
     assert keyed.num_entries() == 0
     state.add_many([own[0], own[0], own[1]], [1, 2, 3])
     assert called == [2]
+
+
+@pytest.mark.parametrize(
+    ("declared", "function", "given", "expected"),
+    [
+        ("tinyint", lambda a, b: a + b, [100, 100, -100], OverflowError),
+        ("bigint", lambda a, b: None if b == 2 else a + b, [1, 2, 3], SerializationTypeError),
+        ("bigint", lambda a, b: "x" if b == 2 else b, [1, 2, 3], SerializationTypeError),
+        ("float", lambda a, b: a + b, [2.0**24, 1.0, 1.0], 2.0**24),
+    ],
+)
+def test_what_comes_between_rows_is_stored(
+    keyed: KeyedStateBackend, declared: str, function: Any, given: list[Any], expected: Any
+) -> None:
+    """A column of one key does what one call after the other does: each result has to fit the type, and is rounded."""
+    state = keyed.get_reducing_state(ReducingStateDescriptor("r", function, declared))
+    if isinstance(expected, type):
+        with pytest.raises(expected):
+            state.add_many([1] * len(given), given)
+        assert state.get() is None
+    else:
+        state.add_many([1] * len(given), given)
+        assert state.get() == expected
+
+
+@pytest.mark.parametrize("visibility", list(StateTtlConfig.StateVisibility))
+def test_maps_exist_as_one_by_one_while_they_expire(
+    make_keyed: MakeKeyed, clock: ManualClock, visibility: StateTtlConfig.StateVisibility
+) -> None:
+    descriptor = MapStateDescriptor("m", int, int)
+    config = StateTtlConfig(100, state_visibility=visibility, cleanup_in_background=False)
+    descriptor.enable_time_to_live(config)
+    twin = Twin(make_keyed, t.LONG, descriptor)
+    rows: Rows = [(key,) for key in range(6)]
+    for map_key, keys in ((0, [0, 1]), (60, [1, 2])):
+        twin.each("put", [(key, map_key, 1) for key in keys])
+        twin.many_state.put_many(keys, [map_key, map_key], [1, 1])
+        clock.advance(60)
+    for _ in range(3):
+        assert twin.many_state.exists_many([key for (key,) in rows]).to_pylist() == twin.each("exists", rows)
+        clock.advance(60)
+
+
+def test_keys_are_looked_at_before_map_keys(make_keyed: MakeKeyed) -> None:
+    state = make_keyed(int).get_map_state(MapStateDescriptor("m", int, int))
+    calls = (
+        lambda keys: state.put_many(keys, ["b"], [1]),
+        lambda keys: state.get_many(keys, ["b"]),
+        lambda keys: state.remove_many(keys, ["b"]),
+    )
+    for call in calls:
+        with pytest.raises(SerializationError, match="map keys of state 'm'"):
+            call([1])
+        with pytest.raises(SerializationError) as raised:
+            call(["a"])
+        assert "map keys" not in str(raised.value)

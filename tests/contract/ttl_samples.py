@@ -90,3 +90,7 @@ combinations = pytest.mark.parametrize(
 
 def make_state(keyed: KeyedStateBackend, kind: str, **options: Any) -> Any:
     return keyed.get_state(KINDS[kind].make().enable_time_to_live(StateTtlConfig(TTL, **options)))
+
+
+def incremental(cleanup: str) -> bool:
+    return cleanup in ("default", "often", "slowly")

@@ -139,6 +139,19 @@ def test_a_value_of_the_wrong_type_or_out_of_range(kind: Any) -> None:
     lists._check()
 
 
+def test_a_float_that_rounds_to_infinity_is_out_of_range() -> None:
+    core = StateCore()
+    table, lists = StateTable(core, value="float"), StateTable(core, value=("list", "float"))
+    for good in (3.4e38, float("inf"), float("-inf")):
+        table.put(1, good)
+        assert table.get(1) == np.float32(good)
+    for call in (table.put, lists.append):
+        for wrong in (1e39, -1e39):
+            with pytest.raises(OverflowError):
+                call(1, wrong)
+    assert (table.get(1), lists.get(1)) == (float("-inf"), None)
+
+
 def test_a_function_that_raises_changes_nothing() -> None:
     table = StateTable(StateCore())
     table.put(1, 10)

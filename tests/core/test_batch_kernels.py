@@ -531,6 +531,20 @@ def test_large_map_batches_on_threads(threads: int, under: str, value: str, rng:
     maps._check()
 
 
+@pytest.mark.parametrize("value", ["long", 3])
+def test_a_none_keeps_nothing_of_what_was_there_or_given(value: Any) -> None:
+    core = StateCore()
+    maps = MapTable(core, value=value, max_parallelism=1, nullable=True)
+    given = np.array([5, 6]) if value == "long" else np.full((2, 3), 7, dtype=np.uint8)
+    maps.put(1, 1, 9 if value == "long" else b"abc")
+    map_kernels.put_many(maps, np.array([1, 1]), np.array([1, 2]), given, nulls=np.array([True, True]))
+    assert list(maps.items(1)) == [(1, None), (2, None)]
+    view = core.snapshot()
+    rows = view.read_group(maps.entries, 0)
+    assert (rows["is_null"].all(), rows["value"].any()) == (True, False)
+    view.release()
+
+
 @pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize("threads", THREADS)
 def test_a_map_batch_without_memory_changes_nothing(marked: bool, threads: int) -> None:

@@ -238,6 +238,17 @@ def test_a_map_that_comes_back_the_same_is_another(table):
         next(items)
 
 
+def test_an_iteration_that_has_failed_fails_again(table):
+    for map_key in range(3):
+        table.put(0, map_key, map_key)
+    items = table.items(0)
+    next(items)
+    table.remove(0, 2)
+    for _attempt in range(2):
+        with pytest.raises(RuntimeError, match="changed during iteration"):
+            next(items)
+
+
 @pytest.mark.parametrize(
     ("value", "sample"), [("long", 5), ("bool", True), ("bytes", b"x"), ("object", [1]), (3, b"abc")]
 )

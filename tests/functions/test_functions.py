@@ -14,7 +14,7 @@ from stateful_functions import Buffering, Total
 import statebackend as sb
 from statebackend.testing import Harness, ManualClock
 
-pytestmark = pytest.mark.parametrize("backend", ["heap", "reference"])
+pytestmark = pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
 
 
 def rows(*pairs: tuple[Any, Any]) -> list[dict[str, Any]]:
@@ -217,11 +217,15 @@ def test_time_stands_still_in_a_batch_and_never_goes_back(backend: str) -> None:
         assert harness.process_element(1, (0,)) == [(2000,)]
 
 
-def test_event_time_is_the_newest_row_minus_the_delay(backend: str) -> None:
+def test_the_watermark_is_the_newest_row_minus_the_delay(backend: str) -> None:
+    class Clocked(sb.KeyedProcessFunction):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+            yield (ctx.watermark,)
+
     at = datetime.datetime(1970, 1, 1, 0, 0, 10, tzinfo=datetime.timezone.utc)
     delay = datetime.timedelta(seconds=2)
     with Harness(Clocked(), int, key="k", event_time="at", delay=delay, backend=backend) as harness:
-        assert harness.process_batch([{"k": 1, "at": at}, {"k": 2, "at": None}]) == [(8000,), (8000,)]
+        assert harness.process_batch([{"k": 1, "at": at}, {"k": 2, "at": None}]) == [(None,), (None,)]
         older = at - datetime.timedelta(hours=1)
         assert harness.process_batch([{"k": 1, "at": older}]) == [(8000,)]
 
@@ -278,7 +282,6 @@ def test_what_cannot_be_a_job_is_refused(backend: str) -> None:
         (Total(), {"null_keys": "keep"}),
         (Total(), {"delay": 5}),
         (Total(), {"event_time": "at", "delay": -1}),
-        (Sums(), {"broadcast": "rule"}),
         (Total(), {"schema": "bigint"}),
     ]
     for function, options in refused:
@@ -320,4 +323,4 @@ def test_a_job_is_picklable(backend: str) -> None:
         pickle.dumps(Job(Total(), key=["a", "b"], schema="a int, `b c` string", backend=backend))
     )
     assert job.columns == ("a", "b")
-    assert job.output.ddl() == "a int, `b c` string"
+    assert job.outputs["main"].ddl() == "a int, `b c` string"

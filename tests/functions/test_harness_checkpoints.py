@@ -11,7 +11,7 @@ from stateful_functions import Buffering, Total
 import statebackend as sb
 from statebackend.testing import Harness
 
-pytestmark = [pytest.mark.parametrize("backend", ["heap"])]
+pytestmark = [pytest.mark.parametrize("backend", ["heap", "rocksdb"])]
 
 
 def test_a_restart_between_any_two_steps_changes_nothing(backend: str) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from type_strategies import same
 
 import statebackend as sb
+from statebackend.runtime.given import Given
 from statebackend.runtime.row_reader import column_values, rows_of
 from statebackend.runtime.row_writer import OutputSchema
 
@@ -146,7 +147,9 @@ def test_batches_are_brought_to_the_schema_where_nothing_is_lost() -> None:
             "d": [None, None],
         }
     )
-    table = schema.table_of_batches([batch, None, pa.Table.from_batches([batch])])
+    collected = Given({"main": schema})
+    collected.add_batches([batch, None, pa.Table.from_batches([batch])])
+    table = collected.result()["main"]
     assert table.schema == schema.arrow
     assert table.column("n").to_pylist() == [1, None, 1, None]
 
@@ -164,13 +167,17 @@ def test_batches_are_brought_to_the_schema_where_nothing_is_lost() -> None:
 )
 def test_batches_that_do_not_fit_are_refused(columns: dict[str, Any]) -> None:
     with pytest.raises(sb.SerializationError) as caught:
-        OutputSchema("user string, n int").table_of_batches(pa.record_batch(columns))
+        OutputSchema("user string, n int").conformed(pa.table(columns))
     assert caught.value.code == "SERIALIZATION.OUTPUT"
 
 
 def test_what_is_no_batch_is_refused() -> None:
-    with pytest.raises(sb.SerializationTypeError, match="gave a dict"):
-        OutputSchema("n int").table_of_batches({"n": [1]})
+    for batches in ({"main": {"n": [1]}}, {"main": "n"}, 7, ["n"]):
+        with pytest.raises(sb.SerializationTypeError, match="gave a"):
+            Given({"main": OutputSchema("n int")}).add_batches(batches)
+    with pytest.raises(sb.UsageError) as caught:
+        Given({"main": OutputSchema("n int")}).add_batches({"n": [1]})
+    assert caught.value.code == "USAGE.NO_OUTPUT"
 
 
 @pytest.mark.parametrize(
@@ -191,6 +198,6 @@ def test_text_instead_of_rows_is_refused() -> None:
 
     with (
         sb.testing.Harness(sb.flat_map_with_state(function, int), int, schema="a string") as harness,
-        pytest.raises(sb.SerializationError, match="output row 0 is a str"),
+        pytest.raises(sb.SerializationError, match="gave a str for the rows that go out"),
     ):
         harness.process_element(1, {})

@@ -14,7 +14,7 @@ import pytest
 import statebackend as sb
 from statebackend.testing import Harness, ManualClock
 
-pytestmark = pytest.mark.parametrize("backend", ["heap", "reference"])
+pytestmark = pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
 
 CLICK_SESSIONS = Path(__file__).parents[2] / "examples" / "spark" / "click_sessions.py"
 
@@ -73,8 +73,10 @@ def test_event_time_comes_from_the_rows(backend: str) -> None:
 
         assert batch("a", 1, 2000) == []
         assert batch("b", 2) == []
-        assert batch("b", 3, 5000, domain="processing") == [(2000, "a", 2990)]
-        assert batch("b", 6) == [(5000, "b", 5990)]
+        assert batch("b", 3, 5000, domain="processing") == [(2000, "a", 0)]
+        assert batch("b", 6) == []
+        harness.clock.set(5000)
+        assert batch("b", 6) == [(5000, "b", 5000)]
 
 
 def test_event_time_without_a_column_is_refused(backend: str) -> None:
@@ -105,7 +107,8 @@ def test_what_is_registered_while_firing_fires_in_the_same_round(backend: str) -
             "time": pa.array([5000], pa.timestamp("ms", "UTC")),
         }
     )
-    with Harness(Chain(), str, key="key", event_time="time", backend=backend) as harness:
+    clock = ManualClock(10)
+    with Harness(Chain(), str, key="key", event_time="time", clock=clock, backend=backend) as harness:
         assert harness.process_batch(table) == [0, 1, 2, 3]
         assert harness.keyed.timers.fired == 4
 
@@ -164,12 +167,6 @@ def test_a_function_that_registers_timers_has_on_timer(backend: str) -> None:
         harness.process_element("a", {"n": 1})
 
 
-class Batches(sb.BatchProcessFunction):
-    def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> None:
-        ctx.keyed_state_store.set_current_key("a")
-        ctx.timers.register(1, "processing")
-
-
 class Last(sb.BatchProcessFunction):
     """Keeps the last amount of each user for 100 ms, and gives what it had."""
 
@@ -192,14 +189,6 @@ def test_time_goes_on_for_a_batch_function(backend: str) -> None:
         assert [row.had for row in harness.process_batch(rows)] == [7]
         assert harness.advance_time(199) == []
         assert [row.had for row in harness.process_batch(rows)] == [None]
-
-
-def test_a_batch_function_has_no_timers(backend: str) -> None:
-    with (
-        Harness(Batches(), str, key="user", backend=backend) as harness,
-        pytest.raises(sb.UsageError, match="BatchProcessFunction is not called for timers"),
-    ):
-        harness.process_batch([{"user": "a"}])
 
 
 @pytest.mark.parametrize("restarts", [False, True])

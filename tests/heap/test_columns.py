@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from type_strategies import value_types, values_of
 
 from statebackend import types as t
-from statebackend.backends.heap.stored_columns import arrow_column, double_column, null_column, value_column
+from statebackend.columns.stored_columns import arrow_column, double_column, null_column, value_column
 from statebackend.errors import SerializationError, SerializationTypeError
 from statebackend.state.value_columns import check_values, to_arrow, to_values
 from statebackend.types.serializers import serializer_for
@@ -112,6 +112,27 @@ FINE: list[tuple[Any, t.Type]] = [
     (pa.array([decimal.Decimal("1.5"), None], pa.decimal256(50, 1)), t.DECIMAL(38, 3)),
     (pa.array([BIG, None], pa.decimal128(30, 0)), t.DECIMAL(38, 0)),
     (pa.array([b"ab", None], pa.binary(2)), t.BYTES),
+    (pa.DictionaryArray.from_arrays([1, None, 0], pa.array(["a", "b"], pa.string_view())), t.STRING),
+    (
+        pa.DictionaryArray.from_arrays(
+            [1, 0], pa.array([[{"a": b"x"}], None], pa.list_(pa.struct([("a", pa.binary_view())])))
+        ),
+        t.LIST(t.ROW(a=t.BYTES)),
+    ),
+    (
+        pa.DictionaryArray.from_arrays(
+            [0, 0], pa.array([[("k", ["x"])]], pa.map_(pa.string_view(), pa.large_list(pa.string_view())))
+        ),
+        t.MAP(t.STRING, t.LIST(t.STRING)),
+    ),
+    (
+        pa.DictionaryArray.from_arrays([0, 0], pa.array([["x"]], pa.list_(pa.string_view(), 1))),
+        t.LIST(t.STRING),
+    ),
+    (
+        pa.DictionaryArray.from_arrays([0, 0], pa.array([["x"]], pa.list_view(pa.string_view()))),
+        t.LIST(t.STRING),
+    ),
     (pa.array([{"b": 1, "a": None}, None]), t.ROW(a=t.LONG, b=t.LONG)),
     (pa.array([{"a": {"x": 1}}, {"a": None}, None]), t.ROW(a=t.ROW(x=t.LONG))),
     (pa.array([{"u": 1, "v": 2.5}]), t.TUPLE(t.INT, t.DOUBLE)),
@@ -164,6 +185,25 @@ REFUSED: list[tuple[Any, t.Type]] = [
     (pa.array([{"a": 1, "b": 2}]), t.ROW(a=t.LONG)),
     (pa.array([{"a": 1}, {"a": 2**40}]), t.ROW(a=t.INT)),
     (pa.array([{"a": 1.5}]), t.ROW(a=t.INT)),
+    (
+        pa.StructArray.from_arrays(
+            [pa.array([decimal.Decimal(1)] * 2).dictionary_encode()], ["a"], mask=pa.array([False, True])
+        ),
+        t.DECIMAL(18, 2),
+    ),
+    (pa.array([[1], None]), t.LONG),
+    (pa.array([1.5]), t.LIST(t.TUPLE(t.LONG))),
+    (pa.array([["a"]]), t.LIST(t.LIST(t.TUPLE(t.LONG)))),
+    (pa.array([1.5]), t.MAP(t.LONG, t.LONG)),
+    (pa.array([[1, 2]]), t.MAP(t.LONG, t.LONG)),
+    (pa.array([[[1, 2]]]), t.MAP(t.LONG, t.LONG)),
+    (pa.array([[{"x": "a", "y": "b"}]]), t.MAP(t.STRING, t.STRING)),
+    (pa.array([[([1], 2)]], pa.map_(pa.list_(pa.int64()), pa.int64())), t.MAP(t.LONG, t.LONG)),
+    (
+        pa.array([[({"x": [1]}, 2)]], pa.map_(pa.struct({"x": pa.list_(pa.int64())}), pa.int64())),
+        t.MAP(t.TUPLE(t.LONG), t.LONG),
+    ),
+    (pa.array([[(1, 2)]], pa.map_(pa.int64(), pa.int64())), t.MAP(t.STRING, t.MAP(t.LONG, t.LONG))),
     (
         pa.Array.from_buffers(
             pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]

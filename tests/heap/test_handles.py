@@ -715,3 +715,50 @@ def test_a_map_with_a_time_to_live_that_nothing_was_put_into_is_empty(visible: A
     for walk in (state.items, state.keys, state.values):
         assert list(walk()) == []
     keyed.close()
+
+
+@released_build_only
+@pytest.mark.parametrize("ttl", [None, 10_000_000])
+@pytest.mark.parametrize(
+    ("act", "becomes"), [("nothing", [1, 2, 3]), ("clear", []), ("add", [1, 2, 3, 99]), ("other key", [7])]
+)
+def test_a_finaliser_changes_a_list_while_that_for_its_elements_is_made(
+    ttl: int | None, act: str, becomes: list[int]
+) -> None:
+    """Also when it has used the same handle last."""
+    descriptor = ListStateDescriptor("l", int)
+    if ttl is not None:
+        descriptor.enable_time_to_live(StateTtlConfig(ttl))
+    keyed = HeapBackend().create_keyed_backend(int)
+    state = keyed.get_list_state(descriptor)
+    for key, elements in ((2, [7]), (1, [1, 2, 3])):
+        keyed.set_current_key(key)
+        state.add_all(elements)
+
+    def change() -> None:
+        if act == "clear":
+            state.clear()
+        elif act == "add":
+            state.add(99)
+        elif act == "other key":
+            keyed.set_current_key(2)
+        state.exists()  # the handle knows where it is
+
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.disable()
+    try:
+        cycle: list[Any] = [Ends(change)]
+        cycle.append(cycle)
+        del cycle
+        assert state.get() == [1, 2, 3]
+        kept = [[] for _ in range(2000)]  # so that the next list is not one that was used before
+        gc.set_threshold(1, 1, 1)
+        gc.enable()
+        found = state.get()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable()
+    assert len(kept) == 2000
+    assert found == becomes
+    keyed.close()

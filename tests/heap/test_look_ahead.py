@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from statebackend._core.handles import look_ahead
-from statebackend._core.handles.look_ahead import _number_ahead, _number_at, _peeked_bytes, looks_ahead
+from statebackend._core.handles.look_ahead import (
+    _in_runs,
+    _number_ahead,
+    _number_at,
+    _peeked_bytes,
+    looks_ahead,
+)
 
 looking_ahead_only = pytest.mark.skipif(not looks_ahead(), reason="this build does not look ahead")
 
@@ -86,6 +92,82 @@ for see in (_number_ahead, _map_key_ahead):
     )
 
 
+#: The second page may be read, a third one must not: keys lie at a distance over both.
+READABLE = """
+from statebackend._core.handles.look_ahead import _numbers_ahead
+memory = mmap.mmap(-1, 3 * PAGE)
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+assert mprotect(ctypes.c_void_p(start + 2 * PAGE), ctypes.c_size_t(PAGE), 0) == 0
+def lay(stride, first):
+    # Keys at each distance, and their addresses; what does not end before the third page is cut.
+    there = list(range(first, 2 * PAGE, stride))
+    for at in there:
+        number = 2**62 + at
+        image = ctypes.string_at(id(number), min(sys.getsizeof(number), 2 * PAGE - at, stride))
+        memory[at:at + len(image)] = image
+    return there
+"""
+
+
+@looking_ahead_only
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system is not asked")
+@pytest.mark.parametrize("stride", [40, 48, 64, 200, 512])
+@pytest.mark.parametrize("direction", [1, -1])
+def test_keys_on_the_next_page_are_seen_if_it_can_be_read(stride: int, direction: int) -> None:
+    """In both directions, those across the boundary too; nothing of the page behind, which would end the process."""
+    run_apart(
+        READABLE
+        + f"""
+stride, direction = {stride}, {direction}
+for first in range(0, stride, 8):
+    there = lay(stride, first)
+    expected = {{at: 2**62 + at if at + _peeked_bytes() <= 2 * PAGE else None for at in there}}
+    keys = there[::direction]
+    seen = _numbers_ahead(start + keys[0], direction * stride, len(keys) - 8)
+    assert seen == [expected[at] for at in keys[8:]], (first, seen)
+"""
+    )
+
+
+@looking_ahead_only
+def test_keys_far_apart_are_not_asked_for() -> None:
+    """Each would need a question of its own."""
+    run_apart(
+        READABLE
+        + """
+there = lay(PAGE // 8 + 8, 0)
+seen = _numbers_ahead(start, PAGE // 8 + 8, len(there) - 8)
+assert seen == [None] * len(seen), seen
+"""
+    )
+
+
+def test_a_key_of_another_size_does_not_end_a_run() -> None:
+    small, wide = range(10**6, 2 * 10**6, 32), range(5 * 10**6, 6 * 10**6, 48)
+    keys = [*small[:5], wide[0], *small[5:9], wide[1], wide[2], *small[9:12]]
+    expected = [False, False, True, True, True, False, *[True] * 4, False, False, *[True] * 3]
+    assert _in_runs(keys) == expected
+
+
+def test_a_run_that_goes_on_in_another_place_is_followed_from_its_second_key() -> None:
+    keys = [*range(1000, 1320, 32), *range(9000, 9320, 32), *range(70000, 70480, 48)]
+    expected = [False, False] + [True] * 8 + [False] + [True] * 9 + [False, False] + [True] * 8
+    assert _in_runs(keys) == expected
+
+
+@looking_ahead_only
+def test_most_keys_of_a_list_of_random_numbers_are_in_runs() -> None:
+    """Those of three digits of Python's and those of two lie apart: one in eight is of the smaller size."""
+    seen = run_apart("""
+import random
+from statebackend._core.handles.look_ahead import _in_runs
+random.seed(1)
+keys = [random.getrandbits(64) - 2**63 for _ in range(20_000)]
+print(sum(_in_runs([id(key) for key in keys])) / len(keys))
+""")
+    assert float(seen) > 0.75
+
+
 def test_a_build_without_it_guesses_nothing() -> None:
     numbers = [each + 2**40 for each in range(64)]
     at, stride = id(numbers[0]), 32
@@ -123,3 +205,32 @@ def test_where_it_is_off(flag: str, expected: int) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-3:] == ["looks_ahead", "=", f"{expected};"]
+
+
+def test_a_clock_that_closes_the_backend_ends_the_call() -> None:
+    """In a process of its own: what keys were looked up in is gone then."""
+    seen = run_apart("""
+import statebackend as sb
+class Closing:
+    def now(self):
+        self.left -= 1
+        if not self.left:
+            keyed.close()
+        return 1000
+clock = Closing()
+clock.left = 10**9
+keyed = sb.create_backend("heap").create_keyed_backend("bigint", clock=clock)
+count = keyed.get_value_state(sb.ValueStateDescriptor("count", "bigint"))
+keys = list(range(1000, 2000))
+for key in keys:
+    keyed.set_current_key(key)
+    count.update(key)
+clock.left = 300
+try:
+    for key in keys:
+        keyed.set_current_key(key)
+        count.value()
+except sb.ClosedError:
+    print(key)
+""")
+    assert 1000 < int(seen) <= 1300

@@ -12,17 +12,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from arrow_layouts import laid_out
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from type_strategies import key_types, scalar_key_types, values_of
 
 from statebackend import types as t
 from statebackend._core.codecs.nested_reading import SinkPart, read_values
-from statebackend._core.codecs.nested_writing import SourcePart
-from statebackend.backends.heap.nested_columns import arrow_of_stored, decoded_keys, encoded_keys, stored_runs
-from statebackend.backends.heap.stored_columns import arrow_column, value_column
+from statebackend._core.codecs.nested_writing import SourcePart, write_keys, write_values
+from statebackend.backends.heap import HeapBackend
+from statebackend.columns.nested_columns import arrow_of_stored, decoded_keys, encoded_keys, stored_runs
+from statebackend.columns.stored_columns import arrow_column, value_column
 from statebackend.errors import SerializationError, UsageError
 from statebackend.keys import key_encoder
+from statebackend.state import ValueStateDescriptor
 from statebackend.state.value_columns import check_values, to_arrow, to_values
 from statebackend.types.serializers import serializer_for
 
@@ -199,6 +202,12 @@ FINE: list[tuple[pa.Array, t.Type]] = [
     (pa.array([{"x": "x", "y": 1}]), t.TUPLE(t.STRING, t.LONG)),
     (pa.array([[1, None], None], pa.list_(pa.uint64(), 2)), t.LIST(t.BYTE)),
     (pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2))[1:], t.LIST(t.LONG)),
+    (pa.array([[1, None], None, [], [2, 3]], pa.list_view(pa.int64()))[1:], t.LIST(t.LONG)),
+    (pa.array([["a", None], None, ["b"]], pa.large_list_view(pa.string_view()))[:2], t.LIST(t.STRING)),
+    (
+        laid_out(pa.array([[[1], None], None, [[2, 3], []]]), t.LIST(t.LIST(t.LONG)), "view"),
+        t.LIST(t.LIST(t.LONG)),
+    ),
     (pa.array([[b"ab", None], [b"cd"]], pa.list_(pa.binary(2)))[1:], t.LIST(t.BYTES)),
     (pa.array([[1, None]], pa.list_(pa.int16())), t.LIST(t.DOUBLE)),
     (pa.array([[1, 2**24]], pa.list_(pa.int32())), t.LIST(t.FLOAT)),
@@ -318,7 +327,6 @@ def test_errors_are_worded_value_by_value(column: pa.Array, declared: t.Type) ->
     [
         (pa.array([[b"a"]]), t.LIST(t.PICKLE)),
         (pa.array([{"a": b"a"}]), t.ROW(a=t.of(Raw()))),
-        (pa.array([[1]], pa.list_view(pa.int64())), t.LIST(t.LONG)),
         (LIST_OF_LONG, t.MAP(t.LONG, t.LONG)),
         (
             map_of(pa.array([1], pa.timestamp("us", "Europe/Paris")), pa.array([1]), 1),
@@ -384,6 +392,18 @@ def test_offsets_that_leave_the_data_are_not_followed() -> None:
     assert stored_runs(broken, declared) is None
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+@pytest.mark.parametrize(
+    ("offset", "size"), [(0, 4), (3, 1), (-1, 1), (0, -1), (2**31 - 1, 1), (1, 2**31 - 1)]
+)
+def test_list_views_that_leave_their_elements_are_not_followed(kind: Any, offset: int, size: int) -> None:
+    number = SourcePart("NUMBER", 8, 3, data=bytes(24))
+    places = {"offsets": np.array([1, offset], kind).tobytes(), "sizes": np.array([2, size], kind).tobytes()}
+    is_wide = kind is np.int64
+    assert write_values(SourcePart("LIST", 0, 1, **places, is_wide=is_wide, parts=(number,))) is not None
+    assert write_values(SourcePart("LIST", 0, 2, **places, is_wide=is_wide, parts=(number,))) is None
+
+
 def test_parts_do_not_take_buffers_that_are_too_short() -> None:
     short = pa.py_buffer(bytes(7))
     for part in (
@@ -393,6 +413,8 @@ def test_parts_do_not_take_buffers_that_are_too_short() -> None:
         lambda: SourcePart("BOOL", 1, 1, data=short, valid=short, first=56),
         lambda: SourcePart("STRING", 0, 1, data=short, offsets=short),
         lambda: SourcePart("STRING", 0, 1, data=short),
+        lambda: SourcePart("LIST", 0, 2, offsets=short, sizes=bytes(8), parts=(SourcePart("NUMBER", 1, 0),)),
+        lambda: SourcePart("LIST", 0, 2, offsets=bytes(8), sizes=short, parts=(SourcePart("NUMBER", 1, 0),)),
         lambda: SourcePart("RECORD", 9, 2, parts=(SourcePart("NUMBER", 1, 1, data=short),)),
         lambda: SourcePart("LIST", 0, 0),
         lambda: read_values(SinkPart("BOOL", 1), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8)),
@@ -451,6 +473,90 @@ def test_composite_keys_have_the_forms_of_single_keys(drawn: tuple[t.Type, list[
     assert repr(back.to_pylist()) == repr(to_arrow(list(map(encoder.decode, expected)), declared).to_pylist())
 
 
+@pytest.mark.parametrize("alphabet", ["ab", "aé€😀"])
+@pytest.mark.parametrize("arrow", [pa.string(), pa.large_string()])
+def test_keys_with_text_of_any_length(alphabet: str, arrow: pa.DataType) -> None:
+    rng = random.Random(3)
+    texts = ["".join(rng.choices(alphabet, k=length)) for length in [*range(80), 15, 16, 17, 500, 0]]
+    declared = t.TUPLE(t.LONG, t.STRING, t.TUPLE(t.STRING, t.INT))
+    keys = [
+        (
+            None if i % 5 == 0 else i << 40,
+            None if i % 7 == 0 else text,
+            None if i % 11 == 0 else (text[::-1], -i),
+        )
+        for i, text in enumerate(texts)
+    ]
+    inner = [key[2] or (None, None) for key in keys]
+    column = pa.StructArray.from_arrays(
+        [
+            pa.array([key[0] for key in keys]),
+            pa.array([key[1] for key in keys], arrow),
+            pa.StructArray.from_arrays(
+                [
+                    pa.array([text for text, _ in inner], arrow),
+                    pa.array([number for _, number in inner], pa.int32()),
+                ],
+                ["_1", "_2"],
+                mask=pa.array([key[2] is None for key in keys]),
+            ),
+        ],
+        ["_1", "_2", "_3"],
+    )
+    encoder = key_encoder(declared)
+    expected = [encoder.encode(key) for key in keys]
+    for start in (0, 1, 9, len(keys)):
+        assert split(encoded_keys(OnlySingle(encoder), column[start:])) == expected[start:]  # type: ignore[arg-type]
+        assert split(encoded_keys(encoder, keys[start:])) == expected[start:]
+
+
+def test_keys_of_numbers_are_written_in_blocks() -> None:
+    """More rows than a block, of every kind of number, with one that does not fit in the last block."""
+    count = 2500
+    decimals = [decimal.Decimal(i) / 4 for i in range(count)]
+    columns = {
+        "a": pa.array(np.arange(count) << 40),
+        "b": pa.array(np.arange(count, dtype=np.int32) - 7),
+        "c": pa.array((np.arange(count) % 128).astype(np.int8)),
+        "d": pa.array(np.where(np.arange(count) % 3, 0.5, -0.0)),
+        "e": pa.array(np.where(np.arange(count) % 3, np.nan, 0.25).astype(np.float32)),
+        "f": pa.array(np.arange(count) % 2 == 0),
+        "g": pa.array(decimals, pa.decimal128(10, 2)),
+        "h": pa.array(np.arange(count, dtype=np.int32)).view(pa.date32()),
+    }
+    declared = t.ROW(
+        a=t.LONG, b=t.INT, c=t.BYTE, d=t.DOUBLE, e=t.FLOAT, f=t.BOOL, g=t.DECIMAL(10, 2), h=t.DATE
+    )
+    encoder = key_encoder(declared)
+    column = pa.StructArray.from_arrays(list(columns.values()), list(columns))
+    found = split(encoded_keys(OnlySingle(encoder), column[3:]))  # type: ignore[arg-type]
+    assert found == [encoder.encode(key) for key in column[3:].to_pylist()]
+    columns["b"] = pa.array(np.where(np.arange(count) == count - 1, 2**40, 1))
+    wrong = pa.StructArray.from_arrays(list(columns.values()), list(columns))
+    with pytest.raises(OverflowError, match=f"position {count - 1}"):
+        encoded_keys(encoder, wrong)
+
+
+def test_offsets_that_fall_do_not_write_past_the_end() -> None:
+    size = 2**25  # writing as much past the end of a short buffer ends the process
+    for offsets in ([0, size, 0, 1], [0, 60, 0, 60], [60, 60, 0, 60], [0, -1, 3], [0, size + 1]):
+        ends = np.array(offsets, dtype=np.int32)
+        part = SourcePart("STRING", 0, len(offsets) - 1, data=b"x" * size, offsets=ends.tobytes())
+        number = SourcePart("NUMBER", 8, len(offsets) - 1, data=bytes(8 * len(offsets)))
+        assert write_keys(SourcePart("RECORD", 0, len(offsets) - 1, parts=(part, number))) is None
+
+
+def test_lists_of_keys_that_only_the_encoder_knows() -> None:
+    encoder = key_encoder(t.TUPLE(t.LONG, t.STRING))
+    keys: list[Any] = [(1, "x"), (np.int64(2), "y")]
+    assert split(encoded_keys(encoder, keys)) == [encoder.encode((1, "x")), encoder.encode((2, "y"))]
+    with pytest.raises(SerializationError, match="position 1"):
+        encoded_keys(encoder, [(1, "x"), (1,)])
+    with pytest.raises(SerializationError, match="position 2"):
+        encoded_keys(encoder, [(1, "x"), (2, "y"), None])
+    assert split(encoded_keys(encoder, [])) == []
+
+
 class OnlySingle:
     """An encoder that has no batches of its own."""
 
@@ -487,3 +593,17 @@ def test_refused_keys_are_named_as_the_encoder_names_them(column: pa.Array, decl
     with pytest.raises(type(expected.value)) as raised:
         encoded_keys(encoder, column)
     assert str(raised.value) == str(expected.value)
+
+
+def test_text_of_a_key_outside_of_what_the_offsets_say_is_looked_at() -> None:
+    """The span of a null row may lead anywhere, and so may that of the row behind it."""
+    offsets = pa.py_buffer(np.array([0, 5, 2, 3], np.int32).tobytes())
+    text = pa.Array.from_buffers(
+        pa.string(), 3, [pa.py_buffer(bytes([0b101])), offsets, pa.py_buffer(b"abc\xff\xffcdefgh")]
+    )
+    keys = pa.StructArray.from_arrays([pa.array([1, 2, 3]), text], names=["a", "b"])
+    with HeapBackend().create_keyed_backend("struct<a:bigint,b:string>") as keyed:
+        state = keyed.get_value_state(ValueStateDescriptor("v", "bigint"))
+        with pytest.raises(SerializationError):
+            state.update_many(keys, pa.array([1, 2, 3]))
+        assert keyed.num_entries() == 0

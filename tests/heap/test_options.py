@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from type_samples import Backwards
 
 import statebackend as sb
 from statebackend.state import KeyedStateBackend
@@ -131,6 +132,16 @@ def test_a_call_beyond_the_limit_changes_nothing() -> None:
             keyed.set_current_key(each)
             assert sums.get() == each
             sums.clear()
+
+
+def test_none_beside_objects_of_a_users_serializer_needs_no_watching() -> None:
+    state = strict().get_map_state(sb.MapStateDescriptor("names", int, Backwards()))
+    state.put_all({1: None, 2: "ab"})
+    state.backend.mark()
+    assert dict(state.items()) == {1: None, 2: "ab"}
+    state.put(2, None)
+    state.backend.mark()
+    assert list(state.values()) == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,27 @@ LAYOUTS: list[tuple[Any, Any, list[Any]]] = [
     ("string", pa.chunked_array([["a"], [], ["b"]], pa.string()), ["a", "b"]),
     ("string", pa.chunked_array([pa.array(["a", "b"]).dictionary_encode()] * 2), ["a", "b"] * 2),
     ("string", pa.chunked_array([], pa.string()), []),
+    ("string", pa.chunked_array([], pa.dictionary(pa.int8(), pa.string())), []),
+    (
+        "string",
+        pa.DictionaryArray.from_arrays([1, 0, 1], pa.array(["a", "b"], pa.string_view())),
+        ["b", "a", "b"],
+    ),
+    (
+        "struct<a:bigint,b:string>",
+        pa.StructArray.from_arrays([pa.array([1, 2]), pa.array([None, "b"], pa.string_view())], ["a", "b"]),
+        [(1, None), (2, "b")],
+    ),
+    (
+        "struct<a:string>",
+        pa.DictionaryArray.from_arrays([0, 0], pa.array([{"a": "x"}], pa.struct([("a", pa.string_view())]))),
+        [("x",), ("x",)],
+    ),
+    (
+        "struct<a:bigint>",
+        pa.chunked_array([pa.DictionaryArray.from_arrays([1, 0], pa.array([{"a": 1}, {"a": 2}]))] * 2),
+        [(2,), (1,)] * 2,
+    ),
     ("string", [np.str_("a"), "b"], ["a", "b"]),
     ("binary", pa.array([b"ab", b"cd"], pa.binary(2))[1:], [b"cd"]),
     ("binary", pa.array([b"ab", b"c" * 20], pa.binary_view()), [b"ab", b"c" * 20]),

@@ -33,7 +33,7 @@ class World:
         self.runner: Runner | None = None
         self.faults = 0
         self.given: dict[int, list[dict[str, Any]]] = {}
-        write = pq.write_table
+        write = pq.ParquetWriter.write_table
 
         def failing(*arguments: Any, **options: Any) -> None:
             if self.strikes(10):
@@ -50,7 +50,7 @@ class World:
                 raise OSError(errno.EIO, "as told, after the commit")
             return committed
 
-        monkeypatch.setattr(pq, "write_table", failing)
+        monkeypatch.setattr(pq.ParquetWriter, "write_table", failing)
         monkeypatch.setattr(sb.CheckpointStore, "commit", commits)
 
     def strikes(self, one_in: int) -> bool:

@@ -6,6 +6,7 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import stream_process
@@ -19,46 +20,63 @@ def processes() -> Iterator[Server]:
         yield running
 
 
-def finish(processes: Server, root: Path, **more: int) -> None:
+#: Where the state is, by name.
+BACKENDS = ["heap", "rocksdb"]
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def finish(processes: Server, root: Path, **more: Any) -> None:
     (answer,) = processes.ask("stream", root, at=-1, **more)
     assert answer["status"] == 0
 
 
-def test_killed_before_every_call(processes: Server, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    (whole,) = processes.ask("stream", tmp_path / "whole", at=-1)
+@each_backend
+def test_killed_before_every_call(
+    processes: Server, tmp_path: Path, backend: str, request: pytest.FixtureRequest
+) -> None:
+    (whole,) = processes.ask("stream", tmp_path / "whole", at=-1, backend=backend)
     assert whole["status"] == 0
     assert check_stream(tmp_path / "whole") == 0
     calls = dict(whole["said"])["calls"]
     after_sinks = [at for what, at in whole["said"] if what == "sink"]
-    every = 1 if request.config.getoption("stress") else 11
+    every = 1 if request.config.getoption("stress") else 11 if backend == "heap" else 23
     again = 0
     for at in sorted({*range(0, calls, every), *after_sinks}):
         root = tmp_path / str(at)
-        (answer,) = processes.ask("stream", root, at=at)
+        (answer,) = processes.ask("stream", root, at=at, backend=backend)
         assert answer["status"] == -signal.SIGKILL
-        finish(processes, root)
+        finish(processes, root, backend=backend)
         again += check_stream(root)
     assert again >= len(after_sinks), "a kill right after the sink makes it be called again"
 
 
-def kill_at_random(processes: Server, root: Path, rng: random.Random, batches: int, calls: int) -> None:
+def kill_at_random(
+    processes: Server, root: Path, rng: random.Random, batches: int, calls: int, backend: str
+) -> None:
     """One stream, killed again and again: after a few calls, or after many."""
     kills = 0
     while True:
-        (answer,) = processes.ask("stream", root, at=rng.randrange(calls), batches=batches)
+        at = rng.randrange(calls)
+        (answer,) = processes.ask("stream", root, at=at, batches=batches, backend=backend)
         if answer["status"] == 0:
             break
         assert answer["status"] == -signal.SIGKILL
         kills += 1
     assert kills >= batches // 8
-    finish(processes, root, batches=batches)
+    finish(processes, root, batches=batches, backend=backend)
     check_stream(root, batches)
 
 
-def test_one_stream_killed_again_and_again(processes: Server, tmp_path: Path, rng: random.Random) -> None:
-    kill_at_random(processes, tmp_path, rng, 5 * BATCHES, 150)
+@each_backend
+def test_one_stream_killed_again_and_again(
+    processes: Server, tmp_path: Path, rng: random.Random, backend: str
+) -> None:
+    kill_at_random(processes, tmp_path, rng, 5 * BATCHES, 150, backend)
 
 
 @pytest.mark.stress
-def test_one_stream_killed_for_long(processes: Server, tmp_path: Path, rng: random.Random) -> None:
-    kill_at_random(processes, tmp_path, rng, 800, 300)
+@each_backend
+def test_one_stream_killed_for_long(
+    processes: Server, tmp_path: Path, rng: random.Random, backend: str
+) -> None:
+    kill_at_random(processes, tmp_path, rng, 800, 300, backend)

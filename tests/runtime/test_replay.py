@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -112,8 +113,11 @@ def batch_of(job: Job, rng: random.Random) -> Batch:
     return Batch(job, pa.table({"user": users, "amount": pa.array(amounts, pa.int64())}))
 
 
-@pytest.mark.parametrize("backend", ["heap", "reference"])
-@pytest.mark.parametrize("other", ["heap", "reference"])
+@pytest.mark.parametrize(
+    ("backend", "other"),
+    # Maps come in another order on RocksDB, so what a function makes of them is the same on RocksDB only.
+    [*itertools.product(["heap", "reference"], repeat=2), ("rocksdb", "rocksdb")],
+)
 def test_a_batch_with_its_stored_time_gives_the_same_again(
     tmp_path: Path, backend: str, other: str, rng: random.Random
 ) -> None:
@@ -129,7 +133,7 @@ def test_a_batch_with_its_stored_time_gives_the_same_again(
         now = times[-1] + rng.choice([0, 1, 7, 30, 60])
         times.append(now)
         batches.append(batch_of(first.job, rng))
-        rows.append(first.run(number, batches[-1], now))
+        rows.append(first.run(number, batches[-1], now)["main"])
         fired += first.timers_fired
         store.commit(number, [each.result() for each in first.snapshot(number, store)], now=now)
         first.committed(number)
@@ -152,7 +156,7 @@ def test_a_batch_with_its_stored_time_gives_the_same_again(
             Everything.fails = False
             task.run(number, batches[number], then + 100)
             task.undo()
-            assert task.run(number, batches[number], then) == rows[number]
+            assert task.run(number, batches[number], then)["main"] == rows[number]
             taken = [each.result() for each in task.snapshot(number, again)]
             again.commit(number, taken, now=then)
             task.committed(number)

@@ -132,7 +132,7 @@ class Latest(sb.KeyedProcessFunction):
         yield row.user, self.most.get()
 
 
-@pytest.mark.parametrize("backend", ["heap", "reference"])
+@pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
 def test_progress_counts_the_rows_of_state(job: Job0, backend: str) -> None:
     def counts(committed: Committed) -> tuple[int, ...]:
         names = ("numRowsTotal", "numRowsUpdated", "numRowsRemoved")
@@ -252,7 +252,7 @@ def test_a_listener_is_told_what_became_of_a_batch(
     runner = job.open(Listening())
     run(runner, 0, ("a", 1))
     with monkeypatch.context() as patch:
-        patch.setattr(pq, "write_table", failing(errno.ENOSPC))
+        patch.setattr(pq.ParquetWriter, "write_table", failing(errno.ENOSPC))
         with pytest.raises(OSError, match="as told"):
             run(runner, 1, ("a", 10))
     run(runner, 1, ("a", 1))
@@ -275,7 +275,7 @@ def test_a_full_disk_while_the_output_is_written_undoes_the_batch(
     run(runner, 0, ("a", 1))
     before = job.files()
     with monkeypatch.context() as patch:
-        patch.setattr(pq, "write_table", failing(errno.ENOSPC))
+        patch.setattr(pq.ParquetWriter, "write_table", failing(errno.ENOSPC))
         with pytest.raises(OSError, match="as told"):
             run(runner, 1, ("a", 10))
     assert job.files() == before
@@ -351,12 +351,97 @@ def test_a_gap_may_begin_anew(job: Job0, next_id: int) -> None:
 
 
 def test_rows_without_a_sink_fail_before_the_commit(job: Job0) -> None:
-    runner = job.open(keeps_output=False)
+    runner = job.open(delivered=())
     with pytest.raises(sb.UsageError, match="no sink") as caught:
         run(runner, 0, ("a", 1))
     assert caught.value.code == "USAGE.NO_SINK"
     assert runner.last_id is None
     assert run(runner, 0).output == []
+
+
+OUTPUTS = {"totals": SCHEMA, "large": "user string"}
+
+
+class Sorted(Total):
+    """Names the users of large amounts in an output of its own."""
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        if row.amount >= 100:
+            ctx.output("large", (row.user,))
+        if row.amount:
+            yield from super().process_element(row, ctx)
+
+
+def by_output(committed: Committed) -> dict[str, list[tuple[Any, ...]]]:
+    found = {}
+    for name, files in committed.outputs.items():
+        tables = [committed.read_output(file) for file in files]
+        found[name] = [tuple(row.values()) for table in tables for row in table.to_pylist()]
+    return found
+
+
+def test_several_outputs_are_in_one_checkpoint_and_replayed_together(job: Job0) -> None:
+    runner = job.open(Sorted(), schema=OUTPUTS)
+    committed = run(runner, 0, ("a", 1), ("b", 100), ("a", 200))
+    given = {"totals": [("a", 1), ("b", 100), ("a", 201)], "large": [("b",), ("a",)]}
+    assert by_output(committed) == given
+    assert (committed.progress["numOutputRows"], committed.progress["outputs"]) == (
+        5,
+        {"totals": 3, "large": 2},
+    )
+    runner.close()
+    runner = job.open(Sorted(), schema=OUTPUTS)
+    again = replay(runner, 0)
+    assert again.is_replay
+    assert by_output(again) == given
+    assert by_output(run(runner, 1, ("a", 1))) == {"totals": [("a", 202)]}
+    assert by_output(run(runner, 2, ("a", 0))) == {}
+
+
+def test_a_batch_that_fails_commits_no_output_at_all(job: Job0) -> None:
+    runner = job.open(Sorted(), schema=OUTPUTS)
+    run(runner, 0, ("a", 100))
+    files = job.files()
+    with pytest.raises(ValueError, match="negative"):
+        run(runner, 1, ("a", 100), ("a", -1))
+    assert job.files() == files
+    assert by_output(run(runner, 1, ("a", 100))) == {"totals": [("a", 200)], "large": [("a",)]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "delivered", "code"),
+    [
+        ({"totals": SCHEMA}, None, "USAGE.OTHER_SCHEMA"),
+        ({**OUTPUTS, "large": "user string, n int"}, None, "USAGE.OTHER_SCHEMA"),
+        (SCHEMA, None, "USAGE.OTHER_SCHEMA"),
+        (OUTPUTS, ["totals"], "USAGE.NO_SINK"),
+        (OUTPUTS, [], "USAGE.NO_SINK"),
+    ],
+    ids=["an output less", "another schema", "another name", "a sink less", "no sink"],
+)
+def test_a_replay_that_cannot_deliver_every_output_is_refused(
+    job: Job0, schema: Any, delivered: list[str] | None, code: str
+) -> None:
+    runner = job.open(Sorted(), schema=OUTPUTS)
+    run(runner, 0, ("a", 100))
+    runner.close()
+    with pytest.raises(sb.UsageError) as caught:
+        replay(job.open(Sorted(), schema=schema, delivered=delivered), 0)
+    job.close()
+    assert caught.value.code == code
+    more = {**OUTPUTS, "more": "n int"}  # nothing was committed for an output that is new
+    assert set(by_output(replay(job.open(Sorted(), schema=more), 0))) == set(OUTPUTS)
+
+
+def test_rows_of_an_output_without_a_sink_fail_before_the_commit(job: Job0) -> None:
+    runner = job.open(Sorted(), schema=OUTPUTS, delivered=["totals"])
+    assert by_output(run(runner, 0, ("a", 1))) == {"totals": [("a", 1)]}
+    files = job.files()
+    with pytest.raises(sb.UsageError, match="no sink") as caught:
+        run(runner, 1, ("a", 100))
+    assert "output 'large'" in str(caught.value.detail)
+    assert job.files() == files
+    assert runner.last_id == 0
 
 
 def test_another_use_of_the_store_is_refused_and_harms_nothing(job: Job0, tmp_path: Path) -> None:
@@ -486,14 +571,27 @@ def test_time_never_goes_back_also_after_a_restart(job: Job0) -> None:
     assert rows_of(run(runner, 2, ("a", 0))) == [("a", 6000)]
 
 
-def test_event_time_is_committed_with_the_state(job: Job0) -> None:
-    runner = job.open(Clocked(), event_time="amount", delay=10)
+class Timed(sb.KeyedProcessFunction):
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield row.user, ctx.watermark
+
+
+def test_both_times_are_committed_with_the_state(job: Job0) -> None:
+    clock = ManualClock(5000)
+    runner = job.open(Timed(), event_time="amount", delay=10, clock=clock)
     committed = run(runner, 0, ("a", 100), ("b", 250))
-    assert (rows_of(committed), committed.checkpoint.now) == ([("a", 240), ("b", 240)], 240)
+    assert rows_of(committed) == [("a", None), ("b", None)]
+    assert (committed.checkpoint.now, committed.checkpoint.watermark) == (5000, 240)
     runner.close()
-    runner = job.open(Clocked(), event_time="amount", delay=10)
-    assert rows_of(run(runner, 1, ("a", 100))) == [("a", 240)]
-    assert rows_of(run(runner, 2)) == []
+    clock.set(6000)
+    runner = job.open(Timed(), event_time="amount", delay=10, clock=clock)
+    committed = run(runner, 1, ("a", 100))
+    assert rows_of(committed) == [("a", 240)]
+    assert (committed.checkpoint.now, committed.checkpoint.watermark) == (6000, 240)
+    clock.set(1)
+    committed = run(runner, 2)
+    assert rows_of(committed) == []
+    assert (committed.checkpoint.now, committed.checkpoint.watermark) == (6000, 240)
 
 
 def test_an_empty_batch_is_committed_too(job: Job0) -> None:

@@ -45,14 +45,14 @@ class Years:
         self.next = 0
         self.options: dict[str, Any] = {}
 
-    def run(self, **job: Any) -> int:
+    def run(self, at: int | None = None, **job: Any) -> int:
         """The number that the user has been seen."""
         store = sb.CheckpointStore(self.folder, **self.options)
         runner = Runner(
             Job(Seen(), key="user", schema="user string, n bigint", **job), store, STRING, clock=self.clock
         )
         try:
-            table = pa.table({"user": ["a"], "at": [self.clock.now()]})
+            table = pa.table({"user": ["a"], "at": [self.clock.now() if at is None else at]})
             runner.run(self.next, Incoming(lambda: table), Stopwatch())
             self.next += 1
             return sb.tools.read_state(self.folder, "n")["value"].to_pylist()[0]
@@ -67,6 +67,10 @@ def years(tmp_path: Path) -> Years:
 
 def now_of(years: Years) -> int | None:
     return sb.CheckpointStore(years.folder).open_latest().now
+
+
+def watermark_of(years: Years) -> int | None:
+    return sb.CheckpointStore(years.folder).open_latest().watermark
 
 
 def test_a_clock_that_jumps_ahead_changes_nothing(years: Years) -> None:
@@ -117,12 +121,30 @@ def test_time_that_ran_ahead_is_set_back(years: Years, caplog: pytest.LogCapture
 def test_the_time_of_rows_is_not_checked_for_jumps(years: Years) -> None:
     """A stream of events may rest for as long as it likes."""
 
-    def run() -> int:
-        return years.run(event_time="at")
+    for days in (0, 100, 90, 10_000):
+        years.run(event_time="at", at=START + days * DAY)
+    assert (now_of(years), watermark_of(years)) == (START, START + 10_000 * DAY)
 
-    assert run() == 1
-    years.clock.set(START + 100 * DAY)
-    assert run() == 2
+
+def test_the_clock_of_a_job_with_event_time_is_checked(years: Years) -> None:
+    assert years.run(event_time="at", at=5) == 1
+    years.clock.set(START + 31 * DAY)
+    with pytest.raises(sb.UsageError, match="31 days ahead"):
+        years.run(event_time="at", at=5)
+    assert (now_of(years), watermark_of(years)) == (START, 5)
+
+
+def test_the_watermark_of_a_store_is_set(years: Years) -> None:
+    years.run(event_time="at", at=START + 10_000 * DAY)
+    checkpoint = sb.tools.set_time(years.folder, watermark=START)
+    assert (checkpoint.now, checkpoint.watermark) == (START, START)
+    years.run(event_time="at", at=START - 7)
+    assert watermark_of(years) == START
+    sb.tools.set_time(
+        years.folder, now=START + 5, watermark=datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
+    )
+    years.run(event_time="at", at=9)
+    assert (now_of(years), watermark_of(years)) == (START + 5, 9)
 
 
 def test_what_is_no_time_is_refused(years: Years) -> None:
@@ -134,6 +156,8 @@ def test_what_is_no_time_is_refused(years: Years) -> None:
             sb.tools.set_time(years.folder, now=wrong)  # type: ignore[arg-type]
     with pytest.raises(sb.UsageError, match="no moment"):
         sb.tools.set_time(years.folder, now=datetime.datetime(2024, 1, 1))
+    with pytest.raises(sb.UsageError, match="watermark is a number"):
+        sb.tools.set_time(years.folder, watermark=1.5)  # type: ignore[arg-type]
     for wrong in (0, -1, 1.5, "x"):
         with pytest.raises(sb.UsageError, match="max_clock_jump"):
             sb.CheckpointStore(years.folder, max_clock_jump=wrong)

@@ -8,15 +8,21 @@ import shutil
 import signal
 import subprocess
 import sys
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import killed_query
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from killed_query import STEPS
-from stream_process import check_query, input_of
+from deltalake import DeltaTable
+from killed_query import DUE, MORE_STEPS, STEPS, is_late
+from local_spark import spark
+from stream_process import check_query, check_rows, input_of
 
+__all__ = ["spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
@@ -60,19 +66,26 @@ def run(folder: Path, step: str = "none", batch: int = 0, *options: str) -> bool
     return done.returncode != 0
 
 
-#: Plain, or with state of Spark's above the function.
-FRAMES = pytest.mark.parametrize("options", [(), ("dedup",)], ids=["plain", "dedup"])
+#: Plain; with state of Spark's above the function; or with RocksDB below both, Spark's own and ours.
+FRAMES = pytest.mark.parametrize(
+    "options", [(), ("dedup",), ("dedup", "rocksdb")], ids=["plain", "dedup", "rocksdb"]
+)
 
 
 @FRAMES
 def test_killed_at_every_step(
     tmp_path: Path, options: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
-    """One stream, killed in each of its first batches, a step later each time; each frame at every second step."""
-    steps = STEPS if request.config.getoption("--stress") else STEPS[bool(options) :: 2]
+    """One stream, killed in each of its first batches, a step later each time.
+
+    A plain frame at every second step, with state of Spark's at every fourth, and RocksDB at one.
+    """
+    steps = STEPS if request.config.getoption("--stress") else STEPS[bool(options) :: 4 if options else 2]
+    if "rocksdb" in options and len(steps) < len(STEPS):
+        steps = ("after the manifest",)
     # More files than batches that are killed: a batch after a kill may be of several.
     files = 2 * len(steps) + 2
-    write_input(tmp_path, files, repeats=bool(options))
+    write_input(tmp_path, files, repeats="dedup" in options)
     for batch, step in enumerate(steps):
         assert run(tmp_path, step, batch, *options)
     assert not run(tmp_path, "none", 0, *options)
@@ -85,7 +98,7 @@ def test_killed_at_every_step(
 def kill_at_random(folder: Path, rng: random.Random, kills: int, longest: int, *options: str) -> None:
     """One stream, killed up to so many milliseconds after its first batch has begun, again and again."""
     files = 4 * kills
-    write_input(folder, files, repeats=bool(options))
+    write_input(folder, files, repeats="dedup" in options)
     killed = sum(run(folder, str(rng.randrange(longest)), 0, *options) for _ in range(kills))
     assert not run(folder, "none", 0, *options)
     check_query(folder, files)
@@ -93,14 +106,103 @@ def kill_at_random(folder: Path, rng: random.Random, kills: int, longest: int, *
 
 
 def test_killed_at_random(tmp_path: Path, rng: random.Random) -> None:
-    kill_at_random(tmp_path, rng, 3, 1500)
+    kill_at_random(tmp_path, rng, 2, 1500)
+
+
+#: The sinks of `sb.spark.sinks`, read with what users read them with: pandas, Arrow, Spark and deltalake.
+SINKS = pytest.mark.parametrize("kind", ["parquet", "delta", "both"])
+
+
+def rows_in_sink(folder: Path, kind: str, spark: Any) -> list[dict[str, Any]]:
+    """The rows of all batches, in order; what each reader finds is the same."""
+    out = folder / "out"
+    if kind == "both":
+        second = sorted(DeltaTable(str(folder / "second")).to_pandas()["number"])
+        rows = rows_in_sink(folder, "parquet", spark)
+        assert [number for number in second if number > 0] == [row["number"] for row in rows], (
+            "both outputs are of the same batches"
+        )
+        ids = [row_id for row_id, _, _ in input_rows(folder)]
+        on_time = [row_id for row_id in ids if not is_late(row_id)]
+        fired = [row_id + DUE for row_id in on_time if row_id + DUE <= max(on_time)]
+        assert [-number for number in reversed(second) if number < 0] == sorted(fired), "each timer once"
+        late = [
+            row["id"]
+            for path in sorted((folder / "late").iterdir())
+            for row in pq.read_table(path).to_pylist()
+        ]
+        assert sorted(late) == [row_id for row_id in sorted(ids) if is_late(row_id)], "each late row once"
+        return rows
+    if kind == "parquet":
+        names = sorted(os.listdir(out))
+        batches = [int(name.split("-")[1]) for name in names]
+        assert batches == sorted(set(batches)), "one file for each batch"
+        rows = [row for name in names for row in pq.read_table(out / name).to_pylist()]
+        frame = pd.read_parquet(out)
+        assert spark.read.parquet(str(out)).toPandas()["number"].sort_values().tolist() == sorted(
+            frame["number"]
+        )
+    else:
+        table = DeltaTable(str(out))
+        versions = [
+            commit["statebackend.batch"] for commit in table.history() if commit["operation"] == "WRITE"
+        ]
+        assert len(versions) == len(set(versions)), "one commit for each batch"
+        rows = sorted(table.to_pyarrow_table().to_pylist(), key=itemgetter("number"))
+        frame = table.to_pandas()
+    assert sorted(frame["number"]) == [row["number"] for row in rows]
+    return rows
+
+
+def input_rows(folder: Path) -> list[tuple[int, str, int]]:
+    """All rows of the input, with their ids."""
+    rows = pq.read_table(folder / "in").to_pylist()
+    return [(row["id"], row["user"], row["amount"]) for row in rows]
+
+
+def check_sink(folder: Path, kind: str, files: int, spark: Any) -> None:
+    """The sink has what one run without a kill gives."""
+    leaves_out = is_late if kind == "both" else lambda _: False
+    check_rows(folder, rows_in_sink(folder, kind, spark), files, leaves_out)
+
+
+@SINKS
+def test_killed_around_a_sink_of_ours(
+    spark: Any, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    """Killed within the sink, or between two; in the long run at every step."""
+    is_long = request.config.getoption("--stress")
+    steps = STEPS if is_long else ("in the sink",)
+    if kind == "both":
+        steps = (*STEPS, *MORE_STEPS) if is_long else MORE_STEPS[:1]
+    files = 2 * len(steps) + 2
+    write_input(tmp_path, files)
+    for batch, step in enumerate(steps):
+        assert run(tmp_path, step, batch, kind)
+    assert not run(tmp_path, "none", 0, kind)
+    check_sink(tmp_path, kind, files, spark)
+
+
+@pytest.mark.stress
+@SINKS
+def test_a_sink_of_ours_killed_for_long(
+    spark: Any, tmp_path: Path, rng: random.Random, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """``--kills`` says how often, shared out to the sinks."""
+    kills = request.config.getoption("kills") // 3
+    files = 4 * kills
+    write_input(tmp_path, files)
+    killed = sum(run(tmp_path, str(rng.randrange(2500)), 0, kind) for _ in range(kills))
+    assert not run(tmp_path, "none", 0, kind)
+    assert killed > 0.9 * kills
+    check_sink(tmp_path, kind, files, spark)
 
 
 @pytest.mark.stress
 @FRAMES
 @pytest.mark.parametrize("step", STEPS)
 def test_killed_at_a_step(tmp_path: Path, step: str, options: tuple[str, ...]) -> None:
-    write_input(tmp_path, 5, repeats=bool(options))
+    write_input(tmp_path, 5, repeats="dedup" in options)
     for batch in (0, 1, 3):
         assert run(tmp_path, step, batch, *options)
     assert not run(tmp_path, "none", 0, *options)
@@ -112,5 +214,5 @@ def test_killed_at_a_step(tmp_path: Path, step: str, options: tuple[str, ...]) -
 def test_killed_for_long(
     tmp_path: Path, rng: random.Random, request: pytest.FixtureRequest, options: tuple[str, ...]
 ) -> None:
-    """``--kills`` says how often, half of it for each frame."""
-    kill_at_random(tmp_path, rng, request.config.getoption("kills") // 2, 2500, *options)
+    """``--kills`` says how often, a third of it for each frame."""
+    kill_at_random(tmp_path, rng, request.config.getoption("kills") // 3, 2500, *options)

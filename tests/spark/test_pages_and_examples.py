@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from house_tools import ROOT
+from house_tools import ROOT, module
 from local_spark import spark
 
 __all__ = ["spark"]
 pytestmark = pytest.mark.spark
-
-
-def module(path: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[name] = made
-    spec.loader.exec_module(made)
-    return made
 
 
 def example(name: str) -> ModuleType:
@@ -71,11 +59,12 @@ def test_the_quickstart_runs_from_top_to_bottom(
     namespace.clear()
 
 
-def test_the_demo_computes_what_it_checks(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_the_demo_computes_what_it_checks(spark: Any, tmp_path: Path, backend: str) -> None:
     demo = example("demo")
     demo.generate(tmp_path, batches=4, rows=2_000, customers=500)
     progress: list[dict[str, Any]] = []
-    demo.start(spark, tmp_path, progress.append).awaitTermination()
+    demo.start(spark, tmp_path, progress.append, backend).awaitTermination()
     assert [each["batchId"] for each in progress] == [0, 1, 2, 3]
     assert demo.state_is_right(tmp_path)
     (tmp_path / "in" / "00000.parquet").unlink()

@@ -6,7 +6,10 @@ The package that is tested lies beside the tests, or is installed elsewhere: the
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -43,3 +46,14 @@ def compiled_modules() -> list[str]:
 
 def python_modules() -> list[str]:
     return sorted(module_name(path, PACKAGE.parent) for path in PACKAGE.glob("**/*.py"))
+
+
+def module(path: Path, name: str) -> ModuleType:
+    """A module of this path, loaded anew."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made
+    spec.loader.exec_module(made)
+    return made

@@ -1,10 +1,13 @@
 """A program: a real query over the files in a folder, which kills itself, JVM and all, where it is told.
 
-    python killed_query.py FOLDER STEP BATCH [dedup]
+    python killed_query.py FOLDER STEP BATCH [dedup] [rocksdb] [parquet | delta | both]
 
-STEP is one of `STEPS`, or a number: the milliseconds after which it dies, from the first batch on. With ``none`` it
-runs to the end. Its sink is that of `stream_process`. With ``dedup`` the frame drops rows that have come before: Spark
-keeps state above the function then, too.
+STEP is one of `STEPS` or `MORE_STEPS`, or a number: the milliseconds after which it dies, from the first batch on. With
+``none`` it runs to the end. Its sink is that of `stream_process`, or one of `sb.spark.sinks`, which writes to
+FOLDER/out; with ``both`` the job has event time, timers and two more outputs: the second one goes to a Delta table in
+FOLDER/second, and late rows to files in FOLDER/late. With
+``dedup`` the frame drops rows that have come before: Spark keeps state above the function then, too. With ``rocksdb``
+the function's state is there, and Spark's in its own RocksDB, in the JVM of the same driver.
 """
 
 from __future__ import annotations
@@ -15,19 +18,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from stream_process import Numbered
+from stream_process import Numbered, backend_in
 
 import statebackend as sb
+from statebackend.checkpoint import Checkpoint
 from statebackend.checkpoint.store.data_files import DataFile
 from statebackend.runtime import Task
-from statebackend.spark import driver
+from statebackend.spark import reading
+from statebackend.spark.sinks.delta_table import DeltaSink
 
 #: Where it can die, in the order of a batch. "returned": while Spark commits the batch for itself.
 STEPS = (
@@ -43,6 +48,39 @@ STEPS = (
     "after the sink",
     "returned",
 )
+
+
+SPARKS_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+#: The steps of a second sink.
+MORE_STEPS = ("before the second sink", "after the second sink")
+SCHEMA = "user string, total bigint, number bigint, token string"
+
+
+#: With ``both``: which rows, of later files, come with a time long ago; how much later the timer of a row is due.
+LATE = "id >= 3000 and id % 4 = 1"
+DUE = 500
+
+
+def is_late(row_id: int) -> bool:
+    """The same as `LATE`."""
+    return row_id >= 3000 and row_id % 4 == 1
+
+
+class Twice(Numbered):
+    """Gives the number of each row to a second output, too, and the time of each timer, as a negative number."""
+
+    def __deepcopy__(self, memo: Any) -> Twice:
+        return Twice(self.tick)
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        ctx.timers.register(row.at + DUE, "event")
+        for given in super().process_element(row, ctx):
+            ctx.output("second", (given[2],))
+            yield given
+
+    def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Any:
+        ctx.output("second", (-timestamp,))
+        return ()
 
 
 def die() -> None:
@@ -75,7 +113,7 @@ class Steps:
 def main() -> None:
     folder, step, batch = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     steps = Steps(step, batch)
-    steps.wrap(driver, "arrow_of", None, "read")
+    steps.wrap(reading, "arrow_of", None, "read")
     steps.wrap(Task, "run", None, "after the function")
     steps.wrap(Task, "snapshot", None, "snapshot taken")
 
@@ -85,6 +123,8 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    if "rocksdb" in sys.argv[4:]:
+        builder = builder.config("spark.sql.streaming.stateStore.providerClass", SPARKS_ROCKSDB)
     spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
 
@@ -96,13 +136,27 @@ def main() -> None:
             file.write(json.dumps({"batch": batch_id, "rows": rows}).encode() + b"\n")
         steps.reached("after the sink")
 
-    batches = sb.spark.stateful(
-        Numbered(lambda: steps.reached("in the function")),
-        key="user",
-        schema="user string, total bigint, number bigint, token string",
-        checkpoint=folder / "state",
-        sink=sink,
-    )
+    kinds = {"parquet": sb.spark.sinks.parquet, "delta": sb.spark.sinks.delta, "both": sb.spark.sinks.parquet}
+    chosen: Any = sink
+    for kind, make in kinds.items():
+        if kind in sys.argv[4:]:
+            chosen = make(folder / "out")
+            steps.wrap(type(chosen), "deliver", "before the sink", "after the sink")
+    steps.wrap(Checkpoint, "publish", None, "in the sink")
+    steps.wrap(DeltaSink, "_sync", "in the sink", None)
+    function, schema = Numbered(lambda: steps.reached("in the function")), SCHEMA
+    options: dict[str, Any] = {"schema": schema, "sink": chosen}
+    if "both" in sys.argv[4:]:
+        function = Twice(function.tick)
+        second = sb.spark.sinks.delta(folder / "second")
+        steps.wrap(DeltaSink, "deliver", "before the second sink", "after the second sink")
+        options = {
+            "schema": {"totals": schema, "second": "number bigint", "late": "id bigint"},
+            "sink": {"totals": chosen, "second": second, "late": sb.spark.sinks.parquet(folder / "late")},
+            "event_time": sb.spark.EventTime("at", late="late"),
+        }
+    backend = backend_in(folder, "rocksdb" if "rocksdb" in sys.argv[4:] else "heap")
+    batches = sb.spark.stateful(function, key="user", backend=backend, checkpoint=folder / "state", **options)
 
     def called(frame: Any, batch_id: int) -> None:
         if step.isdigit() and steps.current < 0:
@@ -116,6 +170,8 @@ def main() -> None:
     frame = rows.option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
     if "dedup" in sys.argv[4:]:
         frame = frame.dropDuplicates(["id"])
+    if "both" in sys.argv[4:]:
+        frame = frame.selectExpr("*", f"if({LATE}, id - 1000000, id) AS at")
     query = (
         frame.writeStream.foreachBatch(called)
         .option("checkpointLocation", str(folder / "stream"))
@@ -133,7 +189,7 @@ def after(seconds: float, action: Callable[[], None]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-__all__ = ["STEPS"]
+__all__ = ["DUE", "MORE_STEPS", "STEPS", "is_late"]
 
 if __name__ == "__main__":
     main()

@@ -75,6 +75,9 @@ class SpeaksGcs:
         environ["RAW_URI"] = environ["REQUEST_URI"] = (
             path + "?" * bool(query := environ["QUERY_STRING"]) + query
         )
+        source = environ.pop("HTTP_X_GOOG_COPY_SOURCE", None)
+        if source is not None:
+            environ["HTTP_X_AMZ_COPY_SOURCE"] = source
         generation = environ.pop("HTTP_X_GOOG_IF_GENERATION_MATCH", None)
         if generation is not None:
             assert generation == "0", "only creating is translated"

@@ -204,6 +204,11 @@ class SimulatedCalls(PosixCalls):
                 what.holder = None
         self._begin("close")()
 
+    def sync_file(self, path: str) -> None:
+        end = self._begin("sync_file")
+        self.disk.file(path).sync()
+        end()
+
     def sync_folder(self, path: str) -> None:
         end = self._begin("sync_folder")
         self.disk.folder(path).sync()

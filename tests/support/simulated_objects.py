@@ -157,6 +157,9 @@ class SimulatedObjectCalls(ObjectCalls):
 
         self.request("delete", carry_out)
 
+    def copy(self, name: str, other: str) -> None:
+        self.request("copy", lambda: self.bucket.write(other, self._there(name)))
+
     def open_writer(self, name: str) -> SimulatedUpload:
         return SimulatedUpload(self, name)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from all_backends import BACKENDS
 from keyed_story import DESCRIPTORS, Story, contents
 
 import statebackend as sb
@@ -15,7 +16,6 @@ from statebackend import types as t
 from statebackend.checkpoint import Checkpoint
 from statebackend.state.value_columns import to_values
 
-BACKENDS = ["heap", "reference"]
 KEY_TYPES = {"int": int, "str": str, "row": "struct<a:int,b:string>"}
 
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from all_backends import BACKENDS
 
 import statebackend as sb
 from statebackend.errors import SerializationError, UsageError
 from statebackend.testing import ManualClock
 from statebackend.tools import build
-
-BACKENDS = ["heap", "reference"]
 
 
 def restored(backend: str, key_type: Any, path: Path, **options: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from all_backends import BACKENDS
 from keyed_files import GROUPS, Model, keyed_snapshot, write
 from keyed_story import DESCRIPTORS, Story, contents
 from simulated_disk import Dead, Disk, SimulatedCalls
@@ -25,7 +26,6 @@ from statebackend.keys.key_groups import range_for
 from statebackend.testing import ManualClock
 from statebackend.tools import export
 
-BACKENDS = ["heap", "reference"]
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 TTL = sb.StateTtlConfig(10_000)
 TIMED: dict[str, Callable[[], Any]] = {

@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from all_backends import BACKENDS
 from keyed_story import DESCRIPTORS, Story
 
 import statebackend as sb
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 
-BACKENDS = ["heap", "reference"]
 TIMED = sb.ListStateDescriptor("timed", str).enable_time_to_live(sb.StateTtlConfig(10**12))
 
 

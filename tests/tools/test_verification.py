@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from keyed_story import Story
+from output_files import write_output
 from simulated_disk import Disk, SimulatedCalls
 from store_files import commit, write
 
@@ -21,7 +22,6 @@ from statebackend.checkpoint import CheckpointReader, CheckpointStore, StateSnap
 from statebackend.checkpoint.files import PosixFiles
 from statebackend.checkpoint.format import GroupedBatch, Section, write_data_file
 from statebackend.checkpoint.store.sealed import seal, unseal
-from statebackend.runtime.output import write_output
 
 OUTPUT = pa.table({"user": [f"user-{n}" for n in range(2000)], "n": range(2000)})
 

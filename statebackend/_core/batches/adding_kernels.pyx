@@ -2,21 +2,23 @@
 
 import numpy as np
 
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t
-from libc.string cimport memcpy
 
 from statebackend._core.tables.accumulators cimport (
     ADD_BYTES, ADD_NUMBER, ADD_WHOLE, Adding, AddPlan, add_fixed, keeps_old_bytes)
-from statebackend._core.memory.arena cimport Blob, blob_drop, blob_new
+from statebackend._core.memory.arena cimport Blob, blob_drop
 from statebackend._core.tables.cow_map cimport (
-    CowMap, Lane, Table, before_operation, entry_at, insert, payload_drop, payload_of, remove,
-    slot_for_write, value_of)
+    CoreKey, CowMap, Lane, Table, before_operation, entry_at, payload_of, remove, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.batches.kernels cimport (
-    FAILED_MEMORY, FAILED_NOT, FAILED_OVERFLOW, Batch, BatchCall, LaneRun, RowKey, find_row, map_of_row, stage_block)
+    FAILED_MEMORY, FAILED_NOT, FAILED_OVERFLOW, Batch, BatchCall, LaneRun, RowKey, blob_of_row, find_row, map_of_row,
+    stage_block, stamp_of)
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.reductions cimport OP_BLOCK_WRITE, OP_FIRST, OP_LAST, OP_UPDATE, Operation
-from statebackend._core.tables.state_table cimport CODE_BLOB, CODE_RAW, StateTable
+from statebackend._core.tables.state_table cimport StateTable
+from statebackend._core.tables.values cimport CODE_BLOB, CODE_RAW
+from statebackend._core.tables.writing cimport write_value
 
 from statebackend._core.tables.accumulators import OPERATIONS
 from statebackend._core.batches.gathering import distinct_slots, values_at
@@ -40,15 +42,14 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
     cdef Table *table = batch.table
     cdef const Adding *adding = <const Adding *>batch.extra
     cdef bint is_null = batch.nulls != NULL and batch.nulls[key.row]
-    cdef bint kept = False
     cdef CowMap *map = where[0]
     cdef char computed[32]
     cdef const char *source
     cdef const char *old = NULL
-    cdef char *payload
     cdef uint32_t slot
-    cdef bint fresh
     cdef Blob *blob = NULL
+    cdef PyObject *last                  # NULL: batches have no objects
+    cdef CoreKey k
     if map == NULL:
         # Another row of the block may have made it.
         if is_null and table.maps[batch.groups[key.row - batch.first]] == NULL:
@@ -63,9 +64,8 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
         if slot and not remove(lane, table, map, slot, key.hash):
             return FAILED_MEMORY
         return FAILED_NOT
-    fresh = slot == 0
-    if not fresh and not (batch.ttl and is_expired(
-            (<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0], batch.ttl, batch.timestamp)):
+    if slot and not (batch.ttl and is_expired(
+            (<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0], batch.ttl, stamp_of(batch, key.row))):
         old = value_of(table, entry_at(lane.core, slot))
     if adding.kind == ADD_BYTES:
         source = batch.values + batch.value_offsets[key.row]
@@ -74,8 +74,7 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
             blob = (<Blob **>old)[0]
             blob.refs += 1
         else:
-            blob = blob_new(lane.blobs, source,
-                            batch.value_offsets[key.row + 1] - batch.value_offsets[key.row])
+            blob = blob_of_row(batch, lane, key.row)
             if blob == NULL:
                 return FAILED_MEMORY
         source = <const char *>&blob
@@ -88,34 +87,28 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
             return FAILED_OVERFLOW
         else:
             source = computed
-    if fresh:
-        slot = insert(lane, table, map, key.number, key.data, key.length, batch.ns, key.hash)
-    else:
-        slot = slot_for_write(lane, table, map, slot, key.hash, &kept)
+    k.number = key.number
+    k.data = key.data
+    k.length = key.length
+    k.namespace = key.ns
+    k.hash = key.hash
+    slot = write_value(lane, table, map, &k, slot, source, stamp_of(batch, key.row), &last)
     if unlikely(slot == 0):
         if blob != NULL:
             blob_drop(lane.core.blobs, blob)
         return FAILED_MEMORY
-    payload = payload_of(table, entry_at(lane.core, slot))
-    if blob != NULL and not fresh and not kept:
-        payload_drop(table, payload)
-    if table.layout.has_timestamp:
-        (<int64_t *>payload)[0] = batch.timestamp
-        payload += 8
-    if payload != source:
-        memcpy(payload, source, adding.width)
     if batch.slots != NULL:
         batch.slots[key.row] = slot
     return FAILED_NOT
 
 
-def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, nulls=None, uint32_t namespace=0,
-             int64_t timestamp=0, int64_t ttl=0, int threads=1, return_touched=False):
+def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, nulls=None, namespace=0, timestamp=0,
+             int64_t ttl=0, int threads=1, rows=None, return_touched=False):
     """Add each value to the value of its key, in order; a null clears. Atomic; overflow raises.
 
     With `ttl`, a value that has expired at `timestamp` counts as absent. `values` is an array of the plan's numbers,
     (offsets, data), or an array of bytes by row. With `return_touched`, and without nulls, it returns the first row
-    of each distinct key, in order, and the keys' new values.
+    of each distinct key, in order, and the keys' new values. Errors give a row the number that `rows` has for it.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable
@@ -136,7 +129,7 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
     # Where the other kernels' fast stage has the operation, `add_block` gets the rows that it hands on.
     if plan.adding.kind == ADD_NUMBER:
         op = OPERATIONS["sum" if plan.operation == "count" else plan.operation]
-    elif plan.adding.kind == ADD_WHOLE and plan.adding.op == OP_LAST:
+    elif (plan.adding.kind == ADD_WHOLE or plan.adding.kind == ADD_BYTES) and plan.adding.op == OP_LAST:
         op = OP_UPDATE
     if plan.adding.kind == ADD_BYTES:
         call.set_values(values, CODE_BLOB, 8)
@@ -148,8 +141,9 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
         call.set_values(values.reshape(-1, 1).view(np.uint8), CODE_RAW, plan.value_width)
     else:
         call.set_values(values, CODE_RAW, plan.value_width)
+    call.rows = rows
     call.set_nulls(nulls)
-    call.batch.timestamp = timestamp
+    call.set_timestamps(timestamp)
     call.batch.ttl = ttl
     if op == OP_BLOCK_WRITE or nulls is not None or ttl:
         call.batch.block = add_block

@@ -2,22 +2,21 @@
 
 import numpy as np
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
-from statebackend._core.memory.arena cimport Blob, blob_drop
+from statebackend._core.memory.arena cimport Blob
 from statebackend._core.tables.cow_map cimport (
-    CowMap, Lane, Table, before_operation, entry_at, payload_of, payload_ref, remove,
-    slot_for_write, value_of)
+    CowMap, Lane, Table, before_operation, entry_at, payload_of, remove, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.batches.kernels cimport (
-    FAILED_MEMORY, Batch, BatchCall, LaneRun, Reading, RowKey, find_row, stage_block)
+    FAILED_MEMORY, Batch, BatchCall, LaneRun, Reading, RowKey, find_row, stage_block, stamp_of)
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.reductions cimport OP_BLOCK_READ, OP_READ
-from statebackend._core.tables.state_table cimport CODE_BLOB, CODE_OBJECT, CODE_RAW, StateTable
+from statebackend._core.tables.state_table cimport StateTable
+from statebackend._core.tables.values cimport CODE_OBJECT
+from statebackend._core.tables.writing cimport restamp
 
-from statebackend._core.batches.gathering import blobs_of
-from statebackend._core.tables.state_table import DTYPES
 from statebackend.errors import UsageError
 
 cdef bint read_block(Batch *batch, LaneRun *run, int64_t at, uint32_t n, CowMap **maps) noexcept nogil:
@@ -44,7 +43,8 @@ cdef bint read_row(Batch *batch, Lane *lane, CowMap *map, RowKey *key) noexcept 
     slot = find_row(batch, map, key)
     if slot == 0:
         return True
-    gone = is_expired((<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0], batch.ttl, batch.timestamp)
+    gone = is_expired((<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0], batch.ttl,
+                      stamp_of(batch, key.row))
     if not gone or reading.shows_expired:
         batch.found[key.row] = 1
         value = value_of(table, entry_at(lane.core, slot))
@@ -57,24 +57,14 @@ cdef bint read_row(Batch *batch, Lane *lane, CowMap *map, RowKey *key) noexcept 
         return True
     if gone:
         return remove(lane, table, map, slot, key.hash)
-    return not reading.renews or renew(lane, table, map, slot, key.hash, batch.timestamp)
+    return not reading.renews or restamp(lane, table, map, slot, key.hash, stamp_of(batch, key.row)) != 0
 
 
-cdef bint renew(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash, int64_t now) noexcept nogil:
-    """Give an entry a new timestamp; False without memory."""
-    cdef bint kept = False
-    slot = slot_for_write(lane, table, map, slot, hash, &kept)
-    if unlikely(slot == 0):
-        return False
-    (<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0] = now
-    if kept:
-        payload_ref(table, payload_of(table, entry_at(lane.core, slot)))     # the log owns the other reference
-    return True
-
-
-def read_many(StateTable table not None, keys, *, int64_t now, int64_t ttl, bint shows_expired=False,
-              bint renews=False, uint32_t namespace=0, int threads=1):
+def read_many(StateTable table not None, keys, *, now, int64_t ttl, bint shows_expired=False,
+              bint renews=False, namespace=0, int threads=1):
     """As `kernels.get_many` at a time `now`: removes what has expired and, with `renews`, stamps what has not. Atomic.
+
+    `now` is one for all, or an array.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable
@@ -84,40 +74,18 @@ def read_many(StateTable table not None, keys, *, int64_t now, int64_t ttl, bint
     ((array([ 0, 20]), array([False,  True])), 1)
     """
     cdef BatchCall call = BatchCall(table, keys, namespace, threads)
-    cdef uint32_t width = table.table.layout.value_width
     cdef Reading reading
-    cdef uint64_t[::1] pointers
-    cdef int64_t i
     if table.value_code >= CODE_OBJECT or not table.table.layout.has_timestamp or ttl <= 0:
         raise UsageError("this table has no timestamps, or does not hold values that are read in batches")
-    found = np.zeros(call.batch.n, dtype=np.uint8)
-    call.batch.found = <uint8_t *>call.pointer(found, np.uint8)
     reading.shows_expired, reading.renews, reading.looks_only = shows_expired, renews, False
     call.batch.block, call.batch.extra = read_block, &reading
-    call.batch.timestamp, call.batch.ttl = now, ttl
-    if table.value_code == CODE_BLOB:
-        blobs = np.zeros(max(call.batch.n, 1), dtype=np.uint64)
-        call.batch.blobs = <Blob **>call.pointer(blobs, np.uint64)
-        table.owner.hold()
-        try:
-            call.run(OP_READ)
-            return blobs_of(blobs[:call.batch.n]), found.view(bool)
-        finally:
-            pointers = blobs
-            for i in range(call.batch.n):
-                if pointers[i]:
-                    blob_drop(table.table.core.blobs, <Blob *>pointers[i])
-            table.owner.let_go()
-    out = np.zeros((call.batch.n, width), dtype=np.uint8)
-    call.batch.out = <char *>call.pointer(out.reshape(-1), np.uint8)
-    call.run(OP_READ)
-    if table.value_code != CODE_RAW:
-        out = out.view(DTYPES[table.value_code]).reshape(-1)
-    return out, found.view(bool)
+    call.set_timestamps(now)
+    call.batch.ttl = ttl
+    return call.read(OP_READ, table.value_code, table.table.layout.value_width, True)
 
 
-def look_many(StateTable table not None, keys, *, int64_t now, int64_t ttl, bint shows_expired=False,
-              uint32_t namespace=0, int threads=1):
+def look_many(StateTable table not None, keys, *, now, int64_t ttl, bint shows_expired=False,
+              namespace=0, int threads=1):
     """Tell for each key if `read_many` would find it. Changes nothing.
 
     >>> from statebackend._core.tables.state_core import StateCore
@@ -135,6 +103,7 @@ def look_many(StateTable table not None, keys, *, int64_t now, int64_t ttl, bint
     call.batch.found = <uint8_t *>call.pointer(found, np.uint8)
     reading.shows_expired, reading.renews, reading.looks_only = shows_expired, False, True
     call.batch.block, call.batch.extra = read_block, &reading
-    call.batch.timestamp, call.batch.ttl = now, ttl
+    call.set_timestamps(now)
+    call.batch.ttl = ttl
     call.run(OP_BLOCK_READ)
     return found.view(bool)

@@ -8,12 +8,13 @@ import numpy as np
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from statebackend._core.memory.arena cimport Blob, blob_data
 from statebackend._core.tables.cow_map cimport (
     ListChunk, ListHead, Table, elements_of, entry_at, live_elements, value_of)
 from statebackend._core.memory.platform cimport prefetch
-from statebackend._core.tables.state_table cimport CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable
+from statebackend._core.tables.state_table cimport StateTable
+from statebackend._core.tables.values cimport CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW
 
+from statebackend._core.memory.blob_columns import blobs_of
 from statebackend._core.tables.state_table import DTYPES
 from statebackend.errors import UsageError
 
@@ -102,35 +103,6 @@ def values_at(StateTable table not None, slots):
 
 cdef void *address_of(uint8_t[::1] data) noexcept:
     return &data[0]
-
-
-def blobs_of(blobs):
-    """The bytes of blobs as (offsets, data), given their addresses by row; 0 is nothing. For kernel modules."""
-    cdef const uint64_t[::1] pointers = blobs
-    cdef int64_t n = len(blobs), i, total = 0
-    cdef Blob *blob
-    offsets = np.zeros(n + 1, dtype=np.int64)
-    cdef int64_t[::1] ends = offsets
-    with nogil:
-        for i in range(n):
-            if i + AHEAD < n:
-                prefetch(<void *>pointers[i + AHEAD])
-            blob = <Blob *>pointers[i]
-            if blob != NULL:
-                total += blob.length
-            ends[i + 1] = total
-    data = np.empty(total, dtype=np.uint8)
-    if total == 0:
-        return offsets, data
-    cdef uint8_t[::1] target = data
-    with nogil:
-        for i in range(n):
-            if i + AHEAD < n:
-                prefetch(<void *>pointers[i + AHEAD])
-            blob = <Blob *>pointers[i]
-            if blob != NULL:
-                memcpy(&target[0] + ends[i], blob_data(blob), blob.length)
-    return offsets, data
 
 
 def lists_at(StateTable table not None, slots):

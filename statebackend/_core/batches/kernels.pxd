@@ -6,7 +6,7 @@ needed. If a row fails, it sets `run.failure` and `run.failed_row` and returns F
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from statebackend._core.memory.arena cimport Blob
+from statebackend._core.memory.arena cimport Blob, blob_new
 from statebackend._core.tables.cow_map cimport CowMap, Lane, Table, find_blob, find_int, hash_int_key
 from statebackend._core.key_groups cimport HashProgram
 from statebackend._core.tables.reductions cimport Operation
@@ -19,6 +19,7 @@ cdef enum FastPath:
     FAST_SUM = 3                         # of LONG
     FAST_REDUCE = 4
     FAST_READ = 5
+    FAST_WIDE = 6                        # values of other widths, and of bytes
 
 cdef enum Failure:
     FAILED_NOT = 0
@@ -40,6 +41,7 @@ cdef struct Batch:
     int code
     uint32_t width
     uint32_t ns
+    const uint32_t *namespaces           # by row; NULL: `ns` for all
     int64_t timestamp
     const int64_t *timestamps            # by row; NULL: `timestamp` for all
     # The batch, by row. Byte keys and values have offsets.
@@ -62,6 +64,7 @@ cdef struct Batch:
     uint32_t *hashes                     # by row of the chunk: bucket hashes of byte keys
     int64_t *sorted_keys                 # integer keys, or where the bytes of a key begin
     uint32_t *sorted_rows
+    uint32_t *sorted_namespaces          # if there are `namespaces`
     uint32_t *sorted_hashes              # of byte keys
     uint32_t *sorted_lengths
     char *short_keys                     # the bytes of keys, by sorted position
@@ -84,6 +87,18 @@ cdef struct Reading:
 cdef inline int64_t stamp_of(const Batch *batch, int64_t row) noexcept nogil:
     return batch.timestamp if batch.timestamps == NULL else batch.timestamps[row]
 
+cdef inline uint32_t namespace_of_row(const Batch *batch, int64_t row) noexcept nogil:
+    return batch.ns if batch.namespaces == NULL else batch.namespaces[row]
+
+cdef inline uint32_t namespace_at(const Batch *batch, int64_t at) noexcept nogil:
+    """The namespace of the row at a position of a sorted chunk."""
+    return batch.ns if batch.namespaces == NULL else batch.sorted_namespaces[at]
+
+cdef inline Blob *blob_of_row(const Batch *batch, Lane *lane, int64_t row) noexcept nogil:
+    """Make a blob of a row's bytes; NULL without memory."""
+    return blob_new(lane.blobs, batch.values + batch.value_offsets[row],
+                    batch.value_offsets[row + 1] - batch.value_offsets[row])
+
 cdef struct LaneRun:
     Lane lane
     Lane *used                           # &lane, or the table's own for lane 0
@@ -95,6 +110,7 @@ cdef struct LaneRun:
     uint32_t last_group
     int64_t paid_until                   # position up to which the rows' share of a rehash is done
     uint64_t journal_records             # of lane 0's segment when the call began
+    uint64_t copied_before               # entries that the lane had copied when the call began
     int64_t inner_entries                # inserted minus removed, of `Batch.inner`
 
 cdef struct RowKey:
@@ -103,6 +119,7 @@ cdef struct RowKey:
     int64_t number
     const char *data
     uint64_t length
+    uint32_t ns
     uint32_t hash
 
 
@@ -110,18 +127,20 @@ cdef inline void load_key(Batch *batch, int64_t at, RowKey *key) noexcept nogil:
     """The row at a position of the chunk, sorted or not."""
     if batch.sorted:
         key.row = batch.first + batch.sorted_rows[at]
+        key.ns = namespace_at(batch, at)
         if batch.keys != NULL:
             key.number = batch.sorted_keys[at]
-            key.hash = hash_int_key(batch.table, key.number, batch.ns)
+            key.hash = hash_int_key(batch.table, key.number, key.ns)
         else:
             key.data = batch.key_data + batch.sorted_keys[at]
             key.length = batch.sorted_lengths[at]
             key.hash = batch.sorted_hashes[at]
     else:
         key.row = batch.first + at
+        key.ns = namespace_of_row(batch, key.row)
         if batch.keys != NULL:
             key.number = batch.keys[key.row]
-            key.hash = hash_int_key(batch.table, key.number, batch.ns)
+            key.hash = hash_int_key(batch.table, key.number, key.ns)
         else:
             key.data = batch.key_data + batch.key_offsets[key.row]
             key.length = batch.key_offsets[key.row + 1] - batch.key_offsets[key.row]
@@ -130,8 +149,8 @@ cdef inline void load_key(Batch *batch, int64_t at, RowKey *key) noexcept nogil:
 cdef inline uint32_t find_row(Batch *batch, CowMap *map, const RowKey *key) noexcept nogil:
     """`find` for a row."""
     if batch.keys != NULL:
-        return find_int(batch.table, map, key.number, batch.ns, key.hash)
-    return find_blob(batch.table, map, key.data, key.length, batch.ns, key.hash)
+        return find_int(batch.table, map, key.number, key.ns, key.hash)
+    return find_blob(batch.table, map, key.data, key.length, key.ns, key.hash)
 
 cdef CowMap *map_of_row(Batch *batch, CowMap **where, int64_t row) noexcept nogil
 cdef void stage_block(Batch *batch, int64_t at, uint32_t n, CowMap **maps, RowKey *keys) noexcept nogil
@@ -157,14 +176,18 @@ cdef class BatchCall:
     cdef LaneRun runs[16]
     cdef LaneWork work
     cdef object keep                     # arrays that the pointers point into
+    cdef object rows                     # what errors call the rows, or None: as they are numbered here
     cdef void *pointer(self, array, dtype) except NULL
     cdef int set_values(self, values, int code, uint32_t width) except -1
     cdef int set_nulls(self, nulls) except -1
+    cdef int set_namespaces(self, namespaces) except -1
     cdef int set_timestamps(self, timestamps) except -1
     cdef int run(self, Operation op) except -1
+    cdef tuple read(self, Operation op, int code, uint32_t width, bint counted)
     cdef int _prepare(self) except -1
     cdef int _call_crew(self) except -1
     cdef int _begin(self, bint writes) except -1
+    cdef bint _is_short(self) noexcept
     cdef FastPath _fast_path(self) noexcept
     cdef int _make_scratch(self) except -1
     cdef int _end(self, bint failed, bint writes) except -1

@@ -9,6 +9,9 @@ from statebackend._core.tables.state_table import StateTable
 _Offsets: TypeAlias = tuple[NDArray[np.int64], NDArray[np.uint8]]
 _Keys: TypeAlias = NDArray[np.int64] | _Offsets
 _Values: TypeAlias = NDArray[Any] | _Offsets
+#: One for all rows, or one for each: numbers of namespaces, and times.
+_Namespaces: TypeAlias = int | NDArray[np.uint32]
+_Times: TypeAlias = int | NDArray[np.int64]
 
 @final
 class LaneWork:
@@ -16,25 +19,25 @@ class LaneWork:
 
 @final
 class BatchCall:
-    def __init__(self, table: StateTable, keys: _Keys, ns: int, threads: int) -> None: ...
+    def __init__(self, table: StateTable, keys: _Keys, namespaces: _Namespaces, threads: int) -> None: ...
 
 def update_many(
     table: StateTable,
     keys: _Keys,
     values: _Values,
     *,
-    namespace: int = 0,
-    timestamp: int | NDArray[np.int64] = 0,
+    namespace: _Namespaces = 0,
+    timestamp: _Times = 0,
     threads: int = 1,
 ) -> None: ...
 def get_many(
-    table: StateTable, keys: _Keys, *, namespace: int = 0, threads: int = 1
+    table: StateTable, keys: _Keys, *, namespace: _Namespaces = 0, threads: int = 1
 ) -> tuple[Any, NDArray[np.bool_]]: ...
 def find_many(
-    table: StateTable, keys: _Keys, *, namespace: int = 0, threads: int = 1
+    table: StateTable, keys: _Keys, *, namespace: _Namespaces = 0, threads: int = 1
 ) -> NDArray[np.uint32]: ...
 def remove_many(
-    table: StateTable, keys: _Keys, *, namespace: int = 0, threads: int = 1
+    table: StateTable, keys: _Keys, *, namespace: _Namespaces = 0, threads: int = 1
 ) -> NDArray[np.bool_]: ...
 @overload
 def reduce_many(
@@ -43,8 +46,8 @@ def reduce_many(
     values: NDArray[Any] | None,
     reduction: str,
     *,
-    namespace: int = 0,
-    timestamp: int = 0,
+    namespace: _Namespaces = 0,
+    timestamp: _Times = 0,
     threads: int = 1,
     return_touched: Literal[True],
 ) -> tuple[NDArray[np.int64], NDArray[Any]]: ...
@@ -55,8 +58,8 @@ def reduce_many(
     values: NDArray[Any] | None,
     reduction: str,
     *,
-    namespace: int = 0,
-    timestamp: int = 0,
+    namespace: _Namespaces = 0,
+    timestamp: _Times = 0,
     threads: int = 1,
     return_touched: Literal[False] = False,
 ) -> None: ...
@@ -65,10 +68,10 @@ def append_many(
     keys: _Keys,
     values: _Values,
     *,
-    namespace: int = 0,
-    timestamp: int | NDArray[np.int64] = 0,
+    namespace: _Namespaces = 0,
+    timestamp: _Times = 0,
     threads: int = 1,
 ) -> None: ...
 def lists_of(
-    table: StateTable, keys: Any, *, namespace: int = 0, threads: int = 1
+    table: StateTable, keys: Any, *, namespace: _Namespaces = 0, threads: int = 1
 ) -> tuple[NDArray[np.int64], Any]: ...

@@ -26,24 +26,26 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 cimport cython
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.math cimport exp, sqrt
 from libc.string cimport memcpy, memset
 
-from statebackend._core.memory.arena cimport MAX_LANES, Blob, address, blob_data, blob_drop, blob_new, unit_at
+from statebackend._core.memory.arena cimport MAX_LANES, Blob, address, blob_data, blob_drop, unit_at
 from statebackend._core.tables.cow_map cimport (
-    PAGE_BUCKETS, PAGE_SHIFT, RECORD_INSERT, RECORD_REPLACED, RECORD_WRITE, VALUE_FIXED, BucketTable, Core, CoreKey,
-    CowMap, Entry, Journal, Lane, PageRef, Table, active_table, before_operation, begin_rehash, blob_hash, bucket,
-    capacity_for, count_namespace, drop_written, entry_at, find_blob, find_int, forget_moves, hash_blob_key,
-    hash_int_key, insert, map_new, namespace_of, own_entry, payload_drop, payload_of, presize, record_log, rehash_some,
-    remove, see_snapshots, segment_for_writing, slot_alloc, slot_for_write, value_of)
+    PAGE_BUCKETS, PAGE_SHIFT, RECORD_INSERT, RECORD_REPLACED, RECORD_WRITE, VALUE_BLOB, VALUE_FIXED, BucketTable, Core,
+    CoreKey, CowMap, Entry, Journal, Lane, PageRef, Table, active_table, before_operation, begin_rehash, blob_hash,
+    bucket, capacity_for, count_namespace, drop_written, entry_at, find_blob, find_int, forget_moves, hash_blob_key,
+    hash_int_key, keep_payload, map_new, namespace_of, own_entry, presize, record_log, rehash_some, remove,
+    see_snapshots, segment_for_writing, slot_alloc, value_of)
 from statebackend._core.memory.journal cimport Log, log_append, log_reserve, log_take
 from statebackend._core.key_groups cimport key_groups_of_byte_runs, key_groups_of_ints
 from statebackend._core.memory.platform cimport (
-    add_i64, claim, hash_int, likely, load_u32, prefetch, same_bytes, store_u32, unlikely)
-from statebackend._core.tables.state_table cimport (
-    CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT64,
-    CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable)
+    add_i64, claim, hash_int, likely, load_u32, prefetch, prefetch_write, store_u32, unlikely)
+from statebackend._core.tables.state_table cimport StateTable
+from statebackend._core.tables.values cimport (
+    CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT64, CODE_LIST, CODE_OBJECT, CODE_RAW)
+from statebackend._core.tables.writing cimport put_value, write_bytes, write_value
 from statebackend._core.tables.reductions cimport (
     OP_ALL, OP_APPEND, OP_COUNT, OP_FIND, OP_GET, OP_PRODUCT, OP_READ, OP_REDUCE, OP_REMOVE, OP_SUM, OP_UPDATE,
     Operation, add_overflow, is_write, reduce_into)
@@ -51,7 +53,10 @@ from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.tables.state_core cimport StateCore, discard_log
 from statebackend._core.tables.lists cimport list_append
 
-from statebackend._core.batches.gathering import blobs_of, distinct_slots, lists_at, values_at
+from statebackend._core.batches.staging cimport Staged, come_to, is_key, stage_rows
+
+from statebackend._core.batches.gathering import distinct_slots, lists_at, values_at
+from statebackend._core.memory.blob_columns import blobs_of
 from statebackend._core.tables.accumulators import OPERATIONS
 from statebackend._core.tables.state_table import DTYPES
 from statebackend.errors import KeyGroupError, UsageError
@@ -69,7 +74,7 @@ cdef enum:
     SAMPLE = 256                         # rows at least that tell how many keys a group of a batch has
     LARGEST_SAMPLE = 2048                # the same, of a large group
     LOOKS = 32                           # of those, how many are looked up
-    SHORT_KEY = 24                       # bytes of a key, from 8 on, up to which the second phase moves them, too
+    SHORT_KEY = 32                       # bytes of a key, from 8 on, up to which the second phase moves them, too
     HASHED_AT_ONCE = 512                 # byte keys
     IDLE_LOOKS = 2000                    # before a thread sleeps: as a rule, the next phase begins at once
 
@@ -104,7 +109,7 @@ cdef void count_rows(Batch *batch, LaneRun *run, uint32_t *counts) noexcept nogi
                                     batch.max_parallelism, groups + at)
             for i in range(at, end):
                 hashes[i] = hash_blob_key(batch.table, batch.key_data + offsets[i], offsets[i + 1] - offsets[i],
-                                          batch.ns)
+                                          namespace_of_row(batch, row + i))
             at = end
     if n_maps == <uint32_t>batch.max_parallelism:
         for i in range(n):
@@ -127,6 +132,7 @@ cdef void scatter_rows(Batch *batch, LaneRun *run, uint32_t *positions) noexcept
     cdef const int64_t *offsets = batch.key_offsets + batch.first
     cdef int64_t *sorted_keys = batch.sorted_keys, length
     cdef uint32_t *sorted_rows = batch.sorted_rows
+    cdef const uint32_t *namespaces = NULL if batch.namespaces == NULL else batch.namespaces + batch.first
     cdef const char *data
     cdef char *place
     if batch.keys != NULL:
@@ -135,6 +141,8 @@ cdef void scatter_rows(Batch *batch, LaneRun *run, uint32_t *positions) noexcept
             positions[groups[i]] = at + 1
             sorted_rows[at] = <uint32_t>i
             sorted_keys[at] = keys[i]
+            if namespaces != NULL:
+                batch.sorted_namespaces[at] = namespaces[i]
         return
     for i in range(run.first_row, run.last_row):
         at = positions[groups[i]]
@@ -147,9 +155,13 @@ cdef void scatter_rows(Batch *batch, LaneRun *run, uint32_t *positions) noexcept
             (<uint64_t *>place)[0] = (<const uint64_t *>data)[0]
             if length > 16:
                 (<uint64_t *>(place + 8))[0] = (<const uint64_t *>(data + 8))[0]
+                if length > 24:
+                    (<uint64_t *>(place + 16))[0] = (<const uint64_t *>(data + 16))[0]
             (<uint64_t *>(place + length - 8))[0] = (<const uint64_t *>(data + length - 8))[0]
             sorted_keys[at] = <int64_t>(<uintptr_t>place - <uintptr_t>batch.key_data)
         batch.sorted_hashes[at] = batch.hashes[i]
+        if namespaces != NULL:
+            batch.sorted_namespaces[at] = namespaces[i]
         batch.sorted_lengths[at] = <uint32_t>length
 
 
@@ -195,12 +207,13 @@ cdef uint64_t count_new(Batch *batch, CowMap *map, uint32_t group) noexcept nogi
     cdef int _halving
     cdef int64_t wanted = <int64_t>(2 * sqrt(<double>(rows * chunks))), i, at
     cdef int64_t n = min(rows, max(<int64_t>SAMPLE, min(wanted, <int64_t>LARGEST_SAMPLE)))
-    cdef uint32_t seen[4096], hash, place, distinct = 0, looked = 0, absent = 0, slot
+    cdef uint32_t seen[4096], hash, place, distinct = 0, looked = 0, absent = 0, slot, ns
     cdef double low, high, keys, all_rows = <double>rows * chunks
     memset(seen, 0, sizeof(seen))
     for i in range(n):
         at = first + i * rows // n
-        hash = batch.sorted_hashes[at] if batch.keys == NULL else hash_int(batch.sorted_keys[at], batch.ns, table.seed)
+        ns = namespace_at(batch, at)
+        hash = batch.sorted_hashes[at] if batch.keys == NULL else hash_int(batch.sorted_keys[at], ns, table.seed)
         place = hash & 4095
         while seen[place] != 0 and seen[place] != (hash | 1):
             place = (place + 1) & 4095
@@ -212,11 +225,9 @@ cdef uint64_t count_new(Batch *batch, CowMap *map, uint32_t group) noexcept nogi
             continue
         looked += 1
         if batch.keys == NULL:
-            slot = find_blob(table, map, batch.key_data + batch.sorted_keys[at], batch.sorted_lengths[at], batch.ns,
-                             hash)
+            slot = find_blob(table, map, batch.key_data + batch.sorted_keys[at], batch.sorted_lengths[at], ns, hash)
         else:
-            slot = find_int(table, map, batch.sorted_keys[at], batch.ns,
-                            hash_int_key(table, batch.sorted_keys[at], batch.ns))
+            slot = find_int(table, map, batch.sorted_keys[at], ns, hash_int_key(table, batch.sorted_keys[at], ns))
         absent += slot == 0
     keys = min(all_rows, 0.5 * n * n)
     if distinct < n:
@@ -356,6 +367,8 @@ cdef CowMap *map_of_row(Batch *batch, CowMap **where, int64_t row) noexcept nogi
 
 cdef bint fast_block(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n) noexcept nogil:
     """Apply rows of one map. Those that need more than `fast_rows` does go to `slow_row`, one by one."""
+    if batch.fast == FAST_WIDE:
+        return wide_block(batch, run, map, at, n)
     if batch.width == 8:
         return fast_rows_of(batch, run, map, at, n, 8)
     return fast_rows_of(batch, run, map, at, n, 4)
@@ -387,20 +400,6 @@ cdef inline bint fast_rows_by(Batch *batch, LaneRun *run, CowMap *map, int64_t a
     if batch.keys == NULL:
         return fast_rows(batch, run, map, at, n, op, width, True, is_stamped)
     return fast_rows(batch, run, map, at, n, op, width, False, is_stamped)
-
-
-cdef inline bint is_key(Entry *entry, int64_t number, const char *data, uint32_t length, uint32_t hash,
-                        uint32_t off_ns, uint32_t ns, bint is_blob) noexcept nogil:
-    cdef Blob *blob
-    if is_blob:
-        if blob_hash(entry)[0] != hash:
-            return False
-        blob = <Blob *>entry.key
-        if blob.length != length or not same_bytes(blob_data(blob), data, length):
-            return False
-    elif entry.key != number:
-        return False
-    return off_ns == 0 or (<uint32_t *>(<char *>entry + off_ns))[0] == ns
 
 
 cdef inline bint may_write_bucket(Core *core, CowMap *map, uint32_t *head, uint32_t hash) noexcept nogil:
@@ -472,82 +471,6 @@ cdef inline uint32_t clone_head(Lane *lane, Table *table, CowMap *map, uint32_t 
     (<uint64_t *>(room + 8))[0] = (<uint64_t>RECORD_REPLACED << 56) | (<uint64_t>map.group << 32) | old
     lane.copied_entries += 1
     return slot
-
-
-cdef struct Staged:
-    # What the stages have found so far for the rows of a block.
-    uint32_t hashes[32]
-    uint32_t *buckets[32]
-    uint32_t heads[32]                   # what the buckets held then
-    uint32_t refs[32]                    # the entry that a row has come to in its chain
-    Entry *entries[32]                   # the same; NULL behind the end
-    uint32_t primary_capacity            # of the map then
-    uint32_t secondary_capacity
-
-
-cdef inline void come_to(Staged *staged, uint32_t i, char **extents, uint32_t ref) noexcept nogil:
-    staged.refs[i] = ref
-    staged.entries[i] = <Entry *>unit_at(extents, ref) if ref else NULL
-
-
-cdef inline void prefetch_entry(Staged *staged, uint32_t i, uint32_t last_byte) noexcept nogil:
-    if staged.entries[i] != NULL:
-        prefetch(staged.entries[i])
-        prefetch(<char *>staged.entries[i] + last_byte)
-
-
-cdef inline void stage_rows(Batch *batch, CowMap *map, int64_t at, uint32_t n, Operation op, bint is_blob,
-                            uint32_t width, Staged *staged) noexcept nogil:
-    """Ask for the buckets, then for the first entries, then for the second ones where the first has another key."""
-    cdef Table *table = batch.table
-    cdef char **extents = table.core.arena.extents
-    cdef const int64_t *keys = batch.sorted_keys + at
-    cdef const uint32_t *rows = batch.sorted_rows + at
-    cdef uint32_t hash_mask = table.hash_mask, ns = batch.ns, mask = map.primary.capacity - 1
-    cdef uint32_t moved = map.rehash_index, mask_of_moved = map.secondary.capacity - 1
-    cdef uint32_t last_byte = table.layout.off_value + width - 1
-    cdef uint64_t seed = table.seed
-    cdef PageRef *pages = map.primary.pages
-    cdef uint32_t i, index, ref
-    cdef Entry *entry
-    staged.primary_capacity, staged.secondary_capacity = map.primary.capacity, map.secondary.capacity
-    for i in range(n):
-        if is_blob:
-            staged.hashes[i] = batch.sorted_hashes[at + i]
-            prefetch(batch.key_data + keys[i])
-            prefetch(batch.key_data + keys[i] + batch.sorted_lengths[at + i] - 1)
-        else:
-            staged.hashes[i] = hash_int(keys[i], ns, seed) & hash_mask
-        index = staged.hashes[i] & mask
-        if unlikely(moved != 0) and index < moved:
-            index = staged.hashes[i] & mask_of_moved
-            ref = map.secondary.pages[index >> PAGE_SHIFT].ref
-        else:
-            ref = pages[index >> PAGE_SHIFT].ref
-        staged.buckets[i] = &nowhere
-        if likely(ref != 0):
-            staged.buckets[i] = <uint32_t *>unit_at(extents, ref) + (index & (PAGE_BUCKETS - 1))
-        prefetch(staged.buckets[i])
-        if op != OP_GET and op != OP_READ:
-            prefetch(batch.values + width * (batch.first + rows[i]))
-            if batch.nulls != NULL:
-                prefetch(batch.nulls + batch.first + rows[i])
-    for i in range(n):
-        staged.heads[i] = staged.buckets[i][0]
-        come_to(staged, i, extents, staged.heads[i])
-        prefetch_entry(staged, i, last_byte)
-    for i in range(n):
-        # One row in three finds another key at the head of its chain: ask for the next entry.
-        entry = staged.entries[i]
-        if entry != NULL and ((blob_hash(entry)[0] != staged.hashes[i]) if is_blob else (entry.key != keys[i])):
-            come_to(staged, i, extents, entry.next)
-            prefetch_entry(staged, i, last_byte)
-        elif is_blob and entry != NULL:
-            prefetch(<char *>entry.key)
-    if is_blob:
-        for i in range(n):
-            if staged.entries[i] != NULL and blob_hash(staged.entries[i])[0] == staged.hashes[i]:
-                prefetch(<char *>staged.entries[i].key)
 
 
 cdef inline uint32_t own_slot(Lane *lane, Table *table, CowMap *map, Staged *staged, uint32_t i, int64_t key,
@@ -689,7 +612,7 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
     cdef uint8_t *found = batch.found + batch.first
     cdef uint32_t *slots = batch.slots
     cdef uint32_t required = core.highest_required_snapshot_version, journal_version = core.journal_version
-    cdef uint32_t ns = batch.ns, off_ns = table.layout.off_namespace, off_value = table.layout.off_value
+    cdef uint32_t ns, off_ns = table.layout.off_namespace, off_value = table.layout.off_value
     cdef uint64_t group_bits = <uint64_t>map.group << 32
     cdef uint64_t look_again = 0         # by the last bits of a hash: whether such a row must look for its entry again
     cdef Staged staged
@@ -706,6 +629,7 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
             return False
     stage_rows(batch, map, at, n, op, is_blob, width, &staged)
     for i in range(n):
+        ns = namespace_at(batch, at + i)
         if is_blob:
             data = batch.key_data + keys[i]
             length = lengths[i]
@@ -729,7 +653,8 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
         if op == OP_READ:
             if entry == NULL:
                 continue
-            is_gone = is_expired((<int64_t *>(<char *>entry + off_value - 8))[0], batch.ttl, batch.timestamp)
+            is_gone = is_expired((<int64_t *>(<char *>entry + off_value - 8))[0], batch.ttl,
+                                 stamp_of(batch, batch.first + rows[i]))
             if not is_gone or reading.shows_expired:
                 store_bits(out + width * rows[i], load_bits(<char *>entry + off_value, width), width)
                 found[rows[i]] = 1
@@ -780,6 +705,152 @@ cdef inline uint64_t bit_of(uint32_t hash) noexcept nogil:
     return <uint64_t>1 << (hash & 63)
 
 
+# --- values of other widths, and of bytes ---------------------------------------------------------------
+
+cdef bint wide_block(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n) noexcept nogil:
+    if batch.op == OP_GET:
+        if batch.keys == NULL:
+            return wide_rows(batch, run, map, at, n, OP_GET, True)
+        return wide_rows(batch, run, map, at, n, OP_GET, False)
+    if batch.keys == NULL:
+        return wide_rows(batch, run, map, at, n, OP_UPDATE, True)
+    return wide_rows(batch, run, map, at, n, OP_UPDATE, False)
+
+
+cdef inline bint wide_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, uint32_t n, Operation op,
+                           bint is_blob) noexcept nogil:
+    """As `fast_rows`: reads, and updates of what is there; new keys go to `slow_row`. Bytes are overwritten in place,
+    too, where they can be.
+    """
+    cdef Table *table = batch.table
+    cdef Core *core = table.core
+    cdef char **extents = core.arena.extents
+    cdef const int64_t *keys = batch.sorted_keys + at
+    cdef const uint32_t *rows = batch.sorted_rows + at
+    cdef const uint32_t *lengths = batch.sorted_lengths + at
+    cdef uint32_t ns, off_ns = table.layout.off_namespace, off_value = table.layout.off_value
+    cdef uint32_t required = core.highest_required_snapshot_version, width = table.layout.value_width
+    cdef uint64_t look_again = 0         # as in `fast_rows`
+    cdef Staged staged
+    cdef uint32_t i, ref, length = 0
+    cdef int64_t row
+    cdef Entry *entry
+    cdef const char *data = NULL
+    if unlikely(map.secondary.capacity != 0 and at >= run.paid_until):
+        if not pay_rehash(batch, run, map, at, n):
+            return False
+    stage_rows(batch, map, at, n, op, is_blob, width, &staged)
+    if op == OP_UPDATE and batch.value_offsets != NULL:
+        for i in range(n):
+            row = batch.first + rows[i]
+            prefetch(batch.values + batch.value_offsets[row])
+            if staged.entries[i] == NULL:
+                continue
+            if required == 0 or staged.entries[i].version >= required:
+                prefetch_bytes((<Blob **>(<char *>staged.entries[i] + off_value))[0],
+                               batch.value_offsets[row + 1] - batch.value_offsets[row])
+            elif staged.refs[i] != staged.heads[i]:      # a clone of the one before it will share its bytes
+                prefetch_write((<Blob **>(<char *>unit_at(extents, staged.heads[i]) + off_value))[0])
+    for i in range(n):
+        row = batch.first + rows[i]
+        ns = namespace_at(batch, at + i)
+        if is_blob:
+            data = batch.key_data + keys[i]
+            length = lengths[i]
+        if op == OP_UPDATE and batch.nulls != NULL:
+            if batch.nulls[row]:
+                if not clear_row(batch, run, map, at + i):
+                    return False
+                look_again |= bit_of(staged.hashes[i])
+                continue
+            if look_again & bit_of(staged.hashes[i]) != 0:
+                come_to(&staged, i, extents, find_again(batch, map, at + i))
+        while staged.entries[i] != NULL and not is_key(staged.entries[i], keys[i], data, length, staged.hashes[i],
+                                                       off_ns, ns, is_blob):
+            come_to(&staged, i, extents, staged.entries[i].next)
+        entry = staged.entries[i]
+        if op == OP_GET:
+            if likely(entry != NULL):
+                batch.found[row] = 1
+                if batch.blobs != NULL:
+                    batch.blobs[row] = (<Blob **>(<char *>entry + off_value))[0]
+                else:
+                    memcpy(batch.out + width * row, <char *>entry + off_value, width)
+            continue
+        if entry == NULL:
+            ref = 0
+        elif entry.version < required:
+            ref = replace(batch, run.used, map, &staged, i, is_blob, row)
+        else:
+            ref = overwrite(batch, run.used, map, staged.refs[i], entry, row)
+        if ref == 0:
+            if not slow_row(batch, run, map, at + i):
+                return False
+        elif batch.slots != NULL:
+            batch.slots[row] = ref
+    return True
+
+
+cdef inline void prefetch_bytes(Blob *blob, int64_t length) noexcept nogil:
+    """Ask for a blob that probably has so many bytes; they may lie on two cache lines."""
+    prefetch_write(blob)
+    prefetch_write(blob_data(blob) + length - 1)
+
+
+cdef inline uint32_t overwrite(Batch *batch, Lane *lane, CowMap *map, uint32_t slot, Entry *entry,
+                               int64_t row) noexcept nogil:
+    """Log the value of an entry that the live map owns alone, and overwrite it. 0 if it takes more than that."""
+    cdef Table *table = batch.table
+    cdef bint kept = False
+    cdef const char *value
+    cdef uint64_t length
+    if batch.value_offsets != NULL:
+        value = batch.values + batch.value_offsets[row]
+        length = batch.value_offsets[row + 1] - batch.value_offsets[row]
+        return slot if write_bytes(lane, table, map, slot, value, length, stamp_of(batch, row)) else 0
+    if not keep_payload(lane, table, map, slot, RECORD_WRITE, &kept):
+        return 0
+    entry.version = lane.core.state_version
+    put_value(table, slot, kept, batch.values + table.layout.value_width * row, stamp_of(batch, row))
+    return slot
+
+
+cdef inline uint32_t replace(Batch *batch, Lane *lane, CowMap *map, Staged *staged, uint32_t i, bint is_blob,
+                             int64_t row) noexcept nogil:
+    """Put an entry with a new value in place of a snapshot's at the head of its chain. 0 if it takes more than that.
+
+    The old value stays where it is, with the snapshot's entry: nobody touches its bytes.
+    """
+    cdef Table *table = batch.table
+    cdef Log *log = NULL
+    cdef Blob *blob = NULL
+    cdef const char *value = batch.values + table.layout.value_width * row
+    cdef uint32_t slot
+    if not may_replace_head(lane, table, map, staged, i, &log):
+        return 0
+    if batch.value_offsets != NULL:
+        blob = blob_of_row(batch, lane, row)
+        if blob == NULL:
+            return 0
+        value = <const char *>&blob
+    slot = clone_head(lane, table, map, staged.buckets[i], is_blob, log)
+    if slot != 0:
+        put_value(table, slot, True, value, stamp_of(batch, row))
+    elif blob != NULL:
+        blob_drop(lane.core.blobs, blob)
+    return slot
+
+
+cdef inline bint may_replace_head(Lane *lane, Table *table, CowMap *map, Staged *staged, uint32_t i,
+                                  Log **log) noexcept nogil:
+    """Return True if a row's entry still is the head of its chain, and `log` has room for `clone_head`."""
+    if map.primary.capacity != staged.primary_capacity or map.secondary.capacity != staged.secondary_capacity:
+        return False                     # as in `own_slot`
+    return (may_write_bucket(lane.core, map, staged.buckets[i], staged.hashes[i])
+            and staged.buckets[i][0] == staged.refs[i]
+            and record_log(lane, table, log) and log_reserve(lane.core.arena, log[0], 16))
+
+
 # --- any operation on any layout --------------------------------------------------------------------------
 
 cdef bint apply_row(Batch *batch, LaneRun *run, Table *table, CowMap **where, RowKey *key) noexcept nogil:
@@ -820,28 +891,25 @@ cdef bint apply_row(Batch *batch, LaneRun *run, Table *table, CowMap **where, Ro
                 run.failure = FAILED_MEMORY
                 return False
         return True
-    if batch.op == OP_APPEND:
-        k.number = key.number
-        k.data = key.data
-        k.length = key.length
-        k.namespace = batch.ns
-        k.hash = key.hash
-        if not append_row(batch, lane, table, map, slot, &k, key.row):
-            run.failure = FAILED_MEMORY
-            return False
-        return True
-    run.failure = write_row(batch, lane, table, map, slot, key.number, key.data, key.length, key.hash, key.row)
+    k.number = key.number
+    k.data = key.data
+    k.length = key.length
+    k.namespace = key.ns
+    k.hash = key.hash
+    if batch.op != OP_APPEND:
+        run.failure = write_row(batch, lane, table, map, slot, &k, key.row)
+    elif not append_row(batch, lane, table, map, slot, &k, key.row):
+        run.failure = FAILED_MEMORY
     return run.failure == FAILED_NOT
 
 
 cdef bint append_row(Batch *batch, Lane *lane, Table *table, CowMap *map, uint32_t slot, CoreKey *k,
                      int64_t row) noexcept nogil:
-    cdef Blob *blob = NULL
+    cdef Blob *blob
     if batch.value_offsets == NULL:
         return list_append(lane, table, map, slot, k, <char *>batch.values + batch.width * row,
                            stamp_of(batch, row))
-    blob = blob_new(lane.blobs, batch.values + batch.value_offsets[row],
-                    batch.value_offsets[row + 1] - batch.value_offsets[row])
+    blob = blob_of_row(batch, lane, row)
     if blob == NULL:
         return False
     if not list_append(lane, table, map, slot, k, <char *>&blob, stamp_of(batch, row)):
@@ -850,47 +918,30 @@ cdef bint append_row(Batch *batch, Lane *lane, Table *table, CowMap *map, uint32
     return True
 
 
-cdef inline int write_row(Batch *batch, Lane *lane, Table *table, CowMap *map, uint32_t slot, int64_t key,
-                          const char *data, uint64_t length, uint32_t hash, int64_t row) noexcept nogil:
+cdef inline int write_row(Batch *batch, Lane *lane, Table *table, CowMap *map, uint32_t slot, const CoreKey *k,
+                          int64_t row) noexcept nogil:
     """Insert, overwrite or reduce one row. Returns a Failure."""
-    cdef Core *core = lane.core
-    cdef char *payload
     cdef const char *source
     cdef char reduced[8]
     cdef Blob *blob = NULL
-    cdef bint kept = False
-    cdef bint fresh = slot == 0
+    cdef PyObject *last                  # NULL: batches have no objects
     if batch.value_offsets != NULL:
-        blob = blob_new(lane.blobs, batch.values + batch.value_offsets[row],
-                        batch.value_offsets[row + 1] - batch.value_offsets[row])
+        blob = blob_of_row(batch, lane, row)
         if blob == NULL:
             return FAILED_MEMORY
         source = <const char *>&blob
     else:
         source = batch.values + batch.width * row
     if batch.op != OP_UPDATE:
-        if not reduce_into(batch.op, batch.code, NULL if fresh else value_of(table, entry_at(core, slot)),
+        if not reduce_into(batch.op, batch.code, NULL if slot == 0 else value_of(table, entry_at(lane.core, slot)),
                            source, reduced):
             return FAILED_OVERFLOW
         source = reduced
-    if fresh:
-        slot = insert(lane, table, map, key, data, length, batch.ns, hash)
-    else:
-        slot = slot_for_write(lane, table, map, slot, hash, &kept)
+    slot = write_value(lane, table, map, k, slot, source, stamp_of(batch, row), &last)
     if unlikely(slot == 0):
         if blob != NULL:
-            blob_drop(core.blobs, blob)
+            blob_drop(lane.core.blobs, blob)
         return FAILED_MEMORY
-    payload = payload_of(table, entry_at(core, slot))
-    if blob != NULL and not fresh and not kept:
-        payload_drop(table, payload)
-    if table.layout.has_timestamp:
-        (<int64_t *>payload)[0] = stamp_of(batch, row)
-        payload += 8
-    if batch.width == 8:
-        (<uint64_t *>payload)[0] = (<uint64_t *>source)[0]
-    else:
-        memcpy(payload, source, batch.width)
     if batch.slots != NULL:
         batch.slots[row] = slot
     return FAILED_NOT
@@ -1057,7 +1108,7 @@ cdef class LaneWork:
 cdef class BatchCall:
     """One vectorised call on a table; made and run by the functions below."""
 
-    def __cinit__(self, StateTable table not None, keys, uint32_t ns, int threads):
+    def __cinit__(self, StateTable table not None, keys, namespaces, int threads):
         table.usable()
         if table.anchors is not None:
             raise UsageError("the entries of a map state are reached through their MapTable only")
@@ -1072,12 +1123,9 @@ cdef class BatchCall:
         self.batch.table = table.table
         self.batch.program = &table.plan.program
         self.batch.max_parallelism = table.max_parallelism
-        self.batch.ns = ns
         self.batch.n_lanes = max(1, min(threads, MAX_LANES))
         self.batch.code = table.value_code
         self.batch.width = table.table.layout.value_width
-        if ns and not table.table.layout.off_namespace:
-            raise UsageError("this table has no namespaces")
         if table.table.layout.key_is_blob:
             offsets, data = _pair(keys, "keys")
             self.batch.n = len(offsets) - 1
@@ -1086,6 +1134,7 @@ cdef class BatchCall:
         else:
             self.batch.keys = <const int64_t *>self.pointer(keys, np.int64)
             self.batch.n = len(keys)
+        self.set_namespaces(namespaces)
 
     cdef void *pointer(self, array, dtype) except NULL:
         _require_array(array, dtype, 1)
@@ -1128,6 +1177,19 @@ cdef class BatchCall:
         if len(nulls) != self.batch.n:
             raise UsageError("keys and nulls differ in length", detail=f"{self.batch.n} keys, {len(nulls)} nulls")
         self.batch.nulls = <const uint8_t *>self.pointer(nulls, np.bool_)
+        return 0
+
+    cdef int set_namespaces(self, namespaces) except -1:
+        """Set the number of one namespace for all rows, or an array with one for each."""
+        if not isinstance(namespaces, np.ndarray):
+            self.batch.ns = namespaces
+        elif len(namespaces) != self.batch.n:
+            raise UsageError("keys and namespaces differ in length",
+                             detail=f"{self.batch.n} keys, {len(namespaces)} namespaces")
+        else:
+            self.batch.namespaces = <const uint32_t *>self.pointer(namespaces, np.uint32)
+        if (self.batch.ns or self.batch.namespaces != NULL) and not self.batch.table.layout.off_namespace:
+            raise UsageError("this table has no namespaces")
         return 0
 
     cdef int set_timestamps(self, timestamps) except -1:
@@ -1180,6 +1242,34 @@ cdef class BatchCall:
             store_u32(&crew.is_over, 1)
         return 0
 
+    cdef tuple read(self, Operation op, int code, uint32_t width, bint counted):
+        """Run a read. Returns the values by row, bytes as (offsets, data), and a mask of the rows found.
+
+        `counted` tells that the read takes a reference to each blob, because what it reads may go.
+        """
+        cdef StateCore owner = self.table.owner
+        cdef int64_t n = self.batch.n, i
+        cdef Blob **pointers
+        found = np.zeros(n, dtype=np.uint8)
+        self.batch.found = <uint8_t *>self.pointer(found, np.uint8)
+        if code == CODE_BLOB:
+            blobs = np.zeros(max(n, 1), dtype=np.uint64)
+            pointers = self.batch.blobs = <Blob **>self.pointer(blobs, np.uint64)
+            owner.hold()                 # blobs stay valid until the next call
+            try:
+                self.run(op)
+                return blobs_of(blobs[:n]), found.view(bool)
+            finally:
+                if counted:
+                    for i in range(n):
+                        if pointers[i] != NULL:
+                            blob_drop(owner.core.blobs, pointers[i])
+                owner.let_go()
+        out = np.zeros((n, width), dtype=np.uint8)
+        self.batch.out = <char *>self.pointer(out.reshape(-1), np.uint8)
+        self.run(op)
+        return out if code == CODE_RAW else out.view(DTYPES[code]).reshape(-1), found.view(bool)
+
     cdef int _prepare(self) except -1:
         """Do everything that runs Python."""
         # Sorting costs time for each key group. A lane costs time for each key group, and for its thread.
@@ -1228,18 +1318,26 @@ cdef class BatchCall:
             self.runs[lane].lane.own_journal.until = core.highest_required_snapshot_version
             self.runs[lane].used.undo.until = core.highest_required_snapshot_version
             self.runs[lane].used.keep_undo = writes
+            self.runs[lane].copied_before = self.runs[lane].used.copied_entries
         core.arena.is_shared = self.batch.n_lanes > 1
         owner.occupy()
         return 0
 
+    cdef bint _is_short(self) noexcept:
+        """Return True for values of eight or four bytes with nothing beside them but a timestamp."""
+        cdef uint32_t width = self.batch.width
+        return (width == 8 or width == 4) and (
+            self.batch.table.layout.payload_width == width + 8 * self.batch.table.layout.has_timestamp)
+
     cdef FastPath _fast_path(self) noexcept:
         cdef Table *table = self.batch.table
-        if table.layout.value_kind != VALUE_FIXED or table.anchors != NULL:
+        if table.anchors != NULL or table.layout.off_value_version or table.layout.off_null:
             return FAST_NONE
-        if self.batch.width != 8 and self.batch.width != 4:
+        if table.layout.value_kind != VALUE_BLOB and (
+                table.layout.value_kind != VALUE_FIXED or self.batch.width != table.layout.value_width):
             return FAST_NONE
-        if table.layout.payload_width != self.batch.width + 8 * table.layout.has_timestamp:
-            return FAST_NONE
+        if table.layout.value_kind == VALUE_BLOB or not self._is_short():
+            return FAST_WIDE if self.batch.op == OP_UPDATE or self.batch.op == OP_GET else FAST_NONE
         if self.batch.op == OP_READ:
             return FAST_READ
         if self.batch.op == OP_GET:
@@ -1257,10 +1355,15 @@ cdef class BatchCall:
         cdef uint32_t groups = self.batch.table.n_maps
         cdef char *base
         needed = size * (26 + SHORT_KEY if self.batch.keys == NULL else 14)
+        if self.batch.namespaces != NULL:
+            needed += size * 4
         needed += (groups + 1) * 4 * (self.batch.n_lanes + 1) + 64
         scratch = self.table.owner.arena.scratch(needed)
         self.keep.append(scratch)
         base = <char *><uintptr_t>scratch.__array_interface__["data"][0]
+        if self.batch.keys == NULL:
+            self.batch.short_keys = base     # first: none of them lies on two cache lines
+            base += size * SHORT_KEY
         self.batch.sorted_keys = <int64_t *>base
         self.batch.sorted_rows = <uint32_t *>(base + size * 8)
         base += size * 12
@@ -1269,8 +1372,9 @@ cdef class BatchCall:
             self.batch.sorted_hashes = <uint32_t *>(base + size * 4)
             self.batch.sorted_lengths = <uint32_t *>(base + size * 8)
             base += size * 12
-            self.batch.short_keys = base
-            base += size * SHORT_KEY
+        if self.batch.namespaces != NULL:
+            self.batch.sorted_namespaces = <uint32_t *>base
+            base += size * 4
         self.batch.groups = <uint16_t *>base
         base += (size * 2 + 7) & ~7
         self.batch.starts = <uint32_t *>base
@@ -1287,6 +1391,8 @@ cdef class BatchCall:
         rows = [self.runs[lane].failed_row for lane in range(self.batch.n_lanes)
                 if failure == FAILED_GROUP or self.runs[lane].failure]
         first = min([row for row in rows if row >= 0])
+        if self.rows is not None:
+            first = self.rows[first]
         if failure == FAILED_GROUP:
             raise KeyGroupError("a key belongs to a key group that this backend does not own",
                                 detail=f"position {first}")
@@ -1332,9 +1438,9 @@ cdef class BatchCall:
             return 0
         for i in range(self.batch.n_lanes):
             lane = self.runs[i].used
-            if (core.newest != NULL and self.batch.op != OP_REMOVE and table.layout.value_kind == VALUE_FIXED
-                    and lane.undo.held * 2 >= lane.undo.records):
-                # Most of these are slots that clones replaced, because of a snapshot that is still there.
+            if core.newest != NULL and 2 * (lane.copied_entries - self.runs[i].copied_before) >= lane.undo.records:
+                # Most of these are slots that clones replaced, because of a snapshot that is still there: no snapshot
+                # ever keeps more of them than it has entries.
                 log_append(core.arena, &journal.waiting, &lane.undo)
             else:
                 discard_log(core, journal, &lane.undo)
@@ -1396,7 +1502,7 @@ cdef Lengths _lengths_of(const int64_t[::1] offsets):
     return FALLING if falling else TOO_LONG if too_long else FITTING
 
 
-def update_many(StateTable table not None, keys, values, *, uint32_t namespace=0, timestamp=0, int threads=1):
+def update_many(StateTable table not None, keys, values, *, namespace=0, timestamp=0, int threads=1):
     """Set the values of many keys, in order. `timestamp` is one for all, or an array. Atomic.
 
     >>> import numpy as np
@@ -1415,7 +1521,7 @@ def update_many(StateTable table not None, keys, values, *, uint32_t namespace=0
     call.run(OP_UPDATE)
 
 
-def get_many(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
+def get_many(StateTable table not None, keys, *, namespace=0, int threads=1):
     """Return the values of many keys and which were found, by row. Where nothing was found, the value is zero.
 
     Byte values come as (offsets, data).
@@ -1429,29 +1535,12 @@ def get_many(StateTable table not None, keys, *, uint32_t namespace=0, int threa
     (array([10,  0]), array([ True, False]))
     """
     cdef BatchCall call = BatchCall(table, keys, namespace, threads)
-    cdef uint32_t width = table.table.layout.value_width
     if table.value_code >= CODE_OBJECT:
         raise UsageError("objects, lists and anchors are not read in batches")
-    found = np.zeros(call.batch.n, dtype=np.uint8)
-    call.batch.found = <uint8_t *>call.pointer(found, np.uint8)
-    if table.value_code == CODE_BLOB:
-        blobs = np.zeros(call.batch.n, dtype=np.uint64)
-        call.batch.blobs = <Blob **>call.pointer(blobs, np.uint64)
-        table.owner.hold()
-        try:
-            call.run(OP_GET)
-            return blobs_of(blobs), found.view(bool)
-        finally:
-            table.owner.let_go()
-    out = np.zeros((call.batch.n, width), dtype=np.uint8)
-    call.batch.out = <char *>call.pointer(out.reshape(-1), np.uint8)
-    call.run(OP_GET)
-    if table.value_code != CODE_RAW:
-        out = out.view(DTYPES[table.value_code]).reshape(-1)
-    return out, found.view(bool)
+    return call.read(OP_GET, table.value_code, table.table.layout.value_width, False)
 
 
-def find_many(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
+def find_many(StateTable table not None, keys, *, namespace=0, int threads=1):
     """Return the entry slots of many keys, by row; 0 where there is none."""
     cdef BatchCall call = BatchCall(table, keys, namespace, threads)
     slots = np.zeros(call.batch.n, dtype=np.uint32)
@@ -1460,7 +1549,7 @@ def find_many(StateTable table not None, keys, *, uint32_t namespace=0, int thre
     return slots
 
 
-def remove_many(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
+def remove_many(StateTable table not None, keys, *, namespace=0, int threads=1):
     """Remove many keys and return, by row, whether the key was there at its turn. Atomic."""
     cdef BatchCall call = BatchCall(table, keys, namespace, threads)
     if table.anchors is not None or table.value_code == CODE_ANCHOR:
@@ -1473,8 +1562,8 @@ def remove_many(StateTable table not None, keys, *, uint32_t namespace=0, int th
     return found.view(bool)
 
 
-def reduce_many(StateTable table not None, keys, values, reduction, *, uint32_t namespace=0, int64_t timestamp=0,
-                int threads=1, return_touched=False):
+def reduce_many(StateTable table not None, keys, values, reduction, *, namespace=0, timestamp=0, int threads=1,
+                return_touched=False):
     """Reduce each value into its key's, in order; `reduction` is one of OPERATIONS. Atomic, overflow raises.
 
     With `return_touched`, returns the first row of each distinct key, in order, and the reduced values there.
@@ -1499,7 +1588,7 @@ def reduce_many(StateTable table not None, keys, values, reduction, *, uint32_t 
             raise UsageError("a count is an integer")
         values = np.zeros(call.batch.n, dtype=DTYPES[code])
     call.set_values(values, code, table.table.layout.value_width)
-    call.batch.timestamp = timestamp
+    call.set_timestamps(timestamp)
     if return_touched:
         slots = np.zeros(call.batch.n, dtype=np.uint32)
         call.batch.slots = <uint32_t *>call.pointer(slots, np.uint32)
@@ -1515,7 +1604,7 @@ def reduce_many(StateTable table not None, keys, values, reduction, *, uint32_t 
         table.owner.let_go()
 
 
-def append_many(StateTable table not None, keys, values, *, uint32_t namespace=0, timestamp=0, int threads=1):
+def append_many(StateTable table not None, keys, values, *, namespace=0, timestamp=0, int threads=1):
     """Append each value to its key's list, in order. `timestamp` is one for all, or an array. Atomic."""
     cdef BatchCall call = BatchCall(table, keys, namespace, threads)
     if table.value_code != CODE_LIST:
@@ -1527,7 +1616,7 @@ def append_many(StateTable table not None, keys, values, *, uint32_t namespace=0
     call.run(OP_APPEND)
 
 
-def lists_of(StateTable table not None, keys, *, uint32_t namespace=0, int threads=1):
+def lists_of(StateTable table not None, keys, *, namespace=0, int threads=1):
     """Return the lists of many keys, in the form of `lists_at`.
 
     >>> from statebackend._core.tables.state_core import StateCore

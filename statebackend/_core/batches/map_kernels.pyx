@@ -6,24 +6,23 @@ the table of map entries are counted separately (`LaneRun.inner_entries`).
 
 import numpy as np
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy, memset
 
-from statebackend._core.memory.arena cimport Blob, blob_drop, blob_new
+from statebackend._core.memory.arena cimport Blob, blob_drop
 from statebackend._core.tables.cow_map cimport (
-    CoreKey, CowMap, Lane, Table, active_table, before_operation, bucket, entry_at, find, map_new,
-    payload_drop, payload_of, slot_for_write, value_of)
-from statebackend._core.batches.expiring_kernels cimport renew
+    CoreKey, CowMap, Lane, Table, active_table, before_operation, bucket, entry_at, find, map_new, payload_of, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.batches.kernels cimport (
-    FAILED_MEMORY, Batch, BatchCall, LaneRun, RowKey, find_row, map_of_row, stage_block, stamp_of)
-from statebackend._core.tables.map_table cimport MapTable, anchor_ref, hash_map_key, insert_threaded, remove_threaded
+    FAILED_MEMORY, Batch, BatchCall, LaneRun, RowKey, blob_of_row, find_row, map_of_row, stage_block, stamp_of)
+from statebackend._core.tables.map_table cimport MapTable, anchor_ref, hash_map_key, put_threaded, remove_threaded
 from statebackend._core.memory.platform cimport prefetch, unlikely
 from statebackend._core.tables.reductions cimport OP_BLOCK_READ, OP_BLOCK_WRITE
-from statebackend._core.tables.state_table cimport CODE_BLOB, CODE_INT64, CODE_OBJECT, CODE_RAW, is_null
+from statebackend._core.tables.state_table cimport is_null
+from statebackend._core.tables.values cimport CODE_BLOB, CODE_INT64, CODE_OBJECT
+from statebackend._core.tables.writing cimport restamp
 
-from statebackend._core.batches.gathering import blobs_of
-from statebackend._core.tables.state_table import DTYPES
 from statebackend.errors import UsageError
 
 cdef enum MapOperation:
@@ -115,7 +114,7 @@ cdef bint map_row(Batch *batch, LaneRun *run, CowMap **where, RowKey *key, CoreK
     head.number = key.number
     head.data = key.data
     head.length = key.length
-    head.namespace = batch.ns
+    head.namespace = key.ns
     head.hash = key.hash
     head.group = head_map.group
     head_slot = find(heads, head_map, &head)
@@ -123,7 +122,8 @@ cdef bint map_row(Batch *batch, LaneRun *run, CowMap **where, RowKey *key, CoreK
         hash_map_key(table, inner, anchor_ref(heads, head_slot))
         slot = find(table, map, inner)
     if slot and batch.ttl:
-        gone = is_expired((<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0], batch.ttl, batch.timestamp)
+        gone = is_expired((<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0], batch.ttl,
+                          stamp_of(batch, key.row))
     if slot == 0 and rows.op != MAP_PUT:
         return True
     if rows.op == MAP_GET:
@@ -131,7 +131,7 @@ cdef bint map_row(Batch *batch, LaneRun *run, CowMap **where, RowKey *key, CoreK
             if not is_null(table, entry_at(lane.core, slot)):
                 take_value(batch, value_of(table, entry_at(lane.core, slot)), key.row)
         if not gone:
-            return not rows.renews or renew(lane, table, map, slot, inner.hash, batch.timestamp)
+            return not rows.renews or restamp(lane, table, map, slot, inner.hash, stamp_of(batch, key.row)) != 0
     if rows.op == MAP_REMOVE or gone:
         # An expired entry does not keep its place in the order either.
         if rows.op == MAP_REMOVE:
@@ -159,45 +159,29 @@ cdef inline void take_value(Batch *batch, char *value, int64_t row) noexcept nog
 cdef bint put_row(Batch *batch, LaneRun *run, CowMap *head_map, CoreKey *head, uint32_t head_slot, CowMap *map,
                   CoreKey *inner, uint32_t slot, int64_t row) noexcept nogil:
     cdef Lane *lane = run.used
-    cdef Table *table = batch.inner
     cdef Blob *blob = NULL
-    cdef const char *source
-    cdef char *payload
-    cdef bint kept = False, fresh = slot == 0, none = batch.nulls != NULL and batch.nulls[row]
-    if batch.value_offsets != NULL and none:
-        source = <const char *>&blob
-    elif batch.value_offsets != NULL:
-        blob = blob_new(lane.blobs, batch.values + batch.value_offsets[row],
-                        batch.value_offsets[row + 1] - batch.value_offsets[row])
-        if blob == NULL:
-            return False
-        source = <const char *>&blob
-    else:
-        source = batch.values + batch.width * row
-    if fresh:
-        slot = insert_threaded(lane, batch.table, head_map, head, head_slot, lane, table, map, inner)
-        if slot:
-            lane.entries -= 1
-            run.inner_entries += 1
-    else:
-        slot = slot_for_write(lane, table, map, slot, inner.hash, &kept)
-    if unlikely(slot == 0):
+    cdef const char *source = NULL
+    cdef PyObject *last                  # NULL: batches have no objects
+    if batch.nulls == NULL or not batch.nulls[row]:
+        if batch.value_offsets != NULL:
+            blob = blob_of_row(batch, lane, row)
+            if blob == NULL:
+                return False
+            source = <const char *>&blob
+        else:
+            source = batch.values + batch.width * row
+    if not put_threaded(lane, batch.table, head_map, head, head_slot, lane, batch.inner, map, inner, slot, source,
+                        stamp_of(batch, row), &last):
         if blob != NULL:
             blob_drop(lane.core.blobs, blob)
         return False
-    payload = payload_of(table, entry_at(lane.core, slot))
-    if batch.value_offsets != NULL and not fresh and not kept:
-        payload_drop(table, payload)
-    if table.layout.has_timestamp:
-        (<int64_t *>payload)[0] = stamp_of(batch, row)
-    memcpy(value_of(table, entry_at(lane.core, slot)), source, batch.width)
-    if table.layout.off_null:
-        (<uint8_t *>entry_at(lane.core, slot) + table.layout.off_null)[0] = none
+    if slot == 0:
+        lane.entries -= 1
+        run.inner_entries += 1
     return True
 
 
-cdef object batch_of(MapTable maps, keys, map_keys, MapRows *rows, uint32_t namespace, int64_t now, int64_t ttl,
-                     int threads):
+cdef object batch_of(MapTable maps, keys, map_keys, MapRows *rows, namespace, now, int64_t ttl, int threads):
     """Make a call with its keys and map keys in place."""
     cdef BatchCall call = BatchCall(maps.heads, keys, namespace, threads)
     if ttl and not maps.entries.table.layout.has_timestamp:
@@ -212,17 +196,18 @@ cdef object batch_of(MapTable maps, keys, map_keys, MapRows *rows, uint32_t name
     call.batch.inner = maps.entries.table
     call.batch.block = map_block
     call.batch.extra = rows
-    call.batch.timestamp, call.batch.ttl = now, ttl
+    call.set_timestamps(now)
+    call.batch.ttl = ttl
     call.batch.code, call.batch.width = maps.entries.value_code, maps.entries.table.layout.value_width
     return call
 
 
-def put_many(MapTable maps not None, keys, map_keys, values, *, nulls=None, uint32_t namespace=0, timestamp=0,
+def put_many(MapTable maps not None, keys, map_keys, values, *, nulls=None, namespace=0, timestamp=0,
              int64_t ttl=0, int threads=1):
     """Set the value of each row's map key, in order; new ones go to the end of their map. Atomic.
 
     `nulls` marks the values that are None, if the table takes those. With `ttl`, an entry that has expired at
-    `timestamp` loses its place; without, `timestamp` may be an array with one value for each row.
+    `timestamp`, which is one for all or an array, loses its place.
 
     >>> from statebackend._core.tables.map_table import MapTable
     >>> from statebackend._core.tables.state_core import StateCore
@@ -235,10 +220,7 @@ def put_many(MapTable maps not None, keys, map_keys, values, *, nulls=None, uint
     rows.op, rows.shows_expired, rows.renews = MAP_PUT, False, False
     if maps.entries.value_code >= CODE_OBJECT:
         raise UsageError("objects are not put in batches")
-    cdef BatchCall call = batch_of(maps, keys, map_keys, &rows, namespace, 0, ttl, threads)
-    if ttl and isinstance(timestamp, np.ndarray):
-        raise UsageError("what expires is put at one time")
-    call.set_timestamps(timestamp)
+    cdef BatchCall call = batch_of(maps, keys, map_keys, &rows, namespace, timestamp, ttl, threads)
     if nulls is not None and not maps.entries.takes_none:
         raise UsageError("a value of this table is never None")
     call.set_values(values, maps.entries.value_code, maps.entries.table.layout.value_width)
@@ -246,7 +228,7 @@ def put_many(MapTable maps not None, keys, map_keys, values, *, nulls=None, uint
     call.run(OP_BLOCK_WRITE)
 
 
-def get_many(MapTable maps not None, keys, map_keys, *, uint32_t namespace=0, int64_t now=0, int64_t ttl=0,
+def get_many(MapTable maps not None, keys, map_keys, *, namespace=0, now=0, int64_t ttl=0,
              bint shows_expired=False, bint renews=False, int threads=1):
     """The values of each row's map key and a mask of those found, where None does not count; bytes as (offsets, data).
 
@@ -260,36 +242,14 @@ def get_many(MapTable maps not None, keys, map_keys, *, uint32_t namespace=0, in
     (array([10,  0]), array([ True, False]))
     """
     cdef MapRows rows
-    cdef uint64_t[::1] pointers
-    cdef int64_t i
     rows.op, rows.shows_expired, rows.renews = MAP_GET, shows_expired, renews and ttl
     if maps.entries.value_code >= CODE_OBJECT:
         raise UsageError("objects are not read in batches")
     cdef BatchCall call = batch_of(maps, keys, map_keys, &rows, namespace, now, ttl, threads)
-    found = np.zeros(call.batch.n, dtype=np.uint8)
-    call.batch.found = <uint8_t *>call.pointer(found, np.uint8)
-    if maps.entries.value_code == CODE_BLOB:
-        blobs = np.zeros(max(call.batch.n, 1), dtype=np.uint64)
-        call.batch.blobs = <Blob **>call.pointer(blobs, np.uint64)
-        maps.owner.hold()
-        try:
-            call.run(OP_BLOCK_WRITE if ttl else OP_BLOCK_READ)
-            return blobs_of(blobs[:call.batch.n]), found.view(bool)
-        finally:
-            pointers = blobs
-            for i in range(call.batch.n):
-                if pointers[i]:
-                    blob_drop(call.batch.inner.core.blobs, <Blob *>pointers[i])
-            maps.owner.let_go()
-    out = np.zeros((call.batch.n, call.batch.width), dtype=np.uint8)
-    call.batch.out = <char *>call.pointer(out.reshape(-1), np.uint8)
-    call.run(OP_BLOCK_WRITE if ttl else OP_BLOCK_READ)
-    if maps.entries.value_code != CODE_RAW:
-        out = out.view(DTYPES[maps.entries.value_code]).reshape(-1)
-    return out, found.view(bool)
+    return call.read(OP_BLOCK_WRITE if ttl else OP_BLOCK_READ, call.batch.code, call.batch.width, True)
 
 
-def remove_many(MapTable maps not None, keys, map_keys, *, uint32_t namespace=0, int threads=1):
+def remove_many(MapTable maps not None, keys, map_keys, *, namespace=0, int threads=1):
     """Remove each row's map key; returns which were present at their turn. The last one removes its key. Atomic.
 
     >>> from statebackend._core.tables.map_table import MapTable

@@ -13,16 +13,18 @@ from statebackend._core.codecs.type_codec cimport TypeCodec
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.tables.state_core cimport StateCore
+from statebackend._core.tables.values cimport (
+    CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT8, CODE_INT16, CODE_INT32, CODE_INT64)
 
 cdef enum ValueForm:
     # The Python form of a stored value. The layout of the table follows from it.
-    FORM_LONG = 1
-    FORM_INT = 2
-    FORM_SHORT = 3
-    FORM_BYTE = 4
-    FORM_DOUBLE = 5
-    FORM_FLOAT = 6
-    FORM_BOOL = 7
+    FORM_LONG = CODE_INT64               # to FORM_BOOL: as the codes of tables
+    FORM_INT = CODE_INT32
+    FORM_SHORT = CODE_INT16
+    FORM_BYTE = CODE_INT8
+    FORM_DOUBLE = CODE_DOUBLE
+    FORM_FLOAT = CODE_FLOAT
+    FORM_BOOL = CODE_BOOL
     FORM_RAW = 8                         # the serializer's bytes, of a fixed width, in the entry
     FORM_STRING = 9                      # from here to FORM_SERIALIZED: blobs
     FORM_BYTES = 10
@@ -47,8 +49,6 @@ cdef class ValueCodec:
     cdef readonly object copy_value      # of FORM_OBJECT: callable, or None when values are immutable
     cdef readonly str where              # for messages: "state 'sum'"
     cdef readonly TypeCodec typed        # of FORM_RAW and FORM_SERIALIZED; None: only the serializer knows the values
-    cdef int64_t low
-    cdef int64_t high
     cdef int store_native(self, StateCore core, object value, char *out) except -1
     cdef int store(self, StateCore core, object value, char *out) except -1
     cdef int put_blob(self, StateCore core, const char *data, uint64_t length, char *out) except -1

@@ -2,37 +2,29 @@
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.float cimport PyFloat_AS_DOUBLE
 from cpython.object cimport PyObject
-from libc.math cimport INFINITY
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
-from statebackend._core.codecs.objects cimport long_as_int64
+from statebackend._core.tables.objects cimport long_as_int64
 from statebackend._core.codecs.type_codec cimport DAMAGED, ROOM, TYPE_BYTES, Room, TypeCodec, close_room, open_room
-from statebackend._core.memory.arena cimport Blob, blob_data, blob_drop, blob_new
-from statebackend._core.tables.cow_map cimport CoreKey
+from statebackend._core.memory.arena cimport Blob, blob_data
+from statebackend._core.tables.cow_map cimport VALUE_BLOB, VALUE_FIXED, VALUE_OBJECT, CoreKey
 from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.state_core cimport StateCore
+from statebackend._core.tables.values cimport (
+    MAX_BYTES, blob_of_value, drop_value, load_blob, load_number, store_number, store_object)
 
 from statebackend.errors import MemoryLimitError, SerializationError, SerializationTypeError, UsageError
 
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
-    bint PyFloat_CheckExact(object o)
     bint PyBytes_CheckExact(object o)
     bint PyUnicode_CheckExact(object o)
     const char *PyUnicode_AsUTF8AndSize(object o, Py_ssize_t *size) noexcept
     void PyErr_Clear()
     object PyUnicode_DecodeUTF8(const char *data, Py_ssize_t size, const char *errors)
-    void Py_INCREF(PyObject *object)
-    void Py_DECREF(PyObject *object)
-    PyObject *Py_True
-    PyObject *Py_False
-
-cdef enum:
-    MAX_BYTES = 0x7FFFFFFF               # of one key or value
 
 cdef int64_t EXACT = <int64_t>1 << 53    # a double holds every integer up to here
 
@@ -72,40 +64,21 @@ cdef class ValueCodec:
         self.copy_value = copy_value
         self.typed = typed
         self.is_native = self.form not in (FORM_RAW, FORM_SERIALIZED) and copy_value is None
-        if self.form <= FORM_BYTE:
-            self.high = (<int64_t>1 << (8 * self.width - 2)) - 1 + (<int64_t>1 << (8 * self.width - 2))
-            self.low = -self.high - 1
 
     cdef int store_native(self, StateCore core, object value, char *out) except -1:
         """Write the stored form of a native value and return 1; return 0 for any other value. Runs no Python."""
         cdef int64_t number
-        cdef double real
         cdef Py_ssize_t length
         cdef const char *data
         cdef int form = self.form
-        if form <= FORM_BYTE:
-            if not PyLong_CheckExact(value) or not long_as_int64(value, &number):
-                return 0
-            if form == FORM_LONG:
-                (<int64_t *>out)[0] = number
+        if form <= FORM_BOOL:
+            if likely(store_number(form, value, out)):
                 return 1
-            if number < self.low or number > self.high:
-                return 0
-            if form == FORM_INT:
-                (<int32_t *>out)[0] = <int32_t>number
-            elif form == FORM_SHORT:
-                (<int16_t *>out)[0] = <int16_t>number
-            else:
-                (<int8_t *>out)[0] = <int8_t>number
-            return 1
-        if form == FORM_DOUBLE:
-            if likely(PyFloat_CheckExact(value)):
-                (<double *>out)[0] = PyFloat_AS_DOUBLE(value)
+            if form == FORM_DOUBLE and PyLong_CheckExact(value) and long_as_int64(value, &number) and (
+                    -EXACT <= number <= EXACT):
+                (<double *>out)[0] = <double>number
                 return 1
-            if not PyLong_CheckExact(value) or not long_as_int64(value, &number) or not -EXACT <= number <= EXACT:
-                return 0
-            (<double *>out)[0] = <double>number
-            return 1
+            return 0
         if form == FORM_STRING:
             if not PyUnicode_CheckExact(value):
                 return 0
@@ -119,30 +92,15 @@ cdef class ValueCodec:
             data = PyBytes_AS_STRING(value)
             length = PyBytes_GET_SIZE(value)
         elif form == FORM_OBJECT:
-            Py_INCREF(<PyObject *>value)
-            (<PyObject **>out)[0] = <PyObject *>value
+            store_object(value, out)
             return 1
-        elif form == FORM_BOOL:
-            if <PyObject *>value != Py_True and <PyObject *>value != Py_False:
-                return 0
-            out[0] = <PyObject *>value == Py_True
-            return 1
-        elif form == FORM_FLOAT:
-            if not PyFloat_CheckExact(value):
-                return 0
-            real = PyFloat_AS_DOUBLE(value)
-            (<float *>out)[0] = <float>real
-            # A number that rounds to infinity is out of range.
-            return (<float *>out)[0] - (<float *>out)[0] == 0 or real != real or real == INFINITY or real == -INFINITY
         else:
             return 0
-        if unlikely(length > MAX_BYTES):
-            raise OverflowError("a value is larger than 2 GB")
         self.put_blob(core, data, length, out)
         return 1
 
     cdef int put_blob(self, StateCore core, const char *data, uint64_t length, char *out) except -1:
-        cdef Blob *blob = blob_new(core.arena.blobs, data, length)
+        cdef Blob *blob = blob_of_value(core.arena.blobs, data, length)
         if unlikely(blob == NULL):
             self.no_memory(core)
         (<Blob **>out)[0] = blob
@@ -199,8 +157,6 @@ cdef class ValueCodec:
                                          code="SERIALIZATION.LENGTH")
             memcpy(out, PyBytes_AS_STRING(data), self.width)
             return 0
-        if unlikely(PyBytes_GET_SIZE(data) > MAX_BYTES):
-            raise OverflowError("a value is larger than 2 GB")
         return self.put_blob(core, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), out)
 
     cdef object prepared(self, object value):
@@ -227,20 +183,15 @@ cdef class ValueCodec:
 
     cdef void drop(self, StateCore core, char *stored) noexcept:
         """Drop the references of a stored form that was not put in. An object's finaliser may run."""
-        if self.form == FORM_OBJECT:
-            Py_DECREF((<PyObject **>stored)[0])
-        elif self.form >= FORM_STRING:
-            if (<Blob **>stored)[0] != NULL:
-                blob_drop(core.arena.blobs, (<Blob **>stored)[0])
+        cdef int kind = VALUE_FIXED if self.form < FORM_STRING else VALUE_BLOB
+        drop_value(core.arena.blobs, VALUE_OBJECT if self.form == FORM_OBJECT else kind, stored)
 
     cdef object load(self, char *value):
         """The Python object of a stored value, which is not None. A deserializer may run the user's code."""
         cdef Blob *blob
         cdef int form = self.form
-        if form == FORM_LONG:
-            return (<int64_t *>value)[0]
-        if form == FORM_DOUBLE:
-            return (<double *>value)[0]
+        if form <= FORM_BOOL:
+            return load_number(form, value)
         if form == FORM_STRING:
             blob = (<Blob **>value)[0]
             try:
@@ -248,31 +199,18 @@ cdef class ValueCodec:
             except UnicodeDecodeError:
                 return self.deserialized(blob_data(blob), blob.length)
         if form == FORM_BYTES:
-            blob = (<Blob **>value)[0]
-            return PyBytes_FromStringAndSize(blob_data(blob), blob.length)
-        if form == FORM_INT:
-            return (<int32_t *>value)[0]
-        if form == FORM_BOOL:
-            return value[0] != 0
+            return load_blob(value)
         if form == FORM_OBJECT:
             return <object>(<PyObject **>value)[0]
         if form == FORM_SERIALIZED:
             blob = (<Blob **>value)[0]
             return self.deserialized(blob_data(blob), blob.length)
-        if form == FORM_RAW:
-            return self.deserialized(value, self.width)
-        if form == FORM_SHORT:
-            return (<int16_t *>value)[0]
-        if form == FORM_BYTE:
-            return (<int8_t *>value)[0]
-        return <double>(<float *>value)[0]
+        return self.deserialized(value, self.width)
 
     cdef object load_raw(self, char *value):
         """The raw bytes of a stored value, which `finished` turns into an object. Runs no Python."""
-        cdef Blob *blob
         if self.form == FORM_SERIALIZED:
-            blob = (<Blob **>value)[0]
-            return PyBytes_FromStringAndSize(blob_data(blob), blob.length)
+            return load_blob(value)
         if self.form == FORM_RAW:
             return PyBytes_FromStringAndSize(value, self.width)
         return self.load(value)

@@ -18,6 +18,7 @@ class SourcePart:
         first: int = 0,
         data: Any = None,
         offsets: Any = None,
+        sizes: Any = None,
         is_wide: bool = False,
         step: int = -1,
         low: int = ...,
@@ -26,6 +27,5 @@ class SourcePart:
         parts: tuple[SourcePart, ...] = (),
     ) -> None: ...
 
-def write_values(
-    column: SourcePart, is_key: bool = False
-) -> tuple[NDArray[np.int64], NDArray[np.uint8]] | None: ...
+def write_values(column: SourcePart) -> tuple[NDArray[np.int64], NDArray[np.uint8]] | None: ...
+def write_keys(column: SourcePart) -> tuple[NDArray[np.int64], NDArray[np.uint8]] | None: ...

@@ -9,13 +9,17 @@ import numpy as np
 from statebackend._core.codecs.nested_columns cimport (
     BOOL, BYTES, DECIMAL, DONE, DOUBLE, FLOAT, IRREGULAR, LIST, MAP, NOTHING, NO_MEMORY, NUMBER, RANGED, RECORD,
     STRING, WIDE_DECIMAL, Spans, block_of, canonical_double, canonical_float, copy_number, find_equal, int_at,
-    is_below, is_set, is_signalling, is_text, open_spans, set_limits)
+    is_ascii, is_below, is_set, is_signalling, is_text, open_spans, set_limits)
 
 from statebackend._core.codecs.nested_columns import FORMS
 from statebackend.errors import UsageError
 
 cdef int64_t LONGEST = 0xFFFFFFFF        # bytes of a slot, and elements of a stored list
 cdef const uint8_t *EMPTY = <const uint8_t *> b""
+
+cdef enum:
+    BLOCK = 1024                         # rows whose keys are written field by field
+    PAST_END = 16                        # bytes behind the keys that may be written, too
 
 cdef struct Source:
     int form
@@ -27,6 +31,8 @@ cdef struct Source:
     int64_t first                        # the bit of row 0 in `valid`
     const int32_t *ends_32               # offsets of row 0: one of the two
     const int64_t *ends_64
+    const int32_t *sizes_32              # of list views, whose offsets only say where each begins: one of the two
+    const int64_t *sizes_64
     int64_t step                         # or lists of a fixed size
     const uint8_t *data                  # of row 0; BOOL: of bit `origin`, which is row 0's
     int64_t origin
@@ -35,6 +41,8 @@ cdef struct Source:
     int64_t high                         # also the limit of a DECIMAL's magnitude
     uint64_t limit[2]                    # WIDE_DECIMAL: the power of ten that it lies below, low word first
     bint canonical
+    int64_t ascii_from                   # of STRING, while keys are written: bytes that are known to be ASCII
+    int64_t ascii_to
 
 cdef struct Bytes:                       # grow at the end
     uint8_t *data
@@ -92,6 +100,8 @@ cdef inline bint is_present(const Source *s, int64_t row) noexcept nogil:
 cdef inline bint span_of(const Source *s, int64_t row, int64_t size, int64_t *start, int64_t *length) noexcept nogil:
     """The part of the child, or of the bytes, that belongs to a row; false if it does not lie within `size`."""
     cdef int64_t end
+    if s.sizes_32 != NULL or s.sizes_64 != NULL:
+        return span_of_view(s, row, size, start, length)
     if s.ends_32 != NULL:
         start[0], end = s.ends_32[row], s.ends_32[row + 1]
     elif s.ends_64 != NULL:
@@ -101,6 +111,14 @@ cdef inline bint span_of(const Source *s, int64_t row, int64_t size, int64_t *st
         end = start[0] + s.step
     length[0] = end - start[0]
     return 0 <= start[0] <= end <= size
+
+cdef bint span_of_view(const Source *s, int64_t row, int64_t size, int64_t *start, int64_t *length) noexcept nogil:
+    """As `span_of`, for a list view."""
+    if s.sizes_32 != NULL:
+        start[0], length[0] = s.ends_32[row], s.sizes_32[row]
+    else:
+        start[0], length[0] = s.ends_64[row], s.sizes_64[row]
+    return 0 <= start[0] <= size and 0 <= length[0] <= size - start[0]
 
 
 # --- stored values ---
@@ -274,38 +292,139 @@ cdef int put_distinct(const Source *s, int64_t start, int64_t count, int64_t dis
 
 # --- canonical keys ---
 
-cdef int put_key(const Source *s, int64_t row, Bytes *out) noexcept nogil:
-    """Append the canonical form of a part of a composite key, which is present, or of a whole one."""
-    cdef const uint8_t *p
-    cdef int64_t i, start, length, number
+cdef int64_t measure_key(Source *s, int64_t rows) noexcept nogil:
+    """As many bytes as the canonical forms of a part take at most; -1 for offsets that do not lie within its bytes.
+
+    On the way it looks at all text at once: if that is ASCII, nobody looks at each string.
+    """
+    cdef int64_t i, part, start, length, most = 0
+    if s.form == RECORD:
+        for i in range(s.parts):
+            part = measure_key(s.part[i], rows)
+            if part < 0:
+                return -1
+            most += rows + part
+        return most
+    if s.form == WIDE_DECIMAL:
+        return 20 * rows
+    if s.form != STRING and s.form != BYTES:
+        return 8 * rows
+    if rows == 0:
+        return 0
+    if not span_of_rows(s, rows, &start, &length):
+        return -1
+    s.ascii_from = s.ascii_to = start
+    if s.form == STRING and is_ascii(s.data + start, length):
+        s.ascii_to += length
+    return 4 * rows + length
+
+cdef inline bint span_of_rows(const Source *s, int64_t rows, int64_t *start, int64_t *length) noexcept nogil:
+    """`span_of` for all rows together."""
+    cdef int64_t end
+    if s.ends_32 != NULL:
+        start[0], end = s.ends_32[0], s.ends_32[rows]
+    elif s.ends_64 != NULL:
+        start[0], end = s.ends_64[0], s.ends_64[rows]
+    else:
+        start[0], end = s.origin * s.step, (s.origin + rows) * s.step
+    length[0] = end - start[0]
+    return 0 <= start[0] <= end <= s.size
+
+cdef int64_t fixed_key_bytes(const Source *s) noexcept nogil:
+    """As many bytes as the canonical form of one row takes at most, but for its text and bytes."""
+    cdef int64_t i, most = 0
+    if s.form != RECORD:
+        return 20 if s.form == WIDE_DECIMAL else 8
+    for i in range(s.parts):
+        most += 1 + fixed_key_bytes(s.part[i])
+    return most
+
+cdef inline bint key_number(const Source *s, int64_t row, int form, int64_t width, int64_t *number) noexcept nogil:
+    """The canonical form of a value of kind "int"; false for one that is out of range."""
     cdef uint64_t eight
     cdef uint32_t four
     cdef int32_t signed_four
+    if form == BOOL:
+        number[0] = is_set(s.data, s.origin + row)
+    elif form == DECIMAL:
+        return decimal_fits(s, s.data + row * 16, number)
+    elif form == FLOAT:
+        memcpy(&four, s.data + row * 4, 4)
+        four = canonical_float(four)
+        memcpy(&signed_four, &four, 4)
+        number[0] = signed_four
+    elif form == DOUBLE:
+        memcpy(&eight, s.data + row * 8, 8)
+        eight = canonical_double(eight)
+        memcpy(number, &eight, 8)
+    else:
+        number[0] = int_at(s.data + row * width, width)
+    return True
+
+cdef inline void put_short(Bytes *out, const uint8_t *p, int64_t length, bint may_read_on) noexcept nogil:
+    """Append bytes: sixteen at a time, for which there is room, where as many may be read."""
+    cdef uint8_t *to = out.data + out.size
+    cdef int64_t at = 16
+    if may_read_on and length <= 64:
+        memcpy(to, p, 16)
+        while at < length:
+            memcpy(to + at, p + at, 16)
+            at += 16
+    else:
+        memcpy(to, p, length)
+    out.size += length
+
+cdef inline int put_key_run(const Source *s, int64_t row, Bytes *out, int64_t fixed) noexcept nogil:
+    """Append the text or bytes of a field, behind their number."""
+    cdef int64_t start, length
+    cdef uint32_t four
+    if not span_of(s, row, s.size, &start, &length) or length > LONGEST:
+        return IRREGULAR
+    # Offsets that fall somewhere need more room than the first and the last of them say.
+    if out.room - out.size < length + 4 + fixed + PAST_END:
+        return IRREGULAR
+    if (s.form == STRING and (start < s.ascii_from or start + length > s.ascii_to)
+            and not is_text(s.data + start, length)):
+        return IRREGULAR
+    four = <uint32_t> length
+    memcpy(out.data + out.size, &four, 4)
+    out.size += 4
+    put_short(out, s.data + start, length, start + length + PAST_END <= s.size)
+    return DONE
+
+cdef int put_key(const Source *s, int64_t row, Bytes *out, int64_t fixed) noexcept nogil:
+    """Append the canonical form of a part of a composite key, which is present, or of a whole one.
+
+    There is room for `fixed` bytes, and PAST_END more: as many as a row takes at most, but for its text and bytes.
+    """
+    cdef const Source *part
+    cdef int64_t i, length, number
+    cdef uint32_t four
     cdef uint8_t fill
+    cdef const uint8_t *p
     cdef int outcome
     if s.form == RECORD:
         for i in range(s.parts):
-            if reserve(out, 9):
-                return NO_MEMORY
-            if not is_present(s.part[i], row):
+            part = s.part[i]
+            if not is_present(part, row):
                 out.data[out.size] = 0
                 out.size += 1
                 continue
             out.data[out.size] = 1
             out.size += 1
-            outcome = put_key(s.part[i], row, out)
+            if part.form == NUMBER and part.width == 8:
+                memcpy(out.data + out.size, part.data + row * 8, 8)
+                out.size += 8
+                continue
+            if part.form == STRING:
+                outcome = put_key_run(part, row, out, fixed)
+            else:
+                outcome = put_key(part, row, out, fixed)
             if outcome:
                 return outcome
         return DONE
     if s.form == STRING or s.form == BYTES:
-        if not span_of(s, row, s.size, &start, &length) or length > LONGEST:
-            return IRREGULAR
-        if s.form == STRING and not is_text(s.data + start, length):
-            return IRREGULAR
-        four = <uint32_t> length
-        if put_bytes(out, &four, 4):
-            return NO_MEMORY
-        return put_bytes(out, s.data + start, length)
+        return put_key_run(s, row, out, fixed)
     if s.form == WIDE_DECIMAL:
         p = s.data + row * 16
         if not is_below(p, s.limit):
@@ -316,29 +435,72 @@ cdef int put_key(const Source *s, int64_t row, Bytes *out) noexcept nogil:
         while length > 1 and p[length - 1] == fill and p[length - 2] >> 7 == fill & 1:
             length -= 1
         four = <uint32_t> length
-        if put_bytes(out, &four, 4) or reserve(out, 16):
-            return NO_MEMORY
+        memcpy(out.data + out.size, &four, 4)
+        out.size += 4
         for i in range(length):
             out.data[out.size + i] = p[length - 1 - i]
         out.size += length
         return DONE
-    if s.form == BOOL:
-        number = is_set(s.data, s.origin + row)
-    elif s.form == FLOAT:
-        memcpy(&four, s.data + row * 4, 4)
-        four = canonical_float(four)
-        memcpy(&signed_four, &four, 4)
-        number = signed_four
-    elif s.form == DOUBLE:
-        memcpy(&eight, s.data + row * 8, 8)
-        eight = canonical_double(eight)
-        memcpy(&number, &eight, 8)
-    elif s.form == DECIMAL:
-        if not decimal_fits(s, s.data + row * 16, &number):
+    if not key_number(s, row, s.form, s.width, &number):
+        return IRREGULAR
+    memcpy(out.data + out.size, &number, 8)
+    out.size += 8
+    return DONE
+
+cdef bint has_fixed_keys(const Source *s) noexcept nogil:
+    """Whether all keys have the same length: a record of numbers, none of which is null."""
+    cdef int64_t i
+    if s.form != RECORD or s.valid != NULL:
+        return False
+    for i in range(s.parts):
+        if not NUMBER <= s.part[i].form <= DECIMAL and s.part[i].form != BOOL or s.part[i].valid != NULL:
+            return False
+    return True
+
+cdef inline bint put_column_as(const Source *s, int64_t row, int64_t rows, uint8_t *to, int64_t stride, int form,
+                               int64_t width) noexcept nogil:
+    cdef int64_t i, number
+    for i in range(row, row + rows):
+        if not key_number(s, i, form, width, &number):
+            return False
+        to[0] = 1
+        memcpy(to + 1, &number, 8)
+        to += stride
+    return True
+
+cdef bint put_column(const Source *s, int64_t row, int64_t rows, uint8_t *to, int64_t stride) noexcept nogil:
+    """Write one field of some rows, `stride` bytes apart. The compiler knows form and width where that pays."""
+    if s.form == NUMBER and s.width == 8:
+        return put_column_as(s, row, rows, to, stride, NUMBER, 8)
+    if s.form == NUMBER and s.width == 4:
+        return put_column_as(s, row, rows, to, stride, NUMBER, 4)
+    return put_column_as(s, row, rows, to, stride, s.form, s.width)
+
+cdef int put_fixed_keys(const Source *s, Bytes *out, int64_t *ends) noexcept nogil:
+    """The canonical forms of all rows, field by field within blocks that stay in the cache."""
+    cdef int64_t i, row, at = 0, rows, stride = 9 * s.parts
+    while at < s.rows:
+        rows = min(BLOCK, s.rows - at)
+        for i in range(s.parts):
+            if not put_column(s.part[i], at, rows, out.data + at * stride + 9 * i, stride):
+                return IRREGULAR
+        for row in range(at, at + rows):
+            ends[row + 1] = (row + 1) * stride
+        at += rows
+    out.size = at * stride
+    return DONE
+
+cdef int put_keys(const Source *s, Bytes *out, int64_t fixed, int64_t *ends) noexcept nogil:
+    cdef int64_t row
+    cdef int outcome
+    for row in range(s.rows):
+        if not is_present(s, row) or out.room - out.size < fixed + PAST_END:
             return IRREGULAR
-    else:
-        number = int_at(s.data + row * s.width, s.width)
-    return put_number(out, <uint8_t *> &number, 8)
+        outcome = put_key(s, row, out, fixed)
+        if outcome:
+            return outcome
+        ends[row + 1] = out.size
+    return DONE
 
 
 # --- what Python sees ---
@@ -347,15 +509,16 @@ cdef class SourcePart:
     """Where the values of one part of a column lie, in buffers that it keeps.
 
     `rows` values start at element `origin` of `data`, or of `offsets`, whose numbers have 4 or 8 bytes (`is_wide`).
-    Lists of a fixed `step` have no offsets. The bit of the first value in `valid` is `first`.
+    Lists of a fixed `step` have no offsets; list views also have `sizes`. The bit of the first value in `valid` is
+    `first`.
     """
     cdef Source node
     cdef tuple parts
     cdef list kept
 
     def __cinit__(self, str form not None, int64_t width, int64_t rows, *, int64_t origin=0, valid=None,
-                  int64_t first=0, data=None, offsets=None, bint is_wide=False, int64_t step=-1, low=-2**63,
-                  high=2**63 - 1, bint is_canonical=False, tuple parts=()):
+                  int64_t first=0, data=None, offsets=None, sizes=None, bint is_wide=False, int64_t step=-1,
+                  low=-2**63, high=2**63 - 1, bint is_canonical=False, tuple parts=()):
         cdef int64_t stride = 16 if form == "DECIMAL" else width
         cdef Py_ssize_t i, size
         self.kept = []
@@ -377,10 +540,15 @@ cdef class SourcePart:
         if offsets is not None and rows:
             if is_wide:
                 self.node.ends_64 = <const int64_t *> self.pointer(offsets, &size) + origin
-                check_size(size, (origin + rows + 1) * 8)
             else:
                 self.node.ends_32 = <const int32_t *> self.pointer(offsets, &size) + origin
-                check_size(size, (origin + rows + 1) * 4)
+            check_size(size, (origin + rows + (sizes is None)) * (8 if is_wide else 4))
+            if sizes is not None:
+                if is_wide:
+                    self.node.sizes_64 = <const int64_t *> self.pointer(sizes, &size) + origin
+                else:
+                    self.node.sizes_32 = <const int32_t *> self.pointer(sizes, &size) + origin
+                check_size(size, (origin + rows) * (8 if is_wide else 4))
         if data is not None:
             self.node.data = self.pointer(data, &size)
             self.node.size = size
@@ -420,10 +588,10 @@ cdef int check_size(int64_t size, int64_t needed) except -1:
     return 0
 
 
-def write_values(SourcePart column not None, bint is_key=False):
-    """Return offsets and data of the stored values, or canonical keys, of a column; None: look at each value.
+def write_values(SourcePart column not None):
+    """Return offsets and data of the stored values of a column; None: look at each value.
 
-    A null row has no bytes; of a type of fixed width, as many zeros. A null key is not regular. O(bytes).
+    A null row has no bytes; of a type of fixed width, as many zeros. O(bytes).
     """
     cdef Source *s = &column.node
     cdef int64_t row, rows = s.rows
@@ -440,9 +608,7 @@ def write_values(SourcePart column not None, bint is_key=False):
             if outcome:
                 break
             if is_present(s, row):
-                outcome = put_key(s, row, &out) if is_key else put_value(s, row, &out, &spans)
-            elif is_key:
-                outcome = IRREGULAR
+                outcome = put_value(s, row, &out, &spans)
             elif s.width:
                 outcome = put_zeros(&out, s.width)
             ends[row + 1] = out.size
@@ -451,3 +617,24 @@ def write_values(SourcePart column not None, bint is_key=False):
     if outcome == NO_MEMORY:
         raise MemoryError(f"a column of {out.size} bytes and more")
     return None if outcome else (offsets, np.frombuffer(block, dtype=np.uint8))
+
+
+def write_keys(SourcePart column not None):
+    """Return offsets and data of the canonical keys of a column; None: look at each key. A null is no key. O(bytes)."""
+    cdef Source *s = &column.node
+    cdef int64_t most, fixed = fixed_key_bytes(s)
+    cdef Bytes out
+    cdef int outcome
+    with nogil:
+        most = measure_key(s, s.rows)
+    if most < 0:
+        return None
+    # numpy asks the system for large pages, where there are any: new small ones take as long as what is written.
+    offsets, data = np.empty(s.rows + 1, dtype=np.int64), np.empty(most + fixed + PAST_END, dtype=np.uint8)
+    cdef int64_t[::1] ends = offsets
+    cdef uint8_t[::1] room = data
+    ends[0] = 0
+    out.data, out.size, out.room = &room[0], 0, most + fixed + PAST_END
+    with nogil:
+        outcome = put_fixed_keys(s, &out, &ends[0]) if has_fixed_keys(s) else put_keys(s, &out, fixed, &ends[0])
+    return None if outcome else (offsets, data[:out.size])

@@ -23,3 +23,5 @@ cdef class RowMaker:
     cdef PyObject *next_row(self, int64_t at) except NULL
     cdef object value_at(self, Py_ssize_t column, int64_t at)
     cdef bint integer_at(self, Py_ssize_t column, int64_t at, int64_t *number) noexcept
+    cdef int64_t run_at(self, Py_ssize_t column, int64_t at, const char **data) noexcept
+    cdef bint is_null_at(self, Py_ssize_t column, int64_t at) noexcept

@@ -258,6 +258,21 @@ cdef class RowMaker:
             number[0] = <int8_t>c.data[at]
         return True
 
+    cdef int64_t run_at(self, Py_ssize_t column, int64_t at, const char **data) noexcept:
+        """The length of the text or bytes there; -1 if they are null, or damaged, or the column has none."""
+        cdef ColumnOfRows *c = &self.columns[column]
+        if (c.form != STRING and c.form != BYTES) or self.is_null_at(column, at):
+            return -1
+        if not 0 <= c.ends[at] <= c.ends[at + 1] <= c.size:
+            return -1
+        data[0] = <const char *>c.data + c.ends[at]
+        return c.ends[at + 1] - c.ends[at]
+
+    cdef bint is_null_at(self, Py_ssize_t column, int64_t at) noexcept:
+        """Whether the value is null, of a column that comes in Arrow's buffers."""
+        cdef ColumnOfRows *c = &self.columns[column]
+        return c.valid != NULL and not is_set(c.valid, c.first + at)
+
 
 @cython.final
 cdef class RowsOf:

@@ -15,6 +15,7 @@ cdef class ColumnWriter:
     cdef int make_room(self) except -1
     cdef bint add_number(self, object value) except -1
     cdef bint add(self, object value, int64_t at) except -1
+    cdef int cut(self, int64_t count, int64_t before) except -1
 
 cdef class RowWriter:
     cdef tuple columns

@@ -14,7 +14,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
-from statebackend._core.codecs.objects cimport long_as_int64
+from statebackend._core.tables.objects cimport long_as_int64
 from statebackend._core.codecs.type_codec cimport (
     TYPE_DOUBLE, TYPE_LONG, TYPE_LONG_DECIMAL, TYPE_STRING, TypeCodec, close_room, open_room, take_room)
 from statebackend._core.memory.platform cimport likely, unlikely
@@ -136,6 +136,18 @@ cdef class ColumnWriter:
         self.room.used = 0
         return valid, ends, data
 
+    cdef int cut(self, int64_t count, int64_t before) except -1:
+        """Drop the values behind the first `count`, of `before`."""
+        if self.values is not None:
+            del self.values[count:]
+        elif count == 0:
+            self.room.used = 0
+        elif self.ends != NULL:
+            self.room.used = self.ends[count]
+        elif before > 0:
+            self.room.used = self.room.used // before * count
+        return 0
+
 
 @cython.final
 cdef class RowWriter:
@@ -168,6 +180,19 @@ cdef class RowWriter:
         cdef int64_t count = self.count
         self.count, self.misfit = 0, None
         return [(<ColumnWriter>column).take(count) for column in self.columns]
+
+    def cut(self, int64_t count):
+        """Drop the rows behind the first `count`. O(columns)."""
+        cdef int64_t before = self.count if self.misfit is None else self.misfit[1]
+        if not 0 <= count <= self.count:
+            raise ValueError("there are fewer rows")
+        self.count = count
+        if count > before:
+            return
+        if self.misfit is not None and self.misfit[1] >= count:
+            self.misfit = None
+        for column in self.columns:
+            (<ColumnWriter>column).cut(count, before)
 
     cdef object fields_here(self, object row):
         """The fields of a row as a tuple, in the order of the columns; None if it is none."""

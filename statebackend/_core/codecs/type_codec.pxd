@@ -60,6 +60,7 @@ cdef class TypeCodec:
     cdef object taken                    # the class of dataclasses that `reader` took last
     cdef object serializer               # of TYPE_OTHER
     cdef bint is_key                     # one zero, one NaN
+    cdef list texts                      # of a MAP with keys of text: some short ones that came before, or None
     cdef bint may_repeat                 # of a MAP: a dict may have two keys that are one here, as two NaNs are
     cdef int precision                   # of a DECIMAL
     cdef int scale
@@ -87,6 +88,7 @@ cdef class TypeCodec:
     cdef object read_record(self, const char *data, uint64_t length)
     cdef object read_list(self, const char *data, uint64_t length)
     cdef object read_map(self, const char *data, uint64_t length)
+    cdef object read_text(self, const char *data, uint64_t length, uint64_t *at)
     cdef object key_of(self, const char *data, uint64_t length)
     cdef object read_key_run(self, const char *data, uint64_t length)
     cdef object read_key(self, const char *data, uint64_t length, uint64_t *at)

@@ -18,8 +18,8 @@ from libc.string cimport memcpy, memset
 
 from statebackend._core.codecs cimport decimals
 from statebackend._core.codecs.decimals cimport decimal_from_int, decimal_to_int, int128
-from statebackend._core.codecs.objects cimport long_as_int64
-from statebackend._core.memory.platform cimport unlikely
+from statebackend._core.memory.platform cimport hash_bytes, likely, unlikely
+from statebackend._core.tables.objects cimport goes_as_tuple, long_as_int64
 
 import dataclasses
 from decimal import Decimal
@@ -50,28 +50,35 @@ cdef extern from "Python.h":
 
 cdef extern from *:
     """
-    static inline int sb_goes_as_tuple(PyObject *value) {
-        /* A class of tuples whose values go through their items as tuples do. */
-        PyTypeObject *type = Py_TYPE(value);
-        return type == &PyTuple_Type || (type->tp_iter == PyTuple_Type.tp_iter
-            && type->tp_as_sequence->sq_length == PyTuple_Type.tp_as_sequence->sq_length);
-    }
     static inline PyObject *sb_new_tuple(PyObject *cls, Py_ssize_t n) {
         return ((PyTypeObject *)cls)->tp_alloc((PyTypeObject *)cls, n);
+    }
+    #ifdef Py_GIL_DISABLED
+    #define SB_ONE_AT_A_TIME 0
+    #else
+    #define SB_ONE_AT_A_TIME 1
+    #endif
+    /* Whether an object is the text of these ASCII characters. */
+    static inline int sb_is_text(PyObject *o, const char *data, Py_ssize_t size) {
+        return PyUnicode_CheckExact(o) && PyUnicode_IS_COMPACT_ASCII(o) && PyUnicode_GET_LENGTH(o) == size
+            && sb_same_bytes(PyUnicode_1BYTE_DATA(o), data, (uint64_t)size);
     }
     static inline PyObject *sb_new_object(PyObject *cls, PyObject *nothing) {
         return PyBaseObject_Type.tp_new((PyTypeObject *)cls, nothing, NULL);
     }
     """
-    bint goes_as_tuple "sb_goes_as_tuple"(object value) noexcept
     PyObject *new_tuple "sb_new_tuple"(object cls, Py_ssize_t n) except NULL
     object new_object "sb_new_object"(object cls, object nothing)
+    const bint ONE_AT_A_TIME "SB_ONE_AT_A_TIME"
+    bint is_text "sb_is_text"(PyObject *o, const char *data, Py_ssize_t size) noexcept
 
 import_datetime()
 
 cdef enum:
     MAX_BYTES = 0x7FFFFFFF               # of one value, as in an entry
     MAX_FIELDS_HERE = 16                 # of a record that is read without memory of its own
+    TEXTS = 64                           # keys of maps that are kept
+    LONGEST_TEXT = 32                    # bytes of such a key
 
 cdef int64_t MICROSECONDS = 86_400_000_000       # of a day
 cdef int64_t EXACT = <int64_t>1 << 53            # a double holds every integer up to here
@@ -220,6 +227,8 @@ cdef class TypeCodec:
             self.low = -self.high - 1
         if self.kind == TYPE_MAP:
             self.may_repeat = (<TypeCodec?>parts[0]).kind in (TYPE_DOUBLE, TYPE_FLOAT, TYPE_TIMESTAMP, TYPE_RECORD)
+            if ONE_AT_A_TIME and (<TypeCodec>parts[0]).kind == TYPE_STRING:
+                self.texts = [None] * TEXTS
         if self.kind == TYPE_RECORD and len(parts) > 0xFFFF:
             raise UsageError("a record has too many fields", detail=f"{len(parts)}")
 
@@ -260,6 +269,34 @@ cdef class TypeCodec:
         open_room(&room)
         try:
             return PyBytes_FromStringAndSize(room.data, room.used) if self.write_key(key, &room) else None
+        finally:
+            close_room(&room)
+
+    def encode_keys(self, list keys not None, int64_t[::1] ends not None):
+        """The canonical forms of many composite keys, one behind the other; `ends` gets where each begins and ends.
+
+        None if there is a key that only the encoder can judge.
+
+        >>> import numpy as np
+        >>> from statebackend.types.serializers import serializer_for
+        >>> parts, ends = (TypeCodec("BYTE", serializer_for("tinyint")),), np.zeros(3, np.int64)
+        >>> codec = TypeCodec("TUPLE", serializer_for("struct<a:tinyint>"), parts)
+        >>> codec.encode_keys([(7,), (None,)], ends).hex(" "), ends.tolist()
+        ('01 07 00 00 00 00 00 00 00 00', [0, 9, 10])
+        """
+        cdef Room room
+        cdef Py_ssize_t i
+        if self.kind != TYPE_RECORD or ends.shape[0] != len(keys) + 1:
+            raise UsageError("there must be a place for each composite key, and one more")
+        open_room(&room)
+        try:
+            ends[0] = 0
+            for i in range(ends.shape[0] - 1):
+                # A property of a dataclass may have cut the list.
+                if i >= PyList_GET_SIZE(keys) or not self.write_key(<object>PyList_GET_ITEM(keys, i), &room):
+                    return None
+                ends[i + 1] = room.used
+            return PyBytes_FromStringAndSize(room.data, room.used)
         finally:
             close_room(&room)
 
@@ -759,7 +796,10 @@ cdef class TypeCodec:
         if at > length:
             return DAMAGED
         for i in range(n):
-            key = key_part.read_slot(data, length, &at, False)
+            if self.texts is not None:
+                key = self.read_text(data, length, &at)
+            else:
+                key = key_part.read_slot(data, length, &at, False)
             if key is DAMAGED:
                 return DAMAGED
             item = item_part.read_slot(data, length, &at, data[bitmap + i // 8] >> (i % 8) & 1)
@@ -767,6 +807,27 @@ cdef class TypeCodec:
                 return DAMAGED
             PyDict_SetItem(found, key, item)
         return found if at == length else DAMAGED
+
+    cdef object read_text(self, const char *data, uint64_t length, uint64_t *at):
+        """As `read_slot` of a text. Most maps have the keys of others: one object, whose hash is known, serves all."""
+        cdef TypeCodec part = <TypeCodec>PyTuple_GET_ITEM(self.parts, 0)
+        cdef const char *begin = data + at[0] + 4
+        cdef uint32_t width, place
+        cdef object made
+        if length - at[0] < 4:
+            return DAMAGED
+        memcpy(&width, begin - 4, 4)
+        if width > LONGEST_TEXT or length - at[0] - 4 < width:
+            return part.read_slot(data, length, at, False)
+        place = hash_bytes(<const unsigned char *>begin, width, 0) % TEXTS
+        at[0] += 4 + width
+        made = <object>PyList_GET_ITEM(self.texts, place)
+        if likely(is_text(<PyObject *>made, begin, width)):
+            return made
+        made = part.read(begin, width)
+        if made is not DAMAGED:
+            self.texts[place] = made
+        return made
 
     # --- keys ---
 

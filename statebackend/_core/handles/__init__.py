@@ -2,7 +2,7 @@
 
 the key          `key_context`       the current key, namespace and time
                  `look_ahead`        asks for the memory that the next keys will need
-                 `wall_clock`        the machine's clock, read as seldom as possible
+                 `key_shape`         reads keys that become bytes, also those that may come next
                  `row_loop`          sets the key of each row of a batch, calls the function, takes its rows
 every handle     `base_handle`       finds the current key's entry, makes room for it, removes it
                  `cleanup`           removes what has expired
@@ -14,4 +14,5 @@ a state's kind   `single_handle`     one value for a key; value states
                  `list_handle`       list states, and their iterator
                  `map_handle`        map states, and their iterator
                  `time_index`        timers: their set, and the order of firing
+                 `timer_columns`     many timers at once
 """

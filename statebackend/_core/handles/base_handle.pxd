@@ -5,6 +5,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from statebackend._core.codecs.codecs cimport ValueCodec
 from statebackend._core.tables.cow_map cimport CoreKey, CowMap, Entry, Table, find
 from statebackend._core.handles.key_context cimport KeyContext
+from statebackend._core.handles.look_ahead cimport Visit
+from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.tables.state_table cimport StateTable
 
@@ -38,11 +40,16 @@ cdef class BaseHandle:
     cdef Table *spaced_table
     cdef int reach                       # the next thing that a lookup reads, see `look_ahead.pxd`
     cdef int64_t ttl                     # 0: entries do not expire
+    cdef bint in_event_time              # go by the time of rows, where they tell one
+    cdef bint is_cleaning                # they go by the watermark, meanwhile
+    cdef int64_t floor                   # what is known of the oldest timestamps holds as long as none is older
+    cdef uint64_t belated                # how often the time of a row was
     # The place of the current key's entry, found while `core.calls` was `stamp`.
     cdef uint64_t stamp
     cdef Table *table                    # NULL: nothing was ever put in a namespace other than VOID
     cdef CowMap *map
     cdef uint32_t slot                   # 0: there is no entry
+    cdef Visit *followed                 # what looks ahead knows of this lookup; NULL: it does not follow it
     cdef int adopt_table(self, object made, bint is_spaced) except -1
     cdef int begin(self) except -1
     cdef int find_here(self) except -1
@@ -53,3 +60,13 @@ cdef class BaseHandle:
     cdef int remove_here(self) except -1
     cdef int clear_here(self) except -1
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1
+    cdef int64_t event_time(self) except? -1
+    cdef int64_t cleanup_time(self) except? -1
+    cdef int64_t rest_from(self, int64_t now) noexcept
+    cdef uint64_t setbacks(self) noexcept
+
+cdef inline int64_t time_of(BaseHandle handle) except? -1:
+    # The time by which the row at hand sees a state, and stamps it.
+    if unlikely(handle.in_event_time):
+        return handle.event_time()
+    return handle.context.time()

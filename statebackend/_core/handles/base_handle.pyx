@@ -6,22 +6,25 @@ reads and writes in place do not. So `value()` and then `update()` search once, 
 
 Entries of the namespace VOID are in a table without namespace numbers. The first write to another namespace makes a
 second table, for all others.
+
+Time. `time_of(handle)` is the time by which a state is read and stamped, `cleanup_time` that by which it is cleaned up.
+They differ in event time, where each row goes by its own: what has expired for this row may not have for another key's,
+or for a row that comes later with an earlier time. So cleanup goes by the watermark, below which only late rows come.
 """
 
 cimport cython
-from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 
 from statebackend._core.memory.arena cimport CHECKED
 from statebackend._core.codecs.codecs cimport FORM_OBJECT, ValueCodec
 from statebackend._core.tables.cow_map cimport (
-    VALUE_OBJECT, CoreKey, CowMap, Entry, Table, before_operation, entry_at, find, map_new, payload_of, remove,
-    value_of)
+    CoreKey, CowMap, Entry, Table, before_operation, find, map_new, payload_of, remove)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.handles.look_ahead cimport REACH_BLOB, REACH_ENTRY, note_visit
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.state_table cimport StateTable
+from statebackend._core.tables.writing cimport object_at
 
 
 @cython.no_gc_clear                      # C pointers into the core must not outlive it
@@ -35,6 +38,7 @@ cdef class BaseHandle:
         self.make_table = make_table
         self.watcher = watcher
         self.ttl = ttl
+        self.floor = INT64_MIN
         self.stamp = NEVER
         self.reach = REACH_BLOB if codec.layout == "bytes" else REACH_ENTRY
         self.adopt_table(make_table(False), False)
@@ -71,7 +75,7 @@ cdef class BaseHandle:
                     or (CHECKED and self.core.inside)):
             self.begin()
         table = self.plain_table if key.namespace == 0 else self.spaced_table
-        note_visit(&self.context.ahead, table, self.reach)
+        self.followed = note_visit(&self.context.ahead, table, self.reach)
         if likely(table != NULL):
             map = table.maps[key.group - table.first_group]
             if likely(map != NULL):
@@ -123,10 +127,8 @@ cdef class BaseHandle:
         if self.codec.form == FORM_OBJECT:
             self.core.inside += 1        # whatever a finaliser does, the core stays
             try:
-                if self.table.layout.value_kind == VALUE_OBJECT:
-                    _dropped = <object>(<PyObject **>value_of(self.table, entry_at(self.table.core, slot)))[0]
-                if not remove(&self.table.lane, self.table, self.map, slot,
-                              self.context.key.hash):
+                _dropped = object_at(self.table, slot)
+                if not remove(&self.table.lane, self.table, self.map, slot, self.context.key.hash):
                     self.no_memory()
                 self.stamp = NEVER
             finally:
@@ -156,5 +158,57 @@ cdef class BaseHandle:
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1:
         """Return True if an entry holds something that has, or has not, expired."""
         cdef bint gone = self.ttl != 0 and is_expired((<int64_t *>payload_of(table, entry))[0], self.ttl,
-                                                      self.context.time())
+                                                      time_of(self))
         return gone == (wanted == WANT_EXPIRED)
+
+    # --- time ---
+
+    cdef int64_t event_time(self) except? -1:
+        """The time of a state in event time: that of the row or the timer at hand, where there is one."""
+        cdef int64_t now
+        if not self.context.has_event_time:
+            return self.context.time()
+        if self.is_cleaning:
+            return self.context.event_cleaned
+        now = self.context.event_now
+        if now < self.context.event_latest:
+            self.context.event_setbacks += 1
+        self.context.event_latest = now
+        if unlikely(now < self.floor):
+            self.belated += 1
+        return now
+
+    def _note_times(self, int64_t latest, int64_t earliest):
+        """A vectorised call goes by times between these, in any order: as so many scalar calls would, note them."""
+        cdef int64_t of_row = self.context.event_now
+        if not self.in_event_time or not self.context.has_event_time:
+            return
+        try:
+            self.context.event_now = latest
+            self.event_time()
+            self.context.event_now = earliest
+            self.event_time()
+        finally:
+            self.context.event_now = of_row
+
+    cdef int64_t cleanup_time(self) except? -1:
+        if self.in_event_time and self.context.has_event_time:
+            return self.context.event_cleaned
+        return self.context.time()
+
+    cdef int64_t rest_from(self, int64_t now) noexcept:
+        """The oldest timestamp that writes after a cleanup at `now` are taken to have.
+
+        It is `now`, as time goes on, but in event time late rows write older ones. Half a time to live is allowed for
+        them: so few are later that it costs little to forget then what was known of the oldest timestamps.
+        """
+        cdef int64_t allowed = self.ttl // 2
+        if not self.in_event_time or not self.context.has_event_time:
+            return now
+        now = INT64_MIN if now < INT64_MIN + allowed else now - allowed
+        self.floor = max(self.floor, now)
+        return now
+
+    cdef uint64_t setbacks(self) noexcept:
+        """A number that grows whenever a timestamp may be older than time has been before."""
+        return self.context.setbacks + self.belated

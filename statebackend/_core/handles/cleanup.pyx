@@ -94,11 +94,15 @@ cdef class CleanupHandle(BaseHandle):
         cdef int64_t now
         if self.core.closed or self.core.inside or self.ttl == 0:
             return 0
-        now = self.context.time()
+        now = self.cleanup_time()
         if likely(not is_expired(self.walk.bound, self.ttl, now) and self.walk.undone == self.core.core.undone
-                  and self.walk.setbacks == self.context.setbacks):
+                  and self.walk.setbacks == self.setbacks()):
             return 0
-        return self.walk_on(entries, now)
+        self.is_cleaning = True
+        try:
+            return self.walk_on(entries, now)
+        finally:
+            self.is_cleaning = False
 
     cdef int walk_on(self, int64_t entries, int64_t now) except -1:
         """Go on with the walk, over about so many entries, and remove what has expired.
@@ -148,12 +152,12 @@ cdef class CleanupHandle(BaseHandle):
         walk.map = walk.run = 0
         walk.run_word = 0
         walk.is_under_way = walk.is_sure = True
-        walk.began = now
+        walk.began = self.rest_from(now)
         walk.oldest = INT64_MAX
         walk.bound = INT64_MIN
         walk.copies = self.copies()
         walk.undone = self.core.core.undone
-        walk.setbacks = self.context.setbacks
+        walk.setbacks = self.setbacks()
         return 0
 
     cdef int end_round(self) except -1:
@@ -176,7 +180,7 @@ cdef class CleanupHandle(BaseHandle):
         return n
 
     def _clean_some(self, int64_t rows=1, now=None):
-        """Clean up as much as this many accesses do, at time `now` if given. Looks at no entry twice."""
+        """Clean up as much as this many accesses do, at time `now` of the clock if given. Looks at no entry twice."""
         cdef int64_t saved = self.context.now
         cdef bint was_known = self.context.now_known
         if self.cleanup_size == 0 or rows == 0:
@@ -195,9 +199,11 @@ cdef class CleanupHandle(BaseHandle):
     def _expire(self, int64_t budget):
         """Remove up to `budget` things that have expired, wherever they are, and return how many. O(what expires)."""
         self.core.core.iterators += 1    # no map shrinks while slots are remembered
+        self.is_cleaning = True
         try:
             return self.expire_some(budget)
         finally:
+            self.is_cleaning = False
             self.core.core.iterators -= 1
             if self.core.core.sparse != NULL:
                 self.core.core.pending = 1
@@ -214,7 +220,7 @@ cdef class CleanupHandle(BaseHandle):
         self.core.leave()
         if self.ttl == 0 or self.core.closed:
             return 0
-        now = self.context.time()
+        now = self.cleanup_time()
         for spaced in range(2):
             if spaced and self.spaced is None:
                 break
@@ -226,7 +232,7 @@ cdef class CleanupHandle(BaseHandle):
                 else:
                     self.plain_index = index
             table = index.table
-            index.begin(self.context.setbacks)
+            index.begin(self.setbacks(), self.rest_from(now))
             while done < budget:
                 n = index.found(self.ttl, now, slots, &map)
                 self.core.calls += 1     # looking may have moved entries

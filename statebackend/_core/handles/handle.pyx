@@ -29,10 +29,11 @@ cdef class Handle(CleanupHandle):
 
     def __init__(self, KeyContext context not None, descriptor, ValueCodec codec not None, make_table,
                  int64_t ttl=0, bint refreshes=False, bint shows_expired=False, watcher=None,
-                 int64_t cleanup_size=0):
+                 int64_t cleanup_size=0, bint in_event_time=False):
         self._descriptor = descriptor
         self.refreshes = refreshes
         self.shows_expired = shows_expired
+        self.in_event_time = in_event_time
         CleanupHandle.__init__(self, context, codec, make_table, ttl, watcher, cleanup_size)
 
     @property
@@ -98,12 +99,15 @@ cdef class Handle(CleanupHandle):
         """Return all tables of the state."""
         return [self.plain] if self.spaced is None else [self.plain, self.spaced]
 
-    def _number_for_batch(self, bint makes_table):
-        """Return the number of the current namespace. With `makes_table`, there is a table for it afterwards."""
-        cdef uint32_t number = self.context.key.namespace
-        if makes_table and number and self.spaced_table == NULL:
+    def _current_number(self):
+        """Return the number of the current namespace."""
+        return self.context.key.namespace
+
+    def _table_of(self, bint spaced, bint makes):
+        """Return the table of VOID, or of all other namespaces; None if it was never made and is not made now."""
+        if spaced and makes and self.spaced_table == NULL:
             self.make_spaced()
-        return number
+        return self.spaced if spaced else self.plain
 
     def _enter_namespace(self, uint32_t number):
         """Make a namespace current by its number."""

@@ -1,14 +1,14 @@
 """The current key, namespace and time of one keyed backend; see `key_context.pyx`."""
 
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
 from statebackend._core.codecs.codecs cimport KeyCodec
 from statebackend._core.tables.cow_map cimport CoreKey
+from statebackend._core.handles.key_shape cimport KeyShape
 from statebackend._core.handles.look_ahead cimport LookAhead
-from statebackend._core.key_groups cimport pmod_group
-from statebackend._core.memory.platform cimport likely
 from statebackend._core.tables.state_core cimport StateCore
-from statebackend._core.handles.wall_clock cimport WallClock
+from statebackend._core.wall_clock cimport WallClock
 
 cdef enum TimeSource:
     TIME_OF_SYSTEM = 0                   # read when first asked for after the key was set
@@ -21,18 +21,14 @@ cdef enum:
     NEAR_SHIFT = 59                      # leaves as many bits as there are sets
     NEAR_LONGEST = 128                   # bytes; longer names are not kept
 
-cdef inline uint32_t group_of_hash(int32_t spark, uint32_t max_parallelism) noexcept nogil:
-    # For a power of two, the mask is the non-negative remainder in two's complement: no division.
-    if likely(max_parallelism & (max_parallelism - 1) == 0):
-        return <uint32_t>spark & (max_parallelism - 1)
-    return <uint32_t>pmod_group(spark, <int32_t>max_parallelism)
-
 cdef class KeyContext:
     cdef readonly StateCore core
     cdef readonly KeyCodec codec
     # Number or bytes, current namespace by number, hash for both, key group. All tables of a core have one seed.
     cdef CoreKey key
     cdef object key_owner                # keeps `key.data` valid
+    cdef object key_room                 # of bytes that were written here, the owner; used again if nobody else has it
+    cdef KeyShape shape
     cdef bint has_key
     cdef object key_object               # the current key, if the turn is that of `key_turn`; or None
     cdef uint64_t key_turn
@@ -59,6 +55,12 @@ cdef class KeyContext:
     cdef int64_t now
     cdef int64_t latest                  # that was asked for
     cdef uint64_t setbacks               # how often time went back between two of them
+    # In a job whose rows tell a time of their own, states in event time go by these; see `base_handle.pyx`.
+    cdef bint has_event_time
+    cdef int64_t event_now               # of the row or the timer at hand
+    cdef int64_t event_latest            # that was asked for
+    cdef uint64_t event_setbacks         # how often it went back between two of them
+    cdef int64_t event_cleaned           # the watermark: cleanup removes what has expired by then
     cdef bint has_worked
     cdef int64_t worked_at               # time of `clock` at the last operation that may have changed something
     cdef list on_record                  # states that clean up whenever a key is set; None: none does
@@ -66,11 +68,18 @@ cdef class KeyContext:
     cdef int set_number(self, int64_t number) except -1
     cdef int set_key_of_run(self, object key, int64_t number, const int64_t *later) except -1
     cdef void look_ahead(self, bint has_guess) noexcept
+    cdef void expect(self, uint32_t place) noexcept
     cdef void ask_for_buckets(self) noexcept
     cdef int64_t time(self) except? -1
     cdef void begin_at(self, int64_t now) noexcept
     cdef int clean_on_record(self) except -1
     cdef int set_other_key(self, object key) except -1
+    cdef int set_bytes_of_run(self, object key, const char *later, int64_t length) except -1
+    cdef bint peek_before(self, PyObject *key, int keys) noexcept
+    cdef bint peek_bytes(self, PyObject *key, int keys) noexcept
+    cdef void catch_up(self, PyObject *key) noexcept
+    cdef int take_key(self, object key, uintptr_t at) except -1
+    cdef object room_for_key(self)
     cdef int adopt(self, CoreKey *key, object owner) except -1
     cdef void hash_key(self) noexcept
     cdef bint to_near_namespace(self, object namespace) except -1

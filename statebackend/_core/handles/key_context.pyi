@@ -12,6 +12,8 @@ class KeyContext:
     _now: int
     _fixed_now: int | None
     _worked_at: int | None
+    _event_now: int | None
+    _event_cleaned: int
     @property
     def _group(self) -> int: ...
     def _open(

@@ -5,24 +5,28 @@ the same for all tables of a core. It increments `StateCore.calls`, so handles f
 it asks for the memory that handles will need for this key, and for the keys that probably follow: see `look_ahead.pxd`.
 
 Time. `now` is read once per key. A clock that the caller gave is read when the key is set. The machine's clock is read
-when a state with a time to live first asks for it, so that other programs do not pay for it.
+when a state with a time to live first asks for it, so that other programs do not pay for it. In a job whose rows tell
+their time, states in event time go by `event_now`, which the loop over the rows sets.
 """
 
 cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, intptr_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from statebackend._core.codecs.codecs cimport KEY_NUMBER, KEY_STRING, KeyCodec
-from statebackend._core.codecs.objects cimport long_as_int64
+from statebackend._core.tables.objects cimport long_as_int64
 from statebackend._core.tables.cow_map cimport CoreKey
-from statebackend._core.key_groups cimport hash_canonical_bytes, hash_canonical_int
+from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, hash_canonical_int
 from statebackend._core.handles.look_ahead cimport (
-    BUCKETS_AHEAD, ENTRIES_AHEAD, GUESSES, LOOKS_AHEAD, Guess, ask_for_bucket, ask_for_entry, follow_values, guess_of,
-    peek)
-from statebackend._core.memory.platform cimport hash_bytes, hash_int, likely, unlikely
+    BUCKETS_AHEAD, ENTRIES_AHEAD, GUESS_BYTES, GUESSES, LOOKS_AHEAD, Guess, ask_for_bucket, ask_for_entry, begins_run,
+    can_peek, follow_values, goes_on, guess_of, peek, peek_int)
+from statebackend._core.handles.key_shape cimport (
+    SHAPE_NONE, SHAPE_TUPLE, bytes_ahead, bytes_of_tuple, holders, shape_of)
+from statebackend._core.memory.platform cimport hash_bytes, hash_int, likely, same_bytes, unlikely
 from statebackend._core.tables.state_core cimport StateCore
-from statebackend._core.handles.wall_clock cimport wall_clock_init, wall_clock_ms
+from statebackend._core.wall_clock cimport wall_clock_init, wall_clock_ms
 
 from statebackend.errors import ClosedError, KeyGroupError, UsageError
 
@@ -34,6 +38,18 @@ cdef inline uint32_t near_set(object namespace) noexcept:
     """The first place of the set in which a namespace is looked for."""
     cdef uint64_t mixed = <uint64_t><uintptr_t><PyObject *>namespace * <uint64_t>0x9E3779B97F4A7C15
     return <uint32_t>(mixed >> NEAR_SHIFT) * NEAR_WAYS
+
+cdef inline void expect_number(KeyContext context, Guess *guess) noexcept:
+    """Hash an integer key that was guessed, and ask for its buckets."""
+    cdef LookAhead *ahead = &context.ahead
+    cdef uint32_t i
+    guess.group = group_of_hash(hash_canonical_int(&context.codec.plan.program, guess.number), context.max_parallelism)
+    guess.hash = hash_int(guess.number, context.key.namespace, context.core.core.seed)
+    if unlikely(guess.group - context.first_group >= context.n_groups):
+        guess.at = 0
+        return
+    for i in range(ahead.n_visits):
+        ask_for_bucket(ahead.visits[i].table, guess.group, guess.hash)
 
 
 @cython.no_gc_clear                      # a C pointer into `core` must not outlive it
@@ -47,6 +63,7 @@ cdef class KeyContext:
         memset(&self.key, 0, sizeof(CoreKey))
         memset(&self.ahead, 0, sizeof(self.ahead))
         wall_clock_init(&self.wall_clock)
+        shape_of(codec, &self.shape)
         self.core = core
         self.codec = codec
         self.max_parallelism = max_parallelism
@@ -67,7 +84,7 @@ cdef class KeyContext:
     def set_current_key(self, key):
         """Make `key` the one that handles work on. O(1)."""
         cdef int64_t number
-        cdef intptr_t stride
+        cdef uintptr_t at = <uintptr_t><PyObject *>key
         if unlikely(self.core.closed):
             raise ClosedError("the backend is closed", hint="create another one")
         if unlikely(self.codec.form != KEY_NUMBER or not PyLong_CheckExact(key) or not long_as_int64(key, &number)
@@ -75,14 +92,16 @@ cdef class KeyContext:
             self.set_other_key(key)
             return
         self.set_number(number)
-        stride = <intptr_t>(<uintptr_t><PyObject *>key - self.ahead.key_at)
-        self.ahead.key_at = <uintptr_t><PyObject *>key
-        if LOOKS_AHEAD and stride == self.ahead.stride:
-            self.ahead.turn += 1
-            self.look_ahead(peek(&self.ahead, &self.ahead.guesses[self.ahead.turn & (GUESSES - 1)]))
-        else:
-            self.ahead.stride = stride
-            self.ask_for_buckets()
+        if self.ahead.is_wide:
+            if LOOKS_AHEAD and likely(goes_on(&self.ahead, at)):
+                self.look_ahead(peek(&self.ahead, &self.ahead.guesses[self.ahead.turn & (GUESSES - 1)]))
+            elif LOOKS_AHEAD and begins_run(&self.ahead, at):
+                self.ask_for_buckets()
+                if peek(&self.ahead, &self.ahead.guesses[self.ahead.turn & (GUESSES - 1)]):
+                    expect_number(self, &self.ahead.guesses[self.ahead.turn & (GUESSES - 1)])
+                    self.catch_up(<PyObject *>key)
+            else:
+                self.ask_for_buckets()
         if unlikely(self.on_record is not None):
             self.clean_on_record()
 
@@ -103,10 +122,12 @@ cdef class KeyContext:
         self.ahead.stride = 1
         guess = &self.ahead.guesses[self.ahead.turn & (GUESSES - 1)]
         guess.at = 0
-        if later != NULL:
-            guess.at = self.ahead.key_at + BUCKETS_AHEAD
-            guess.number = later[0]
-        self.look_ahead(later != NULL)
+        if self.ahead.is_wide:
+            # A guess counts only once its key group is found, which `look_ahead` does.
+            if later != NULL:
+                guess.at = self.ahead.key_at + BUCKETS_AHEAD
+                guess.number = later[0]
+            self.look_ahead(later != NULL)
         if unlikely(self.on_record is not None):
             self.clean_on_record()
         return 0
@@ -119,6 +140,8 @@ cdef class KeyContext:
             self.group_outside(group)
         if self.time_source == TIME_OF_CLOCK:
             self.begin_at(self.read_clock(self.clock))
+            if unlikely(self.core.closed):       # a clock may run anything
+                raise ClosedError("the backend is closed", hint="create another one")
         elif self.time_source == TIME_OF_SYSTEM:
             self.now_known = False
         self.key.number = number
@@ -146,16 +169,12 @@ cdef class KeyContext:
         cdef LookAhead *ahead = &self.ahead
         cdef Guess *guess = &ahead.guesses[ahead.turn & (GUESSES - 1)]
         cdef uint32_t i
-        cdef bint is_deep = False
-        if likely(has_guess):
-            guess.group = group_of_hash(hash_canonical_int(&self.codec.plan.program, guess.number),
-                                        self.max_parallelism)
-            guess.hash = hash_int(guess.number, self.key.namespace, self.core.core.seed)
-            if unlikely(guess.group - self.first_group >= self.n_groups):
-                guess.at = 0
-            else:
-                for i in range(ahead.n_visits):
-                    ask_for_bucket(ahead.visits[i].table, guess.group, guess.hash)
+        cdef bint is_deep = not self.codec.is_int
+        if unlikely(is_deep):
+            if has_guess:
+                self.expect(ahead.turn & (GUESSES - 1))
+        elif likely(has_guess):
+            expect_number(self, guess)
         guess = guess_of(ahead, ENTRIES_AHEAD)
         for i in range(ahead.n_visits):
             is_deep |= ahead.visits[i].reach != 0
@@ -164,6 +183,26 @@ cdef class KeyContext:
         if is_deep:
             follow_values(ahead, self.key.namespace)
 
+    cdef void expect(self, uint32_t place) noexcept:
+        """Hash a key that was guessed, and ask for its buckets."""
+        cdef LookAhead *ahead = &self.ahead
+        cdef Guess *guess = &ahead.guesses[place]
+        cdef uint32_t i
+        if self.codec.is_int:
+            expect_number(self, guess)
+            return
+        guess.group = group_of_hash(
+            hash_canonical_bytes(&self.codec.plan.program, <const uint8_t *>ahead.bytes[place], guess.number),
+            self.max_parallelism)
+        guess.namespace = self.key.namespace
+        guess.hash = hash_bytes(<const unsigned char *>ahead.bytes[place], guess.number,
+                                self.core.core.seed + guess.namespace)
+        if unlikely(guess.group - self.first_group >= self.n_groups):
+            guess.at = 0
+        else:
+            for i in range(ahead.n_visits):
+                ask_for_bucket(ahead.visits[i].table, guess.group, guess.hash)
+
     cdef void ask_for_buckets(self) noexcept:
         """Ask for the buckets that the handles will look at for the current key."""
         cdef uint32_t i
@@ -171,12 +210,102 @@ cdef class KeyContext:
             ask_for_bucket(self.ahead.visits[i].table, self.key.group, self.key.hash)
 
     cdef int set_other_key(self, object key) except -1:
+        """`set_current_key` for all other keys."""
+        cdef uintptr_t at = <uintptr_t><PyObject *>key
+        cdef intptr_t stride
+        cdef bint has_guess
+        if not self.take_key(key, at):
+            self.ask_for_buckets()
+        if LOOKS_AHEAD and self.shape.form != SHAPE_NONE:
+            stride = <intptr_t>(at - self.ahead.key_at)
+            self.ahead.key_at = at
+            if stride == self.ahead.stride and stride != 0:
+                self.ahead.turn += 1
+                has_guess = self.peek_bytes(<PyObject *>key, BUCKETS_AHEAD)
+                self.look_ahead(has_guess)
+                if has_guess and unlikely(guess_of(&self.ahead, BUCKETS_AHEAD - 1) == NULL):
+                    self.catch_up(<PyObject *>key)
+            else:
+                self.ahead.stride = stride
+        if unlikely(self.on_record is not None):
+            self.clean_on_record()
+        return 0
+
+    cdef int set_bytes_of_run(self, object key, const char *later, int64_t length) except -1:
+        """`set_other_key` in a run of keys that become bytes, where those of the key BUCKETS_AHEAD later are known.
+
+        They are at `later`; a length of 0: there are none, or they are not known.
+        """
+        cdef Guess *guess
+        if not self.take_key(key, self.ahead.turn + 1):
+            self.ask_for_buckets()
+        self.ahead.turn += 1
+        self.ahead.key_at = self.ahead.turn      # a place in the run, as in `set_key_of_run`
+        self.ahead.stride = 1
+        guess = &self.ahead.guesses[self.ahead.turn & (GUESSES - 1)]
+        guess.at = 0
+        if length:
+            guess.at = self.ahead.key_at + BUCKETS_AHEAD
+            guess.number = length
+            memcpy(self.ahead.bytes[self.ahead.turn & (GUESSES - 1)], later, length)
+        self.look_ahead(length != 0)
+        if unlikely(self.on_record is not None):
+            self.clean_on_record()
+        return 0
+
+    cdef bint peek_before(self, PyObject *key, int keys) noexcept:
+        """Read a key between this one and that which is BUCKETS_AHEAD; False if nothing there looks like one."""
+        cdef Guess *guess = &self.ahead.guesses[(self.ahead.turn - (BUCKETS_AHEAD - keys)) & (GUESSES - 1)]
+        cdef uintptr_t at = self.ahead.key_at + keys * self.ahead.stride
+        if not self.codec.is_int:
+            return self.peek_bytes(key, keys)
+        guess.at = at if can_peek(at, self.ahead.key_at) and peek_int(at, &guess.number) else 0
+        return guess.at != 0
+
+    cdef bint peek_bytes(self, PyObject *key, int keys) noexcept:
+        """Read the key that probably lies so many keys ahead of this one; False if nothing there looks like one."""
+        cdef uint32_t place = (self.ahead.turn - (BUCKETS_AHEAD - keys)) & (GUESSES - 1)
+        cdef Guess *guess = &self.ahead.guesses[place]
+        cdef uintptr_t at = self.ahead.key_at + keys * self.ahead.stride
+        guess.number = bytes_ahead(&self.shape, at, key, self.ahead.bytes[place])
+        guess.at = at if guess.number else 0
+        return guess.number != 0
+
+    cdef void catch_up(self, PyObject *key) noexcept:
+        """Guess what comes before the key that was just guessed, and lay on a page that could not be read before."""
+        cdef LookAhead *ahead = &self.ahead
+        cdef Guess *guess
+        cdef int keys = BUCKETS_AHEAD - 1
+        cdef uint32_t i
+        while keys and guess_of(ahead, keys) == NULL and self.peek_before(key, keys):
+            self.expect((ahead.turn - (BUCKETS_AHEAD - keys)) & (GUESSES - 1))
+            keys -= 1
+        for keys in range(keys + 1, ENTRIES_AHEAD):
+            guess = guess_of(ahead, keys)
+            for i in range(ahead.n_visits if guess != NULL else 0):
+                ask_for_entry(ahead.visits[i].table, guess.group, guess.hash)
+
+    cdef int take_key(self, object key, uintptr_t at) except -1:
+        """Make a key current that lies at an address, or at a place in a run; return whether it was guessed."""
         cdef CoreKey new
-        cdef object owner
+        cdef char written[GUESS_BYTES]
+        cdef object owner = None
+        cdef object _old_owner           # ends with this call, when all is set
+        cdef uint32_t made = (self.ahead.turn + 1 - BUCKETS_AHEAD) & (GUESSES - 1)
+        cdef Guess *guess = &self.ahead.guesses[made]
+        cdef uint32_t guessed_hash = 0, guessed_namespace = 0
+        cdef bint is_guessed = False
         memset(&new, 0, sizeof(CoreKey))
-        owner = self.codec.split(key, &new)
+        if self.shape.form == SHAPE_TUPLE:
+            new.data = written
+            new.length = bytes_of_tuple(&self.shape, <PyObject *>key, written)
+        if new.length == 0:
+            owner = self.codec.split(key, &new)
         if self.codec.is_int:
             new.group = group_of_hash(hash_canonical_int(&self.codec.plan.program, new.number), self.max_parallelism)
+        elif guess.at == at and guess.number == <int64_t>new.length and same_bytes(
+                self.ahead.bytes[made], new.data, new.length):
+            new.group, guessed_hash, guessed_namespace, is_guessed = guess.group, guess.hash, guess.namespace, True
         else:
             new.group = group_of_hash(
                 hash_canonical_bytes(&self.codec.plan.program, <const uint8_t *>new.data, new.length),
@@ -189,13 +318,29 @@ cdef class KeyContext:
             self.now_known = False
         if unlikely(self.core.closed):   # encoders and clocks may run anything
             raise ClosedError("the backend is closed", hint="create another one")
-        new.namespace = self.key.namespace
-        self.adopt(&new, owner)
+        if new.data == written:
+            owner = self.room_for_key()
+            new.data = PyBytes_AS_STRING(owner)
+            memcpy(<char *>new.data, written, new.length)
+        _old_owner = self.key_owner
+        self.key.number, self.key.data, self.key.length, self.key.group = new.number, new.data, new.length, new.group
+        self.key_owner = owner
+        self.has_key = True
+        if is_guessed and guessed_namespace == self.key.namespace:
+            self.key.hash = guessed_hash
+            self.turn += 1
+            self.core.calls += 1
+        else:
+            is_guessed = False
+            self.hash_key()
         self.ahead.is_complete = True
-        self.ask_for_buckets()
-        if unlikely(self.on_record is not None):
-            self.clean_on_record()
-        return 0
+        return is_guessed
+
+    cdef object room_for_key(self):
+        """Memory for the bytes of the next key: that of the last one, if nobody else holds it."""
+        if self.key_room is None or holders(<PyObject *>self.key_room) > 1 + (self.key_owner is self.key_room):
+            self.key_room = PyBytes_FromStringAndSize(NULL, GUESS_BYTES)
+        return self.key_room
 
     cdef int adopt(self, CoreKey *key, object owner) except -1:
         """Take over a key with its key group; the namespace stays."""
@@ -422,6 +567,26 @@ cdef class KeyContext:
     def _now(self, int64_t now):
         self.now = now
         self.now_known = True
+
+    @property
+    def _event_now(self):
+        """The time that states in event time go by; None: they go by the same as all others."""
+        return self.event_now if self.has_event_time else None
+
+    @_event_now.setter
+    def _event_now(self, now):
+        self.has_event_time = now is not None
+        if self.has_event_time:
+            self.event_now = now
+
+    @property
+    def _event_cleaned(self):
+        """The time by which what has expired in event time is cleaned up."""
+        return self.event_cleaned
+
+    @_event_cleaned.setter
+    def _event_cleaned(self, int64_t now):
+        self.event_cleaned = now
 
     @property
     def _worked_at(self):

@@ -7,15 +7,18 @@ RuntimeError.
 """
 
 cimport cython
+from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from statebackend._core.codecs.codecs cimport MAX_STORED
 from statebackend._core.tables.cow_map cimport (
-    CoreKey, CowMap, Entry, ExpiringHead, ListHead, Table, entry_at, key_object, live_elements, namespace_of, value_of)
+    CoreKey, CowMap, Entry, ExpiringHead, ListHead, Table, elements_of, entry_at, key_object, live_elements,
+    namespace_of, value_of)
 from statebackend._core.tables.expiry cimport is_expired
-from statebackend._core.handles.base_handle cimport WANT_ALIVE, WANT_EXPIRED, find_key
+from statebackend._core.handles.base_handle cimport WANT_ALIVE, WANT_EXPIRED, find_key, time_of
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.tables.lists cimport (
     ListCursor, cursor_close, cursor_next, cursor_open, drop_elements, list_extend, list_skip, pass_expired,
@@ -46,7 +49,7 @@ cdef class ListHandle(Handle):
 
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1:
         cdef ExpiringHead *head
-        cdef int64_t now = self.context.time()
+        cdef int64_t now = time_of(self)
         if self.ttl == 0:
             return wanted == WANT_ALIVE
         head = <ExpiringHead *>value_of(table, entry)
@@ -61,7 +64,7 @@ cdef class ListHandle(Handle):
         """Collect raw elements in `found`, all or only the unexpired, for `finished` to convert. Runs no Python."""
         cdef ListCursor cursor
         cdef char *element
-        cdef int64_t now = 0 if all else self.context.time()
+        cdef int64_t now = 0 if all else time_of(self)
         cdef uint32_t skip = 8 if self.table.element_has_timestamp else 0
         self.open_cursor(self.head(), &cursor)
         try:
@@ -74,13 +77,13 @@ cdef class ListHandle(Handle):
             cursor_close(&cursor)
         return found
 
-    cdef char *unexpired_elements(self, int64_t stamp, uint64_t *n) except? NULL:
-        """Copies of the unexpired elements in stored form, to be freed; restamped with `stamp` unless it is -1."""
+    cdef char *unexpired_elements(self, bint renews, uint64_t *n) except? NULL:
+        """Copies of the unexpired elements in stored form, to be freed; with the current time if `renews`."""
         cdef ListCursor cursor
         cdef char *element
         cdef char *copies
         cdef uint32_t width = self.table.element_width
-        cdef int64_t now = self.context.time()
+        cdef int64_t now = time_of(self)
         n[0] = 0
         copies = <char *>PyMem_RawMalloc(live_elements(self.table, self.head()) * width + 1)
         if copies == NULL:
@@ -93,8 +96,8 @@ cdef class ListHandle(Handle):
             if self.ttl == 0 or not is_expired((<int64_t *>element)[0], self.ttl, now):
                 memcpy(copies + n[0] * width, element, width)
                 refer_to_element(self.table, copies + n[0] * width)
-                if stamp != -1:
-                    (<int64_t *>(copies + n[0] * width))[0] = stamp
+                if renews:
+                    (<int64_t *>(copies + n[0] * width))[0] = now
                 n[0] += 1
             element = cursor_next(self.table, &cursor)
         cursor_close(&cursor)
@@ -127,7 +130,7 @@ cdef class ListHandle(Handle):
             self.find_here()
         if self.map == NULL:
             self.make_room()
-        now = self.context.time() if self.ttl else 0
+        now = time_of(self) if self.ttl else 0
         width = self.table.element_width
         skip = 8 if self.table.element_has_timestamp else 0
         elements = <char *>PyMem_RawMalloc(n * width)
@@ -154,14 +157,42 @@ cdef class ListHandle(Handle):
 
     def get(self):
         """The elements, in order, as a new list; empty if there are none. O(length)."""
-        cdef list found = []             # before the entry is found: making the list may run finalisers
+        cdef list found
+        cdef uint64_t n, calls
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
+        if self.stamp != self.core.calls:
+            self.find_here()
+        if self.slot and self.ttl == 0:
+            n = live_elements(self.table, self.head())
+            if n <= self.head().tail_used:
+                calls = self.core.calls
+                found = PyList_New(n)            # which may run finalisers, and they this handle
+                if self.core.calls == calls:
+                    return self.read_last(found, n)
+        found = []                       # before the entry is found, for the same reason
         if self.stamp != self.core.calls:
             self.find_here()
         if self.slot == 0:
             return found
         return self.read_list(found)
+
+    cdef list read_last(self, list found, uint64_t n):
+        """Fill a list that has no items yet with as many last elements, which lie in one chunk."""
+        cdef ListHead *head = self.head()
+        cdef uint32_t width = self.table.element_width
+        cdef char *element = elements_of(self.table, head.tail) + <uint64_t>(head.tail_used - n) * width
+        cdef object value
+        cdef uint64_t i
+        for i in range(n):
+            value = self.codec.load_raw(element)
+            Py_INCREF(value)
+            PyList_SET_ITEM(found, i, value)
+            element += width
+        if not self.codec.is_native:
+            for i in range(n):
+                found[i] = self.codec.finished(found[i])
+        return found
 
     cdef list read_list(self, list found):
         cdef char *copies
@@ -175,7 +206,7 @@ cdef class ListHandle(Handle):
                 self.expired_on_read += 1
                 self.remove_here()
             elif self.refreshes:
-                copies = self.unexpired_elements(self.context.time(), &n)
+                copies = self.unexpired_elements(True, &n)
                 try:
                     self.put_elements(copies, n, True)
                 finally:
@@ -205,7 +236,7 @@ cdef class ListHandle(Handle):
         if unlikely(self.map == NULL):
             self.make_room()
         if self.ttl:
-            (<int64_t *>stored)[0] = self.context.time()
+            (<int64_t *>stored)[0] = time_of(self)
             element += 8
         if unlikely(not self.codec.store(self.core, value, element)):
             data = self.codec.serialized(value)
@@ -229,7 +260,7 @@ cdef class ListHandle(Handle):
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
-        given = elements_of(values, self.codec.where)
+        given = given_elements(self, values)
         if given:
             self.store_all(given, False)
 
@@ -240,7 +271,7 @@ cdef class ListHandle(Handle):
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
-        given = elements_of(values, self.codec.where)
+        given = given_elements(self, values)
         if given:
             if self.watcher is not None:
                 self.watcher.forget(self)
@@ -270,13 +301,13 @@ cdef class ListHandle(Handle):
             return True
         to = (<ExpiringHead *>self.head())[0]
         if to.is_ordered:
-            pass_expired(self.table, &to, self.ttl, self.context.time())
+            pass_expired(self.table, &to, self.ttl, time_of(self))
             if to.dead <= MOST_DEAD or to.dead <= live_elements(self.table, &to.list):
                 if not list_skip(&self.table.lane, self.table, self.map, self.slot, self.context.key.hash, &to):
                     self.no_memory()
                 self.core.calls += 1
                 return True
-        copies = self.unexpired_elements(-1, &n)
+        copies = self.unexpired_elements(False, &n)
         try:
             self.put_elements(copies, n, True)
         finally:
@@ -302,7 +333,7 @@ cdef class ListHandle(Handle):
                 return parts
         self.ttl = 0                     # all elements, expired or not
         try:
-            copies = self.unexpired_elements(-1, &n)
+            copies = self.unexpired_elements(False, &n)
         finally:
             self.ttl = ttl
         parts.join(copies, n)
@@ -367,15 +398,16 @@ cdef class ListParts:
         return 0
 
 
-cdef list elements_of(object values, str where):
+cdef list given_elements(ListHandle handle, object values):
     """The given elements as a new list; the user's iterable may run anything."""
+    cdef str where = handle.codec.where
     if values is None or isinstance(values, (str, bytes, bytearray)):
         raise SerializationTypeError(
             f"a {type(values).__name__} is not a collection of elements",
             code="SERIALIZATION.NULL" if values is None else None, detail=where,
             hint="give a list; clear() removes all elements" if values is None else "give a list")
     if hasattr(values, "to_pylist"):     # an Arrow array
-        return values.to_pylist()
+        return (<object>handle)._elements_of_column(values)
     return list(values)
 
 
@@ -402,7 +434,7 @@ cdef class ListIterator:
             handle.find_here()
         self.handle = handle
         handle.iterators += 1
-        self.now = handle.context.time() if handle.ttl else 0
+        self.now = time_of(handle) if handle.ttl else 0
         if handle.slot and handle.ttl and (handle.refreshes or handle.all_expired()):
             self.values = iter(handle.read_list(found))
             if handle.stamp != handle.core.calls:

@@ -2,9 +2,14 @@
 
 Keys come in lists, and key objects that were made one after another mostly lie one after another in memory. So this
 code watches the distance between the objects that are set as keys, as a processor's prefetcher does with addresses.
-If the distance was the same twice, there is probably a key several such distances further on. Bytes there, if they
+If the distance was the same twice, there is probably a key several such distances further on. Now and then a key of
+another size lies elsewhere, which does not disturb that. Bytes there, if they
 are on the same page of memory as the current key and so readable, count as a key if they look like an `int`. The
-guess costs a few nanoseconds, and affects only what is fetched.
+guess costs a few nanoseconds, and affects only what is fetched. (Of a key that becomes bytes, hashes that were made
+ahead are used if its bytes are those that were guessed.) From the next page the system copies, if it can be read: all
+keys that are probably set from there at once.
+
+While the entries of all tables that a key was looked up in fit in a processor's cache, nothing of this happens.
 
 The code follows a guessed key one step at a time, so that each step finds what the one before has prefetched:
 
@@ -15,15 +20,20 @@ The code follows a guessed key one step at a time, so that each step finds what 
     PARTS_AHEAD                           what is behind that: an entry of the map, the chunk before the last
     RESTS_AHEAD                           and one more: the second entry in that bucket, the next chunk
 
+Keys that become bytes have the bytes of the key in the place of the second entry and the value: CHAINS_AHEAD, those of
+the first entry in the bucket are asked for if its hash is the same, else the second entry; VALUES_AHEAD, the bytes of
+that. What lies behind an entry is followed by its hash alone. `key_shape.pyx` tells how such keys are read.
+
 This happens in the tables in which the last key was looked up. For a map, the map key is guessed in the same way, while
 the call has one in its hands; without a guess, the last map key is expected again. A key that has no map yet will
 have an anchor whose place is known, so that the bucket is known in which its first entry will come.
 """
 
-from libc.stdint cimport int64_t, intptr_t, uint32_t, uintptr_t
+from libc.stdint cimport int64_t, intptr_t, uint32_t, uint64_t, uintptr_t
 
+from statebackend._core.memory.arena cimport Blob, blob_data
 from statebackend._core.tables.cow_map cimport (
-    BucketTable, CowMap, Entry, Table, active_table, bucket, entry_at, hash_of)
+    BucketTable, CowMap, Entry, Table, active_table, blob_hash, bucket, entry_at, namespace_of)
 from statebackend._core.memory.platform cimport prefetch
 
 cdef extern from *:
@@ -100,9 +110,11 @@ cdef enum:
     VALUES_AHEAD = 3
     PARTS_AHEAD = 2
     RESTS_AHEAD = 1
+    GUESS_BYTES = 64                     # the longest canonical form that is guessed, of keys that become bytes
     GUESSES = 16                         # a power of two, more than BUCKETS_AHEAD
     PART_GUESSES = 8                     # the same, more than VALUES_AHEAD + 1
     VISITS = 4                           # tables to follow; a record that uses more is expensive anyway
+    NEAR_BYTES = 524288                  # entries that stay in the cache of a processor core: nothing need be fetched
 
 cdef enum Reach:
     # The next thing that a lookup reads after it has found the entry.
@@ -115,7 +127,9 @@ cdef enum Reach:
 cdef struct PartGuess:
     int64_t number                       # a map key
     uint32_t turn                        # in which it is expected
-    uint32_t hash                        # of the map's entry
+    int64_t hashed                       # the map key that was taken, this one or the last
+    uint32_t anchor                      # of its map
+    uint32_t hash                        # of both: of the map's entry
     uint32_t hash_turn                   # in which that is expected
 
 cdef struct Visit:
@@ -129,25 +143,60 @@ cdef struct Visit:
 
 cdef struct Guess:
     uintptr_t at                         # address of the key; 0: none
-    int64_t number
+    int64_t number                       # of keys that become bytes: how many
     uint32_t group
     uint32_t hash
+    uint32_t namespace                   # with which that was made
 
 cdef struct LookAhead:
-    uintptr_t key_at                     # address of the last key
-    intptr_t stride                      # its distance from the key before
+    uintptr_t key_at                     # address of the last key of the run
+    intptr_t stride                      # from one of its keys to the next
     uint32_t turn
+    uintptr_t other_at                   # address of the last key that lay elsewhere
+    intptr_t other_stride                # its distance from the one of that kind before
+    uint32_t others                      # how many of them there were since the last key of the run
     Guess guesses[GUESSES]               # by the turn at which they were made
+    char bytes[GUESSES][GUESS_BYTES]     # canonical forms, likewise
     # The lookups for the last key that had any.
     Visit visits[VISITS]
     uint32_t n_visits
     bint is_complete                     # the key has changed since: the next lookup starts anew
+    bint is_wide                         # not all of what they look at stays in a processor's cache
+
+cdef inline bint goes_on(LookAhead *ahead, uintptr_t at) noexcept nogil:
+    """Return True if a key is the next one of the run."""
+    if at - ahead.key_at != <uintptr_t>ahead.stride:
+        return False
+    ahead.key_at = at
+    ahead.others = 0
+    ahead.turn += 1
+    return True
+
+cdef inline bint begins_run(LookAhead *ahead, uintptr_t at) noexcept nogil:
+    """Take note of a key that is not the next one of the run; return whether another run is taken to begin with it.
+
+    Ints of different sizes lie in runs of their own. So a key or two that lie elsewhere do not end the run, unless
+    the second is as far from the first as keys of the run are: then the run goes on in another place.
+    """
+    cdef intptr_t stride = <intptr_t>(at - ahead.other_at)
+    ahead.others += 1
+    if (ahead.others > 1 and stride == ahead.stride) or (ahead.others > 2 and stride == ahead.other_stride):
+        ahead.other_at, ahead.other_stride = ahead.key_at, ahead.stride
+        ahead.key_at, ahead.stride, ahead.others = at, stride, 0
+        ahead.turn += 1
+        return True
+    ahead.other_at, ahead.other_stride = at, stride
+    return False
+
+cdef inline bint is_wide(Table *table) noexcept nogil:
+    return <uint64_t>table.lane.entries * table.layout.stride > NEAR_BYTES
 
 cdef inline Visit *note_visit(LookAhead *ahead, Table *table, int reach) noexcept nogil:
     """Note that the current key's lookup is in this table; NULL if there are too many."""
     cdef uint32_t i
     if ahead.is_complete:
         ahead.is_complete = False
+        ahead.is_wide = False
         ahead.n_visits = 0
     for i in range(ahead.n_visits):
         if ahead.visits[i].table == table:
@@ -155,28 +204,27 @@ cdef inline Visit *note_visit(LookAhead *ahead, Table *table, int reach) noexcep
     if table == NULL or ahead.n_visits == VISITS:
         return NULL
     ahead.n_visits += 1
+    # What lies behind an entry is not counted, so then it is taken to be much.
+    ahead.is_wide |= reach != REACH_ENTRY or is_wide(table)
     ahead.visits[ahead.n_visits - 1].table = table
     ahead.visits[ahead.n_visits - 1].reach = reach
     return &ahead.visits[ahead.n_visits - 1]
 
-cdef inline void note_map_entry(LookAhead *ahead, Table *heads, Table *entries, int64_t map_key) noexcept nogil:
+cdef inline void note_map_entry(Visit *visit, Table *entries, int64_t map_key) noexcept nogil:
     """Note that a map's entry is looked up for the current key."""
-    cdef Visit *visit = note_visit(ahead, heads, REACH_MAP_ENTRY)
-    if visit != NULL:
-        visit.reach = REACH_MAP_ENTRY
-        visit.entries = entries
-        visit.map_key = map_key
+    visit.reach = REACH_MAP_ENTRY
+    visit.entries = entries
+    visit.map_key = map_key
 
 cdef inline bint can_peek(uintptr_t at, uintptr_t near) noexcept nogil:
     """Return True if all that `peek_int` reads at an address is on the page of an object that is there."""
     return (at ^ near) < PAGE_OF_MEMORY and at % PAGE_OF_MEMORY <= PAGE_OF_MEMORY - PEEKED
 
-cdef inline void note_part(LookAhead *ahead, Table *heads, int reach, uintptr_t at) noexcept nogil:
+cdef inline void note_part(LookAhead *ahead, Visit *visit, uintptr_t at) noexcept nogil:
     """Note the object that a map's integer key is; it is alive, so what is near it can be read now."""
-    cdef Visit *visit = note_visit(ahead, heads, reach)
     cdef PartGuess *part
     cdef intptr_t stride
-    if not LOOKS_AHEAD or visit == NULL or visit.part_at == at:
+    if not LOOKS_AHEAD or visit.part_at == at:
         return
     stride = <intptr_t>(at - visit.part_at)
     visit.part_at = at
@@ -207,14 +255,44 @@ cdef inline void ask_for_entry(Table *table, uint32_t group, uint32_t hash) noex
     if head != NULL and head[0]:
         prefetch(entry_at(table.core, head[0]))
 
-cdef inline void ask_for_second(Table *table, uint32_t group, uint32_t hash) noexcept nogil:
-    """Ask for the second entry in a bucket, if the first one, which has arrived, has another hash."""
+cdef inline void ask_for_second(Table *table, uint32_t group, uint32_t hash, int64_t key,
+                                uint32_t namespace) noexcept nogil:
+    """Ask for the second entry in a bucket, if the first one, which has arrived, is of another integer key."""
     cdef uint32_t *head = head_of(table, group, hash & table.hash_mask)
     cdef Entry *entry
     if head != NULL and head[0]:
         entry = entry_at(table.core, head[0])
-        if entry.next and hash_of(table, entry) != hash & table.hash_mask:
+        if entry.next and (entry.key != key or namespace_of(table, entry) != namespace):
             prefetch(entry_at(table.core, entry.next))
+
+cdef inline void ask_for_bytes(Blob *blob, int64_t length) noexcept nogil:
+    """Ask for the bytes of a key; they may lie on two cache lines."""
+    prefetch(blob)
+    prefetch(blob_data(blob) + length - 1)
+
+cdef inline void ask_for_key(Table *table, Guess *guess) noexcept nogil:
+    """Ask for the bytes of the first key in a bucket if it has the same hash, else for the second entry."""
+    cdef uint32_t hash = guess.hash & table.hash_mask
+    cdef uint32_t *head = head_of(table, guess.group, hash)
+    cdef Entry *entry
+    if head != NULL and head[0]:
+        entry = entry_at(table.core, head[0])
+        if blob_hash(entry)[0] == hash:
+            ask_for_bytes(<Blob *>entry.key, guess.number)
+        elif entry.next:
+            prefetch(entry_at(table.core, entry.next))
+
+cdef inline void ask_for_second_key(Table *table, Guess *guess) noexcept nogil:
+    """The same for the second key, which has arrived, if the first one has another hash."""
+    cdef uint32_t hash = guess.hash & table.hash_mask
+    cdef uint32_t *head = head_of(table, guess.group, hash)
+    cdef Entry *entry
+    if head != NULL and head[0]:
+        entry = entry_at(table.core, head[0])
+        if blob_hash(entry)[0] != hash and entry.next:
+            entry = entry_at(table.core, entry.next)
+            if blob_hash(entry)[0] == hash:
+                ask_for_bytes(<Blob *>entry.key, guess.number)
 
 cdef inline Guess *guess_of(LookAhead *ahead, int keys) noexcept nogil:
     """The guess for the key this many turns from now, made when it was BUCKETS_AHEAD; NULL if there is none."""
@@ -224,10 +302,13 @@ cdef inline Guess *guess_of(LookAhead *ahead, int keys) noexcept nogil:
 cdef inline bint peek(LookAhead *ahead, Guess *guess) noexcept nogil:
     """Read the key that probably lies BUCKETS_AHEAD; False if nothing there looks like one."""
     cdef uintptr_t at = ahead.key_at + BUCKETS_AHEAD * ahead.stride
+    if not can_peek(at, ahead.key_at):
+        return peek_beyond(ahead, guess, at)
     guess.at = 0
-    if not can_peek(at, ahead.key_at) or not peek_int(at, &guess.number):
+    if not peek_int(at, &guess.number):
         return False
     guess.at = at
     return True
 
+cdef bint peek_beyond(LookAhead *ahead, Guess *guess, uintptr_t at) noexcept nogil
 cdef void follow_values(LookAhead *ahead, uint32_t namespace) noexcept nogil

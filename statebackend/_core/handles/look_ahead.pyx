@@ -6,8 +6,75 @@ from libc.string cimport memset
 
 from statebackend._core.memory.arena cimport address, ref_ahead
 from statebackend._core.tables.cow_map cimport (
-    Anchor, CowMap, ListChunk, ListHead, Table, entry_at, find_int, hash_int_key, value_of)
+    Anchor, CowMap, ListChunk, ListHead, Table, blob_hash, chain_head, entry_at, find_int, hash_int_key, namespace_of,
+    value_of)
 from statebackend._core.memory.platform cimport prefetch
+
+cdef extern from *:
+    """
+    #if SB_LOOKS_AHEAD && defined(__linux__)
+    #include <sys/mman.h>
+    #include <sys/uio.h>
+    #include <unistd.h>
+    /* Copies bytes if all of them can be read; 0 if not. The system does it, so that nothing can go wrong meanwhile. */
+    static int sb_copied(uintptr_t from, void *to, size_t n) {
+        struct iovec there = {(void *)from, n}, here = {to, n};
+        return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == (ssize_t)n;
+    }
+    /* Whether the system does so. */
+    static int sb_copies(void) {
+        long size = sysconf(_SC_PAGESIZE);
+        int64_t from = 7, to = 0;
+        void *page = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        int does;
+        if (page == MAP_FAILED) return 0;
+        does = sb_copied((uintptr_t)&from, &to, 8) && to == 7 && !sb_copied((uintptr_t)page, &to, 8);
+        munmap(page, size);
+        return does;
+    }
+    #else
+    static int sb_copied(uintptr_t from, void *to, size_t n) { (void)from; (void)to; (void)n; return 0; }
+    static int sb_copies(void) { return 0; }
+    #endif
+    """
+    bint copied "sb_copied"(uintptr_t source, void *to, size_t n) noexcept nogil
+    bint copies "sb_copies"() noexcept nogil
+
+#: Whether keys on the next page of memory are guessed, too.
+cdef bint looks_beyond = copies()
+
+
+cdef bint peek_beyond(LookAhead *ahead, Guess *guess, uintptr_t at) noexcept nogil:
+    """Read the key at an address that is not, or not wholly, on the page of the current one; False if there is none.
+
+    The keys that probably follow it on that page are read with it, for the turns to come.
+    """
+    cdef char page[PAGE_OF_MEMORY + 64]
+    cdef uintptr_t low = at, high = at + PEEKED
+    cdef intptr_t stride = ahead.stride
+    cdef Guess *each
+    cdef int i
+    if guess.at == at:                   # it was read with one before
+        return True
+    guess.at = 0
+    if not looks_beyond or stride * BUCKETS_AHEAD > PAGE_OF_MEMORY or stride * BUCKETS_AHEAD < -PAGE_OF_MEMORY:
+        return False
+    if stride < 0:
+        low = max(at + (BUCKETS_AHEAD - 1) * stride, at - at % PAGE_OF_MEMORY)
+    else:
+        high = min(high + (BUCKETS_AHEAD - 1) * stride, (high - 1) - (high - 1) % PAGE_OF_MEMORY + PAGE_OF_MEMORY)
+    if not copied(low, page, high - low):
+        return False
+    for i in range(BUCKETS_AHEAD):
+        if at < low or at + PEEKED > high:
+            break
+        each = &ahead.guesses[(ahead.turn + i) & (GUESSES - 1)]
+        each.at = 0
+        if not peek_int(<uintptr_t>page + (at - low), &each.number):
+            break
+        each.at = at
+        at += stride
+    return guess.at != 0
 
 
 cdef void follow_values(LookAhead *ahead, uint32_t namespace) noexcept nogil:
@@ -20,10 +87,15 @@ cdef void follow_values(LookAhead *ahead, uint32_t namespace) noexcept nogil:
     cdef Visit *visit
     for i in range(ahead.n_visits):
         visit = &ahead.visits[i]
+        if visit.table.layout.key_is_blob:
+            if far != NULL:
+                ask_for_key(visit.table, far)
+            if near != NULL:
+                ask_for_second_key(visit.table, near)
+        elif visit.reach != REACH_ENTRY and far != NULL:
+            ask_for_second(visit.table, far.group, far.hash, far.number, namespace)
         if visit.reach == REACH_ENTRY:
             continue
-        if far != NULL:
-            ask_for_second(visit.table, far.group, far.hash)
         if near != NULL:
             follow_value(visit, near, namespace, ahead.turn + VALUES_AHEAD)
         if visit.reach == REACH_BLOB:
@@ -34,11 +106,23 @@ cdef void follow_values(LookAhead *ahead, uint32_t namespace) noexcept nogil:
             follow_rest(visit, nearest, namespace, ahead.turn + RESTS_AHEAD)
 
 
+cdef uint32_t find_hash(Table *table, CowMap *map, uint32_t namespace, uint32_t hash) noexcept nogil:
+    """The first entry of a byte key with this hash, most probably the one; its bytes may not have arrived. 0: none."""
+    cdef uint32_t slot = chain_head(table.core, map, hash)
+    while slot and (blob_hash(entry_at(table.core, slot))[0] != hash
+                    or namespace_of(table, entry_at(table.core, slot)) != namespace):
+        slot = entry_at(table.core, slot).next
+    return slot
+
+
 cdef char *found_value(Visit *visit, Guess *guess, uint32_t namespace) noexcept nogil:
     cdef CowMap *map = visit.table.maps[guess.group - visit.table.first_group]
-    cdef uint32_t slot = 0
+    cdef uint32_t slot = 0, hash = guess.hash & visit.table.hash_mask
     if map != NULL:
-        slot = find_int(visit.table, map, guess.number, namespace, guess.hash & visit.table.hash_mask)
+        if visit.table.layout.key_is_blob:
+            slot = find_hash(visit.table, map, namespace, hash)
+        else:
+            slot = find_int(visit.table, map, guess.number, namespace, hash)
     return value_of(visit.table, entry_at(visit.table.core, slot)) if slot else NULL
 
 
@@ -53,7 +137,9 @@ cdef void follow_value(Visit *visit, Guess *guess, uint32_t namespace, uint32_t 
             anchor = ref_ahead(visit.table.core.blobs, sizeof(Anchor), VALUES_AHEAD)
         if anchor:
             part = &visit.parts[turn & (PART_GUESSES - 1)]
-            part.hash = hash_int_key(visit.entries, part.number if part.turn == turn else visit.map_key, anchor)
+            part.hashed = part.number if part.turn == turn else visit.map_key
+            part.anchor = anchor
+            part.hash = hash_int_key(visit.entries, part.hashed, anchor)
             part.hash_turn = turn
             ask_for_bucket(visit.entries, guess.group, part.hash)
     elif value == NULL:
@@ -94,7 +180,7 @@ cdef void follow_rest(Visit *visit, Guess *guess, uint32_t namespace, uint32_t t
     cdef PartGuess *part = &visit.parts[turn & (PART_GUESSES - 1)]
     if visit.reach == REACH_MAP_ENTRY:
         if part.hash_turn == turn:
-            ask_for_second(visit.entries, guess.group, part.hash)
+            ask_for_second(visit.entries, guess.group, part.hash, part.hashed, part.anchor)
     elif visit.reach == REACH_LIST:
         value = found_value(visit, guess, namespace)
         if value != NULL:
@@ -125,11 +211,23 @@ def _number_at(something):
 
 def _number_ahead(key_at, stride):
     """The number that looking ahead sees from a key at an address, at this distance from the one before. For tests."""
+    return _numbers_ahead(key_at, stride, 1)[0]
+
+
+def _numbers_ahead(key_at, stride, int turns):
+    """The numbers that looking ahead sees while so many keys are set, the first of them at an address. For tests."""
     cdef LookAhead ahead
+    cdef Guess *guess
     memset(&ahead, 0, sizeof(LookAhead))
     ahead.key_at = key_at
     ahead.stride = stride
-    return ahead.guesses[0].number if peek(&ahead, &ahead.guesses[0]) else None
+    seen = []
+    for _ in range(turns):
+        ahead.turn += 1
+        guess = &ahead.guesses[ahead.turn & (GUESSES - 1)]
+        seen.append(guess.number if peek(&ahead, guess) else None)
+        ahead.key_at += ahead.stride
+    return seen
 
 
 def _map_key_ahead(uintptr_t last_at, intptr_t stride):
@@ -139,5 +237,20 @@ def _map_key_ahead(uintptr_t last_at, intptr_t stride):
     cdef int i
     memset(&ahead, 0, sizeof(LookAhead))
     for i in range(3):
-        note_part(&ahead, <Table *>&ahead, REACH_MAP_ENTRY, last_at - (2 - i) * stride)
+        note_part(&ahead, &ahead.visits[0], last_at - (2 - i) * stride)
     return part.number if part.turn == VALUES_AHEAD + 1 else None
+
+
+def _in_runs(addresses):
+    """Whether each of the keys at these addresses belongs to a run, so that what follows is guessed. For tests.
+
+    >>> _in_runs([1000, 1048, 1096, 1144, 5000, 1192])
+    [False, False, True, True, False, True]
+    """
+    cdef LookAhead ahead
+    cdef uintptr_t at
+    memset(&ahead, 0, sizeof(LookAhead))
+    found = []
+    for at in addresses:
+        found.append(bool(goes_on(&ahead, at) or begins_run(&ahead, at)))
+    return found

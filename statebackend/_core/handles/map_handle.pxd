@@ -13,8 +13,9 @@ cdef class MapHandle(Handle):
     cdef readonly KeyCodec keys_codec
     cdef readonly MapTable plain_map
     cdef readonly MapTable spaced_map
+    cdef Table *plain_entries
+    cdef Table *spaced_entries
     cdef PyObject *iterators             # open MapIterators of a state with a time to live, newest first; borrowed
-    cdef void expect_after(self, object key) noexcept
     cdef object split_map_key(self, object key, CoreKey *inner)
     cdef MapTable map_here(self)
     cdef uint32_t anchor_here(self) noexcept
@@ -26,7 +27,8 @@ cdef class MapHandle(Handle):
                           bint is_cleanup) except -1
     cdef int remove_entry(self, CoreKey *inner, uint32_t slot, bint is_cleanup) except -1
     cdef int put_prepared(self, CoreKey *inner, object value) except -1
+    cdef int put_stored(self, CoreKey *inner, uint32_t slot, char *source, int64_t now) except -1
+    cdef uint32_t slot_to_put(self, CoreKey *inner, int64_t now) except? 0
     cdef int make_map(self) except -1
-    cdef int add_entry(self, MapTable map, CoreKey *inner, char *source, int64_t now) except -1
     cdef object named(self, error)
     cdef object read_entry(self, object key, bint only_look)

@@ -16,23 +16,47 @@ from libc.string cimport memset
 from collections.abc import Mapping
 
 from statebackend._core.memory.arena cimport address
-from statebackend._core.codecs.codecs cimport FORM_OBJECT, FORM_STRING, MAX_STORED, KeyCodec
+from statebackend._core.codecs.codecs cimport FORM_BOOL, FORM_OBJECT, KEY_NUMBER, MAX_STORED, KeyCodec
 from statebackend._core.tables.cow_map cimport (
-    Anchor, CoreKey, CowMap, Entry, Table, Thread, before_operation, entry_at, find, find_stored, hash_of, hash_stored,
-    key_object, namespace_of, payload_of, payload_ref, slot_for_write, thread_of, value_of)
+    Anchor, CoreKey, CowMap, Entry, Table, Thread, before_operation, entry_at, find, find_stored, hash_key, hash_of,
+    hash_stored, key_object, namespace_of, payload_of, thread_of, value_of)
 from statebackend._core.tables.expiry cimport is_expired
-from statebackend._core.handles.base_handle cimport NEVER, WANT_ALIVE, WANT_EXPIRED, find_key
+from statebackend._core.handles.base_handle cimport NEVER, WANT_ALIVE, WANT_EXPIRED, find_key, time_of
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.handles.look_ahead cimport REACH_THREAD, note_map_entry, note_part
-from statebackend._core.tables.map_table cimport MapTable
-from statebackend._core.memory.platform cimport unlikely
+from statebackend._core.tables.map_table cimport (
+    MapTable, ThreadPlace, begin_thread, find_again, is_same_map, next_in_thread, visit_entry)
+from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.tables.objects cimport long_as_int64
 from statebackend._core.tables.state_core cimport Mark
 from statebackend._core.tables.state_table cimport StateTable, is_null
+from statebackend._core.tables.values cimport load_number, store_number
+from statebackend._core.tables.writing cimport restamp, taken_over, write_value
 
 from statebackend.errors import ClosedError, MemoryLimitError, SerializationError, SerializationTypeError
 
+cdef extern from "Python.h":
+    bint PyLong_CheckExact(object o)
+
 
 cdef object ABSENT = object()            # in place of a value
+
+
+cdef inline Table *entries_here(MapHandle handle) noexcept:
+    """The entries of maps in the current namespace; NULL if nothing was ever put there."""
+    return handle.plain_entries if handle.context.key.namespace == 0 else handle.spaced_entries
+
+
+cdef inline bint split_number(MapHandle handle, object key, CoreKey *inner) noexcept:
+    """Take a map key that is a number of the declared width, and guess those that come after it; False for others."""
+    cdef KeyCodec codec = handle.keys_codec
+    memset(inner, 0, sizeof(CoreKey))
+    if unlikely(not (codec.form == KEY_NUMBER and PyLong_CheckExact(key) and long_as_int64(key, &inner.number)
+                     and codec.low <= inner.number <= codec.high)):
+        return False
+    if handle.followed != NULL:
+        note_part(&handle.context.ahead, handle.followed, <uintptr_t><PyObject *>key)
+    return True
 
 
 cdef class MapHandle(Handle):
@@ -47,8 +71,10 @@ cdef class MapHandle(Handle):
         cdef MapTable map = made
         if is_spaced:
             self.spaced_map = map
+            self.spaced_entries = map.entries.table
         else:
             self.plain_map = map
+            self.plain_entries = map.entries.table
         return Handle.adopt_table(self, map.heads, is_spaced)
 
     cdef MapTable map_here(self):
@@ -57,13 +83,9 @@ cdef class MapHandle(Handle):
     cdef uint32_t anchor_here(self) noexcept:
         return (<uint32_t *>value_of(self.table, entry_at(self.table.core, self.slot)))[0]
 
-    cdef void expect_after(self, object key) noexcept:
-        """Guess the map keys that come after this one."""
-        if self.keys_codec.is_int and self.table != NULL:
-            note_part(&self.context.ahead, self.table, self.reach, <uintptr_t><PyObject *>key)
-
     cdef object split_map_key(self, object key, CoreKey *inner):
-        memset(inner, 0, sizeof(CoreKey))
+        if likely(split_number(self, key, inner)):
+            return None
         try:
             return self.keys_codec.split(key, inner)
         except SerializationError as error:
@@ -71,17 +93,15 @@ cdef class MapHandle(Handle):
 
     cdef uint32_t find_entry(self, CoreKey *inner) except? 0:
         """The slot of a map entry of the current key, 0 if it is absent. Runs no Python."""
-        cdef StateTable entries
         cdef Table *table
         cdef CowMap *map
         if self.stamp != self.core.calls:
             self.find_here()
-        if self.table != NULL and self.keys_codec.is_int:
-            note_map_entry(&self.context.ahead, self.table, self.map_here().entries.table, inner.number)
+        table = entries_here(self)
+        if self.followed != NULL and not table.layout.key_is_blob:
+            note_map_entry(self.followed, table, inner.number)
         if self.slot == 0:
             return 0
-        entries = self.map_here().entries
-        table = entries.table
         inner.group = self.context.key.group
         map = table.maps[inner.group - table.first_group]
         if unlikely(map.secondary.capacity != 0
@@ -90,12 +110,13 @@ cdef class MapHandle(Handle):
             self.stamp = self.core.calls
             if not before_operation(&table.lane, table, map):
                 self.no_memory()
-        entries.rehash_map_key(inner, self.anchor_here())
+        inner.namespace = self.anchor_here()
+        inner.hash = hash_key(table, inner, inner.namespace)
         return find(table, map, inner)
 
     cdef bint entry_expired(self, Table *table, uint32_t slot) except -1:
         return is_expired((<int64_t *>payload_of(table, entry_at(table.core, slot)))[0], self.ttl,
-                          self.context.time())
+                          time_of(self))
 
     cdef object load_entry(self, StateTable entries, CoreKey *inner, uint32_t slot):
         """The value of an entry. A deserialiser may run anything."""
@@ -120,17 +141,13 @@ cdef class MapHandle(Handle):
         """Stamp an entry with the current time."""
         cdef StateTable entries = self.map_here().entries
         cdef Table *table = entries.table
-        cdef bint kept = False
-        cdef int64_t now = self.context.time()
+        cdef int64_t now = time_of(self)
         cdef uint32_t renewed
         if (<int64_t *>payload_of(table, entry_at(table.core, slot[0])))[0] == now:
             return 0
-        renewed = slot_for_write(&table.lane, table, entries.map_or_null(inner.group), slot[0], inner.hash, &kept)
+        renewed = restamp(&table.lane, table, entries.map_or_null(inner.group), slot[0], inner.hash, now)
         if renewed == 0:
             self.no_memory()
-        if kept:
-            payload_ref(table, payload_of(table, entry_at(table.core, renewed)))
-        (<int64_t *>payload_of(table, entry_at(table.core, renewed)))[0] = now
         if renewed != slot[0]:
             self.core.calls += 1
             self.stamp = self.core.calls
@@ -165,13 +182,11 @@ cdef class MapHandle(Handle):
         cdef object _dropped = None      # ends with this call, when the table is whole again
         self.core.inside += 1
         try:
-            if self.codec.form == FORM_OBJECT:
-                _dropped = <object>(<PyObject **>value_of(table, entry_at(table.core, slot)))[0]
             if is_cleanup and self.iterators != NULL and thread.prev:
                 before = thread_of(table, entry_at(table.core, thread.prev)).sequence
                 map_key = key_object(table, entry_at(table.core, thread.prev))
             try:
-                map.unlink(at, head_slot, inner, slot)
+                _dropped = map.unlink(at, head_slot, inner, slot)
             except MemoryLimitError as error:
                 raise self.named(error)
             self.core.calls += 1
@@ -181,10 +196,10 @@ cdef class MapHandle(Handle):
                 open_one = self.iterators
                 while open_one != NULL:
                     each = <MapIterator>open_one
-                    if each.anchor == ref and is_last:
+                    if each.place.anchor == ref and is_last:
                         each.is_cleaned = True
-                    elif each.anchor == ref and each.sequence == thread.sequence:
-                        each.sequence, each.map_key = before, map_key
+                    elif each.place.anchor == ref and each.place.sequence == thread.sequence:
+                        each.place.sequence, each.map_key = before, map_key
                     open_one = each.older
         finally:
             self.core.leave()
@@ -196,25 +211,26 @@ cdef class MapHandle(Handle):
         It removes an expired entry, and returns it this once if it may be seen. It renews the rest if reads do so.
         """
         cdef CoreKey inner
-        cdef object _owner, value = None
+        cdef object _owner = None, value = None
         cdef uint32_t slot
+        cdef Entry *entry
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
-        self.expect_after(key)
-        _owner = self.split_map_key(key, &inner)
+        if unlikely(not split_number(self, key, &inner)):
+            _owner = self.split_map_key(key, &inner)
         slot = self.find_entry(&inner)
         if slot == 0:
             return ABSENT
         if self.ttl:
-            if self.entry_expired(self.map_here().entries.table, slot):
+            if self.entry_expired(entries_here(self), slot):
                 self.expired_on_read += 1
                 if self.shows_expired:
                     if not only_look:
                         value = self.load_entry(self.map_here().entries, &inner, slot)
                         slot = self.find_entry(&inner)
-                    if slot and self.entry_expired(self.map_here().entries.table, slot):
+                    if slot and self.entry_expired(entries_here(self), slot):
                         self.remove_entry(&inner, slot, True)
                     return value
                 self.remove_entry(&inner, slot, True)
@@ -222,72 +238,72 @@ cdef class MapHandle(Handle):
             if self.refreshes:
                 self.renew_entry(&inner, &slot)
         if not only_look:
+            if likely(self.codec.form <= FORM_BOOL):
+                entry = entry_at(self.table.core, slot)
+                if likely(not is_null(entries_here(self), entry)):
+                    return load_number(self.codec.form, value_of(entries_here(self), entry))
             value = self.load_entry(self.map_here().entries, &inner, slot)
         return value
 
     cdef int make_map(self) except -1:
         """Make tables and maps for the current key, if need be. May run Python."""
-        if self.map == NULL:
+        cdef Table *table
+        if unlikely(self.map == NULL):
             self.make_room()
-        self.map_here().entries.map_for(self.context.key.group)
+        table = entries_here(self)
+        if unlikely(table.maps[self.context.key.group - table.first_group] == NULL):
+            self.map_here().entries.map_for(self.context.key.group)
         return 0
 
     cdef int put_prepared(self, CoreKey *inner, object value) except -1:
         """Set one entry to a prepared value, or to None. Runs no Python before it is done."""
         cdef char stored[MAX_STORED]
         cdef char *source = stored
-        cdef MapTable map
-        cdef StateTable entries
-        cdef Table *table
-        cdef uint32_t slot, written
-        cdef bint kept = False
-        cdef int64_t now = self.context.time() if self.ttl else 0
-        cdef object _dropped = None
+        cdef int64_t now = time_of(self) if self.ttl else 0
+        cdef uint32_t slot = self.slot_to_put(inner, now)
+        if value is None and self.codec.form != FORM_OBJECT:
+            source = NULL
+        else:
+            self.codec.store_prepared(self.core, value, stored)
+        return self.put_stored(inner, slot, source, now)
+
+    cdef uint32_t slot_to_put(self, CoreKey *inner, int64_t now) except? 0:
+        """The entry to overwrite, 0 if one is to be added; there is a table for it afterwards."""
+        cdef uint32_t slot
         if self.stamp != self.core.calls:
             self.find_here()
         self.make_map()
-        map = self.map_here()
-        entries = map.entries
-        table = entries.table
         slot = self.find_entry(inner)
-        if slot and self.ttl and self.entry_expired(table, slot):
+        if slot and self.ttl and is_expired(
+                (<int64_t *>payload_of(entries_here(self), entry_at(self.table.core, slot)))[0], self.ttl, now):
             self.remove_entry(inner, slot, False)        # an expired entry does not keep its place
             self.find_here()
             self.make_map()
-            map = self.map_here()
-            entries = map.entries
-            table = entries.table
             slot = self.find_entry(inner)        # a finaliser may have put one
-        if value is None and self.codec.form != FORM_OBJECT:
-            (<void **>stored)[0] = NULL
-            source = stored if table.layout.off_null == 0 else NULL
+        return slot
+
+    cdef int put_stored(self, CoreKey *inner, uint32_t slot, char *source, int64_t now) except -1:
+        """Set the entry at `slot`, or add one if that is 0, to a stored form; NULL is None."""
+        cdef uint32_t written
+        cdef PyObject *last = NULL
+        cdef object _dropped             # an object ends with this call, when the table is whole again
+        cdef Table *table
+        if slot:
+            table = entries_here(self)
+            written = write_value(&table.lane, table, table.maps[inner.group - table.first_group], inner, slot, source,
+                                  now, &last)
         else:
-            self.codec.store_prepared(self.core, value, stored)
-        if slot == 0:
-            return self.add_entry(map, inner, source, now)
-        written = slot_for_write(&table.lane, table, entries.map_or_null(inner.group), slot, inner.hash, &kept)
-        if written == 0:
+            written = self.map_here().put_at(&self.context.key, self.slot, inner, 0, source, now, &last)
+        if unlikely(written == 0):
             if source != NULL:
                 self.codec.drop(self.core, source)
             self.no_memory()
-        if not kept and self.codec.form >= FORM_STRING:
-            _dropped = entries._let_go(written)
-        entries._fill(written, source, now)
+        if unlikely(last != NULL):
+            _dropped = taken_over(last)
         if written != slot:
             self.core.calls += 1
-            self.stamp = self.core.calls
-        return 0
-
-    cdef int add_entry(self, MapTable map, CoreKey *inner, char *source, int64_t now) except -1:
-        """Add an absent entry; the table owns its stored form afterwards, also if this raises."""
-        inner.group = self.context.key.group
-        try:
-            map.fill_entry(&self.context.key, self.slot, inner, source, now)
-        except BaseException as error:
-            if source != NULL:
-                self.codec.drop(self.core, source)
-            raise self.named(error)
-        self.core.calls += 1
+            if slot:
+                self.stamp = self.core.calls     # only the entry has moved: the head is where it was
         return 0
 
     cdef object named(self, error):
@@ -317,13 +333,19 @@ cdef class MapHandle(Handle):
     def put(self, key, value):
         """Set the value of a key; a new key goes to the end. O(1) expected, whatever the size of the map."""
         cdef CoreKey inner
-        cdef object _owner, prepared
+        cdef object _owner = None, prepared
+        cdef char number[8]
+        cdef int64_t now
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
-        self.expect_after(key)
-        _owner = self.split_map_key(key, &inner)
+        if unlikely(not split_number(self, key, &inner)):
+            _owner = self.split_map_key(key, &inner)
+        if likely(self.codec.form <= FORM_BOOL) and likely(store_number(self.codec.form, value, number)):
+            now = time_of(self) if self.ttl else 0
+            self.put_stored(&inner, self.slot_to_put(&inner, now), number, now)
+            return
         prepared = None if value is None else self.codec.prepared(value)
         self.put_prepared(&inner, prepared)
         if self.watcher is not None and value is not None:
@@ -403,15 +425,16 @@ cdef class MapHandle(Handle):
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1:
         cdef Table *entries
         cdef Anchor *anchor
-        cdef uint32_t slot
+        cdef uint32_t slot, setbacks
         cdef bint is_hinted
         cdef int64_t now
         if self.ttl == 0:
             return wanted == WANT_ALIVE
-        now = self.context.time()        # notes a clock that was set back
+        now = time_of(self)              # notes a clock that was set back
         entries = self.plain_map.entries.table if table == self.plain_table else self.spaced_map.entries.table
         anchor = <Anchor *>address(table.core.arena, (<uint32_t *>value_of(table, entry))[0])
-        is_hinted = anchor.alive_from != 0 and anchor.setbacks == <uint32_t>self.context.setbacks
+        setbacks = <uint32_t>(self.context.event_setbacks if self.in_event_time else self.context.setbacks)
+        is_hinted = anchor.alive_from != 0 and anchor.setbacks == setbacks
         slot = anchor.alive_from if is_hinted and wanted == WANT_ALIVE else anchor.first
         while slot:
             if is_expired((<int64_t *>payload_of(entries, entry_at(entries.core, slot)))[0], self.ttl, now) == (
@@ -420,7 +443,7 @@ cdef class MapHandle(Handle):
             slot = thread_of(entries, entry_at(entries.core, slot)).next
         if wanted == WANT_ALIVE:
             anchor.alive_from = slot if slot else anchor.last
-            anchor.setbacks = <uint32_t>self.context.setbacks
+            anchor.setbacks = setbacks
         return slot != 0
 
     def keys(self):
@@ -524,12 +547,8 @@ cdef class MapIterator:
     cdef CoreKey key
     cdef object owner                    # keeps `key.data` valid
     cdef int shown
-    cdef uint32_t anchor                 # of the map, 0 if there was none
-    cdef uint64_t stamp                  # of that anchor: another anchor may later occupy its place
-    cdef uint32_t modifications          # as the anchor had them
-    cdef uint32_t slot                   # of the entry that was visited last; valid while `calls` stands still
-    cdef uint64_t sequence               # of that entry, 0 before the first step
-    cdef object map_key                  # of that entry, canonical
+    cdef ThreadPlace place               # its slot is valid while `calls` stands still
+    cdef object map_key                  # of the entry that was visited last, canonical
     cdef uint64_t calls
     cdef uint64_t rollbacks
     cdef uint64_t turn                   # of the context when the iterator was made
@@ -547,10 +566,7 @@ cdef class MapIterator:
         self.shown = shown
         self.key = handle.context.key
         self.owner = handle.context.key_owner
-        if handle.slot:
-            self.anchor = handle.anchor_here()
-            self.modifications = self.anchor_of(self.anchor).modifications
-            self.stamp = self.anchor_of(self.anchor).next_sequence >> 32
+        begin_thread(&self.place, handle.table, handle.slot)
         self.calls = NEVER
         self.rollbacks = handle.core.rollbacks
         self.turn = handle.context.turn
@@ -573,9 +589,6 @@ cdef class MapIterator:
     def __iter__(self):
         return self
 
-    cdef Anchor *anchor_of(self, uint32_t ref) noexcept:
-        return <Anchor *>address(&self.handle.core.arena.core, ref)
-
     cdef StateTable entries(self):
         return (self.handle.plain_map if self.key.namespace == 0 else self.handle.spaced_map).entries
 
@@ -590,51 +603,35 @@ cdef class MapIterator:
 
     cdef uint32_t step(self) except? 0:
         """The slot of the entry to visit next; 0 at the end."""
-        cdef Table *table
         if self.calls != self.handle.core.calls and not self.find_place():
             return 0
-        if self.sequence == 0:
-            return self.anchor_of(self.anchor).first if self.anchor else 0
-        table = self.entries().table
-        return thread_of(table, entry_at(table.core, self.slot)).next
+        return next_in_thread(&self.place, self.entries().table) if self.place.anchor else 0
 
     cdef bint find_place(self) except -1:
         """Find the last visited entry again; False if there is nothing to continue with."""
         cdef MapHandle handle = self.handle
         cdef Table *heads = handle.plain_table if self.key.namespace == 0 else handle.spaced_table
         cdef StateTable entries
-        cdef Table *table
         cdef CoreKey inner
         cdef object _owner
-        cdef uint32_t found, slot
+        cdef uint32_t head_slot
         if handle.core.closed:
             raise ClosedError("the backend of this iterator is closed")
         if handle.core.rollbacks != self.rollbacks:
             raise RuntimeError("the state was rolled back while it was iterated")
-        found = find_key(heads, &self.key)
-        if found:
-            found = (<uint32_t *>value_of(heads, entry_at(heads.core, found)))[0]
-        if self.is_cleaned and found == 0:
+        head_slot = find_key(heads, &self.key)
+        if self.is_cleaned and head_slot == 0:
             return False
-        if (self.is_cleaned or found != self.anchor
-                or (found and (self.anchor_of(found).modifications != self.modifications
-                               or self.anchor_of(found).next_sequence >> 32 != self.stamp))):
+        if self.is_cleaned or not is_same_map(&self.place, heads, head_slot):
             raise RuntimeError("the state was changed while it was iterated")
+        if head_slot and self.place.sequence:
+            entries = self.entries()
+            memset(&inner, 0, sizeof(CoreKey))
+            _owner = handle.keys_codec.split_canonical(self.map_key, &inner)
+            if not find_again(&self.place, entries.table, entries.map_or_null(self.key.group), &inner):
+                raise RuntimeError("the state was changed while it was iterated")
         self.calls = handle.core.calls
-        if found == 0:
-            return False
-        if self.sequence == 0:
-            return True
-        entries = self.entries()
-        table = entries.table
-        memset(&inner, 0, sizeof(CoreKey))
-        _owner = handle.keys_codec.split_canonical(self.map_key, &inner)
-        entries.rehash_map_key(&inner, found)
-        slot = find(entries.table, entries.map_or_null(self.key.group), &inner)
-        if slot and thread_of(table, entry_at(table.core, slot)).sequence == self.sequence:
-            self.slot = slot
-            return True
-        raise RuntimeError("the state was changed while it was iterated")
+        return head_slot != 0
 
     cdef object visit(self, uint32_t slot):
         """Make an entry the last visited one, and return it in the iterator's form."""
@@ -644,15 +641,14 @@ cdef class MapIterator:
         cdef object _owner, key, value = None
         key = key_object(table, entry_at(table.core, slot))
         self.map_key = key
-        self.sequence = thread_of(table, entry_at(table.core, slot)).sequence
-        self.slot = slot
+        visit_entry(&self.place, table, slot)
         self.calls = self.handle.core.calls
         if self.shown != SHOW_KEYS:
             memset(&inner, 0, sizeof(CoreKey))
             inner.group = self.key.group
             if self.handle.codec.form == FORM_OBJECT:
                 _owner = self.handle.keys_codec.split_canonical(key, &inner)
-                entries.rehash_map_key(&inner, self.anchor)
+                entries.rehash_map_key(&inner, self.place.anchor)
             value = self.handle.load_entry(entries, &inner, slot)
             if self.shown == SHOW_VALUES:
                 return value

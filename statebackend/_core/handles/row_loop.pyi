@@ -3,6 +3,10 @@
 from collections.abc import Callable
 from typing import Any, final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from statebackend._core.codecs.codecs import KeyCodec
 from statebackend._core.codecs.row_maker import RowMaker
 from statebackend._core.codecs.row_writer import RowWriter
 
@@ -14,6 +18,21 @@ class Output:
     @property
     def rows(self) -> list[Any]: ...
     def take(self, given: object) -> None: ...
+    def add(self, row: object) -> None: ...
+    @property
+    def count(self) -> int: ...
+    def cut(self, count: int) -> None: ...
+
+@final
+class RowTimes:
+    def __init__(
+        self,
+        own: NDArray[np.int64],
+        by: NDArray[np.int64],
+        is_null: NDArray[np.uint8],
+    ) -> None: ...
+    @property
+    def timestamp(self) -> int | None: ...
 
 def run_rows(
     rows: RowMaker,
@@ -23,4 +42,8 @@ def run_rows(
     process: Callable[[Any, Any], Any],
     context: Any,
     output: Output,
+    times: RowTimes | None = None,
+    before_row: Callable[[], object] | None = None,
+    guard: Any = None,
 ) -> None: ...
+def _key_bytes(rows: RowMaker, key_columns: tuple[int, ...], codec: KeyCodec, at: int) -> bytes | None: ...

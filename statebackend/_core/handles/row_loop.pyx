@@ -4,13 +4,17 @@ cimport cython
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t
+from libc.string cimport memcpy
 
-from statebackend._core.codecs.codecs cimport KEY_NUMBER
+from statebackend._core.codecs.codecs cimport KEY_NUMBER, KeyCodec
 from statebackend._core.codecs.row_maker cimport RowMaker
 from statebackend._core.codecs.row_writer cimport RowWriter
 from statebackend._core.handles.key_context cimport KeyContext
-from statebackend._core.handles.look_ahead cimport BUCKETS_AHEAD
+from statebackend._core.handles.key_shape cimport (
+    MOST_PARTS, PART_BYTES, PART_INTEGER, PART_TEXT, SHAPE_NONE, SHAPE_TUPLE, KeyShape, Writer,
+    put_none, put_number, put_run, shape_of)
+from statebackend._core.handles.look_ahead cimport BUCKETS_AHEAD, GUESS_BYTES
 
 from statebackend.errors import UsageError
 
@@ -38,6 +42,22 @@ cdef class Output:
         """Take the rows of one call; a generator runs to its end here."""
         self.take_all(given)
 
+    @property
+    def count(self):
+        """The rows since they were last taken to Arrow; of a job without a schema, all of the batch."""
+        return len(self.rows) if self.writer is None else self.writer.count
+
+    def cut(self, count):
+        """Drop the rows behind the first `count`. O(columns)."""
+        if self.writer is None:
+            del self.rows[count:]
+        else:
+            self.writer.cut(count)
+
+    def add(self, row):
+        """Take one row."""
+        self.take_row(row)
+
     cdef int take_all(self, object given) except -1:
         cdef Py_ssize_t i = 0
         if given is None:
@@ -64,17 +84,74 @@ cdef class Output:
         return 0
 
 
+@cython.final
+cdef class RowTimes:
+    """The event times of rows, in columns. `timestamp` is that of the row at hand, None for a null.
+
+    State goes by the times `by`: those of the rows, but for rows that have none to go by.
+    """
+    cdef const int64_t[::1] own
+    cdef const int64_t[::1] by
+    cdef const uint8_t[::1] is_null
+    cdef int64_t at
+
+    def __init__(self, own not None, by not None, is_null not None):
+        self.own, self.by, self.is_null = own, by, is_null
+        if not len(own) == len(by) == len(is_null):
+            raise UsageError("columns of times have different lengths")
+
+    @property
+    def timestamp(self):
+        return self.own[self.at] if self.at < self.own.shape[0] and not self.is_null[self.at] else None
+
+
+cdef int64_t bytes_at(RowMaker rows, const KeyShape *shape, const Py_ssize_t *columns, int64_t at, char *out) noexcept:
+    """Write the canonical form of a row's key; returns how many bytes, 0 if that is better left to the codec."""
+    cdef Writer writer
+    cdef Py_ssize_t i
+    cdef int64_t number, length
+    cdef const char *data
+    cdef bint is_put
+    if shape.form != SHAPE_TUPLE:
+        length = rows.run_at(columns[0], at, &data)
+        if not 0 < length <= GUESS_BYTES:
+            return 0
+        memcpy(out, data, length)
+        return length
+    writer.at, writer.end = out, out + GUESS_BYTES
+    for i in range(shape.n):
+        is_put = False
+        if shape.parts[i].form == PART_INTEGER and rows.integer_at(columns[i], at, &number):
+            is_put = put_number(&writer, number)
+        elif shape.parts[i].form == PART_TEXT or shape.parts[i].form == PART_BYTES:
+            length = rows.run_at(columns[i], at, &data)
+            is_put = length >= 0 and put_run(&writer, data, length)
+        if not is_put and not (rows.is_null_at(columns[i], at) and put_none(&writer)):
+            return 0
+    return writer.at - out
+
+
+cdef inline object key_of_row(PyObject *row, tuple columns, bint is_composite):
+    if is_composite:
+        return tuple([<object>PyTuple_GET_ITEM(<object>row, i) for i in columns])
+    return <object>PyTuple_GET_ITEM(<object>row, columns[0])
+
+
 def run_rows(RowMaker rows not None, tuple key_columns not None, bint is_composite, backend, process, context,
-             Output output not None):
+             Output output not None, RowTimes times=None, before_row=None, guard=None):
     """Call `process(row, context)` for each row with its key current, and write what it gives.
 
-    The key is in the columns of these numbers: one, or those of a composite key. O(rows), and the function.
+    The key is in the columns of these numbers: one, or those of a composite key. With `times`, states in event time go
+    by that of the row; `before_row()` is called when it is the row's turn. With `guard` each call stands between
+    `begin()` and `passed()`, or `failed(at, error)`, and goes on if that does not raise. O(rows), and the function.
     """
     cdef KeyContext keys = backend if isinstance(backend, KeyContext) else None
     cdef PyObject *arguments[3]
-    cdef Py_ssize_t column
-    cdef int64_t at, number, later
-    cdef bint is_number
+    cdef Py_ssize_t column, i
+    cdef Py_ssize_t columns[MOST_PARTS]
+    cdef int64_t at, number, later, length
+    cdef bint is_number, is_bytes
+    cdef char bytes_later[GUESS_BYTES]
     cdef PyObject *row
     arguments[0] = NULL
     for column in key_columns:
@@ -82,11 +159,30 @@ def run_rows(RowMaker rows not None, tuple key_columns not None, bint is_composi
             raise UsageError("a row has no such column for its key", detail=f"column {column}")
     column = key_columns[0]
     is_number = keys is not None and not is_composite and keys.codec.form == KEY_NUMBER
+    is_bytes = (keys is not None and keys.shape.form != SHAPE_NONE and is_composite == (keys.shape.form == SHAPE_TUPLE)
+                and len(key_columns) == (keys.shape.n if is_composite else 1))
+    for i in range(len(key_columns) if is_bytes else 0):
+        columns[i] = key_columns[i]
     set_key = backend.set_current_key
+    if times is not None and times.own.shape[0] != rows.rows:
+        raise UsageError("there is not one time for each row")
     for at in range(rows.rows):
+        if times is not None:
+            times.at = at
+            if before_row is not None:
+                before_row()
+            if keys is not None:
+                keys.event_now = times.by[at]
+            else:
+                backend.set_event_time(times.by[at])
         row = rows.next_row(at)
-        if is_composite:
-            set_key(tuple([<object>PyTuple_GET_ITEM(<object>row, i) for i in key_columns]))
+        if is_bytes and not keys.core.closed:
+            length = 0
+            if at + BUCKETS_AHEAD < rows.rows:
+                length = bytes_at(rows, &keys.shape, columns, at + BUCKETS_AHEAD, bytes_later)
+            keys.set_bytes_of_run(key_of_row(row, key_columns, is_composite), bytes_later, length)
+        elif is_composite:
+            set_key(key_of_row(row, key_columns, True))
         elif is_number and rows.integer_at(column, at, &number):
             keys.set_key_of_run(
                 <object>PyTuple_GET_ITEM(<object>row, column), number,
@@ -97,4 +193,29 @@ def run_rows(RowMaker rows not None, tuple key_columns not None, bint is_composi
         else:
             set_key(<object>PyTuple_GET_ITEM(<object>row, column))
         arguments[1], arguments[2] = row, <PyObject *>context
-        output.take_all(PyObject_Vectorcall(process, &arguments[1], 2 | VECTORCALL_OFFSET, NULL))
+        if guard is None:
+            output.take_all(PyObject_Vectorcall(process, &arguments[1], 2 | VECTORCALL_OFFSET, NULL))
+            continue
+        guard.begin()
+        try:
+            output.take_all(PyObject_Vectorcall(process, &arguments[1], 2 | VECTORCALL_OFFSET, NULL))
+        except Exception as error:
+            guard.failed(at, error)
+        else:
+            guard.passed()
+
+
+def _key_bytes(RowMaker rows not None, tuple key_columns not None, KeyCodec codec not None, int64_t at):
+    """The canonical form of the key in a row as looking ahead sees it, or None. For tests."""
+    cdef KeyShape shape
+    cdef Py_ssize_t columns[MOST_PARTS]
+    cdef char out[GUESS_BYTES]
+    cdef Py_ssize_t i
+    cdef int64_t length
+    shape_of(codec, &shape)
+    if shape.form == SHAPE_NONE or len(key_columns) != max(shape.n, 1) or not 0 <= at < rows.rows:
+        raise UsageError("a row has no such key", detail=f"row {at}")
+    for i in range(len(key_columns)):
+        columns[i] = key_columns[i]
+    length = bytes_at(rows, &shape, columns, at, out)
+    return out[:length] if length else None

@@ -3,15 +3,14 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t
-from libc.string cimport memcpy
 
-from statebackend._core.codecs.codecs cimport (
-    FORM_FLOAT, FORM_LONG, FORM_OBJECT, FORM_STRING, MAX_STORED, ValueCodec)
-from statebackend._core.tables.cow_map cimport (
-    CoreKey, Table, entry_at, insert, payload_drop, payload_of, payload_ref, slot_for_write, value_of)
+from statebackend._core.codecs.codecs cimport FORM_FLOAT, FORM_LONG, FORM_OBJECT, MAX_STORED, ValueCodec
+from statebackend._core.tables.cow_map cimport CoreKey, Table, entry_at, payload_of, value_of
 from statebackend._core.tables.expiry cimport is_expired
+from statebackend._core.handles.base_handle cimport time_of
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.tables.writing cimport restamp, taken_over, write_value
 
 
 cdef class SingleHandle(Handle):
@@ -21,7 +20,7 @@ cdef class SingleHandle(Handle):
 
     cdef bint expired_here(self) except -1:
         return is_expired((<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0], self.ttl,
-                          self.context.time())
+                          time_of(self))
 
     cdef object load_here(self):
         """Load the value of the entry that was found. If a mark or a snapshot needs an object, this copies it first."""
@@ -71,20 +70,13 @@ cdef class SingleHandle(Handle):
 
     cdef int renew(self) except -1:
         """Stamp the entry that was found with the current time."""
-        cdef bint kept = False
         cdef uint32_t slot
-        cdef int64_t now = self.context.time()
-        cdef char *payload = payload_of(self.table, entry_at(self.table.core, self.slot))
-        if (<int64_t *>payload)[0] == now:
+        cdef int64_t now = time_of(self)
+        if (<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0] == now:
             return 0
-        slot = slot_for_write(&self.table.lane, self.table, self.map, self.slot,
-                              self.context.key.hash, &kept)
+        slot = restamp(&self.table.lane, self.table, self.map, self.slot, self.context.key.hash, now)
         if slot == 0:
             self.no_memory()
-        payload = payload_of(self.table, entry_at(self.table.core, slot))
-        if kept:
-            payload_ref(self.table, payload)     # what it refers to is the journal's and the entry's now
-        (<int64_t *>payload)[0] = now
         self.slot = slot
         return 0
 
@@ -114,7 +106,7 @@ cdef class SingleHandle(Handle):
 
     def _merge_stored(self, a, b):
         """Merge two values and their timestamps, and stamp the result now. An expired value counts as none."""
-        cdef int64_t now = self.context.time() if self.ttl else 0
+        cdef int64_t now = time_of(self) if self.ttl else 0
         cdef bint a_expired = self.ttl != 0 and is_expired(a[1], self.ttl, now)
         cdef bint b_expired = self.ttl != 0 and is_expired(b[1], self.ttl, now)
         if a_expired and b_expired:
@@ -159,32 +151,15 @@ cdef class SingleHandle(Handle):
     cdef int write_stored(self, char *stored) except -1:
         """Put a stored form in. It belongs to the table afterwards, even if this raises."""
         cdef Table *table = self.table
-        cdef uint32_t slot = self.slot, hash = self.context.key.hash
-        cdef bint kept = False
-        cdef char *payload
-        cdef char *value
+        cdef int64_t now = time_of(self) if self.ttl else 0
+        cdef PyObject *last
         cdef object _dropped = None      # an object ends with this call, when the table is whole again
-        if slot:
-            slot = slot_for_write(&table.lane, table, self.map, slot, hash, &kept)
-        else:
-            slot = insert(&table.lane, table, self.map, self.context.key.number, self.context.key.data,
-                          self.context.key.length, self.context.key.namespace, hash)
-            kept = True                  # there is nothing to drop
+        cdef uint32_t slot = write_value(&table.lane, table, self.map, &self.context.key, self.slot, stored, now, &last)
         if unlikely(slot == 0):
             self.codec.drop(self.core, stored)
             self.no_memory()
-        payload = payload_of(table, entry_at(table.core, slot))
-        value = value_of(table, entry_at(table.core, slot))
-        if self.codec.form == FORM_LONG:
-            (<int64_t *>value)[0] = (<int64_t *>stored)[0]
-        else:
-            if self.codec.form >= FORM_STRING and not kept:
-                if self.codec.form == FORM_OBJECT:
-                    _dropped = <object>(<PyObject **>value)[0]
-                payload_drop(table, payload)
-            memcpy(value, stored, self.codec.width)
-        if self.ttl:
-            (<int64_t *>payload)[0] = self.context.time()
+        if unlikely(last != NULL):
+            _dropped = taken_over(last)
         self.slot = slot
         if unlikely(self.watcher is not None):
             self.watcher.note(self, <object>(<PyObject **>stored)[0])

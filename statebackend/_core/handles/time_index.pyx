@@ -39,13 +39,13 @@ from statebackend._core.memory.arena cimport Blob, Budget, address, blob_data, b
 from statebackend._core.tables.cow_map cimport (
     Anchor, CoreKey, CowMap, Entry, Table, Walk, before_operation, begin_walk, drop_anchor, entry_at, find_int,
     find_stored, hash_int_key, hash_stored, insert, namespace_of, next_entry, value_of, wait_for_others)
-from statebackend._core.codecs.objects cimport long_as_int64
+from statebackend._core.tables.objects cimport long_as_int64
 from statebackend._core.handles.base_handle cimport find_key
 from statebackend._core.handles.handle cimport Handle
-from statebackend._core.handles.key_context cimport TIME_OF_CLOCK, TIME_OF_SYSTEM, KeyContext, group_of_hash
+from statebackend._core.handles.key_context cimport TIME_OF_CLOCK, TIME_OF_SYSTEM, KeyContext
 from statebackend._core.handles.look_ahead cimport ask_for_bucket, ask_for_entry
 from statebackend._core.handles.map_handle cimport MapHandle
-from statebackend._core.key_groups cimport hash_canonical_bytes, hash_canonical_int
+from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, hash_canonical_int
 from statebackend._core.tables.map_table cimport MapTable, insert_threaded
 from statebackend._core.memory.platform cimport likely, prefetch, unlikely
 from statebackend._core.tables.state_core cimport NOT_UNDONE
@@ -1018,6 +1018,6 @@ cdef class TimerIndex:
             if not self.context.core.closed:
                 self.context._restore_key(saved)
 
-    def _made(self, domain):
-        """The handle of a domain, or None if there was no timer in it."""
-        return self.of(domain, False)
+    def _made(self, domain, bint makes=False):
+        """The handle of a domain; None if there was no timer in it, and it is not to be made."""
+        return self.of(domain, makes)

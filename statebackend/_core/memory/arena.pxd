@@ -15,7 +15,7 @@ extents in the middle of operations, so this happens without Python, in which fi
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
 from statebackend._core.memory.extents cimport EXTENT_BYTES, Spares
-from statebackend._core.memory.platform cimport add_i64
+from statebackend._core.memory.platform cimport add_i64, copy_bytes
 
 cdef enum:
     UNIT_SHIFT = 3                       # refs count units of 8 bytes
@@ -146,6 +146,7 @@ cdef uint32_t run_alloc(ArenaCore *arena, int order) noexcept nogil
 cdef void run_free(ArenaCore *arena, uint32_t ref, int order) noexcept nogil
 cdef Blob *blob_new(BlobHeap *heap, const char *data, uint64_t length) noexcept nogil
 cdef void blob_free(BlobHeap *heap, Blob *blob) noexcept nogil
+cdef bint is_same_class(uint64_t one, uint64_t other) noexcept nogil
 cdef void *block_alloc(BlobHeap *heap, uint64_t size) noexcept nogil
 cdef uint32_t ref_ahead(BlobHeap *heap, uint64_t size, uint32_t n) noexcept nogil
 cdef void ask_for_block(void *block) noexcept nogil
@@ -163,11 +164,24 @@ cdef inline void blob_drop(BlobHeap *heap, Blob *blob) noexcept nogil:
     if blob.refs == 0:
         blob_free(heap, blob)
 
+cdef inline bint blob_takes(const Blob *blob, uint64_t length) noexcept nogil:
+    """Return True if the blob has one owner, and a block that would be the right one for so many bytes, too."""
+    cdef uint64_t size = length + sizeof(Blob), own = <uint64_t>blob.length + sizeof(Blob)
+    if blob.refs != 1:
+        return False
+    return (size + 7) >> 3 == (own + 7) >> 3 and size <= LARGEST_CLASS or is_same_class(size, own)
+
+cdef inline void blob_set(Blob *blob, const char *data, uint64_t length) noexcept nogil:
+    """Overwrite a blob that `blob_takes` was asked about."""
+    copy_bytes(blob_data(blob), data, length)
+    blob.length = <uint32_t>length
+
 cdef class Arena:
     cdef ArenaCore core
     cdef BlobHeap blobs[16]              # by lane
     cdef Budget budget
     cdef object scratch_memory           # see `scratch`
+    cdef void leave(self) noexcept
 
 cdef class ExtentMemory:
     cdef Arena arena                     # the arena whose list may hold `lent`

@@ -10,7 +10,9 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
-from statebackend._core.memory.extents cimport extent_map, extent_unmap, spare_take, spares_drop
+from statebackend._core.memory.extents cimport (
+    extent_keep, extent_take, extent_unmap, kept_drop, kept_extents, spare_take, spares_drop,
+)
 from statebackend._core.memory.platform cimport (
     add_i64, ctz, load_ptr, prefetch_write, spin_lock, spin_unlock, try_lock, unlikely)
 
@@ -66,6 +68,11 @@ def fail_allocation(n, times=1):
     the_probe.fail_in = n
     the_probe.fail_until = 1 - times
     return before
+
+
+def extents_kept():
+    """How many extents of arenas that ended are kept for the next one."""
+    return kept_extents()
 
 
 def limit_extents(n):
@@ -150,7 +157,7 @@ cdef bint add_extent(ArenaCore *arena) noexcept nogil:
         wanted = 1 + (arena.live + 1) // EXTENTS_PER_SPARE
         base = spare_take(&arena.spares, wanted)
     if base == NULL:
-        base = extent_map()
+        base = extent_take()
     if base == NULL:
         free(orders)
         return False
@@ -195,8 +202,8 @@ cdef bint hand_over(ArenaCore *arena, char *base) noexcept nogil:
     return False
 
 
-cdef void drop_extent(ArenaCore *arena, uint32_t number) noexcept nogil:
-    """Give back an extent whose only block is on no list any more. The caller must not hold the lock."""
+cdef void drop_extent(ArenaCore *arena, uint32_t number, bint is_kept) noexcept nogil:
+    """Give back, or keep, an extent whose only block is on no list any more. The caller must not hold the lock."""
     cdef char *base = arena.extents[number]
     cdef uint8_t *orders = arena.orders[number]
     cdef bint is_lent
@@ -212,12 +219,16 @@ cdef void drop_extent(ArenaCore *arena, uint32_t number) noexcept nogil:
     add_i64(&arena.budget.used, -<int64_t>EXTENT_BYTES)
     count(arena.budget.probe, LIVE_EXTENTS, -1)
     free(orders)
-    if not is_lent:
+    if is_lent:
+        return
+    if is_kept:
+        extent_keep(base)
+    else:
         extent_unmap(base)
 
 
-cdef bint drop_idle_extent(ArenaCore *arena) noexcept nogil:
-    """Give an extent back in which nothing is; False if there is none. The caller must not hold the lock."""
+cdef bint drop_idle_extent(ArenaCore *arena, bint is_kept) noexcept nogil:
+    """Give back, or keep, an extent in which nothing is; False if there is none. The caller must not hold the lock."""
     cdef uint32_t ref
     spin_lock(&arena.lock)
     ref = arena.free_head[MAX_ORDER]
@@ -227,14 +238,14 @@ cdef bint drop_idle_extent(ArenaCore *arena) noexcept nogil:
     spin_unlock(&arena.lock)
     if ref == 0:
         return False
-    drop_extent(arena, ref >> EXTENT_UNITS_SHIFT)
+    drop_extent(arena, ref >> EXTENT_UNITS_SHIFT, is_kept)
     return True
 
 
 cdef void give_back_unused(ArenaCore *arena) noexcept nogil:
     """Give back half of the extents that nobody has used since the last time."""
     cdef uint32_t n = (arena.least_idle + 1) // 2
-    while n and drop_idle_extent(arena):
+    while n and drop_idle_extent(arena, False):
         n -= 1
     arena.least_idle = arena.idle
 
@@ -310,7 +321,7 @@ cdef void run_free(ArenaCore *arena, uint32_t ref, int order) noexcept nogil:
             extent = ref >> EXTENT_UNITS_SHIFT
     spin_unlock(&arena.lock)
     if extent:
-        drop_extent(arena, extent)
+        drop_extent(arena, extent, False)
 
 
 # --- blobs: slabs of size classes ------------------------------------------------------------------
@@ -359,8 +370,17 @@ cdef inline void link_slab(BlobHeap *heap, Slab *slab) noexcept nogil:
         slab.next.prev = slab
 
 
+cdef void lock_both(BlobHeap *held, BlobHeap *other) noexcept nogil:
+    """Lock `other`, too, waiting for it; `held` is let go meanwhile, or two lanes could wait for each other."""
+    spin_unlock(&held.lock)
+    spin_lock(&min(held, other).lock)
+    spin_lock(&max(held, other).lock)
+
+
 cdef bint take_slab(BlobHeap *heap, uint32_t which) noexcept nogil:
-    """Take over a slab with room from another heap; False if there is none. The caller holds the lock of `heap`.
+    """Take over a slab with room from another heap; False if there is none.
+
+    The caller holds the lock of `heap`, which may be let go meanwhile.
 
     A heap in use keeps one slab of a class, or two of them would take it from each other in turn.
     """
@@ -373,7 +393,10 @@ cdef bint take_slab(BlobHeap *heap, uint32_t which) noexcept nogil:
         if other == heap or load_ptr(&other.partial[which]) == NULL:
             continue
         if is_shared and not try_lock(&other.lock):
-            continue                     # to wait could be to wait for each other
+            lock_both(heap, other)
+            if heap.partial[which] != NULL:          # meanwhile a block of a full slab was freed
+                spin_unlock(&other.lock)
+                return True
         slab = other.partial[which]
         if is_shared and slab != NULL:
             slab = slab.next
@@ -517,6 +540,11 @@ cdef Blob *blob_new(BlobHeap *heap, const char *data, uint64_t length) noexcept 
     return blob
 
 
+cdef bint is_same_class(uint64_t one, uint64_t other) noexcept nogil:
+    """Return True if blocks of two sizes come from slabs, and from the same ones."""
+    return one <= LARGEST_CLASS and other <= LARGEST_CLASS and class_of[(one + 7) >> 3] == class_of[(other + 7) >> 3]
+
+
 cdef void blob_free(BlobHeap *heap, Blob *blob) noexcept nogil:
     block_free(heap, blob, <uint64_t>blob.length + sizeof(Blob))
 
@@ -525,7 +553,7 @@ cdef bint make_room(Budget *budget, int64_t size) noexcept nogil:
     """Give idle extents back until so many bytes more stay below the limit; if they never would, none."""
     cdef int64_t idle = <int64_t>budget.arena.idle * EXTENT_BYTES
     while budget.used + size > budget.limit:
-        if budget.used + size - idle > budget.limit or not drop_idle_extent(budget.arena):
+        if budget.used + size - idle > budget.limit or not drop_idle_extent(budget.arena, False):
             budget.refused = REFUSED_BY_LIMIT
             return False
         idle -= EXTENT_BYTES
@@ -605,11 +633,11 @@ cdef class Arena:
 
     def __dealloc__(self):
         cdef uint32_t number
-        spares_drop(&self.core.spares)
+        spares_drop(&self.core.spares, True)
         if self.core.extents != NULL and self.core.orders != NULL:
             for number in range(1, self.core.top):
                 if self.core.extents[number] != NULL:
-                    drop_extent(&self.core, number)
+                    drop_extent(&self.core, number, True)
         free(self.core.extents)
         free(self.core.orders)
 
@@ -651,10 +679,18 @@ cdef class Arena:
         return self.scratch_memory
 
     def trim(self):
-        """Give the working memory of batches, and empty extents, back to the system."""
+        """Give the working memory of batches, empty extents, and what ended arenas left, back to the system."""
         self.scratch_memory = None
-        spares_drop(&self.core.spares)
-        while drop_idle_extent(&self.core):
+        spares_drop(&self.core.spares, False)
+        kept_drop()
+        while drop_idle_extent(&self.core, False):
+            pass
+
+    cdef void leave(self) noexcept:
+        """Give back what nobody uses any more, some of it to the arenas that come."""
+        self.scratch_memory = None
+        spares_drop(&self.core.spares, True)
+        while drop_idle_extent(&self.core, True):
             pass
 
     def set_limit(self, limit):

@@ -7,6 +7,8 @@ operation that happens to need it. So once a state grows, a thread makes the nex
                  ^           |
                  +- extents -+  the thread maps and touches one at a time, for the first that waits
 
+What arenas leave behind when they end serves the next one, which then has no first touches: 16 extents are kept.
+
 The thread belongs to the C library and never asks for the GIL. It starts when it is first needed. A forked child has
 none until it needs one itself; the extent in the thread's hands at the fork, 2 MB at most, stays mapped in the child.
 """
@@ -17,6 +19,7 @@ cdef extern from *:
     """
     #include <pthread.h>
     #include <signal.h>
+    #include <string.h>
     #include <sys/mman.h>
 
     #ifndef MAP_ANONYMOUS
@@ -32,6 +35,13 @@ cdef extern from *:
     static inline void sb_want_huge_page(char *memory, size_t size) {
     #ifdef MADV_HUGEPAGE
         (void)madvise(memory, size, MADV_HUGEPAGE);
+    #endif
+    }
+
+    /* In the checked build nothing is zero by chance, and what an arena has returned is not what it was. */
+    static inline void sb_poison(char *memory, size_t size) {
+    #ifdef STATEBACKEND_DEBUG
+        memset(memory, 0xDB, size);
     #endif
     }
 
@@ -65,6 +75,7 @@ cdef extern from *:
                        void (*child)() noexcept nogil) noexcept nogil
     char *sb_map(uint64_t size) noexcept nogil
     void sb_want_huge_page(char *memory, uint64_t size) noexcept nogil
+    void sb_poison(char *memory, uint64_t size) noexcept nogil
     int munmap(void *memory, uint64_t size) noexcept nogil
     bint sb_start_thread(void *(*work)(void *) noexcept nogil) noexcept nogil
 
@@ -73,6 +84,57 @@ cdef pthread_cond_t more_wanted
 cdef Spares *waiting = NULL
 cdef Spares *served = NULL               # the thread makes an extent for these; NULL also if they are gone
 cdef bint has_thread = False
+cdef char *kept[16]                      # of arenas that ended
+cdef uint32_t n_kept = 0
+
+
+cdef char *extent_take() noexcept nogil:
+    """An extent that was kept, else a new one; NULL without memory. Its contents are undefined."""
+    global n_kept
+    cdef char *extent = NULL
+    pthread_mutex_lock(&lock)
+    if n_kept:
+        n_kept -= 1
+        extent = kept[n_kept]
+    pthread_mutex_unlock(&lock)
+    if extent == NULL:
+        extent = extent_map()
+    if extent != NULL:
+        sb_poison(extent, EXTENT_BYTES)
+    return extent
+
+
+cdef void extent_keep(char *extent) noexcept nogil:
+    """Keep an extent for the next arena, or give it back if enough are kept."""
+    global n_kept
+    sb_poison(extent, EXTENT_BYTES)
+    pthread_mutex_lock(&lock)
+    if n_kept < MAX_KEPT:
+        kept[n_kept] = extent
+        n_kept += 1
+        extent = NULL
+    pthread_mutex_unlock(&lock)
+    if extent != NULL:
+        extent_unmap(extent)
+
+
+cdef uint32_t kept_extents() noexcept nogil:
+    return n_kept
+
+
+cdef void kept_drop() noexcept nogil:
+    """Give all that is kept back to the system."""
+    global n_kept
+    cdef char *extents[16]
+    cdef uint32_t i, n
+    pthread_mutex_lock(&lock)
+    n = n_kept
+    for i in range(n):
+        extents[i] = kept[i]
+    n_kept = 0
+    pthread_mutex_unlock(&lock)
+    for i in range(n):
+        extent_unmap(extents[i])
 
 
 cdef char *extent_map() noexcept nogil:
@@ -101,7 +163,7 @@ cdef void extent_unmap(char *extent) noexcept nogil:
 cdef void touch(char *extent) noexcept nogil:
     cdef uint64_t at = 0
     while at < EXTENT_BYTES:
-        extent[at] = 0
+        (<volatile char *>extent)[at] = extent[at]
         at += 4096
 
 
@@ -126,8 +188,8 @@ cdef char *spare_take(Spares *spares, uint32_t wanted) noexcept nogil:
     return extent
 
 
-cdef void spares_drop(Spares *spares) noexcept nogil:
-    """Give back the extents made ahead. Afterwards the thread does not know these Spares."""
+cdef void spares_drop(Spares *spares, bint are_kept) noexcept nogil:
+    """Give back the extents made ahead, or keep them. Afterwards the thread does not know these Spares."""
     global served
     cdef Spares **link = &waiting
     cdef char *extents[16]
@@ -146,7 +208,10 @@ cdef void spares_drop(Spares *spares) noexcept nogil:
     spares.n = 0
     pthread_mutex_unlock(&lock)
     for i in range(n):
-        extent_unmap(extents[i])
+        if are_kept:
+            extent_keep(extents[i])
+        else:
+            extent_unmap(extents[i])
 
 
 cdef void *make_spares(void *_nothing) noexcept nogil:
@@ -165,7 +230,7 @@ cdef void *make_spares(void *_nothing) noexcept nogil:
             continue
         served = spares
         pthread_mutex_unlock(&lock)
-        extent = extent_map()
+        extent = extent_take()
         if extent != NULL:
             touch(extent)
         pthread_mutex_lock(&lock)

@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 cdef extern from *:
     """
+    #include <sched.h>
     #include <stdint.h>
     #include <string.h>
 
@@ -24,10 +25,14 @@ cdef extern from *:
     }
 
     /* A spin lock for sections of a few dozen instructions; never held across
-       a call that can block or that needs the GIL. */
+       a call that can block or that needs the GIL. Who waits for longer than
+       such a section takes waits for a thread that has lost its processor. */
     static inline void sb_lock(uint32_t *l) {
+        int waited = 0;
         while (__atomic_exchange_n(l, 1, __ATOMIC_ACQUIRE)) {
-            while (__atomic_load_n(l, __ATOMIC_RELAXED)) { }
+            while (__atomic_load_n(l, __ATOMIC_RELAXED)) {
+                if (++waited > 10000) sched_yield();
+            }
         }
     }
     static inline int sb_try_lock(uint32_t *l) { return !__atomic_exchange_n(l, 1, __ATOMIC_ACQUIRE); }
@@ -66,6 +71,18 @@ cdef extern from *:
             return sb_load_8(a + n - 8) == sb_load_8(b + n - 8);
         }
         return n == 0 || sb_load_tail(a, n, n) == sb_load_tail(b, n, n);
+    }
+
+    /* Copy `n` bytes: values are short, too. */
+    static inline void sb_copy_bytes(char *to, const char *from, uint64_t n) {
+        uint64_t at;
+        if (n > 64 || n < 8) {
+            memcpy(to, from, n);
+            return;
+        }
+        for (at = 0; at + 8 < n; at += 8)
+            memcpy(to + at, from + at, 8);
+        memcpy(to + n - 8, from + n - 8, 8);
     }
 
     /* Bucket hash of bytes: eight at a time, folded multiplies, length mixed in at the end. */
@@ -107,5 +124,6 @@ cdef extern from *:
     bint claim "sb_claim"(uint32_t *word, uint32_t n) noexcept nogil
     uint64_t fold "sb_fold"(uint64_t a, uint64_t b) noexcept nogil
     bint same_bytes "sb_same_bytes"(const void *one, const void *other, uint64_t n) noexcept nogil
+    void copy_bytes "sb_copy_bytes"(char *to, const char *source, uint64_t n) noexcept nogil
     uint32_t hash_bytes "sb_hash_bytes"(const unsigned char *p, uint64_t n, uint64_t seed) noexcept nogil
     uint32_t hash_int "sb_hash_int"(int64_t key, uint32_t ns, uint64_t seed) noexcept nogil

@@ -11,16 +11,17 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
-from statebackend._core.memory.arena cimport Blob, address, blob_data
+from statebackend._core.memory.arena cimport Blob, address
 from statebackend._core.tables.cow_map cimport (
     Anchor, CowMap, Entry, ListChunk, ListHead, Table, dead_elements, elements_of, entry_at, find_stored, hash_stored,
     live_elements, namespace_of, thread_of)
 from statebackend._core.tables.lists cimport ListCursor, cursor_close, cursor_next, cursor_open
 from statebackend._core.memory.platform cimport prefetch
 from statebackend._core.tables.state_core cimport StateCore
-from statebackend._core.tables.state_table cimport (
-    CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW, StateTable, is_null)
+from statebackend._core.tables.state_table cimport StateTable, is_null
+from statebackend._core.tables.values cimport CODE_ANCHOR, CODE_BLOB, CODE_LIST, CODE_OBJECT, CODE_RAW
 
+from statebackend._core.memory.blob_columns import blobs_of
 from statebackend._core.tables.state_table import DTYPES
 from statebackend.errors import UsageError
 
@@ -326,25 +327,8 @@ cdef object gather_fixed(uint64_t[::1] rows, uint32_t offset, uint32_t width):
     return out
 
 
-cdef tuple gather_blobs(uint64_t[::1] rows, uint32_t offset):
-    cdef uint64_t n = rows.shape[0], i, total = 0
-    cdef Blob *blob
-    offsets = np.empty(n + 1, dtype=np.int64)
-    cdef int64_t[::1] ends = offsets
-    ends[0] = 0
-    with nogil:
-        for i in range(n):
-            blob = (<Blob **>(<char *><uintptr_t>rows[i] + offset))[0]
-            total += blob.length if blob != NULL else 0
-            ends[i + 1] = total
-    data = np.empty(max(total, 1), dtype=np.uint8)
-    cdef uint8_t[::1] bytes_view = data
-    with nogil:
-        for i in range(n):
-            blob = (<Blob **>(<char *><uintptr_t>rows[i] + offset))[0]
-            if blob != NULL:
-                memcpy(&bytes_view[0] + ends[i], blob_data(blob), blob.length)
-    return offsets, data[:total]
+cdef object gather_blobs(uint64_t[::1] rows, uint32_t offset):
+    return blobs_of(gather_fixed(rows, offset, 8).view(np.uint64).ravel())
 
 
 cdef object gather_objects(uint64_t[::1] rows, uint32_t offset):

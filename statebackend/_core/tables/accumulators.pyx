@@ -6,7 +6,7 @@ from libc.stdint cimport uint64_t
 
 from statebackend._core.tables.reductions cimport (
     OP_ALL, OP_ANY, OP_COUNT, OP_FIRST, OP_LAST, OP_MAX, OP_MIN, OP_PRODUCT, OP_SUM)
-from statebackend._core.tables.state_table cimport CODE_BLOB, CODE_BOOL, CODE_INT64, CODE_RAW
+from statebackend._core.tables.values cimport CODE_BLOB, CODE_BOOL, CODE_INT64, CODE_RAW
 
 from statebackend._core.tables.state_table import FIXED_CODES
 from statebackend.errors import UsageError

@@ -120,6 +120,7 @@ cdef enum RecordOp:
     RECORD_COPIED = 5                    # as WRITE, but what is there now is a mere copy: not dirty
     RETIRED_SLOT = 6                     # in lists of what awaits reclaiming: table pointer, then trailer
     RETIRED_RUN = 7                      # a bucket page or a stretch of entries: its order in place of the group
+    RECORD_BYTES = 8                     # bytes as they were, which lay in a blob of the entry's that has others now
     RECORD_REPLACED = 9                  # as MOVED, and the clone was written: the payload is in the replaced slot
 
 cdef struct Layout:
@@ -437,6 +438,12 @@ cdef inline void count_namespace(Table *table, uint32_t ns, int64_t change) noex
 cdef inline Thread *thread_of(Table *table, Entry *entry) noexcept nogil:
     return <Thread *>(<char *>entry + table.layout.off_thread)
 
+cdef inline uint32_t value_version(Table *table, Entry *entry) noexcept nogil:
+    """The version at which an entry's object became its own; 0 where values are never shared."""
+    if table.layout.off_value_version == 0:
+        return 0
+    return (<uint32_t *>(<char *>entry + table.layout.off_value_version))[0]
+
 cdef inline void set_value_version(Table *table, Entry *entry, uint32_t version) noexcept nogil:
     if table.layout.off_value_version:
         (<uint32_t *>(<char *>entry + table.layout.off_value_version))[0] = version
@@ -582,6 +589,7 @@ cdef bint prepare_remove(Lane *lane, Table *table, CowMap *map, uint32_t slot, u
 cdef uint32_t own_entry(Lane *lane, Table *table, CowMap *map, uint32_t slot, uint32_t hash) noexcept nogil
 cdef bint keep_payload(Lane *lane, Table *table, CowMap *map, uint32_t slot, RecordOp op,
                        bint *kept) noexcept nogil
+cdef bint keep_bytes(Lane *lane, Table *table, CowMap *map, uint32_t slot) noexcept nogil
 cdef void payload_ref(Table *table, char *payload) noexcept nogil
 cdef void payload_drop(Table *table, char *payload) noexcept nogil
 cdef void slot_free(Table *table, CowMap *map, uint32_t slot) noexcept nogil
@@ -605,8 +613,17 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
 cdef inline uint64_t trailer(int op, Table *table, uint32_t group, uint32_t slot) noexcept nogil:
     return (<uint64_t>op << 56) | (<uint64_t>table.journal_index << 48) | (<uint64_t>group << 32) | slot
 
-cdef inline uint32_t record_width(Table *table, int op) noexcept nogil:
-    """Bytes of a record of a journal, its trailer included."""
+cdef struct BytesEnd:
+    # The end of RECORD_BYTES. Before it are the timestamp, where there is one, and the bytes, up to a multiple of 8.
+    uint32_t length
+    uint32_t width                       # of the whole record
+    uint64_t trailer
+
+cdef inline uint32_t record_width(Table *table, const char *end) noexcept nogil:
+    """Bytes of the record of a journal that ends there, its trailer included."""
+    cdef int op = <int>((<const uint64_t *>(end - 8))[0] >> 56)
+    if op == RECORD_BYTES:
+        return (<const BytesEnd *>end)[-1].width
     if op == RECORD_WRITE or op == RECORD_COPIED:
         return 8 + ((table.layout.payload_width + 7) & ~7u)
     return 16 if op == RECORD_MOVED or op == RECORD_REPLACED else 8
@@ -654,7 +671,7 @@ cdef inline bint next_change(RecordCursor *cursor, Table *table) noexcept nogil:
         last = (<uint64_t *>(chunk_data(cursor.chunk) + cursor.at - 8))[0]
         cursor.op = <int>(last >> 56)
         owner = cursor.journal.tables[(last >> 48) & 0xFF]
-        cursor.at -= record_width(owner, cursor.op)
+        cursor.at -= record_width(owner, chunk_data(cursor.chunk) + cursor.at)
         if owner == table and cursor.op != RECORD_MOVED and cursor.op != RECORD_COPIED:
             cursor.group = <uint32_t>(last >> 32) & 0xFFFF
             cursor.slot = <uint32_t>last

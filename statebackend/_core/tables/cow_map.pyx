@@ -19,13 +19,15 @@ cdef extern from "unistd.h":
 
 from statebackend._core.memory.arena cimport (
     EXTENT_UNITS_SHIFT, LIVE_DIRECTORIES, LIVE_ENTRIES, LIVE_SNAPSHOTS, MAX_ORDER, MIN_ORDER, UNIT_SHIFT, Blob,
-    address, ask_for_block, blob_data, blob_drop, blob_new, block_alloc, block_free, block_ref, count, raw_alloc,
-    raw_free, run_alloc, run_free, unit_at)
+    address, ask_for_block, blob_data, blob_drop, blob_new, blob_set, blob_takes, block_alloc, block_free, block_ref,
+    count, raw_alloc, raw_free, run_alloc, run_free, unit_at)
 from statebackend._core.memory.journal cimport (
     Log, LogChunk, chunk_data, log_append, log_empty, log_forget_chunk, log_last_trailer, log_pop, log_reserve,
     log_take)
 from statebackend._core.memory.platform cimport (
-    clz64, likely, load_u32, prefetch_write, same_bytes, spin_lock, spin_unlock, store_ptr, store_u32, unlikely)
+    clz64, copy_bytes, likely, load_u32, prefetch_write, same_bytes, spin_lock, spin_unlock, store_ptr, store_u32,
+    unlikely)
+from statebackend._core.tables.values cimport drop_value
 
 
 cdef enum:
@@ -70,27 +72,12 @@ cdef void payload_drop(Table *table, char *payload) noexcept nogil:
     """Drop the references of a payload that is about to be forgotten."""
     cdef char *value = payload + (table.layout.off_value - table.layout.off_payload)
     cdef int kind = table.layout.value_kind
-    if kind == VALUE_FIXED:
-        return
-    if kind == VALUE_BLOB:
-        if (<Blob **>value)[0] != NULL:
-            blob_drop(table.core.blobs, (<Blob **>value)[0])
-    elif kind == VALUE_LIST:
+    if kind == VALUE_LIST:
         drop_list(table, (<ListHead *>value).tail)
     elif kind == VALUE_ANCHOR:
         drop_anchor(table, (<uint32_t *>value)[0])
-    elif kind == VALUE_OBJECT:
-        with gil:
-            Py_XDECREF((<PyObject **>value)[0])
-
-
-cdef inline void drop_element(Table *table, char *value) noexcept nogil:
-    if table.element_kind == VALUE_BLOB:
-        if (<Blob **>value)[0] != NULL:
-            blob_drop(table.core.blobs, (<Blob **>value)[0])
-    elif table.element_kind == VALUE_OBJECT:
-        with gil:
-            Py_XDECREF((<PyObject **>value)[0])
+    elif kind != VALUE_FIXED:
+        drop_value(table.core.blobs, kind, value)
 
 
 cdef void drop_list(Table *table, ListChunk *tail) noexcept nogil:
@@ -118,7 +105,8 @@ cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogi
             return
         if table.element_kind != VALUE_FIXED:
             for i in range(chunk.used):
-                drop_element(table, elements_of(table, chunk) + <uint64_t>i * table.element_width + offset)
+                drop_value(table.core.blobs, table.element_kind,
+                           elements_of(table, chunk) + <uint64_t>i * table.element_width + offset)
         older = chunk.prev
         block_free(table.core.blobs, chunk, chunk_bytes(table, chunk))
         chunk = older
@@ -465,6 +453,29 @@ cdef bint keep_payload(Lane *lane, Table *table, CowMap *map, uint32_t slot, Rec
     memcpy(room, payload_of(table, entry), table.layout.payload_width)
     (<uint64_t *>(room + width))[0] = trailer(op, table, map.group, slot)
     kept[0] = True
+    return True
+
+
+cdef bint keep_bytes(Lane *lane, Table *table, CowMap *map, uint32_t slot) noexcept nogil:
+    """Append the bytes of an entry's blob, and its timestamp, to the log that needs them. Then others may lie there."""
+    cdef Entry *entry = entry_at(lane.core, slot)
+    cdef Blob *blob = (<Blob **>value_of(table, entry))[0]
+    cdef uint32_t width = 8 * table.layout.has_timestamp + ((blob.length + 7) & ~7u) + <uint32_t>sizeof(BytesEnd)
+    cdef Log *log = &lane.undo
+    cdef char *room
+    cdef BytesEnd *end
+    if lane.core.journal_version and entry.version < lane.core.journal_version and not record_log(lane, table, &log):
+        return False
+    if log == NULL or not log_reserve(lane.core.arena, log, width):
+        return False
+    room = log_take(log, width)
+    end = <BytesEnd *>(room + width) - 1
+    end.length, end.width = blob.length, width
+    end.trailer = trailer(RECORD_BYTES, table, map.group, slot)
+    if table.layout.has_timestamp:
+        (<int64_t *>room)[0] = (<int64_t *>payload_of(table, entry))[0]
+        room += 8
+    copy_bytes(room, blob_data(blob), blob.length)
     return True
 
 
@@ -1270,6 +1281,33 @@ cdef bint undo_write(Lane *lane, Table *table, CowMap *map, uint32_t slot, char 
     return True
 
 
+cdef bint undo_bytes(Lane *lane, Table *table, CowMap *map, uint32_t slot, const char *end) noexcept nogil:
+    """Give an entry the bytes back that a record ends with: in its blob, if that is its own and of their size."""
+    cdef uint32_t length = (<const BytesEnd *>end)[-1].length
+    cdef const char *data = end - record_width(table, end) + 8 * table.layout.has_timestamp
+    cdef Entry *entry = entry_at(lane.core, slot)
+    cdef Blob **place
+    cdef Blob *made
+    if entry.version < lane.core.highest_required_snapshot_version:
+        slot = own_entry(lane, table, map, slot, hash_of(table, entry))
+        if slot == 0:
+            return False
+        entry = entry_at(lane.core, slot)
+    place = <Blob **>value_of(table, entry)
+    if blob_takes(place[0], length):
+        blob_set(place[0], data, length)
+    else:
+        made = blob_new(lane.blobs, data, length)
+        if made == NULL:
+            return False
+        blob_drop(lane.core.blobs, place[0])
+        place[0] = made
+    if table.layout.has_timestamp:
+        (<int64_t *>payload_of(table, entry))[0] = (<const int64_t *>(data - 8))[0]
+    entry.version = lane.core.state_version
+    return True
+
+
 cdef bint undo_insert(Lane *lane, Table *table, CowMap *map, uint32_t slot, list dropped) except -1:
     cdef Core *core = lane.core
     cdef uint32_t hash = hash_of(table, entry_at(core, slot))
@@ -1415,6 +1453,8 @@ cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, li
                 if op == RECORD_REPLACED:
                     done = undo_write(&table.lane, table, map, current_slot(core, clone),
                                       payload_of(table, entry_at(core, slot)), dropped)
+                    if done:
+                        payload_ref(table, payload_of(table, entry_at(core, slot)))      # the slot keeps it, too
                 done = done and log_reserve(core.arena, carried, 16)
                 if done:
                     carry_move(carried, table, map, slot, clone)
@@ -1422,6 +1462,9 @@ cdef int undo_log(Journal *journal, Log *log, uint64_t down_to, Log *carried, li
                 done = undo_remove(&table.lane, table, map, slot, carried)
             elif op == RECORD_INSERT:
                 done = undo_insert(&table.lane, table, map, current_slot(core, slot), dropped)
+            elif op == RECORD_BYTES:
+                width = record_width(table, end)
+                done = undo_bytes(&table.lane, table, map, current_slot(core, slot), end)
             else:
                 width += (table.layout.payload_width + 7) & ~7u
                 done = undo_write(&table.lane, table, map, current_slot(core, slot), end - width, dropped)
@@ -1482,19 +1525,21 @@ cdef void drop_written(Core *core, Journal *journal, Log *log) noexcept nogil:
     """
     cdef uint64_t last
     cdef int op
+    cdef uint32_t width
     cdef Table *table
     cdef char payload[64]
-    while not log_empty(core.arena, log):
+    while log.held != 0 and not log_empty(core.arena, log):
         last = log_last_trailer(log)
         op = <int>(last >> 56)
         table = journal.tables[(last >> 48) & 0xFF]
+        width = record_width(table, chunk_data(log.last) + log.last.used)
         if op == RECORD_WRITE and table.layout.value_kind == VALUE_BLOB:
             ask_for_written(log, table)
-            memcpy(payload, chunk_data(log.last) + log.last.used - record_width(table, op), table.layout.payload_width)
-            log_pop(core.arena, log, record_width(table, op))
+            memcpy(payload, chunk_data(log.last) + log.last.used - width, table.layout.payload_width)
+            log_pop(core.arena, log, width)
             payload_drop(table, payload)
-        elif op == RECORD_INSERT:
-            log_pop(core.arena, log, record_width(table, op))
+        elif op == RECORD_INSERT or op == RECORD_BYTES:
+            log_pop(core.arena, log, width)
         else:
             return
 
@@ -1517,9 +1562,8 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
         last = trailer_to_reclaim(core, log)
         op = <int>(last >> 56)
         table = journal.tables[(last >> 48) & 0xFF]
-        width = 8
+        width = record_width(table, chunk_data(log.last) + log.last.used)
         if op == RECORD_WRITE or op == RECORD_COPIED:
-            width += (table.layout.payload_width + 7) & ~7u
             ask_for_written(log, table)
             # Take it off the log first: an object's finaliser may call anything.
             memcpy(payload, chunk_data(log.last) + log.last.used - width, table.layout.payload_width
@@ -1528,8 +1572,6 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
             payload_drop(table, payload)
             continue
         elif op == RECORD_REMOVE or op == RECORD_MOVED or op == RECORD_REPLACED:
-            if op != RECORD_REMOVE:
-                width = 16
             map = table.maps[((last >> 32) & 0xFFFF) - table.first_group]
             holder = holder_of(core, log.last.until)
             if holder != NULL and not log_reserve(core.arena, &holder.retired, 16):

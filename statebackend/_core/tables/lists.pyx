@@ -21,16 +21,16 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from statebackend._core.memory.arena cimport (
-    LARGEST_CLASS, Blob, blob_drop, block_alloc, block_free, injected_failure)
+    LARGEST_CLASS, Blob, block_alloc, block_free, injected_failure)
 from statebackend._core.tables.cow_map cimport (
     VALUE_BLOB, VALUE_FIXED, VALUE_OBJECT, CowMap, ExpiringHead, Lane, ListChunk, ListHead, Table, chunk_bytes,
-    chunk_header, drop_list, elements_of, entry_at, insert, live_elements, new_stamp, next_chunk_of, slot_for_write,
-    value_of)
+    chunk_header, drop_list, elements_of, entry_at, live_elements, new_stamp, next_chunk_of, slot_for_write, value_of)
 from statebackend._core.tables.expiry cimport is_expired
+from statebackend._core.tables.values cimport drop_value
+from statebackend._core.tables.writing cimport slot_to_write
 
 cdef extern from "Python.h":
     void Py_INCREF(PyObject *object)
-    void Py_DECREF(PyObject *object)
 
 cdef enum:
     LIST_FIRST_BYTES = 64
@@ -95,10 +95,7 @@ cdef bint list_append(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
         fresh.refs = 1
         fresh.used = 0
         fresh.capacity = capacity
-    if slot:
-        slot = slot_for_write(lane, table, map, slot, k.hash, &kept)
-    else:
-        slot = insert(lane, table, map, k.number, k.data, k.length, k.namespace, k.hash)
+    slot = slot_to_write(lane, table, map, k, slot, &kept)
     if slot == 0:
         if fresh != NULL:
             block_free(lane.core.blobs, fresh, chunk_bytes(table, fresh))
@@ -189,10 +186,7 @@ cdef bint list_extend(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
             next_chunk_of(last)[0] = chunk
         last = chunk
         made += 1
-    if slot:
-        slot = slot_for_write(lane, table, map, slot, k.hash, &kept)
-    else:
-        slot = insert(lane, table, map, k.number, k.data, k.length, k.namespace, k.hash)
+    slot = slot_to_write(lane, table, map, k, slot, &kept)
     if slot == 0:
         free_chain(table, last, made)
         return False
@@ -266,16 +260,11 @@ cdef void refer_to_element(Table *table, char *element) noexcept nogil:
 cdef void drop_elements(Table *table, char *elements, uint64_t n) noexcept nogil:
     """Drop the references of elements that no list has taken."""
     cdef uint64_t i
-    cdef char *value
     if table.element_kind == VALUE_FIXED:
         return
     for i in range(n):
-        value = elements + i * table.element_width + (8 if table.element_has_timestamp else 0)
-        if table.element_kind == VALUE_BLOB:
-            blob_drop(table.core.blobs, (<Blob **>value)[0])
-        else:
-            with gil:
-                Py_DECREF((<PyObject **>value)[0])
+        drop_value(table.core.blobs, table.element_kind,
+                   elements + i * table.element_width + (8 if table.element_has_timestamp else 0))
 
 
 cdef bint cursor_open(Table *table, ListHead *head, ListCursor *cursor) noexcept nogil:

@@ -10,18 +10,21 @@ exactly while its map has entries.
 """
 
 cimport cython
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from statebackend._core.memory.arena cimport address, block_free
 from statebackend._core.tables.cow_map cimport (
     Anchor, Core, CoreKey, CowMap, Insertion, Lane, Table, abandon_insert, anchor_new, append_thread, before_operation,
-    entry_at, find, finish_insert, hash_of, head_anchor, key_object, name_anchor, prepare_insert, prepare_remove,
-    remove, reserve_records, segment_for_writing, slot_for_write, thread_of, value_of)
+    entry_at, find, finish_insert, hash_of, head_anchor, key_object, map_new, name_anchor, prepare_insert,
+    prepare_remove, remove, reserve_records, segment_for_writing)
 from statebackend._core.memory.journal cimport Log, log_append
 from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.tables.state_core cimport StateCore, discard_log
-from statebackend._core.tables.state_table cimport CODE_LIST, CODE_OBJECT, StateTable
+from statebackend._core.tables.state_table cimport StateTable
+from statebackend._core.tables.values cimport CODE_LIST, drop_value
+from statebackend._core.tables.writing cimport object_at, taken_over
 
 from statebackend.errors import UsageError
 
@@ -99,9 +102,6 @@ cdef class MapTable:
         if self.entries.value_code == CODE_LIST:
             raise UsageError("a map state does not hold lists")
 
-    cdef Anchor *anchor_of(self, uint32_t head_slot) noexcept:
-        return head_anchor(self.heads.table, head_slot)
-
     cdef uint32_t locate(self, object key, uint32_t namespace, CoreKey *head, CowMap **map) except? 0:
         """The head's slot, 0 if the key has no map."""
         return self.heads._locate(key, namespace, head, map)
@@ -113,7 +113,7 @@ cdef class MapTable:
         cdef uint32_t anchor = 0
         head_slot[0] = self.locate(key, namespace, head, &map)
         if head_slot[0]:
-            anchor = (<uint32_t *>value_of(self.heads.table, entry_at(self.heads.table.core, head_slot[0])))[0]
+            anchor = anchor_ref(self.heads.table, head_slot[0])
         self.entries.split_map_key(map_key, anchor, head.group, inner)
         inner_map[0] = self.entries.map_or_null(head.group)
         if head_slot[0] == 0 or inner_map[0] == NULL:
@@ -124,54 +124,51 @@ cdef class MapTable:
 
     def put(self, key, map_key, value, uint32_t namespace=0, int64_t timestamp=0):
         """Set one entry of a key's map; a new one goes to the end. O(1) expected, whatever the map's size."""
-        self.owner.enter()
-        try:
-            self.put_entry(key, map_key, value, namespace, timestamp)
-        finally:
-            self.owner.leave()
-
-    cdef int put_entry(self, object key, object map_key, object value, uint32_t namespace,
-                       int64_t timestamp) except -1:
         cdef CoreKey head
         cdef CoreKey inner
         cdef CowMap *map = NULL
         cdef uint32_t head_slot = 0, slot
-        cdef char stored[16]
-        cdef char *source = stored
-        cdef bint kept = False
-        cdef object _dropped             # ends with this call, when the table is whole again
-        cdef Table *table = self.entries.table
-        source = self.entries.store_any(value, stored)
+        cdef char room[8]
+        cdef char *stored
+        cdef PyObject *last = NULL
+        cdef object _dropped = None      # ends with this call, when the table is whole again
+        cdef Table *table
+        self.owner.enter()
         try:
-            slot = self.locate_entry(key, map_key, namespace, &head, &head_slot, &inner, &map)
-            if slot == 0:
-                self.fill_entry(&head, head_slot, &inner, source, timestamp)
-                return 0
-            slot = slot_for_write(&table.lane, table, map, slot, inner.hash, &kept)
-            if slot == 0:
-                self.owner.out_of_memory()
-        except BaseException:
-            self.entries.drop_stored(stored, self.entries.value_code)
-            raise
-        if not kept:
-            _dropped = self.entries._let_go(slot)
-        self.entries._fill(slot, source, timestamp)
-        return 0
+            table = self.entries.table
+            stored = self.entries.store_own(value, room)
+            try:
+                slot = self.locate_entry(key, map_key, namespace, &head, &head_slot, &inner, &map)
+                if not self.put_at(&head, head_slot, &inner, slot, stored, timestamp, &last):
+                    self.owner.out_of_memory()
+            except BaseException:
+                if stored != NULL:
+                    drop_value(self.owner.arena.blobs, table.layout.value_kind, stored)
+                raise
+            _dropped = taken_over(last)
+        finally:
+            self.owner.leave()
 
-    cdef int fill_entry(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, char *value,
-                        int64_t timestamp) except -1:
-        """Add an absent entry, and its key's head if that is absent too."""
+    cdef uint32_t put_at(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, uint32_t slot, const char *value,
+                         int64_t timestamp, PyObject **last) noexcept:
+        """Set the entry at `slot`, or add one if that is 0, with its key's head if `head_slot` is 0.
+
+        Returns its slot, 0 without memory; see `write_value`.
+        """
         cdef Table *table = self.entries.table
         cdef Table *heads = self.heads.table
-        cdef CowMap *head_map = self.heads.map_for(head.group)
-        cdef CowMap *map = self.entries.map_for(head.group)
-        cdef uint32_t slot = 0
-        if before_operation(&table.lane, table, map) and before_operation(&heads.lane, heads, head_map):
-            slot = insert_threaded(&heads.lane, heads, head_map, head, head_slot, &table.lane, table, map, inner)
+        cdef CowMap *head_map = heads.maps[head.group - heads.first_group]
+        cdef CowMap *map = table.maps[head.group - table.first_group]
         if slot == 0:
-            self.owner.out_of_memory()
-        self.entries._fill(slot, value, timestamp)
-        return 0
+            if head_map == NULL:
+                head_map = map_new(heads, head.group)
+            if map == NULL:
+                map = map_new(table, head.group)
+            if (head_map == NULL or map == NULL or not before_operation(&table.lane, table, map)
+                    or not before_operation(&heads.lane, heads, head_map)):
+                return 0
+        return put_threaded(&heads.lane, heads, head_map, head, head_slot, &table.lane, table, map, inner, slot, value,
+                            timestamp, last)
 
     def get(self, key, map_key, uint32_t namespace=0):
         """The value of one entry of a key's map, or None. O(1) expected."""
@@ -202,33 +199,29 @@ cdef class MapTable:
 
     def remove(self, key, map_key, uint32_t namespace=0):
         """Remove one entry; the last one removes the key. Return True if it existed. O(1) expected."""
-        self.owner.enter()
-        try:
-            return self.remove_entry(key, map_key, namespace)
-        finally:
-            self.owner.leave()
-
-    cdef bint remove_entry(self, object key, object map_key, uint32_t namespace) except -1:
         cdef CoreKey head
         cdef CoreKey inner
         cdef CowMap *map = NULL
-        cdef uint32_t head_slot = 0
-        cdef uint32_t slot = self.locate_entry(key, map_key, namespace, &head, &head_slot, &inner, &map)
+        cdef uint32_t head_slot = 0, slot
         cdef object _dropped = None      # ends with this call, when both tables are whole again
-        if slot == 0:
-            return False
-        if self.entries.value_code == CODE_OBJECT:
-            _dropped = self.entries._load(slot, None)
-        self.unlink(&head, head_slot, &inner, slot)
-        return True
+        self.owner.enter()
+        try:
+            slot = self.locate_entry(key, map_key, namespace, &head, &head_slot, &inner, &map)
+            if slot == 0:
+                return False
+            _dropped = self.unlink(&head, head_slot, &inner, slot)
+            return True
+        finally:
+            self.owner.leave()
 
-    cdef int unlink(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, uint32_t slot) except -1:
-        """Remove an entry, and the head with the last one."""
+    cdef object unlink(self, CoreKey *head, uint32_t head_slot, CoreKey *inner, uint32_t slot):
+        """Remove an entry, and the head with the last one. Returns the object that it held, for the caller to drop."""
+        cdef object last = object_at(self.entries.table, slot)
         if not remove_threaded(&self.heads.table.lane, self.heads.table, self.heads.map_or_null(head.group), head,
                                head_slot, &self.entries.table.lane, self.entries.table,
                                self.entries.map_or_null(head.group), inner, slot):
             self.owner.out_of_memory()
-        return 0
+        return last
 
     def clear(self, key, uint32_t namespace=0):
         """Remove all entries of a key; return True if there were any. O(entries of the key)."""
@@ -284,8 +277,8 @@ cdef class MapTable:
             head_slot = find(self.heads.table, head_map, head)
             if head_slot == 0:
                 break                    # a finaliser was quicker
-            slot = self.anchor_of(head_slot).first
-            more = slot != self.anchor_of(head_slot).last
+            slot = head_anchor(heads, head_slot).first
+            more = slot != head_anchor(heads, head_slot).last
             inner.hash = hash_of(table, entry_at(table.core, slot))
             if not remove_threaded(&heads.lane, heads, head_map, head, head_slot, &table.lane, table, map, &inner,
                                    slot):
@@ -316,12 +309,9 @@ cdef class MapItems:
     cdef object key
     cdef uint32_t namespace
     cdef uint32_t group
-    cdef uint32_t anchor                 # of the map being walked, 0 before the first step
-    cdef uint32_t slot                   # returned last; valid while `calls` stands still
-    cdef uint32_t modifications
+    cdef ThreadPlace place               # its slot is good while `calls` stands still
     cdef uint64_t calls
     cdef uint64_t rollbacks
-    cdef uint64_t sequence               # of the entry that was returned last
     cdef object map_key                  # returned last
 
     def __init__(self, MapTable owner not None, key, uint32_t namespace):
@@ -337,56 +327,44 @@ cdef class MapItems:
         cdef StateTable entries = self.owner.entries
         cdef Table *table = entries.table
         cdef CoreKey inner
-        cdef object value
+        cdef uint32_t slot
         entries.usable()
-        if self.anchor == 0 or self.calls != self.owner.owner.calls:
+        if self.place.sequence == 0 or self.calls != self.owner.owner.calls:
             self.find_place()
-        else:
-            self.slot = thread_of(table, entry_at(table.core, self.slot)).next
-        if self.slot == 0:
-            self.calls = 0               # another step searches for its place, and ends again
+        slot = next_in_thread(&self.place, table) if self.place.anchor else 0
+        if slot == 0:
             raise StopIteration
-        self.map_key = key_object(table, entry_at(table.core, self.slot))
-        self.sequence = thread_of(table, entry_at(table.core, self.slot)).sequence
+        self.map_key = key_object(table, entry_at(table.core, slot))
+        visit_entry(&self.place, table, slot)
         if table.layout.off_value_version:
-            entries.split_map_key(self.map_key, self.anchor, self.group, &inner)
-            self.slot = entries._unshare(entries.map_or_null(self.group), self.slot, &inner)
-        value = entries._load(self.slot, None)
-        return self.map_key, value
+            entries.split_map_key(self.map_key, self.place.anchor, self.group, &inner)
+            self.place.slot = entries._unshare(entries.map_or_null(self.group), slot, &inner)
+        return self.map_key, entries._load(self.place.slot, None)
 
     cdef int find_place(self) except -1:
-        """Find the slot to return next again; RuntimeError if entries came or went since the last step."""
+        """Find the entry that was returned last again; RuntimeError if entries came or went since the last step."""
+        cdef StateCore owner = self.owner.owner
+        cdef StateTable entries = self.owner.entries
+        cdef Table *heads = self.owner.heads.table
         cdef CoreKey head
         cdef CoreKey inner
         cdef CowMap *map = NULL
-        cdef uint32_t head_slot = 0
-        cdef Anchor *anchor
-        cdef Table *table = self.owner.entries.table
-        cdef uint32_t found
-        self.owner.owner.enter()
+        cdef uint32_t head_slot
+        owner.enter()
         try:
-            self.calls = self.owner.owner.calls
-            if self.rollbacks != self.owner.owner.rollbacks:
+            if self.rollbacks != owner.rollbacks:
                 raise RuntimeError("the state was rolled back during iteration")
             head_slot = self.owner.locate(self.key, self.namespace, &head, &map)
-            found = (<uint32_t *>value_of(self.owner.heads.table, entry_at(table.core, head_slot)))[0] \
-                if head_slot else 0
             self.group = head.group
-            if self.anchor == 0:
-                self.slot = 0
-                if found:
-                    anchor = <Anchor *>address(table.core.arena, found)
-                    self.anchor = found
-                    self.modifications = anchor.modifications
-                    self.slot = anchor.first
-                return 0
-            if found != self.anchor or self.modifications != self.owner.anchor_of(head_slot).modifications:
-                raise RuntimeError("the map changed during iteration")
-            self.owner.entries.split_map_key(self.map_key, found, head.group, &inner)
-            self.slot = find(self.owner.entries.table, self.owner.entries.map_or_null(head.group), &inner)
-            if self.slot == 0 or thread_of(table, entry_at(table.core, self.slot)).sequence != self.sequence:
-                raise RuntimeError("the map changed during iteration")
-            self.slot = thread_of(table, entry_at(table.core, self.slot)).next
+            if self.place.sequence == 0:
+                begin_thread(&self.place, heads, head_slot)
+            else:
+                if not is_same_map(&self.place, heads, head_slot):
+                    raise RuntimeError("the map changed during iteration")
+                entries.split_map_key(self.map_key, self.place.anchor, head.group, &inner)
+                if not find_again(&self.place, entries.table, entries.map_or_null(head.group), &inner):
+                    raise RuntimeError("the map changed during iteration")
+            self.calls = owner.calls
             return 0
         finally:
-            self.owner.owner.leave()
+            owner.leave()

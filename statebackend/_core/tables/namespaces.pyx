@@ -6,6 +6,8 @@ number is used first, so the highest ones become free and are given back. So pas
 call costs O(namespaces): what maps names to numbers consists of many small dicts, because a dict grows at once.
 """
 
+import numpy as np
+
 cimport cython
 from cpython.object cimport PyObject_Hash
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -65,6 +67,44 @@ cdef class NamespaceTable:
         self.usable()
         self.name(number)
         self.core.namespace_refs[number] += change
+
+    def hold_many(self, list names not None, bint assigns):
+        """The numbers of encoded namespaces, as an array of uint32, held until `let_go_many` gets it. O(names).
+
+        With `assigns`, new names get numbers; without, those that have none give a number that nothing carries.
+        """
+        cdef Py_ssize_t i
+        cdef uint32_t number
+        held = np.full(len(names), <uint32_t>NO_NUMBER, dtype=np.uint32)
+        cdef uint32_t[::1] numbers = held
+        self.usable()
+        try:
+            for i in range(numbers.shape[0]):
+                if type(names[i]) is not bytes:
+                    raise TypeError(f"the name of a namespace is bytes, not a {type(names[i]).__name__}")
+                if assigns:
+                    number = self.intern(names[i])
+                else:
+                    found = self.number_of(names[i])
+                    if found is None:
+                        continue
+                    number = found
+                numbers[i] = number
+                self.core.namespace_refs[number] += 1
+        except BaseException:
+            self.let_go_many(held)
+            raise
+        return held
+
+    def let_go_many(self, const uint32_t[::1] numbers not None):
+        """Release what `hold_many` has given. O(names)."""
+        cdef Py_ssize_t i
+        if self.core == NULL:            # the backend is gone, and its counts with it
+            return
+        self.usable()
+        for i in range(numbers.shape[0]):
+            if numbers[i] != <uint32_t>NO_NUMBER:
+                self.core.namespace_refs[numbers[i]] -= 1
 
     def _sizes(self):
         """Numbers given out, room for counts, and the most names that the dicts have had since they were made."""

@@ -4,7 +4,7 @@ from libc.math cimport isnan
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t
 
 from statebackend._core.memory.platform cimport unlikely
-from statebackend._core.tables.state_table cimport (
+from statebackend._core.tables.values cimport (
     CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT8, CODE_INT16, CODE_INT32, CODE_INT64)
 
 cdef extern from *:

@@ -117,6 +117,7 @@ cdef class StateCore:
             drain(&self.core, RECLAIM_AT_CLOSE)
             if self.core.newest == NULL:
                 teardown(&self.core)
+                self.arena.leave()
                 break
         self.is_ending = False
 

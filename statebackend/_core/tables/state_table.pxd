@@ -7,21 +7,6 @@ from statebackend._core.tables.cow_map cimport VALUE_BLOB, CoreKey, CowMap, Entr
 from statebackend._core.key_groups cimport HashPlan
 from statebackend._core.tables.state_core cimport StateCore
 
-cdef enum ValueCode:
-    # The Python form of a table's values; the layout knows their ValueKind only.
-    CODE_RAW = 0
-    CODE_INT64 = 1
-    CODE_INT32 = 2
-    CODE_INT16 = 3
-    CODE_INT8 = 4
-    CODE_DOUBLE = 5
-    CODE_FLOAT = 6
-    CODE_BOOL = 7
-    CODE_BLOB = 8
-    CODE_OBJECT = 9
-    CODE_LIST = 10
-    CODE_ANCHOR = 11
-
 cdef class StateTable:
     cdef Table *table                    # owned by the core, which outlives the handle
     cdef readonly StateCore owner
@@ -35,22 +20,19 @@ cdef class StateTable:
     cdef int split_key(self, object key, uint32_t ns, CoreKey *out) except -1
     cdef int split_map_key(self, object map_key, uint32_t anchor, uint32_t group, CoreKey *out) except -1
     cdef void rehash_map_key(self, CoreKey *key, uint32_t anchor) noexcept
-    cdef char *store_any(self, object value, char *stored) except? NULL
     cdef CowMap *map_for(self, uint32_t group) except NULL
     cdef CowMap *map_or_null(self, uint32_t group) noexcept
-    cdef object load_value(self, char *value, int code, uint32_t width)
-    cdef int store_value(self, object value, char *out, int code, uint32_t width) except -1
-    cdef void drop_stored(self, char *value, int code) noexcept
+    cdef char *store(self, object value, int code, uint32_t width, char *room) except? NULL
+    cdef char *store_own(self, object value, char *room) except? NULL
+    cdef object load(self, const char *value, int code, uint32_t width)
     cdef int _lay_out(self, Table *table, key, value, namespaces, timestamps, bint is_anchor_table) except -1
     cdef int _make_nullable(self, Table *table) except -1
     cdef object _put(self, key, value, uint32_t namespace, int64_t timestamp, bint want_old)
-    cdef void _fill(self, uint32_t slot, char *value, int64_t timestamp) noexcept
     cdef uint32_t _locate(self, key, uint32_t namespace, CoreKey *k, CowMap **map) except? 0
     cdef list _room(self)
     cdef object _load(self, uint32_t slot, list elements)
     cdef object _load_at(self, Entry *entry, list elements)
     cdef uint32_t _unshare(self, CowMap *map, uint32_t slot, CoreKey *k) except 0
-    cdef object _let_go(self, uint32_t slot)
     cdef int usable(self) except -1
     cdef tuple _remove(self, key, uint32_t namespace, bint want_old)
     cdef list _list_elements(self, ListHead *head, list out)

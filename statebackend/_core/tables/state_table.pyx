@@ -6,35 +6,35 @@ Batches are in `kernels.pyx`.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.float cimport PyFloat_AsDouble
 from cpython.long cimport PyLong_AsLongLong
 from cpython.object cimport PyObject
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memset
 
-from statebackend._core.memory.arena cimport Blob, blob_data, blob_drop, blob_new, raw_alloc, raw_free
+from statebackend._core.memory.arena cimport Blob, raw_alloc, raw_free
 from statebackend._core.tables.cow_map cimport (
     MINIMUM_CAPACITY, PAGE_BUCKETS, RECORD_COPIED, VALUE_ANCHOR, VALUE_BLOB, VALUE_FIXED, VALUE_LIST, VALUE_OBJECT,
     Core, CowMap, Directory, Entry, ExpiringHead, Journal, ListHead, RecordCursor, Table, Thread, before_operation,
-    begin_records, chain_head, entry_at, find, hash_blob_key, hash_int_key, hash_key, insert, keep_payload, key_object,
+    begin_records, chain_head, entry_at, find, hash_blob_key, hash_int_key, hash_key, keep_payload, key_object,
     live_elements, map_new, map_size, namespace_of, next_change, own_entry, payload_drop, payload_of, remove,
-    see_snapshots, set_value_version, slot_for_write, value_of, wait_for_others)
+    see_snapshots, set_value_version, value_of, wait_for_others)
 from statebackend._core.tables.invariants cimport check_map
 from statebackend._core.key_groups cimport HashPlan, hash_canonical_bytes, hash_canonical_int, pmod_group
 from statebackend._core.tables.lists cimport ListCursor, cursor_close, cursor_next, cursor_open, list_append
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.state_core cimport Mark, StateCore
+from statebackend._core.tables.values cimport (
+    CODE_ANCHOR, CODE_BLOB, CODE_BOOL, CODE_DOUBLE, CODE_FLOAT, CODE_INT8, CODE_INT16, CODE_INT32, CODE_INT64,
+    CODE_LIST, CODE_OBJECT, CODE_RAW, MAX_BYTES, blob_of_value, drop_value, load_blob, load_number, store_number,
+    store_object)
+from statebackend._core.tables.writing cimport object_at, taken_over, write_value
 
 from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
 
 cdef extern from "Python.h":
     void Py_INCREF(PyObject *object)
-    void Py_DECREF(PyObject *object)
     bint PyLong_CheckExact(object o)
     bint PyBytes_CheckExact(object o)
-
-cdef enum:
-    MAX_BYTES = 0x7FFFFFFF               # of one key or value
 
 FIXED_CODES = {
     "long": (CODE_INT64, 8), "int": (CODE_INT32, 4), "short": (CODE_INT16, 2), "byte": (CODE_INT8, 1),
@@ -267,18 +267,31 @@ cdef class StateTable:
         key.namespace = anchor
         key.hash = hash_key(self.table, key, anchor)
 
-    cdef char *store_any(self, object value, char *stored) except? NULL:
-        """Make the stored form of a value: in `stored`; of raw bytes, the value itself; NULL for a None with a flag."""
-        if value is None and self.takes_none and self.value_code != CODE_OBJECT:
-            (<void **>stored)[0] = NULL
-            return stored if self.table.layout.off_null == 0 else NULL
-        if self.value_code == CODE_RAW:
-            if not PyBytes_CheckExact(value) or PyBytes_GET_SIZE(value) != self.table.layout.value_width:
-                raise SerializationTypeError(f"a value of this table is {self.table.layout.value_width} bytes",
-                                             detail=f"got {type(value).__name__}")
+    cdef char *store(self, object value, int code, uint32_t width, char *room) except? NULL:
+        """Make the stored form of a value: in `room`, or of raw bytes the value's own bytes. A reference is new."""
+        cdef Blob *blob
+        if code == CODE_OBJECT:
+            store_object(value, room)
+        elif code == CODE_RAW:
+            if not PyBytes_CheckExact(value) or PyBytes_GET_SIZE(value) != width:
+                refuse(value, code, width)
             return PyBytes_AS_STRING(value)
-        self.store_value(value, stored, self.value_code, self.table.layout.value_width)
-        return stored
+        elif code == CODE_BLOB:
+            if not PyBytes_CheckExact(value):
+                refuse(value, code, width)
+            blob = blob_of_value(self.owner.arena.blobs, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+            if blob == NULL:
+                self.owner.out_of_memory()
+            (<Blob **>room)[0] = blob
+        elif not store_number(code, value, room):
+            refuse(value, code, width)
+        return room
+
+    cdef char *store_own(self, object value, char *room) except? NULL:
+        """As `store`, for what entries hold; NULL for a None."""
+        if value is None and self.takes_none and self.value_code != CODE_OBJECT:
+            return NULL
+        return self.store(value, self.value_code, self.table.layout.value_width, room)
 
     cdef CowMap *map_for(self, uint32_t group) except NULL:
         cdef CowMap *map = self.table.maps[group - self.table.first_group]
@@ -291,93 +304,15 @@ cdef class StateTable:
     cdef CowMap *map_or_null(self, uint32_t group) noexcept:
         return self.table.maps[group - self.table.first_group]
 
-    cdef object load_value(self, char *value, int code, uint32_t width):
+    cdef object load(self, const char *value, int code, uint32_t width):
         """Make a Python object of a stored value. Lists and anchors are not values."""
-        cdef Blob *blob
-        if code == CODE_INT64:
-            return (<int64_t *>value)[0]
-        if code == CODE_DOUBLE:
-            return (<double *>value)[0]
-        if code == CODE_INT32:
-            return (<int32_t *>value)[0]
         if code == CODE_BLOB:
-            blob = (<Blob **>value)[0]
-            return PyBytes_FromStringAndSize(blob_data(blob), blob.length)
+            return load_blob(value)
         if code == CODE_OBJECT:
-            return <object>(<PyObject **>value)[0]
-        if code == CODE_INT16:
-            return (<int16_t *>value)[0]
-        if code == CODE_INT8:
-            return (<int8_t *>value)[0]
-        if code == CODE_FLOAT:
-            return (<float *>value)[0]
-        if code == CODE_BOOL:
-            return value[0] != 0
-        return PyBytes_FromStringAndSize(value, width)
-
-    cdef int store_value(self, object value, char *out, int code, uint32_t width) except -1:
-        """Write a value's stored form to `out`. A blob or a reference in it is new and belongs to the caller."""
-        cdef int64_t number
-        cdef Blob *blob
-        if code == CODE_DOUBLE or code == CODE_FLOAT:
-            if type(value) is not float:
-                raise SerializationTypeError("a value of this table is a float",
-                                             detail=f"got {type(value).__name__}")
-            if code == CODE_DOUBLE:
-                (<double *>out)[0] = PyFloat_AsDouble(value)
-            else:
-                (<float *>out)[0] = <float>PyFloat_AsDouble(value)
-        elif code == CODE_BLOB:
-            if not PyBytes_CheckExact(value):
-                raise SerializationTypeError("a value of this table is bytes",
-                                             detail=f"got {type(value).__name__}")
-            if <uint64_t>PyBytes_GET_SIZE(value) > MAX_BYTES:
-                raise OverflowError("a value is larger than 2 GB")
-            blob = blob_new(self.owner.arena.blobs, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
-            if blob == NULL:
-                self.owner.out_of_memory()
-            (<Blob **>out)[0] = blob
-        elif code == CODE_OBJECT:
-            Py_INCREF(<PyObject *>value)
-            (<PyObject **>out)[0] = <PyObject *>value
-        elif code == CODE_BOOL:
-            if type(value) is not bool:
-                raise SerializationTypeError("a value of this table is a bool",
-                                             detail=f"got {type(value).__name__}")
-            out[0] = value is True
-        elif code == CODE_RAW:
-            if not PyBytes_CheckExact(value) or PyBytes_GET_SIZE(value) != width:
-                raise SerializationTypeError(f"a value of this table is {width} bytes",
-                                             detail=f"got {type(value).__name__}")
-            memcpy(out, PyBytes_AS_STRING(value), width)
-        else:
-            if not PyLong_CheckExact(value):
-                raise SerializationTypeError("a value of this table is an int",
-                                             detail=f"got {type(value).__name__}")
-            number = PyLong_AsLongLong(value)
-            if code == CODE_INT64:
-                (<int64_t *>out)[0] = number
-            elif code == CODE_INT32:
-                if number != <int32_t>number:
-                    raise OverflowError("the value does not fit in 32 bits")
-                (<int32_t *>out)[0] = <int32_t>number
-            elif code == CODE_INT16:
-                if number != <int16_t>number:
-                    raise OverflowError("the value does not fit in 16 bits")
-                (<int16_t *>out)[0] = <int16_t>number
-            else:
-                if number != <int8_t>number:
-                    raise OverflowError("the value does not fit in 8 bits")
-                (<int8_t *>out)[0] = <int8_t>number
-        return 0
-
-    cdef void drop_stored(self, char *value, int code) noexcept:
-        """Drop what `store_value` made, if it could not be put in."""
-        if code == CODE_BLOB:
-            if (<Blob **>value)[0] != NULL:
-                blob_drop(self.owner.arena.blobs, (<Blob **>value)[0])
-        elif code == CODE_OBJECT:
-            Py_DECREF((<PyObject **>value)[0])
+            return <object>(<PyObject *const *>value)[0]
+        if code == CODE_RAW:
+            return PyBytes_FromStringAndSize(value, width)
+        return load_number(code, value)
 
     # --- one key at a time ---
 
@@ -393,10 +328,10 @@ cdef class StateTable:
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
-        cdef char stored[16]
-        cdef char *source = stored
+        cdef char room[8]
+        cdef char *stored
+        cdef PyObject *last = NULL
         cdef Table *table
-        cdef bint kept = False
         cdef object old = None
         cdef object _dropped = None      # ends with this call, when the table is whole again
         self.owner.enter()
@@ -405,52 +340,25 @@ cdef class StateTable:
             if self.value_code >= CODE_LIST:
                 raise UsageError("this table holds lists or anchors", hint="use append")
             self.split_key(key, namespace, &k)
-            source = self.store_any(value, stored)
-            slot = 0
+            stored = self.store_own(value, room)
             try:
                 map = self.map_for(k.group)
-                if before_operation(&table.lane, table, map):
-                    slot = find(self.table, map, &k)
-                    if slot:
-                        if want_old:
-                            slot = self._unshare(map, slot, &k)
-                            old = self._load(slot, None)
-                        slot = slot_for_write(&table.lane, table, map, slot, k.hash, &kept)
-                        if slot and not kept:
-                            _dropped = self._let_go(slot)
-                    else:
-                        slot = insert(&table.lane, table, map, k.number, k.data, k.length, k.namespace, k.hash)
-                if slot == 0:
+                if not before_operation(&table.lane, table, map):
+                    self.owner.out_of_memory()
+                slot = find(table, map, &k)
+                if slot and want_old:
+                    slot = self._unshare(map, slot, &k)
+                    old = self._load(slot, None)
+                if not write_value(&table.lane, table, map, &k, slot, stored, timestamp, &last):
                     self.owner.out_of_memory()
             except BaseException:
-                self.drop_stored(stored, self.value_code)
+                if stored != NULL:
+                    drop_value(self.owner.arena.blobs, table.layout.value_kind, stored)
                 raise
-            self._fill(slot, source, timestamp)
+            _dropped = taken_over(last)
             return old
         finally:
             self.owner.leave()
-
-    cdef object _let_go(self, uint32_t slot):
-        """Drop what the payload of an entry refers to; an object is handed to the caller instead."""
-        cdef Table *table = self.table
-        cdef Entry *entry = entry_at(table.core, slot)
-        cdef object last = None
-        if self.value_code == CODE_OBJECT:
-            last = <object>(<PyObject **>value_of(table, entry))[0]
-        payload_drop(table, payload_of(table, entry))
-        return last
-
-    cdef void _fill(self, uint32_t slot, char *value, int64_t timestamp) noexcept:
-        cdef char *payload = payload_of(self.table, entry_at(self.table.core, slot))
-        if self.table.layout.has_timestamp:
-            (<int64_t *>payload)[0] = timestamp
-        payload += self.table.layout.off_value - self.table.layout.off_payload
-        if value != NULL:
-            memcpy(payload, value, self.table.layout.value_width)
-        else:
-            memset(payload, 0, self.table.layout.value_width)
-        if self.table.layout.off_null:
-            payload[self.table.layout.value_width] = value == NULL
 
     def get(self, key, uint32_t namespace=0):
         """Return the value of a key, or None. A list comes as a list of its elements. O(1) expected.
@@ -496,7 +404,7 @@ cdef class StateTable:
             return (<uint32_t *>value)[0]
         if self.takes_none and is_null(self.table, entry):
             return None
-        return self.load_value(value, self.value_code, self.table.layout.value_width)
+        return self.load(value, self.value_code, self.table.layout.value_width)
 
     cdef uint32_t _unshare(self, CowMap *map, uint32_t slot, CoreKey *k) except 0:
         """Give the live map its own copy of an object that a snapshot or a mark still needs as it is."""
@@ -513,6 +421,8 @@ cdef class StateTable:
         if version >= core.highest_required_snapshot_version and version >= core.journal_version:
             return slot
         shared = <object>(<PyObject **>value_of(table, entry))[0]
+        if shared is None:               # in a map, beside objects that can be copied
+            return slot
         fresh = self.copy_value(shared)
         # Copying may have run anything: look again.
         if self.owner.closed:
@@ -586,8 +496,7 @@ cdef class StateTable:
             if want_old:
                 slot = self._unshare(map, slot, &k)
                 old = self._load(slot, elements)
-            if self.value_code == CODE_OBJECT:
-                _dropped = <object>(<PyObject **>value_of(self.table, entry_at(self.table.core, slot)))[0]
+            _dropped = object_at(self.table, slot)
             if not remove(&self.table.lane, self.table, map, slot, k.hash):
                 self.owner.out_of_memory()
             return True, old
@@ -608,8 +517,8 @@ cdef class StateTable:
         cdef CoreKey k
         cdef CowMap *map
         cdef uint32_t slot
-        cdef char stored[16]
-        cdef char *source = stored
+        cdef char room[8]
+        cdef char *stored
         cdef Table *table
         self.owner.enter()
         try:
@@ -617,22 +526,16 @@ cdef class StateTable:
             if self.value_code != CODE_LIST:
                 raise UsageError("this table does not hold lists", hint="use put")
             self.split_key(key, namespace, &k)
-            if self.element_code == CODE_RAW:
-                if not PyBytes_CheckExact(element) or len(element) != table.element_value_width:
-                    raise SerializationTypeError(f"an element of this table is {table.element_value_width} bytes",
-                                                 detail=f"got {type(element).__name__}")
-                source = PyBytes_AS_STRING(element)
-            else:
-                self.store_value(element, stored, self.element_code, table.element_value_width)
+            stored = self.store(element, self.element_code, table.element_value_width, room)
             try:
                 map = self.map_for(k.group)
                 if not before_operation(&table.lane, table, map):
                     self.owner.out_of_memory()
-                slot = find(self.table, map, &k)
-                if not list_append(&table.lane, table, map, slot, &k, source, timestamp):
+                slot = find(table, map, &k)
+                if not list_append(&table.lane, table, map, slot, &k, stored, timestamp):
                     self.owner.out_of_memory()
             except BaseException:
-                self.drop_stored(stored, self.element_code)
+                drop_value(self.owner.arena.blobs, table.element_kind, stored)
                 raise
         finally:
             self.owner.leave()
@@ -665,7 +568,7 @@ cdef class StateTable:
                 element = cursor_next(self.table, &cursor)
                 if element == NULL:
                     return out
-                out.append(self.load_value(element + skip, self.element_code, self.table.element_value_width))
+                out.append(self.load(element + skip, self.element_code, self.table.element_value_width))
         finally:
             cursor_close(&cursor)
 
@@ -810,6 +713,20 @@ cdef class StateTable:
             self.owner.let_go()
             self.owner.leave()
         return found
+
+
+cdef int refuse(object value, int code, uint32_t width) except -1:
+    """Raise the error for a value that a table does not take."""
+    wanted, name = bytes, "bytes" if code == CODE_BLOB else f"{width} bytes"
+    if code == CODE_DOUBLE or code == CODE_FLOAT:
+        wanted, name = float, "a float"
+    elif code == CODE_BOOL:
+        wanted, name = bool, "a bool"
+    elif code != CODE_RAW and code != CODE_BLOB:
+        wanted, name = int, "an int"
+    if code != CODE_RAW and type(value) is wanted:
+        raise OverflowError(f"the value does not fit in {8 * width} bits")
+    raise SerializationTypeError(f"a value of this table is {name}", detail=f"got {type(value).__name__}")
 
 
 cdef int collect_dirty(Table *table, uint32_t version, set found) except -1:

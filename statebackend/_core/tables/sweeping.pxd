@@ -49,13 +49,14 @@ cdef class ExpiryIndex:
     cdef int64_t oldest                  # nothing in the table is older
     cdef uint64_t undone                 # of the core, and setbacks of the clock, when that was found
     cdef uint64_t setbacks
+    cdef int64_t rest                    # what is written later is taken to be no older
     cdef uint32_t at                     # the map that is looked at
     cdef uint32_t stretch                # of that map
     cdef uint32_t capacity               # its capacity when its first stretch was looked at; 0: not begun
     cdef int64_t map_oldest              # of the stretches before
     cdef int64_t next_oldest             # of the maps before it
     cdef readonly uint64_t looks         # counts the looks at stretches
-    cdef int begin(self, uint64_t setbacks) except -1
+    cdef int begin(self, uint64_t setbacks, int64_t rest) except -1
     cdef int found(self, int64_t ttl, int64_t now, uint32_t *slots, CowMap **map) noexcept
     cdef bint fit(self, Stretches *known, CowMap *map) noexcept
     cdef int look_at(self, Stretches *known, CowMap *map, uint32_t stretch, int64_t ttl, int64_t now,

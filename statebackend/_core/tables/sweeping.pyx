@@ -148,8 +148,8 @@ cdef class ExpiryIndex:
             self.maps = NULL
         self.oldest = INT64_MIN
 
-    cdef int begin(self, uint64_t setbacks) except -1:
-        """Begin a pass: forget the bounds if old timestamps may have come back."""
+    cdef int begin(self, uint64_t setbacks, int64_t rest) except -1:
+        """Begin a pass: forget the bounds if old timestamps may have come back. No bound rises beyond `rest`."""
         cdef StateTable owner = self.owner
         cdef uint32_t g
         if self.maps == NULL:
@@ -168,6 +168,7 @@ cdef class ExpiryIndex:
                 self.maps[g].capacity = 0
         self.undone = self.table.core.undone
         self.setbacks = setbacks
+        self.rest = rest
         self.at = self.capacity = 0
         self.next_oldest = INT64_MAX
         return 0
@@ -185,14 +186,14 @@ cdef class ExpiryIndex:
             known = &self.maps[self.at]
             map[0] = self.table.maps[self.at]
             if map[0] == NULL or map_size(map[0]) == 0:
-                known.oldest = now
+                known.oldest = self.rest
             elif is_expired(known.oldest, ttl, now):
                 if not before_operation(&self.table.lane, self.table, map[0]) or not self.fit(known, map[0]):
                     return -1
                 if self.capacity != known.capacity:      # it has just begun, or has grown meanwhile
                     self.capacity = known.capacity
                     self.stretch = 0
-                    self.map_oldest = now
+                    self.map_oldest = self.rest
                 while self.stretch < known.n:
                     if is_expired(known.bounds[self.stretch], ttl, now):
                         n = self.look_at(known, map[0], self.stretch, ttl, now, slots)
@@ -239,7 +240,7 @@ cdef class ExpiryIndex:
         cdef Entry *entry
         cdef uint32_t *head
         cdef uint32_t index, slot, first = stretch << STRETCH_SHIFT, last = first + (1 << STRETCH_SHIFT)
-        cdef int64_t oldest, bound = now, elements = 0
+        cdef int64_t oldest, bound = self.rest, elements = 0
         cdef int n = 0, t
         self.looks += 1
         if last > map.primary.capacity:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from statebackend.backends.heap.stored_columns import Array
+from statebackend.columns.stored_columns import Array
 
 __all__ = ["bytes_of_rows", "sliced"]
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 from statebackend._core.handles.key_context import KeyContext
 from statebackend._core.snapshots.changes import count_changes
 from statebackend._core.tables.state_core import StateCore
-from statebackend.backends.heap.codec_choice import key_codec
 from statebackend.backends.heap.load_rows import load, unload
 from statebackend.backends.heap.mutations import MutationWatcher
 from statebackend.backends.heap.snapshots import HeapChanges, HeapPoints, HeapView
@@ -28,7 +27,9 @@ from statebackend.backends.heap.timer_rows import WrittenTimers
 from statebackend.backends.heap.timers import HeapTimers
 from statebackend.checkpoint import CheckpointStore, DataWriter, PendingSnapshot
 from statebackend.checkpoint.format import Op
-from statebackend.checkpoint.keyed import CheckpointedKeyedBackend
+from statebackend.checkpoint.keyed import CheckpointedKeyedBackend, ExpiredAt
+from statebackend.checkpoint.keyed.restored_states import RestoredState
+from statebackend.columns.codec_choice import key_codec
 from statebackend.keys import VOID, TimeWindow, encode_namespace, runs_of_list
 from statebackend.state import StateDescriptor, checked_budget, clocks
 
@@ -94,20 +95,28 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         self._timers = HeapTimers(self)
         self._restore()
 
+    def free_threads(self) -> int:
+        """The threads that are left for a vectorised call: one that writes has a core, too, and both go faster so."""
+        return max(1, self.threads - self._threads.at_work())
+
     def _check_groups(self, canonical_keys: Sequence[Any]) -> None:
-        if not canonical_keys:
-            return
-        if self.codec.is_int:
-            numbers = np.array(canonical_keys, dtype=np.int64)
-            groups = self.codec.plan.key_groups_of_ints(numbers, self._max_parallelism)
-        else:
-            groups = self.codec.plan.key_groups_of_bytes(
-                *runs_of_list(list(canonical_keys)), self._max_parallelism
+        if canonical_keys:
+            is_int = self.codec.is_int
+            self.check_groups_of(
+                np.array(canonical_keys, dtype=np.int64) if is_int else runs_of_list(list(canonical_keys))
             )
-        own = self._key_group_range
+
+    def check_groups_of(self, canonical: Any) -> None:
+        """Raise if a key of a column, an array or (offsets, data), belongs to a key group that is not served."""
+        own, plan = self._key_group_range, self.codec.plan
+        if self.codec.is_int:
+            groups = plan.key_groups_of_ints(canonical, self._max_parallelism)
+        else:
+            offsets, data = canonical
+            groups = plan.key_groups_of_bytes(offsets, data, self._max_parallelism)
         foreign = np.flatnonzero((groups < own.start) | (groups > own.end))
         if len(foreign):
-            self._group_of(canonical_keys[foreign[0]])  # raises, naming the key group
+            self.refuse_group(int(groups[foreign[0]]))
 
     # --- states ---
 
@@ -191,10 +200,25 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
     def _time(self) -> int:
         return self._saw(super()._time())
 
-    def begin_call(self, *, expires: bool) -> None:
-        """Read the clock for a vectorised call; the machine's clock only if something expires."""
-        if expires or type(self._clock) is not clocks.SystemClock:
+    def begin_call(self, state: Any) -> int:
+        """Read the clock for a vectorised call, the machine's only if something expires; return the state's time.
+
+        States in event time go by the watermark after the batch, if rows tell their time. 0 if nothing expires.
+        """
+        config = state.descriptor.ttl_config
+        by_watermark = self._by_watermark() if config is not None and config.is_in_event_time else None
+        if by_watermark is not None:
+            self.read_clock_once()
+            self.called_at = by_watermark
+            state._note_times(by_watermark, by_watermark)
+        elif config is not None or type(self._clock) is not clocks.SystemClock:
             self.called_at = self._work_time()
+        return 0 if config is None else self.called_at
+
+    def read_clock_once(self) -> None:
+        """Read a clock that was given for a vectorised call that goes by other times; checkpoints have what it says."""
+        if type(self._clock) is not clocks.SystemClock:
+            self._work_time()
 
     def advance(self, budget: int = 1000) -> int:
         """Remove what has expired from states with ``cleanup_idle``, and reclaim memory; return how much expired.
@@ -249,7 +273,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
             self.mutation_watcher.check()
         return super().snapshot(checkpoint_id, store, incremental=incremental)
 
-    def _open_view(self, expired_at: int | None) -> HeapView:
+    def _open_view(self, expired_at: ExpiredAt) -> HeapView:
         return HeapView(self, expired_at)
 
     def _read_changes(self, point: Any) -> HeapChanges:
@@ -276,8 +300,13 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         finally:
             self.core.end_load()
 
-    def _load(self, state: Any, op: Op, rows: pa.RecordBatch) -> None:
-        load(self, state, op, rows)
+    def _load(self, state: Any, rows: Iterator[tuple[Op, pa.RecordBatch]]) -> None:
+        for op, batch in rows:
+            load(self, state, op, batch)
+
+    def _load_timers_of(self, domain: str, restored: RestoredState) -> None:
+        assert isinstance(self._timers, HeapTimers)
+        self._timers.load_rows(domain, restored.rows)
 
     def _unload(self, state: Any) -> None:
         # Giving memory back may need a little memory first, and there may be none left.

@@ -18,14 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend._core.batches import kernels, map_kernels
-from statebackend.backends.heap.codec_choice import holds_references
-from statebackend.backends.heap.nested_columns import encoded_keys
-from statebackend.backends.heap.stored_columns import Column, value_column
-from statebackend.backends.heap.vectorised import count_of, take_rows
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed.description import value_role
 from statebackend.checkpoint.keyed.merged_rows import applied
-from statebackend.keys import canonical_list, key_encoder
+from statebackend.columns.codec_choice import holds_references
+from statebackend.columns.nested_columns import encoded_keys
+from statebackend.columns.stored_columns import Column, value_column
+from statebackend.keys import canonical_list, count_of, key_encoder, take_rows
 from statebackend.state import from_arrow, has_objects
 from statebackend.types import Type
 
@@ -101,8 +100,8 @@ class _Loading:
         self._types = descriptor.stored_types()
         self._value_type: Type = self._types[value_role(self._kind)]
         self._expires = descriptor.ttl_config is not None
-        number = state._number_for_batch(True)
-        self._table = state.spaced if number else state.plain
+        number = state._current_number()
+        self._table = state._table_of(number != 0, True)
         self._maps: Any = None
         if self._kind == "map":
             self._maps = state.spaced_map if number else state.plain_map

@@ -51,7 +51,7 @@ class MutationWatcher:
         """
         place = self._place(state, map_key)
         noted = self._noted.setdefault(place, [])
-        data = state.codec.serializer.serialize(value)
+        data = b"" if value is None else state.codec.serializer.serialize(value)
         for at, each in enumerate(noted):
             if each.value is value:
                 if each.data != data and each.checks < self._checks and self._found is None:
@@ -84,7 +84,7 @@ class MutationWatcher:
             raise found
         for place, noted in self._noted.items():
             for each in noted:
-                if self._serialize[place[0]](each.value) != each.data:
+                if each.value is not None and self._serialize[place[0]](each.value) != each.data:
                     raise self._error(place, each)
             if place[4]:
                 del noted[:-1]

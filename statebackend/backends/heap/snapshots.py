@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend.backends.heap.state_rows import Copied, Part, WrittenState
-from statebackend.backends.heap.stored_columns import Array
 from statebackend.checkpoint.format import GroupedBatch, Section
-from statebackend.checkpoint.keyed import RowSource
+from statebackend.checkpoint.keyed import ExpiredAt, RowSource
 from statebackend.checkpoint.keyed.points import Point, Points
 from statebackend.checkpoint.keyed.rows import grouped
+from statebackend.columns.stored_columns import Array
 
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
@@ -68,12 +68,12 @@ class HeapPoints(Points):
 
 
 class HeapView(RowSource):
-    """All states at this moment. The view shares the maps and copies nothing."""
+    """All states at this moment. The view shares the maps and copies nothing; without times it leaves nothing out."""
 
-    def __init__(self, backend: HeapKeyedBackend, expired_at: int | None) -> None:
+    def __init__(self, backend: HeapKeyedBackend, expired_at: ExpiredAt | None) -> None:
         super().__init__()
         self._states = backend._written_states()
-        self._expired_at = expired_at
+        self._expired_at = expired_at or ExpiredAt()
         self._view = backend.core.snapshot()
 
     @cached_property

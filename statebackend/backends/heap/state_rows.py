@@ -21,14 +21,14 @@ import pyarrow as pa
 
 from statebackend._core.snapshots.changes import changed_entries, has_changes
 from statebackend._core.snapshots.entry_rows import EntryRows
-from statebackend.backends.heap.codec_choice import holds_references
 from statebackend.backends.heap.core_columns import bytes_of_rows, sliced
-from statebackend.backends.heap.nested_columns import decoded_keys
-from statebackend.backends.heap.stored_columns import Array, arrow_column
 from statebackend.checkpoint.format import Op
-from statebackend.checkpoint.keyed import state_schema
+from statebackend.checkpoint.keyed import ExpiredAt, state_schema
 from statebackend.checkpoint.keyed.description import value_role
 from statebackend.checkpoint.keyed.rows import stamp_count, without_expired
+from statebackend.columns.codec_choice import holds_references
+from statebackend.columns.nested_columns import decoded_keys
+from statebackend.columns.stored_columns import Array, arrow_column
 from statebackend.keys import KeyEncoder, key_encoder
 from statebackend.types import Type
 from statebackend.types.serializers import serializer_for
@@ -131,10 +131,11 @@ class WrittenState:
     def _has_timestamps(self) -> bool:
         return self.descriptor.ttl_config is not None
 
-    def left_out(self, expired_at: int | None, counts: dict[str, int]) -> LeftOut | None:
-        """The values that a full snapshot leaves out, by the time of the last commit; None if it writes all."""
+    def left_out(self, times: ExpiredAt, counts: dict[str, int]) -> LeftOut | None:
+        """The values that a full snapshot leaves out, by the times of the last commit; None if it writes all."""
         ttl = self.descriptor.ttl_config
-        if ttl is None or not ttl.cleanup_full_snapshot or expired_at is None:
+        expired_at = times.of(ttl)
+        if ttl is None or expired_at is None:
             return None
         return LeftOut(expired_at - ttl.ttl, counts)
 

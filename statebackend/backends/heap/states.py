@@ -20,14 +20,10 @@ from statebackend._core.handles.map_handle import MapHandle
 from statebackend._core.handles.single_handle import ValueHandle
 from statebackend._core.tables.map_table import MapTable
 from statebackend._core.tables.state_table import StateTable
-from statebackend.backends.heap.additions import (
-    AggregatingColumns,
-    ReducingColumns,
-    aggregate_plan,
-    reduction_plan,
-)
-from statebackend.backends.heap.codec_choice import key_codec, value_codec
+from statebackend.backends.heap.additions import AggregatingColumns, ReducingColumns
 from statebackend.backends.heap.vectorised import ListColumns, MapColumns, ValueColumns
+from statebackend.columns.additions import aggregate_plan, reduction_plan
+from statebackend.columns.codec_choice import key_codec, value_codec
 from statebackend.state import AggregatingStateDescriptor, FoldingState, StateDescriptor, StateTtlConfig
 
 if TYPE_CHECKING:
@@ -134,6 +130,7 @@ def make_handle(handle: type[Handle], backend: HeapKeyedBackend, descriptor: Sta
     if config is not None:
         options["ttl"] = config.ttl
         options["refreshes"] = config.update_type is _OnReadAndWrite
+        options["in_event_time"] = config.is_in_event_time
         options["shows_expired"] = config.state_visibility is _ReturnExpired
         if config.incremental_cleanup is not None:
             options["cleanup_size"] = config.incremental_cleanup.cleanup_size

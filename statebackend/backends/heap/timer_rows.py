@@ -17,8 +17,8 @@ import numpy as np
 
 from statebackend._core.snapshots.changes import changed_entries, entries_before
 from statebackend.backends.heap.state_rows import Copied, LeftOut, Part, WrittenState
-from statebackend.backends.heap.stored_columns import Array
 from statebackend.checkpoint.format import Op
+from statebackend.columns.stored_columns import Array
 
 if TYPE_CHECKING:
     from statebackend._core.handles.time_index import TimerHandle

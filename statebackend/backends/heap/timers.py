@@ -13,12 +13,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
 from statebackend._core.handles.map_handle import MapHandle
 from statebackend._core.handles.time_index import TIMER_BYTES, TimerHandle, TimerIndex
+from statebackend._core.handles.timer_columns import change_timers, take_timers
 from statebackend._core.tables.state_table import StateTable
-from statebackend.backends.heap.codec_choice import value_codec
 from statebackend.backends.heap.states import make_handle, table_shape
-from statebackend.state import DOMAINS, TimerRow, Timers, checked_domain, checked_time, timer_state
+from statebackend.checkpoint.format import GroupedBatch, Op
+from statebackend.checkpoint.keyed.rows import phases
+from statebackend.columns.codec_choice import value_codec
+from statebackend.columns.nested_columns import encoded_keys
+from statebackend.keys import NamespaceColumn, canonical_list, count_of, namespace_column
+from statebackend.state import (
+    DOMAINS,
+    TimerColumns,
+    TimerRow,
+    Timers,
+    check_lengths,
+    checked_domain,
+    checked_time,
+    timer_state,
+    timestamp_column,
+)
 
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
@@ -50,6 +68,85 @@ class HeapTimers(TimerIndex, Timers):
 
     def _register(self, timestamp: int, domain: str) -> None:
         self.register(timestamp, domain)
+
+    def _change_many(self, keys: Any, timestamps: Any, domain: str, namespaces: Any, registers: bool) -> None:
+        backend = self._backend
+        backend._check_open()
+        backend.read_clock_once()
+        canonical = encoded_keys(backend._encoder, keys)
+        times = timestamp_column(timestamps)
+        spaces = None if namespaces is None else namespace_column(namespaces)
+        check_lengths(range(count_of(canonical)), times, *(() if spaces is None else (spaces.numbers,)))
+        backend.check_groups_of(canonical)
+        handle = self._made(domain, registers)
+        if handle is None:
+            return
+        numbers, names = (None, []) if spaces is None else (spaces.numbers, spaces.distinct)
+        with backend._vectorised_call(()):
+            self._change(handle, canonical, times, numbers, names, registers)
+
+    def _change(
+        self,
+        handle: TimerHandle,
+        canonical: Any,
+        times: Any,
+        numbers: Any,
+        names: list[bytes],
+        registers: bool,
+    ) -> None:
+        ints, offsets, data = (None, *canonical) if isinstance(canonical, tuple) else (canonical, None, None)
+        change_timers(self._backend, handle, ints, offsets, data, times, numbers, names, registers)
+
+    def load_rows(self, domain: str, rows: Iterable[GroupedBatch]) -> None:
+        """Apply rows of a checkpoint in order, in a domain without timers. O(n log timers)."""
+        backend = self._backend
+        saved = backend._save_key()
+        try:
+            for grouped in rows:
+                for op, batch in phases(grouped):
+                    if op is Op.CLEAR:
+                        self._clear(domain, batch)
+                    else:
+                        self._apply(domain, batch, registers=op is Op.PUT)
+        finally:
+            backend._restore_key(saved)
+
+    def _apply(self, domain: str, rows: pa.RecordBatch, *, registers: bool) -> None:
+        backend = self._backend
+        canonical = encoded_keys(backend._encoder, rows["key"])
+        backend.check_groups_of(canonical)
+        handle = self._made(domain, True)
+        assert handle is not None
+        numbers, names = None, []
+        backend._namespace = b""  # of rows without a column of namespaces, whatever those before were in
+        if "namespace" in rows.schema.names:
+            spaces = rows["namespace"].dictionary_encode()
+            numbers = spaces.indices.to_numpy().astype(np.int64)
+            names = spaces.dictionary.to_pylist()
+        self._change(handle, canonical, rows["map_key"].to_numpy(), numbers, names, registers)
+
+    def _clear(self, domain: str, rows: pa.RecordBatch) -> None:
+        """Delete all timers of some keys in their namespaces."""
+        backend = self._backend
+        keys = canonical_list(encoded_keys(backend._encoder, rows["key"]))
+        has_names = "namespace" in rows.schema.names
+        names = rows["namespace"].to_pylist() if has_names else [b""] * len(keys)
+        for key, name in zip(keys, names, strict=True):
+            backend._key, backend._key_group, backend._namespace = key, backend._group_of(key), name
+            for timestamp in self.pending(domain):
+                self.delete(timestamp, domain)
+
+    def _take_columns(self, now: int, domain: str, most: int) -> TimerColumns:
+        backend, handle = self._backend, self._made(domain)
+        if handle is None:
+            return super()._take_columns(now, domain, most)
+        saved = backend._save_key()
+        try:
+            keys, times, numbers, names = take_timers(backend, handle, now, most)
+        finally:
+            if not backend._closed:
+                backend._restore_key(saved)
+        return TimerColumns(keys, times, NamespaceColumn(numbers, names))
 
     def _handles(self) -> dict[str, TimerHandle]:
         """What holds the timers, by domain; only of domains that have had a timer."""

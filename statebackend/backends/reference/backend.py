@@ -30,7 +30,7 @@ from statebackend.backends.reference.snapshots import (
 from statebackend.backends.reference.table import Journal, Place
 from statebackend.backends.reference.timer_sets import ReferenceTimers
 from statebackend.checkpoint.format import Op
-from statebackend.checkpoint.keyed import CheckpointedKeyedBackend
+from statebackend.checkpoint.keyed import CheckpointedKeyedBackend, ExpiredAt
 from statebackend.keys import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.state import StateBackend, StateDescriptor, checked_budget
@@ -113,6 +113,16 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     def now(self) -> int:
         """The time at which the current key was set, or that of the running vectorised call."""
         return self._now
+
+    @property
+    def event_now(self) -> int:
+        """The time of states in event time: that of the row or timer at hand, if rows tell theirs."""
+        return self._now if self._event_now is None else self._event_now
+
+    @property
+    def event_cleaned(self) -> int:
+        """The time by which states in event time are cleaned up."""
+        return self._now if self._event_now is None else self._event_cleaned
 
     @property
     def closed(self) -> bool:
@@ -233,7 +243,7 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
 
     # --- checkpoints ---
 
-    def _open_view(self, expired_at: int | None) -> ReferenceRows:
+    def _open_view(self, expired_at: ExpiredAt) -> ReferenceRows:
         return ReferenceRows(self, expired_at=expired_at)
 
     def _read_changes(self, point: HeldStates) -> ReferenceRows:
@@ -246,11 +256,12 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     def _loading(self) -> Iterator[None]:
         yield
 
-    def _load(self, state: Any, op: Op, rows: pa.RecordBatch) -> None:
-        for at, stored in load(self, state, op, rows):
-            state.table.load(at, stored)
-            for point in self._points.held:
-                point.put(state, at, stored)
+    def _load(self, state: Any, rows: Iterator[tuple[Op, pa.RecordBatch]]) -> None:
+        for op, batch in rows:
+            for at, stored in load(self, state, op, batch):
+                state.table.load(at, stored)
+                for point in self._points.held:
+                    point.put(state, at, stored)
 
     def _unload(self, state: Any) -> None:
         for at, _ in list(state.table):

@@ -55,6 +55,8 @@ class ReferenceState(KeyedState, Generic[S]):
             config is not None and config.state_visibility is _Visibility.ReturnExpiredIfNotCleanedUp
         )
         cleanup = None if config is None else config.incremental_cleanup
+        self._in_event_time = config is not None and config.is_in_event_time
+        self._is_cleaning = False
         self._cleanup_size = 0 if cleanup is None else cleanup.cleanup_size
         self._round: list[Place] = []
         #: How much has expired, by the cause that removed it.
@@ -79,13 +81,19 @@ class ReferenceState(KeyedState, Generic[S]):
         return self._backend.place()
 
     def _expired(self, stamped: Stamped) -> bool:
-        return self._ttl is not None and expired(stamped.timestamp, self._ttl, self._backend.now)
+        return self._ttl is not None and expired(stamped.timestamp, self._ttl, self._now())
 
     def _visible(self, stamped: Stamped) -> bool:
         return self._shows_expired or not self._expired(stamped)
 
     def _stamp(self, data: bytes | None) -> Stamped:
-        return Stamped(data, 0 if self._ttl is None else self._backend.now)
+        return Stamped(data, 0 if self._ttl is None else self._now())
+
+    def _now(self) -> int:
+        """The time by which it is read and stamped; while it is cleaned up, that of cleanup."""
+        if not self._in_event_time:
+            return self._backend.now
+        return self._backend.event_cleaned if self._is_cleaning else self._backend.event_now
 
     def _serialize(self, serializer: TypeSerializer, value: Any) -> bytes:
         if value is None:
@@ -114,7 +122,9 @@ class ReferenceState(KeyedState, Generic[S]):
 
     def clean(self, at: Place, stored: S, budget: int) -> int:
         """Remove up to ``budget`` expired map entries, values, or lists with expired elements; return how many."""
+        self._is_cleaning = True
         left, done = self.without_expired(stored, budget)
+        self._is_cleaning = False
         if left is None:
             self.table.remove(at)
         elif done:
@@ -124,9 +134,7 @@ class ReferenceState(KeyedState, Generic[S]):
     def oldest_timestamp(self) -> int | None:
         """The oldest timestamp of what has not expired."""
         found = [self._timestamps(stored) for _, stored in self.table]
-        alive = [
-            each for each in itertools.chain(*found) if not expired(each, self._ttl or 1, self._backend.now)
-        ]
+        alive = [each for each in itertools.chain(*found) if not expired(each, self._ttl or 1, self._now())]
         return min(alive, default=None)
 
     # --- what each kind says about what it stores ---

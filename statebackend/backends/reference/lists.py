@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from statebackend.backends.reference.base import ReferenceState, Stamped
 from statebackend.backends.reference.table import Place
-from statebackend.errors import SerializationTypeError
-from statebackend.state import KeyedListState
+from statebackend.errors import SerializationError, SerializationTypeError
+from statebackend.state import KeyedListState, to_values
 from statebackend.types.serializers import serializer_for
 
 if TYPE_CHECKING:
@@ -96,7 +96,10 @@ class ReferenceListState(ReferenceState["tuple[Stamped, ...]"], KeyedListState):
                 hint="give a list; clear() removes all elements" if values is None else "give a list",
             )
         if isinstance(values, (pa.Array, pa.ChunkedArray)):
-            values = values.to_pylist()
+            try:
+                values = to_values(values, self.descriptor.element_type)
+            except SerializationError as error:
+                raise error.at(self._where()) from None
         return [self._serialize(self._serializer, value) for value in values]
 
     def merged(self, a: tuple[Stamped, ...], b: tuple[Stamped, ...]) -> tuple[Stamped, ...]:

@@ -73,7 +73,7 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
             self.expired_on_read += 1
             self._drop_entry(at, stored, key)
             return entry if self._shows_expired else None
-        if self._refreshes and entry.timestamp != self._backend.now:
+        if self._refreshes and entry.timestamp != self._now():
             self.table.put(at, {**stored, key: self._stamp(entry.data)})
         return entry  # type: ignore[no-any-return]
 

@@ -60,7 +60,7 @@ class _SingleState(ReferenceState[Stamped]):
             self.expired_on_read += 1
             self.table.remove(at)
             return value if self._shows_expired else None
-        if self._refreshes and stored.timestamp != self._backend.now:
+        if self._refreshes and stored.timestamp != self._now():
             self.table.put(at, self._stamp(stored.data))
         return value
 

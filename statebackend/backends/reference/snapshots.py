@@ -19,7 +19,7 @@ import pyarrow as pa
 from statebackend.backends.reference.base import Stamped
 from statebackend.backends.reference.table import Place
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
-from statebackend.checkpoint.keyed import RowSource, state_schema
+from statebackend.checkpoint.keyed import ExpiredAt, RowSource, state_schema
 from statebackend.checkpoint.keyed.description import value_role
 from statebackend.checkpoint.keyed.points import Point, Points
 from statebackend.keys import key_encoder
@@ -150,7 +150,7 @@ class ReferenceRows(RowSource):
         backend: ReferenceKeyedBackend,
         *,
         since: HeldStates | None = None,
-        expired_at: int | None = None,
+        expired_at: ExpiredAt = ExpiredAt(),  # noqa: B008 - it never changes
     ) -> None:
         super().__init__()
         self._key_type = backend.key_type
@@ -204,11 +204,12 @@ class ReferenceRows(RowSource):
         batch = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
         return Section(descriptor.name, schema, [GroupedBatch.of(batch, [row.group for row in rows])])
 
-    def _all_rows(self, state: Any, expired_at: int | None) -> Iterator[Row]:
+    def _all_rows(self, state: Any, times: ExpiredAt) -> Iterator[Row]:
         config = state.descriptor.ttl_config
+        expired_at = times.of(config)
 
         def is_left(stamped: Stamped) -> bool:
-            if expired_at is None or config is None or not config.cleanup_full_snapshot:
+            if config is None or expired_at is None:
                 return True
             is_expired = expired(stamped.timestamp, config.ttl, expired_at)
             self.expired[state.descriptor.name] += is_expired

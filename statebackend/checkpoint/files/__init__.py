@@ -11,15 +11,27 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-from statebackend.checkpoint.files.addresses import scheme_of, without_secrets
+from statebackend.checkpoint.files.addresses import local_path, scheme_of, without_secrets
 from statebackend.checkpoint.files.calls import PosixCalls
 from statebackend.checkpoint.files.interface import FileSink, StoreFiles
+from statebackend.checkpoint.files.objects import ObjectFiles
+from statebackend.checkpoint.files.places import Place, open_place
 from statebackend.checkpoint.files.posix import PosixFiles
 from statebackend.errors import UsageError
 
-__all__ = ["FileSink", "PosixCalls", "PosixFiles", "StoreFiles", "open_files", "scheme_of", "without_secrets"]
+__all__ = [
+    "FileSink",
+    "Place",
+    "PosixCalls",
+    "PosixFiles",
+    "StoreFiles",
+    "local_path",
+    "open_files",
+    "open_place",
+    "scheme_of",
+    "without_secrets",
+]
 
 
 #: The schemes of the object stores that a store can lie in.
@@ -49,20 +61,13 @@ def open_files(
         raise UsageError("a store is given by its path or uri, a str")
     name = scheme_of(text)
     if name in _OBJECT_STORES and text.lower().startswith(f"{name}://"):
-        from statebackend.checkpoint.files.objects import ObjectFiles  # most stores lie on paths
-
         return ObjectFiles(text, single_writer=single_writer, options=options)
     if options:
         raise UsageError("only an object store takes options", hint="leave options= out for a path")
-    if name is None:
-        return PosixFiles(os.path.abspath(text), single_writer=single_writer)
+    if (path := local_path(text)) is not None:
+        return PosixFiles(path, single_writer=single_writer)
     if name == "file":
-        parts = urlsplit(text)
-        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-            raise UsageError(
-                "a file:// address is file:///path", detail="it names a host, or no absolute path"
-            )
-        return PosixFiles(os.path.abspath(unquote(parts.path)), single_writer=single_writer)
+        raise UsageError("a file:// address is file:///path", detail="it names a host, or no absolute path")
     raise UsageError(
         f"a store cannot lie at a {name}: address",
         code="USAGE.ADDRESS",

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from statebackend.errors import UsageError
 
-__all__ = ["ObjectAddress", "parse_object_address", "scheme_of", "without_secrets"]
+__all__ = ["ObjectAddress", "local_path", "parse_object_address", "scheme_of", "without_secrets"]
 
 #: Schemes whose addresses name a container, not a user, before the ``@``: ``abfss://container@account``.
 _CONTAINERS = {"abfs", "abfss", "wasb", "wasbs"}
@@ -28,6 +28,21 @@ def scheme_of(address: str) -> str | None:
     """
     found = _SCHEME.match(address)
     return None if found is None else found[1].lower()
+
+
+def local_path(address: str) -> str | None:
+    """The absolute path of a path, or of a ``file://`` address of this machine; None for any other address.
+
+    >>> local_path("/data/../out"), local_path("file:///data/a%20b"), local_path("file://host/data")
+    ('/out', '/data/a b', None)
+    """
+    scheme = scheme_of(address)
+    if scheme is None:
+        return os.path.abspath(address)
+    parts = urlsplit(address)
+    if scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
+        return os.path.abspath(unquote(parts.path))
+    return None
 
 
 def without_secrets(address: object) -> str:

@@ -71,6 +71,14 @@ class PosixCalls:
         """Close a descriptor."""
         os.close(descriptor)
 
+    def sync_file(self, path: str) -> None:
+        """Make the content of a file durable that somebody has written and closed."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.sync(descriptor)
+        finally:
+            os.close(descriptor)
+
     def sync_folder(self, path: str) -> None:
         """Make the names in a folder durable."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

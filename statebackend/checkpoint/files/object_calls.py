@@ -160,6 +160,10 @@ class ObjectCalls:
         """
         self._ask("remove", name, lambda obs, store: obs.delete(store, name))
 
+    def copy(self, name: str, other: str) -> None:
+        """Copy an object within the bucket, in the place of any other of that name. One request to the service."""
+        self._ask("copy", name, lambda obs, store: obs.copy(store, name, other, overwrite=True))
+
     def open_writer(self, name: str) -> ObjectWriter:
         """Begin an object: one PUT if it stays below `PART_SIZE`, else a request per part and two more."""
         opened = self._ask(

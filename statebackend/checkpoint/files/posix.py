@@ -38,12 +38,12 @@ from statebackend.checkpoint.files.layout import (
 )
 from statebackend.errors import UsageError
 
-__all__ = ["PosixFiles", "PosixSink"]
+__all__ = ["NO_LINKS", "PosixFiles", "PosixSink"]
 
 _log = logging.getLogger(__name__)
 
 #: The errors of `link` on a file system without links; 95 and 45 are ENOTSUP and EOPNOTSUPP on different systems.
-_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES}
+NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES}
 #: The errors of an exclusive rename on a system without it.
 _NO_EXCLUSIVE_RENAME = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 #: The errors of `flock` on a file system without locks.
@@ -386,7 +386,7 @@ class PosixFiles(StoreFiles):
         try:
             self._calls.link(self._path(aside), self._path(name))
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in NO_LINKS:
                 raise
             try:
                 self._calls.rename_exclusive(self._path(aside), self._path(name))

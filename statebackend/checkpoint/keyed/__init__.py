@@ -14,11 +14,12 @@ from statebackend.checkpoint.keyed.compatibility import (
     check_compatibility,
 )
 from statebackend.checkpoint.keyed.description import StateDescription, state_schema
-from statebackend.checkpoint.keyed.rows import RowSource
+from statebackend.checkpoint.keyed.rows import ExpiredAt, RowSource
 
 __all__ = [
     "CheckpointedKeyedBackend",
     "CompatibilityReport",
+    "ExpiredAt",
     "RowSource",
     "StateCheck",
     "StateDescription",

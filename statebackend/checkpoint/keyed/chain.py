@@ -81,11 +81,14 @@ class Chain(NamedTuple):
 class Flight(SnapshotInFlight):
     """A snapshot of keyed state that is neither committed nor aborted."""
 
-    def __init__(self, target: DataWriter, point: Point, now: int, chain: Chain | None) -> None:
+    def __init__(
+        self, target: DataWriter, point: Point, now: int, watermark: int | None, chain: Chain | None
+    ) -> None:
         super().__init__(target)
         self.point = point
-        #: The time of its batch.
+        #: The times of its batch.
         self.now = now
+        self.watermark = watermark
         #: What it builds on; None: it is a base.
         self.chain = chain
         #: All files that it consists of; None until they are written.

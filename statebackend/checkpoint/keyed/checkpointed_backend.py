@@ -6,7 +6,7 @@ import os
 import threading
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,14 +16,16 @@ from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed.chain import Chain
 from statebackend.checkpoint.keyed.points import Point, Points
 from statebackend.checkpoint.keyed.restored_states import (
+    RestoredState,
     RestoredStates,
     keyed_snapshots,
     migration,
+    moved_time,
     read_checkpoint,
     timer_rows,
 )
-from statebackend.checkpoint.keyed.rows import RowSource, phases
-from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savepoint
+from statebackend.checkpoint.keyed.rows import ExpiredAt, RowSource, phases
+from statebackend.checkpoint.keyed.savepoints import read_savepoint, times_of_part, write_savepoint
 from statebackend.checkpoint.keyed.snapshot_files import SnapshotWriting, TakenRows, TakenStates
 from statebackend.checkpoint.keyed.snapshot_log import SnapshotLog
 from statebackend.checkpoint.store.data_files import DataWriter
@@ -45,6 +47,7 @@ from statebackend.types import Compatibility
 
 __all__ = ["CheckpointedKeyedBackend"]
 
+_, _PROCESSING = DOMAINS
 _TIMER_STATES = [timer_state(domain) for domain in DOMAINS]
 
 
@@ -55,6 +58,12 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         super().__init__(key_type, **options)
         self._restored = RestoredStates({}, None)
         self._checkpoint_to_restore = restore
+        #: True if what was restored knew one time, and no batch has told two since.
+        self._has_one_time = True
+        #: True if no watermark was restored: in a batch without `begin_event_time`, event time is the clock's.
+        self._may_go_by_clock = False
+        #: What is added to restored timestamps in processing time.
+        self._moved_by = 0
         self._threads = WritingThreads()
         self._expired_in_snapshots: Counter[str] = Counter()
         self._counting = threading.Lock()  # several threads may end their writing at once
@@ -62,10 +71,10 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
     # --- to be written ---
 
     @abstractmethod
-    def _open_view(self, expired_at: int | None) -> RowSource:
+    def _open_view(self, expired_at: ExpiredAt) -> RowSource:
         """All rows of this moment. O(states).
 
-        What has expired at that time is left out of states that are cleaned up in full snapshots.
+        What has expired at its times is left out of states that are cleaned up in full snapshots.
         """
 
     @abstractmethod
@@ -81,8 +90,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         """Load rows as if they had always been there: no change, and no rollback takes them away."""
 
     @abstractmethod
-    def _load(self, state: KeyedState, op: Op, rows: pa.RecordBatch) -> None:
-        """Apply rows that all do the same, in order. They have the state's own types."""
+    def _load(self, state: KeyedState, rows: Iterator[tuple[Op, pa.RecordBatch]]) -> None:
+        """Apply rows in order: batches, each of one operation. They have the state's own types."""
 
     @abstractmethod
     def _unload(self, state: KeyedState) -> None:
@@ -104,6 +113,12 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         )
         self._restored = read(given, self.key_type, self.max_parallelism, self.key_group_range)
         self._log.committed_now = self._restored.now
+        self._log.committed_watermark = self._restored.watermark
+        self._has_one_time = self._restored.has_one_time
+        if not self._has_one_time:
+            # By the clock, states in event time would have expired long ago for whoever reads or writes them now.
+            self.begin_event_time(self._restored.watermark, self._restored.watermark)
+            self._may_go_by_clock = self._restored.watermark is None
         self._load_timers()
         if isinstance(given, Checkpoint):
             own = [each for each in keyed_snapshots(given) if each.key_groups == self.key_group_range]
@@ -116,8 +131,11 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         for domain in DOMAINS:
             restored = self._restored.take(timer_state(domain).name)
             if restored is not None:
-                rows = timer_rows(restored, domain, self._encoder)
-                self.timers.load(rows)
+                self._load_timers_of(domain, restored)
+
+    def _load_timers_of(self, domain: str, restored: RestoredState) -> None:
+        """Register the timers of a domain, of which there is none yet; a backend that knows better overrides it."""
+        self.timers.load(timer_rows(restored, domain, self._encoder))
 
     def _new_state(self, descriptor: StateDescriptor) -> KeyedState:
         restored = self._restored.get(descriptor.name)
@@ -125,12 +143,18 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             return super()._new_state(descriptor)
         answer = restored.description.check(descriptor)
         state = super()._new_state(descriptor)
-        migrate = migration(restored.description, descriptor, self._time())
+        config = descriptor.ttl_config
+        in_event_time = config is not None and config.is_in_event_time
+        by_watermark = self._by_watermark() if in_event_time else None
+        now = self._time() if by_watermark is None else by_watermark
+        moved_by = 0 if in_event_time or not restored.description.ttl else self._moved_by
+        migrate = migration(restored.description, descriptor, now, moved_by)
         with self._loading():
             try:
-                for rows in restored.rows:
-                    for op, batch in phases(rows):
-                        self._load(state, op, migrate(batch) if op in (Op.PUT, Op.APPEND) else batch)
+                parts = (part for rows in restored.rows for part in phases(rows))
+                self._load(
+                    state, ((op, migrate(rows) if op in (Op.PUT, Op.APPEND) else rows) for op, rows in parts)
+                )
             except BaseException as error:
                 self._unload(state)
                 if isinstance(error, MemoryLimitError):
@@ -142,8 +166,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 raise
         self._restored.take(descriptor.name)
         pa.default_memory_pool().release_unused()  # what the batches took goes back to the system
-        if answer is not Compatibility.AS_IS:
-            # What the files hold is of other types: none may be built on.
+        if answer is not Compatibility.AS_IS or moved_by:
+            # What the files hold is of other types, or has other timestamps: none may be built on.
             self._log.forget()
         return state
 
@@ -152,6 +176,17 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         return [name for name in self._restored.names if not name.startswith(RESERVED)]
 
     # --- taking ---
+
+    def begin_batch(self, now: int | None) -> None:
+        super().begin_batch(now)
+        if now is not None:
+            self._has_one_time = False  # a job of this version tells the clock's time
+            if self._may_go_by_clock:
+                self._may_go_by_clock, self._event_now = False, None
+
+    def begin_event_time(self, before: int | None, after: int | None) -> None:
+        super().begin_event_time(before, after)
+        self._may_go_by_clock = False
 
     def snapshot(
         self, checkpoint_id: int, store: CheckpointStore | DataWriter, *, incremental: bool = True
@@ -173,7 +208,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             if not incremental:
                 chain = None
             rows = self._take_rows() if chain is None else self._take_changes(chain)
-            flight = log.taken(target, now, chain)
+            flight = log.taken(target, now, self._watermark, chain)
             writing = SnapshotWriting(
                 checkpoint_id, flight, rows, self._taken_states(), self.key_type, self.max_parallelism
             )
@@ -194,7 +229,9 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         return {each.name: each.kind for each in self._taken_states().descriptions()}
 
     def _take_rows(self) -> TakenRows:
-        source = self._open_view(self._log.committed_now)
+        log = self._log
+        by_watermark = log.committed_now if self._event_now is None else log.committed_watermark
+        source = self._open_view(ExpiredAt(log.committed_now, by_watermark))
         return TakenRows("base", source, tuple(self._restored), self.key_group_range, self._count_expired)
 
     def _take_changes(self, chain: Chain) -> TakenRows:
@@ -228,7 +265,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         """
         self._check_open()
         self._log.settle()
-        now = self._log.committed_now if self._worked_at is None else _stored_time(self._worked_at)
+        times = self._times_of_savepoint()
         savepoint = Savepoint.at(store_or_uri)
         rows = self._take_rows()
         try:
@@ -238,13 +275,37 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 self.key_type,
                 self.max_parallelism,
                 self.key_group_range,
-                now,
+                times,
                 [(each, sections.get(each.name)) for each in self._taken_states().descriptions()],
             )
             self._count_expired(rows.source)
         finally:
             rows.source.release()
         return savepoint
+
+    def _times_of_savepoint(self) -> dict[str, int | None]:
+        log = self._log
+        now = log.committed_now if self._worked_at is None else _stored_time(self._worked_at)
+        if self._event_now is not None:
+            return times_of_part(now, self._watermark, has_one_time=False)
+        return times_of_part(now, log.committed_watermark, has_one_time=self._has_one_time)
+
+    def move_processing_time(self, by: int) -> None:
+        self._check_open()
+        self._moved_by += by
+        if self._log.committed_now is not None:
+            self._log.committed_now += by  # full snapshots compare it with what moves
+        if not self.has_timers or not by:
+            return
+        rows = [row for row in self.timers.rows() if row.domain == _PROCESSING]
+        saved = self._save_key()
+        try:
+            for row in rows:
+                self._key, self._key_group, self._namespace = row.key, row.key_group, row.namespace
+                self.timers.delete(row.timestamp, _PROCESSING)
+        finally:
+            self._restore_key(saved)
+        self.timers.load(row._replace(timestamp=moved_time(row.timestamp, by)) for row in rows)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         self._log.committed(checkpoint_id)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statebackend.checkpoint.format import Op, Section
 from statebackend.checkpoint.keyed.description import StateDescription, value_role
@@ -26,7 +27,9 @@ from statebackend.state import StateDescriptor, TimerRow
 from statebackend.types import ListType, Type, from_config
 from statebackend.types.serializers import arrow_migration, describe
 
-__all__ = ["PART", "RestoredState", "RestoredStates", "keyed_snapshots", "timer_rows"]
+__all__ = ["PART", "RestoredState", "RestoredStates", "keyed_snapshots", "moved_time", "timer_rows"]
+
+_FIRST, _LAST = -(2**63), 2**63 - 1
 
 #: The ``extra["part"]`` of a snapshot of keyed state.
 PART = "keyed"
@@ -53,10 +56,19 @@ class RestoredStates:
     True
     """
 
-    def __init__(self, states: dict[str, RestoredState], now: int | None) -> None:
+    def __init__(
+        self,
+        states: dict[str, RestoredState],
+        now: int | None,
+        watermark: int | None = None,
+        has_one_time: bool = True,
+    ) -> None:
         self._states = states
-        #: The time of the checkpoint's batch.
+        #: The times of the checkpoint's batch.
         self.now = now
+        self.watermark = watermark
+        #: True if its writer knew one time of a batch; it is ``now``.
+        self.has_one_time = has_one_time
 
     @property
     def names(self) -> list[str]:
@@ -107,7 +119,7 @@ def read_checkpoint(
         own = key_groups if snapshot.key_groups is None else key_groups.intersection(snapshot.key_groups)
         if own is not None:
             _read_files(states, opened, checkpoint, snapshot, own)
-    return RestoredStates(states, checkpoint.now)
+    return RestoredStates(states, checkpoint.now, checkpoint.watermark, checkpoint.has_one_time)
 
 
 def _check_use(snapshot: StateSnapshot, checkpoint: Checkpoint, key_type: Type, max_parallelism: int) -> None:
@@ -166,11 +178,12 @@ def _read_files(
 
 
 def migration(
-    description: StateDescription, descriptor: StateDescriptor, now: int
+    description: StateDescription, descriptor: StateDescriptor, now: int, moved_by: int = 0
 ) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     """The function from rows as they were written to rows as the descriptor has them; the two are compatible.
 
-    If the state had no time to live before, values get ``now`` or the configuration's ``legacy_timestamp``.
+    If the state had no time to live before, values get ``now`` or the configuration's ``legacy_timestamp``. Timestamps
+    that are there move by ``moved_by``.
     """
     role = value_role(descriptor.kind)
     new = descriptor.stored_types()[role]
@@ -184,6 +197,8 @@ def migration(
     ttl = descriptor.ttl_config
     if description.ttl and ttl is None:
         steps.append(lambda rows: rows.drop_columns(["timestamp"]))
+    if description.ttl and ttl is not None and moved_by:
+        steps.append(lambda rows: _with_column(rows, "timestamp", _moved(rows["timestamp"], moved_by)))
     if not description.ttl and ttl is not None:
         stamp = now if ttl.legacy_timestamp is None else ttl.legacy_timestamp
         steps.append(lambda rows: _stamped(rows, stamp))
@@ -198,6 +213,33 @@ def migration(
 
 def _with_column(rows: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
     return rows.set_column(rows.schema.get_field_index(name), name, column)
+
+
+def moved_time(time: int, by: int) -> int:
+    """The time so many milliseconds later, or the last or the first that there is.
+
+    >>> moved_time(5, 10), moved_time(2**63 - 5, 10) == 2**63 - 1
+    (15, True)
+    """
+    return min(max(time + by, _FIRST), _LAST)
+
+
+def _moved(stamps: pa.Array, by: int) -> pa.Array:
+    """As `moved_time`, for a column of timestamps, or of lists of them."""
+    if not pa.types.is_list(stamps.type):
+        if by > 0:
+            stamps = pc.min_element_wise(stamps, _LAST - by, skip_nulls=False)
+        else:
+            stamps = pc.max_element_wise(stamps, _FIRST - by, skip_nulls=False)
+        return pc.add(stamps, by)
+    validity, offsets = stamps.buffers()[:2]
+    return pa.Array.from_buffers(
+        stamps.type,
+        len(stamps),
+        [validity, offsets],
+        offset=stamps.offset,
+        children=[_moved(stamps.values, by)],
+    )
 
 
 def _stamped(rows: pa.RecordBatch, stamp: int) -> pa.RecordBatch:

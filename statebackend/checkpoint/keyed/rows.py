@@ -12,15 +12,18 @@ import itertools
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
+from statebackend.state import StateTtlConfig
 
 __all__ = [
     "GROUP",
     "RANK",
+    "ExpiredAt",
     "RowSource",
     "grouped",
     "grouped_batches",
@@ -30,6 +33,25 @@ __all__ = [
     "with_namespaces",
     "without_expired",
 ]
+
+
+class ExpiredAt(NamedTuple):
+    """The times of the last commit, by which full snapshots leave out what has expired; None: nothing has.
+
+    >>> from statebackend.state import StateTtlConfig
+    >>> ExpiredAt(5000, None).of(StateTtlConfig(1000, cleanup_full_snapshot=True))
+    5000
+    """
+
+    now: int | None = None
+    #: That of states in event time.
+    watermark: int | None = None
+
+    def of(self, config: StateTtlConfig | None) -> int | None:
+        """The time for a state with this time to live; None if all of it is written."""
+        if config is None or not config.cleanup_full_snapshot:
+            return None
+        return self.watermark if config.is_in_event_time else self.now
 
 
 class RowSource(ABC):

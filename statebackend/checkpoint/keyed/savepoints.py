@@ -44,6 +44,7 @@ __all__ = [
     "keyed_parts",
     "namespace_columns",
     "read_savepoint",
+    "times_of_part",
     "with_encoded_namespaces",
     "write_savepoint",
 ]
@@ -61,13 +62,13 @@ def write_savepoint(
     key_type: Type,
     max_parallelism: int,
     key_groups: KeyGroupRange,
-    now: int | None,
+    times: Mapping[str, int | None],
     states: Iterable[tuple[StateDescription, Section | None]],
 ) -> None:
     """Write the keyed state of an instance. Sections may hold changes; only the rows that remain are written.
     Memory: it holds a whole state at a time if the state has namespaces or nobody has asked for it.
     """
-    with savepoint.write_part(*keyed_part(key_type.config(), max_parallelism, key_groups, now)) as part:
+    with savepoint.write_part(*keyed_part(key_type.config(), max_parallelism, key_groups, times)) as part:
         for description, section in states:
             if section is None:
                 part.add_state(description.to_json())
@@ -76,19 +77,30 @@ def write_savepoint(
                 part.write_state(description.to_json(), schema, batches)
 
 
+def times_of_part(now: int | None, watermark: int | None, *, has_one_time: bool) -> dict[str, int | None]:
+    """The times as `keyed_part` takes them. If a batch had one time, a watermark is one that was set since.
+
+    >>> times_of_part(7, None, has_one_time=False), times_of_part(7, None, has_one_time=True)
+    ({'now': 7, 'watermark': None}, {'now': 7})
+    """
+    if not has_one_time:
+        return {"now": now, "watermark": watermark}
+    return {"now": now} if watermark is None else {"now": now, "watermark": watermark, "one_time": True}
+
+
 def keyed_part(
-    key_type: JsonObject, max_parallelism: int, key_groups: KeyGroupRange, now: int | None
+    key_type: JsonObject, max_parallelism: int, key_groups: KeyGroupRange, times: Mapping[str, int | None]
 ) -> tuple[str, str, JsonObject]:
     """The part of an instance as `Savepoint.write_part` takes it; ``key_type`` is the configuration of the type.
 
-    >>> keyed_part({"type": "long"}, 128, KeyGroupRange(0, 63), None)[:2]
+    >>> keyed_part({"type": "long"}, 128, KeyGroupRange(0, 63), {"now": None})[:2]
     ('keyed', '0-63')
     """
     described: JsonObject = {
         "key_type": key_type,
         "max_parallelism": max_parallelism,
         "key_groups": groups_json(key_groups),
-        "now": now,
+        **times,
     }
     return PART, f"{key_groups.start}-{key_groups.end}", described
 
@@ -210,7 +222,7 @@ def read_savepoint(
                 with savepoint.open_state(stored):
                     pass  # a damaged file is found before anything is restored
                 known.rows.add(partial(_rows_of, savepoint, stored, key_type, max_parallelism, key_groups))
-    return RestoredStates(states, savepoint.now)
+    return RestoredStates(states, savepoint.now, savepoint.watermark, savepoint.has_one_time)
 
 
 def keyed_parts(savepoint: Savepoint) -> list[tuple[SavepointPart, KeyGroupRange]]:

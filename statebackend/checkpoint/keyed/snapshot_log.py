@@ -53,6 +53,8 @@ class SnapshotLog:
         self._points = points
         #: The time of the newest checkpoint that is known to be committed: what has expired is left out by it.
         self.committed_now = committed_now
+        #: Its watermark, by which states in event time leave out what has expired; None if it has none.
+        self.committed_watermark: int | None = None
         #: The merging of deltas, or the writing of a base, that goes on in the background.
         self.rewriting: Rewriting | None = None
         self._patience = Patience()
@@ -67,9 +69,9 @@ class SnapshotLog:
         """The state is what these files hold, and nothing else."""
         self._chain = Chain(files, self._points.open())
 
-    def taken(self, target: DataWriter, now: int, chain: Chain | None) -> Flight:
+    def taken(self, target: DataWriter, now: int, watermark: int | None, chain: Chain | None) -> Flight:
         """A snapshot has been taken of this moment: its rows are still to be written."""
-        flight = Flight(target, self._points.open(), now, chain)
+        flight = Flight(target, self._points.open(), now, watermark, chain)
         self._flights.append(flight)
         return flight
 
@@ -111,7 +113,7 @@ class SnapshotLog:
         if self._chain is not None:
             self._points.drop(self._chain.point)
         self._chain = Chain(newest.files, newest.point)
-        self.committed_now = newest.now
+        self.committed_now, self.committed_watermark = newest.now, newest.watermark
         named = {file.name for file in newest.files}
         for flight in self._flights[:at]:
             self._points.drop(flight.point)

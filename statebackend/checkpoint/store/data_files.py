@@ -256,6 +256,23 @@ class DataWriter:
         """Another writer of this epoch, for files of the next manifest, whichever that is. They are paced."""
         return DataWriter(self._files, self.epoch, compression=self.compression, encryption=self._encryption)
 
+    def over(self, wrap: Callable[[StoreFiles], StoreFiles]) -> DataWriter:
+        """Another writer of this epoch, over what ``wrap`` makes of the files of the store."""
+        return DataWriter(
+            wrap(self._files), self.epoch, compression=self.compression, encryption=self._encryption
+        )
+
+    def for_checkpoint(self, checkpoint_id: int, builds_on: frozenset[str]) -> DataWriter:
+        """Another writer of this epoch, for the files of one snapshot, which may name these files again."""
+        return DataWriter(
+            self._files,
+            self.epoch,
+            checkpoint_id,
+            builds_on=builds_on,
+            compression=self.compression,
+            encryption=self._encryption,
+        )
+
     def create(
         self,
         kind: str,
@@ -337,6 +354,15 @@ class DataWriter:
         with storing(f"opening {file.name}"):
             source = self._files.open_input(file.name)
             return source if self._encryption is None else self._encryption.open(file.name, source)
+
+    def discard(self, file: StoredFile) -> None:
+        """Remove a file of this epoch, whichever process has made it, that no manifest names or can name."""
+        if file.epoch != self.epoch:
+            raise UsageError("the file is of another epoch", detail=file.name)
+        with storing(f"removing {file.name}"):
+            self._files.remove(file.name)
+        with self._lock:
+            self._made.pop(file.name, None)
 
     def sync(self) -> None:
         """Make the names of the new files durable; a commit does so for files of its own process."""

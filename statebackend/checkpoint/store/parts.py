@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.layout import data_folder
+from statebackend.checkpoint.store.at_once import at_once
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.json_checks import FORMAT, members_of, parse
@@ -39,18 +40,30 @@ class Parts:
         """The parts in which snapshots lie, those of ``before`` where nothing has changed; and the new ones."""
         if sum(each.key_groups is not None for each in snapshots) < 2:
             return (None,) * len(snapshots), []
-        known = [] if before is None else list(zip(before.snapshots, before.parts, strict=True))
-        parts: list[StoredFile | None] = []
+        known = {}
+        if before is not None:
+            known = {
+                each.key_groups: (each, part)
+                for each, part in zip(before.snapshots, before.parts, strict=True)
+                if each.key_groups is not None
+            }
+        parts: list[StoredFile | None] = [None] * len(snapshots)
+        changed: list[int] = []
+        for at, snapshot in enumerate(snapshots):
+            if snapshot.key_groups is not None:
+                same, part = known.get(snapshot.key_groups, (None, None))
+                if same is not None and part is not None and _say_the_same(same, snapshot):
+                    parts[at] = part
+                else:
+                    changed.append(at)
         made: list[StoredFile] = []
+
+        def write(at: int) -> None:
+            part = parts[at] = self._write(snapshots[at], epoch)
+            made.append(part)
+
         try:
-            for snapshot in snapshots:
-                part = None
-                if snapshot.key_groups is not None:
-                    part = next((stored for each, stored in known if _say_the_same(each, snapshot)), None)
-                    if part is None:
-                        part = self._write(snapshot, epoch)
-                        made.append(part)
-                parts.append(part)
+            at_once(write, changed)
         except BaseException:
             self.remove(made)
             raise

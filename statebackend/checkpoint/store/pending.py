@@ -31,8 +31,9 @@ _STANDING_BACK = 100e-6
 class _Job:
     """Work for a thread. It drops its references before its result is known."""
 
-    def __init__(self, work: Callable[[], object]) -> None:
+    def __init__(self, work: Callable[[], object], end: Callable[[], None]) -> None:
         self._work: Callable[[], object] | None = work
+        self._end = end
 
     def __call__(self) -> Any:
         work, self._work = self._work, None
@@ -42,6 +43,7 @@ class _Job:
             return work()
         finally:
             del work
+            self._end()
 
     def drop(self) -> None:
         """Cancel the work, if it has not begun."""
@@ -63,13 +65,16 @@ class WritingThreads:
     Starting a thread takes longer than taking a view. The threads end when the backend is closed or gone, after the
     work that they have begun. The interpreter waits for them when it ends. A forked process starts its own.
 
-    >>> WritingThreads().run(lambda: 7).result()
-    7
+    >>> threads = WritingThreads()
+    >>> threads.run(lambda: 7).result(), threads.at_work()
+    (7, 0)
     """
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
         self._process = 0
+        self._at_work = 0
+        self._counting = threading.Lock()
 
     def run(self, work: Callable[[], T]) -> Future[T]:
         """Run ``work`` on a thread; one thread at a time may call this. If no thread can be started, it never runs.
@@ -82,8 +87,11 @@ class WritingThreads:
             self._executor = ThreadPoolExecutor(
                 _MOST_THREADS, "statebackend-writing", time.sleep, (_STANDING_BACK,)
             )
+            if self._process != os.getpid():
+                self._at_work, self._counting = 0, threading.Lock()
             self._process = os.getpid()
-        job = _Job(work)
+        job = _Job(work, self._ended)
+        self._count(1)
         try:
             return self._executor.submit(job)
         except BaseException as error:
@@ -92,7 +100,19 @@ class WritingThreads:
                 return _done(job)  # the main thread only waits for running writes
             # The work may lie in the executor's queue, with no thread to take it.
             job.drop()
+            self._ended()
             raise
+
+    def at_work(self) -> int:
+        """How many pieces of work are not done."""
+        return self._at_work if self._at_work == 0 or self._process == os.getpid() else 0
+
+    def _count(self, change: int) -> None:
+        with self._counting:
+            self._at_work += change
+
+    def _ended(self) -> None:
+        self._count(-1)
 
     def close(self) -> None:
         """Let the threads end once they have done their work. More work starts new ones."""

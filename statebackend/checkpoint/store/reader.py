@@ -10,10 +10,11 @@ import datetime
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import pyarrow as pa
 
-from statebackend.checkpoint.files import StoreFiles, open_files, without_secrets
+from statebackend.checkpoint.files import Place, StoreFiles, open_files, without_secrets
 from statebackend.checkpoint.files.layout import METADATA, entry_name, parse_entry_name
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.data_files import storing
@@ -33,6 +34,7 @@ from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, Stor
 from statebackend.checkpoint.store.metadata import Metadata
 from statebackend.checkpoint.store.parts import Parts
 from statebackend.checkpoint.store.pins import Pin
+from statebackend.checkpoint.store.publishing import published
 from statebackend.checkpoint.store.records import Record
 from statebackend.errors import CorruptCheckpointError, StoreError, UsageError
 
@@ -94,6 +96,14 @@ class Checkpoint:
         return self.manifest.watermark if self._times.watermark is None else self._times.watermark
 
     @property
+    def has_one_time(self) -> bool:
+        """True if `now` is all that its writer noted of time: then it may be that of the clock, or of rows.
+
+        `sb.tools.set_time` may have given it a watermark nevertheless.
+        """
+        return self.manifest.watermark is None and self.manifest.batch.get("time") is None
+
+    @property
     def snapshots(self) -> tuple[StateSnapshot, ...]:
         """The snapshot that each subtask wrote."""
         return self.manifest.snapshots
@@ -136,6 +146,18 @@ class Checkpoint:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise self._missing(file) from error
             raise
+
+    def publish(self, file: StoredFile, place: Place, name: str) -> str:
+        """Make a file appear in a place where other programs read, whole and durable, under this name; at most once.
+
+        Returns how: ``"linked"`` on one file system, ``"copied by the service"`` in one bucket, else ``"copied"``; or
+        ``"there"`` if it was there already. `UsageError` if something else has the name. In an encrypted store the
+        plain text appears. O(1) for a link, else O(bytes).
+        """
+        if place.size(name) is None:
+            self._check_size(file)
+        source = None if self._encryption is not None else self._files
+        return published(place, name, partial(self.open_file, file), source, file.name)
 
     def read_file(self, file: StoredFile) -> bytes:
         """Read the whole content of a file and check it against its checksum."""

@@ -19,6 +19,7 @@ from statebackend.checkpoint.files.layout import (
     parse_entry_name,
     parse_manifest_name,
 )
+from statebackend.checkpoint.store.at_once import at_once
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.log import read_entry
 from statebackend.checkpoint.store.log_state import Key, LogState
@@ -129,7 +130,15 @@ class Removal:
         if not waiting:
             return
         is_held = held_by_pins(self._files, time.time())
-        for name in waiting:
-            if not is_held(name):  # else it is tried again after the next commit
-                self._files.retire([name], epoch)
+        removed: list[str] = []
+
+        def retire(name: str) -> None:
+            self._files.retire([name], epoch)
+            removed.append(name)
+
+        try:
+            # Those that are held are tried again after the next commit.
+            at_once(retire, [name for name in waiting if not is_held(name)])
+        finally:
+            for name in removed:
                 self._retention.removed(name)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -153,6 +153,26 @@ class Savepoint:
                 return max(known)
         return None
 
+    @property
+    def watermark(self) -> int | None:
+        """The watermark after that batch, or one that was set since; None if there is none.
+
+        >>> Savepoint("/nowhere").watermark is None
+        True
+        """
+        found = [part.described.get("watermark") for part in self.parts("keyed")]
+        return max((each for each in found if each is not None), default=None)
+
+    @property
+    def has_one_time(self) -> bool:
+        """True if `now` is all that its writer noted of time: then it may be that of the clock, or of rows.
+
+        >>> Savepoint("/nowhere").has_one_time
+        True
+        """
+        described = [part.described for part in self.parts("keyed")]
+        return not any("watermark" in each and not each.get("one_time") for each in described)
+
     # --- reading ---
 
     def check_exists(self) -> None:
@@ -200,14 +220,14 @@ class Savepoint:
         """Compare the whole file of a state with its checksum, then open it."""
         import pyarrow.parquet as pq  # the import loads Arrow's file systems
 
-        with self._opened(state) as source:
+        with self.open_bytes(state) as source:
             checksum = size = 0
             with storing(f"reading {state.file}"):
                 while chunk := source.read(_CHUNK):
                     checksum = crc32c(chunk, checksum)
                     size += len(chunk)
             if (size, checksum) != (state.size, state.checksum):
-                raise CorruptCheckpointError("a file does not match its checksum", detail=state.file)
+                raise _mismatch(state.file)
             source.seek(0)
             try:
                 yield pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
@@ -216,7 +236,8 @@ class Savepoint:
             except (pa.ArrowException, OSError) as error:
                 raise CorruptCheckpointError("a file cannot be read as Parquet", detail=state.file) from error
 
-    def _opened(self, state: StoredState) -> pa.NativeFile:
+    def open_bytes(self, state: StoredState) -> pa.NativeFile:
+        """Open the file of a state, compared with nothing."""
         try:
             with storing(f"opening {state.file}"):
                 return self._files.open_input(state.file)
@@ -264,6 +285,10 @@ class Savepoint:
         return UsageError(
             "there is a savepoint already", detail=self.uri, hint="give each savepoint a folder of its own"
         )
+
+
+def _mismatch(file: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError("a file does not match its checksum", detail=file)
 
 
 def _part_name(kind: str, own: str) -> str:
@@ -324,22 +349,47 @@ class PartWriter:
         """Write a state to a Parquet file of its own, which is durable when this returns."""
         import pyarrow.parquet as pq  # the import loads Arrow's file systems
 
-        folder = f"{self._kind}/{_folder_name(described['name'])}"
-        name = f"{folder}/{self._own}.parquet"
+        rows = 0
+        with (
+            self._creating(described["name"]) as sink,
+            storing(f"writing {sink.name}"),
+            pq.ParquetWriter(sink, schema) as writer,
+        ):
+            for batch in batches:
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        self._add_file(described, sink, rows)
+
+    @contextmanager
+    def _creating(self, state: str) -> Iterator[_Sink]:
+        """Create the file of a state; it is durable when the block ends."""
+        folder = f"{self._kind}/{_folder_name(state)}"
         with storing(f"creating {folder}"):
             self._files.make_folder(folder)
-        rows = 0
-        with _Sink(self._files, name) as sink:
-            with storing(f"writing {name}"), pq.ParquetWriter(sink, schema) as writer:
-                for batch in batches:
-                    writer.write_batch(batch)
-                    rows += batch.num_rows
+        with _Sink(self._files, f"{folder}/{self._own}.parquet") as sink:
+            yield sink
             sink.finish()
-            self._made.append(name)
+            self._made.append(sink.name)
         with storing(f"syncing {folder}"):
             self._files.sync_folder(folder)
-        file = {"name": name, "size": sink.size, "checksum": sink.checksum, "rows": rows}
+
+    def _add_file(self, described: Mapping[str, Any], sink: _Sink, rows: int) -> None:
+        file = {"name": sink.name, "size": sink.size, "checksum": sink.checksum, "rows": rows}
         self._states.append({**described, "file": file})
+
+    def copy_state(self, source: Savepoint, state: StoredState, meanwhile: Callable[[int], None]) -> None:
+        """Copy a state of another savepoint as it is, compared with its checksum; tells how many bytes are done."""
+        if not state.file:
+            self.add_state(state.described)
+            return
+        with self._creating(state.described["name"]) as sink, source.open_bytes(state) as opened:
+            with storing(f"reading {state.file}"):
+                while chunk := opened.read(_CHUNK):
+                    sink.write(chunk)
+                    meanwhile(len(chunk))
+            if (sink.size, sink.checksum) != (state.size, state.checksum):
+                raise _mismatch(state.file)
+        self._add_file(state.described, sink, state.rows)
 
     def add_state(self, described: Mapping[str, object]) -> None:
         """Add a state that has no rows."""
@@ -382,6 +432,7 @@ class _Sink(io.RawIOBase):
 
     def __init__(self, files: StoreFiles, name: str) -> None:
         super().__init__()
+        self.name = name
         self.size = self.checksum = 0
         with storing(f"creating {name}"):
             self._sink: FileSink | None = files.create(name)

@@ -37,6 +37,7 @@ from statebackend.checkpoint.files.interface import Fenced
 from statebackend.checkpoint.files.layout import (
     entry_name,
 )
+from statebackend.checkpoint.store.at_once import at_once
 from statebackend.checkpoint.store.data_files import DataWriter, storing
 from statebackend.checkpoint.store.encryption import BlockCipher, Encryption, agreed
 from statebackend.checkpoint.store.json_checks import Malformed, integer
@@ -128,7 +129,11 @@ class CheckpointStore(CheckpointReader):
         """
         return self._maker()()
 
-    def _maker(self) -> Callable[[], CheckpointStore]:
+    def over(self, wrap: Callable[[StoreFiles], StoreFiles]) -> CheckpointStore:
+        """Another store like `unopened`, over what ``wrap`` makes of its files."""
+        return self._maker(wrap(self._files))()
+
+    def _maker(self, files: StoreFiles | None = None) -> Callable[[], CheckpointStore]:
         return partial(
             CheckpointStore,
             self.address,
@@ -136,7 +141,7 @@ class CheckpointStore(CheckpointReader):
             compression=self._compression,
             encryption=self.encryption,
             max_clock_jump=self.max_clock_jump,
-            _files=self._files,
+            _files=self._files if files is None else files,
         )
 
     # --- reading ---
@@ -382,12 +387,14 @@ class CheckpointStore(CheckpointReader):
         """Every file that the checkpoint before did not name is there with its size, and is not about to be removed."""
         kept = set[str]().union(*self._built_on())
         before = self._retention.names_of(self._retention.newest)
-        for file in manifest.all_files.values():
-            if file.name in before:
-                continue
-            is_ours = file.epoch == epoch or file.name in kept or self._retention.is_known(file.name)
+        new = [file for file in manifest.all_files.values() if file.name not in before]
+
+        def size_of(file: StoredFile) -> int | None:
             with storing(f"looking for {file.name}"):
-                size = self._files.size(file.name)
+                return self._files.size(file.name)
+
+        for file, size in zip(new, at_once(size_of, new), strict=True):
+            is_ours = file.epoch == epoch or file.name in kept or self._retention.is_known(file.name)
             if not (is_ours and size == file.size) and not self._writer.holds():
                 # A newer writer has removed the file, or made it.
                 raise self._writer.fenced()

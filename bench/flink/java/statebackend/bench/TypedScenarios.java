@@ -1,5 +1,6 @@
 package statebackend.bench;
 
+import java.util.Arrays;
 import java.util.OptionalLong;
 import org.apache.flink.api.common.state.MapState;
 import org.apache.flink.api.common.state.MapStateDescriptor;
@@ -14,6 +15,27 @@ import org.apache.flink.runtime.state.heap.HeapKeyedStateBackend;
 final class TypedScenarios {
 
     private TypedScenarios() {}
+
+    /** The heap that a filled state takes, the objects of its keys and values included. */
+    static <K, V> Json bytesPerEntry(Kind<K> keyKind, Kind<V> kind, KeyFile keys, int keyGroups) throws Exception {
+        fill(keyKind, kind, Arrays.copyOf(keys.insertionOrder(), 1), keyGroups); // classes are loaded now
+        long before = HeapInUse.bytes();
+        HeapKeyedStateBackend<K> filled = fill(keyKind, kind, keys.insertionOrder(), keyGroups);
+        long used = HeapInUse.bytes() - before;
+        Scenario.require(filled.numKeyValueStateEntries() == keys.size(), "entries in the backend");
+        return HeapInUse.record(used, keys.size(), keyGroups);
+    }
+
+    private static <K, V> HeapKeyedStateBackend<K> fill(Kind<K> keyKind, Kind<V> kind, long[] numbers, int keyGroups)
+            throws Exception {
+        HeapKeyedStateBackend<K> backend = Backends.create(keyKind.serializer, keyGroups);
+        ValueState<V> state = Backends.state(backend, new ValueStateDescriptor<>("value", kind.serializer));
+        for (long number : numbers) {
+            backend.setCurrentKey(keyKind.make(number));
+            state.update(kind.make(number));
+        }
+        return backend;
+    }
 
     private abstract static class Typed<K, S extends State> extends Scenario {
         final KeyFile keys;

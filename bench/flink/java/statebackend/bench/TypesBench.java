@@ -12,10 +12,25 @@ public final class TypesBench {
         int keyGroups = args.integer("key-groups");
         String type = args.text("type");
         for (String operation : args.list("ops")) {
+            if (operation.equals("bytes_per_entry")) {
+                bytesPerEntry(args.text("role"), Kind.named(type), keys, keyGroups).put("type", type).print();
+                continue;
+            }
             new Sampler(args)
                     .measure(operation, keys.size(), keyGroups, scenario(operation, Kind.named(type), keys, keyGroups))
                     .put("type", type)
                     .print();
+        }
+    }
+
+    private static <T> Json bytesPerEntry(String role, Kind<T> kind, KeyFile keys, int keyGroups) throws Exception {
+        switch (role) {
+            case "value":
+                return TypedScenarios.bytesPerEntry(Kind.BIGINT, kind, keys, keyGroups);
+            case "key":
+                return TypedScenarios.bytesPerEntry(kind, Kind.BIGINT, keys, keyGroups);
+            default:
+                throw new IllegalArgumentException("no such role: " + role);
         }
     }
 

@@ -1,9 +1,9 @@
 package org.apache.flink.runtime.state.heap;
 
 import java.lang.management.ManagementFactory;
-import java.lang.management.MemoryMXBean;
 import java.lang.management.ThreadMXBean;
 import java.util.function.LongSupplier;
+import statebackend.bench.HeapInUse;
 import statebackend.bench.Json;
 import statebackend.bench.KeyFile;
 import statebackend.bench.KeyMaker;
@@ -97,28 +97,16 @@ final class MapGrowth<K> {
 
     /** Heap in use with the maps, their keys and their values, less the heap in use without. */
     Json bytesPerEntry() {
-        long before = usedHeap();
+        long before = HeapInUse.bytes();
         KeyGroupedMaps<K> maps = new KeyGroupedMaps<>(keyGroups);
         for (long number : keys.insertionOrder()) {
             K key = maker.make(number);
             maps.of(key).put(key, MapScenario.VOID, number);
         }
-        long used = usedHeap() - before;
+        long used = HeapInUse.bytes() - before;
         if (maps.size() != keys.size()) {
             throw new IllegalStateException("wrong result: entries in the maps");
         }
-        return new Json()
-                .put("name", "bytes_per_entry")
-                .put("n", keys.size())
-                .put("key_groups", keyGroups)
-                .put("bytes_total", used)
-                .put("bytes_per_entry", used / (double) keys.size());
-    }
-
-    private static long usedHeap() {
-        MemoryMXBean memory = ManagementFactory.getMemoryMXBean();
-        System.gc();
-        System.gc();
-        return memory.getHeapMemoryUsage().getUsed();
+        return HeapInUse.record(used, keys.size(), keyGroups);
     }
 }

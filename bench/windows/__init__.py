@@ -1,0 +1,1 @@
+"""Counting in windows over columns."""

@@ -1,0 +1,99 @@
+"""The base of all handles: where a state's values lie, and when they expire.
+
+A scalar call makes no Python object but its result. The bytes that are looked up are those of the current key
+(`Store.place`), with a map key behind them; values are written into a `Room` and read from a copy (`Held`).
+
+Order of work. What may run the user's code (serializers, functions) runs before the key is looked up that is written,
+or after all is written: it may make another key current, write, or close the backend.
+"""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t
+from libc.string cimport memcpy
+
+from statebackend._core.memory.platform cimport unlikely
+from statebackend._core.rocksdb.batches cimport Write
+from statebackend._core.rocksdb.current_key cimport CurrentKey
+from statebackend._core.rocksdb.store cimport Table
+from statebackend._core.rocksdb.value_bytes cimport ValueBytes
+from statebackend._core.tables.expiry cimport is_expired
+
+from statebackend.errors import StoreError
+
+
+cdef object damaged():
+    return StoreError("a value of the database cannot be read", code="STORE.DATABASE_CORRUPT",
+                      hint="restore the state from a checkpoint")
+
+
+cdef class BaseHandle:
+    """What the handles of all kinds of state have in common."""
+
+    def _set_up(self, CurrentKey context not None, descriptor, ValueBytes codec not None, Table table not None,
+                int64_t lifetime, bint in_event_time, bint renews, bint shows_expired):
+        """Begin to work; a `lifetime` of 0 is none."""
+        self.context, self.store, self.table, self.codec = context, context.store, table, codec
+        self._descriptor = descriptor
+        self.lifetime, self.in_event_time = lifetime, in_event_time
+        self.front = STAMP_BYTES if lifetime else 0
+        self.renews, self.shows_expired = renews, shows_expired
+        self.expired_on_read = self.expired_by_cleanup = 0
+
+    @property
+    def descriptor(self):
+        """The descriptor that declared the state."""
+        return self._descriptor
+
+    @property
+    def backend(self):
+        """The backend that the state belongs to."""
+        return self.context
+
+    def redeclare(self, descriptor):
+        """Apply a newer descriptor of the same state."""
+        self._descriptor = descriptor
+
+    # --- time ---
+
+    cdef int64_t time(self) noexcept:
+        """The time by which values are read and stamped."""
+        return self.context.time_in(self.in_event_time)
+
+    def now(self):
+        """The time by which values are read and stamped."""
+        return self.time()
+
+    def cleaned_at(self):
+        """The time by which `advance` cleans up."""
+        return self.context.event_cleaned_now if self.in_event_time else self.context.time()
+
+    cdef bint has_gone(self, const char *stored, size_t n) except -1:
+        """Whether what begins with this timestamp, if there is one, has expired."""
+        cdef int64_t stamp
+        if not self.lifetime:
+            return False
+        if unlikely(n < STAMP_BYTES):
+            raise damaged()
+        memcpy(&stamp, stored, STAMP_BYTES)
+        return is_expired(stamp, self.lifetime, self.time())
+
+    def has_expired(self, bytes stored not None):
+        """Return True if a stored value, which begins with its timestamp, has expired now."""
+        return self.has_gone(stored, len(stored))
+
+    # --- writing ---
+
+    cdef int change(self, Write what, const char *key, size_t n, const char *value, size_t size) except -1:
+        """Write at a composite key of the current namespace. What a delta removes has a namespace, too."""
+        if unlikely(self.store.is_spaced):
+            self.table.has_namespaces = True
+        return self.store.change(self.table, what, key, n, value, size)
+
+    cdef bint watched(self) except -1:
+        """Whether somebody iterates over one of the state's collections."""
+        if self.may_be_watched:
+            self.may_be_watched = self.is_watched
+        return self.may_be_watched
+
+    def _is_watched_from_now_on(self):
+        self.may_be_watched = True

@@ -1,0 +1,288 @@
+"""The current key of a keyed backend, in the form that composite keys have.
+
+Setting a key converts and hashes it once, for all states, and writes key group, key and namespace in front of the
+bytes that handles look up: see `Store.place`.
+
+Time is as in `statebackend._core.handles.key_context`: a clock that the caller gave is read when the key is set, the
+machine's when a state with a time to live first asks.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.string cimport memset
+
+from statebackend._core.codecs.codecs cimport KeyCodec
+from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, hash_canonical_int
+from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.rocksdb.store cimport Store
+from statebackend._core.tables.cow_map cimport CoreKey
+from statebackend._core.wall_clock cimport wall_clock_init, wall_clock_ms
+
+from statebackend.errors import ClosedError, KeyGroupError, UsageError
+
+
+cdef class CurrentKey:
+    """The compiled half of a keyed backend: the current key, namespace and time."""
+
+    def _open(self, Store store not None, KeyCodec codec not None, uint32_t max_parallelism, uint32_t first_group,
+              uint32_t last_group, clock, read_clock, bint is_system_clock, encode_namespace,
+              frozenset frozen_types not None):
+        """Begin to work; `read_clock(clock)` gives milliseconds, `frozen_types` are of namespaces that never change."""
+        memset(&self.key, 0, sizeof(CoreKey))
+        wall_clock_init(&self.wall_clock)
+        self.store, self.codec = store, codec
+        self.max_parallelism = max_parallelism
+        self.first_group = first_group
+        self.n_groups = last_group - first_group + 1
+        self.clock, self.read_clock = clock, read_clock
+        self.clock_source = TIME_OF_SYSTEM if is_system_clock else TIME_OF_CLOCK
+        self.time_source = self.clock_source
+        self.namespace_name = b""
+        self.encode_namespace, self.frozen_types = encode_namespace, frozen_types
+
+    cdef int check(self) except -1:
+        if unlikely(self.closed):
+            raise ClosedError("the backend is closed", hint="create another one")
+        return 0
+
+    cdef int no_key(self) except -1:
+        """Raise what a call without a current key gets."""
+        self.check()
+        raise UsageError("no current key is set", hint="call set_current_key(key) first")
+
+    def _refuse(self):
+        """Raise what a call without a current key gets."""
+        self.no_key()
+
+    @property
+    def _closed(self):
+        return self.closed
+
+    @_closed.setter
+    def _closed(self, bint closed):
+        self.closed = closed
+
+    # --- the key ---
+
+    def set_current_key(self, key):
+        """Make `key` the one that handles work on. O(bytes)."""
+        cdef CoreKey new
+        cdef object owner
+        self.check()
+        memset(&new, 0, sizeof(CoreKey))
+        owner = self.codec.split(key, &new)
+        self.begin_time()
+        self.check()                     # encoders and clocks may run anything
+        self.take(&new, owner)
+        if unlikely(self.cleans):
+            self.tell_time()
+
+    cdef int take(self, CoreKey *key, object owner) except -1:
+        """Make a key current: number, or pointer and length with their owner."""
+        cdef object _old_owner = self.key_owner      # ends with this call, when all is set
+        cdef uint32_t group
+        if self.codec.is_int:
+            group = group_of_hash(hash_canonical_int(&self.codec.plan.program, key.number), self.max_parallelism)
+        else:
+            group = group_of_hash(
+                hash_canonical_bytes(&self.codec.plan.program, <const uint8_t *>key.data, key.length),
+                self.max_parallelism)
+        if unlikely(group - self.first_group >= self.n_groups):
+            raise KeyGroupError(
+                "the key belongs to a key group that this backend does not serve",
+                detail=f"key group {group}, served are {self.first_group} to {self.first_group + self.n_groups - 1}",
+                hint="send it to the instance that operator_index_for(...) names")
+        self.has_key = False
+        self.turn += 1
+        if self.codec.is_int:
+            self.store.begin_place_of_int(group, key.number)
+        else:
+            self.store.begin_place_of_bytes(group, key.data, key.length)
+        self.store.end_place(self.namespace_name)
+        self.key.number, self.key.data, self.key.length, self.key.group = key.number, key.data, key.length, group
+        self.key_owner = owner
+        self.has_key = self.store.has_key = True
+        return 0
+
+    def clear_current_key(self):
+        """Have no current key."""
+        self.check()
+        self._key = None
+
+    @property
+    def _key(self):
+        """The current key in canonical form, or None."""
+        return self.codec.canonical(&self.key) if self.has_key else None
+
+    @_key.setter
+    def _key(self, canonical):
+        cdef CoreKey new
+        cdef object owner
+        if self.store is None:
+            return
+        if canonical is None:
+            self.has_key = self.store.has_key = False
+            self.turn += 1
+            return
+        memset(&new, 0, sizeof(CoreKey))
+        owner = self.codec.split_canonical(canonical, &new)
+        self.take(&new, owner)
+
+    @property
+    def _key_group(self):
+        """The key group of the current key, which follows from the key: what is set here is not looked at."""
+        return self.key.group
+
+    @_key_group.setter
+    def _key_group(self, group):
+        pass
+
+    def _require_key(self):
+        """The current key in canonical form; raises if there is none."""
+        if self.closed or not self.has_key:
+            self.no_key()
+        return self.codec.canonical(&self.key)
+
+    def _save_key(self):
+        """The current key, its time and the namespace, for `_restore_key`."""
+        return self._key, self.now_known, self.now, self.namespace_name
+
+    def _restore_key(self, saved):
+        """Back to what `_save_key` gave, without reading the clock."""
+        key, known, now, name = saved
+        self._namespace = name
+        self._key = key
+        self.now_known, self.now = known, now
+
+    def _enter(self, canonical, bytes namespace not None):
+        """Make a canonical key and an encoded namespace current, and read the clock."""
+        self._namespace = namespace
+        self._key = canonical
+        self.begin_time()
+
+    # --- the namespace ---
+
+    def set_current_namespace(self, namespace):
+        """Make `namespace` the one that handles work in. O(bytes)."""
+        self.check()
+        if namespace is not None and namespace is self.namespace_object:
+            return
+        self._namespace = self.encode_namespace(namespace)
+        if type(namespace) in self.frozen_types:
+            self.namespace_object = namespace
+
+    @property
+    def _namespace(self):
+        """The encoded current namespace."""
+        return self.namespace_name
+
+    @_namespace.setter
+    def _namespace(self, bytes name not None):
+        if self.store is None:
+            return
+        self.namespace_object = None
+        self.namespace_name = name
+        self.turn += 1
+        if self.has_key:
+            self.has_key = self.store.has_key = False    # until the place is whole again
+            self.store.end_place(name)
+            self.has_key = self.store.has_key = True
+
+    # --- time ---
+
+    cdef int begin_time(self) except -1:
+        """An operation begins that may change something: it goes by the time from here on."""
+        if likely(self.time_source == TIME_OF_SYSTEM):
+            self.now_known = False
+            return 0
+        if self.time_source == TIME_FIXED:
+            self.now = self.fixed_now
+        else:
+            self.now = self.read_clock(self.clock)
+        self.now_known = True
+        if self.clock_source == TIME_OF_CLOCK:
+            self.worked_at = self.now
+            self.has_worked = True
+        return 0
+
+    cdef int64_t time(self) noexcept:
+        """The time at which the current key was set."""
+        if not self.now_known:
+            self.now = wall_clock_ms(&self.wall_clock)
+            self.now_known = True
+        return self.now
+
+    cdef int64_t time_in(self, bint in_event_time) noexcept:
+        """The time by which states are read and stamped that go by the time of rows, or do not."""
+        return self.event_now if in_event_time and self.has_event_time else self.time()
+
+    cdef int tell_time(self) except -1:
+        """Outside marks, let compactions know the time, if it is another than they know."""
+        if self.store.is_batched or (self.is_told and self.time() == self.told_at):
+            return 0
+        self.told_at = self.time()
+        self.is_told = self._let_expire()
+        return 0
+
+    def _cleans_up(self):
+        """A state expires: compactions are told the time from now on."""
+        self.cleans = True
+
+    @property
+    def _now(self):
+        return self.time()
+
+    @_now.setter
+    def _now(self, int64_t now):
+        self.now = now
+        self.now_known = True
+
+    @property
+    def _event_now(self):
+        """The time that states in event time go by; None: they go by the same as all others."""
+        return self.event_now if self.has_event_time else None
+
+    @_event_now.setter
+    def _event_now(self, now):
+        self.has_event_time = now is not None
+        self.is_told = False
+        if self.has_event_time:
+            self.event_now = now
+
+    @property
+    def _event_cleaned(self):
+        """The time by which what has expired in event time is cleaned up."""
+        return self.event_cleaned
+
+    @_event_cleaned.setter
+    def _event_cleaned(self, int64_t now):
+        self.is_told = False
+        self.event_cleaned = now
+
+    @property
+    def event_cleaned_now(self):
+        """The time by which states in event time are cleaned up."""
+        return self.event_cleaned if self.has_event_time else self.time()
+
+    @property
+    def _worked_at(self):
+        """The time of the last operation that may have changed something, or None; never the machine's."""
+        return self.worked_at if self.has_worked else None
+
+    @_worked_at.setter
+    def _worked_at(self, now):
+        self.has_worked = now is not None
+        if self.has_worked:
+            self.worked_at = now
+
+    @property
+    def _fixed_now(self):
+        """The time of the batch, or of the vectorised call, that is running; None: the clock tells."""
+        return self.fixed_now if self.time_source == TIME_FIXED else None
+
+    @_fixed_now.setter
+    def _fixed_now(self, now):
+        if now is None:
+            self.time_source = self.clock_source
+        else:
+            self.fixed_now = now
+            self.time_source = TIME_FIXED

@@ -1,0 +1,497 @@
+"""Opens a librocksdb, once for the process, and makes exceptions of what it complains about.
+
+`load` binds the library with `dlopen(RTLD_NOW | RTLD_LOCAL)`: nobody else sees its symbols. The other direction cannot
+be had: the dynamic linker keeps one instance of each symbol that C++ calls unique (`STB_GNU_UNIQUE`: statics of inline
+functions and templates), whatever the scope, and lets symbols of the global scope come before the library's own. Two
+copies would share such state, and it fits at most one of them. So `load` refuses if another librocksdb is mapped
+already.
+
+A fork takes the memory of the library along, but none of its threads, and its locks as they were. So the child of a
+process that had loaded the library may not call it: whatever it tries raises, and what it drops is left where it is.
+Nor may it run the library's destructors when it ends, which join threads that it does not have: it would hang, or
+crash. With glibc it ends in front of them; elsewhere, a child has to end by `os._exit`, as those of `multiprocessing`
+do anyway.
+"""
+
+import errno as _errno
+import os
+import re
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t
+from libc.stdlib cimport free
+from libc.string cimport memset
+
+from statebackend.errors import BackendUnavailableError, ClosedError, StoreError, UsageError
+
+cdef extern from *:
+    """
+    #include <dlfcn.h>
+    #include <pthread.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <unistd.h>
+    #if defined(__APPLE__)
+    #include <mach-o/dyld.h>
+    #else
+    #include <link.h>
+    #endif
+
+    /* The paths of all mapped objects whose file name has "rocksdb" in it, each with its zero; NULL without memory. */
+    typedef struct { char *text; size_t size; int failed; } sb_names;
+
+    static void sb_add_name(sb_names *names, const char *path) {
+        const char *name = path ? strrchr(path, '/') : NULL;
+        size_t n;
+        char *text;
+        if (!path || names->failed || !strstr(name ? name + 1 : path, "rocksdb")) return;
+        n = strlen(path) + 1;
+        text = (char *)realloc(names->text, names->size + n);
+        if (!text) { names->failed = 1; return; }
+        memcpy(text + names->size, path, n);
+        names->text = text;
+        names->size += n;
+    }
+
+    #if defined(__APPLE__)
+    static void sb_mapped_names(sb_names *names) {
+        for (uint32_t i = 0; i < _dyld_image_count(); i++) sb_add_name(names, _dyld_get_image_name(i));
+    }
+    #else
+    static int sb_visit_object(struct dl_phdr_info *info, size_t size, void *names) {
+        (void)size;
+        sb_add_name((sb_names *)names, info->dlpi_name);
+        return 0;
+    }
+    static void sb_mapped_names(sb_names *names) { dl_iterate_phdr(sb_visit_object, names); }
+    #endif
+
+    /* In a forked child: end in front of the exit functions that are there from before the fork. */
+    #if defined(__GLIBC__)
+    static void sb_end(int status, void *nothing) {
+        (void)nothing;
+        fflush(NULL);
+        _exit(status);
+    }
+    static void sb_end_early(void) { (void)on_exit(sb_end, NULL); }
+    #else
+    static void sb_end_early(void) {}
+    #endif
+
+    /* A std::string as libstdc++ returns it: by a hidden address, as any struct of this size. */
+    typedef struct { char *text; size_t size; char here[16]; } sb_cxx_string;
+    typedef sb_cxx_string (*sb_version_text)(unsigned char with_patch);
+    typedef int (*sb_version_number)(void *env, void *class_);
+
+    /* RocksDB's version, for which its C API has no function; 0 if it cannot be told. */
+    static unsigned int sb_version(void *library) {
+        sb_version_number number;
+        sb_version_text text;
+        *(void **)&number = dlsym(library, "Java_org_rocksdb_RocksDB_version");
+        if (number) return (unsigned int)number(NULL, NULL);        /* uses neither argument */
+    #if !defined(__APPLE__)
+        *(void **)&text = dlsym(library, "_ZN7rocksdb23GetRocksVersionAsStringB5cxx11Eb");
+        if (text) {
+            sb_cxx_string found = text(1);
+            unsigned int parts[3] = {0, 0, 0}, at = 0;
+            if (found.size >= sizeof found.here) return 0;          /* such a long one would be on the heap */
+            for (size_t i = 0; i < found.size && at < 3; i++) {
+                if (found.here[i] == '.') at++;
+                else if (found.here[i] < '0' || found.here[i] > '9') return 0;
+                else parts[at] = parts[at] * 10 + (unsigned int)(found.here[i] - '0');
+            }
+            return (parts[0] & 255) << 16 | (parts[1] & 255) << 8 | (parts[2] & 255);
+        }
+    #else
+        (void)text;
+    #endif
+        return 0;
+    }
+    """
+    ctypedef struct sb_names:
+        char *text
+        size_t size
+        bint failed
+    void sb_mapped_names(sb_names *names) noexcept nogil
+    void sb_end_early() noexcept nogil
+    uint32_t sb_version(void *library) noexcept nogil
+    int RTLD_NOW
+    int RTLD_LOCAL
+    void *RTLD_DEFAULT
+    void *dlopen(const char *path, int mode) noexcept
+    void *dlsym(void *library, const char *name) noexcept
+    char *dlerror() noexcept
+    int dlclose(void *library) noexcept
+    int pthread_atfork(void (*before)() noexcept nogil, void (*parent)() noexcept nogil,
+                       void (*child)() noexcept nogil) noexcept nogil
+
+OLDEST = (8, 9)
+"""The oldest version that `load` takes."""
+
+cdef object _path = None              # of the library that is loaded
+cdef uint32_t _version = 0
+
+
+# ------------------------------------------------------------------------------------------- loading
+
+cdef class _Symbols:
+    """Fills the table from one library, and notes what is not there."""
+
+    cdef void *library
+    cdef list missing
+
+    def __cinit__(self):
+        self.missing = []
+
+    cdef int take(self, void *slot, str name) except -1:
+        cdef bytes symbol = b"rocksdb_" + name.encode("ascii")
+        cdef void *found = dlsym(self.library, symbol)
+        (<void **>slot)[0] = found
+        if found == NULL:
+            self.missing.append("rocksdb_" + name)
+        return 0
+
+
+cdef int _fill(Api *to, _Symbols symbols) except -1:
+    symbols.take(&to.free, "free")
+    symbols.take(&to.options_create, "options_create")
+    symbols.take(&to.options_destroy, "options_destroy")
+    symbols.take(&to.get_options_from_string, "get_options_from_string")
+    symbols.take(&to.options_set_create_if_missing, "options_set_create_if_missing")
+    symbols.take(&to.options_set_create_missing_column_families, "options_set_create_missing_column_families")
+    symbols.take(&to.options_increase_parallelism, "options_increase_parallelism")
+    symbols.take(&to.options_set_compaction_filter_factory, "options_set_compaction_filter_factory")
+    symbols.take(&to.options_set_merge_operator, "options_set_merge_operator")
+    symbols.take(&to.options_set_write_buffer_manager, "options_set_write_buffer_manager")
+    symbols.take(&to.options_set_block_based_table_factory, "options_set_block_based_table_factory")
+    symbols.take(&to.block_based_options_create, "block_based_options_create")
+    symbols.take(&to.block_based_options_destroy, "block_based_options_destroy")
+    symbols.take(&to.block_based_options_set_block_size, "block_based_options_set_block_size")
+    symbols.take(&to.block_based_options_set_partition_filters, "block_based_options_set_partition_filters")
+    symbols.take(&to.block_based_options_set_index_type, "block_based_options_set_index_type")
+    symbols.take(&to.block_based_options_set_filter_policy, "block_based_options_set_filter_policy")
+    symbols.take(&to.block_based_options_set_block_cache, "block_based_options_set_block_cache")
+    symbols.take(&to.block_based_options_set_cache_index_and_filter_blocks,
+                 "block_based_options_set_cache_index_and_filter_blocks")
+    symbols.take(&to.block_based_options_set_cache_index_and_filter_blocks_with_high_priority,
+                 "block_based_options_set_cache_index_and_filter_blocks_with_high_priority")
+    symbols.take(&to.block_based_options_set_pin_l0_filter_and_index_blocks_in_cache,
+                 "block_based_options_set_pin_l0_filter_and_index_blocks_in_cache")
+    symbols.take(&to.block_based_options_set_pin_top_level_index_and_filter,
+                 "block_based_options_set_pin_top_level_index_and_filter")
+    symbols.take(&to.filterpolicy_create_bloom_full, "filterpolicy_create_bloom_full")
+    symbols.take(&to.cache_create_lru, "cache_create_lru")
+    symbols.take(&to.cache_destroy, "cache_destroy")
+    symbols.take(&to.cache_get_capacity, "cache_get_capacity")
+    symbols.take(&to.cache_get_usage, "cache_get_usage")
+    symbols.take(&to.cache_get_pinned_usage, "cache_get_pinned_usage")
+    symbols.take(&to.write_buffer_manager_create_with_cache, "write_buffer_manager_create_with_cache")
+    symbols.take(&to.write_buffer_manager_destroy, "write_buffer_manager_destroy")
+    symbols.take(&to.write_buffer_manager_memory_usage, "write_buffer_manager_memory_usage")
+    symbols.take(&to.write_buffer_manager_buffer_size, "write_buffer_manager_buffer_size")
+    symbols.take(&to.memory_consumers_create, "memory_consumers_create")
+    symbols.take(&to.memory_consumers_add_db, "memory_consumers_add_db")
+    symbols.take(&to.memory_consumers_destroy, "memory_consumers_destroy")
+    symbols.take(&to.approximate_memory_usage_create, "approximate_memory_usage_create")
+    symbols.take(&to.approximate_memory_usage_destroy, "approximate_memory_usage_destroy")
+    symbols.take(&to.approximate_memory_usage_get_mem_table_total, "approximate_memory_usage_get_mem_table_total")
+    symbols.take(&to.approximate_memory_usage_get_mem_table_unflushed,
+                 "approximate_memory_usage_get_mem_table_unflushed")
+    symbols.take(&to.approximate_memory_usage_get_mem_table_readers_total,
+                 "approximate_memory_usage_get_mem_table_readers_total")
+    symbols.take(&to.compactionfilter_create, "compactionfilter_create")
+    symbols.take(&to.compactionfilterfactory_create, "compactionfilterfactory_create")
+    symbols.take(&to.mergeoperator_create, "mergeoperator_create")
+    symbols.take(&to.open_column_families, "open_column_families")
+    symbols.take(&to.close, "close")
+    symbols.take(&to.cancel_all_background_work, "cancel_all_background_work")
+    symbols.take(&to.destroy_db, "destroy_db")
+    symbols.take(&to.list_column_families, "list_column_families")
+    symbols.take(&to.list_column_families_destroy, "list_column_families_destroy")
+    symbols.take(&to.create_column_family, "create_column_family")
+    symbols.take(&to.drop_column_family, "drop_column_family")
+    symbols.take(&to.column_family_handle_destroy, "column_family_handle_destroy")
+    symbols.take(&to.readoptions_create, "readoptions_create")
+    symbols.take(&to.readoptions_destroy, "readoptions_destroy")
+    symbols.take(&to.readoptions_set_iterate_lower_bound, "readoptions_set_iterate_lower_bound")
+    symbols.take(&to.readoptions_set_iterate_upper_bound, "readoptions_set_iterate_upper_bound")
+    symbols.take(&to.readoptions_set_fill_cache, "readoptions_set_fill_cache")
+    symbols.take(&to.get_pinned_cf, "get_pinned_cf")
+    symbols.take(&to.pinnableslice_value, "pinnableslice_value")
+    symbols.take(&to.pinnableslice_destroy, "pinnableslice_destroy")
+    symbols.take(&to.batched_multi_get_cf, "batched_multi_get_cf")
+    symbols.take(&to.create_iterator_cf, "create_iterator_cf")
+    symbols.take(&to.iter_destroy, "iter_destroy")
+    symbols.take(&to.iter_valid, "iter_valid")
+    symbols.take(&to.iter_seek_to_last, "iter_seek_to_last")
+    symbols.take(&to.iter_seek, "iter_seek")
+    symbols.take(&to.iter_seek_for_prev, "iter_seek_for_prev")
+    symbols.take(&to.iter_next, "iter_next")
+    symbols.take(&to.iter_prev, "iter_prev")
+    symbols.take(&to.iter_key, "iter_key")
+    symbols.take(&to.iter_value, "iter_value")
+    symbols.take(&to.iter_get_error, "iter_get_error")
+    symbols.take(&to.writeoptions_create, "writeoptions_create")
+    symbols.take(&to.writeoptions_destroy, "writeoptions_destroy")
+    symbols.take(&to.writeoptions_set_sync, "writeoptions_set_sync")
+    symbols.take(&to.writeoptions_disable_WAL, "writeoptions_disable_WAL")
+    symbols.take(&to.put_cf, "put_cf")
+    symbols.take(&to.delete_cf, "delete_cf")
+    symbols.take(&to.merge_cf, "merge_cf")
+    symbols.take(&to.delete_range_cf, "delete_range_cf")
+    symbols.take(&to.write, "write")
+    symbols.take(&to.writebatch_create, "writebatch_create")
+    symbols.take(&to.writebatch_destroy, "writebatch_destroy")
+    symbols.take(&to.writebatch_clear, "writebatch_clear")
+    symbols.take(&to.writebatch_count, "writebatch_count")
+    symbols.take(&to.writebatch_data, "writebatch_data")
+    symbols.take(&to.writebatch_put_cf, "writebatch_put_cf")
+    symbols.take(&to.writebatch_merge_cf, "writebatch_merge_cf")
+    symbols.take(&to.writebatch_delete_cf, "writebatch_delete_cf")
+    symbols.take(&to.writebatch_delete_range_cf, "writebatch_delete_range_cf")
+    symbols.take(&to.writebatch_set_save_point, "writebatch_set_save_point")
+    symbols.take(&to.writebatch_rollback_to_save_point, "writebatch_rollback_to_save_point")
+    symbols.take(&to.flushoptions_create, "flushoptions_create")
+    symbols.take(&to.flushoptions_destroy, "flushoptions_destroy")
+    symbols.take(&to.flush_cfs, "flush_cfs")
+    symbols.take(&to.flush_wal, "flush_wal")
+    symbols.take(&to.compactoptions_create, "compactoptions_create")
+    symbols.take(&to.compactoptions_destroy, "compactoptions_destroy")
+    symbols.take(&to.compactoptions_set_exclusive_manual_compaction, "compactoptions_set_exclusive_manual_compaction")
+    symbols.take(&to.compactoptions_set_bottommost_level_compaction, "compactoptions_set_bottommost_level_compaction")
+    symbols.take(&to.compact_range_cf_opt, "compact_range_cf_opt")
+    symbols.take(&to.delete_file_in_range_cf, "delete_file_in_range_cf")
+    symbols.take(&to.checkpoint_object_create, "checkpoint_object_create")
+    symbols.take(&to.checkpoint_create, "checkpoint_create")
+    symbols.take(&to.checkpoint_object_destroy, "checkpoint_object_destroy")
+    symbols.take(&to.livefiles, "livefiles")
+    symbols.take(&to.livefiles_destroy, "livefiles_destroy")
+    symbols.take(&to.livefiles_count, "livefiles_count")
+    symbols.take(&to.livefiles_column_family_name, "livefiles_column_family_name")
+    symbols.take(&to.livefiles_name, "livefiles_name")
+    symbols.take(&to.livefiles_level, "livefiles_level")
+    symbols.take(&to.livefiles_size, "livefiles_size")
+    symbols.take(&to.livefiles_smallestkey, "livefiles_smallestkey")
+    symbols.take(&to.livefiles_largestkey, "livefiles_largestkey")
+    symbols.take(&to.livefiles_entries, "livefiles_entries")
+    symbols.take(&to.livefiles_deletions, "livefiles_deletions")
+    symbols.take(&to.envoptions_create, "envoptions_create")
+    symbols.take(&to.envoptions_destroy, "envoptions_destroy")
+    symbols.take(&to.sstfilewriter_create, "sstfilewriter_create")
+    symbols.take(&to.sstfilewriter_open, "sstfilewriter_open")
+    symbols.take(&to.sstfilewriter_put, "sstfilewriter_put")
+    symbols.take(&to.sstfilewriter_file_size, "sstfilewriter_file_size")
+    symbols.take(&to.sstfilewriter_finish, "sstfilewriter_finish")
+    symbols.take(&to.sstfilewriter_destroy, "sstfilewriter_destroy")
+    symbols.take(&to.ingestexternalfileoptions_create, "ingestexternalfileoptions_create")
+    symbols.take(&to.ingestexternalfileoptions_set_move_files, "ingestexternalfileoptions_set_move_files")
+    symbols.take(&to.ingestexternalfileoptions_destroy, "ingestexternalfileoptions_destroy")
+    symbols.take(&to.ingest_external_file_cf, "ingest_external_file_cf")
+    symbols.take(&to.property_value_cf, "property_value_cf")
+    symbols.take(&to.property_int_cf, "property_int_cf")
+    symbols.take(&to.get_latest_sequence_number, "get_latest_sequence_number")
+    symbols.take(&to.wait_for_compact_options_create, "wait_for_compact_options_create")
+    symbols.take(&to.wait_for_compact_options_destroy, "wait_for_compact_options_destroy")
+    symbols.take(&to.wait_for_compact, "wait_for_compact")
+    return 0
+
+
+def mapped_copies():
+    """List the files of all libraries of RocksDB in this process, but the one that `load` has opened."""
+    cdef sb_names names
+    memset(&names, 0, sizeof(names))
+    sb_mapped_names(&names)
+    try:
+        if names.failed:
+            raise MemoryError
+        found = (<bytes>names.text[:names.size]).split(b"\0") if names.size else []
+    finally:
+        free(names.text)
+    return [path for each in found if each and not _is_loaded_from(path := os.fsdecode(each))]
+
+
+def check_no_other_copy():
+    """Raise `BackendUnavailableError` if the process has a copy of RocksDB that `load` has not opened."""
+    others = mapped_copies()
+    if others or not is_loaded and dlsym(RTLD_DEFAULT, b"rocksdb_open") != NULL:
+        raise BackendUnavailableError(
+            "this process has mapped another copy of RocksDB, and two cannot be kept apart",
+            code="BACKEND_UNAVAILABLE.OTHER_LIBRARY", detail=", ".join(others) or "its symbols are global",
+            hint="use this backend in a process that does not load the other copy",
+        )
+
+
+cdef bint _is_loaded_from(str path):
+    if _path is None:
+        return False
+    try:
+        return path == _path or os.path.samefile(path, _path)
+    except OSError:                   # unlinked meanwhile, as the JVM does with what it has unpacked
+        return False
+
+
+def load(path not None):
+    """Open the library at `path`, and bind it; again with the same path does nothing.
+
+    Nothing of RocksDB runs before this, apart from its constructors. A process has one library: another path is
+    refused.
+    """
+    global is_loaded, _path, _version, api
+    cdef _Symbols symbols
+    cdef Api table
+    cdef uint32_t number
+    path = os.path.realpath(os.fsdecode(path))
+    where = f"the library {path}"
+    if is_loaded:
+        need_library()
+        if _is_loaded_from(path):
+            return
+        raise BackendUnavailableError(
+            "another RocksDB library is loaded in this process", code="BACKEND_UNAVAILABLE.OTHER_LIBRARY",
+            detail=f"{_path}, not {path}", hint="use one library in a process, or start another process",
+        )
+    check_no_other_copy()
+    symbols = _Symbols.__new__(_Symbols)
+    dlerror()
+    symbols.library = dlopen(os.fsencode(path), RTLD_NOW | RTLD_LOCAL)
+    if symbols.library == NULL:
+        reason = os.fsdecode(dlerror())
+        raise BackendUnavailableError(
+            "the library of RocksDB cannot be opened", code="BACKEND_UNAVAILABLE.LIBRARY_FILE",
+            detail=f"{where}: {reason}", hint=_hint_for(reason),
+        )
+    memset(&table, 0, sizeof(table))
+    _fill(&table, symbols)
+    number = sb_version(symbols.library)
+    try:
+        if symbols.missing:
+            raise BackendUnavailableError(
+                "the library of RocksDB lacks functions of its C API", code="BACKEND_UNAVAILABLE.LIBRARY_VERSION",
+                detail=f"{where}: {', '.join(symbols.missing)}", hint=f"use RocksDB {_text_of(OLDEST)} or newer",
+            )
+        if number and (number >> 16, number >> 8 & 255) < OLDEST:
+            raise BackendUnavailableError(
+                "the library of RocksDB is too old", code="BACKEND_UNAVAILABLE.LIBRARY_VERSION",
+                detail=f"{where} has version {_version_text(number)}",
+                hint=f"use RocksDB {_text_of(OLDEST)} or newer",
+            )
+        if pthread_atfork(NULL, NULL, _after_fork_in_child):
+            raise MemoryError
+    except BaseException:
+        dlclose(symbols.library)
+        raise
+    api = table
+    _path, _version = path, number
+    is_loaded = True
+
+
+cdef str _hint_for(str reason):
+    if "not permitted" in reason or "Permission denied" in reason:
+        return "the folder may be mounted noexec; set STATEBACKEND_ROCKSDB_CACHE to a folder that is not"
+    return "set STATEBACKEND_ROCKSDB_LIB to a librocksdb for this machine and C library"
+
+
+cdef str _text_of(tuple version):
+    return ".".join(map(str, version))
+
+
+cdef str _version_text(uint32_t number):
+    return f"{number >> 16}.{number >> 8 & 255}.{number & 255}" if number else "unknown"
+
+
+def loaded_path():
+    """The file that `load` has opened; None before."""
+    return _path
+
+
+def version():
+    """The version of the library, such as ``"9.8.4"``, or ``"unknown"`` if it does not tell."""
+    need_library()
+    return _version_text(_version)
+
+
+def live_counters():
+    """Count the objects that hold memory of RocksDB in this process, by kind."""
+    return {
+        "databases": live.databases, "families": live.families, "iterators": live.iterators,
+        "batches": live.batches, "pinned": live.pinned, "options": live.options, "budgets": live.budgets,
+        "table_files": live.table_files, "rules": live.rules,
+    }
+
+
+cdef void _after_fork_in_child() noexcept nogil:
+    global is_forked
+    if not is_forked:
+        is_forked = True
+        sb_end_early()
+
+
+cdef int need_library() except -1:
+    if is_forked:
+        raise UsageError(
+            "a process that was forked cannot use RocksDB", code="USAGE.FORKED",
+            detail="the process that it comes from had loaded the library",
+            hint="start processes with 'spawn' or 'forkserver', or fork before the backend is first used",
+        )
+    if not is_loaded:
+        raise UsageError("the library of RocksDB is not loaded", hint="call load(path) first")
+    return 0
+
+
+# -------------------------------------------------------------------------------------------- errors
+
+cdef int check(char *error, str where) except -1:
+    """Raise what a call has complained about, and free it; nothing if it has not."""
+    if error == NULL:
+        return 0
+    try:
+        text = (<bytes>error).decode("utf-8", "replace")
+    finally:
+        api.free(error)
+    raise error_of(text, where)
+
+
+def error_of(str text not None, str where not None):
+    """Make the exception for a message of RocksDB's; `where` says what was done, with which database.
+
+    RocksDB begins each message with the name of a status. Its messages name files, and replace keys by a placeholder.
+    """
+    status, _, rest = text.partition(": ")
+    rest = rest.strip() or status
+    detail = f"{where}: {rest}"
+
+    def refused(message, *, code, number, hint):
+        error = StoreError(message, code=code, detail=detail, hint=hint)
+        error.errno = number
+        return error
+
+    if "Column family dropped" in status or "column family" in rest.lower() and status == "Invalid argument":
+        return UsageError("the column family cannot be used", code="USAGE.COLUMN_FAMILY", detail=detail,
+                          hint="use one that the database has, and has not dropped")
+    if status in ("Invalid argument", "Not implemented"):
+        return UsageError("RocksDB refuses an argument", code="USAGE.DATABASE_OPTION", detail=detail,
+                          hint="mend the option or argument that the detail names")
+    if status == "Shutdown in progress":
+        return ClosedError("the database is being closed", detail=detail)
+    # A damaged database complains about a file that is gone in either of two ways.
+    if status in ("IO error", "Corruption") and re.search(
+        r"No such file or directory|IO error: .*while stat|file is missing|missing files", rest, re.I
+    ):
+        return refused("a file of the database is missing", code="STORE.DATABASE_LOST_FILE", number=_errno.ENOENT,
+                       hint="restore the database from a checkpoint")
+    if status == "Corruption":
+        return refused("a file of the database is damaged", code="STORE.DATABASE_CORRUPT", number=_errno.EIO,
+                       hint="restore the database from a checkpoint; see to the disk")
+    if re.search(r"lock hold by current process|While lock file|lock file", rest):
+        return refused("the database is in use", code="STORE.DATABASE_LOCKED", number=_errno.EAGAIN,
+                       hint="close it where it is open, in this process or another, or use another folder")
+    if re.search(r"No space left|NoSpace|File too large|Disk quota", rest + status):
+        return refused("there is no room for the files of the database", code="STORE.DATABASE_FULL",
+                       number=_errno.ENOSPC, hint="make room on the disk, then open the database again")
+    if status in ("Result incomplete", "Resource busy", "Operation timed out", "Operation aborted",
+                  "Operation failed. Try again.", "Merge in progress", "Operation expired"):
+        return refused("RocksDB has not done the work", code="STORE.DATABASE_BUSY", number=_errno.EAGAIN,
+                       hint="try again")
+    return refused("RocksDB cannot go on", code="STORE.DATABASE", number=_errno.EIO,
+                   hint="mend the cause, then open the database again")

@@ -1,0 +1,230 @@
+"""Handles of states with one value for a key: value, reducing, aggregating and folding."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t
+from libc.string cimport memcpy
+
+from statebackend._core.codecs.type_codec cimport Room, close_room, open_room, take_room
+from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.rocksdb.base_handle cimport STAMP_BYTES, BaseHandle
+from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_PUT
+from statebackend._core.rocksdb.database cimport Pinned
+from statebackend._core.rocksdb.value_bytes cimport Held, ValueBytes, hold
+
+
+cdef class SingleHandle(BaseHandle):
+    """One value for a key: its timestamp, if there is a time to live, and its bytes."""
+
+    cdef object read(self):
+        """The value, or None. One that has expired is removed; it is returned this once if the visibility says so."""
+        cdef Pinned found
+        cdef Held held
+        cdef size_t n
+        cdef int64_t stamp, now
+        cdef const char *key = self.store.key_here(&n)
+        if not self.store.find(self.table, key, n, &found):
+            return None
+        cdef bytes owner = hold(self.store.database, &found, &held)
+        if likely(not self.lifetime):
+            return self.codec.read(held.data, held.size)
+        if self.has_gone(held.data, held.size):
+            self.expired_on_read += 1
+            self.change(WRITE_DELETE, key, n, NULL, 0)
+            if not self.shows_expired:
+                return None
+        elif self.renews:
+            memcpy(&stamp, held.data, STAMP_BYTES)
+            now = self.time()
+            if stamp != now:
+                if owner is None:
+                    memcpy(held.few, &now, STAMP_BYTES)
+                else:
+                    owner = (<char *>&now)[:STAMP_BYTES] + owner[STAMP_BYTES:]
+                    held.data = PyBytes_AS_STRING(owner)
+                self.change(WRITE_PUT, key, n, held.data, held.size)
+        return self.codec.read(held.data + STAMP_BYTES, held.size - STAMP_BYTES)
+
+    cdef int write(self, object value, bytes at) except -1:
+        """Set the value of a place; None stands for the current one."""
+        cdef Room room
+        cdef int64_t now
+        cdef size_t n
+        cdef const char *key
+        open_room(&room)
+        try:
+            if self.front:
+                take_room(&room, STAMP_BYTES)
+            self.codec.write(value, &room)
+            if self.front:
+                now = self.time()
+                memcpy(room.data, &now, STAMP_BYTES)
+            if at is None:
+                key = self.store.key_here(&n)
+            else:
+                key, n = PyBytes_AS_STRING(at), PyBytes_GET_SIZE(at)
+            return self.change(WRITE_PUT, key, n, room.data, room.used)
+        finally:
+            close_room(&room)
+
+    cdef int remove(self) except -1:
+        cdef size_t n
+        cdef const char *key = self.store.key_here(&n)
+        return self.change(WRITE_DELETE, key, n, NULL, 0)
+
+    cdef object read_unexpired(self):
+        """The value that a write builds on, or None: one that has expired is never merged with new input."""
+        cdef Pinned found
+        cdef Held held
+        cdef size_t n
+        cdef const char *key = self.store.key_here(&n)
+        if not self.store.find(self.table, key, n, &found):
+            return None
+        cdef object _owner = hold(self.store.database, &found, &held)
+        if self.has_gone(held.data, held.size):
+            return None
+        return self.codec.read(held.data + self.front, held.size - self.front)
+
+    def exists(self):
+        """Return True if a read would return something stored."""
+        cdef Pinned found
+        cdef Held held
+        cdef size_t n
+        cdef const char *key = self.store.key_here(&n)
+        if not self.store.find(self.table, key, n, &found):
+            return False
+        cdef object _owner = hold(self.store.database, &found, &held)
+        return self.shows_expired or not self.has_gone(held.data, held.size)
+
+    def clear(self):
+        """Remove what is stored; nothing happens if nothing is."""
+        self.remove()
+
+    def unexpired(self, bytes stored not None):
+        """Return a stored value, or None if it has expired."""
+        if self.has_gone(stored, PyBytes_GET_SIZE(stored)):
+            return None
+        return self.codec.read(PyBytes_AS_STRING(stored) + self.front, PyBytes_GET_SIZE(stored) - self.front)
+
+    def stored(self, value):
+        """Return a value as it is stored, stamped with the time."""
+        cdef Room room
+        cdef int64_t now
+        open_room(&room)
+        try:
+            if self.front:
+                take_room(&room, STAMP_BYTES)
+            self.codec.write(value, &room)
+            if self.front:
+                now = self.time()
+                memcpy(room.data, &now, STAMP_BYTES)
+            return PyBytes_FromStringAndSize(room.data, room.used)
+        finally:
+            close_room(&room)
+
+
+cdef class ValueHandle(SingleHandle):
+    """A value; `default` gives what `value()` of an absent one returns."""
+
+    cdef object default
+
+    def _set_up(self, *arguments):
+        BaseHandle._set_up(self, *arguments)
+        self.default = default_of(self._descriptor)
+
+    def redeclare(self, descriptor):
+        """Apply a newer descriptor of the same state."""
+        self._descriptor = descriptor
+        self.default = default_of(descriptor)
+
+    def value(self):
+        """Return the value; if there is none, a copy of the default, which may be None."""
+        cdef object value = self.read()
+        if value is None and self.default is not None:
+            return self.default()
+        return value
+
+    def update(self, value):
+        """Set the value; None clears."""
+        if unlikely(value is None):
+            self.remove()
+        else:
+            self.write(value, None)
+
+
+cdef object default_of(descriptor):
+    return None if descriptor.default_copy() is None else descriptor.default_copy
+
+
+cdef class AddingHandle(SingleHandle):
+    """The shared part of reducing, aggregating and folding states: user functions, which may do anything."""
+
+    cdef object combined(self, object accumulator, object value):
+        raise NotImplementedError
+
+    def add(self, value):
+        """Add a value; None clears. If the function raises, nothing has changed."""
+        cdef object accumulator
+        cdef bytes at
+        cdef bint is_spaced
+        if value is None:
+            self.remove()
+            return
+        # The function may make another key current.
+        at = self.store.place_here
+        is_spaced = self.store.is_spaced
+        accumulator = self.read_unexpired()
+        self.write(self.combined(accumulator, value), at)
+        if unlikely(is_spaced):
+            self.table.has_namespaces = True
+
+    def get(self):
+        """The result of the added values; None if none was added."""
+        return self.read()
+
+
+cdef object stored_copy(ValueBytes codec, object value):
+    """Return a value as it comes back once it is stored: of the declared type, sharing nothing mutable."""
+    cdef Room room
+    open_room(&room)
+    try:
+        codec.write(value, &room)
+        return codec.read(room.data, room.used)
+    finally:
+        close_room(&room)
+
+
+cdef class ReducingHandle(AddingHandle):
+    """One value, into which every added value is reduced."""
+
+    cdef object combined(self, object accumulator, object value):
+        value = stored_copy(self.codec, value)
+        return value if accumulator is None else self._descriptor.reduce(accumulator, value)
+
+
+cdef class AggregatingHandle(AddingHandle):
+    """One accumulator, into which every added value goes; `inputs` is the codec of values, or None."""
+
+    cdef ValueBytes inputs
+
+    def _take_inputs(self, ValueBytes inputs):
+        """Check and copy values by this codec."""
+        self.inputs = inputs
+
+    cdef object combined(self, object accumulator, object value):
+        cdef object function = self._descriptor.aggregate
+        if self.inputs is not None:
+            value = stored_copy(self.inputs, value)
+        return function.add(value, function.create_accumulator() if accumulator is None else accumulator)
+
+    def get(self):
+        """The result of the accumulator; None where nothing was added."""
+        cdef object accumulator = self.read()
+        return None if accumulator is None else self._descriptor.aggregate.get_result(accumulator)
+
+
+cdef class FoldingHandle(AddingHandle):
+    """One accumulator, moved on by every added value."""
+
+    cdef object combined(self, object accumulator, object value):
+        return self._descriptor.fold(self._descriptor.initial_copy() if accumulator is None else accumulator, value)

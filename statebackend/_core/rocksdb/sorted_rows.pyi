@@ -1,0 +1,9 @@
+import numpy as np
+from numpy.typing import NDArray
+
+_Ints = NDArray[np.int64]
+_Data = NDArray[np.uint8]
+
+def sorted_order(offsets: _Ints, keys: _Data) -> _Ints: ...
+def order_and_places(offsets: _Ints, keys: _Data) -> tuple[_Ints, _Ints]: ...
+def picked(offsets: _Ints, data: _Data, rows: _Ints, begin: _Ints | None = None) -> tuple[_Ints, _Data]: ...

@@ -1,0 +1,87 @@
+"""Values of a declared type to stored bytes and back.
+
+The type's codec does it, without an object in between; what it does not know goes through the serializer, which words
+the errors, too. Both may run the user's code. So values are read from a copy (`hold`), never from where RocksDB has
+them: that code may write, or close the backend.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stddef cimport size_t
+from libc.string cimport memcpy
+
+from statebackend._core.codecs.type_codec cimport DAMAGED, Room, TypeCodec, close_room, open_room, take_room
+from statebackend._core.rocksdb.database cimport Database, Pinned
+
+from statebackend.errors import SerializationError, SerializationTypeError
+
+
+cdef object hold(Database database, Pinned *found, Held *held):
+    """Copy a value that was pinned, and unpin it; returns what keeps the copy, if it is longer than `held` itself."""
+    cdef bytes owner = None
+    held.size = found.size
+    if found.size <= FEW:
+        memcpy(held.few, found.data, found.size)
+        held.data = held.few
+        database.unpin(found)
+        return None
+    try:
+        owner = PyBytes_FromStringAndSize(found.data, found.size)
+    finally:
+        database.unpin(found)
+    held.data = PyBytes_AS_STRING(owner)
+    return owner
+
+
+@cython.final
+cdef class ValueBytes:
+    """Converts values of one role of a state; `codec` and `serializer` are those of its type.
+
+    >>> from statebackend.columns.codec_choice import type_codec
+    >>> from statebackend.types import LONG
+    >>> from statebackend.types.serializers import serializer_for
+    >>> values = ValueBytes(LONG, type_codec(LONG), serializer_for(LONG), "state 's'")
+    >>> values.decode(values.encode(7)), values.width
+    (7, 8)
+    """
+
+    def __init__(self, declared, TypeCodec codec not None, serializer, str where not None):
+        self.declared, self.codec, self.serializer, self.where = declared, codec, serializer, where
+        self.width = serializer.fixed_width or 0
+
+    cdef int write(self, object value, Room *room) except -1:
+        """Append the bytes of a value, which is not None."""
+        cdef unsigned long long begin = room.used
+        cdef bytes data
+        if value is None:
+            raise SerializationTypeError("None cannot be stored here", code="SERIALIZATION.NULL", detail=self.where)
+        if self.codec.write(value, room, True):
+            return 0
+        room.used = begin
+        try:
+            data = self.serializer.serialize(value)
+        except SerializationError as error:
+            raise error.at(self.where) from None
+        memcpy(take_room(room, PyBytes_GET_SIZE(data)), PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        return 0
+
+    cdef object read(self, const char *data, size_t n):
+        """The value of these bytes, a new object."""
+        cdef object value = self.codec.read(data, n)
+        if value is DAMAGED:
+            return self.serializer.deserialize(PyBytes_FromStringAndSize(data, n))
+        return value
+
+    def encode(self, value):
+        """Return the bytes of a value, which is not None."""
+        cdef Room room
+        open_room(&room)
+        try:
+            self.write(value, &room)
+            return PyBytes_FromStringAndSize(room.data, room.used)
+        finally:
+            close_room(&room)
+
+    def decode(self, bytes data not None):
+        """Return the value of these bytes, a new object."""
+        return self.read(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))

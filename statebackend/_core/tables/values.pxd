@@ -1,0 +1,114 @@
+"""Between Python values and their stored forms, where that takes no serializer: numbers, bytes, references.
+
+Tables by themselves take no other values. The codecs of handles add the types that need more, and each side words its
+own errors.
+"""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.object cimport PyObject
+from libc.math cimport INFINITY
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint64_t
+
+from statebackend._core.memory.arena cimport Blob, BlobHeap, blob_data, blob_drop, blob_new
+from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.tables.cow_map cimport VALUE_BLOB, VALUE_OBJECT
+from statebackend._core.tables.objects cimport long_as_int64
+
+cdef extern from "Python.h":
+    bint PyLong_CheckExact(object o)
+    bint PyFloat_CheckExact(object o)
+    double PyFloat_AS_DOUBLE(object o) noexcept
+    void Py_INCREF(PyObject *object)
+    void Py_XDECREF(PyObject *object)
+    PyObject *Py_True
+    PyObject *Py_False
+
+cdef enum:
+    MAX_BYTES = 0x7FFFFFFF               # of one key or value
+
+cdef enum ValueCode:
+    # The Python form of a table's values; the layout knows their ValueKind only.
+    CODE_RAW = 0
+    CODE_INT64 = 1
+    CODE_INT32 = 2
+    CODE_INT16 = 3
+    CODE_INT8 = 4
+    CODE_DOUBLE = 5
+    CODE_FLOAT = 6
+    CODE_BOOL = 7                        # the last of the numbers
+    CODE_BLOB = 8
+    CODE_OBJECT = 9
+    CODE_LIST = 10
+    CODE_ANCHOR = 11
+
+cdef inline bint store_number(int code, object value, char *out) noexcept:
+    """Write the stored form of an exact int, float or bool, whichever the code wants; False if it does not fit."""
+    cdef int64_t number
+    cdef double real
+    if code <= CODE_INT8:
+        if not PyLong_CheckExact(value) or not long_as_int64(value, &number):
+            return False
+        if likely(code == CODE_INT64):
+            (<int64_t *>out)[0] = number
+            return True
+        if code == CODE_INT32:
+            (<int32_t *>out)[0] = <int32_t>number
+            return number == <int32_t>number
+        if code == CODE_INT16:
+            (<int16_t *>out)[0] = <int16_t>number
+            return number == <int16_t>number
+        (<int8_t *>out)[0] = <int8_t>number
+        return number == <int8_t>number
+    if code == CODE_BOOL:
+        out[0] = <PyObject *>value == Py_True
+        return <PyObject *>value == Py_True or <PyObject *>value == Py_False
+    if not PyFloat_CheckExact(value):
+        return False
+    real = PyFloat_AS_DOUBLE(value)
+    if code == CODE_DOUBLE:
+        (<double *>out)[0] = real
+        return True
+    (<float *>out)[0] = <float>real
+    # A number that rounds to infinity is out of range.
+    return (<float *>out)[0] - (<float *>out)[0] == 0 or real != real or real == INFINITY or real == -INFINITY
+
+cdef inline object load_number(int code, const char *value):
+    """The Python number of a stored one."""
+    if code == CODE_INT64:
+        return (<const int64_t *>value)[0]
+    if code == CODE_DOUBLE:
+        return (<const double *>value)[0]
+    if code == CODE_INT32:
+        return (<const int32_t *>value)[0]
+    if code == CODE_BOOL:
+        return value[0] != 0
+    if code == CODE_INT16:
+        return (<const int16_t *>value)[0]
+    if code == CODE_INT8:
+        return (<const int8_t *>value)[0]
+    return <double>(<const float *>value)[0]
+
+cdef inline void store_object(object value, char *out) noexcept:
+    """Write a new reference."""
+    Py_INCREF(<PyObject *>value)
+    (<PyObject **>out)[0] = <PyObject *>value
+
+cdef inline Blob *blob_of_value(BlobHeap *heap, const char *data, uint64_t length) except? NULL:
+    """Make a blob of the bytes of a value; NULL without memory, OverflowError if they are too many."""
+    if unlikely(length > MAX_BYTES):
+        raise OverflowError("a value is larger than 2 GB")
+    return blob_new(heap, data, length)
+
+cdef inline bytes load_blob(const char *value):
+    """The bytes of a stored blob."""
+    cdef Blob *blob = (<Blob *const *>value)[0]
+    return PyBytes_FromStringAndSize(blob_data(blob), blob.length)
+
+cdef inline void drop_value(BlobHeap *heap, int kind, char *value) noexcept nogil:
+    """Drop what a stored form of a ValueKind refers to, if it is no list and no anchor. An object may run Python."""
+    if kind == VALUE_BLOB:
+        if (<Blob **>value)[0] != NULL:
+            blob_drop(heap, (<Blob **>value)[0])
+    elif kind == VALUE_OBJECT:
+        with gil:
+            Py_XDECREF((<PyObject **>value)[0])

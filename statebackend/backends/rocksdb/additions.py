@@ -1,0 +1,195 @@
+"""The vectorised methods of reducing, aggregating and folding states.
+
+Operations with a name run compiled: what the distinct keys of a call have is read at once, in the order of the
+database, and put into a table of the heap's; its kernel adds the rows in their order; what the table has then is
+written at once. A user's function is called row by row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from statebackend._core.batches import adding_kernels, kernels
+from statebackend._core.rocksdb.value_layouts import join_values, seen_values
+from statebackend._core.tables.accumulators import AddPlan
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
+from statebackend.backends.rocksdb.vectorised import Array, SingleColumns, chosen_rows
+from statebackend.columns.additions import aggregate_plan, operands, reduction_plan, results_of
+from statebackend.columns.codec_choice import value_codec
+from statebackend.columns.nested_columns import decoded_keys
+from statebackend.columns.stored_columns import Column, arrow_column, serialised_column, stored_column
+from statebackend.keys import NamespaceColumn, canonical_column, count_of, take_rows
+from statebackend.state import NamedAggregate, check_lengths
+
+__all__ = ["AddingColumns"]
+
+#: A table for so many rows has a part more, so that kernels go over one after the other.
+_ROWS_OF_A_PART = 4096
+
+
+class _Touched(NamedTuple):
+    """The distinct keys and namespaces of a call, in the order of their first rows."""
+
+    keys: Any
+    #: None: the call names no namespaces.
+    spaces: NamespaceColumn | None
+    #: The number of each one's namespace in a table of the call; 0 if all are in the same.
+    numbers: int | Array
+
+    def chosen(self, rows: Array) -> _Touched:
+        """Some of them, for a table."""
+        numbers = self.numbers[rows] if isinstance(self.numbers, np.ndarray) else self.numbers
+        return self._replace(keys=chosen_rows(self.keys, rows), numbers=numbers)
+
+
+def _number_in_table(spaces: NamespaceColumn | None) -> int | Array:
+    if spaces is None or len(spaces.distinct) == 1:
+        return 0
+    return (spaces.numbers + 1).astype(np.uint32)
+
+
+def _touched(canonical: Any, spaces: NamespaceColumn | None) -> _Touched:
+    """
+    >>> _touched(np.array([7, 3, 7]), None).keys.tolist()
+    [7, 3]
+    >>> from statebackend.keys import namespace_column
+    >>> _touched(np.array([7, 3, 7, 7]), namespace_column(["a", "a", "b", "a"])).numbers.tolist()
+    [1, 1, 2]
+    """
+    numbers = _number_in_table(spaces)
+    if not isinstance(numbers, np.ndarray):
+        keys = _distinct(canonical)
+        return _Touched(keys, None if spaces is None else spaces.take(np.arange(count_of(keys))), 0)
+    both = (
+        canonical_column(canonical).dictionary_encode().indices.to_numpy().astype(np.int64) * 2**32 + numbers
+    )
+    _, first = np.unique(both, return_index=True)
+    first.sort()
+    return _Touched(take_rows(canonical, first), spaces.take(first), numbers[first])  # type: ignore[union-attr]
+
+
+def _distinct(canonical: Any) -> Any:
+    """The distinct keys of a column, in the order of their first rows.
+
+    >>> _distinct(np.array([7, 3, 7])).tolist()
+    [7, 3]
+    """
+    array = canonical_column(canonical).unique()
+    if not isinstance(canonical, tuple):
+        return array.to_numpy()
+    _, ends, kept = array.buffers()
+    return (
+        np.frombuffer(ends, np.int64, len(array) + 1),
+        np.frombuffer(kept, np.uint8) if kept is not None else np.empty(0, np.uint8),
+    )
+
+
+class AddingColumns(SingleColumns):
+    """Reducing, aggregating and folding states."""
+
+    def _plan(self) -> AddPlan | None:
+        """What the compiled core adds by; None if Python has to call a function for each row."""
+        if self._goes_by_rows:
+            return None
+        kind, descriptor = self.descriptor.kind, self.descriptor
+        if kind == "reducing":
+            return reduction_plan(descriptor.reduce)
+        return aggregate_plan(descriptor.aggregate) if kind == "aggregating" else None
+
+    def _results(self, accumulators: Any, found: Array) -> pa.Array:
+        """What `get` makes of accumulators in stored form; null where there are none."""
+        if self.descriptor.kind == "aggregating":
+            return results_of(self.descriptor.aggregate, accumulators, found)
+        return arrow_column(accumulators, found, self.codec.declared)
+
+    def get_many(self, keys: Any, *, namespaces: Any = None, times: Any = None) -> pa.Array:
+        descriptor = self.descriptor
+        by_rows = descriptor.kind == "aggregating" and not isinstance(descriptor.aggregate, NamedAggregate)
+        if self._by_rows(times) or by_rows:
+            return super().get_many(keys, namespaces=namespaces, times=times)  # type: ignore[misc]
+        places = self._places(*self._key_column(keys, namespaces, times))
+        with self._backend.column_call():
+            found, runs = self._read(places, False)
+        return self._results(stored_column(runs, self.codec.declared), found)
+
+    def add_many(
+        self,
+        keys: Any,
+        values: Any,
+        return_changed: bool = False,
+        *,
+        namespaces: Any = None,
+        times: Any = None,
+    ) -> Any:
+        plan = None if self._at_own_times(times) else self._plan()
+        if plan is None:
+            # Row by row: while a user's function runs, its key and namespace are current.
+            return super().add_many(keys, values, return_changed, namespaces=namespaces, times=times)  # type: ignore[misc]
+        backend = self._backend
+        canonical, spaces = self._key_column(keys, namespaces, times)
+        with self._named():
+            count, column = operands(values, self.descriptor.type, plan)
+        check_lengths(range(count_of(canonical)), range(count))
+        touched = _touched(canonical, spaces)
+        with backend.column_call():
+            self._note_namespace(spaces)
+            table = self._added(canonical, spaces, column, plan, touched)
+            if not return_changed:
+                return None
+            accumulators, found = kernels.get_many(table, touched.keys, namespace=touched.numbers)
+        changed = decoded_keys(backend.encoder, touched.keys), self._results(accumulators, found)
+        if touched.spaces is None:
+            return changed
+        return changed[0], touched.spaces.shown(), changed[1]
+
+    def _added(
+        self, canonical: Any, spaces: NamespaceColumn | None, column: Column, plan: AddPlan, touched: _Touched
+    ) -> StateTable:
+        """Add the rows of a call, within a `column_call`; a table of what their keys have then."""
+        declared = self.codec.declared
+        touched = self._ordered(touched)
+        places = self._places(touched.keys, touched.spaces)
+        found, offsets, data = self._store.get_many(self.table, *places)
+        now = 0 if self.ttl is None else self._backend.call_time(self._in_event_time)
+        lifetime, width = self.ttl or 0, self.codec.width
+        there, _, _, ends, values = seen_values(
+            found.view(np.uint8), offsets, data, lifetime, now, False, False, width
+        )
+        table = StateTable(
+            StateCore(),
+            key="bytes" if isinstance(touched.keys, tuple) else "int",
+            value=value_codec(declared, self.descriptor.name).layout,
+            plan=self._backend.codec.plan,
+            namespaces=isinstance(touched.numbers, np.ndarray),
+            max_parallelism=min(128, 1 + count_of(canonical) // _ROWS_OF_A_PART),
+        )
+        if there.any():
+            known = touched.chosen(there)
+            before = stored_column(chosen_rows((ends, values), there), declared)
+            kernels.update_many(table, known.keys, before, namespace=known.numbers)
+        numbers = _number_in_table(spaces)
+        with self._named():
+            adding_kernels.add_many(
+                table, canonical, column.values, plan, nulls=column.nulls, namespace=numbers
+            )
+        became, is_there = kernels.get_many(table, touched.keys, namespace=touched.numbers)
+        entries = serialised_column(became)
+        stamps = self._stamps(count_of(touched.keys))
+        if stamps is not None:
+            entries = join_values(*entries, stamps)
+        self._store.put_many(
+            self.table, *places, *entries, None if is_there.all() else (~is_there).view(np.uint8)
+        )
+        return table
+
+    def _ordered(self, touched: _Touched) -> _Touched:
+        """In the order of the database, if the keys are numbers in one namespace."""
+        keys = touched.keys
+        if isinstance(keys, tuple) or isinstance(touched.numbers, np.ndarray):
+            return touched
+        keys = keys[np.argsort(keys)]
+        return touched._replace(keys=keys[np.argsort(self._backend.groups_of(keys), kind="stable")])

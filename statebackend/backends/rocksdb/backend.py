@@ -1,0 +1,128 @@
+"""The factory of the RocksDB backend.
+
+Importing it loads nothing compiled, so that it can tell the user what is missing.
+
+>>> RocksDbBackend(compression="lz4")
+RocksDbBackend(compression='lz4')
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from statebackend.backends.rocksdb.location import find_library
+from statebackend.backends.rocksdb.settings import Settings
+from statebackend.errors import BackendUnavailableError, StateBackendError
+from statebackend.keys import KeyGroupRange
+from statebackend.operator_state import OperatorStateBackend
+from statebackend.state import StateBackend
+
+if TYPE_CHECKING:
+    from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
+
+__all__ = ["RocksDbBackend"]
+
+
+class RocksDbBackend(StateBackend):
+    """Makes backends on RocksDB, for state that is larger than memory.
+
+    Each keyed backend has a database of its own in a new folder below ``local_dir`` (default: the folder for temporary
+    files), which is removed when it is closed. ``memory_limit``, in bytes, is shared by all databases of the process
+    that have the same limit: block cache, write buffers, index and filter blocks. ``predefined`` is a name of Flink's
+    predefined options. ``partitioned_index_filters`` keeps only the tops of indexes and filters in memory for good.
+    ``compression`` is ``"none"``, ``"snappy"``, ``"lz4"`` or ``"zstd"``; by default RocksDB chooses.
+
+    >>> import pickle
+    >>> pickle.loads(pickle.dumps(RocksDbBackend(memory_limit=64 << 20)))
+    RocksDbBackend(memory_limit=67108864)
+    """
+
+    name = "rocksdb"
+    keeps_insertion_order = False
+    cleans_up_incrementally = False
+    cleans_up_in_compactions = True
+
+    def __init__(
+        self,
+        *,
+        local_dir: str | os.PathLike[str] | None = None,
+        memory_limit: int = 256 << 20,
+        predefined: str = "DEFAULT",
+        partitioned_index_filters: bool = True,
+        compression: str | None = None,
+    ) -> None:
+        folder: Any = local_dir  # the settings check it
+        self.settings = Settings(folder, memory_limit, predefined, partitioned_index_filters, compression)
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        try:
+            _find()
+        except StateBackendError as error:
+            return f"{error.message}{f' ({error.detail})' if error.detail else ''}"
+        return None
+
+    @classmethod
+    def native_library(cls) -> dict[str, str | None] | None:
+        return _find()
+
+    def create_keyed_backend(
+        self,
+        key_type: Any,
+        *,
+        max_parallelism: int = 128,
+        key_group_range: KeyGroupRange | None = None,
+        clock: Any = None,
+        restore: Any = (),
+    ) -> RocksDbKeyedBackend:
+        _load()
+        from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
+
+        return RocksDbKeyedBackend(
+            key_type,
+            settings=self.settings,
+            max_parallelism=max_parallelism,
+            key_group_range=key_group_range,
+            clock=clock,
+            restore=restore,
+        )
+
+    def create_operator_backend(
+        self, *, subtask_index: int = 0, parallelism: int = 1, restore: Any = ()
+    ) -> OperatorStateBackend:
+        return OperatorStateBackend(subtask_index=subtask_index, parallelism=parallelism, restore=restore)
+
+    def __repr__(self) -> str:
+        return f"RocksDbBackend({self.settings.shown()})"
+
+
+def _binding() -> Any:
+    """The module that binds the library."""
+    try:
+        importlib.import_module("statebackend._core.rocksdb.store")
+        return importlib.import_module("statebackend._core.rocksdb.library")
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"its extension is not built ({error}); build it with 'python setup.py build_ext --inplace'",
+            code="BACKEND_UNAVAILABLE.IMPORT",
+        ) from error
+
+
+def _find() -> dict[str, str | None]:
+    """Find the library, or the one that is loaded; it is not loaded here, so that the process may still fork."""
+    binding = _binding()
+    path = binding.loaded_path()
+    if path is not None:
+        return {"name": "RocksDB", "version": binding.version(), "path": path, "origin": "this process"}
+    binding.check_no_other_copy()
+    found = find_library()
+    return {"name": "RocksDB", "version": found.version, "path": found.path, "origin": found.origin}
+
+
+def _load() -> None:
+    """Load RocksDB, once for the process."""
+    binding = _binding()
+    if binding.loaded_path() is None:
+        binding.load(find_library().path)

@@ -1,0 +1,141 @@
+"""Which keys have been written or removed, since each of several moments.
+
+`NotedKeys` says how it is told what has become of a key.
+
+>>> changes = Changes(lambda noted: None)
+>>> number = changes.add_table()
+>>> first = changes.open()
+>>> first.tables[number].add(b"a", 1)
+>>> second = changes.open()
+>>> second.tables[number].add(b"b", 0)
+>>> changes.since(first, number).get(b"b"), changes.since(second, number).get(b"a")
+(0, None)
+>>> changes.back_to(second)
+>>> changes.drop(second)
+>>> len(changes.since(first, number))
+1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from statebackend._core.rocksdb.noted_keys import NotedKeys
+
+__all__ = ["Changes", "Segment"]
+
+
+class Segment:
+    """What has changed from a moment to the next one that somebody remembers.
+
+    >>> len(Segment(2).tables)
+    2
+    """
+
+    __slots__ = ("is_valid", "tables")
+
+    def __init__(self, tables: int) -> None:
+        #: By the number of the table: each key, and what has become of it.
+        self.tables = [NotedKeys() for _ in range(tables)]
+        #: False once it was dropped, or a rollback went behind it.
+        self.is_valid = True
+
+    def __len__(self) -> int:
+        return sum(map(len, self.tables))
+
+
+class Changes:
+    """The segments between the moments that marks and points remember, oldest first; ``note_in`` gets the newest one.
+
+    While nobody remembers a moment nothing is noted.
+
+    >>> Changes(lambda noted: None).add_table()
+    0
+    """
+
+    def __init__(self, note_in: Callable[[list[NotedKeys] | None], object]) -> None:
+        self._segments: list[Segment] = []
+        self._tables = 0
+        self._note_in = note_in
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def add_table(self) -> int:
+        """The number of a new table."""
+        self._tables += 1
+        for segment in self._segments:
+            segment.tables.append(NotedKeys())
+        return self._tables - 1
+
+    def open(self) -> Segment:
+        """Remember this moment. O(tables)."""
+        self._segments.append(Segment(self._tables))
+        self._note()
+        return self._segments[-1]
+
+    def _note(self) -> None:
+        self._note_in(self._segments[-1].tables if self._segments else None)
+
+    def drop(self, segment: Segment) -> None:
+        """Forget a moment. What has changed since is passed on to the moment before, if there is one. Idempotent."""
+        if not segment.is_valid:
+            return
+        segment.is_valid = False
+        at = self._segments.index(segment)
+        del self._segments[at]
+        if at:
+            before = self._segments[at - 1].tables
+            for number, noted in enumerate(segment.tables):
+                before[number] = _joined(before[number], noted)
+        self._note()
+
+    def back_to(self, segment: Segment) -> None:
+        """Forget what has changed since a moment, and the moments after it. O(changes)."""
+        at = self._segments.index(segment)
+        for later in self._segments[at + 1 :]:
+            later.is_valid = False
+        del self._segments[at + 1 :]
+        segment.tables[:] = [NotedKeys() for _ in range(self._tables)]
+        self._note()
+
+    def since(self, segment: Segment, number: int) -> NotedKeys:
+        """The keys of a table that have changed since a moment. O(changes)."""
+        at = self._segments.index(segment)
+        return _joined_all(self._segments[at:], number)
+
+    def between(self, first: Segment, last: Segment, number: int) -> NotedKeys:
+        """The keys that have changed from a moment on until a later one."""
+        start, end = self._segments.index(first), self._segments.index(last)
+        return _joined_all(self._segments[start:end], number)
+
+    def count_since(self, segment: Segment) -> int:
+        """About how many keys have changed since a moment. O(moments and tables)."""
+        return sum(map(len, self._segments[self._segments.index(segment) :]))
+
+    def close(self) -> None:
+        """Forget everything."""
+        for segment in self._segments:
+            segment.is_valid = False
+        self._segments.clear()
+        self._note()
+
+
+def _joined(before: NotedKeys, after: NotedKeys) -> NotedKeys:
+    """One of the two, changed to hold both. O(the smaller one)."""
+    if len(after) <= len(before):
+        before.follow(after)
+        return before
+    after.precede(before)
+    return after
+
+
+def _joined_all(segments: list[Segment], number: int) -> NotedKeys:
+    """What a table has in all of them; not to be changed."""
+    filled = [each.tables[number] for each in segments if len(each.tables[number])]
+    if len(filled) == 1:
+        return filled[0]
+    joined = NotedKeys()
+    for each in filled:
+        joined = _joined(joined, each.copy())
+    return joined

@@ -1,0 +1,517 @@
+"""The keyed backend: registration, the current key, marks, cleanup and figures, on a compiled store.
+
+>>> from statebackend.backends.rocksdb import RocksDbBackend
+>>> keyed = RocksDbBackend().create_keyed_backend("bigint", max_parallelism=2)
+>>> keyed
+<RocksDbKeyedBackend of LONG, KeyGroupRange(0, 1), 0 states>
+>>> keyed.close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from statebackend._core.rocksdb.callbacks import CommittedClock, ExpiryRules
+from statebackend._core.rocksdb.composite_keys import composite_key, parts_of, place_of
+from statebackend._core.rocksdb.current_key import CurrentKey
+from statebackend._core.rocksdb.noted_keys import NOT_NOTED
+from statebackend._core.rocksdb.ordered_reads import read_many
+from statebackend._core.rocksdb.store import Store, Table
+from statebackend.backends.rocksdb.changes import Changes, Segment
+from statebackend.backends.rocksdb.figures import figures_of_database, figures_of_state
+from statebackend.backends.rocksdb.lists import RocksDbListState
+from statebackend.backends.rocksdb.load_rows import load
+from statebackend.backends.rocksdb.maps import RocksDbMapState
+from statebackend.backends.rocksdb.scratch import Scratch
+from statebackend.backends.rocksdb.settings import Settings
+from statebackend.backends.rocksdb.single import (
+    RocksDbAggregatingState,
+    RocksDbFoldingState,
+    RocksDbReducingState,
+    RocksDbValueState,
+)
+from statebackend.backends.rocksdb.snapshots import RocksDbChanges, RocksDbPoints, RocksDbView
+from statebackend.backends.rocksdb.timers import RocksDbTimers
+from statebackend.backends.rocksdb.vectorised import chosen_rows
+from statebackend.backends.rocksdb.written_states import WrittenState
+from statebackend.checkpoint import CheckpointStore, DataWriter, PendingSnapshot
+from statebackend.checkpoint.format import Op
+from statebackend.checkpoint.keyed import CheckpointedKeyedBackend, ExpiredAt
+from statebackend.checkpoint.keyed.restored_states import RestoredState
+from statebackend.columns.codec_choice import key_codec
+from statebackend.errors import KeyGroupError
+from statebackend.keys import VOID, TimeWindow, encode_namespace, runs_of_list
+from statebackend.state import StateDescriptor, StateTtlConfig, checked_budget, clocks, expired, timer_state
+
+__all__ = ["RocksDbKeyedBackend"]
+
+_HANDLES: dict[str, Callable[..., Any]] = {
+    "value": RocksDbValueState,
+    "list": RocksDbListState,
+    "map": RocksDbMapState,
+    "reducing": RocksDbReducingState,
+    "aggregating": RocksDbAggregatingState,
+    "folding": RocksDbFoldingState,
+}
+
+#: Up to so many rows are counted; of more there is an estimate.
+COUNTED = 10_000
+#: `advance` looks at so many rows for each that it may remove, and at least at so many.
+_LOOKS, _LEAST_LOOKS = 8, 1_000
+
+
+class _Mark:
+    """A point to roll back to: one of the batch, the changes since, and the timers at that moment."""
+
+    __slots__ = ("number", "segment", "timers")
+
+    def __init__(self, number: int, segment: Segment, timers: Any) -> None:
+        self.number = number
+        self.segment = segment
+        self.timers = timers
+
+
+class _Place(NamedTuple):
+    """Key group, key and namespace, taken apart."""
+
+    key: Any
+    namespace: bytes
+
+
+class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
+    """Keyed state in a database of its own.
+
+    >>> from statebackend.backends.rocksdb import RocksDbBackend
+    >>> with RocksDbBackend().create_keyed_backend(int) as keyed:
+    ...     keyed.advance()
+    0
+    """
+
+    _states: dict[str, Any]
+
+    def __init__(self, key_type: Any, *, settings: Settings, **options: Any) -> None:
+        CheckpointedKeyedBackend.__init__(self, key_type, **options)
+        #: True if keys are integers in canonical form.
+        self.has_int_keys = self._encoder.kind == "int"
+        self.scratch = Scratch(settings)
+        try:
+            self._open(
+                Store(self.scratch.database, self._refuse),
+                key_codec(self._encoder.declared_type),
+                self._max_parallelism,
+                self._key_group_range.start,
+                self._key_group_range.end,
+                self._clock,
+                clocks.read,
+                type(self._clock) is clocks.SystemClock,  # a subclass may tell another time
+                encode_namespace,
+                frozenset({type(VOID), TimeWindow, int, str, bytes}),
+            )
+            self.changes = Changes(self.store.set_changes)
+            #: What has changed since the batch was begun, while there is a mark.
+            self.batch_segment: Segment | None = None
+            #: The times by which compactions drop what has expired: of the clock, and of events.
+            self._committed = (CommittedClock(), CommittedClock())
+            #: The time that a given clock told the vectorised call that begins.
+            self._called_at: int | None = None
+            self._timers = RocksDbTimers(self)
+            self._restore()
+        except BaseException:
+            self._closed = True
+            self._drop_all()
+            raise
+
+    # --- key groups ---
+
+    def groups_of(self, canonical: Any) -> np.ndarray[Any, np.dtype[np.uint16]]:
+        """The key groups of a column of keys; raises if one is not served here."""
+        if isinstance(canonical, tuple):
+            offsets, data = canonical
+            groups = self.codec.plan.key_groups_of_bytes(offsets, data, self._max_parallelism)
+        else:
+            groups = self.codec.plan.key_groups_of_ints(canonical, self._max_parallelism)
+        own = self._key_group_range
+        foreign = np.flatnonzero((groups < own.start) | (groups > own.end))
+        if len(foreign):
+            raise KeyGroupError(
+                "a key belongs to a key group that this backend does not serve",
+                detail=f"key group {groups[foreign[0]]}, served are {own.start} to {own.end}",
+                hint="send it to the instance that operator_index_for(...) names",
+            )
+        return groups
+
+    def _check_groups(self, canonical_keys: Sequence[Any]) -> None:
+        if not canonical_keys:
+            return
+        if self.has_int_keys:
+            self.groups_of(np.array(canonical_keys, dtype=np.int64))
+        else:
+            self.groups_of(runs_of_list(list(canonical_keys)))
+
+    # --- for handles and timers ---
+
+    @property
+    def encoder(self) -> Any:
+        """The encoder of keys."""
+        return self._encoder
+
+    def check_open(self) -> None:
+        """Raise `ClosedError` if it is closed."""
+        self._check_open()
+
+    def begin_call(self) -> None:
+        """Ask a given clock for the time of the call that begins; the machine's is asked when it is needed."""
+        self._called_at = None if type(self._clock) is clocks.SystemClock else self._work_time()
+
+    def call_time(self, in_event_time: bool) -> int:
+        """The time of the running vectorised call."""
+        assert self._fixed_now is not None
+        return self._event_now if in_event_time and self._event_now is not None else self._fixed_now
+
+    @contextmanager
+    def column_call(self) -> Iterator[None]:
+        """A vectorised call, at one time; an error undoes it. The caller looks at key groups."""
+        before, called_at = self._fixed_now, self._called_at
+        self._called_at = None
+        if called_at is not None:
+            self._fixed_now = called_at
+        try:
+            with self._vectorised_call(()):
+                yield
+        finally:
+            self._fixed_now = before
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Writes within go in together, or not at all."""
+        if self.store.is_batched:
+            yield
+            return
+        with self._undone_on_error():
+            yield
+
+    def make_rules(
+        self, in_event_time: bool, layout: str, element_bytes: int, options: dict[str, int]
+    ) -> ExpiryRules:
+        """The rules of a column family, by the clock of its time."""
+        if options:
+            self._cleans_up()
+        return ExpiryRules(
+            self._committed[in_event_time], layout, element_bytes=max(element_bytes, 1), **options
+        )
+
+    def create_table(
+        self,
+        name: str,
+        rules: ExpiryRules,
+        layout: str,
+        config: StateTtlConfig | None,
+        *,
+        is_noted: bool = True,
+    ) -> Table:
+        """Make the column family of a state; its changes are noted for snapshots if `is_noted`."""
+        cleanup = None if config is None else config.rocksdb_cleanup
+        # Merging drops what has expired: only without a time to live is a list what was there and what was appended.
+        grows = layout.endswith("list") and config is None
+        number = self.changes.add_table()
+        readable = name.encode("ascii", "replace").decode().replace("\0", "?")
+        family = self.scratch.create_family(
+            f"{number} {readable}",
+            rules,
+            is_list=layout.endswith("list"),
+            periodic_seconds=None if cleanup is None else -(-cleanup.periodic_compaction_time // 1000),
+        )
+        return self.store.add_table(family, number if is_noted else -1, grows=grows)
+
+    # --- states ---
+
+    def _create_state(self, descriptor: StateDescriptor) -> Any:
+        return _HANDLES[descriptor.kind](self, descriptor)
+
+    def _redeclare_state(self, state: Any, descriptor: StateDescriptor) -> None:
+        state.redeclare(descriptor)
+
+    def _alive_places(self, state: Any) -> Iterator[_Place]:
+        """The places that have something unexpired. O(rows)."""
+        place = None
+        with self.store.walk(state.table, b"") as walk:
+            for key, stored in walk:
+                is_known = place is not None and key.startswith(place)
+                if not is_known and state.is_alive(stored):
+                    place = key[: place_of(key, self.has_int_keys)]
+                    _, canonical, namespace, _ = parts_of(place, self.has_int_keys)
+                    yield _Place(canonical, namespace)
+
+    def _canonical_keys(self, state: Any, namespace: bytes | None) -> Iterable[Any]:
+        return [each.key for each in self._alive_places(state) if namespace in (None, each.namespace)]
+
+    def _canonical_entries(self, state: Any) -> list[tuple[Any, bytes]]:
+        return list(self._alive_places(state))
+
+    def _entry_count(self, state: Any) -> int:
+        return self._count(state.table, state.descriptor)
+
+    def _row_count(self, state: Any) -> int:
+        return self._count(state.table, state.descriptor, of_rows=True)
+
+    def _count(self, table: Table, descriptor: StateDescriptor, *, of_rows: bool = False) -> int:
+        """Count rows, or places; beyond `COUNTED`, an estimate of rows."""
+        by_place = descriptor.kind == "map" and not of_rows
+        found = self.store.count(table, self.has_int_keys, by_place, descriptor.kind == "list", COUNTED)
+        if found <= COUNTED:
+            return found
+        estimate = self.scratch.database.int_property("rocksdb.estimate-num-keys", table.family)
+        return max(found, estimate or 0)
+
+    def rows_held(self) -> int:
+        """About how many rows there are, timers included."""
+        states = self.written_states()
+        return sum(self._count(each.table, each.descriptor, of_rows=True) for each in states)
+
+    def _clear_key_of(self, state: Any) -> None:
+        prefix = self.store.key_prefix
+        with self.together():
+            if self.store.delete_all(state.table, prefix):
+                state.changed(prefix)
+
+    def _merge(self, state: Any, target: bytes, sources: list[bytes]) -> None:
+        table, store = state.table, self.store
+        merged = None
+        for namespace in sources:
+            at = composite_key(self._key_group, self._key, namespace)
+            stored = store.get_at(table, at)
+            if state.is_there(stored):
+                store.delete_at(table, at)
+                state.changed(at)
+                merged = stored if merged is None else state.merged(merged, stored)
+        if merged is None:
+            return
+        at = composite_key(self._key_group, self._key, target)
+        old = store.get_at(table, at)
+        if state.is_there(old):
+            merged = state.merged(old, merged)
+        if merged is None:
+            store.delete_at(table, at)
+        else:
+            store.put_at(table, at, merged)
+            if target:
+                table.note_namespaces()
+        state.changed(at)
+
+    # --- time ---
+
+    def _let_expire(self) -> bool:
+        """Tell the filters of compactions by which time values may go: never by one that could be taken back.
+
+        That is the time of the last commit; before the first, the last time that was worked at without a mark, and
+        without a snapshot that is being written: what its lists merge when they are read goes by this time, too.
+        Return False if there is more to tell as soon as that one is written.
+        """
+        log = self._log
+        by_clock, by_event = self._committed
+        if log.committed_now is not None:
+            by_clock.now = log.committed_now
+            has_one_time = self._event_now is None and log.committed_watermark is None and self._has_one_time
+            watermark = log.committed_now if has_one_time else log.committed_watermark
+            if watermark is not None:
+                by_event.now = watermark
+        elif len(self._marks) or self.scratch.has_readers:
+            return False
+        else:
+            by_clock.now = self._now
+            by_event.now = self.event_cleaned_now
+        return True
+
+    def advance(self, budget: int = 1000) -> int:
+        """Remove what has expired from states with ``cleanup_idle``: up to ``budget`` values, map entries and lists.
+
+        Looks at a number of rows that the budget bounds, and goes on from there the next time.
+        """
+        self._check_open()
+        budget = checked_budget(budget)
+        self._log.drop_outgrown_point()
+        saved = self._save_key()
+        self._now = self._work_time()
+        done = 0
+        try:
+            self._let_expire()
+            for state in self._states.values():
+                config = state.descriptor.ttl_config
+                if config is not None and config.cleanup_idle and done < budget:
+                    done += self._clean(state, budget - done)
+        finally:
+            self._restore_key(saved)
+        return done
+
+    def _clean(self, state: Any, budget: int) -> int:
+        """Walk on from where the last call has stopped, once around at most."""
+        looks = max(_LEAST_LOOKS, _LOOKS * budget)
+        now = state.cleaned_at()
+        start: bytes = state.cursor
+        rows = self.store.rows(state.table, b"", start, looks)
+        if len(rows) < looks and start:
+            more = self.store.rows(state.table, b"", None, looks - len(rows))
+            rows += [row for row in more if row[0] < start]
+        done = 0
+        state.cursor = b""
+        with self.together():
+            for key, stored in rows:
+                if done == budget:
+                    state.cursor = key
+                    break
+                left = state.without_expired(stored, now)
+                if left == stored:
+                    continue
+                done += 1
+                if left is None:
+                    self.store.delete_at(state.table, key)
+                else:
+                    self.store.put_at(state.table, key, left)
+            else:
+                if len(rows) == looks:
+                    state.cursor = rows[-1][0] + b"\0"
+        state.expired_by_cleanup += done
+        return done
+
+    def _expiry_metrics(self, state: Any) -> dict[str, Any]:
+        saved = self._save_key()
+        self._now = self._time()
+        try:
+            rows = self.store.rows(state.table, b"", None, COUNTED)
+            alive = [
+                stamp
+                for _, stored in rows
+                for stamp in (state.stamps_of(stored) if stored else [])
+                if not expired(stamp, state.ttl, state.now())
+            ]
+        finally:
+            self._restore_key(saved)
+        dropped = state.rules.counters()
+        return {
+            "expired_on_read": state.expired_on_read,
+            "expired_by_cleanup": state.expired_by_cleanup,
+            "expired_in_compactions": dropped["dropped_values"] + dropped["dropped_elements"],
+            "oldest_timestamp": min(alive, default=None),
+        }
+
+    # --- marks ---
+
+    def _mark_point(self) -> _Mark:
+        self._let_expire()
+        assert isinstance(self._timers, RocksDbTimers)
+        if self.store.is_batched and not len(self._marks):
+            self._end_batch()
+        if self.batch_segment is None:
+            self.batch_segment = self.changes.open()
+        return _Mark(self.store.mark(), self.changes.open(), self._timers.mark())
+
+    def _return_to(self, point: _Mark) -> None:
+        assert isinstance(self._timers, RocksDbTimers)
+        self.store.roll_back(point.number)
+        self.changes.back_to(point.segment)
+        self._timers.return_to(point.timers)
+        for state in self._states.values():
+            state.changed(None)
+
+    def _forget_point(self, point: _Mark) -> None:
+        self.changes.drop(point.segment)
+        self.store.release(point.number)
+        if not len(self._marks):
+            self._end_batch()
+            self._let_expire()
+
+    def _end_batch(self) -> None:
+        """Write the batch into the database. If that fails it stays, and the next mark or write tries again."""
+        self.store.flush()
+        if self.batch_segment is not None:
+            self.changes.drop(self.batch_segment)
+            self.batch_segment = None
+
+    def count_changes(self, mark: Any) -> tuple[int, int]:
+        self._check_open()
+        point = self._marks.point_of(mark)
+        assert self.batch_segment is not None
+        written = removed = 0
+        for state in self._states.values():
+            number = state.table.number
+            before = self.changes.between(self.batch_segment, point.segment, number)
+            keys, became = self.changes.since(point.segment, number).in_order()
+            written += int((became != 0).sum())
+            gone = chosen_rows(keys, became == 0)
+            had_become = before.became_of(*gone)
+            removed += int(((had_become != 0) & (had_become != NOT_NOTED)).sum())
+            # What the batch had not changed before is in the database as it was.
+            found, _, _ = read_many(state.table.family, *chosen_rows(gone, had_become == NOT_NOTED))
+            removed += int(found.sum())
+        return written, removed
+
+    # --- checkpoints ---
+
+    def snapshot(
+        self, checkpoint_id: int, store: CheckpointStore | DataWriter, *, incremental: bool = True
+    ) -> PendingSnapshot:
+        pending = super().snapshot(checkpoint_id, store, incremental=incremental)
+        self._let_expire()
+        return pending
+
+    def written_states(self) -> list[WrittenState]:
+        """All states, and the timers, as snapshots write them."""
+        assert isinstance(self._timers, RocksDbTimers)
+        states = [WrittenState(self, each.descriptor, each.table) for each in self._states.values()]
+        timers = self._timers.tables().items()
+        return states + [WrittenState(self, timer_state(domain), table) for domain, table in timers]
+
+    def _open_view(self, expired_at: ExpiredAt) -> RocksDbView:
+        return RocksDbView(self, expired_at)
+
+    def _read_changes(self, point: Segment) -> RocksDbChanges:
+        return RocksDbChanges(self, point)
+
+    def _make_points(self) -> RocksDbPoints:
+        return RocksDbPoints(self)
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        yield
+
+    def _load(self, state: Any, rows: Iterator[tuple[Op, pa.RecordBatch]]) -> None:
+        load(self, state, rows)
+
+    def _load_timers_of(self, domain: str, restored: RestoredState) -> None:
+        assert isinstance(self._timers, RocksDbTimers)
+        self._timers.load_rows(domain, restored.rows)
+
+    def _unload(self, state: Any) -> None:
+        family = state.table.family
+        self.scratch.database.delete_range(family, b"", b"\xff\xff\xff", wal=False)
+
+    def _drop_all(self) -> None:
+        if hasattr(self, "changes"):
+            self.changes.close()
+            self.store.close()
+        self.scratch.release()
+
+    # --- figures ---
+
+    def metrics(self) -> dict[str, Any]:
+        """Entries and timers, and what the database holds: memory, files and levels, in all and by state.
+
+        >>> from statebackend.backends.rocksdb import RocksDbBackend
+        >>> with RocksDbBackend().create_keyed_backend(int) as keyed:
+        ...     sorted(keyed.metrics()["memory"])[:3]
+        ['cache', 'cache_capacity', 'memtables']
+        """
+        metrics = super().metrics()
+        database = self.scratch.database
+        for name, state in self._states.items():
+            metrics["states"][name].update(figures_of_state(database, state.table.family))
+            metrics["states"][name]["filter"] = state.rules.counters()
+        metrics["marks"] = len(self.changes) - (self.batch_segment is not None)
+        metrics["batch_bytes"] = self.store.overlay.nbytes
+        metrics.update(figures_of_database(database, self.scratch.budget))
+        return metrics

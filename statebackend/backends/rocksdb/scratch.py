@@ -1,0 +1,127 @@
+"""The database of one keyed backend: a folder that lasts as long as somebody reads it, and no longer.
+
+>>> from statebackend.backends.rocksdb.settings import Settings
+>>> scratch = Scratch(Settings())
+>>> Path(scratch.folder).is_dir(), scratch.release(), Path(scratch.folder).exists()
+(True, None, False)
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from pathlib import Path
+
+from statebackend._core.rocksdb.callbacks import ExpiryRules
+from statebackend._core.rocksdb.database import ColumnFamily, Database
+from statebackend._core.rocksdb.options import MemoryBudget, Options
+from statebackend.backends.rocksdb.folders import LockedFolder
+from statebackend.backends.rocksdb.options import column_family_settings, database_settings, predefined
+from statebackend.backends.rocksdb.settings import Settings
+
+__all__ = ["Scratch", "shared_budget"]
+
+#: Batches go in by the order of their keys: each is looked for from where the last one went, not from the top.
+_IN_ORDER: dict[str, str | int | bool] = {
+    "allow_concurrent_memtable_write": False,
+    "memtable_insert_with_hint_prefix_extractor": "rocksdb.FixedPrefix.1",
+}
+
+_budgets: weakref.WeakValueDictionary[tuple[int, int], MemoryBudget] = weakref.WeakValueDictionary()
+_making = threading.Lock()
+
+
+def shared_budget(limit: int) -> MemoryBudget:
+    """The memory budget of this limit, one for the process; it lasts as long as it is used."""
+    with _making:
+        found = _budgets.get((os.getpid(), limit))
+        if found is None:
+            found = _budgets[os.getpid(), limit] = MemoryBudget(limit)
+        return found
+
+
+class Scratch:
+    """A database in a new folder. The backend holds it, and so does every snapshot that is being written.
+
+    It has no log, and nothing of it outlives the process: state survives in checkpoints. If the process is killed, the
+    next one removes the folder.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._users = 1
+        self._lock = threading.Lock()
+        self._family_options: dict[str, Options] = {}
+        self.budget = shared_budget(settings.memory_limit)
+        locked = LockedFolder(settings.local_dir)
+        self.folder = locked.path
+        try:
+            self.database = Database(Path(self.folder, "db"), self._options())
+        except BaseException:
+            locked.remove()
+            raise
+        self._finalize = weakref.finalize(self, _end, self.database, locked, os.getpid())
+
+    def _options(
+        self, rules: ExpiryRules | None = None, *, is_list: bool = False, periodic_seconds: int | None = None
+    ) -> Options:
+        chosen = predefined(self._settings.predefined)
+        settings = {
+            **database_settings(chosen),
+            "avoid_flush_during_shutdown": True,
+            **_IN_ORDER,
+            **column_family_settings(
+                chosen,
+                compression=self._settings.compression,
+                periodic_compaction_seconds=periodic_seconds,
+            ),
+        }
+        return Options(
+            settings,
+            budget=self.budget,
+            rules=rules,
+            is_list=is_list,
+            threads=chosen.threads,
+            block_size=chosen.block_size,
+            bloom_bits=chosen.bloom_bits,
+            partitioned=self._settings.partitioned_index_filters,
+        )
+
+    def create_family(
+        self, name: str, rules: ExpiryRules, *, is_list: bool = False, periodic_seconds: int | None = None
+    ) -> ColumnFamily:
+        """Make a column family whose values lie, and expire, as the rules say."""
+        options = self._options(rules, is_list=is_list, periodic_seconds=periodic_seconds)
+        self._family_options[name] = options
+        return self.database.create_column_family(name, options)
+
+    def options_of(self, family: ColumnFamily) -> Options:
+        """What a column family was made with."""
+        return self._family_options[family.name]
+
+    def hold(self) -> None:
+        """Keep the database for one more reader, who calls `release`."""
+        with self._lock:
+            self._users += 1
+
+    @property
+    def has_readers(self) -> bool:
+        """True while somebody beside the backend reads the database."""
+        return self._users > 1
+
+    def release(self) -> None:
+        """Let go; the last one closes the database and removes the folder."""
+        with self._lock:
+            self._users -= 1
+            is_last = self._users == 0
+        if is_last:
+            self._family_options.clear()
+            self._finalize()
+
+
+def _end(database: Database, folder: LockedFolder, process: int) -> None:
+    # A forked child has neither the threads of the database nor a right to its files.
+    if os.getpid() == process:
+        database.close()
+        folder.remove()

@@ -1,0 +1,274 @@
+"""The rows of the backend: of a whole view, and of what has changed since a point.
+
+A view holds an iterator of each column family, which sees the database as it was. What the open batch had in front of
+it is read at once. A reader on another thread goes over both, in order of the composite keys, and so of key groups.
+
+>>> from statebackend.backends.rocksdb import RocksDbBackend
+>>> from statebackend.state import ValueStateDescriptor
+>>> keyed = RocksDbBackend().create_keyed_backend(int)
+>>> keyed.get_value_state(ValueStateDescriptor("count", int)).update_many([1, 2], [10, 20])
+>>> view = RocksDbView(keyed, None)
+>>> [rows.batch.to_pydict() for section in view.sections() for rows in section.batches]
+[{'key': [2, 1], 'value': [20, 10]}]
+>>> view.release(); keyed.close()
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from statebackend._core.rocksdb.noted_keys import NotedKeys
+from statebackend._core.rocksdb.sorted_rows import picked
+from statebackend._core.rocksdb.walks import Walk
+from statebackend.backends.rocksdb.changes import Segment
+from statebackend.backends.rocksdb.written_states import Array, Runs, WrittenState, groups_of
+from statebackend.checkpoint.format import GroupedBatch, Op, Section
+from statebackend.checkpoint.keyed import ExpiredAt, RowSource
+from statebackend.checkpoint.keyed.points import Point, Points
+from statebackend.checkpoint.keyed.rows import grouped, stamp_count, without_expired
+
+if TYPE_CHECKING:
+    from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
+
+__all__ = ["RocksDbChanges", "RocksDbPoints", "RocksDbView"]
+
+#: One batch holds at most this many rows, and about this many bytes.
+BATCH_ROWS = 65_536
+BATCH_BYTES = 64 << 20
+#: Up to so many changes since a checkpoint are remembered, however small the state is.
+MOST_CHANGES = 1_000_000
+
+
+class RocksDbPoints(Points):
+    """Points are moments of `Changes`."""
+
+    def __init__(self, backend: RocksDbKeyedBackend) -> None:
+        self._backend = backend
+
+    def open(self) -> Point:
+        return self._backend.changes.open()
+
+    def drop(self, point: Point) -> None:
+        self._backend.changes.drop(point)
+
+    def is_valid(self, point: Point) -> bool:
+        return bool(point.is_valid)
+
+    def changes_since(self, point: Point) -> int:
+        return self._backend.changes.count_since(point)
+
+    def rows_held(self) -> int:
+        return self._backend.rows_held()
+
+    def is_outgrown(self, point: Point) -> bool:
+        changes = self.changes_since(point) if point.is_valid else 0
+        return changes > MOST_CHANGES and changes > 2 * self.rows_held()
+
+
+class _Rows(NamedTuple):
+    """Rows in the order of their composite keys."""
+
+    keys: Runs
+    values: Runs
+
+    def __len__(self) -> int:
+        return len(self.keys[0]) - 1
+
+    def picked(self, rows: Array, begin: Array | None = None) -> _Rows:
+        """Some of the rows; each value from a byte on, if these are given."""
+        return _Rows(picked(*self.keys, rows), picked(*self.values, rows, begin))
+
+
+class _Changed(NamedTuple):
+    """Keys that have changed, in order, with what is stored there now."""
+
+    rows: _Rows
+    is_there: Array
+    #: What has become of each, as `Changes` says.
+    became: Array
+
+    @classmethod
+    def of(cls, backend: RocksDbKeyedBackend, state: WrittenState, noted: NotedKeys) -> _Changed:
+        """What is stored at these keys now, through the batch."""
+        runs, became = noted.in_order()
+        found, ends, data = backend.store.get_many(state.table, *runs)
+        if state.is_list:  # no bytes are no list
+            found = np.diff(ends) > 0
+        return cls(_Rows(runs, (ends, data)), found, became)
+
+    def operations(self) -> list[tuple[Op, _Rows]]:
+        """What a delta does, in this order: removes, puts, and appends to lists that only grew."""
+        sizes = np.diff(self.rows.values[0])
+        grew = self.is_there & (self.became < 0) & (sizes > -self.became)
+        removed, put = np.flatnonzero(~self.is_there), np.flatnonzero(self.is_there & ~grew)
+        appended = np.flatnonzero(grew)
+        begin = (sizes + self.became)[appended]
+        return [
+            (Op.REMOVE, self.rows.picked(removed)),
+            (Op.PUT, self.rows.picked(put)),
+            (Op.APPEND, self.rows.picked(appended, begin)),
+        ]
+
+
+class _StateView:
+    """One state at a moment: a walk over the database as it was, and over a copy of what the batch had changed."""
+
+    def __init__(self, backend: RocksDbKeyedBackend, state: WrittenState) -> None:
+        self.state = state
+        has_changed = backend.store.is_batched and len(state.table.layer)
+        layer = state.table.layer.frozen() if has_changed else None
+        self._walk = Walk(state.table.family, layer, fill_cache=False)
+        first = Walk(state.table.family, layer, fill_cache=False)
+        self.is_empty = not first.rows(1)
+        first.close()
+
+    def rows(self) -> Iterator[_Rows]:
+        """The rows, a batch at a time, in order. Once."""
+        while len(rows := self._read()):
+            yield rows
+
+    def _read(self) -> _Rows:
+        keys, key_data, values, value_data = self._walk.read_many(BATCH_ROWS, BATCH_BYTES)
+        return _Rows((keys, key_data), (values, value_data))
+
+    def close(self) -> None:
+        self._walk.close()
+
+
+class RocksDbView(RowSource):
+    """All states at this moment. It keeps the database, also if the backend is closed; nothing is copied but the batch.
+
+    Without times it leaves nothing out.
+    """
+
+    def __init__(self, backend: RocksDbKeyedBackend, expired_at: ExpiredAt | None) -> None:
+        super().__init__()
+        self._expired_at = expired_at or ExpiredAt()
+        self._scratch = backend.scratch
+        self._scratch.hold()
+        self._is_released = False
+        self._views: list[_StateView] = []
+        try:
+            for state in backend.written_states():
+                self._views.append(_StateView(backend, state))
+        except BaseException:
+            self.release()
+            raise
+
+    @property
+    def is_empty(self) -> bool:
+        return all(view.is_empty for view in self._views)
+
+    def sections(self) -> Sequence[Section]:
+        return [
+            Section(view.state.name, view.state.schema(ops=False), self._batches(view))
+            for view in self._views
+            if not view.is_empty
+        ]
+
+    def _batches(self, view: _StateView) -> Iterator[GroupedBatch]:
+        state = view.state
+        ttl = state.descriptor.ttl_config
+        expired_at = self._expired_at.of(ttl)
+        for rows in view.rows():
+            batch, groups = state.batch(rows.keys, rows.values, None)
+            if ttl is not None and expired_at is not None:
+                left, kept = without_expired(batch, expired_at - ttl.ttl)
+                self.expired[state.name] += stamp_count(batch) - stamp_count(left)
+                batch, groups = left, groups[kept]
+            if batch.num_rows:
+                yield GroupedBatch.of(batch, groups)
+
+    def release(self) -> None:
+        if self._is_released:
+            return
+        self._is_released = True
+        for view in self._views:
+            view.close()
+        self._views = []
+        self._scratch.release()
+
+
+class RocksDbChanges(RowSource):
+    """The rows written or removed since a point. The backend's thread reads them at once."""
+
+    def __init__(self, backend: RocksDbKeyedBackend, point: Segment) -> None:
+        super().__init__()
+        self._changes: list[tuple[WrittenState, list[tuple[Op, _Rows]]]] = []
+        for state in backend.written_states():
+            noted = backend.changes.since(point, state.table.number)
+            if len(noted):
+                self._changes.append((state, _Changed.of(backend, state, noted).operations()))
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._changes
+
+    def sections(self) -> Sequence[Section]:
+        return [
+            Section(state.name, state.schema(ops=True), _changed(state, operations))
+            for state, operations in self._changes
+        ]
+
+    def release(self) -> None:
+        self._changes = []
+
+
+def _changed(state: WrittenState, operations: Sequence[tuple[Op, _Rows]]) -> Iterator[GroupedBatch]:
+    """In each key group, what was removed, then what was written, then what was appended."""
+    known = [(op, rows, groups_of(rows.keys)) for op, rows in operations if len(rows)]
+    sizes = np.bincount(np.concatenate([groups for _, _, groups in known]))
+    filled = np.flatnonzero(sizes)
+    number = (np.cumsum(sizes[filled]) - 1) // BATCH_ROWS
+    starts = np.flatnonzero(np.diff(number, prepend=-1))
+    for groups in np.split(filled, starts[1:]):
+        parts = [
+            (op, rows, each)
+            for op, rows, of_rows in known
+            if len(each := _slice(of_rows, int(groups[0]), int(groups[-1])))
+        ]
+        count = sum(len(each) for _, _, each in parts)
+        if count <= 2 * BATCH_ROWS and sum(map(_bytes, parts)) <= 2 * BATCH_BYTES:
+            yield grouped([_piece(state, op, rows, each) for op, rows, each in parts])
+            continue
+        for group in groups.tolist():
+            for op, rows, of_rows in known:
+                for piece in _pieces(op, rows, _slice(of_rows, group, group)):
+                    yield GroupedBatch.of(*_piece(state, op, rows, piece))
+
+
+def _slice(groups: Array, first: int, last: int) -> range:
+    """The rows of some key groups."""
+    start, end = np.searchsorted(groups, [first, last + 1]).tolist()
+    return range(start, end)
+
+
+def _bytes(part: tuple[Op, _Rows, range]) -> int:
+    op, rows, chosen = part
+    return 0 if op is Op.REMOVE else int(rows.values[0][chosen.stop] - rows.values[0][chosen.start])
+
+
+def _pieces(op: Op, part: _Rows, rows: range) -> Iterator[range]:
+    """Some of the rows in pieces of at most about a batch; only single rows are larger."""
+    if not rows:
+        return
+    sizes = np.diff(part.keys[0][rows.start : rows.stop + 1]) + BATCH_BYTES // BATCH_ROWS
+    if op is not Op.REMOVE:
+        sizes = sizes + np.diff(part.values[0][rows.start : rows.stop + 1])
+    number = (np.cumsum(sizes) - 1) // BATCH_BYTES
+    starts = [*np.flatnonzero(np.diff(number, prepend=-1)).tolist(), len(rows)]
+    for start, end in itertools.pairwise(starts):
+        yield rows[start:end]
+
+
+def _piece(state: WrittenState, op: Op, part: _Rows, rows: range) -> tuple[pa.RecordBatch, Array]:
+    """Some of the rows, and their key groups."""
+    of_rows = slice(rows.start, rows.stop + 1)
+    keys = (part.keys[0][of_rows], part.keys[1])
+    values = None if op is Op.REMOVE else (part.values[0][of_rows], part.values[1])
+    return state.batch(keys, values, op)

@@ -1,0 +1,166 @@
+"""The shared part of the handles: how they are set up, what cleanup asks, and iterations that notice changes."""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from statebackend._core.rocksdb.callbacks import ExpiryRules
+from statebackend._core.rocksdb.store import Store, Table
+from statebackend._core.rocksdb.value_bytes import ValueBytes
+from statebackend.columns.codec_choice import type_codec
+from statebackend.errors import ClosedError
+from statebackend.state import KeyedState, StateTtlConfig, expired
+from statebackend.types import Type
+from statebackend.types.serializers import serializer_for
+
+if TYPE_CHECKING:
+    from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
+
+__all__ = ["STAMP", "RocksDbState", "value_bytes"]
+
+#: In front of each value of a state with a time to live.
+STAMP = struct.Struct("<q")
+
+
+def value_bytes(declared: Type, where: str) -> ValueBytes:
+    """The compiled conversion of values of a type; errors name the state by ``where``.
+
+    >>> from statebackend.types import LONG
+    >>> values = value_bytes(LONG, "state 's'")
+    >>> values.decode(values.encode(7)), values.width
+    (7, 8)
+    """
+    return ValueBytes(declared, type_codec(declared), serializer_for(declared), where)
+
+
+class RocksDbState(KeyedState):
+    """The shared part. A timestamp of eight bytes comes first in what is stored, if there is a time to live."""
+
+    #: Of `ExpiryRules`.
+    layout = "value"
+
+    # Of the compiled handle, which comes first in the class.
+    store: Store
+    table: Table
+    codec: ValueBytes
+    has_expired: Callable[[bytes], bool]
+    now: Callable[[], int]
+
+    def __init__(self, backend: RocksDbKeyedBackend, descriptor: Any, value_type: Type) -> None:
+        self._backend = backend
+        config: StateTtlConfig | None = descriptor.ttl_config
+        #: Milliseconds, or None.
+        self.ttl = None if config is None else config.ttl
+        self._in_event_time = config is not None and config.is_in_event_time
+        self._shows_expired = (
+            config is not None
+            and config.state_visibility is StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
+        )
+        #: Where `advance` goes on.
+        self.cursor = b""
+        self._renews = config is not None and config.update_type is StateTtlConfig.UpdateType.OnReadAndWrite
+        #: What compactions go by; they count there what they drop.
+        self.rules = self._make_rules(descriptor)
+        self._set_up(  # type: ignore[attr-defined]
+            backend,
+            descriptor,
+            value_bytes(value_type, f"state {descriptor.name!r}"),
+            backend.create_table(descriptor.name, self.rules, self.layout, config),
+            self.ttl or 0,
+            self._in_event_time,
+            self._renews,
+            self._shows_expired,
+        )
+        self._store = self.store
+        self._watches: weakref.WeakSet[_Watch] = weakref.WeakSet()
+
+    def _make_rules(self, descriptor: Any) -> ExpiryRules:
+        config: StateTtlConfig | None = descriptor.ttl_config
+        cleanup = None if config is None else config.rocksdb_cleanup
+        options: dict[str, int] = {}
+        if config is not None and cleanup is not None:
+            options = {"ttl": config.ttl, "query_every": max(1, cleanup.query_time_after_num_entries)}
+        return self._backend.make_rules(
+            self._in_event_time, self.layout, self.element_bytes(descriptor), options
+        )
+
+    def element_bytes(self, descriptor: Any) -> int:
+        """The bytes of an element of a list with its timestamp, if all have as many; else 0."""
+        return 0
+
+    @property
+    def is_stamped(self) -> bool:
+        """True if timestamps are stored."""
+        return self.ttl is not None
+
+    def is_visible(self, stored: bytes) -> bool:
+        """Return True if a read would show what is stored."""
+        return self._shows_expired or not self.has_expired(stored)
+
+    # --- what each kind says about what it stores ---
+
+    def is_there(self, stored: bytes | None) -> bool:
+        """Return True if something is stored, expired or not."""
+        return stored is not None
+
+    def is_alive(self, stored: bytes) -> bool:
+        """Return True if any part of it has not expired."""
+        return not self.has_expired(stored)
+
+    def stamps_of(self, stored: bytes) -> list[int]:
+        """All timestamps in it."""
+        return [STAMP.unpack_from(stored)[0]]
+
+    def without_expired(self, stored: bytes, now: int) -> bytes | None:
+        """What is left of it at a time; None if nothing is."""
+        assert self.ttl is not None
+        return None if expired(STAMP.unpack_from(stored)[0], self.ttl, now) else stored
+
+    def merged(self, a: bytes, b: bytes) -> bytes | None:
+        """Merge what two namespaces store, ``a`` first."""
+        raise NotImplementedError
+
+    # --- iterations ---
+
+    @property
+    def is_watched(self) -> bool:
+        """True if somebody iterates over one of its collections."""
+        return len(self._watches) > 0
+
+    def changed(self, place: bytes | None) -> None:
+        """Note that the collection there (None: every one) has other elements or keys now."""
+        for watch in self._watches:
+            if place is None or watch.place.startswith(place):
+                watch.is_stale = True
+
+    def watched(self, place: bytes, steps: Iterator[Any]) -> Iterator[Any]:
+        """Yield ``steps``, but raise if the collection at a place changes in between."""
+        watch = _Watch(self._backend.check_open, place, steps)
+        self._watches.add(watch)
+        self._is_watched_from_now_on()  # type: ignore[attr-defined]
+        return watch
+
+
+class _Watch:
+    """An open iterator over a collection."""
+
+    def __init__(self, check_open: Callable[[], None], place: bytes, steps: Iterator[Any]) -> None:
+        self._check_open = check_open
+        self._steps = steps
+        self.place = place
+        self.is_stale = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            self._check_open()
+        except ClosedError:
+            raise ClosedError("the backend of this iterator is closed") from None
+        if self.is_stale:
+            raise RuntimeError("the state was changed while it was iterated")
+        return next(self._steps)

@@ -1,0 +1,223 @@
+"""Timers in two column families for each domain: by key, as a map of times, and by time, in the order of firing.
+
+What is by key is what checkpoints hold. What is by time follows from it: a time, a key and a namespace, with the key
+group for a value, so that the first row of all is the next timer that fires, whatever its key group. Both change in
+one batch.
+
+>>> from statebackend.backends.rocksdb import RocksDbBackend
+>>> keyed = RocksDbBackend().create_keyed_backend(int)
+>>> keyed.set_current_key(1)
+>>> keyed.timers.register(30); keyed.timers.register(10)
+>>> keyed.timers.pending()
+[10, 30]
+>>> keyed.close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from statebackend._core.rocksdb.composite_keys import (
+    composite_key,
+    group_prefix,
+    map_key_of,
+    map_key_suffix,
+    parts_of,
+)
+from statebackend._core.rocksdb.store import Store, Table
+from statebackend.backends.rocksdb.load_timers import load_timers
+from statebackend.backends.rocksdb.maps import PRESENT
+from statebackend.checkpoint.format import GroupedBatch
+from statebackend.state import DOMAINS, TimerRow, Timers, checked_domain, checked_time, timer_state
+from statebackend.types.serializers import serializer_for
+
+if TYPE_CHECKING:
+    from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
+
+__all__ = ["Queue", "RocksDbTimers"]
+
+_VALUE = PRESENT + serializer_for(bool).serialize(False)
+_GROUP = 2
+
+
+class _Mark(NamedTuple):
+    """What a rollback returns to, for each domain."""
+
+    counts: dict[str, int]
+    floors: dict[str, bytes]
+
+
+class Queue:
+    """The timers of a domain."""
+
+    #: What is stored for each by key.
+    value = _VALUE
+
+    def __init__(self, by_key: Table, by_time: Table) -> None:
+        self.by_key = by_key
+        self.by_time = by_time
+        self.count = 0
+        #: Nothing in the order of firing lies before: a search does not walk over what was removed there.
+        self.floor = b""
+
+
+class RocksDbTimers(Timers):
+    """The timers of a backend. A domain costs nothing before its first timer."""
+
+    def __init__(self, backend: RocksDbKeyedBackend) -> None:
+        super().__init__(backend)
+        self._store: Store = backend.store
+        self._is_int = backend.has_int_keys
+        self._queues: dict[str, Queue] = {}
+        self._fired = 0
+
+    def tables(self) -> dict[str, Table]:
+        """The table by key of each domain that has had a timer."""
+        return {domain: queue.by_key for domain, queue in self._queues.items()}
+
+    def _queue(self, domain: str) -> Queue:
+        queue = self._queues.get(domain)
+        if queue is None:
+            name = timer_state(domain).name
+            rules = self._backend.make_rules(False, "map_entry", 0, {})
+            by_time = self._backend.make_rules(False, "map_entry", 0, {})
+            queue = self._queues[domain] = Queue(
+                self._backend.create_table(name, rules, "map_entry", None),
+                self._backend.create_table(f"{name}.by time", by_time, "map_entry", None, is_noted=False),
+            )
+        return queue
+
+    def load_rows(self, domain: str, rows: Iterable[GroupedBatch]) -> None:
+        """Register what a checkpoint has, in a domain without timers; no change, and no rollback takes it back."""
+        load_timers(self._backend, domain, self._queue(domain), rows)
+
+    # --- one timer ---
+
+    def _place(self) -> tuple[int, bytes, bytes]:
+        """Key group, place, and what lies behind the time in the order of firing."""
+        backend = self._backend
+        key, group, namespace = backend._require_key(), backend._key_group, backend._namespace
+        place = composite_key(group, key, namespace)
+        return group, place, place[_GROUP:]
+
+    def register(self, timestamp: int, domain: str = "event") -> None:
+        self._register(checked_time(timestamp), checked_domain(domain))
+
+    def _register(self, timestamp: int, domain: str) -> None:
+        group, place, behind = self._place()
+        queue, time = self._queue(domain), map_key_suffix(timestamp)
+        if self._store.get_at(queue.by_key, place + time) is not None:
+            return
+        if self._backend._namespace:
+            queue.by_key.note_namespaces()
+        with self._backend.together():
+            self._store.put_at(queue.by_key, place + time, _VALUE)
+            self._store.put_at(queue.by_time, time + behind, group_prefix(group))
+        queue.count += 1
+        queue.floor = min(queue.floor, time + behind)
+
+    def delete(self, timestamp: int, domain: str = "event") -> None:
+        timestamp, queue = checked_time(timestamp), self._queues.get(checked_domain(domain))
+        _, place, behind = self._place()
+        time = map_key_suffix(timestamp)
+        if queue is not None and self._store.get_at(queue.by_key, place + time) is not None:
+            self._remove(queue, time, place, behind)
+
+    def _remove(self, queue: Queue, time: bytes, place: bytes, behind: bytes) -> None:
+        """Remove a timer that is there. What fires is gone from both, or it would fire for ever."""
+        with self._backend.together():
+            self._store.delete_at(queue.by_key, place + time)
+            self._store.delete_at(queue.by_time, time + behind)
+        queue.count -= 1
+
+    def pending(self, domain: str = "event") -> list[int]:
+        queue = self._queues.get(checked_domain(domain))
+        _, place, _ = self._place()
+        if queue is None:
+            return []
+        return [map_key_of(key[len(place) :], True) for key, _ in self._store.rows(queue.by_key, place)]
+
+    # --- all timers ---
+
+    def _first(self, queue: Queue) -> tuple[bytes, bytes] | None:
+        rows = self._store.rows(queue.by_time, b"", queue.floor, 1)
+        if not rows:
+            return None
+        queue.floor = rows[0][0]
+        return rows[0]
+
+    def _firing(self, now: int, domain: str) -> Iterator[int]:
+        backend = self._backend
+        backend._check_open()
+        saved = backend._save_key()
+        try:
+            while True:
+                timestamp = self._take_due(now, domain)
+                if timestamp is None:
+                    return
+                yield timestamp
+        finally:
+            if not backend._closed:
+                backend._restore_key(saved)
+
+    def _take_due(self, now: int, domain: str) -> int | None:
+        """Remove the first timer if it is due, and make its key and namespace current; return its time, or None."""
+        self._backend._check_open()
+        queue = self._queues.get(domain)
+        first = None if queue is None else self._first(queue)
+        if queue is None or first is None:
+            return None
+        row, group = first
+        time, behind = row[:8], row[8:]
+        timestamp: int = map_key_of(time, True)
+        if timestamp > now:
+            return None
+        _, key, namespace, _ = parts_of(group + behind, self._is_int)
+        self._backend._enter(key, namespace)
+        self._remove(queue, time, group + behind, behind)
+        self._fired += 1
+        return timestamp
+
+    def next_due(self, domain: str = "event") -> int | None:
+        self._backend._check_open()
+        queue = self._queues.get(checked_domain(domain))
+        first = None if queue is None else self._first(queue)
+        return None if first is None else map_key_of(first[0][:8], True)
+
+    def count(self, domain: str = "event") -> int:
+        self._backend._check_open()
+        queue = self._queues.get(checked_domain(domain))
+        return 0 if queue is None else queue.count
+
+    @property
+    def fired(self) -> int:
+        return self._fired
+
+    def _all_rows(self, first_group: int, last_group: int) -> Iterable[TimerRow]:
+        for domain in DOMAINS:
+            queue = self._queues.get(domain)
+            for key, _ in (
+                [] if queue is None else self._store.rows(queue.by_key, b"", group_prefix(first_group))
+            ):
+                group, canonical, namespace, time = parts_of(key, self._is_int)
+                if group > last_group:
+                    break
+                yield TimerRow(domain, group, canonical, namespace, map_key_of(time, True))
+
+    # --- marks ---
+
+    def mark(self) -> _Mark:
+        """What `return_to` needs to find back."""
+        queues = self._queues.items()
+        return _Mark({name: each.count for name, each in queues}, {name: each.floor for name, each in queues})
+
+    def return_to(self, mark: _Mark) -> None:
+        """Follow a rollback of the tables."""
+        for domain, queue in self._queues.items():
+            queue.count = mark.counts.get(domain, 0)
+            queue.floor = mark.floors.get(domain, b"")
+
+    def close(self) -> None:
+        """Let go of the tables."""
+        self._queues.clear()

@@ -1,0 +1,64 @@
+"""Errors that travel between processes as JSON: what the library raised comes back as it was, others by their names.
+
+>>> from statebackend.errors import UsageError
+>>> try:
+...     raise UsageError("no current key is set", detail="state 'sum'")
+... except UsageError as error:
+...     said = described(error)
+>>> print(raised(said, "host 2"))
+no current key is set (state 'sum', host 2) [USAGE]
+>>> print(raised({**said, "kind": "ValueError", "is_ours": False, "message": "boom"}, "host 2"))
+ValueError: boom (host 2). Hint: the traceback below is that of the host [HOST.FUNCTION]
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from statebackend import errors
+from statebackend.errors import HostError, StateBackendError
+
+__all__ = ["LOST_PIECES", "described", "raised"]
+
+#: The code of an error that a retry of the batch mends.
+LOST_PIECES = "HOST.LOST_PIECES"
+
+_TEXTS = ("code", "detail", "hint")
+
+
+def described(error: BaseException) -> dict[str, Any]:
+    """What another process needs to raise the error again: JSON."""
+    is_ours = isinstance(error, StateBackendError)
+    said = {name: getattr(error, name) for name in _TEXTS} if is_ours else dict.fromkeys(_TEXTS)
+    notes = getattr(error, "__notes__", ())
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {
+        "kind": type(error).__name__,
+        "is_ours": is_ours,
+        "message": error.message if isinstance(error, StateBackendError) else str(error),
+        "notes": [str(each) for each in notes],
+        "trace": trace,
+        **said,
+    }
+
+
+def raised(said: dict[str, Any], where: str) -> StateBackendError:
+    """The error to raise here for one that another process has described."""
+    found = getattr(errors, str(said["kind"]), None) if said["is_ours"] else None
+    if isinstance(found, type) and issubclass(found, StateBackendError):
+        error = found.__new__(found, said["message"])
+        error.args = (said["message"],)
+        error.message = said["message"]
+        error.code, error.detail, error.hint = said["code"], said["detail"], said["hint"]
+        error.detail = f"{error.detail}, {where}" if error.detail else where
+    else:
+        error = HostError(
+            f"{said['kind']}: {said['message']}",
+            code="HOST.FUNCTION",
+            detail=where,
+            hint="the traceback below is that of the host",
+        )
+    # A note comes after the error. Python 3.10 shows none.
+    error.__notes__ = [*said["notes"], f"On {where}:\n{said['trace']}"]
+    return error

@@ -1,0 +1,412 @@
+"""A host: a process that has the state of a range of key groups, and runs the function on the rows that it is sent.
+
+It serves two kinds of peers. The driver asks it over one link, which the host opens; tasks send it rows over links that
+they open. It never decides anything about a batch: which rows belong to it, at which times it runs, and whether it is
+committed, it is told.
+
+    driver                                     host                                    tasks
+      |  <-- register (range, address) ---------  |                                      |
+      |  --- restore (checkpoint) ------------->  |  makes its task                      |
+      |  --- expect (batch, attempt) ---------->  |  drops the rows of others            |
+      |                                           |  <-- piece, rows ..., end ---------  |
+      |                                           |  --- staged (rows, bytes, sum) --->  |
+      |  --- run (batch, times, pieces) ------->  |  runs, writes files, makes them durable
+      |  <-- snapshots, outputs, figures -------  |                                      |
+      |  --- committed, or undo -------------->   |                                      |
+
+A thread answers the driver's heartbeats meanwhile, so that a long function is not a silent host. If the driver is
+silent for the length of the lease, or its link ends, the host ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, StoredFile
+from statebackend.checkpoint.files import StoreFiles
+from statebackend.checkpoint.store.savepoint_folder import Savepoint
+from statebackend.cluster import reaching
+from statebackend.cluster.environment import address_space, environment
+from statebackend.cluster.failures import described
+from statebackend.cluster.host_files import HostFiles
+from statebackend.cluster.local_copies import FilesWithCopies, folder_of_copies
+from statebackend.cluster.pieces import PieceSum, Tag, Try
+from statebackend.cluster.sending import TASKS_LINK
+from statebackend.cluster.staged_pieces import pieces_of
+from statebackend.cluster.staging import StagedRows, Staging
+from statebackend.cluster.wire import Link, LinkClosed, LinkError, Listener, Message, connect
+from statebackend.errors import ClosedError, HostError, StateBackendError, StoreError, UsageError
+from statebackend.keys import range_for
+from statebackend.runtime.batches import Batch, Survey
+from statebackend.runtime.execution import Ran
+from statebackend.runtime.job import Job
+from statebackend.runtime.local_execution import LocalExecution
+from statebackend.runtime.pieces import BatchInPieces
+from statebackend.runtime.progress import Stopwatch
+from statebackend.types import Type
+
+__all__ = ["DRIVERS_LINK", "Host", "HostPlan"]
+
+_log = logging.getLogger(__name__)
+
+#: The role of a host at the driver.
+DRIVERS_LINK = "host"
+
+
+class HostPlan(NamedTuple):
+    """All that a host is made of; Spark ships it with the function. Everything else comes as JSON."""
+
+    job: Job
+    key_type: Type
+    #: Not open: checkpoints are read from it.
+    store: CheckpointStore
+    #: Makes the writers of files; it has the epoch.
+    writer: DataWriter
+    #: What the job begins with while nothing is committed.
+    source: Checkpoint | Savepoint | None
+    #: The outputs that have a sink.
+    delivered: frozenset[str]
+    #: The number of its range, of ``parallelism``.
+    number: int
+    parallelism: int
+    #: Where the driver listens, and what proves that somebody belongs to this run of the query.
+    driver: tuple[str, int]
+    secret: bytes
+    #: Seconds without a word from the driver after which the host ends.
+    lease: float
+    #: Bytes of rows that wait in memory, and on disk.
+    memory: int
+    quota: int
+    #: Whether bases are kept on its local disk, too.
+    has_copies: bool = False
+
+
+class Host:
+    """Serves one range of key groups until the driver lets go of it. One thread calls `serve`.
+
+    ``attempt`` and ``executor`` name the attempt of Spark's that it runs in, for messages; ``place`` is the same for
+    all hosts on one executor, and for no others. Rows that do not fit into memory wait in ``folder``, or where the
+    system has temporary files.
+    """
+
+    def __init__(
+        self, plan: HostPlan, *, attempt: int, executor: str, place: str = "", folder: str | None = None
+    ) -> None:
+        self._plan = plan
+        self._attempt, self._executor, self._place = attempt, executor, place
+        self._staging = Staging(memory=plan.memory, quota=plan.quota, folder=folder)
+        #: The try whose rows may come; None while none may.
+        self._expected: Try | None = None
+        self._copies: FilesWithCopies | None = None
+        self._store, self._writer = plan.store, plan.writer
+        if plan.has_copies:
+            self._keep_copies(folder or tempfile.gettempdir())
+        self._files = HostFiles(self._writer)
+        self._execution: LocalExecution | None = None
+        #: The batch that has run and is neither committed nor taken back, and what it gave.
+        self._ran: tuple[int, Ran] | None = None
+        #: The checkpoint whose state it has; None before the first.
+        self._at: int | None = None
+        #: What the driver asks, in order; None is the end.
+        self._asked: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._link: Link | None = None
+        self._ended_by = "the driver let it go"
+        #: True once it has reached the driver.
+        self.is_registered = False
+
+    def _keep_copies(self, folder: str) -> None:
+        plan = self._plan
+        run = hashlib.sha256(plan.secret).hexdigest()[:16]
+        folder = folder_of_copies(folder, run, plan.number)
+
+        def with_copies(files: StoreFiles) -> StoreFiles:
+            self._copies = FilesWithCopies(files, folder)
+            return self._copies
+
+        self._store, self._writer = plan.store.over(with_copies), plan.writer.over(with_copies)
+
+    def serve(self) -> str:
+        """Register, and do what the driver asks until that ends; return why it has ended."""
+        plan = self._plan
+        with connect(plan.driver, plan.secret, role=DRIVERS_LINK) as link:
+            self._link = link
+            listener = Listener(plan.secret, self._serve_task, bind=link.local[0])
+            try:
+                link.send(
+                    "register",
+                    number=plan.number,
+                    parallelism=plan.parallelism,
+                    epoch=plan.writer.epoch,
+                    attempt=self._attempt,
+                    executor=self._executor,
+                    place=self._place,
+                    address=list(listener.address),
+                    environment=environment(),
+                    address_space=address_space(),
+                )
+                self.is_registered = True
+                reader = threading.Thread(
+                    target=self._read, args=(link,), name="statebackend: driver", daemon=True
+                )
+                reader.start()
+                while (message := self._asked.get()) is not None:
+                    self._answer(link, message)
+                return self._ended_by
+            finally:
+                link.close()
+                listener.close()
+                self._close()
+
+    def _read(self, link: Link) -> None:
+        """Take what the driver says; answer its heartbeats at once, whatever else goes on."""
+        try:
+            while True:
+                message = link.receive(self._plan.lease)
+                if message.header["op"] == "lease":
+                    # While an answer goes out, that is the sign of life.
+                    link.send_if_free("alive", self._plan.lease)
+                elif message.header["op"] == "refuse":
+                    self._ended_by = f"refused: {message.header['why']}"
+                    return
+                elif message.header["op"] == "stop":
+                    return
+                else:
+                    self._asked.put(message)
+        except TimeoutError:
+            self._ended_by = "no word from the driver"
+        except LinkClosed:
+            self._ended_by = "the driver has gone"
+        except LinkError as error:
+            self._ended_by = str(error)
+        finally:
+            self._asked.put(None)
+
+    def _answer(self, link: Link, message: Message) -> None:
+        answers: dict[str, Callable[[Message], dict[str, Any]]] = {
+            "restore": self._restore,
+            "expect": self._expect,
+            "run": self._run,
+            "committed": self._committed,
+            "undo": self._undo,
+        }
+        question = message.header["question"]
+        try:
+            answer = answers[message.header["op"]](message)
+        except Exception as error:  # noqa: BLE001 - any that the user's code raises: the driver raises it
+            answer = {"error": described(error)}
+        try:
+            try:
+                link.send("answer", question=question, **answer)
+            except UsageError as error:  # too large, or no JSON: nothing has been sent
+                link.send("answer", question=question, error=described(error))
+        except LinkError:
+            pass  # the reader finds out, and ends it
+
+    # --- what the driver asks ---
+
+    def _restore(self, message: Message) -> dict[str, Any]:
+        plan, header = self._plan, message.header
+        reaching.check_token(plan.writer, header["token"], "the driver")
+        newest = None if header["checkpoint"] is None else self._store.open(header["checkpoint"])
+        source = newest or plan.source
+        began = time.perf_counter()
+        self._drop_task()
+        if self._copies is not None:
+            self._copies.keep_only(() if newest is None else newest.manifest.all_files)
+        # A manifest may not name the files of another store that the query began with.
+        self._files = HostFiles(self._writer, () if newest is None else newest.manifest.all_files.values())
+        self._execution = LocalExecution(
+            plan.job,
+            plan.key_type,
+            self._files,
+            source=source,
+            delivered=plan.delivered,
+            processing_time_moved_by=header["moved_by"],
+            subtask_index=plan.number,
+            parallelism=plan.parallelism,
+            key_group_range=range_for(plan.job.max_parallelism, plan.parallelism, plan.number),
+        )
+        self._at = header["checkpoint"]
+        seconds = time.perf_counter() - began
+        return {"seconds": seconds, "token": reaching.leave_token(plan.writer)}
+
+    def _try_of(self, message: Message) -> Try:
+        return Try(self._plan.writer.epoch, message.header["batch"], message.header["attempt"])
+
+    def _expect(self, message: Message) -> dict[str, Any]:
+        self._expected = self._try_of(message)
+        self._staging.drop_others(*self._expected)
+        return {}
+
+    def _run(self, message: Message) -> dict[str, Any]:
+        header, execution = message.header, self._execution
+        of_try = self._try_of(message)
+        if (
+            execution is None
+            or self._ran is not None
+            or (self._expected, self._at) != (of_try, header["follows"])
+        ):
+            raise HostError(
+                "the host is not ready for this batch", code="HOST.LOST_PIECES", detail=str(of_try)
+            )
+        self._expected = None  # what comes from now on belongs to nobody
+        watch = Stopwatch()
+        with watch.part("staged"):
+            staged = self._staged(of_try, header["tasks"])
+        try:
+            with ExitStack() as of_batch:
+                with watch.part("prepare"):
+                    batch = self._batch(staged, message, of_batch)
+                ran = execution.run_rows(of_try.batch_id, batch, header["now"], watch)
+                self._ran = (of_try.batch_id, ran)
+                del batch
+            try:
+                with watch.part("sync"):
+                    self._files.sync(_files_of(ran))
+            except BaseException:
+                self._take_back()
+                raise
+        finally:
+            staged.release()
+        return {
+            "snapshots": [snapshot.to_json() for snapshot in ran.snapshots],
+            "outputs": {name: [file.to_json() for file in files] for name, files in ran.outputs.items()},
+            "figures": ran.figures,
+            "rows": staged.num_rows,
+            "durations": watch.durations(),
+        }
+
+    def _staged(self, of_try: Try, tasks: list[dict[str, Any]]) -> StagedRows:
+        """The pieces that the driver names, which must be what the tasks have sent."""
+        tags = [Tag(*of_try, each["task"]) for each in tasks]
+        sums = [PieceSum(*each["sums"]) for each in tasks]
+        try:
+            return self._staging.taken(tags, sums=sums)
+        except StoreError as error:
+            raise HostError(error.message, code="HOST.LOST_PIECES", detail=error.detail) from error
+
+    def _batch(self, staged: StagedRows, message: Message, of_batch: ExitStack) -> Batch | BatchInPieces:
+        header, plan = message.header, self._plan
+        job = plan.job
+        schema = pa.ipc.read_schema(pa.py_buffer(message.body))
+        survey = Survey(header["after"], header["told"])
+        pieces = pieces_of(staged, job, plan.key_type, plan.parallelism, schema, plan.memory // 4)
+        if pieces is not None:
+            return BatchInPieces(
+                job,
+                of_batch.enter_context(pieces),
+                watermark=header["before"],
+                clock=header["clock"],
+                survey=survey,
+                num_broadcast=staged.num_broadcast,
+            )
+        tables = [each for each in (staged.broadcast(), staged.rows()) if each is not None]
+        return Batch(
+            job,
+            pa.concat_tables(tables) if tables else schema.empty_table(),
+            watermark=header["before"],
+            clock=header["clock"],
+            survey=survey,
+        )
+
+    def _committed(self, message: Message) -> dict[str, Any]:
+        batch_id = message.header["batch"]
+        if self._ran is not None and self._ran[0] == batch_id:
+            assert self._execution is not None
+            (_, ran), self._ran = self._ran, None
+            before = self._files.builds_on
+            self._files.committed(
+                [file for snapshot in ran.snapshots for file in snapshot.files],
+                [file for files in ran.outputs.values() for file in files],
+            )
+            self._execution.task.keyed.notify_checkpoint_complete(batch_id)
+            self._execution.task.operator.notify_checkpoint_complete(batch_id)
+            self._execution.committed(batch_id)
+            self._at = batch_id
+            if self._copies is not None:
+                self._copies.forget(before - self._files.builds_on)
+        return {"at": self._at}
+
+    def _undo(self, message: Message) -> dict[str, Any]:
+        self._expected = None
+        self._staging.drop(*self._try_of(message))
+        if self._ran is not None and self._ran[0] == message.header["batch"]:
+            self._take_back()
+        return {}
+
+    def _take_back(self) -> None:
+        assert self._ran is not None
+        assert self._execution is not None
+        (batch_id, _), self._ran = self._ran, None
+        self._execution.undo(batch_id)
+
+    # --- what tasks send ---
+
+    def _serve_task(self, link: Link, role: str) -> None:
+        """Stage the rows of one task, and tell it when they are."""
+        if role != TASKS_LINK:
+            return
+        header, schema = link.receive(_TASK_PAUSE)
+        tag = Tag(header["epoch"], header["batch"], header["attempt"], header["task"])
+        why_not = self._why_not(tag)
+        if why_not is not None:
+            link.send("refused", why=why_not)
+            return
+        piece = None
+        try:
+            piece = self._staging.begin(tag, pa.ipc.read_schema(pa.py_buffer(schema)))
+            while (message := link.receive(_TASK_PAUSE)).header["op"] != "end":
+                piece.add(message.header["op"], message.body)
+            sums = piece.finish()
+        except BaseException as error:
+            if piece is not None:
+                piece.abandon()
+            if isinstance(error, ClosedError):  # the driver has given the try up meanwhile
+                link.send("refused", why=str(error))
+                return
+            if isinstance(error, StateBackendError) and not isinstance(error, LinkError):
+                link.send("failed", error=described(error))
+                return
+            raise
+        link.send("staged", sums=list(sums))
+
+    def _why_not(self, tag: Tag) -> str | None:
+        if tag.epoch != self._plan.writer.epoch:
+            return f"epoch {tag.epoch} is not that of this host, {self._plan.writer.epoch}"
+        return None if tag.of_try == self._expected else f"{tag.of_try} is not expected"
+
+    # --- the end ---
+
+    def _drop_task(self) -> None:
+        # Whether what has run is committed only the driver knows: its files stay.
+        self._ran = None
+        if self._execution is not None:
+            self._execution.close()
+            self._execution = None
+
+    def _close(self) -> None:
+        try:
+            self._drop_task()
+        finally:
+            self._staging.close()
+            if self._copies is not None:
+                self._copies.close()
+
+
+def _files_of(ran: Ran) -> list[StoredFile]:
+    of_state = [file for snapshot in ran.snapshots for file in snapshot.files]
+    return [*of_state, *(file for files in ran.outputs.values() for file in files)]
+
+
+#: Seconds that a task may compute between two pieces of its rows.
+_TASK_PAUSE = 3600.0

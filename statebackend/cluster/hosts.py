@@ -1,0 +1,340 @@
+"""The driver's side of hosts: who serves which range, who still lives, and questions to all of them at once.
+
+There is one valid host for a range at any time. A process that registers for a range whose host lives is refused, and
+ends; where the host before has been lost, the new one takes its place and is told what to restore.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from statebackend.cluster.environment import differences
+from statebackend.cluster.registered_host import Answer, HostLostError, Question, RegisteredHost, checked
+from statebackend.cluster.wire import Link, LinkError, Listener
+from statebackend.errors import HostError
+
+__all__ = ["Answer", "HostLostError", "Hosts", "Question", "TooFewHostsError"]
+
+_log = logging.getLogger(__name__)
+
+#: A host is not refused for the sake of balance more often than so many times for each that there is to be: where
+#: Spark has no other slot, it runs better here than not at all.
+_MOST_REFUSALS = 10
+
+
+class TooFewHostsError(HostError):
+    """Hosts have not come in time: later there may be more slots.
+
+    >>> TooFewHostsError("the hosts have not started").code
+    'HOST.START'
+    """
+
+    default_code = "HOST.START"
+
+
+class Hosts:
+    """The hosts of one run of a query, ``parallelism`` of them. ``restore`` is asked of each that is new.
+
+    A host that has not been heard of for ``silence`` seconds is lost; it is asked for a sign of life three times as
+    often. A host maps ``needs_bytes`` of memory at least, 0 if that is not known. An executor has one host more than
+    others at most, as far as ``num_executors`` tells how many there are.
+    """
+
+    def __init__(
+        self,
+        parallelism: int,
+        secret: bytes,
+        epoch: int,
+        restore: Callable[[], Question],
+        *,
+        bind: str = "127.0.0.1",
+        ports: Sequence[int] = (0,),
+        silence: float = 30.0,
+        needs_bytes: int = 0,
+        num_executors: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self.parallelism = parallelism
+        self._epoch = epoch
+        self._restore = restore
+        self._silence = silence
+        self._needs_bytes = needs_bytes
+        self._num_executors = num_executors
+        #: How often a host was refused because its executor has its share of them.
+        self._crowded = 0
+        self._hosts: dict[int, RegisteredHost] = {}
+        self._changed = threading.Condition()
+        #: Why there are not enough hosts; and whether there never will be.
+        self._failure: Exception | None = None
+        self._is_over = False
+        #: Called with the answer of a host that has restored; what it raises is raised by whoever waits for hosts.
+        self.on_restored: Callable[[Answer], None] = lambda answer: None
+        #: Called when a host that was ready is lost.
+        self.on_loss: Callable[[], None] = lambda: None
+        #: Called with the range of a host that was given up, and may never end by itself.
+        self.on_hang: Callable[[int], None] = lambda number: None
+        self._is_closed = threading.Event()
+        self._listener = Listener(secret, self._serve, bind=bind, ports=ports)
+        self._pulse = threading.Thread(target=self._beat, name="statebackend: pulse of hosts", daemon=True)
+        self._pulse.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where hosts register."""
+        return self._listener.address
+
+    @property
+    def refused(self) -> int:
+        """The connections that were none of ours."""
+        return self._listener.refused
+
+    # --- registration ---
+
+    def _serve(self, link: Link, role: str) -> None:
+        said = link.receive(self._silence).header
+        why_not = self._why_not(said, role)
+        share = None if why_not else self._share()
+        host = None
+        if why_not is None:
+            with self._changed:
+                before = self._hosts.get(said["number"])
+                if before is not None and not before.is_lost:
+                    why_not = f"range {said['number']} has a host, on executor {before.executor}"
+                elif self._is_closed.is_set():
+                    why_not = "the query has ended"
+                elif self._is_crowded(said["place"], share):
+                    why_not = f"executor {said['executor']} has its share of hosts, {share}"
+                else:
+                    host = self._hosts[said["number"]] = RegisteredHost(link, said)
+        if host is None:
+            _log.info("a host is refused: %s", why_not)
+            link.send("refuse", why=why_not)
+            return
+        # The answer comes over this link, so another thread asks.
+        threading.Thread(
+            target=self._begin, args=(host,), name="statebackend: restore of a host", daemon=True
+        ).start()
+        try:
+            while not host.is_lost:
+                host.heard(link.receive(None))
+        except LinkError as error:
+            if not self._is_closed.is_set():
+                _log.warning("%r was lost: %s", host, error)
+        finally:
+            was_ready = host.is_ready
+            host.lose()
+            with self._changed:
+                self._changed.notify_all()
+            if was_ready and not self._is_closed.is_set():
+                self.on_loss()
+            if host.hangs and not self._is_closed.is_set():
+                self.on_hang(host.number)
+
+    def _why_not(self, said: Mapping[str, Any], role: str) -> str | None:
+        if role != "host" or said["op"] != "register":
+            return "that is no registration"
+        if said["epoch"] != self._epoch:
+            return f"epoch {said['epoch']} is over"
+        if said["parallelism"] != self.parallelism or said["number"] not in range(self.parallelism):
+            return f"there is no range {said['number']} of {said['parallelism']}"
+        error = self._unfit(said)
+        if error is not None:
+            self._fail(error)
+            return str(error)
+        return None
+
+    def _unfit(self, said: Mapping[str, Any]) -> HostError | None:
+        """Why no host can run where this one is."""
+        differs = differences(said["environment"])
+        if differs:
+            return HostError(
+                "an executor has another version of the library, or another platform, than the driver",
+                code="HOST.VERSION",
+                detail=f"{differs}, on executor {said['executor']}",
+                hint="ship one environment to all: --archives, or the same image",
+            )
+        limit = said["address_space"]
+        if limit is not None and limit < self._needs_bytes:
+            return HostError(
+                "a host may not have the memory that its state may take",
+                code="HOST.MEMORY",
+                detail=f"{limit} bytes, and max_bytes and memory= come to {self._needs_bytes}, on executor "
+                f"{said['executor']}",
+                hint="raise spark.executor.pyspark.memory, which is shared by the cores of an executor, or lower them",
+            )
+        return None
+
+    def _share(self) -> int | None:
+        """How many hosts an executor may have; None if that cannot be told."""
+        executors = self._num_executors()
+        return None if not executors else -(-self.parallelism // executors)
+
+    def _is_crowded(self, place: str, share: int | None) -> bool:
+        there = sum(not host.is_lost and host.place == place for host in self._hosts.values())
+        if share is None or there < share or self._crowded >= _MOST_REFUSALS * self.parallelism:
+            return False
+        self._crowded += 1
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    def _begin(self, host: RegisteredHost) -> None:
+        """Let a host restore its range."""
+        with host.beginning:
+            try:
+                self.on_restored(checked(host.answer(host.ask(self._restore()), None), host))
+            except HostLostError:
+                return
+            except Exception as error:  # noqa: BLE001 - of many classes: the batch that waits for it raises it
+                self._fail(error)
+                host.lose()
+                return
+            with self._changed:
+                host.is_ready = True
+                self._changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        """Let whoever waits for hosts raise this error, now and later: there will be none."""
+        self._is_over = True
+        self._fail(error)
+
+    def release(self) -> None:
+        """Let all hosts end, and others come later."""
+        for host in self._living():
+            self._stop(host)
+
+    def _stop(self, host: RegisteredHost) -> None:
+        try:
+            host.link.send("stop")
+        except LinkError:
+            pass
+        host.lose()
+
+    # --- life ---
+
+    def _beat(self) -> None:
+        while not self._is_closed.wait(self._silence / 3):
+            for host in self._living():
+                if time.monotonic() - host.heard_at > self._silence:
+                    _log.warning("%r has been silent for %s s", host, self._silence)
+                    host.hangs = True
+                    host.lose()
+                    continue
+                try:
+                    # Not behind a question that a host which hangs does not take.
+                    host.link.send_if_free("lease", self._silence / 3)
+                except LinkError:
+                    host.lose()
+
+    def _living(self) -> list[RegisteredHost]:
+        with self._changed:
+            return [host for host in self._hosts.values() if not host.is_lost]
+
+    def wait_ready(self, limit: float) -> list[tuple[str, int]]:
+        """Wait until there is a host for every range, with its state; return their addresses by range."""
+        with self._changed:
+
+            def are_ready() -> bool:
+                ready = [host for host in self._hosts.values() if host.is_ready and not host.is_lost]
+                return len(ready) == self.parallelism
+
+            self._changed.wait_for(lambda: self._failure is not None or are_ready(), limit)
+            failure = self._failure
+            if not self._is_over:
+                self._failure = None  # another process has its place now, and may do better
+            if are_ready():
+                return [self._hosts[number].address for number in range(self.parallelism)]
+            if failure is not None:
+                raise failure
+            there = sum(not host.is_lost for host in self._hosts.values())
+        raise TooFewHostsError(
+            "the hosts of the query have not started",
+            detail=f"{there} of {self.parallelism} registered within {limit:g} s",
+            hint="each takes a slot of an executor for as long as the query runs, beside those of its batches: give "
+            "the application more cores, or pass a smaller parallelism; the logs of executors say if hosts failed",
+        )
+
+    @property
+    def are_ready(self) -> bool:
+        """True if there is a host for every range, with its state."""
+        with self._changed:
+            return (
+                sum(host.is_ready and not host.is_lost for host in self._hosts.values()) == self.parallelism
+            )
+
+    # --- questions ---
+
+    def ask_all(self, questions: Sequence[Question], limit: float | None = None) -> list[Answer]:
+        """Ask every host its question; their answers by range.
+
+        If a host is lost, `HostLostError`; if hosts answer with an error, that of the first: but only when all have
+        answered, or are lost, so that none is still at it.
+        """
+        with self._changed:
+            hosts = [self._hosts[number] for number in range(self.parallelism)]
+        numbers: list[int | HostLostError] = []
+        for host, question in zip(hosts, questions, strict=True):
+            try:
+                numbers.append(host.ask(question))
+            except HostLostError as error:
+                numbers.append(error)
+        until = None if limit is None else time.monotonic() + limit
+        answers: list[Answer] = []
+        lost: HostLostError | None = None
+        failed: Exception | None = None
+        for host, number in zip(hosts, numbers, strict=True):
+            try:
+                if isinstance(number, HostLostError):
+                    raise number
+                left = None if until is None else max(0.0, until - time.monotonic())
+                answers.append(checked(host.answer(number, left), host))
+            except HostLostError as error:
+                lost = lost or error
+            except Exception as error:  # noqa: BLE001 - of many classes
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        if lost is not None:
+            raise lost
+        return answers
+
+    def tell_living(self, question: Question) -> list[tuple[RegisteredHost, Answer]]:
+        """Ask those that live, and do not mind who is lost meanwhile; the answers of the others."""
+        asked, answers = [], []
+        for host in self._living():
+            try:
+                asked.append((host, host.ask(question)))
+            except HostLostError:
+                continue
+        for host, number in asked:
+            try:
+                answers.append((host, checked(host.answer(number, None), host)))
+            except HostLostError:
+                continue
+            except Exception:  # noqa: BLE001 - what it holds is not what it should: another takes its place
+                _log.warning("%r could not do as it was told", host, exc_info=True)
+                host.lose()
+        return answers
+
+    def tell_committed(self, batch_id: int) -> None:
+        """Let hosts know of a commit. One that has come since the batch ran restores what is committed now."""
+        for host, answer in self.tell_living(Question("committed", {"batch": batch_id})):
+            if answer["at"] != batch_id:
+                with self._changed:
+                    host.is_ready = False
+                self._begin(host)
+
+    def close(self) -> None:
+        """Let all hosts end. Idempotent."""
+        if self._is_closed.is_set():
+            return
+        self._is_closed.set()
+        self.release()
+        self._listener.close()
+        self._pulse.join()

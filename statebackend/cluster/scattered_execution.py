@@ -1,0 +1,335 @@
+"""The execution of batches by hosts: tasks send them rows, the driver tells them to run, and commits what they wrote.
+
+A batch goes in tries. In each, all hosts expect it, tasks send their rows, the driver makes of the tasks' reports what
+is to be known of the batch as a whole, and all hosts run. If a host or a connection is lost, all go back to the batch
+before, and the next try begins when there is a host for each range again. Any other error is raised at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from statebackend.checkpoint import Checkpoint, CheckpointStore, StateSnapshot, StoredFile
+from statebackend.checkpoint.files import scheme_of
+from statebackend.checkpoint.store.savepoint_folder import Savepoint
+from statebackend.cluster import reaching
+from statebackend.cluster.cutting import BatchSurvey
+from statebackend.cluster.engine import Engine
+from statebackend.cluster.host import HostPlan
+from statebackend.cluster.hosts import Answer, HostLostError, Hosts, Question, TooFewHostsError
+from statebackend.cluster.options import HostOptions
+from statebackend.cluster.pieces import Try
+from statebackend.cluster.sending import ScatterPlan, TaskReport
+from statebackend.cluster.wire import LinkError
+from statebackend.errors import HostError
+from statebackend.runtime.batch_time import BatchTimes
+from statebackend.runtime.batches import Survey
+from statebackend.runtime.event_time import RowTimes
+from statebackend.runtime.execution import Execution, Outcome, Ran
+from statebackend.runtime.job import Job
+from statebackend.runtime.origin import Incoming
+from statebackend.runtime.progress import Figures, Stopwatch
+from statebackend.types import Type
+
+__all__ = ["ScatteredExecution", "merged_figures", "needed_bytes"]
+
+_log = logging.getLogger(__name__)
+
+
+class ScatteredExecution(Execution):
+    """Runs the batches of a job by hosts, which ``engine`` keeps running.
+
+    They begin with the newest checkpoint of the store, or with ``source`` if there is none. Rows that wait for their
+    batch take ``memory`` bytes at each host at most; the rest of them is on disk. The driver listens at ``bind``.
+    ``delivered`` names the outputs that have a sink; None: all have.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        key_type: Type,
+        store: CheckpointStore,
+        *,
+        source: Checkpoint | Savepoint | None = None,
+        delivered: Collection[str] | None = None,
+        processing_time_moved_by: int = 0,
+        engine: Engine,
+        parallelism: int,
+        options: HostOptions,
+        memory: int,
+        bind: str = "127.0.0.1",
+    ) -> None:
+        self._job, self._key_type, self._store = job, key_type, store
+        self._engine, self._options = engine, options
+        self._epoch = store.epoch
+        self._secret = secrets.token_bytes(32)
+        self._writer = store.data_writer()
+        #: What hosts read to see that they see this store.
+        self._token: reaching.Token | None = None
+        #: True once a task has reached all hosts.
+        self._has_probed = False
+        self._moved_by = processing_time_moved_by
+        #: The newest checkpoint, which hosts restore, now and at first; None if there is none.
+        self._committed_id = self._began_with = store.latest()
+        #: Counts all tries of all batches: later ones have greater numbers.
+        self._attempt = 0
+        self._hosts = Hosts(
+            parallelism,
+            self._secret,
+            self._epoch,
+            self._restore,
+            bind=bind,
+            ports=options.ports,
+            silence=options.silence,
+            needs_bytes=needed_bytes(job, memory),
+            num_executors=engine.num_executors,
+        )
+        self._hosts.on_restored = self._check_token
+        self._hosts.on_loss = engine.cancel
+        self._hosts.on_hang = engine.end_host
+        try:
+            self._token = reaching.leave_token(self._writer)
+            host, port = self._hosts.address
+            is_far = scheme_of(store.uri) not in (None, "file")
+            for number in range(parallelism):
+                plan = HostPlan(
+                    job=job,
+                    key_type=key_type,
+                    store=store.unopened(),
+                    writer=self._writer,
+                    source=source,
+                    delivered=frozenset(job.outputs if delivered is None else delivered),
+                    number=number,
+                    parallelism=parallelism,
+                    driver=(options.advertise or host, port),
+                    secret=self._secret,
+                    lease=options.silence,
+                    memory=memory,
+                    quota=options.staged_on_disk,
+                    has_copies=is_far if options.local_copies is None else options.local_copies,
+                )
+                engine.keep_host(plan, self._hosts.fail)
+        except BaseException:
+            self.close()
+            raise
+
+    def _restore(self) -> Question:
+        assert self._token is not None
+        moved_by = self._moved_by if self._committed_id == self._began_with else 0
+        return Question(
+            "restore",
+            {"checkpoint": self._committed_id, "moved_by": moved_by, "token": self._token},
+        )
+
+    def _check_token(self, answer: Answer) -> None:
+        reaching.check_token(self._writer, answer["token"], "a host")
+        reaching.remove_token(self._writer, answer["token"])
+
+    def _ready(self) -> list[tuple[str, int]]:
+        """The addresses of hosts, once there is one for each range.
+
+        While some are missing for want of slots, none keeps its own: another query may wait for it as we do for theirs.
+        """
+        limit, tries = self._options.start_timeout, self._options.max_tries
+        for nth in range(1, tries + 1):
+            try:
+                return self._hosts.wait_ready(limit)
+            except TooFewHostsError as error:
+                if nth == tries:
+                    raise
+                pause = random.uniform(0.0, limit)
+                _log.warning(
+                    "hosts end, and others begin in %.1f s, try %d of %d: %s", pause, nth, tries, error
+                )
+                self._engine.pause(pause)
+                self._hosts.release()
+                time.sleep(pause)
+        raise AssertionError("max_tries is at least 1")
+
+    def _probe(self, addresses: list[tuple[str, int]]) -> None:
+        """See that batches have a slot, and their tasks reach hosts."""
+        if self._has_probed:
+            return
+        try:
+            self._engine.probe(addresses, self._secret, self._options.start_timeout)
+        except HostError as error:
+            if self._hosts.are_ready:
+                raise
+            raise HostLostError("a host was lost while a task looked for it") from error
+        self._has_probed = True
+
+    def run(self, batch_id: int, incoming: Incoming, begun: BatchTimes, watch: Stopwatch) -> Outcome:
+        tries = self._options.max_tries
+        for nth in range(1, tries + 1):
+            with watch.part("hosts"):
+                addresses = self._ready()
+            self._attempt += 1
+            of_try = Try(self._epoch, batch_id, self._attempt)
+            try:
+                self._probe(addresses)
+                return self._tried(of_try, incoming, begun, watch, addresses)
+            except HostLostError as error:
+                _log.warning("batch %d is taken back, try %d of %d: %s", batch_id, nth, tries, error)
+                self._take_back(of_try)
+                if nth == tries:
+                    raise HostError(
+                        "hosts were lost in every try of a batch",
+                        code="HOST.LOST",
+                        detail=f"batch {batch_id}, {tries} tries",
+                        hint="the logs of the executors say what became of them; often it is memory",
+                    ) from error
+            except BaseException:
+                self._take_back(of_try)
+                raise
+        raise AssertionError("max_tries is at least 1")
+
+    def _take_back(self, of_try: Try) -> None:
+        self._hosts.tell_living(Question("undo", {"batch": of_try.batch_id, "attempt": of_try.attempt}))
+        self._store.abort(of_try.batch_id)
+
+    def _tried(
+        self,
+        of_try: Try,
+        incoming: Incoming,
+        begun: BatchTimes,
+        watch: Stopwatch,
+        addresses: list[tuple[str, int]],
+    ) -> Outcome:
+        job, named = self._job, {"batch": of_try.batch_id, "attempt": of_try.attempt}
+        self._store.data_writer(of_try.batch_id)  # so that what snapshots may build on stays
+        self._ask_all([Question("expect", named)] * len(addresses))
+        with watch.part("scatter"):
+            plan = ScatterPlan(
+                job,
+                self._key_type,
+                of_try,
+                addresses,
+                self._secret,
+                clock=begun.clock,
+                digests=incoming.planned is None,
+            )
+            reports = self._scattered(incoming, plan)
+        survey = BatchSurvey.of(report.survey for report in reports)
+        survey.check(job)
+        told = (
+            Survey() if job.event_time is None else survey.times(job.event_time, begun.watermark, begun.idle)
+        )
+        times = {
+            "now": begun.now,
+            "clock": begun.clock,
+            "before": begun.watermark,
+            "after": told.after,
+            "told": told.told,
+            "follows": self._committed_id,
+        }
+        schema = self._engine.schema(incoming).serialize().to_pybytes()
+        with watch.part("run"):
+            answers = self._ask_all(
+                [
+                    Question("run", {**named, **times, "tasks": _pieces_of(index, reports)}, schema)
+                    for index in range(len(addresses))
+                ],
+                self._options.host_timeout,
+            )
+        ran = _merged(answers)
+        ran.figures.update(
+            numInputRows=survey.num_rows,
+            numRowsDroppedByNullKey=survey.num_nulls,
+            numHeartbeats=survey.heartbeats,
+        )
+        of_rows = None
+        if job.event_time is not None:
+            of_rows = replace(RowTimes.of_none(begun.watermark, told.after), told=told.told)
+        return Outcome(ran, incoming.planned or survey.identity(), of_rows)
+
+    def _ask_all(self, questions: Sequence[Question], limit: float | None = None) -> list[Answer]:
+        return self._hosts.ask_all(questions, limit)
+
+    def _scattered(self, incoming: Incoming, plan: ScatterPlan) -> list[TaskReport]:
+        try:
+            return self._engine.scatter(incoming, plan)
+        except Exception as error:
+            # Tasks fail in many ways when a host goes, and are cancelled then.
+            if isinstance(error, LinkError) or not self._hosts.are_ready:
+                raise HostLostError(
+                    "hosts did not get all rows of the batch", detail=str(plan.of_try)
+                ) from error
+            raise
+
+    def committed(self, batch_id: int) -> None:
+        self._committed_id = batch_id
+        self._hosts.tell_committed(batch_id)
+
+    def close(self) -> None:
+        try:
+            self._hosts.close()
+        finally:
+            self._engine.close()
+            if self._token is not None:
+                reaching.remove_token(self._writer, self._token)
+
+
+def needed_bytes(job: Job, memory: int) -> int:
+    """What a host may take at most; 0 if that has no limit."""
+    of_state: int = getattr(job.backend, "max_bytes", 0)
+    return of_state + memory if of_state else 0
+
+
+def _pieces_of(index: int, reports: Sequence[TaskReport]) -> list[dict[str, Any]]:
+    """The pieces of one host, in the one order that all hosts have rows in."""
+    in_order = sorted(reports, key=lambda report: (report.partition, report.task))
+    return [
+        {"task": report.task, "sums": list(report.sums[index])} for report in in_order if index in report.sums
+    ]
+
+
+def _merged(answers: Sequence[Answer]) -> Ran:
+    """What all hosts have written, as one."""
+    snapshots = [StateSnapshot.from_json(each) for answer in answers for each in answer["snapshots"]]
+    outputs: dict[str, list[StoredFile]] = {}
+    for answer in answers:
+        for name, files in answer["outputs"].items():
+            outputs.setdefault(name, []).extend(StoredFile.from_json(file) for file in files)
+    figures = merged_figures([answer["figures"] for answer in answers])
+    figures["hosts"] = [{"numRows": answer["rows"], "durationMs": answer["durations"]} for answer in answers]
+    return Ran(snapshots, outputs, figures)
+
+
+#: Figures of a batch as a whole, which are the same at all hosts.
+_ALIKE = ("batchId", "watermark")
+
+
+def merged_figures(figures: Sequence[Figures]) -> Figures:
+    """The figures of all hosts as those of one: numbers add up, names are put together.
+
+    >>> merged_figures([{"batchId": 7, "numOutputRows": 2, "outputs": {"main": 2}}, {"batchId": 7, "numOutputRows": 1}])
+    {'batchId': 7, 'numOutputRows': 3, 'outputs': {'main': 2}}
+    """
+    names = dict.fromkeys(name for each in figures for name in each)
+    made: Figures = {}
+    for name in names:
+        found = [each[name] for each in figures if each.get(name) is not None]
+        if not found or name in _ALIKE:
+            made[name] = found[0] if found else None
+        elif isinstance(found[0], Mapping):
+            made[name] = _summed(found)
+        elif isinstance(found[0], list):
+            made[name] = sorted({member for each in found for member in each})
+        else:
+            made[name] = sum(found)
+    return made
+
+
+def _summed(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    total: Counter[str] = Counter()
+    for each in found:
+        for name, number in each.items():
+            total[name] += number or 0  # type: ignore[assignment, unused-ignore]
+    return dict(total)

@@ -1,0 +1,134 @@
+"""Named reductions and aggregates as plans of the compiled core: what each adds, and what its accumulators tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from statebackend._core.tables.accumulators import AddPlan
+from statebackend._core.tables.state_table import FIXED_CODES
+from statebackend.columns.stored_columns import (
+    Array,
+    Column,
+    arrow_column,
+    double_column,
+    in_entry,
+    null_column,
+    value_column,
+)
+from statebackend.keys import count_of
+from statebackend.state import NamedAggregate, Reduction
+from statebackend.types import DOUBLE, DecimalType, Type
+
+__all__ = ["aggregate_plan", "operands", "reduction_plan", "results_of"]
+
+_NUMBER_OF = {
+    **{name: name.lower() for name in ("LONG", "INT", "SHORT", "BYTE", "DOUBLE", "FLOAT", "BOOL")},
+    "DATE": "int",
+    "TIMESTAMP": "long",
+    "TIMESTAMP_NTZ": "long",
+    "STRING": "bytes",
+    "BYTES": "bytes",
+}
+_DTYPES = {
+    "long": "<i8",
+    "int": "<i4",
+    "short": "<i2",
+    "byte": "i1",
+    "double": "<f8",
+    "float": "<f4",
+    "bool": "?",
+}
+_OVER_DOUBLES = {"avg": "average", "variance": "moments", "stddev": "moments"}
+
+
+def reduction_plan(reduce: Any) -> AddPlan | None:
+    """The plan of a named reduction; None if Python must run it, or for a user's function.
+
+    >>> from statebackend.state import named_reduction
+    >>> reduction_plan(named_reduction("max", "timestamp")).number
+    'long'
+    >>> reduction_plan(named_reduction("max", "struct<a:int>")) is None
+    True
+    """
+    if not isinstance(reduce, Reduction):
+        return None
+    declared = reduce.type
+    if isinstance(declared, DecimalType):
+        return AddPlan(reduce.name, "decimal", declared.precision)
+    if declared.name in _NUMBER_OF:
+        return AddPlan(reduce.name, _NUMBER_OF[declared.name])
+    if reduce.name in ("first", "last"):
+        return AddPlan(reduce.name, declared.fixed_width if in_entry(declared) else "bytes")
+    return None
+
+
+def aggregate_plan(aggregate: Any) -> AddPlan | None:
+    """The plan of a named aggregate; None if Python must run it, or for a user's function.
+
+    >>> from statebackend.state import named_aggregate
+    >>> aggregate_plan(named_aggregate("stddev", "int")).operation
+    'moments'
+    """
+    if not isinstance(aggregate, NamedAggregate):
+        return None
+    if aggregate.name == "count":
+        return AddPlan("count", "long")
+    if aggregate.name in _OVER_DOUBLES:
+        return AddPlan(_OVER_DOUBLES[aggregate.name])
+    return reduction_plan(Reduction(aggregate.name, aggregate.type))
+
+
+def _typed(values: Any, plan: AddPlan) -> Any:
+    """Rows of bytes as the numbers of the plan.
+
+    >>> _typed(np.zeros((2, 4), dtype=np.uint8), AddPlan("max", "int"))
+    array([0, 0], dtype=int32)
+    """
+    if plan.number in FIXED_CODES and values.ndim == 2:
+        return values.view(_DTYPES[plan.number]).reshape(-1)
+    return values
+
+
+def operands(values: Any, declared: Type, plan: AddPlan) -> tuple[int, Column]:
+    """Return the number of values, and what the plan adds for each.
+
+    >>> from statebackend.types import INT
+    >>> operands([1, None], INT, AddPlan("sum", "int"))
+    (2, Column(values=array([1, 1], dtype=int32), nulls=array([False,  True])))
+    """
+    if plan.operation == "count":
+        count, nulls = null_column(values, declared)
+        return count, Column(None, nulls)
+    if plan.number is None:
+        column = double_column(values, declared)
+    else:
+        column = value_column(values, declared)
+        if not isinstance(column.values, tuple):
+            column = Column(_typed(column.values, plan), column.nulls)
+    return count_of(column.values), column
+
+
+def results_of(aggregate: NamedAggregate, accumulators: Any, found: Array | None) -> pa.Array:
+    """The results of accumulators in stored form, null where none was found.
+
+    >>> from statebackend.state import named_aggregate
+    >>> from statebackend.types.serializers import serializer_for
+    >>> mean = named_aggregate("avg", "int")
+    >>> stored = np.frombuffer(serializer_for(mean.accumulator_type).serialize((6.0, 4)), dtype=np.uint8)
+    >>> results_of(mean, stored.reshape(1, -1), None).to_pylist()
+    [1.5]
+    """
+    if aggregate.name not in _OVER_DOUBLES:
+        return arrow_column(accumulators, found, aggregate.result_type)
+    present = np.ones(len(accumulators), dtype=bool) if found is None else found
+    with np.errstate(all="ignore"):
+        if aggregate.name == "avg":
+            fields = accumulators.view([("nulls", "u1"), ("sum", "<f8"), ("count", "<i8")]).reshape(-1)
+            return arrow_column(fields["sum"] / fields["count"], present, DOUBLE)
+        fields = accumulators.view([("nulls", "u1"), ("n", "<f8"), ("avg", "<f8"), ("m2", "<f8")]).reshape(-1)
+        variance = fields["m2"] / (fields["n"] - 1.0)
+        present = present & (fields["n"] >= 2.0)
+        return arrow_column(np.sqrt(variance) if aggregate.name == "stddev" else variance, present, DOUBLE)

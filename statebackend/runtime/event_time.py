@@ -1,0 +1,269 @@
+"""The time that rows tell: what a job says of it, and what it is for the rows of one batch.
+
+>>> table = pa.table({"at": [1000, None, 9000, 400]})
+>>> times = RowTimes.of(EventTime("at", delay=500), table, watermark=450)
+>>> times.after, times.num_late
+(8500, 1)
+>>> times.by.tolist()
+[1000, 8500, 9000, 400]
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from statebackend.checkpoint.store.json_checks import MAX_INTEGER
+from statebackend.errors import UsageError
+from statebackend.keys import TimeColumn, time_column
+
+__all__ = ["NO_TIME", "EventTime", "RowTimes", "milliseconds"]
+
+TIMERS = ("after_batch", "in_order")
+_EVENT_TIME = "the event-time column"
+#: The event time while there is none: nothing has expired by then.
+NO_TIME = -(2**63)
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """All that a job says about the time of its rows: pass it as ``event_time=``.
+
+    ``column`` is a timestamp, or a number of milliseconds. The *watermark* is the greatest time so far less ``delay``,
+    and never falls. A row is late if its time is below the watermark of the batch before: ``late="drop"`` drops such
+    rows, ``"keep"`` gives them to the function, and any other name gives them, as they are, to the output of that name.
+    With ``timers="in_order"`` the rows of a key come in the order of their times, each after the timers that are due
+    before it; with ``"after_batch"`` as they are, and all timers after them. A time that is further than ``max_ahead``
+    ahead of the clock does not move the watermark, and its row goes the way of a late one. When no row with a time has
+    come for ``idle_after``, the watermark follows the clock, at a distance of ``idle_after`` and ``delay``; that is for
+    rows whose times are those of the clock, and not for a replay of older ones. ``delay``, ``max_ahead`` and
+    ``idle_after`` are a `datetime.timedelta` or milliseconds.
+
+    >>> EventTime("at", delay=datetime.timedelta(minutes=1), late="drop").delay
+    60000
+    >>> EventTime("at", timers="sometimes")
+    Traceback (most recent call last):
+    statebackend.errors.UsageError: timers is 'after_batch' or 'in_order' [USAGE]
+    """
+
+    column: str
+    delay: int | datetime.timedelta = 0
+    late: str = "keep"
+    timers: str = "after_batch"
+    max_ahead: int | datetime.timedelta | None = None
+    idle_after: int | datetime.timedelta | None = None
+
+    def __post_init__(self) -> None:
+        column: Any = self.column
+        late: Any = self.late
+        if not isinstance(column, str) or not column:
+            raise UsageError("event_time is the name of a column, or an EventTime of one")
+        object.__setattr__(self, "delay", _duration(self.delay, "delay"))
+        if self.max_ahead is not None:
+            object.__setattr__(self, "max_ahead", _duration(self.max_ahead, "max_ahead"))
+        if self.idle_after is not None:
+            object.__setattr__(self, "idle_after", _duration(self.idle_after, "idle_after"))
+        if not isinstance(late, str) or not late:
+            raise UsageError("late is 'keep', 'drop' or the name of an output")
+        if self.timers not in TIMERS:
+            raise UsageError("timers is 'after_batch' or 'in_order'")
+
+    @property
+    def is_in_order(self) -> bool:
+        """True if rows and timers of a key come in the order of their times.
+
+        >>> EventTime("at").is_in_order
+        False
+        """
+        return self.timers == "in_order"
+
+    @property
+    def drops_late(self) -> bool:
+        """True if late rows do not reach the function.
+
+        >>> EventTime("at").drops_late
+        False
+        """
+        return self.late == "drop"
+
+    @property
+    def late_output(self) -> str | None:
+        """The output that takes late rows; None if they are kept or dropped.
+
+        >>> EventTime("at", late="too_late").late_output
+        'too_late'
+        """
+        return None if self.late in ("keep", "drop") else self.late
+
+
+@dataclass(frozen=True)
+class RowTimes:
+    """The times of the rows of a batch, and the watermarks before and after it, in milliseconds.
+
+    >>> RowTimes.of(EventTime("at"), pa.table({"at": [7]}), watermark=None).before is None
+    True
+    """
+
+    #: The watermark before the batch, and after it; None while no row has had a time.
+    before: int | None
+    after: int | None
+    #: The time of each row; whatever for a null.
+    own: NDArray[np.int64]
+    is_null: NDArray[np.bool_]
+    #: The rows that are late, and those whose time is too far ahead of the clock.
+    is_late: NDArray[np.bool_]
+    is_ahead: NDArray[np.bool_]
+    #: True if a row of the batch had a time that counts.
+    told: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        event_time: EventTime,
+        table: pa.Table,
+        *,
+        watermark: int | None,
+        clock: int | None = None,
+        idle: int | None = None,
+    ) -> RowTimes:
+        """The times of the rows of a table, after ``watermark``. ``max_ahead`` counts from ``clock``. O(rows).
+
+        ``idle`` is the watermark by the clock, for a table without a time, if rows have stayed away for long.
+        """
+        own, is_null = _times(table, event_time.column)
+        is_ahead = np.zeros(len(own), dtype=np.bool_)
+        if event_time.max_ahead is not None and clock is not None:
+            is_ahead = ~is_null & (own > clock + _whole(event_time.max_ahead))
+        is_late = np.zeros(len(own), dtype=np.bool_)
+        if watermark is not None:
+            is_late = ~(is_null | is_ahead) & (own < watermark)
+        telling = own[~(is_null | is_ahead)]
+        after = watermark
+        if len(telling):
+            newest = int(telling.max()) - _whole(event_time.delay)
+            after = newest if watermark is None else max(watermark, newest)
+            _check_storable(after, event_time.column)
+        elif watermark is not None and idle is not None:
+            after = max(watermark, idle)
+        return cls(watermark, after, own, is_null, is_late, is_ahead, len(telling) > 0)
+
+    @classmethod
+    def of_broadcast(cls, event_time: EventTime, table: pa.Table) -> RowTimes:
+        """The times of rows that belong to no key: they move no watermark, and are not late. O(rows).
+
+        >>> RowTimes.of_broadcast(EventTime("at"), pa.table({"at": [7]})).after is None
+        True
+        """
+        own, is_null = _times(table, event_time.column)
+        never = np.zeros(len(own), dtype=np.bool_)
+        return cls(None, None, own, is_null, never, never)
+
+    @classmethod
+    def of_one(
+        cls, event_time: EventTime, time: object, *, watermark: int | None, clock: int | None = None
+    ) -> RowTimes:
+        """The same for one row, whose time is an int of milliseconds, a datetime or None.
+
+        >>> RowTimes.of_one(EventTime("at"), datetime.datetime(1970, 1, 1, 0, 0, 2), watermark=None).after
+        2000
+        """
+        column = pa.array([milliseconds(time, event_time.column)], pa.int64())
+        return cls.of(event_time, pa.table({event_time.column: column}), watermark=watermark, clock=clock)
+
+    @classmethod
+    def of_none(cls, before: int | None, after: int | None) -> RowTimes:
+        """The times of a batch without rows.
+
+        >>> len(RowTimes.of_none(None, 1000))
+        0
+        """
+        nothing = np.zeros(0, dtype=np.bool_)
+        return cls(before, after, np.zeros(0, dtype=np.int64), nothing, nothing, nothing)
+
+    @property
+    def by(self) -> NDArray[np.int64]:
+        """The time that state goes by for each row: its own, or the watermark after the batch if it has none."""
+        after = NO_TIME if self.after is None else self.after
+        return np.where(self.is_null | self.is_ahead, after, self.own)
+
+    @property
+    def num_late(self) -> int:
+        """The number of late rows."""
+        return int(np.count_nonzero(self.is_late))
+
+    @property
+    def num_ahead(self) -> int:
+        """The number of rows whose time is too far ahead of the clock."""
+        return int(np.count_nonzero(self.is_ahead))
+
+    @property
+    def is_on_time(self) -> NDArray[np.bool_]:
+        """The rows that are neither late nor too far ahead."""
+        return ~(self.is_late | self.is_ahead)
+
+    def take(self, rows: NDArray[Any]) -> RowTimes:
+        """The times of some of the rows, by their numbers or by a mask; the watermarks stay. O(rows)."""
+        return replace(
+            self,
+            own=self.own[rows],
+            is_null=self.is_null[rows],
+            is_late=self.is_late[rows],
+            is_ahead=self.is_ahead[rows],
+        )
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+
+def milliseconds(time: object, column: str) -> int | None:
+    """The time in milliseconds of a value of the column; a datetime without a time zone is in UTC.
+
+    >>> milliseconds(datetime.datetime(1970, 1, 1, 0, 0, 1), "at"), milliseconds(5, "at"), milliseconds(None, "at")
+    (1000, 5, None)
+    """
+    if time is None or (type(time) is int and -(2**63) <= time < 2**63):
+        return time
+    if isinstance(time, datetime.datetime):
+        aware = time if time.tzinfo is not None else time.replace(tzinfo=datetime.timezone.utc)
+        return (aware - _EPOCH) // _MILLISECOND
+    raise _not_a_time(column, f"a {type(time).__name__}")
+
+
+def _times(table: pa.Table, column: str) -> TimeColumn:
+    return time_column(table.column(column), _EVENT_TIME, f"column {column!r} is ")
+
+
+def _duration(value: Any, what: str) -> int:
+    whole = value // _MILLISECOND if isinstance(value, datetime.timedelta) else value
+    if type(whole) is not int or whole < 0:
+        raise UsageError(f"{what} is a timedelta or a number of milliseconds, not negative")
+    return whole
+
+
+def _whole(duration: Any) -> int:
+    """A duration as `EventTime` has made it: milliseconds."""
+    assert isinstance(duration, int)
+    return duration
+
+
+def _check_storable(watermark: int, column: str) -> None:
+    if abs(watermark) > MAX_INTEGER:
+        raise UsageError(
+            "the time of a row is further from 1970 than checkpoints can tell",
+            detail=f"column {column!r}",
+            hint="it is a timestamp, or milliseconds; EventTime(..., max_ahead=...) lets no such time count",
+        )
+
+
+def _not_a_time(column: str, what: str) -> UsageError:
+    return UsageError(
+        f"{_EVENT_TIME} is neither a timestamp nor a number of milliseconds",
+        detail=f"column {column!r} is {what}",
+    )

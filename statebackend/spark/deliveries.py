@@ -1,0 +1,126 @@
+"""The outputs of a batch on their way to their sinks: frames for functions of users, files for `sb.spark.sinks`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from statebackend.errors import UsageError
+from statebackend.runtime import Committed
+from statebackend.runtime.progress import Figures
+from statebackend.runtime.row_writer import OutputSchema
+from statebackend.spark.sinks import calling
+from statebackend.spark.sinks.calling import SinkContext
+from statebackend.spark.sinks.committed import CommittedSink, Delivery
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Deliveries"]
+
+
+class Deliveries:
+    """The outputs of a job that have a sink, in the order of the schema, and how each is served.
+
+    >>> deliveries = Deliveries.of(print, {"main": OutputSchema("n int")})
+    >>> [(name, deliveries.describe(name)) for name in deliveries]
+    [('main', 'print')]
+    """
+
+    def __init__(self, sinks: Mapping[str, Any], schemas: Mapping[str, OutputSchema]) -> None:
+        self._sinks = sinks
+        self._schemas = schemas
+        for output, sink in sinks.items():
+            if isinstance(sink, CommittedSink):
+                sink.check(output, schemas[output].arrow)
+            else:
+                calling.check(sink)
+
+    @classmethod
+    def of(cls, sink: object, schemas: Mapping[str, OutputSchema | None]) -> Deliveries:
+        """The deliveries of a job with these outputs, given one sink, or a dict of output to sink, or None."""
+        given = _by_output(sink, schemas)
+        known = {name: schemas[name] for name in given}
+        if None in known.values():
+            raise UsageError("a sink needs to know the schema", hint='write for example schema="user bigint"')
+        return cls(given, {name: schema for name, schema in known.items() if schema is not None})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sinks)
+
+    def __len__(self) -> int:
+        return len(self._sinks)
+
+    def schema(self, output: str) -> OutputSchema:
+        """The schema of an output."""
+        return self._schemas[output]
+
+    @property
+    def reads_frames(self) -> bool:
+        """True if a sink is a function, which gets a frame."""
+        return not all(isinstance(sink, CommittedSink) for sink in self._sinks.values())
+
+    def prepare(self) -> None:
+        """Get ready for a run of the query."""
+        for output, sink in self._sinks.items():
+            if isinstance(sink, CommittedSink):
+                sink.prepare(self._schemas[output].arrow)
+
+    def describe(self, output: str) -> str:
+        """What the sink of an output is, as progress shows it."""
+        sink = self._sinks[output]
+        if isinstance(sink, CommittedSink):
+            return sink.description
+        return str(getattr(sink, "__qualname__", type(sink).__qualname__))
+
+    def target(self, output: str, batch_id: int, incarnation: str) -> str:
+        """What a batch becomes in the sink of an output, as far as that is known."""
+        sink = self._sinks[output]
+        if isinstance(sink, CommittedSink):
+            return sink.target(output, batch_id, incarnation)
+        return self.describe(output)
+
+    def deliver(
+        self, committed: Committed, context: SinkContext, frame_of: Callable[[str], DataFrame]
+    ) -> list[Figures]:
+        """Serve each sink in turn; return what each did, for progress. An error leaves the rest to the next try."""
+        done: list[Figures] = []
+        for output, sink in self._sinks.items():
+            began = time.perf_counter()
+            figures: Figures = {"output": output, "description": self.describe(output)}
+            if isinstance(sink, CommittedSink):
+                files = tuple(committed.outputs.get(output, ()))
+                schema = self._schemas[output].arrow
+                figures |= sink.deliver(Delivery(output, files, schema, committed, context))
+            else:
+                calling.call(sink, frame_of(output), context.batch_id, context)
+            figures["durationMs"] = round((time.perf_counter() - began) * 1000, 1)
+            done.append(figures)
+        return done
+
+
+def _by_output(sink: object, schemas: Mapping[str, object]) -> dict[str, Any]:
+    """The sinks by the names of the outputs, in the order of the schema.
+
+    >>> _by_output({"late": print, "totals": print}, {"totals": "n int", "late": "n int"}).keys()
+    dict_keys(['totals', 'late'])
+    """
+    if sink is None:
+        return {}
+    if isinstance(sink, Mapping):
+        unknown = [repr(name) for name in sink if name not in schemas]
+        if unknown:
+            raise UsageError(
+                "sink names an output that schema does not",
+                code="USAGE.NO_OUTPUT",
+                detail=f"{', '.join(unknown)}; outputs {', '.join(schemas)}",
+            )
+        return {name: sink[name] for name in schemas if name in sink}
+    if len(schemas) > 1:
+        raise UsageError(
+            "there are several outputs, and one sink",
+            detail=f"outputs {', '.join(schemas)}",
+            hint="pass a dict of output to sink",
+        )
+    return dict.fromkeys(schemas, sink)

@@ -1,0 +1,433 @@
+"""Executors mode on Spark: hosts are jobs of one task that go on as long as the query, and tasks send them the rows.
+
+A host's job is ``mapInArrow`` over one row, so that Spark Connect can run it, too. Spark may run its task again; a
+thread here begins another job whenever one has ended, until the query does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from statebackend.checkpoint import CheckpointReader
+from statebackend.cluster.cutting import BatchSurvey, Cutter
+from statebackend.cluster.engine import Engine
+from statebackend.cluster.failures import described, raised
+from statebackend.cluster.host import Host, HostPlan
+from statebackend.cluster.options import HostOptions
+from statebackend.cluster.scattered_execution import ScatteredExecution, needed_bytes
+from statebackend.cluster.sending import ScatterPlan, TaskReport, send_rows
+from statebackend.cluster.staging import remove_orphans
+from statebackend.cluster.wire import LinkError, connect
+from statebackend.errors import HostError, StateBackendError, UsageError
+from statebackend.runtime import Incoming, Job
+from statebackend.runtime.execution import Execution
+from statebackend.runtime.origin import Identity
+from statebackend.runtime.progress import Figures
+from statebackend.spark.cluster_checks import (
+    check_memory,
+    check_not_encrypted,
+    check_slots,
+    options_at,
+)
+from statebackend.spark.session import column_types, is_connect
+from statebackend.spark.ticks import COLUMN as HEARTBEAT
+from statebackend.spark.ways import RowsOfBatch, Way
+from statebackend.types import Type
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Scattering", "SparkEngine"]
+
+_log = logging.getLogger("statebackend.spark")
+
+#: The column of the one row that a task gives.
+_REPORT = pa.schema([("report", pa.string())])
+#: Bytes of rows that wait at a host in memory, unless the user says it.
+_MEMORY = 256 << 20
+#: So many jobs of a host that fail one after the other, each within so many seconds, are no accident.
+_FAILURES, _SOON = 4, 30.0
+#: Seconds for hosts to end by themselves, and once more for Spark to end them.
+_JOIN = 5.0
+#: Codes of errors that another try of the batch mends: a connection was lost, or a host did not take rows.
+_OF_LINKS = re.compile(r"\[CLUSTER(\.(CLOSED|WIRE|STALLED|CONNECT|TOO_MANY))?\]")
+
+
+#: The engines of this process that are open: their hosts have slots that no other query gets.
+_engines: weakref.WeakSet[SparkEngine] = weakref.WeakSet()
+
+
+class SparkEngine(Engine):
+    """Runs ``parallelism`` hosts, and tasks, on the cluster of a frame's session."""
+
+    def __init__(self, frame: DataFrame, parallelism: int, profile: Any = None) -> None:
+        self._session, self._is_connect = frame.sparkSession, is_connect(frame)
+        self.parallelism = parallelism
+        #: The resources of a host, a ``ResourceProfile``; None: those of any task.
+        self._profile = profile
+        self._tag = f"statebackend-{secrets.token_hex(8)}"
+        self._is_closed = threading.Event()
+        self._threads: list[threading.Thread] = []
+        # Spark may take a host for a slow task, and end it when another attempt is refused here; not in a barrier
+        # stage, which it has only without dynamic allocation.
+        conf = self._session.conf
+        self._is_elastic = conf.get("spark.dynamicAllocation.enabled", "false") == "true"
+        self._may_be_doubled = conf.get("spark.speculation", "false") == "true" and not self._is_elastic
+        self._is_scattering = self._is_cancelled = False
+        #: The hosts whose job is to fail, because it was ended here.
+        self._ended: set[int] = set()
+        #: No host begins before.
+        self._resumes_at = 0.0
+        _engines.add(self)
+
+    # --- hosts ---
+
+    def keep_host(self, plan: HostPlan, failed: Callable[[Exception], None]) -> None:
+        thread = threading.Thread(
+            target=self._keep, args=(plan, failed), name=f"statebackend: host {plan.number}", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _keep(self, plan: HostPlan, failed: Callable[[Exception], None]) -> None:
+        failures = 0
+        while not self._is_closed.is_set():
+            began = time.monotonic()
+            try:
+                with self._tagged(self._tag_of(plan.number)):
+                    one = self._session.range(0, 1, 1, 1)
+                    serve = partial(_serve, plan)
+                    ended = one.mapInArrow(
+                        serve, "report string", barrier=self._may_be_doubled, profile=self._profile
+                    ).collect()
+                self._ended.discard(plan.number)
+                _log.info("host %d has ended: %s", plan.number, ended[0][0])
+                if "unreachable" in (said := json.loads(ended[0][0])):
+                    raise raised(said["unreachable"], f"host {plan.number}")
+                failures = 0
+            except Exception as error:  # noqa: BLE001 - Spark's, of many classes
+                if self._is_closed.is_set():
+                    return
+                if plan.number in self._ended:
+                    self._ended.discard(plan.number)
+                    continue
+                failures = failures + 1 if time.monotonic() - began < _SOON else 1
+                _log.warning("the job of host %d has failed: %s", plan.number, error)
+                if failures == _FAILURES:
+                    failed(_no_host(plan.number, error))
+                    return
+            self._is_closed.wait(max(0.2, self._resumes_at - time.monotonic()))
+
+    def pause(self, seconds: float) -> None:
+        self._resumes_at = time.monotonic() + seconds
+        for number in range(self.parallelism):
+            self.end_host(number)
+
+    def num_executors(self) -> int | None:
+        if self._is_connect or self._is_elastic:
+            return None
+        scala = self._session.sparkContext._jsc.sc()
+        there: int = scala.getExecutorMemoryStatus().size()  # the driver is among them
+        return max(1, there - 1)
+
+    def _tag_of(self, number: int) -> str:
+        return f"{self._tag}-host-{number}"
+
+    def end_host(self, number: int) -> None:
+        # Spark ends a process that does not end by itself.
+        self._ended.add(number)
+        self._interrupt(self._tag_of(number))
+
+    # --- batches ---
+
+    def probe(self, addresses: Sequence[tuple[str, int]], secret: bytes, limit: float) -> None:
+        tag, is_late = f"{self._tag}-probe", threading.Event()
+
+        def give_up() -> None:
+            is_late.set()
+            self._interrupt(tag)
+
+        timer = threading.Timer(limit, give_up)
+        timer.daemon = True
+        tasks = self.num_executors() or 1
+        timer.start()
+        try:
+            with self._tagged(tag):
+                frame = self._session.range(0, tasks, 1, tasks)
+                rows = frame.mapInArrow(partial(_reach, addresses, secret), "report string").collect()
+        except Exception as error:
+            if not is_late.is_set():
+                raise
+            raise UsageError(
+                "no task of a batch finds a slot beside the hosts",
+                code="USAGE.SLOTS",
+                detail=f"parallelism={self.parallelism}, within {limit:g} s",
+                hint="give the application more cores, or pass a smaller parallelism",
+            ) from error
+        finally:
+            timer.cancel()
+        unreached = [each["unreachable"] for each in _reports(rows) if "unreachable" in each]
+        if unreached:
+            raise HostError(
+                "tasks do not reach the hosts",
+                code="HOST.UNREACHABLE",
+                detail=unreached[0],
+                hint="executors must reach each other at any port, at the addresses by which they reach the driver",
+            )
+
+    def schema(self, incoming: Incoming) -> pa.Schema:
+        # No job of Spark's: it knows that this has no rows.
+        schema: pa.Schema = incoming.source.limit(0).toArrow().schema
+        if HEARTBEAT in schema.names:
+            schema = schema.remove(schema.names.index(HEARTBEAT))
+        return schema
+
+    def scatter(self, incoming: Incoming, plan: ScatterPlan) -> list[TaskReport]:
+        frame = incoming.source
+        plan = plan._replace(heartbeat_column=HEARTBEAT if HEARTBEAT in frame.columns else None)
+        try:
+            with self._tagged(f"{self._tag}-rows"):
+                self._is_scattering, self._is_cancelled = True, False
+                try:
+                    rows = frame.mapInArrow(partial(_send, plan), "report string").collect()
+                finally:
+                    self._is_scattering = False
+        except Exception as error:
+            if self._is_cancelled or _OF_LINKS.search(str(error)):
+                raise LinkError("tasks could not send rows to hosts", detail=str(plan.of_try)) from error
+            raise
+        return [TaskReport.from_json(each) for each in _reports(rows)]
+
+    def identify(self, frame: DataFrame, job: Job, key_type: Type) -> Identity:
+        """The identity of a batch by its rows, which tasks look through."""
+        heartbeats = HEARTBEAT if HEARTBEAT in frame.columns else None
+        rows = frame.mapInArrow(partial(_look_through, job, key_type, heartbeats), "report string").collect()
+        return BatchSurvey.of(TaskReport.from_json(each).survey for each in _reports(rows)).identity()
+
+    def cancel(self) -> None:
+        if self._is_scattering:
+            self._is_cancelled = True
+            self._interrupt(f"{self._tag}-rows")
+
+    def _interrupt(self, tag: str) -> None:
+        with suppress(Exception):  # it has ended meanwhile, or Spark is gone
+            if self._is_connect:
+                self._session.interruptTag(tag)
+            else:
+                self._session.sparkContext.cancelJobsWithTag(tag)
+
+    @contextmanager
+    def _tagged(self, tag: str) -> Iterator[None]:
+        """Mark the jobs of this thread, so that others can cancel them."""
+        # A tag of a classic session is one of its thread: no other thread can interrupt by it.
+        if self._is_connect:
+            add, remove = self._session.addTag, self._session.removeTag
+        else:
+            add, remove = self._session.sparkContext.addJobTag, self._session.sparkContext.removeJobTag
+        add(tag)
+        try:
+            yield
+        finally:
+            with suppress(Exception):  # Spark is gone
+                remove(tag)
+
+    def close(self) -> None:
+        self._is_closed.set()
+        # Hosts end when they are told, or find the driver gone; what has not begun yet, or hangs, Spark ends.
+        self._join()
+        for number, thread in enumerate(self._threads):
+            if thread.is_alive():
+                self._interrupt(self._tag_of(number))
+        self._join()
+        _engines.discard(self)
+
+    def _join(self) -> None:
+        until = time.monotonic() + _JOIN
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+def _no_host(number: int, error: Exception) -> HostError:
+    made = HostError(
+        "a host cannot be started",
+        code="HOST.START",
+        detail=f"host {number}, {_FAILURES} jobs have failed",
+        hint="the error below says why; executors need the same library as the driver",
+    )
+    made.__cause__ = error
+    return made
+
+
+def _reports(rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """What tasks report; the first error among it is raised."""
+    found = [json.loads(row[0]) for row in rows]
+    for each in found:
+        if "error" in each:
+            raise raised(each["error"], f"partition {each['partition']}")
+    return found
+
+
+def _row(report: object) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([json.dumps(report)], pa.string())], schema=_REPORT)
+
+
+# --- on executors ---
+
+
+def _serve(plan: HostPlan, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    where = f"{socket.gethostname()}, process {os.getpid()}"
+    folder = _local_folder()
+    if folder is not None:
+        remove_orphans(folder)
+    # The folders of an executor are its own, and it has a name of its own in them.
+    place = f"{socket.gethostname()} {os.environ.get('SPARK_LOCAL_DIRS', os.getppid())}"
+    host = Host(plan, attempt=context.taskAttemptId(), executor=where, place=place, folder=folder)
+    try:
+        yield _row({"ended": host.serve()})
+    except LinkError as error:
+        if host.is_registered:
+            raise
+        # Spark would try it four times and say that a stage was aborted.
+        yield _row({"unreachable": described(error)})
+
+
+def _local_folder() -> str | None:
+    """A folder on the disks that Spark has for such, which is removed with the executor."""
+    folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
+    return folder if os.path.isdir(folder) else None
+
+
+def _reach(
+    addresses: Sequence[tuple[str, int]], secret: bytes, rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for _ in rows:
+        pass
+    for number, address in enumerate(addresses):
+        try:
+            connect(address, secret, role="probe").close()
+        except LinkError as error:
+            yield _row({"unreachable": f"host {number} from {socket.gethostname()}: {error}"})
+            return
+    yield _row({})
+
+
+def _send(plan: ScatterPlan, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    partition = context.partitionId()
+    try:
+        report = send_rows(plan, rows, task=context.taskAttemptId(), partition=partition)
+    except LinkError:
+        raise
+    except StateBackendError as error:
+        # Another attempt would find the same: the driver raises it.
+        yield _row({"error": described(error), "partition": partition})
+    else:
+        yield _row(report.to_json())
+
+
+def _look_through(
+    job: Job, key_type: Type, heartbeats: str | None, rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    cutter = Cutter(job, key_type, 1, digests=True, heartbeat_column=heartbeats)
+    for each in rows:
+        cutter.cut(each)
+    yield _row(TaskReport(0, 0, cutter.survey, {}).to_json())
+
+
+# --- the way of rows ---
+
+
+class Scattering(Way):
+    """Rows go to hosts, from the tasks that compute them; ``memory`` bytes of them may wait at each."""
+
+    def __init__(self, parallelism: int, options: HostOptions, memory: int | None = None) -> None:
+        if memory is not None and (type(memory) is not int or memory < 1):
+            raise UsageError("memory is a number of bytes, at least 1")
+        self._parallelism, self._options, self._memory = parallelism, options, memory
+        self._engine: SparkEngine | None = None
+
+    def __repr__(self) -> str:
+        return f"<rows to {self._parallelism} hosts>"
+
+    def unopened(self) -> Scattering:
+        return Scattering(self._parallelism, self._options, self._memory)
+
+    def execution(self, frame: DataFrame, job: Job) -> Callable[..., Execution]:
+        memory = self._memory or _MEMORY
+        check_not_encrypted(frame)
+        if self._options.profile is None:  # else hosts have slots and memory of their own
+            check_memory(frame, self._parallelism, needed_bytes(job, memory))
+            check_slots(
+                frame,
+                self._parallelism,
+                self._options.start_timeout,
+                lambda: sum(engine.parallelism for engine in _engines),
+            )
+        options = options_at(frame, self._options)
+
+        def make(*arguments: Any, **named: Any) -> ScatteredExecution:
+            self._engine = SparkEngine(frame, self._parallelism, options.profile)
+            return ScatteredExecution(
+                *arguments,
+                **named,
+                engine=self._engine,
+                parallelism=self._parallelism,
+                options=options,
+                memory=memory,
+                bind=options.bind or "127.0.0.1",
+            )
+
+        return make
+
+    def open(self, store: CheckpointReader, frame: DataFrame) -> None:
+        pass
+
+    def rows_of(self, frame: DataFrame, job: Job) -> ScatteredRows:
+        assert self._engine is not None
+        return ScatteredRows(self._engine, frame, job)
+
+    def close(self) -> None:
+        self._engine = None  # the execution closes it
+
+
+class ScatteredRows(RowsOfBatch):
+    """The rows of one batch, which never come here."""
+
+    def __init__(self, engine: SparkEngine, frame: DataFrame, job: Job) -> None:
+        self._engine, self._frame, self._job = engine, frame, job
+
+    def incoming(self, planned: Identity | None, execute: Callable[[], None]) -> Incoming:
+        return Incoming(self._read, planned, execute, self._frame, self._identify)
+
+    def _read(self) -> pa.Table:
+        raise UsageError("the rows of a batch do not come to the driver in executors mode")
+
+    def _identify(self) -> Identity:
+        return self._engine.identify(self._frame, self._job, self._job.key_type(column_types(self._frame)))
+
+    def figures(self) -> Figures:
+        return {"input": "executors"}
+
+    def discard(self) -> None:
+        pass  # hosts drop what no batch has taken

@@ -1,0 +1,10 @@
+"""Sinks that know which batches they have, so that each batch is there once.
+
+>>> parquet("/data/out")
+<sink parquet[/data/out]>
+"""
+
+from statebackend.spark.sinks.delta_table import delta
+from statebackend.spark.sinks.published import parquet
+
+__all__ = ["delta", "parquet"]

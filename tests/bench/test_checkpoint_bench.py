@@ -1,0 +1,56 @@
+"""The figures of checkpoints are measured and reported for every type that they name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+# `bench` is not an installed package: it is imported from the root of the repository.
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from bench.checkpoint import costs  # noqa: E402
+from bench.checkpoint.__main__ import main  # noqa: E402
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@needs_proc
+def test_full_checkpoints_are_reported_for_numbers_and_for_structs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench", "P11", "--n", "3000", "--samples", "1"])
+    main()
+    rows = json.loads((tmp_path / "build/bench/checkpoint.json").read_text())["rows"]
+    assert {row["figure"] for row in rows} == {"P11"}
+    for kind, asked in (("bigint", 8), ("struct<a:bigint,b:string>", 2)):
+        found = [row["what"] for row in rows if row["what"].endswith(f"LONG to {kind}; at least {asked}")]
+        assert [what.split(",")[0] for what in found] == ["full checkpoint", "its restore"]
+    peaks = [row["ours"] for row in rows if "at most 1.15" in row["what"]]
+    assert len(peaks) == 2
+    assert min(row["ours"] for row in rows) > 0
+    assert min(peaks) >= 1
+
+
+def test_lists_of_operator_state_are_reported_by_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench", "operator", "--n", "1000", "--samples", "1"])
+    main()
+    rows = json.loads((tmp_path / "build/bench/checkpoint.json").read_text())["rows"]
+    assert [row["what"].split(",")[0].split(" of ")[0] for row in rows] == ["snapshot", "restore"] * 3
+    assert min(row["ours"] for row in rows) > 0
+
+
+@pytest.mark.parametrize("layout", costs.LAYOUTS)
+def test_every_layout_can_be_filled_and_read(layout: str) -> None:
+    keyed, (state,) = costs.filled(1000, layout)
+    with keyed:
+        assert keyed.num_entries() == 1000
+        assert len(state.get_many([5, 999]).drop_null()) == 2

@@ -1,0 +1,127 @@
+"""The comparison of maps measures what it says, notices wrong results, and renews its page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+# `bench` is not an installed package: it is imported from the root of the repository.
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from bench.rocksdb.__main__ import main  # noqa: E402
+from bench.rocksdb.maps import KINDS, Held  # noqa: E402
+from bench.rocksdb.page import main as renew  # noqa: E402
+from bench.rocksdb.page import scalars  # noqa: E402
+from bench.rocksdb.vectorised import OPERATIONS, Side, sample  # noqa: E402
+from bench.rocksdb.vectorised import main as measure_calls  # noqa: E402
+
+PAGE = "<!-- maps -->\nold\n<!-- end maps -->\n<!-- jobs -->\nstays\n<!-- end jobs -->\n"
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wrong_result_is_noticed(backend: str, kind: str) -> None:
+    held = Held(backend, kind, 3, 4)
+    rows = held.prepared(10)
+    held.check_write(rows, held.time_write(rows))
+    held.check_read(rows, held.time_read(rows))
+    held.check()
+    with pytest.raises(AssertionError, match="other entries"):
+        held.check_read(rows, held.time_read(rows) + 1)
+    held.time_write([(key, name) for key, name in rows[:1]] * 20)  # behind its back
+    with pytest.raises(AssertionError, match="not what was written"):
+        held.check()
+    held.close()
+
+
+def test_a_run_renews_the_page(tmp_path: Path) -> None:
+    run, page = tmp_path / "run.json", tmp_path / "rocksdb.md"
+    page.write_text(PAGE)
+    small = [
+        "--entries",
+        "1",
+        "20",
+        "--total",
+        "40",
+        "--least-keys",
+        "2",
+        "--samples",
+        "2",
+        "--seconds",
+        "0.001",
+    ]
+    assert main([*small, "--out", str(run)]) == 0
+    rows = json.loads(run.read_text())["rows"]
+    assert len(rows) == 2 * 2 * 2 * len(KINDS)
+    assert {(row["kind"], row["peer"] is None) for row in rows} == {
+        ("value", False),
+        ("pickle", False),
+        ("map", True),
+    }
+    none = str(tmp_path / "none")
+    others = ["--spark-run", none, "--scalars-run", none, "--vectorised-run", none]
+    assert renew(["--run", str(run), *others, "--page", str(page)]) == 0
+    text = page.read_text()
+    assert "old" not in text
+    assert "| write, MapState, `rocksdb` |" in text
+    assert "stays" in text
+    drawn = (tmp_path / "rocksdb.svg").read_text()
+    assert drawn.count("<svg") == 1
+    renew(["--run", str(run), *others, "--page", str(page)])
+    assert (tmp_path / "rocksdb.svg").read_text() == drawn
+    assert page.read_text() == text
+
+
+def test_the_real_page_has_the_blocks(tmp_path: Path) -> None:
+    page = tmp_path / "rocksdb.md"
+    page.write_text((ROOT / "docs/performance/rocksdb.md").read_text())
+    none = str(tmp_path / "none")
+    others = ["--spark-run", none, "--scalars-run", none, "--vectorised-run", none]
+    assert renew(["--run", none, *others, "--page", str(page)]) == 0
+    for name in ("maps", "scalars", "calls", "jobs"):
+        assert f"<!-- {name} -->" in page.read_text()
+
+
+def test_a_run_of_calls_renews_their_table(tmp_path: Path) -> None:
+    run, page, none = tmp_path / "run.json", tmp_path / "rocksdb.md", str(tmp_path / "none")
+    page.write_text("<!-- calls -->\nold\n<!-- end calls -->\n")
+    assert measure_calls(["--keys", "50", "--samples", "2", "--out", str(run)]) == 0
+    others = ["--run", none, "--spark-run", none, "--scalars-run", none]
+    assert renew([*others, "--vectorised-run", str(run), "--page", str(page)]) == 0
+    text = page.read_text()
+    assert "old" not in text
+    assert text.count(" × |") == len(OPERATIONS)
+
+
+def test_what_rocksdict_did_is_shown() -> None:
+    """`rocksdict` is no dependency, so this is the form of a run, and no run."""
+    rows = [
+        {
+            "what": f"get, 10,000 keys, {ours} / rocksdict, {peer}",
+            "ours": 400.0,
+            "peer": peer_ns,
+            "ratio": ratio,
+        }
+        for ours in ("ours", "ours, below a mark")
+        for peer, peer_ns, ratio in (("numbers", 1_200.0, 3.0), ("bytes", 800.0, 2.0))
+    ]
+    machine = {"processor": "a", "cores": 2, "load_average": 0.5, "python": "3.11"}
+    versions = {"statebackend": "1", "rocksdb": "2", "rocksdict": "3"}
+    lines = scalars({"machine": machine, "versions": versions, "arguments": {"samples": 5}, "rows": rows})
+    assert lines[-2:] == [
+        "| get, 10,000 keys | no mark | 400 | 1,200 | 3.00 × | 800 | 2.00 × |",
+        "| get, 10,000 keys | below a mark | 400 | 1,200 | 3.00 × | 800 | 2.00 × |",
+    ]
+
+
+def test_a_vectorised_call_that_does_something_else_is_noticed() -> None:
+    sides = (Side("rocksdb", "value", 50), Side("rocksdb", "value", 50))
+    sample(sides, OPERATIONS[1], 1, 0)
+    sides[1].state.update_many([7 << 20], [-1])
+    with pytest.raises(AssertionError, match="get_many does not do what value does"):
+        sample(sides, OPERATIONS[1], 1, 1)

@@ -1,0 +1,257 @@
+"""Files of a store published where others read: whole, durable, under names that are taken once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from ciphers import AesGcm
+from object_servers import SERVERS, object_server
+from object_servers import Place as Address
+from simulated_disk import Dead, Disk, SimulatedCalls
+from simulated_objects import Bucket, SimulatedObjectCalls
+
+import statebackend as sb
+from statebackend.checkpoint import Checkpoint, StoredFile
+from statebackend.checkpoint.files import Place, PosixCalls, PosixFiles, open_place
+from statebackend.checkpoint.files.objects import ObjectFiles
+from statebackend.checkpoint.files.places import ObjectPlace, PosixPlace
+from statebackend.checkpoint.store.publishing import published
+from statebackend.errors import StoreError
+
+__all__ = ["object_server"]
+
+CONTENT = bytes(random.Random(1).randbytes(5 << 20))
+
+
+def committed(store: sb.CheckpointStore, content: bytes = CONTENT) -> tuple[Checkpoint, StoredFile]:
+    """A store with one batch, whose output is one file."""
+    with store.open_for_writing() as opened:
+        with opened.begin_snapshot(0).create("output", suffix=".parquet") as file:
+            file.write(content)
+            stored = file.finish()
+        checkpoint = opened.commit(0, outputs={"main": [stored]})
+        return checkpoint, stored
+
+
+def read(place: Place, name: str) -> bytes:
+    with place.open_input(name) as file:
+        return bytes(file.read())
+
+
+class Calls(PosixCalls):
+    """Real calls: the process dies before the one with number ``at``; links fail with an errno."""
+
+    def __init__(self, at: int = -1, no_links: int | None = None) -> None:
+        self.at, self.count, self.no_links = at, 0, no_links
+
+    def link(self, source: str, target: str) -> None:
+        if self.no_links is not None and not os.path.basename(source).startswith("."):
+            raise OSError(self.no_links, "no link")
+        PosixCalls.link(self, source, target)
+
+
+def _counted(name: str) -> Any:
+    original = getattr(Calls, name)
+
+    def call(self: Calls, *arguments: Any) -> Any:
+        if 0 <= self.at <= self.count:
+            raise Dead  # now, and whatever the dying process tries to tidy up
+        self.count += 1
+        return original(self, *arguments)
+
+    return call
+
+
+for _name in [name for name in vars(PosixCalls) if not name.startswith("_")]:
+    setattr(Calls, _name, _counted(_name))
+
+
+def test_a_file_of_the_same_disk_gets_a_second_name(tmp_path: Path) -> None:
+    checkpoint, file = committed(sb.CheckpointStore(tmp_path / "state"))
+    place = open_place(tmp_path / "out")
+    place.prepare()
+    assert [checkpoint.publish(file, place, "a") for _ in range(2)] == ["linked", "there"]
+    assert os.path.samefile(checkpoint.address(file), tmp_path / "out" / "a")
+    assert read(place, "a") == CONTENT
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP])
+def test_elsewhere_it_is_copied(tmp_path: Path, number: int) -> None:
+    checkpoint, file = committed(sb.CheckpointStore(tmp_path / "state"))
+    place = PosixPlace(str(tmp_path / "out"), Calls(no_links=number))
+    place.prepare()
+    assert [checkpoint.publish(file, place, "a") for _ in range(2)] == ["copied", "there"]
+    assert os.listdir(tmp_path / "out") == ["a"]
+    assert read(place, "a") == CONTENT
+
+
+def test_of_an_encrypted_store_the_plain_text_appears(tmp_path: Path) -> None:
+    checkpoint, file = committed(sb.CheckpointStore(tmp_path / "state", encryption=AesGcm()))
+    place = open_place(tmp_path / "out")
+    place.prepare()
+    assert [checkpoint.publish(file, place, "a") for _ in range(2)] == ["copied", "there"]
+    assert read(place, "a") == CONTENT
+    assert CONTENT not in Path(checkpoint.address(file)).read_bytes()
+
+
+@pytest.mark.parametrize("change", ["shorter", "a bit", "longer"])
+def test_a_name_with_other_content_is_refused(tmp_path: Path, change: str) -> None:
+    checkpoint, file = committed(sb.CheckpointStore(tmp_path / "state"))
+    place = open_place(tmp_path / "out")
+    place.prepare()
+    other = bytearray(CONTENT)
+    other[4 << 20] ^= 1
+    content = {"shorter": CONTENT[:-1], "a bit": bytes(other), "longer": CONTENT + b"x"}[change]
+    (tmp_path / "out" / "a").write_bytes(content)
+    with pytest.raises(sb.UsageError, match="with other content") as caught:
+        checkpoint.publish(file, place, "a")
+    assert caught.value.code == "USAGE.PUBLISHED"
+    assert (tmp_path / "out" / "a").read_bytes() == content
+
+
+@pytest.mark.parametrize("no_links", [None, errno.EXDEV], ids=["linked", "copied"])
+def test_killed_before_every_call(tmp_path: Path, no_links: int | None) -> None:
+    checkpoint, file = committed(sb.CheckpointStore(tmp_path / "state"))
+    at = 0
+    while True:
+        out = tmp_path / f"out{at}"
+        calls = Calls(at, no_links)
+        place = PosixPlace(str(out), calls)
+        try:
+            place.prepare()
+            checkpoint.publish(file, place, "a")
+            break
+        except Dead:
+            pass
+        seen = open_place(out)
+        assert seen.names() in ([], ["a"])
+        assert "a" not in seen.names() or read(seen, "a") == CONTENT, "a reader sees whole files"
+        again = PosixPlace(str(out), Calls(no_links=no_links))
+        again.prepare()
+        checkpoint.publish(file, again, "a")
+        assert os.listdir(out) == ["a"], "nothing is left behind"
+        assert read(again, "a") == CONTENT
+        at += 1
+    assert at > 3
+
+
+@pytest.mark.parametrize("how", ["die", "fail"])
+@pytest.mark.parametrize("is_linked", [True, False], ids=["linked", "copied"])
+def test_what_is_found_there_is_durable_before_it_counts(how: str, is_linked: bool) -> None:
+    """The first stops at any of its calls, the next may find the name, and then the power fails."""
+    content, at, seen = b"rows" * 100, 0, set()
+    while True:
+        disk = Disk()
+        setup = SimulatedCalls(disk)
+        PosixPlace("/state", setup).prepare()
+        PosixPlace("/state", setup).write("rows", [content])
+        PosixPlace("/out", setup).prepare()
+
+        def publish(calls: SimulatedCalls) -> str:
+            source = PosixFiles("/state", calls) if is_linked else None
+            return published(PosixPlace("/out", calls), "a", lambda: pa.BufferReader(content), source, "rows")
+
+        first = SimulatedCalls(disk, lambda number, name, at=at: how if number == at else None)  # type: ignore[misc]
+        with suppress(Dead, StoreError):
+            publish(first)
+        seen.add(publish(SimulatedCalls(disk)))
+        after = PosixPlace("/out", SimulatedCalls(disk.crash("lost")))
+        assert after.size("a") == len(content), f"call {at}, {first.made[at:]}"
+        assert read(after, "a") == content
+        if len(first.made) <= at:
+            break
+        at += 1
+    assert seen == {"linked" if is_linked else "copied", "there"}
+
+
+def test_two_that_publish_at_once_agree(tmp_path: Path) -> None:
+    checkpoint, file = committed(sb.CheckpointStore(tmp_path / "state"))
+
+    class Late(PosixPlace):
+        def adopt(self, name: str, source: Any, source_name: str) -> str | None:
+            (tmp_path / "out" / name).write_bytes(content)
+            return super().adopt(name, source, source_name)
+
+    place = Late(str(tmp_path / "out"))
+    place.prepare()
+    content = CONTENT
+    assert checkpoint.publish(file, place, "same") == "there"
+    content = b"other"
+    with pytest.raises(sb.UsageError, match="with other content"):
+        checkpoint.publish(file, place, "other")
+
+
+def test_in_one_bucket_the_service_copies() -> None:
+    bucket = Bucket()
+    files = ObjectFiles("s3://simulated/state", SimulatedObjectCalls(bucket))
+    checkpoint, file = committed(sb.CheckpointStore("s3://simulated/state", _files=files))
+    calls = SimulatedObjectCalls(bucket)
+    place = ObjectPlace("s3://simulated/out", calls)
+    assert [checkpoint.publish(file, place, "a") for _ in range(2)] == ["copied by the service", "there"]
+    assert "copy" in calls.made
+    assert "put" not in calls.made
+    assert bucket.objects["out/a"] == CONTENT
+    assert place.names() == ["a"]
+    # Where the service refuses, or the bucket is another, the bytes come here and go there.
+    refusing = SimulatedObjectCalls(bucket, lambda number, name: errno.EACCES if name == "copy" else None)
+    assert checkpoint.publish(file, ObjectPlace("s3://simulated/out", refusing), "b") == "copied"
+    other = Bucket()
+    assert (
+        checkpoint.publish(file, ObjectPlace("s3://other/out", SimulatedObjectCalls(other)), "a") == "copied"
+    )
+    assert bucket.objects["out/b"] == other.objects["out/a"] == CONTENT
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_on_real_services(object_server: Callable[[str], Address], name: str, tmp_path: Path) -> None:
+    address, options = object_server(name)
+    store = sb.CheckpointStore(f"{address}/state", options=options)
+    checkpoint, file = committed(store)
+    place = pickle.loads(pickle.dumps(open_place(f"{address}/out", options)))
+    assert checkpoint.publish(file, place, "a") == "copied by the service"
+    assert checkpoint.publish(file, place, "a") == "there"
+    assert read(place, "a") == CONTENT
+    assert place.names() == ["a"]
+    place.remove("a")
+    assert place.names() == []
+    # From there to a folder, and from a folder to there.
+    here = open_place(tmp_path / "out")
+    here.prepare()
+    assert checkpoint.publish(file, here, "a") == "copied"
+    assert read(here, "a") == CONTENT
+    checkpoint, file = committed(sb.CheckpointStore(tmp_path / "state"), b"short")
+    assert checkpoint.publish(file, place, "b") == "copied"
+    assert read(place, "b") == b"short"
+
+
+def test_addresses() -> None:
+    assert open_place("file:///data/out").uri == "/data/out"
+    assert open_place("s3://KEY:SECRET@bucket/out").uri == "s3://bucket/out"
+    for wrong in ("hdfs://host/out", "s3a://bucket/out", "file://host/out"):
+        with pytest.raises(sb.UsageError, match="cannot be published"):
+            open_place(wrong)
+    with pytest.raises(sb.UsageError, match="only an object store"):
+        open_place("/data/out", {"region": "here"})
+    with pytest.raises(sb.UsageError, match="a path or uri|path or uri"):
+        open_place("")
+
+
+def test_tidying_leaves_what_is_written_for_a_longer_name(tmp_path: Path) -> None:
+    """As of an output ``late`` and another one ``late.v2``: only one of the two was cut off."""
+    place = open_place(tmp_path)
+    left, other = tmp_path / f".a.{'0' * 16}", tmp_path / f".a.b.{'1' * 16}"
+    left.touch()
+    other.touch()
+    place.tidy("a")
+    assert (left.exists(), other.exists()) == (False, True)
+    place.tidy("a.b")
+    assert not other.exists()

@@ -1,0 +1,294 @@
+"""Hosts that are killed at any step, hang, come twice or come back cost a try of a batch, and nothing else."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from host_worlds import PARALLELISM, PARTITIONS, World, ticks
+from raw_links import LONG, wait_until
+from thread_cluster import Killed, ThreadCluster
+
+import statebackend as sb
+from statebackend.cluster.environment import environment
+from statebackend.cluster.host import Host
+from statebackend.cluster.hosts import Hosts, Question
+from statebackend.cluster.streams import Stream
+from statebackend.cluster.wire import Link, LinkError, connect
+
+pytestmark = pytest.mark.usefixtures("nothing_left_open")
+
+# --- killed hosts ---
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", ["_restore", "_expect", "_run", "_committed", "_undo", "_serve_task"])
+def test_a_host_may_be_killed_at_every_step(
+    world: World, monkeypatch: pytest.MonkeyPatch, step: str, when: str
+) -> None:
+    handle = getattr(Host, step)
+    armed: list[int] = []
+
+    def killed(host: Host, *arguments: Any) -> Any:
+        mine = host._plan.number in armed
+        if mine:
+            armed.remove(host._plan.number)
+        if mine and when == "before":
+            die(host)
+        answer = handle(host, *arguments)
+        if mine:
+            die(host)
+        return answer
+
+    def die(host: Host) -> None:
+        assert host._link is not None
+        host._link.close()
+        raise Killed(step)
+
+    monkeypatch.setattr(Host, step, killed)
+    world.open()
+    world.batch()
+    for number in range(PARALLELISM):
+        armed.append(number)
+        if step == "_restore":
+            world.cluster.lose(number)
+        lost = [1 - number] if step == "_undo" else []
+
+        def lose(part: int, attempt: int, lost: list[int] = lost) -> None:
+            if lost:
+                world.cluster.lose(lost.pop())
+
+        world.cluster.before_task = lose
+        world.batch()
+        world.batch()
+        assert not armed
+    world.close()
+
+
+def test_a_host_may_be_killed_at_every_row(world: World) -> None:
+    world.open()
+    for nth in range(0, 20, 3):
+        left = [nth]
+
+        def die(left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] == -1:
+                raise Killed
+
+        ticks[:] = [die]
+        world.batch()
+    world.close()
+
+
+def test_a_function_that_raises_is_called_once_for_it(world: World) -> None:
+    world.open()
+    world.batch()
+    calls = []
+    ticks[:] = [lambda: calls.append(1)]
+    table = pa.table({"user": ["a"], "n": pa.array([None], pa.int64()), "rule": [False]})
+    assert world.query is not None
+    with pytest.raises(sb.HostError, match="ValueError: no number"):
+        world.query.run(world.next, table)
+    assert len(calls) == 1
+    world.batch()
+    world.close()
+
+
+# --- hosts that hang, come twice, come back ---
+
+
+class Impatient(ThreadCluster):
+    """Begins another host at once where one hangs: threads cannot be ended."""
+
+    def end_host(self, number: int) -> None:
+        self.keep_host(pickle.loads(self.plans[number]), lambda error: None)
+
+
+def test_a_function_slower_than_the_silence_is_not_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: list[str] = []
+    say = Link.send_if_free
+
+    def counted(link: Link, op: str, /, patience: float) -> bool:
+        alive.append(op)
+        return say(link, op, patience)
+
+    monkeypatch.setattr(Link, "send_if_free", counted)
+    world.open(silence=0.3)
+    world.batch()
+    waits = [True]
+
+    def wait() -> None:
+        if waits:
+            waits.clear()
+            before = alive.count("alive")
+            wait_until(lambda: alive.count("alive") > before + 8 * PARALLELISM)
+
+    ticks[:] = [wait]
+    world.batch()
+    assert not waits
+    assert not world.cluster.ended
+    world.close()
+
+
+def test_a_function_that_takes_longer_than_the_limit_costs_a_try(world: World) -> None:
+    """The host that hangs is given up, and goes on later, when all is done without it: that changes nothing."""
+    world.open(host_timeout=0.5, cluster=Impatient)
+    world.batch()
+    goes_on, hangs = threading.Event(), [True]
+
+    def hang() -> None:
+        if hangs:
+            hangs.clear()
+            assert goes_on.wait(LONG)
+
+    ticks[:] = [hang]
+    world.batch()
+    world.batch()
+    goes_on.set()
+    wait_until(lambda: "the driver has gone" in world.cluster.ended)
+    world.batch()
+    world.close()
+
+
+def test_a_host_that_registers_twice_is_refused(world: World) -> None:
+    world.open()
+    world.batch()
+    plan = pickle.loads(world.cluster.plans[0])
+    assert "has a host" in Host(plan, attempt=99, executor="there").serve()
+    other = plan._replace(writer=plan.writer.for_checkpoint(7, frozenset()))
+    other.writer.epoch -= 1
+    assert "is over" in Host(other, attempt=99, executor="there").serve()
+    assert "there is no range" in Host(plan._replace(number=9), attempt=99, executor="there").serve()
+    world.batch()
+    assert not world.cluster.ended
+    world.close()
+
+
+def test_a_host_that_was_replaced_takes_no_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver has given it up, and it does not know yet: what it says comes to nobody."""
+    world.open()
+    world.batch()
+    old = world.cluster.hosts[0]
+    held = threading.Event()
+    close = Stream.close
+
+    def closes(stream: Stream) -> None:
+        close(stream)
+        held.set()
+
+    monkeypatch.setattr(Stream, "close", closes)
+    assert world.query is not None
+    hosts = world.query.execution._hosts
+    hosts._hosts[0].lose()
+    assert held.wait(LONG)
+    world.batch()
+    assert world.cluster.hosts[0] is not old
+    assert old._link is not None
+    with pytest.raises(LinkError):
+        old._link.send("answer", question=1)
+    world.batch()
+    world.close()
+
+
+class Silent:
+    """A host that registers, proves to live, and takes nothing any more."""
+
+    def __init__(self, hosts: Hosts, secret: bytes) -> None:
+        self.link = connect(hosts.address, secret, role="host")
+        self.link.send(
+            "register",
+            number=0,
+            parallelism=1,
+            epoch=1,
+            attempt=1,
+            executor="here",
+            address=["127.0.0.1", 1],
+            place="here",
+            environment=environment(),
+            address_space=None,
+        )
+
+
+def test_a_host_that_takes_no_question_is_lost_after_its_silence() -> None:
+    """A question larger than what the system holds for a peer that does not read: the pulse goes on beside it."""
+    hosts = Hosts(1, b"secret", 1, lambda: Question("restore"), silence=0.3)
+    try:
+        silent = Silent(hosts, b"secret")
+        with silent.link:
+            assert silent.link.receive(LONG).header["op"] == "restore"
+            silent.link.send("answer", question=1)
+            hosts.wait_ready(LONG)
+            with ThreadPoolExecutor(1) as pool:
+                asked = pool.submit(hosts.ask_all, [Question("run", {}, bytes(64 << 20))])
+                try:
+                    with pytest.raises(sb.HostError, match="a host was lost"):
+                        asked.result(LONG)
+                finally:
+                    silent.link.close()
+    finally:
+        hosts.close()
+
+
+def test_a_host_restores_what_is_committed_meanwhile_last() -> None:
+    """The driver has decided what a new host restores, and commits the next batch before it says so."""
+    newest, decided, goes_on = [1], threading.Event(), threading.Event()
+
+    def restore() -> Question:
+        question = Question("restore", {"checkpoint": newest[0]})
+        if not decided.is_set():
+            decided.set()
+            assert goes_on.wait(LONG)
+        return question
+
+    hosts = Hosts(1, b"secret", 1, restore, silence=LONG)
+    try:
+        silent = Silent(hosts, b"secret")
+        with silent.link as link, ThreadPoolExecutor(1) as pool:
+            assert decided.wait(LONG)
+            newest[0] = 2
+            told = pool.submit(hosts.tell_committed, 2)
+            restored = []
+            while not (told.done() and hosts.are_ready and goes_on.is_set()) or not restored:
+                try:
+                    said = link.receive(0.2).header
+                except TimeoutError:
+                    goes_on.set()
+                    continue
+                restored += [said["checkpoint"]] if said["op"] == "restore" else []
+                link.send("answer", question=said["question"], at=None)
+            assert restored == [1, 2]
+    finally:
+        hosts.close()
+
+
+def test_a_restore_that_fails_is_raised_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.open()
+    world.batch()
+    restore, fails = Host._restore, [True, True]
+
+    def failing(host: Host, message: Any) -> Any:
+        if fails:
+            fails.pop()
+            raise sb.StoreError("the store is away")
+        return restore(host, message)
+
+    monkeypatch.setattr(Host, "_restore", failing)
+    for number in range(PARALLELISM):
+        world.cluster.lose(number)
+    table = world.table()
+    assert world.query is not None
+    for _ in range(3):
+        try:
+            world.check(world.query.run(world.next, table, PARTITIONS), table)
+        except sb.StoreError as error:
+            assert "the store is away" in str(error)  # noqa: PT017 - of some tries
+        else:
+            break
+    world.batch()
+    world.close()

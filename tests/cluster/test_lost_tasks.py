@@ -1,0 +1,185 @@
+"""Attempts of tasks that fail, come twice or come too late leave nothing, and tries of a batch come to an end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from host_worlds import PARTITIONS, World
+from raw_links import LONG
+from thread_cluster import Killed, ThreadCluster
+
+import statebackend as sb
+from statebackend.cluster.sending import ScatterPlan, TaskReport, send_rows
+from statebackend.cluster.wire import LinkError
+from statebackend.runtime import Incoming
+
+pytestmark = pytest.mark.usefixtures("nothing_left_open")
+
+# --- tasks ---
+
+
+class Tasks(ThreadCluster):
+    """Runs attempts of tasks as ``attempts_of`` says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plan: ScatterPlan | None = None
+        self.attempts_of: Callable[[ScatterPlan, int, Iterable[pa.RecordBatch]], TaskReport] | None = None
+
+    def scatter(self, incoming: Incoming, plan: ScatterPlan) -> list[TaskReport]:
+        self.plan = plan
+        if self.attempts_of is None:
+            return super().scatter(incoming, plan)
+        return [self.attempts_of(plan, part, rows.to_batches()) for part, rows in enumerate(incoming.source)]
+
+
+_numbers = iter(range(1_000_000, 2_000_000))
+
+
+def sent(plan: ScatterPlan, part: int, rows: Iterable[pa.RecordBatch]) -> TaskReport:
+    return send_rows(plan, rows, task=next(_numbers), partition=part)
+
+
+def some_then(rows: Iterable[pa.RecordBatch], then: Callable[[], None]) -> Iterator[pa.RecordBatch]:
+    for each in rows:
+        yield each.slice(0, each.num_rows // 2)
+        then()
+
+
+def dies() -> None:
+    raise Killed
+
+
+def test_of_two_attempts_of_a_task_the_one_that_is_reported_counts(world: World) -> None:
+    """Speculation: both end, and the engine keeps one. And one that fails when it has sent half of its rows."""
+    world.open(cluster=Tasks)
+    assert isinstance(world.cluster, Tasks)
+
+    def doubled(plan: ScatterPlan, part: int, rows: Iterable[pa.RecordBatch]) -> TaskReport:
+        with pytest.raises(Killed):
+            sent(plan, part, some_then(rows, dies))
+        with ThreadPoolExecutor(2) as pool:
+            ended = [pool.submit(sent, plan, part, rows) for _ in range(2)]
+            return world.rng.choice([each.result() for each in ended])
+
+    world.cluster.attempts_of = doubled
+    for _ in range(4):
+        world.batch()
+        world.nothing_is_staged()
+    world.close()
+
+
+def test_an_attempt_that_goes_on_when_the_batch_has_run_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is in the middle of its rows then, one begins only now, and one comes with those of the try before."""
+    monkeypatch.setattr("statebackend.cluster.sending._MESSAGE", 1)
+    world.open(cluster=Tasks)
+    assert isinstance(world.cluster, Tasks)
+    in_the_middle, goes_on = threading.Event(), threading.Event()
+    zombies: list[Any] = []
+
+    def wait() -> None:
+        in_the_middle.set()
+        assert goes_on.wait(LONG)
+
+    table = world.table()
+    with ThreadPoolExecutor(1) as pool:
+
+        def haunted(plan: ScatterPlan, part: int, rows: Iterable[pa.RecordBatch]) -> TaskReport:
+            if part == 0:
+                halves = [each.slice(at) for each in rows for at in (0, each.num_rows // 2)]
+                zombies.append(pool.submit(sent, plan, part, paused(halves, wait)))
+                assert in_the_middle.wait(LONG)
+            return sent(plan, part, rows)
+
+        world.cluster.attempts_of = haunted
+        world.batch(table)
+        plan = world.cluster.plan
+        assert plan is not None
+        with pytest.raises(LinkError, match="does not take|closed|lost"):
+            sent(plan, 0, table.to_batches())
+        goes_on.set()
+        with pytest.raises(LinkError, match="does not take|closed|lost"):
+            zombies[0].result(LONG)
+    world.cluster.attempts_of = None
+    world.nothing_is_staged()
+    world.batch()
+    with pytest.raises(LinkError, match="does not take|closed|lost"):
+        sent(plan, 0, table.to_batches())
+    world.batch()
+    world.nothing_is_staged()
+    world.close()
+
+
+def paused(parts: Iterable[pa.RecordBatch], wait: Callable[[], None]) -> Iterator[pa.RecordBatch]:
+    for at, each in enumerate(parts):
+        if at == 1:
+            wait()
+        yield each
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["to the end", "no further"])
+def test_rows_that_fit_nowhere_are_an_error_that_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_read: bool
+) -> None:
+    """Not a lost host: another try would find the same. And also where the host closes while the task still sends."""
+    if not is_read:
+        monkeypatch.setattr("statebackend.cluster.listener._FINISH", 0.0)
+        monkeypatch.setattr("statebackend.cluster.sending._MESSAGE", 1 << 16)
+    world.open(memory=100, staged_on_disk=100)
+    assert world.query is not None
+    wide = pa.table({"user": ["a" * 1000] * 20_000, "n": [1] * 20_000, "rule": [False] * 20_000})
+    with pytest.raises(sb.StoreError) as caught:
+        world.query.run(0, wide)
+    assert caught.value.code == "CLUSTER.STAGING_FULL"
+    world.nothing_is_staged()
+    empty = world.table().slice(0, 0)
+    world.batch(empty)
+    world.close()
+
+
+def test_rows_of_a_batch_that_is_refused_before_it_runs_are_given_back(world: World) -> None:
+    world.open()
+    world.batch()
+    table = pa.concat_tables(
+        [world.table(), pa.table({"user": [None], "n": [1], "rule": [False]})], promote_options="default"
+    )
+    assert world.query is not None
+    with pytest.raises(sb.SerializationTypeError, match="a key is null"):
+        world.query.run(world.next, table)
+    world.nothing_is_staged()
+    world.batch()
+    world.close()
+
+
+# --- all tries ---
+
+
+def test_hosts_that_are_lost_in_every_try_fail_the_batch_and_the_next_call_works(world: World) -> None:
+    world.open(max_tries=2)
+    world.batch()
+    tries = [0, 0]
+
+    def lose(part: int, attempt: int) -> None:
+        if part == 0 and attempt == 0 and tries:
+            tries.pop()
+            world.cluster.lose(0)
+
+    world.cluster.before_task = lose
+    world.cluster.attempts = 1
+    table = world.table()
+    assert world.query is not None
+    with pytest.raises(sb.HostError) as caught:
+        world.query.run(world.next, table, PARTITIONS)
+    assert caught.value.code == "HOST.LOST"
+    world.nothing_is_staged()
+    world.cluster.attempts = 4
+    world.batch(table)
+    world.batch()
+    world.close()

@@ -1,0 +1,284 @@
+"""How the hosts of a query start: what is not fit is told at once, slots are shared, executors have equal numbers."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from host_queries import HostQuery, LocalQuery, data_files
+from host_worlds import JOB, PARALLELISM, World
+from raw_links import wait_until
+from thread_cluster import ThreadCluster
+
+import statebackend as sb
+from statebackend.backends.heap import HeapBackend
+from statebackend.cluster import environment, host
+from statebackend.cluster.host import Host
+from statebackend.cluster.hosts import _MOST_REFUSALS
+from statebackend.cluster.options import HostOptions
+from statebackend.keys import range_for
+from statebackend.runtime import Job
+
+pytestmark = pytest.mark.usefixtures("nothing_left_open")
+
+ROWS = pa.table({"user": ["ann", "bob", "eve", "kim"], "n": [1, 2, 3, 4], "rule": [False] * 4})
+
+
+def cluster_with(**attributes: Any) -> Any:
+    """Makes clusters with these attributes."""
+
+    def make() -> ThreadCluster:
+        made = ThreadCluster()
+        for name, value in attributes.items():
+            setattr(made, name, value)
+        return made
+
+    return make
+
+
+def tokens(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.token"))
+
+
+# --- one library, one platform, memory ---
+
+
+@pytest.mark.parametrize("what", ["library", "python", "platform"])
+def test_hosts_of_another_kind_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(host, "environment", lambda: {**environment.environment(), what: "another"})
+    query = HostQuery(tmp_path, JOB, PARALLELISM)
+    with pytest.raises(sb.HostError, match=f"{what} 'another' instead of .* on executor here") as raised:
+        query.run(0, ROWS)
+    assert raised.value.code == "HOST.VERSION"
+    monkeypatch.undo()  # the executors have been mended; one of before may still come
+    with suppress(sb.HostError):
+        query.run(0, ROWS)
+    query.run(1 if query.store.latest() == 0 else 0, ROWS)
+    query.close()
+
+
+@pytest.mark.parametrize("limit", [999, 1000, None])
+def test_a_host_that_may_not_have_its_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    monkeypatch.setattr(host, "address_space", lambda: limit and limit + (1 << 30))
+    backend = HeapBackend(max_bytes=1 << 30)
+    job = Job(JOB.function, key="user", schema="user string, total bigint", broadcast="rule", backend=backend)
+    query = HostQuery(tmp_path, job, PARALLELISM, memory=1000)
+    if limit == 999:
+        with pytest.raises(sb.HostError, match="1073742823 bytes, and .* come to 1073742824") as raised:
+            query.run(0, ROWS)
+        assert raised.value.code == "HOST.MEMORY"
+    else:
+        query.run(0, ROWS)
+    query.close()
+
+
+def test_the_address_space_is_what_the_system_allows() -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    assert environment.address_space() == (None if before[0] == resource.RLIM_INFINITY else before[0])
+    limit = 1 << 45
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    try:
+        assert environment.address_space() == limit
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+# --- one store ---
+
+
+def test_a_host_that_sees_another_folder_is_refused_before_the_first_batch(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = sb.CheckpointStore(tmp_path / "other").open_for_writing(
+        key_type=sb.types.of("string"), max_parallelism=128
+    )
+
+    def elsewhere(plan: Any) -> Any:
+        return plan._replace(store=other.unopened(), writer=other.data_writer())
+
+    query = HostQuery(tmp_path / "store", JOB, 1, cluster=cluster_with(ship=elsewhere))
+    with pytest.raises(
+        sb.UsageError, match="a file of the driver in the checkpoint cannot be read here"
+    ) as raised:
+        query.run(0, ROWS)
+    assert raised.value.code == "USAGE.LOCAL_CHECKPOINT"
+    assert "host 0" in str(raised.value)
+    assert query.store.latest() is None
+    query.close()
+    other.close()
+
+
+def test_a_host_whose_files_the_driver_does_not_see_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave = host.reaching.leave_token
+
+    def lost(writer: Any) -> Any:
+        token = leave(writer)
+        for each in tokens(tmp_path):
+            if token["file"]["name"].endswith(each.name):
+                each.unlink()
+        return token
+
+    monkeypatch.setattr(host.reaching, "leave_token", lost)
+    query = HostQuery(tmp_path, JOB, 1)
+    # The driver's own is one that hosts do not find.
+    with pytest.raises(sb.UsageError, match="cannot be read here"):
+        query.run(0, ROWS)
+    query.close()
+
+
+def test_tokens_are_gone_when_they_have_been_seen(tmp_path: Path) -> None:
+    query = HostQuery(tmp_path, JOB, PARALLELISM)
+    query.run(0, ROWS)
+    assert len(tokens(tmp_path)) == 1, "that of the driver, for hosts to come"
+    query.cluster.lose(0)
+    query.run(1, ROWS)
+    assert len(tokens(tmp_path)) == 1
+    query.close()
+    assert tokens(tmp_path) == []
+
+
+# --- slots ---
+
+
+def test_hosts_without_slots_are_told_and_all_others_end_meanwhile(tmp_path: Path) -> None:
+    clusters = cluster_with(has_slot=lambda number: number == 0)
+    options = HostOptions(start_timeout=0.3, max_tries=3)
+    query = HostQuery(tmp_path, JOB, PARALLELISM, hosts=options, cluster=clusters)
+    cluster = query.cluster
+    with pytest.raises(sb.HostError, match="1 of 2 registered within 0.3 s") as raised:
+        query.run(0, ROWS)
+    assert raised.value.code == "HOST.START"
+    assert len(cluster.paused) == 2
+    assert all(0 <= each <= 0.3 for each in cluster.paused)
+    assert cluster.ended.count("the driver let it go") >= 2, "host 0 has given its slot back each time"
+    query.close()
+
+
+def test_two_queries_that_each_have_half_of_the_slots_both_come_to_run(tmp_path: Path) -> None:
+    slots = threading.Semaphore(PARALLELISM)
+    both_have_one = threading.Barrier(2)
+
+    class Shared(ThreadCluster):
+        """Hosts take slots that others want, too; at first, each query has one."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.is_first = True
+            self.has_slot = lambda number: slots.acquire(blocking=False)
+
+        def serve(self, host: Host) -> str:
+            try:
+                if self.is_first:
+                    self.is_first = False
+                    both_have_one.wait(20)
+                return super().serve(host)
+            finally:
+                slots.release()
+
+    results: list[Any] = []
+
+    def run(name: str) -> None:
+        options = HostOptions(start_timeout=1.0, max_tries=50)
+        query = HostQuery(tmp_path / name, JOB, PARALLELISM, hosts=options, cluster=Shared)
+        try:
+            results.append((query.run(0, ROWS).progress["numOutputRows"], query.cluster.paused))
+        finally:
+            query.close()
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("one", "other")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [rows for rows, _ in results] == [4, 4]
+    assert any(paused for _, paused in results), "they have waited for each other"
+
+
+# --- executors ---
+
+
+def test_no_executor_has_more_than_its_share_of_hosts(tmp_path: Path) -> None:
+    places = {0: iter("aaaa"), 1: iter("aaab"), 2: iter("abbb"), 3: iter("aaab")}
+    clusters = cluster_with(executors=2, place_of=lambda number: next(places[number], "b"))
+    query = HostQuery(tmp_path, JOB, 4, cluster=clusters)
+    query.run(0, ROWS)
+    there = sorted(each._place for each in query.cluster.hosts.values())
+    assert there == ["a", "a", "b", "b"]
+    assert any("has its share of hosts, 2" in each for each in query.cluster.ended)
+    query.close()
+
+
+def test_hosts_that_find_no_other_executor_stay_where_they_are(tmp_path: Path) -> None:
+    query = HostQuery(tmp_path, JOB, PARALLELISM, cluster=cluster_with(executors=2))
+    query.run(0, ROWS)
+    refused = [each for each in query.cluster.ended if "has its share of hosts, 1" in each]
+    assert len(refused) == _MOST_REFUSALS * PARALLELISM
+    query.close()
+
+
+# --- what a task reaches ---
+
+
+def test_tasks_that_do_not_reach_hosts_are_told_before_rows_are_sent(tmp_path: Path) -> None:
+    class Unreachable(ThreadCluster):
+        def probe(self, addresses: Any, secret: bytes, limit: float) -> None:
+            super().probe([("127.0.0.1", 1)], secret, limit)
+
+    query = HostQuery(tmp_path, JOB, PARALLELISM, cluster=Unreachable)
+    with pytest.raises(sb.HostError, match="a task does not reach a host"):
+        query.run(0, ROWS)
+    assert query.store.latest() is None
+    query.close()
+
+
+def test_a_host_that_is_lost_while_tasks_look_for_it_costs_a_try(world: World) -> None:
+    class Losing(ThreadCluster):
+        def probe(self, addresses: Any, secret: bytes, limit: float) -> None:
+            if not self.paused:
+                self.paused.append(0.0)
+                self.lose(1)
+                wait_until(lambda: world.query is not None and not world.query.execution._hosts.are_ready)
+                raise sb.HostError("a task does not reach a host")
+            super().probe(addresses, secret, limit)
+
+    query = world.open(cluster=Losing)
+    world.batch()
+    assert query.cluster.paused == [0.0]
+    world.batch()
+    world.close()
+
+
+# --- ranges ---
+
+
+@pytest.mark.parametrize("parallelism", [1, 3, 7, 100])
+def test_key_groups_of_hosts_differ_by_one_at_most(parallelism: int) -> None:
+    ranges = [range_for(128, parallelism, number) for number in range(parallelism)]
+    assert [group for each in ranges for group in each] == list(range(128))
+    assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
+
+
+def test_progress_shows_the_host_that_has_half_of_all_rows(tmp_path: Path) -> None:
+    """A key that has half of the rows is at one host, whatever the number of hosts."""
+    users = [f"user {number}" if number % 2 else "hot" for number in range(400)]
+    table = pa.table({"user": users, "n": [1] * 400, "rule": [False] * 400})
+    query = HostQuery(tmp_path, JOB, 4)
+    rows = [each["numRows"] for each in query.run(0, table).progress["hosts"]]
+    assert sum(rows) == 400
+    assert max(rows) >= 200
+    assert sorted(rows)[-2] < 100
+    query.close()
+    alone = LocalQuery(tmp_path, JOB)
+    alone.close()
+    there, named = data_files(tmp_path)
+    assert there == named

@@ -1,0 +1,114 @@
+"""A commit of what hosts have written whose outcome nobody knows, and two queries on one store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from host_queries import HostQuery
+from host_worlds import JOB, PARALLELISM, PARTITIONS, World
+from thread_cluster import batch_of
+
+import statebackend as sb
+from statebackend.checkpoint.files.posix import PosixFiles
+from statebackend.runtime.origin import rows_identity
+from statebackend.runtime.progress import Stopwatch
+
+pytestmark = pytest.mark.usefixtures("nothing_left_open")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_after_a_commit_whose_outcome_is_unknown_nothing_that_it_names_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    commit, fails = sb.CheckpointStore.commit, [True]
+
+    def commits(store: sb.CheckpointStore, *arguments: Any, **options: Any) -> Any:
+        if fails and when == "before":
+            fails.clear()
+            raise OSError("as told")
+        committed = commit(store, *arguments, **options)
+        if fails:
+            fails.clear()
+            raise OSError("as told")
+        return committed
+
+    world.open()
+    world.batch()
+    monkeypatch.setattr(sb.CheckpointStore, "commit", commits)
+    unknown(world, was_committed=when == "after")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_after_an_entry_whose_publication_is_unknown_nothing_that_it_names_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    publish, fails = PosixFiles.publish, [True]
+
+    def publishes(files: PosixFiles, *arguments: Any) -> None:
+        if not fails or when == "after":
+            publish(files, *arguments)
+        if fails:
+            fails.clear()
+            error = OSError("the answer was lost")
+            error.unknown = True  # type: ignore[attr-defined]
+            raise error
+
+    world.open()
+    world.batch()
+    monkeypatch.setattr(PosixFiles, "publish", publishes)
+    unknown(world, was_committed=when == "after")
+
+
+def unknown(world: World, *, was_committed: bool) -> None:
+    """Run a batch whose commit fails; then begin again, and go on with what is there."""
+    table = world.table()
+    assert world.query is not None
+    query = world.query
+    with pytest.raises(OSError, match=r"as told|answer was lost|not known"):
+        query.run(world.next, table, PARTITIONS)
+    assert not query.runner.is_open
+    query.close()
+    reader = sb.CheckpointStore(world.folder, single_writer=True)
+    reader.open_latest().verify()
+    world.open()
+    assert world.query.runner.last_id == (world.next if was_committed else world.next - 1)
+    if was_committed:
+        digest = rows_identity(table)
+        again = world.query.runner.run(
+            world.next, batch_of(table)._replace(identify=lambda: digest), Stopwatch()
+        )
+        assert again.is_replay
+        world.check(again, table)
+    else:
+        world.batch(table)
+    world.batch()
+    world.close()
+
+
+def test_of_two_queries_on_one_store_one_is_refused(world: World) -> None:
+    query = world.open()
+    world.batch()
+    with pytest.raises(sb.UsageError):
+        HostQuery(world.folder, JOB, PARALLELISM)
+    world.batch()
+    assert query.runner.is_open
+    world.close()
+
+
+def test_hosts_of_a_query_that_was_overtaken_end(world: World) -> None:
+    query = world.open()
+    world.batch()
+    other = sb.CheckpointStore(world.folder).open_for_writing(refuse_live=False)
+    try:
+        with pytest.raises(sb.CommitConflictError):
+            query.run(world.next, world.table(), PARTITIONS)
+    finally:
+        other.close()
+    query.close()
+    # The cluster begins others meanwhile, which find nobody.
+    ended = [each for each in world.cluster.ended if each in ("the driver let it go", "the driver has gone")]
+    assert len(ended) >= PARALLELISM
+    world.open()
+    world.batch()
+    world.close()

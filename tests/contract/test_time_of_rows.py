@@ -1,0 +1,509 @@
+"""States in event time go by the time of rows, which comes in disorder; they are cleaned up by the watermark."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from all_backends import BACKENDS
+from contract.conftest import MakeKeyed
+from event_days import in_event_time
+
+import statebackend as sb
+from statebackend.backends import create_backend
+from statebackend.testing import ManualClock
+
+TTL = 100
+KINDS: dict[str, Any] = {
+    "value": lambda: sb.ValueStateDescriptor("s", int),
+    "text": lambda: sb.ValueStateDescriptor("s", str),
+    "object": lambda: sb.ValueStateDescriptor("s", sb.types.PICKLE),
+    "list": lambda: sb.ListStateDescriptor("s", int),
+    "map": lambda: sb.MapStateDescriptor("s", int, int),
+    "reducing": lambda: sb.ReducingStateDescriptor("s", "sum", int),
+    "own reducing": lambda: sb.ReducingStateDescriptor("s", lambda a, b: a + b, int),
+    "aggregating": lambda: sb.AggregatingStateDescriptor("s", "sum", type=int),
+}
+
+
+def state_of(keyed: sb.KeyedStateBackend, kind: str, **options: Any) -> Any:
+    return keyed.get_state(in_event_time(KINDS[kind](), TTL, **options))
+
+
+def write(state: Any, kind: str, number: int = 1) -> None:
+    if kind == "map":
+        state.put(number, number)
+    elif kind in ("value", "text", "object"):
+        state.update(str(number) if kind == "text" else number)
+    else:
+        state.add(number)
+
+
+def read(state: Any, kind: str) -> Any:
+    if kind == "map":
+        return sorted(state.keys())
+    if kind == "list":
+        return list(state.get())
+    return state.value() if kind in ("value", "text", "object") else state.get()
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_a_state_is_stamped_and_read_by_the_time_that_is_set(make_keyed: MakeKeyed, kind: str) -> None:
+    keyed = make_keyed(clock=ManualClock(10**9))
+    state = state_of(keyed, kind)
+    keyed.begin_batch(10**9)
+    keyed.begin_event_time(None, 5000)
+    keyed.set_current_key(1)
+    keyed.set_event_time(1000)
+    write(state, kind)
+    for at, there in ((999, True), (1099, True), (0, True), (-(2**62), True), (1100, False)):
+        keyed.set_event_time(at)
+        assert state.exists() == there, at
+    keyed.set_event_time(1099)
+    assert read(state, kind)
+    keyed.set_event_time(1100)
+    assert not read(state, kind)
+    keyed.set_event_time(1000)
+    assert not read(state, kind), "the read has removed it"
+
+
+def test_without_a_watermark_nothing_expires(make_keyed: MakeKeyed, kind: str) -> None:
+    keyed = make_keyed()
+    state = state_of(keyed, kind, cleanup_idle=True)
+    keyed.begin_event_time(None, None)
+    for _ in range(3):
+        keyed.set_current_key(1)
+        write(state, kind)
+        keyed.advance()
+        assert read(state, kind)
+        keyed.set_event_time(None)
+    assert keyed.num_entries("s") == 1
+
+
+@pytest.mark.usefixtures("incremental_cleanup")
+def test_accesses_clean_up_by_the_watermark_before_the_batch(make_keyed: MakeKeyed, kind: str) -> None:
+    keyed = make_keyed()
+    state = state_of(keyed, kind)
+    keyed.begin_event_time(None, 1000)
+    for key in range(20):
+        keyed.set_current_key(key)
+        write(state, kind)
+    keyed.begin_event_time(1099, 9000)
+    keyed.set_event_time(8000)
+    for key in range(100, 150):
+        keyed.set_current_key(key)
+        write(state, kind)
+    assert keyed.num_entries("s") == 70
+    keyed.set_event_time(1099)
+    keyed.set_current_key(7)
+    assert read(state, kind)
+    keyed.begin_event_time(1100, 9000)
+    keyed.set_event_time(8000)
+    for key in range(100, 150):
+        keyed.set_current_key(key)
+        write(state, kind)
+    assert keyed.num_entries("s") == 50
+
+
+def test_idle_state_goes_by_the_watermark(make_keyed: MakeKeyed, kind: str) -> None:
+    keyed = make_keyed()
+    state = state_of(keyed, kind, cleanup_idle=True, cleanup_in_background=False)
+    keyed.begin_event_time(None, 1000)
+    for key in range(50):
+        keyed.set_current_key(key)
+        keyed.set_event_time(1000 + key)
+        write(state, kind)
+    keyed.set_event_time(10**6)
+    assert keyed.advance() == 0
+    for watermark, left in ((1099, 50), (1110, 39), (1120, 29), (1148, 1), (1149, 0)):
+        keyed.begin_event_time(watermark, watermark)
+        keyed.advance()
+        assert keyed.num_entries("s") == left
+
+
+@pytest.mark.parametrize("belated", [1, TTL // 2, TTL, 10 * TTL])
+def test_late_rows_are_cleaned_up_too(
+    make_keyed: MakeKeyed, backend: sb.StateBackend, kind: str, belated: int
+) -> None:
+    """What is known of the oldest timestamps must not hide one that a late row has written."""
+    idle = {"cleanup_idle": True, "cleanup_in_background": False}
+    for cleanup in (idle, {}) if backend.cleans_up_incrementally else (idle,):
+        keyed = make_keyed()
+        state = state_of(keyed, kind, **cleanup)
+
+        def clean(keyed: Any = keyed, state: Any = state) -> None:
+            keyed.advance()
+            keyed.set_current_key(999)
+            for _ in range(100):
+                state.clear()
+
+        watermark = 10_000
+        for key in range(100):
+            keyed.begin_event_time(watermark, watermark)
+            keyed.set_current_key(key)
+            keyed.set_event_time(watermark - (belated if key % 3 == 0 else 0))
+            write(state, kind)
+            clean()
+            watermark += 7
+        keyed.begin_event_time(watermark, watermark)
+        clean()
+        if cleanup:
+            oldest = watermark - TTL
+            expected = sum(10_000 + 7 * key - (belated if key % 3 == 0 else 0) > oldest for key in range(100))
+            assert keyed.num_entries("s") == expected
+        keyed.begin_event_time(watermark + TTL, watermark + TTL)
+        clean()
+        assert keyed.num_entries("s") == 0
+
+
+def test_a_map_whose_first_entries_have_expired_is_asked_at_any_time(make_keyed: MakeKeyed) -> None:
+    keyed = make_keyed()
+    state = state_of(keyed, "map", cleanup_in_background=False)
+    keyed.begin_event_time(None, 5000)
+    keyed.set_current_key(1)
+    for n in range(10):
+        keyed.set_event_time(1000 + 50 * n)
+        state.put(n, n)
+    keyed.set_event_time(1000)
+    state.put(10, 10)
+    for at, there in ((1500, True), (1099, True), (1549, True), (1550, False), (1100, True), (1450, True)):
+        keyed.set_event_time(at)
+        assert state.exists() == there, at
+
+
+def test_enumeration_goes_by_the_time_that_is_set(make_keyed: MakeKeyed, kind: str) -> None:
+    keyed = make_keyed()
+    state = state_of(keyed, kind)
+    keyed.begin_event_time(None, 1099)
+    for key in (1, 2):
+        keyed.set_current_key(key)
+        keyed.set_event_time(1000 * key)
+        write(state, kind)
+    for at, keys in ((1000, [1, 2]), (1100, [2]), (2100, [])):
+        keyed.set_event_time(at)
+        assert sorted(keyed.keys("s")) == keys
+    keyed.set_event_time(2050)
+    assert state.exists_many([1, 2]).to_pylist() == [True, True], "by the watermark after the batch"
+    keyed.set_current_key(1)
+    assert not state.exists(), "by the row's again"
+
+
+def test_merged_namespaces_are_stamped_with_the_row(make_keyed: MakeKeyed) -> None:
+    keyed = make_keyed()
+    state = state_of(keyed, "reducing")
+    keyed.begin_event_time(None, 5000)
+    keyed.set_current_key(1)
+    for namespace, at in (("a", 1000), ("b", 1050)):
+        keyed.set_current_namespace(namespace)
+        keyed.set_event_time(at)
+        state.add(at)
+    keyed.set_event_time(1120)
+    keyed.merge_namespaces(state.descriptor, "c", ["a", "b"])
+    keyed.set_current_namespace("c")
+    keyed.set_event_time(1219)
+    assert state.get() == 1050
+    keyed.set_event_time(1220)
+    assert state.get() is None
+
+
+def test_time_is_set_within_a_batch_of_rows(make_keyed: MakeKeyed) -> None:
+    keyed = make_keyed()
+    with pytest.raises(sb.UsageError, match="no time of rows"):
+        keyed.set_event_time(5)
+    for wrong in (1.5, "now", True, 2**63):
+        with pytest.raises(sb.UsageError):
+            keyed.begin_event_time(None, wrong)  # type: ignore[arg-type]
+        with pytest.raises(sb.UsageError):
+            keyed.begin_event_time(wrong, None)  # type: ignore[arg-type]
+    with pytest.raises(sb.UsageError, match="no time of rows"):
+        keyed.set_event_time(5)
+    keyed.begin_event_time(None, None)
+    with pytest.raises(sb.UsageError):
+        keyed.set_event_time(2**63)
+    keyed.close()
+    for call in (
+        lambda: keyed.begin_event_time(None, 1),
+        lambda: keyed.set_event_time(1),
+        lambda: keyed.move_processing_time(1),
+    ):
+        with pytest.raises(sb.ClosedError):
+            call()
+
+
+def test_processing_time_goes_on_by_the_clock(make_keyed: MakeKeyed, clock: ManualClock) -> None:
+    keyed = make_keyed()
+    state = keyed.get_state(sb.ValueStateDescriptor("s", int).enable_time_to_live(sb.StateTtlConfig(TTL)))
+    keyed.begin_event_time(None, 10**6)
+    keyed.set_current_key(1)
+    keyed.set_event_time(10**6)
+    state.update(7)
+    clock.advance(TTL - 1)
+    keyed.set_current_key(1)
+    assert state.value() == 7
+    clock.advance(1)
+    keyed.set_current_key(1)
+    assert state.value() is None
+
+
+def test_full_snapshots_leave_out_what_had_expired_by_the_committed_watermark(
+    make_keyed: MakeKeyed, tmp_path: Path, kind: str
+) -> None:
+    keyed = make_keyed()
+    state = state_of(keyed, kind, cleanup_full_snapshot=True, cleanup_in_background=False)
+    store = sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=128)
+
+    def checkpoint(number: int, watermark: int) -> list[Any]:
+        keyed.begin_event_time(watermark, watermark)
+        pending = keyed.snapshot(number, store, incremental=False)
+        committed = store.commit(number, [pending.result()], watermark=watermark)
+        again = make_keyed(restore=committed)
+        again.begin_event_time(None, None)
+        state_of(again, kind)
+        return sorted(again.keys("s"))
+
+    with store:
+        keyed.begin_event_time(None, 1100)
+        for key in (1, 2):
+            keyed.set_current_key(key)
+            keyed.set_event_time(1000 * key)
+            write(state, kind)
+        assert checkpoint(0, 1099) == [1, 2]
+        assert checkpoint(1, 1100) == [1, 2], "committed is 1099"
+        assert checkpoint(2, 1100) == [2]
+
+
+@pytest.mark.parametrize("stored_as", ["checkpoint", "savepoint"])
+@pytest.mark.parametrize("watermark", [50, None])
+def test_what_is_restored_goes_by_the_restored_watermark_until_it_is_told_another(
+    make_keyed: MakeKeyed,
+    tmp_path: Path,
+    clock: ManualClock,
+    kind: str,
+    stored_as: str,
+    watermark: int | None,
+) -> None:
+    """By the clock, which is far ahead of the rows, whatever is read or written first would be gone."""
+    clock.set(1_000_000)
+    keyed = make_keyed()
+    keyed.begin_batch(1_000_000)  # such a checkpoint has two times
+    keyed.begin_event_time(watermark, watermark)
+    state = state_of(keyed, kind, cleanup_full_snapshot=True)
+    for key in range(5):
+        keyed.set_current_key(key)
+        write(state, kind)
+    with sb.CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=128) as store:
+
+        def restored(keyed: Any, number: int) -> Any:
+            if stored_as == "savepoint":
+                stored: Any = keyed.savepoint(tmp_path / f"savepoint {number}")
+            else:
+                snapshot = keyed.snapshot(number, store, incremental=False).result()
+                batch = {"time": "processing"}
+                stored = store.commit(number, [snapshot], now=1_000_000, watermark=watermark, batch=batch)
+            return make_keyed(restore=stored)
+
+        again = restored(keyed, 0)
+        again = restored(again, 1)  # with the state that nobody has asked for
+        state = state_of(again, kind, cleanup_full_snapshot=True)
+        again.release(again.mark())
+        for key in range(3):
+            again.set_current_key(key)
+            if key == 0:
+                assert read(state, kind)
+            elif key == 1:
+                assert state.exists()
+            else:
+                write(state, kind, 2)
+        again.advance()
+        again = restored(again, 2)
+        state = state_of(again, kind)
+        again.begin_event_time(watermark, watermark)
+        assert sorted(again.keys("s")) == [0, 1, 2, 3, 4]
+        if watermark is not None:
+            again.begin_event_time(1_000_000, 1_000_000)
+            assert list(again.keys("s")) == [], "from now on it goes by what it was told"
+
+
+def test_what_had_no_watermark_goes_by_the_clock_in_a_batch_that_tells_none(
+    make_keyed: MakeKeyed, tmp_path: Path
+) -> None:
+    """Restored from a backend that was told the time of batches, but never one of rows."""
+    keyed = make_keyed()
+    keyed.begin_batch(1_000)
+    keyed.set_current_key(1)
+    write(state_of(keyed, "value"), "value")
+    again = make_keyed(restore=keyed.savepoint(tmp_path / "savepoint"))
+    state = state_of(again, "value")
+    for now, there in ((1_099, True), (1_100, False)):
+        again.begin_batch(now)
+        again.set_current_key(1)
+        assert state.exists() == there
+
+
+@pytest.mark.parametrize("kind", ["value", "list", "map", "text"])
+def test_stamps_in_processing_time_are_moved_when_they_are_restored(
+    make_keyed: MakeKeyed, clock: ManualClock, tmp_path: Path, kind: str
+) -> None:
+    def by_clock(keyed: Any) -> Any:
+        return keyed.get_state(KINDS[kind]().enable_time_to_live(sb.StateTtlConfig(TTL)))
+
+    with sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=128) as store:
+        keyed = make_keyed()
+        state = by_clock(keyed)
+        events = keyed.get_state(in_event_time(sb.ValueStateDescriptor("events", int), TTL))
+        for key in (1, 2):
+            keyed.set_current_key(key)
+            write(state, kind, 7)
+            events.update(7)
+            keyed.timers.register(clock.now() + 60, "processing")
+            keyed.timers.register(clock.now() + 60, "event")
+            clock.advance(10)
+        committed = store.commit(0, [keyed.snapshot(0, store).result()])
+        for number in (1, 2):
+            clock.set(1_000 + (5_000_000 if number == 1 else 5_000_090))
+            keyed = make_keyed(restore=committed)
+            if number == 1:
+                keyed.move_processing_time(5_000_000)
+                clock.set(5_001_000)
+            state = by_clock(keyed)
+            assert {row.timestamp for row in keyed.timers.rows() if row.domain == "event"} == {1060, 1070}
+            assert {row.timestamp for row in keyed.timers.rows() if row.domain == "processing"} == {
+                5_001_060,
+                5_001_070,
+            }
+            keyed.set_current_key(1)
+            assert state.exists()
+            clock.set(5_001_100)
+            for key, there in ((1, False), (2, True)):
+                keyed.set_current_key(key)
+                assert state.exists() == there
+            keyed.begin_event_time(None, 1_109)
+            events = keyed.get_state(in_event_time(sb.ValueStateDescriptor("events", int), TTL))
+            assert sorted(keyed.keys("events")) == [2], "not moved"
+            committed = store.commit(number, [keyed.snapshot(number, store).result()], watermark=1_109)
+
+
+def test_a_vectorised_write_within_a_row_is_seen_by_the_row(make_keyed: MakeKeyed) -> None:
+    """It goes by the watermark, which is before the time of the row: what the row saw expired is back."""
+    keyed = make_keyed()
+    state = keyed.get_state(in_event_time(KINDS["map"](), 200, cleanup_in_background=False))
+    keyed.begin_event_time(None, 900)
+    keyed.set_current_key(1)
+    keyed.set_event_time(790)
+    state.put(1, 1)
+    state.put(2, 2)
+    keyed.set_event_time(1000)
+    assert not state.exists()
+    state.put_many([1], [1], [5])
+    assert state.exists()
+    assert not state.is_empty()
+    assert list(keyed.keys("s")) == [1]
+    assert list(state.items()) == [(1, 5)]
+
+
+@pytest.mark.parametrize("kind", ["value", "list", "map"])
+def test_times_that_would_be_moved_too_far_become_the_last(
+    make_keyed: MakeKeyed, clock: ManualClock, tmp_path: Path, kind: str
+) -> None:
+    def by_clock(keyed: Any) -> Any:
+        ttl = sb.StateTtlConfig(TTL, cleanup_in_background=False)
+        return keyed.get_state(KINDS[kind]().enable_time_to_live(ttl))
+
+    with sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=128) as store:
+        for number, (edge, by) in enumerate(((2**63 - 1, 1000), (-(2**63), -1000))):
+            keyed = make_keyed()
+            state = by_clock(keyed)
+            stamp = edge - by // 2
+            for key, now in ((1, stamp), (2, 0)):
+                keyed.begin_batch(now)
+                keyed.set_current_key(key)
+                write(state, kind)
+                keyed.timers.register(now, "processing")
+            keyed.begin_batch(None)
+            keyed.set_current_key(1)
+            committed = store.commit(number, [keyed.snapshot(number, store).result()])
+            keyed = make_keyed(restore=committed)
+            keyed.move_processing_time(by)
+            assert sorted(row.timestamp for row in keyed.timers.rows()) == sorted([edge, by])
+            state = by_clock(keyed)
+            stamps = keyed.savepoint(tmp_path / f"moved-{number}")
+            found = sb.tools.read_state(stamps, "s")["timestamp"].to_pylist()
+            assert sorted(each[0] if kind == "list" else each for each in found) == sorted([edge, by])
+
+
+def write_many(state: Any, kind: str, key: int, number: int) -> None:
+    """As `write`, for two keys at once."""
+    keys = [key, (key + 1) % 12]
+    if kind == "map":
+        state.put_many(keys, [number, number], [number, number])
+    elif kind in ("value", "text", "object"):
+        state.update_many(keys, [str(number) if kind == "text" else number] * 2)
+    else:
+        state.add_many(keys, [number, number])
+
+
+def run_both(rng: random.Random, kind: str, options: dict[str, Any], *, late: bool) -> None:
+    """The same calls on all backends: rows of any time, batches, marks; what they see is the same."""
+    each = [create_backend(name).create_keyed_backend(int, clock=ManualClock()) for name in BACKENDS]
+    states = [state_of(keyed, kind, **options) for keyed in each]
+    before = after = None
+    for _ in range(60):
+        before, after = after, (after or 1000) + rng.choice([0, 5, 40, 300])
+        marks = [keyed.mark() for keyed in each]
+        for keyed in each:
+            keyed.begin_event_time(before, after)
+        low = 0 if late or before is None else before
+        for _ in range(rng.randrange(25)):
+            key, at, number = rng.randrange(12), rng.randint(low, after + 50), rng.randrange(5)
+            step = rng.randrange(7)
+            seen = []
+            for keyed, state in zip(each, states, strict=True):
+                keyed.set_current_key(key)
+                keyed.set_event_time(at)
+                if step < 2:
+                    write(state, kind, number)
+                elif step == 2:
+                    seen.append(state.exists())
+                elif step == 3:
+                    seen.append(read(state, kind))
+                elif step == 4:
+                    seen.append(sorted(keyed.keys("s")))
+                elif step == 5:
+                    write_many(state, kind, key, number)
+                    seen.append((state.exists(), sorted(keyed.keys("s"))))
+                else:
+                    seen.append(state.exists_many(list(range(12))).to_pylist())
+            assert seen[:1] * len(seen) == seen
+        back = rng.random() < 0.2
+        for keyed, mark in zip(each, marks, strict=True):
+            if back:
+                keyed.rollback(mark)
+            keyed.release(mark)
+            keyed.begin_event_time(after, after)
+            keyed.advance()
+        keys = [sorted(keyed.keys("s")) for keyed in each]
+        assert keys[0] == keys[1]
+        if options.get("cleanup_idle"):
+            assert each[0].num_entries("s") == len(keys[0])
+    for keyed in each:
+        keyed.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"cleanup_idle": True}], ids=["walk", "idle"])
+def test_any_use_is_seen_alike(kind: str, options: dict[str, Any], rng: random.Random) -> None:
+    on_read = {"update_type": sb.StateTtlConfig.UpdateType.OnReadAndWrite}
+    for renews in ({}, on_read):
+        run_both(rng, kind, {**options, **renews}, late=False)
+
+
+def test_any_use_with_late_rows_is_seen_alike(kind: str, rng: random.Random) -> None:
+    """Nothing cleans up but reads and ``advance``: what a late row sees depends on what has been cleaned up."""
+    for _ in range(2):
+        run_both(rng, kind, {"cleanup_in_background": False}, late=True)
+        run_both(rng, kind, {"cleanup_in_background": False, "cleanup_idle": True}, late=True)

@@ -1,0 +1,108 @@
+"""Objects that a type refuses, whichever kind of state gets them: the error of the serializer, and no change."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from contract.conftest import MakeKeyed
+from contract.samples import dump
+from random_types import WRONG
+from type_samples import SORTS, SORTS_OF_KEYS, keys_of, sample
+
+from statebackend.errors import SerializationError
+from statebackend.keys import key_encoder
+from statebackend.state import (
+    KeyedStateBackend,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from statebackend.types.serializers import serializer_for
+
+OBJECTS = [value for value in WRONG if value is not None]
+OBJECTS += [[value] for value in WRONG] + [(value, value) for value in WRONG]
+
+
+def refusal(call: Callable[[], Any]) -> Any:
+    """The class and the code of what a call raises; None if it raises nothing."""
+    try:
+        call()
+    except (SerializationError, OverflowError) as error:
+        return type(error), getattr(error, "code", None)
+    return None
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_values(keyed: KeyedStateBackend, sort: str, rng: random.Random) -> None:
+    given = sample(sort, rng)
+    serializer = serializer_for(given.declared)
+    descriptors: list[StateDescriptor] = [
+        ValueStateDescriptor("v", given.declared),
+        ListStateDescriptor("l", given.declared),
+        MapStateDescriptor("m", int, given.declared),
+        ReducingStateDescriptor("r", "last", given.declared),
+    ]
+    value, elements, entries, last = (keyed.get_state(each) for each in descriptors)
+    first = given.present[0]
+    for state in (value, elements, last):
+        getattr(state, "update" if state is value else "add")(first)
+    entries.put(1, first)
+    before = [dump(keyed, each) for each in descriptors]
+    calls: list[Callable[[Any], Any]] = [
+        value.update,
+        elements.add,
+        lambda each: elements.add_all([first, each]),
+        lambda each: elements.update([first, each]),
+        lambda each: entries.put(1, each),
+        lambda each: entries.put_all({2: first, 3: each}),
+        last.add,
+        lambda each: value.update_many([7, 0], [first, each]),
+        lambda each: elements.add_many([7, 0], [first, each]),
+        lambda each: entries.put_many([7, 0], [1, 1], [first, each]),
+        lambda each: last.add_many([7, 0], [first, each]),
+    ]
+    for each in OBJECTS:
+        expected = refusal(lambda each=each: serializer.serialize(each))
+        if expected is None:
+            continue
+        for number, call in enumerate(calls):
+            assert refusal(lambda call=call, each=each: call(each)) == expected, (number, type(each))
+        assert [dump(keyed, descriptor) for descriptor in descriptors] == before
+
+
+@pytest.mark.parametrize("sort", SORTS_OF_KEYS)
+def test_keys_and_map_keys(make_keyed: MakeKeyed, sort: str, rng: random.Random) -> None:
+    given = sample(sort, rng)
+    encoder, first = key_encoder(given.declared), keys_of(given)[1][0]
+    keyed = make_keyed(given.declared)
+    keyed.set_current_key(first)
+    value = keyed.get_value_state(ValueStateDescriptor("v", int))
+    entries = keyed.get_map_state(MapStateDescriptor("m", given.declared, int))
+    value.update(1)
+    entries.put(first, 1)
+    calls: list[Callable[[Any], Any]] = [
+        keyed.set_current_key,
+        lambda each: entries.put(each, 2),
+        entries.get,
+        entries.contains,
+        entries.remove,
+        lambda each: value.update_many([first, each], [2, 2]),
+        lambda each: value.get_many([first, each]),
+        lambda each: entries.put_many([first, first], [first, each], [2, 2]),
+        lambda each: entries.get_many([each], [first]),
+    ]
+    for each in OBJECTS:
+        expected = refusal(lambda each=each: encoder.encode(each))
+        if expected is None:
+            continue
+        for number, call in enumerate(calls):
+            assert refusal(lambda call=call, each=each: call(each)) == expected, (number, type(each))
+        assert repr(keyed.current_key) == repr(first)
+    assert value.value() == 1
+    assert [repr(each) for each in entries.items()] == [repr((first, 1))]
+    assert keyed.num_entries() == 2

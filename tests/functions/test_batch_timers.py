@@ -1,0 +1,183 @@
+"""Whole-batch functions have what functions of single rows have: timers, broadcast rows, windows."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import statebackend as sb
+from statebackend.testing import Harness
+
+SCHEMA = "user bigint, at bigint, total bigint"
+
+
+class Rows(sb.KeyedProcessFunction):
+    """A sum for each user, given out when its timer fires."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.sum = ctx.get_reducing_state(sb.ReducingStateDescriptor("sum", "sum", int))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        self.sum.add(row.n)
+        ctx.timers.register(row.at + 100)
+        if row.n == 0:
+            ctx.timers.delete(row.at + 100)
+
+    def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Any:
+        yield ctx.current_key, timestamp, self.sum.get()
+
+
+class Columns(sb.BatchProcessFunction):
+    """The same over columns."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.sum = ctx.get_reducing_state(sb.ReducingStateDescriptor("sum", "sum", int))
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
+        self.sum.add_many(ctx.keys, batch["n"])
+        ends = pc.add(batch["at"], 100)
+        # One row after the other: a key may register a time and delete it later, and the other way round.
+        for at in range(batch.num_rows):
+            keys, times = ctx.keys.slice(at, 1), ends.slice(at, 1)
+            ctx.timers.register_many(keys, times)
+            if batch["n"][at].as_py() == 0:
+                ctx.timers.delete_many(keys, times)
+
+    def on_timers(self, keys: Any, timestamps: Any, namespaces: Any, ctx: sb.FunctionContext) -> Any:
+        return pa.record_batch({"user": keys, "at": timestamps, "total": self.sum.get_many(keys)})
+
+
+@pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
+def test_columns_give_what_rows_give(backend: str, rng: random.Random) -> None:
+    options: dict[str, Any] = {
+        "key": "user",
+        "schema": SCHEMA,
+        "event_time": "at",
+        "delay": 20,
+        "backend": backend,
+    }
+    with Harness(Rows(), int, **options) as rows, Harness(Columns(), int, **options) as columns:
+        fired = 0
+        for number in range(12):
+            batch = [
+                {"user": rng.randrange(6), "n": rng.randrange(3), "at": 60 * number + rng.randrange(100)}
+                for _ in range(rng.randrange(1, 20))
+            ]
+            expected = rows.process_batch(batch)
+            assert columns.process_batch(batch) == expected
+            fired += len(expected)
+            if number % 4 == 3:
+                columns.restart()
+                rows.restart()
+        assert fired > 20
+        assert columns.advance_watermark(10_000) == rows.advance_watermark(10_000)
+        assert columns.keyed.timers.count() == 0
+
+
+class Chained(sb.BatchProcessFunction):
+    """Each timer registers the next, until the third; in processing time, in windows."""
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
+        starts = pc.multiply(pc.divide(batch["at"], 100), 100)
+        windows = pa.StructArray.from_arrays([starts, pc.add(starts, 100)], ["start", "end"])
+        ctx.timers.register_many(ctx.keys, batch["at"], "processing", namespaces=windows)
+
+    def on_timers(self, keys: Any, timestamps: Any, namespaces: Any, ctx: sb.FunctionContext) -> Any:
+        with pytest.raises(sb.UsageError):
+            _ = ctx.current_key
+        assert ctx.keyed_state_store.current_namespace is sb.VOID
+        early = pc.less(pc.subtract(timestamps, namespaces.field("start")), 3)
+        if pc.any(early).as_py():
+            later, windows = pc.add(timestamps, 1).filter(early), namespaces.filter(early)
+            ctx.timers.register_many(keys.filter(early), later, "processing", namespaces=windows)
+        ctx.keyed_state_store.set_current_namespace("left over")
+        return pa.record_batch({"user": keys, "at": timestamps, "total": namespaces.field("end")})
+
+
+def test_timers_that_timers_register_fire_in_the_same_batch() -> None:
+    with Harness(Chained(), int, key="user", schema=SCHEMA) as harness:
+        harness.process_batch([{"user": 1, "at": 200}, {"user": 2, "at": 300}])
+        given = [tuple(row) for row in harness.advance_time(302)]
+        assert given == [
+            (1, 200, 300),
+            (2, 300, 400),
+            (1, 201, 300),
+            (2, 301, 400),
+            (1, 202, 300),
+            (2, 302, 400),
+            (1, 203, 300),
+        ]
+        assert harness.keyed.timers.count("processing") == 1
+        assert [tuple(row) for row in harness.advance_time(303)] == [(2, 303, 400)]
+
+
+def test_the_watermark_that_fires_them_is_told() -> None:
+    class Told(Columns):
+        def on_timers(self, keys: Any, timestamps: Any, namespaces: Any, ctx: sb.FunctionContext) -> Any:
+            watermarks = [ctx.watermark] * len(keys)
+            return pa.record_batch(
+                {"user": keys, "at": timestamps, "total": pa.array(watermarks, pa.int64())}
+            )
+
+    with Harness(Told(), int, key="user", schema=SCHEMA, event_time="at") as harness:
+        assert harness.process_batch([{"user": 1, "n": 1, "at": 0}]) == []
+        assert [tuple(row) for row in harness.process_batch([{"user": 2, "n": 1, "at": 500}])] == [
+            (1, 100, 500)
+        ]
+
+
+def test_broadcast_rows_come_before_the_batch() -> None:
+    class Rules(sb.BatchProcessFunction):
+        def open(self, ctx: sb.FunctionContext) -> None:
+            self.rules = ctx.operator_state_store.get_broadcast_state(
+                sb.MapStateDescriptor("rules", str, int)
+            )
+
+        def process_broadcast(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
+            assert isinstance(batch, pa.RecordBatch)
+            for row in batch.to_pylist():
+                self.rules.put("least", row["n"])
+            return {"told": batch.select(["n"])}
+
+        def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
+            return batch.filter(pc.greater_equal(batch["n"], self.rules.get("least"))).select(["user", "n"])
+
+    schema = {"main": "user bigint, n bigint", "told": "n bigint"}
+    rows = [
+        {"user": user, "n": n, "is_rule": rule}
+        for user, n, rule in ((1, 3, False), (0, 4, True), (2, 5, False))
+    ]
+    with Harness(Rules(), int, key="user", schema=schema, broadcast="is_rule") as harness:
+        assert [tuple(row) for row in harness.process_batch(rows)] == [(2, 5)]
+        assert [tuple(row) for row in harness.outputs["told"]] == [(4,)]
+        rows = [{"user": 3, "n": 4, "is_rule": False}]
+        assert [tuple(row) for row in harness.process_batch(rows)] == [(3, 4)]
+
+
+def test_methods_that_are_missing_are_named() -> None:
+    class Bare(sb.BatchProcessFunction):
+        def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
+            ctx.timers.register_many(ctx.keys, batch["n"], "processing")
+
+    with Harness(Bare(), int, key="user", broadcast="b") as harness:
+        with pytest.raises(NotImplementedError, match="Bare registers timers and has no on_timers"):
+            harness.process_batch([{"user": 1, "n": 0, "b": False}])
+        with pytest.raises(NotImplementedError, match="Bare has no process_broadcast"):
+            harness.process_batch([{"user": 1, "n": 0, "b": True}])
+        assert harness.keyed.timers.count("processing") == 0
+
+
+def test_event_timers_need_event_time() -> None:
+    class Wrong(sb.BatchProcessFunction):
+        def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
+            ctx.timers.register_many(ctx.keys, batch["n"])
+
+    with (
+        Harness(Wrong(), int, key="user") as harness,
+        pytest.raises(sb.UsageError, match="needs rows that tell it"),
+    ):
+        harness.process_batch([{"user": 1, "n": 0}])

@@ -1,0 +1,240 @@
+"""``on_error="route"``: a row whose call fails goes to an output, and leaves no trace anywhere else."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pieces import either_way
+
+import statebackend as sb
+from statebackend._core.handles.row_loop import Output
+from statebackend.runtime import Job
+from statebackend.runtime.row_writer import OutputSchema
+from statebackend.testing import Harness
+
+__all__ = ["either_way"]
+pytestmark = pytest.mark.usefixtures("either_way")
+
+SCHEMAS = {
+    "main": "user string, total bigint, text string, tags array<string>",
+    "more": "user string, n bigint",
+    "errors": "n bigint, user string, error_class string, error_code string",
+}
+
+
+class Trouble(Exception):
+    pass
+
+
+class Everything(sb.KeyedProcessFunction, sb.CheckpointedFunction):
+    """Writes state of all kinds, timers and two outputs, and then fails if the row says so."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "sum", int))
+        self.numbers = ctx.get_list_state(sb.ListStateDescriptor("numbers", int))
+        self.seen = ctx.get_map_state(sb.MapStateDescriptor("seen", int, str))
+        self.last = ctx.get_value_state(sb.ValueStateDescriptor("last", "string"))
+
+    def initialize_state(self, ctx: Any) -> None:
+        self.all = ctx.operator_state_store.get_list_state(sb.ListStateDescriptor("all", int))
+
+    def snapshot_state(self, ctx: Any) -> None:
+        pass
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        self.total.add(row.n)
+        self.numbers.add(row.n)
+        self.seen.put(row.n % 5, "x" * (row.n % 50))
+        self.last.update(str(row.n))
+        self.all.add(row.n)
+        ctx.timers.register(ctx.now + row.n, "processing")
+        ctx.output("more", (row.user, row.n))
+        yield row.user, self.total.get(), "é" * (row.n % 7), [str(row.n)] * (row.n % 4)
+        ctx.keyed_state_store.set_current_namespace(row.n)
+        self.total.add(1_000_000)
+        ctx.output("main", (row.user, "a list" if row.odd else 1, None, None))
+        if row.fails:
+            raise row_error(row.n)
+        ctx.keyed_state_store.set_current_namespace(sb.VOID)
+
+    def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Any:
+        if timestamp == 13_000:
+            raise Trouble
+        yield ctx.current_key, -timestamp, None, None
+
+
+def row_error(n: int) -> Exception:
+    return sb.UsageError("as told") if n % 2 else Trouble("as told")
+
+
+def batch(rng: random.Random, rows: int) -> pa.Table:
+    fails = [rng.random() < 0.3 for _ in range(rows)]
+    return pa.table(
+        {
+            "user": [f"user {rng.randrange(10)}" for _ in range(rows)],
+            "n": [rng.randrange(1000) for _ in range(rows)],
+            "fails": fails,
+            # Where a row does not fail, what it gives must fit.
+            "odd": [each and rng.random() < 0.5 for each in fails],
+        }
+    )
+
+
+def contents(harness: Harness) -> Any:
+    keyed, found = harness.keyed, {}
+    for key, namespace in keyed.keys_and_namespaces("total"):
+        keyed.set_current_key(key)
+        keyed.set_current_namespace(namespace)
+        states = (keyed._states[name] for name in ("total", "numbers", "seen", "last"))  # type: ignore[attr-defined]
+        total, numbers, seen, last = states
+        found[key, namespace] = (
+            total.get(),
+            list(numbers.get() or ()),
+            sorted(seen.items()),
+            last.value(),
+            keyed.timers.pending("processing"),
+        )
+    everything = harness.operator.get_list_state(sb.ListStateDescriptor("all", int))
+    return found, list(everything.get())
+
+
+@pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
+@pytest.mark.parametrize("schema", [SCHEMAS, dict.fromkeys(SCHEMAS)], ids=["in Arrow", "as they are"])
+def test_rows_that_fail_leave_nothing_but_their_error(backend: str, schema: Any, rng: random.Random) -> None:
+    def harness(**options: Any) -> Harness:
+        return Harness(Everything(), str, key="user", schema=schema, backend=backend, **options)
+
+    with harness(on_error="route") as routing, harness() as clean:
+        for number in range(6):
+            table = batch(rng, rng.choice([1, 40, 400]))
+            good = table.filter(pa.compute.invert(table["fails"]))
+            bad = table.filter(table["fails"]).to_pylist()
+            assert routing.process_batch(table) == clean.process_batch(good)
+            assert routing.outputs["more"] == clean.outputs["more"]
+            assert contents(routing) == contents(clean)
+            errors = [tuple(row) for row in routing.outputs["errors"]]
+            described = [
+                ("statebackend.errors.UsageError", "USAGE") if row["n"] % 2 else (f"{__name__}.Trouble", None)
+                for row in bad
+            ]
+            rows = [(row["n"], row["user"]) for row in bad]
+            if schema is not SCHEMAS:  # all columns of the row, as they are
+                rows = [tuple(row.values()) for row in bad]
+            assert errors == [(*row, *error) for row, error in zip(rows, described, strict=True)]
+            routing.clock.advance(100)
+            clean.clock.advance(100)
+            assert routing._task.rows_failed == len(bad), number
+
+
+def test_a_row_of_a_harness_is_routed_alike() -> None:
+    with Harness(Everything(), str, key="user", schema=SCHEMAS, on_error="route") as harness:
+        row = {"user": "ann", "n": 8, "fails": True, "odd": True}
+        assert harness.process_element("ann", row) == []
+        assert [tuple(each) for each in harness.outputs["errors"]] == [
+            (8, "ann", f"{__name__}.Trouble", None)
+        ]
+        assert harness.keyed.num_entries() == 0
+        harness.process_element("ann", {**row, "n": 3, "fails": False, "odd": False})
+        assert harness.outputs["errors"] == []
+
+
+class Fails(sb.KeyedProcessFunction):
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "sum", int))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        self.total.add(1)
+        if row.n == 1:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        sb.MemoryLimitError("full"),
+        sb.StoreError("full"),
+        sb.CorruptCheckpointError("damaged"),
+        sb.ClosedError("closed"),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_not_the_fault_of_a_row_fails_the_batch(error: BaseException) -> None:
+    with Harness(Fails(error), str, key="user", schema=SCHEMAS, on_error="route") as harness:
+        with pytest.raises(type(error)):
+            harness.process_batch([{"user": "a", "n": 0}, {"user": "a", "n": 1}])
+        assert harness.keyed.num_entries() == 0
+        assert harness.process_batch([{"user": "a", "n": 0}]) == []
+
+
+def test_a_timer_that_fails_fails_the_batch() -> None:
+    row = {"user": "ann", "n": 13_000, "fails": False, "odd": False}
+    with Harness(Everything(), str, key="user", schema=SCHEMAS, on_error="route") as harness:
+        harness.process_batch([row])
+        with pytest.raises(Trouble):
+            harness.advance_time(20_000)
+        assert harness.keyed.timers.count("processing") == 1
+
+
+def test_what_routing_needs_is_checked_at_once() -> None:
+    class Whole(sb.BatchProcessFunction):
+        def process_batch(self, batch: Any, ctx: Any) -> Any:
+            return None
+
+    for function, schema, option in (
+        (Everything(), SCHEMAS, "skip"),
+        (Whole(), SCHEMAS, "route"),
+        (Everything(), "n int", "route"),
+    ):
+        with pytest.raises(sb.UsageError):
+            Job(function, key="user", schema=schema, on_error=option)
+    schema = {**SCHEMAS, "errors": "n bigint, missing string, error_class string"}
+    with Harness(Everything(), str, key="user", schema=schema, on_error="route") as harness:
+        with pytest.raises(sb.UsageError) as caught:
+            harness.process_batch([{"user": "ann", "n": 1, "fails": False}])
+        assert caught.value.code == "USAGE.NO_COLUMN"
+
+
+def test_a_writer_forgets_rows_from_the_end(rng: random.Random) -> None:
+    """Against a list; values that do not fit turn a column into a list, and rows that are none stop it."""
+    schema = OutputSchema("n bigint, t string, l array<int>, d decimal(10,2), x double")
+    for _ in range(200):
+        output, expected = Output(schema.writer(), iter), []
+        for _ in range(rng.randrange(1, 30)):
+            kept = rng.randrange(len(expected) + 1)
+            if rng.random() < 0.4:
+                output.cut(kept)
+                del expected[kept:]
+            for _ in range(rng.randrange(4)):
+                n = rng.choice([None, rng.randrange(10)])
+                expected.append((n, rng.choice([None, "", "é" * 9]), rng.choice([None, [1] * 3]), None, 0.5))
+                output.add(expected[-1])
+            keep = output.count
+            for wrong in rng.choices(
+                [("x", 1, 1, 1, 1), (1,), 7, (1, "a", [2], None, 1.0)], k=rng.randrange(3)
+            ):
+                output.add(wrong)
+            output.cut(keep)
+            assert output.count == len(expected)
+        table = schema.table_of_written(output.writer)
+        assert [tuple(row.values()) for row in table.to_pylist()] == expected
+
+
+def test_rows_that_have_a_column_of_the_output_are_refused_at_once() -> None:
+    class Echo(sb.KeyedProcessFunction):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+            yield (row.user,)
+
+    schemas = {"main": "user string", "errors": "user string, error_class string, error_code string"}
+    with (
+        Harness(Echo(), str, key="user", schema=schemas, on_error="route") as harness,
+        pytest.raises(sb.UsageError, match="on_error='route' adds"),
+    ):
+        harness.process_batch(pa.table({"user": ["ann"], "error_class": ["ValueError"]}))

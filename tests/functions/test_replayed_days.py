@@ -1,0 +1,160 @@
+"""A day that is replayed in one batch, or in any others, gives the rows and leaves the state of the day as it was."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from event_days import (
+    DELAY,
+    SCHEMA,
+    Counts,
+    Event,
+    Sessions,
+    Windows,
+    cut,
+    cut_at_random,
+    day,
+    sessions_of,
+    table_of,
+)
+from pieces import either_way
+
+import statebackend as sb
+from statebackend.runtime import EventTime
+from statebackend.testing import Harness
+
+__all__ = ["either_way"]
+pytestmark = [
+    pytest.mark.usefixtures("either_way"),
+    pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"]),
+]
+
+
+class Replay:
+    """What a run over the day gave, and what it left."""
+
+    def __init__(self, harness: Harness, rows: list[Any]) -> None:
+        #: Rows of different users come in another order, as do their batches.
+        self.rows = sorted((tuple(row) for row in rows), key=lambda row: (row[0], row[1]))
+        keyed: Any = harness.keyed
+        self.watermark = harness.watermark
+        self.timers = keyed.timers.rows()
+        self.state = []
+        for name, state in sorted(keyed._states.items()):
+            for key, namespace in keyed.keys_and_namespaces(name):
+                keyed.set_current_key(key)
+                keyed.set_current_namespace(namespace)
+                self.state.append((name, key, repr(namespace), self._held(state)))
+        self.state.sort()
+
+    @staticmethod
+    def _held(state: Any) -> Any:
+        kind = state.descriptor.kind
+        if kind == "map":
+            return sorted(state.items())
+        return list(state.get()) if kind == "list" else state.value() if kind == "value" else state.get()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Replay) and vars(self) == vars(other)
+
+
+def replay(function: Any, batches: list[list[Event]], timers: str, backend: str, restarts: int = 0) -> Replay:
+    event_time = EventTime("at", delay=DELAY, timers=timers)
+    with Harness(function, str, key="user", schema=SCHEMA, event_time=event_time, backend=backend) as harness:
+        rows = []
+        for number, batch in enumerate(batches):
+            rows += harness.process_batch(table_of(batch))
+            if restarts and number % restarts == 0:
+                harness.restart()
+        if restarts:
+            harness.process_batch(table_of([]))  # the function asks for its states
+        return Replay(harness, rows)
+
+
+def live(events: list[Event]) -> list[list[Event]]:
+    """Each event when it comes."""
+    return [[event] for event in events]
+
+
+def events_for(backend: str) -> int:
+    return 1_500 if backend == "heap" else 150
+
+
+@pytest.mark.parametrize("timers", ["after_batch", "in_order"])
+def test_counts_that_expire_are_those_of_the_live_day(backend: str, timers: str, rng: random.Random) -> None:
+    events = day(rng, events_for(backend), ordered_by_user=True)
+    wanted = replay(Counts(), live(events), timers, backend)
+    assert len(wanted.rows) == len(events)
+    assert len({row[2][1] for row in wanted.rows}) > 3, "some go on"
+    assert sum(row[2][1] == 1 for row in wanted.rows) > 10, "some begin anew"
+    for batches in (1, 7, 20):
+        assert replay(Counts(), cut(events, batches), timers, backend) == wanted, batches
+    assert replay(Counts(), cut(events, 20), timers, backend, restarts=3) == wanted
+
+
+@pytest.mark.parametrize("function", [Windows, Sessions], ids=["windows", "sessions"])
+def test_windows_and_sessions_are_those_of_the_live_day(
+    backend: str, function: type[sb.KeyedProcessFunction], rng: random.Random
+) -> None:
+    events = day(rng, events_for(backend), ordered_by_user=False)
+    wanted = replay(function(), live(events), "in_order", backend)
+    assert len(wanted.rows) > 20
+    for batches in (1, 7, 20):
+        assert replay(function(), cut(events, batches), "in_order", backend) == wanted, batches
+    assert replay(function(), cut(events, 20), "in_order", backend, restarts=3) == wanted
+    if function is Sessions:
+        assert wanted.watermark is not None
+        assert [tuple(row) for row in wanted.rows] == sessions_of(events, wanted.watermark)
+
+
+@pytest.mark.parametrize("function", [Counts, Windows, Sessions], ids=["counts", "windows", "sessions"])
+def test_any_cuts_into_batches_give_the_same(
+    backend: str, function: type[sb.KeyedProcessFunction], rng: random.Random
+) -> None:
+    for _ in range(8 if backend == "heap" else 3):
+        events = day(rng, events_for(backend) // 3, ordered_by_user=function is Counts)
+        first, second = (cut_at_random(events, rng) for _ in range(2))
+        wanted = replay(function(), first, "in_order", backend)
+        assert replay(function(), second, "in_order", backend) == wanted, [len(batch) for batch in second]
+
+
+class UsualTest(sb.KeyedProcessFunction):
+    """Drops what is late by the usual test."""
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        assert ctx.timestamp is not None
+        if ctx.watermark is not None and ctx.timestamp < ctx.watermark:
+            ctx.metrics.counter("late").inc()
+            return
+        yield ctx.current_key, ctx.timestamp, [row.number]
+
+
+@pytest.mark.parametrize("batches", [1, 7, 20, 100])
+def test_the_usual_test_of_lateness_drops_late_rows_and_no_others(
+    backend: str, batches: int, rng: random.Random
+) -> None:
+    events = day(rng, 1_000, ordered_by_user=False)
+    for delay in (DELAY, DELAY // 20):
+        late, newest = set(), None
+        for batch in cut(events, batches):
+            late |= {event.number for event in batch if newest is not None and event.at < newest - delay}
+            newest = max([each for each in (newest, *(event.at for event in batch)) if each is not None])
+        assert bool(late) == (delay < DELAY and batches > 1)
+        on_time = sorted({event.number for event in events} - late)
+        for function, handling in ((UsualTest(), "keep"), (Everything(), "drop")):
+            event_time = EventTime("at", delay=delay, late=handling)
+            with Harness(
+                function, str, key="user", schema=SCHEMA, event_time=event_time, backend=backend
+            ) as harness:
+                rows = [
+                    row for batch in cut(events, batches) for row in harness.process_batch(table_of(batch))
+                ]
+                assert harness.metrics.values().get("late", 0) == (len(late) if handling == "keep" else 0)
+            assert sorted(row[2][0] for row in rows) == on_time
+
+
+class Everything(sb.KeyedProcessFunction):
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        yield ctx.current_key, ctx.timestamp, [row.number]

@@ -1,0 +1,597 @@
+"""What a function sees of the time of its rows: watermarks, lateness, expiry by each row's own time, order."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+from event_days import in_event_time
+from pieces import either_way
+
+import statebackend as sb
+from statebackend.backends.reference import ReferenceBackend, ReferenceKeyedBackend
+from statebackend.runtime import EventTime, Job, Task
+from statebackend.testing import Harness, ManualClock
+
+__all__ = ["either_way"]
+pytestmark = [
+    pytest.mark.usefixtures("either_way"),
+    pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"]),
+]
+
+TTL = 100
+
+
+def rows(*given: tuple[int, int | None], **more: list[Any]) -> pa.Table:
+    columns = {"k": [key for key, _ in given], "at": pa.array([at for _, at in given], pa.int64())}
+    return pa.table({**columns, **more})
+
+
+class Looking(sb.KeyedProcessFunction):
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield ctx.timestamp, ctx.watermark, ctx.now
+
+
+def test_a_batch_has_the_clocks_time_and_the_watermark_before_it(backend: str) -> None:
+    clock = ManualClock(7_000_000)
+    with Harness(Looking(), int, key="k", event_time="at", delay=10, clock=clock, backend=backend) as harness:
+        assert harness.watermark is None
+        assert harness.process_batch(rows((1, 50), (2, None), (3, 20))) == [
+            (50, None, 7_000_000),
+            (None, None, 7_000_000),
+            (20, None, 7_000_000),
+        ]
+        assert harness.watermark == 40
+        clock.set(8_000_000)
+        assert harness.process_batch(rows((1, 30))) == [(30, 40, 8_000_000)]
+        assert harness.process_batch(rows((1, None))) == [(None, 40, 8_000_000)]
+        assert harness.process_batch(rows((1, 60))) == [(60, 40, 8_000_000)]
+        harness.restart()
+        clock.set(5)
+        assert harness.process_batch(rows((1, -10))) == [(-10, 50, 8_000_000)]
+        assert harness.process_element(1, {"at": 75}) == [(75, 50, 8_000_000)]
+        assert harness.process_element(1, (1, 90)) == [(None, 65, 8_000_000)]
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        pa.array([1_700_000_000_123], pa.int64()),
+        pa.array([1_700_000_000_123], pa.timestamp("ms", "UTC")),
+        pa.array([1_700_000_000_123_999], pa.timestamp("us")),
+        pa.array([1_700_000_000_123_999_999], pa.timestamp("ns", "Europe/Berlin")),
+    ],
+)
+def test_times_are_timestamps_or_milliseconds(backend: str, at: pa.Array) -> None:
+    with Harness(Looking(), int, key="k", event_time="at", backend=backend) as harness:
+        assert harness.process_batch(pa.table({"k": [1], "at": at}))[0][0] == 1_700_000_000_123
+        assert harness.watermark == 1_700_000_000_123
+    before_1970 = pa.array([-1], pa.timestamp("us"))
+    with Harness(Looking(), int, key="k", event_time="at", backend=backend) as harness:
+        assert harness.process_batch(pa.table({"k": [1], "at": before_1970}))[0][0] == -1
+
+
+def test_columns_that_tell_no_time_are_refused(backend: str) -> None:
+    with Harness(Looking(), int, key="k", event_time="at", backend=backend) as harness:
+        for at in (["noon"], [1.5], pa.array([2**63], pa.uint64())):
+            with pytest.raises(sb.UsageError, match="neither a timestamp nor"):
+                harness.process_batch(pa.table({"k": [1], "at": at}))
+        with pytest.raises(sb.UsageError, match="neither a timestamp nor"):
+            harness.process_element(1, {"at": "noon"})
+        with pytest.raises(sb.UsageError, match="further from 1970"):
+            harness.process_batch(rows((1, 2**62)))
+        moment = datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.timezone.utc)
+        assert harness.process_element(1, {"at": moment})[0][0] == 1000
+
+
+def test_late_rows_are_kept_or_dropped(backend: str) -> None:
+    for late, wanted in (
+        ("keep", [(30, 40, 0), (40, 40, 0), (None, 40, 0)]),
+        ("drop", [(40, 40, 0), (None, 40, 0)]),
+    ):
+        event_time = EventTime("at", delay=10, late=late)
+        with Harness(Looking(), int, key="k", event_time=event_time, backend=backend) as harness:
+            harness.process_batch(rows((1, 50)))
+            assert harness.process_batch(rows((1, 30), (2, 40), (3, None))) == wanted
+            kept = harness.process_element(1, {"at": 39})
+            assert kept == ([(39, 40, 0)] if late == "keep" else [])
+
+
+def test_times_far_ahead_of_the_clock_do_not_count(backend: str) -> None:
+    clock = ManualClock(1000)
+    far = datetime.timedelta(milliseconds=500)
+    for late in ("keep", "drop"):
+        event_time = EventTime("at", max_ahead=far, late=late)
+        with Harness(Looking(), int, key="k", event_time=event_time, clock=clock, backend=backend) as harness:
+            given = harness.process_batch(rows((1, 1501), (1, 1500), (1, 10**17)))
+            assert [at for at, *_ in given] == ([1501, 1500, 10**17] if late == "keep" else [1500])
+            assert harness.watermark == 1500
+            assert bool(harness.process_element(1, {"at": 1501})) == (late == "keep")
+
+
+class Remembering(sb.KeyedProcessFunction):
+    """Gives what each kind of state holds, then writes the row's number."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.value = ctx.get_value_state(in_event_time(sb.ValueStateDescriptor("value", int), TTL))
+        self.text = ctx.get_value_state(in_event_time(sb.ValueStateDescriptor("text", str), TTL))
+        self.list = ctx.get_list_state(in_event_time(sb.ListStateDescriptor("list", int), TTL))
+        self.map = ctx.get_map_state(in_event_time(sb.MapStateDescriptor("map", int, int), TTL))
+        self.sum = ctx.get_reducing_state(in_event_time(sb.ReducingStateDescriptor("sum", "sum", int), TTL))
+        self.mean = ctx.get_aggregating_state(
+            in_event_time(sb.AggregatingStateDescriptor("mean", "avg", type=int), TTL)
+        )
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        held = [self.value.value(), self.text.value(), self.sum.get(), self.mean.get()]
+        yield [each for each in held if each is not None], list(self.list.get()), sorted(self.map.keys())
+        self.value.update(row.at)
+        self.text.update(str(row.at))
+        self.list.add(row.at)
+        self.map.put(row.at, row.at)
+        self.sum.add(row.at)
+        self.mean.add(row.at)
+
+
+def test_each_row_expires_state_by_its_own_time(backend: str) -> None:
+    """All in one batch: where a batch has one time, either nothing or everything would have expired."""
+    with Harness(Remembering(), int, key="k", event_time="at", backend=backend) as harness:
+        given = harness.process_batch(rows((1, 1000), (1, 1040), (1, 1120), (2, 1500), (1, 1220)))
+        assert given == [
+            ([], [], []),
+            ([1000, "1000", 1000, 1000.0], [1000], [1000]),
+            ([1040, "1040", 2040, 1020.0], [1040], [1040]),
+            ([], [], []),
+            ([], [], []),
+        ]
+
+
+def test_another_key_in_the_future_takes_nothing_away(backend: str) -> None:
+    """Cleanup goes by the watermark: what another row sees as expired is there for this one."""
+    with Harness(Remembering(), int, key="k", event_time="at", delay=5000, backend=backend) as harness:
+        harness.process_batch(rows(*((key, 1000) for key in range(50))))
+        later = [(100 + key, 5000) for key in range(200)]  # which clean up five entries each
+        found = harness.process_batch(rows(*later, *((key, 1050) for key in range(50))))
+        assert found[200:] == [([1000, "1000", 1000, 1000.0], [1000], [1000])] * 50
+
+
+class Seen(sb.KeyedProcessFunction):
+    """Tells whether the key is known, and makes it known."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.seen = ctx.get_value_state(in_event_time(sb.ValueStateDescriptor("seen", int), TTL))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield self.seen.value() is not None
+        self.seen.update(1)
+
+
+def test_rows_without_a_time_go_by_the_watermark_after_the_batch(backend: str) -> None:
+    with Harness(Seen(), int, key="k", event_time="at", backend=backend) as harness:
+        assert harness.process_batch(rows((1, None), (2, 1000))) == [False, False]  # 1 is stamped with 1000
+        assert harness.process_batch(rows((1, None), (2, 1099))) == [True, True]  # with 1099
+        assert harness.process_batch(rows((2, 1198), (1, None))) == [True, True]
+        assert harness.process_batch(rows((2, 1297), (1, None))) == [True, True]
+        assert harness.process_batch(rows((1, None), (2, 1397))) == [False, False]
+
+
+def test_times_far_ahead_go_by_the_watermark_too(backend: str) -> None:
+    event_time, clock = EventTime("at", max_ahead=100), ManualClock(1000)
+    with Harness(Seen(), int, key="k", event_time=event_time, clock=clock, backend=backend) as harness:
+        assert harness.process_batch(rows((1, 1000), (1, 9000), (1, 1050))) == [False, True, True]
+        assert harness.process_batch(rows((1, 1100))) == [True]
+
+
+def test_while_there_is_no_watermark_nothing_expires(backend: str) -> None:
+    with Harness(Seen(), int, key="k", event_time="at", backend=backend) as harness:
+        for n in range(3):
+            harness.clock.advance(datetime.timedelta(days=n))
+            assert harness.process_batch(rows((1, None))) == [n > 0]
+
+
+class Ticking(sb.KeyedProcessFunction):
+    """Timers that look at state and write it."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.seen = ctx.get_value_state(in_event_time(sb.ValueStateDescriptor("seen", int), TTL))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield ctx.timestamp, self.seen.value()
+        self.seen.update(row.at)
+        for timer in row.timers or ():
+            ctx.timers.register(timer)
+        if row.processing is not None:
+            ctx.timers.register(row.processing, "processing")
+
+    def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield timestamp, ctx.timestamp, self.seen.value()
+        if self.seen.value() is not None:
+            self.seen.update(timestamp)
+
+
+def ticks(*given: tuple[int, int, list[int], int | None]) -> pa.Table:
+    return pa.table(
+        {
+            "k": [key for key, *_ in given],
+            "at": [at for _, at, *_ in given],
+            "timers": pa.array([timers for *_, timers, _ in given], pa.list_(pa.int64())),
+            "processing": pa.array([processing for *_, processing in given], pa.int64()),
+        }
+    )
+
+
+def test_a_timer_sees_state_at_its_own_time(backend: str) -> None:
+    clock = ManualClock(5)
+    with Harness(Ticking(), int, key="k", event_time="at", clock=clock, backend=backend) as harness:
+        # The watermark jumps from nothing to 9000; the timers of key 1 are of long before.
+        assert harness.process_batch(ticks((1, 1000, [1099, 1198, 1298, 9001], 3), (2, 9000, [], None))) == [
+            (1000, None),
+            (9000, None),
+            (1099, 1099, 1000),
+            (1198, 1198, 1099),
+            (1298, 1298, None),
+            (3, None, None),  # in processing time: by the watermark after the batch
+        ]
+        assert harness.process_batch(ticks((2, 9001, [], None))) == [(9001, 9000), (9001, 9001, None)]
+        assert harness.keyed.timers.count("event") == 0
+
+
+def test_processing_timers_go_by_the_clock(backend: str) -> None:
+    clock = ManualClock(100)
+    with Harness(Ticking(), int, key="k", event_time="at", clock=clock, backend=backend) as harness:
+        assert harness.process_batch(ticks((1, 10**6, [], 200))) == [(10**6, None)]
+        clock.set(199)
+        assert harness.process_batch(ticks((2, 10**7, [], None))) == [(10**7, None)]
+        clock.set(200)
+        assert harness.process_batch(ticks()) == [(200, None, None)]
+
+
+def test_timers_in_order_fire_between_rows(backend: str) -> None:
+    batch = ticks(
+        (1, 1000, [1050, 1100], None), (1, 1210, [], None), (2, 1500, [1400], None), (1, 1160, [], None)
+    )
+    late = EventTime("at", delay=60)
+    in_order = EventTime("at", delay=60, timers="in_order")
+    with Harness(Ticking(), int, key="k", event_time=late, backend=backend) as harness:
+        assert harness.process_batch(batch) == [
+            (1000, None),
+            (1210, None),
+            (1500, None),
+            (1160, 1210),  # older than what it sees
+            (1050, 1050, 1160),
+            (1100, 1100, 1050),
+            (1400, 1400, 1500),
+        ]
+    with Harness(Ticking(), int, key="k", event_time=in_order, backend=backend) as harness:
+        assert harness.process_batch(batch) == [
+            (1000, None),
+            (1050, 1050, 1000),
+            (1100, 1100, 1050),  # by 1160 - 60
+            (1160, 1100),
+            (1210, 1160),
+            (1500, None),
+            (1400, 1400, 1500),
+        ]
+
+
+def test_a_timer_is_due_before_the_row_whose_time_less_the_delay_is_its_own(backend: str) -> None:
+    in_order = EventTime("at", delay=60, timers="in_order")
+    for at, fires_before in ((1159, False), (1160, True)):
+        with Harness(Ticking(), int, key="k", event_time=in_order, backend=backend) as harness:
+            batch = ticks((1, 1000, [1100], None), (1, at, [], None), (2, 5000, [], None))
+            times = [time for time, *_ in harness.process_batch(batch)]
+            assert (times.index(1100) < times.index(at)) == fires_before
+
+
+class Minutely(sb.KeyedProcessFunction):
+    """A timer that registers the next one by the watermark, a few times more than any batch may fire."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.fired = 0
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield "row", ctx.timestamp, ctx.watermark
+        if row.at == 1000:
+            ctx.timers.register(1000)
+            ctx.timers.register(10, "processing")
+
+    def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield "timer", timestamp, ctx.watermark
+        self.fired += 1
+        if ctx.timestamp is not None and self.fired < 20:
+            assert ctx.watermark is not None
+            ctx.timers.register(ctx.watermark + 60)
+
+
+def test_a_timer_has_the_watermark_that_fires_it(backend: str) -> None:
+    clock = ManualClock(10)
+    with Harness(Minutely(), int, key="k", event_time="at", clock=clock, backend=backend) as harness:
+        first = [("row", 1000, None), ("row", 1100, None), ("timer", 1000, 1100), ("timer", 10, None)]
+        assert harness.process_batch(rows((1, 1000), (2, 1100))) == first
+        assert harness.keyed.timers.next_due("event") == 1160
+        assert harness.process_batch(rows((2, 1159))) == [("row", 1159, 1100)]
+        assert harness.process_batch(rows((2, 5000))) == [("row", 5000, 1159), ("timer", 1160, 5000)]
+        assert harness.advance_watermark(5060) == [("timer", 5060, 5060)]
+
+
+def test_between_rows_a_timer_has_the_watermark_of_the_next_row(backend: str) -> None:
+    in_order = EventTime("at", delay=10, timers="in_order")
+    with Harness(Minutely(), int, key="k", event_time=in_order, backend=backend) as harness:
+        assert harness.process_batch(rows((1, 1000), (2, 1130), (2, 1005), (2, 1200))) == [
+            ("row", 1000, None),
+            ("row", 1005, None),
+            ("timer", 1000, 1120),
+            ("row", 1130, None),
+            ("timer", 1180, 1190),
+            ("row", 1200, None),
+        ]
+        # Late rows come before the watermark, which never falls.
+        assert harness.process_batch(rows((1, 1000), (2, 1195), (2, 1300))) == [
+            ("row", 1000, 1190),
+            ("timer", 1000, 1190),
+            ("row", 1195, 1190),
+            ("timer", 1250, 1290),
+            ("row", 1300, 1190),
+        ]
+
+
+def test_a_batch_ends_with_a_cleanup_by_the_watermark_after_it(backend: str) -> None:
+    class Idle(Seen):
+        def open(self, ctx: sb.FunctionContext) -> None:
+            descriptor = sb.ValueStateDescriptor("seen", int)
+            self.seen = ctx.get_value_state(in_event_time(descriptor, TTL, cleanup_idle=True))
+
+    with Harness(Idle(), int, key="k", event_time="at", backend=backend) as harness:
+        harness.process_batch(rows(*((key, 1000) for key in range(50)), (99, 1099)))
+        assert harness.keyed.num_entries("seen") == 51
+        harness.process_batch(rows((99, 1100)))
+        assert harness.keyed.num_entries("seen") == 1
+
+
+def test_rows_come_in_order_of_their_times_nulls_first_and_then_by_the_order_given(backend: str) -> None:
+    class Order(sb.KeyedProcessFunction):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+            yield ctx.timestamp, row.n
+
+    given = rows((1, 30), (1, None), (1, 10), (1, 30), (1, None), n=[5, 4, 3, 2, 1])
+    in_order = EventTime("at", timers="in_order")
+    with Harness(Order(), int, key="k", event_time=in_order, order_by="n", backend=backend) as harness:
+        assert harness.process_batch(given) == [(None, 1), (None, 4), (10, 3), (30, 2), (30, 5)]
+    with Harness(Order(), int, key="k", event_time=in_order, backend=backend) as harness:
+        assert harness.process_batch(given) == [(None, 4), (None, 1), (10, 3), (30, 5), (30, 2)]
+    with Harness(Order(), int, key="k", event_time="at", order_by="n", backend=backend) as harness:
+        assert [at for at, _ in harness.process_batch(given)] == [None, 30, 10, None, 30]
+
+
+def test_composite_keys_have_the_time_of_their_rows(backend: str) -> None:
+    with Harness(
+        Looking(), sb.types.ROW(k=int, l=str), key=["k", "l"], event_time="at", backend=backend
+    ) as harness:
+        given = harness.process_batch(rows((1, 5), (1, None), (2, 7), l=["a", "b", "c"]))
+        assert [at for at, *_ in given] == [5, None, 7]
+
+
+def test_a_batch_of_many_pieces_has_the_times_of_its_rows(backend: str) -> None:
+    n = 150_000 if backend == "heap" else 70_000
+    at = list(range(n, 0, -1))
+    with Harness(Looking(), int, key="k", event_time="at", backend=backend) as harness:
+        parts = [rows(*((1, each) for each in at[begin : begin + 40_000])) for begin in range(0, n, 40_000)]
+        given = harness.process_batch(pa.concat_tables(parts))
+        assert [each for each, *_ in given] == at
+
+
+class Broadcasting(Seen):
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield ctx.timestamp
+        yield from super().process_element(row, ctx)
+
+    def process_broadcast(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield ctx.timestamp, sorted(ctx.keyed_state_store.keys("seen"))
+
+
+def test_broadcast_rows_are_never_late_and_move_nothing(backend: str) -> None:
+    def batch(*given: tuple[int, int | None, bool]) -> list[Any]:
+        flags = [flag for *_, flag in given]
+        return harness.process_batch(rows(*((key, at) for key, at, _ in given), everywhere=flags))
+
+    event_time = EventTime("at", late="drop")
+    with Harness(
+        Broadcasting(), int, key="k", event_time=event_time, broadcast="everywhere", backend=backend
+    ) as harness:
+        assert batch((1, 1000, False), (0, 9**9, True)) == [(9**9, []), 1000, False]
+        assert harness.watermark == 1000
+        assert batch((0, 10, True), (2, 10, False)) == [(10, [1])]
+        # It sees state by the watermark after its batch.
+        assert batch((0, None, True), (2, 1099, False)) == [(None, [1]), 1099, False]
+        assert batch((0, None, True), (3, 1100, False)) == [(None, [2]), 1100, False]
+
+
+class Columns(sb.BatchProcessFunction):
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.n = ctx.get_reducing_state(in_event_time(sb.ReducingStateDescriptor("n", "sum", int), TTL))
+        self.last = ctx.get_value_state(in_event_time(sb.ValueStateDescriptor("last", int), TTL))
+        self.all = ctx.get_list_state(in_event_time(sb.ListStateDescriptor("all", int), TTL))
+        self.map = ctx.get_map_state(in_event_time(sb.MapStateDescriptor("map", int, int), TTL))
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> pa.RecordBatch:
+        assert ctx.timestamp is None
+        columns = {
+            "n": self.n.get_many(ctx.keys),
+            "last": self.last.get_many(ctx.keys),
+            "all": self.all.get_many(ctx.keys),
+            "map": self.map.get_many(ctx.keys, ctx.keys),
+            "watermark": pa.array([ctx.watermark] * batch.num_rows, pa.int64()),
+        }
+        self.n.add_many(ctx.keys, batch["at"])
+        self.last.update_many(ctx.keys, batch["at"])
+        self.all.add_many(ctx.keys, batch["at"])
+        self.map.put_many(ctx.keys, ctx.keys, batch["at"])
+        return pa.record_batch(columns)
+
+
+def test_whole_batches_go_by_the_watermark_after_them(backend: str) -> None:
+    with Harness(Columns(), int, key="k", event_time="at", backend=backend) as harness:
+        harness.process_batch(rows((1, 10), (2, 1000)))
+        there, nothing = (10, 10, [10], 10, 1000), (None, None, [], None, 1000)
+        (first, _) = harness.process_batch(rows((1, 0), (3, 1099)))
+        assert tuple(first) == there
+        (first, _) = harness.process_batch(rows((2, 0), (3, 1100)))
+        assert tuple(first) == (*nothing[:4], 1099)
+
+
+def test_vectorised_calls_go_by_the_watermark_and_the_row_goes_on_by_its_time(backend: str) -> None:
+    class Mixed(Seen):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+            before = self.seen.exists()
+            yield before, self.seen.exists_many([ctx.current_key])[0].as_py(), self.seen.exists() == before
+            self.seen.update(1)
+
+    with Harness(Mixed(), int, key="k", event_time="at", backend=backend) as harness:
+        assert harness.process_batch(rows((1, 1000), (1, 1050), (2, 5000))) == [
+            (False, False, True),
+            (True, False, True),
+            (False, False, True),
+        ]
+
+
+def test_processing_time_to_live_goes_by_the_clock(backend: str) -> None:
+    class ByClock(sb.KeyedProcessFunction):
+        def open(self, ctx: sb.FunctionContext) -> None:
+            ttl = sb.StateTtlConfig(TTL)
+            self.n = ctx.get_value_state(sb.ValueStateDescriptor("n", int).enable_time_to_live(ttl))
+
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+            yield self.n.value()
+            self.n.update(row.at)
+
+    with Harness(ByClock(), int, key="k", event_time="at", backend=backend) as harness:
+        assert harness.process_batch(rows((1, 1000), (1, 10**9))) == [None, 1000]
+        harness.clock.advance(TTL - 1)
+        assert harness.process_batch(rows((1, 10**10))) == [10**9]
+        harness.clock.advance(TTL)
+        assert harness.process_batch(rows((1, 10**10))) == [None]
+
+
+def test_a_failed_batch_leaves_the_watermark(backend: str, tmp_path: Path) -> None:
+    fails_to_open = [False]
+
+    class Fails(Seen):
+        def open(self, ctx: sb.FunctionContext) -> None:
+            super().open(ctx)
+            if fails_to_open[0]:
+                raise ValueError("as told")
+
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+            yield from super().process_element(row, ctx)
+            if row.at == 666:
+                raise ValueError("as told")
+
+    with Harness(Fails(), int, key="k", event_time="at", backend=backend) as harness:
+        harness.process_batch(rows((1, 600)))
+        with pytest.raises(ValueError, match="as told"):
+            harness.process_batch(rows((2, 9000), (1, 666)))
+        assert harness.watermark == harness.keyed.savepoint(tmp_path / "after rows").watermark == 600
+        fails_to_open[0] = True
+        with pytest.raises(ValueError, match="as told"):
+            harness.process_batch(rows((2, 9000)))
+        assert harness.keyed.savepoint(tmp_path / "after open").watermark == 600
+        assert list(harness.keyed.keys("seen")) == [1]
+        fails_to_open[0] = False
+        assert harness.process_batch(rows((2, 650), (1, 650))) == [False, True]
+
+
+def test_without_event_time_a_watermark_is_kept(backend: str) -> None:
+    def harness_of(event_time: str | None) -> Harness:
+        return Harness(Looking(), int, key="k", event_time=event_time, backend=backend)
+
+    with harness_of("at") as rows_tell, harness_of(None) as clock_tells, harness_of("at") as again:
+        rows_tell.process_batch(rows((1, 100)))
+        clock_tells.restore(rows_tell.snapshot())
+        assert clock_tells.process_batch(rows((1, 500))) == [(None, None, 0)]
+        clock_tells.process_element(1, {"at": 500})
+        clock_tells.advance_time(500)
+        assert clock_tells.watermark == 100
+        again.restore(clock_tells.snapshot())
+        assert again.process_batch(rows((1, 90))) == [(90, 100, 500)]
+
+
+class WithoutTheTimeOfRows(ReferenceKeyedBackend):
+    """As a backend of another package that was written before rows had a time."""
+
+    begin_event_time = sb.KeyedStateBackend.begin_event_time
+    set_event_time = sb.KeyedStateBackend.set_event_time
+    move_processing_time = sb.KeyedStateBackend.move_processing_time
+
+
+class Older(ReferenceBackend):
+    made: ClassVar[list[sb.KeyedStateBackend]] = []
+
+    def create_keyed_backend(self, key_type: Any, **options: Any) -> WithoutTheTimeOfRows:
+        self.made.append(WithoutTheTimeOfRows(key_type, **options))
+        return self.made[-1]
+
+
+def test_a_backend_without_the_time_of_rows_takes_no_state_that_goes_by_it(backend: str) -> None:
+    with Harness(Seen(), int, key="k", event_time="at", backend=Older()) as harness:
+        with pytest.raises(sb.UsageError, match="WithoutTheTimeOfRows has no time of rows") as caught:
+            harness.process_batch(rows((1, 1000)))
+        assert caught.value.code == "USAGE.NOT_AVAILABLE"
+    with Harness(Looking(), int, key="k", event_time="at", backend=Older()) as harness:
+        assert harness.process_batch(rows((1, 1000))) == [(1000, None, 0)]
+
+
+def test_a_backend_that_cannot_move_times_does_not_begin_with_those_of_rows(backend: str) -> None:
+    job = Job(Looking(), key="k", event_time="at", backend=Older())
+    Task(job, sb.types.LONG).close()
+    with pytest.raises(sb.UsageError, match="cannot move times") as caught:
+        Task(job, sb.types.LONG, processing_time_moved_by=5)
+    assert caught.value.code == "USAGE.NOT_AVAILABLE"
+    with pytest.raises(sb.ClosedError):
+        Older.made[-1].mark()
+
+
+def test_options_that_make_no_sense_are_refused(backend: str) -> None:
+    def job(event_time: Any, function: Any = None, **options: Any) -> Job:
+        return Job(function or Looking(), key="k", event_time=event_time, backend=backend, **options)
+
+    assert job("at", delay=datetime.timedelta(seconds=1)).event_time == EventTime("at", delay=1000)
+    for wrong, options in (
+        ("delay", {"delay": -1}),
+        ("delay", {"delay": 1.5}),
+        ("max_ahead", {"max_ahead": -1}),
+        ("late is 'keep'", {"late": None}),
+        ("timers is", {"timers": "sometimes"}),
+    ):
+        with pytest.raises(sb.UsageError, match=wrong):
+            EventTime("at", **options)  # type: ignore[arg-type]
+    with pytest.raises(sb.UsageError, match="output of that name") as caught:
+        job(EventTime("at", late="an_output"))
+    assert caught.value.code == "USAGE.NO_OUTPUT"
+    for column in (7, ""):
+        with pytest.raises(sb.UsageError, match="name of a column"):
+            EventTime(column)  # type: ignore[arg-type]
+    with pytest.raises(sb.UsageError, match="name of a column"):
+        job(7)
+    with pytest.raises(sb.UsageError, match="delay is said twice"):
+        job(EventTime("at", delay=5), delay=5)
+    with pytest.raises(sb.UsageError, match="in_order.*KeyedProcessFunction"):
+        job(EventTime("at", timers="in_order"), Columns())
+    with (
+        Harness(Looking(), int, key="k", backend=backend) as harness,
+        pytest.raises(sb.UsageError, match="watermark needs rows"),
+    ):
+        harness.advance_watermark(1)
+
+
+def test_the_harness_lets_time_pass(backend: str) -> None:
+    with Harness(Ticking(), int, key="k", event_time="at", backend=backend) as harness:
+        harness.process_batch(ticks((1, 1000, [1050, 2000], 70)))
+        assert harness.advance_watermark(1050) == [(1050, 1050, 1000)]
+        assert (harness.clock.now(), harness.watermark) == (0, 1050)
+        assert harness.advance_watermark(0) == []
+        assert harness.advance_time(2000) == [(2000, 2000, None), (70, None, None)]
+        assert (harness.clock.now(), harness.watermark) == (2000, 2000)

@@ -1,0 +1,97 @@
+"""Batches: together or not at all, and taken back to where one wants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rocks import (
+    Database,
+    Iterator,
+    Options,
+    WriteBatch,
+    open_database,
+    rows,
+)
+
+from statebackend.errors import UsageError
+
+
+def contents(db: Database) -> list[tuple[bytes, bytes]]:
+    return list(Iterator(db.column_family("a")))
+
+
+def test_nothing_is_written_before_write(db: Database) -> None:
+    a = db.column_family("a")
+    db.put(a, b"old", b"1")
+    batch = WriteBatch(db)
+    batch.put(a, b"new", b"2")
+    batch.delete(a, b"old")
+    assert contents(db) == [(b"old", b"1")]
+    assert len(batch) == 2
+    assert batch.nbytes > 12
+    batch.write()
+    assert contents(db) == [(b"new", b"2")]
+    assert len(batch) == 0
+    batch.write()
+    assert contents(db) == [(b"new", b"2")]
+
+
+def test_many_at_once(db: Database) -> None:
+    a = db.column_family("a")
+    keys = [b"%d" % i for i in range(1_000)]
+    values = [key * (int(key) % 5) for key in keys]
+    batch = WriteBatch(db)
+    batch.put_many(a, *rows(keys), *rows(values))
+    batch.delete_many(a, *rows(keys[::2]))
+    batch.put_many(a, *rows([]), *rows([]))
+    batch.put_many(a, *rows([b""]), *rows([b""]))
+    batch.write()
+    expected = {b"": b"", **dict(zip(keys[1::2], values[1::2], strict=True))}
+    assert contents(db) == sorted(expected.items())
+
+
+def test_rows_that_do_not_fit_change_nothing(db: Database) -> None:
+    a = db.column_family("a")
+    batch = WriteBatch(db)
+    with pytest.raises(UsageError, match="as many values as keys"):
+        batch.put_many(a, *rows([b"1", b"2"]), *rows([b"1"]))
+    with pytest.raises(UsageError, match="offsets"):
+        batch.delete_many(a, np.array([0, 9]), b"1")
+    assert len(batch) == 0
+
+
+def test_a_plain_batch_goes_back_to_its_save_points(db: Database) -> None:
+    a = db.column_family("a")
+    batch = WriteBatch(db)
+    batch.put(a, b"1", b"")
+    batch.set_save_point()
+    batch.put(a, b"2", b"")
+    batch.rollback_to_save_point()
+    with pytest.raises(UsageError, match="no save point"):
+        batch.rollback_to_save_point()
+    batch.delete_range(a, b"5", b"6")
+    batch.write()
+    assert contents(db) == [(b"1", b"")]
+
+
+def test_a_batch_that_cannot_be_written_is_kept(db: Database) -> None:
+    b = db.create_column_family("b", Options())
+    a = db.column_family("a")
+    batch = WriteBatch(db)
+    batch.put(b, b"1", b"")
+    batch.put(a, b"1", b"")
+    db.drop_column_family(b)
+    with pytest.raises(UsageError) as error:
+        batch.write()
+    assert error.value.code == "USAGE.COLUMN_FAMILY"
+    assert len(batch) == 2
+    assert contents(db) == []
+
+
+def test_a_batch_of_another_database_is_refused(db: Database, tmp_path: Path) -> None:
+    with open_database(tmp_path / "other") as other:
+        batch = WriteBatch(db)
+        with pytest.raises(UsageError, match="of another database"):
+            batch.put(other.column_family("a"), b"k", b"v")

@@ -1,0 +1,189 @@
+"""A keyed backend on a disk that is full, or that loses or damages a file: an error with its name, and a way back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rocks import run
+
+import statebackend as sb
+from statebackend.errors import StoreError
+
+DESCRIPTOR = sb.ValueStateDescriptor("v", bytes)
+ROWS = 4000
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here; test_crashes limits the size of files instead")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def filled(local: Path, store: sb.CheckpointStore) -> tuple[Any, Any]:
+    """A backend with some files of its state, committed as checkpoint 0."""
+    backend = sb.create_backend("rocksdb", local_dir=local, memory_limit=4 << 20, compression="none")
+    keyed = backend.create_keyed_backend(int)
+    state = keyed.get_value_state(DESCRIPTOR)
+    state.update_many(list(range(ROWS)), [b"%d" % key * 40 for key in range(ROWS)])
+    store.commit(0, [keyed.snapshot(0, store).result()])
+    keyed.notify_checkpoint_complete(0)
+    keyed.scratch.database.flush()
+    keyed.scratch.database.wait_for_compactions()
+    return keyed, state
+
+
+def check_the_way_back(root: Path) -> None:
+    """The checkpoint has all that was committed."""
+    checkpoint = sb.CheckpointStore(root).open_latest()
+    with sb.create_backend("rocksdb").create_keyed_backend(int, restore=checkpoint) as keyed:
+        state = keyed.get_value_state(DESCRIPTOR)
+        assert state.get_many(list(range(ROWS))).to_pylist() == [b"%d" % key * 40 for key in range(ROWS)]
+        assert keyed.num_entries("v") == ROWS
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[sb.CheckpointStore]:
+    with sb.CheckpointStore(tmp_path / "state").open_for_writing(key_type=int, max_parallelism=128) as opened:
+        yield opened
+
+
+def test_a_full_disk(tmp_path: Path, small: Path, store: sb.CheckpointStore) -> None:
+    keyed, state = filled(small, store)
+    rows = [os.urandom(1000)] * 500
+
+    def fill() -> None:
+        for start in range(10**6, 10**6 + 100_000, 500):  # 100 MB
+            state.update_many(list(range(start, start + 500)), rows)
+
+    with pytest.raises(StoreError) as full:
+        fill()
+    assert str(small) in (full.value.detail or "")
+    codes = {full.value.code}
+    try:  # what is there is found, or the error says why not
+        found = state.get_many(list(range(ROWS))).to_pylist()
+        assert found == [b"%d" % key * 40 for key in range(ROWS)]
+    except StoreError as error:
+        codes.add(error.code)
+    keyed.close()
+    assert codes == {"STORE.DATABASE_FULL"}
+    assert list(small.iterdir()) == []
+    check_the_way_back(tmp_path / "state")
+
+
+def test_a_batch_that_could_not_be_written_stays_and_is_not_kept_silently(
+    small: Path, store: sb.CheckpointStore
+) -> None:
+    keyed, state = filled(small, store)
+    row, batch = os.urandom(1000), 0
+    with pytest.raises(StoreError):  # noqa: PT012 - the disk is full after one of them
+        for batch in range(200):
+            mark = keyed.mark()
+            for key in range(500):
+                keyed.set_current_key(1_000_000 + 500 * batch + key)
+                state.update(row)
+            keyed.release(mark)
+    assert one(keyed, state, 1_000_000 + 500 * batch + 499) == row
+    assert len(keyed.store.overlay) > 0
+    keyed.set_current_key(7)
+    before = state.value()
+    for again in (lambda: state.update(b"lost"), keyed.mark):
+        with pytest.raises(StoreError) as full:
+            again()
+        assert full.value.code == "STORE.DATABASE_FULL"
+    assert state.value() == before
+    keyed.close()
+
+
+def files_of(keyed: Any) -> list[Path]:
+    return sorted(Path(keyed.scratch.folder, "db").glob("*.sst"), key=lambda path: -path.stat().st_size)
+
+
+def read_all(keyed: Any, state: Any) -> None:
+    """Reads every row in several ways; raises unless all of them are as they were."""
+    for read in (
+        lambda: state.get_many(list(range(ROWS))).to_pylist(),
+        lambda: [one(keyed, state, key) for key in range(ROWS)],
+    ):
+        assert read() == [b"%d" % key * 40 for key in range(ROWS)]
+    assert sorted(keyed.keys("v")) == list(range(ROWS))
+
+
+def one(keyed: Any, state: Any, key: int) -> Any:
+    keyed.set_current_key(key)
+    return state.value()
+
+
+def test_a_damaged_file(tmp_path: Path, store: sb.CheckpointStore) -> None:
+    """No flipped bit of the data gives wrong values, or none."""
+    for part in (0.1, 0.5, 0.9):
+        with sb.CheckpointStore(tmp_path / f"state {part}").open_for_writing(key_type=int) as own:
+            keyed, state = filled(tmp_path, own)
+        (file, *_) = files_of(keyed)
+        content = bytearray(file.read_bytes())
+        content[int(len(content) * part * 0.9)] ^= 0x10
+        with open(file, "r+b") as opened:  # the database has it open: the same file
+            opened.write(content)
+        with pytest.raises(StoreError) as error:
+            read_all(keyed, state)
+        assert error.value.code == "STORE.DATABASE_CORRUPT"
+        assert file.name in str(error.value)
+        with pytest.raises(StoreError):  # nothing of it goes into a checkpoint either
+            keyed.snapshot(1, store, incremental=False).result()
+        keyed.close()
+        check_the_way_back(tmp_path / f"state {part}")
+
+
+def test_a_lost_file(tmp_path: Path) -> None:
+    """Files that are open are still there for who has them open; closed ones are missed by name."""
+    done = run(
+        """
+import os, sys, pathlib
+import statebackend as sb
+from statebackend.errors import StoreError
+keyed = sb.create_backend("rocksdb", local_dir=sys.argv[1], memory_limit=4 << 20).create_keyed_backend(int)
+state = keyed.get_value_state(sb.ValueStateDescriptor("v", bytes))
+database = keyed.scratch.database
+for number in range(3):
+    state.update_many(list(range(number * 100, number * 100 + 100)), [os.urandom(100)] * 100)
+    database.flush()
+lost = sorted(pathlib.Path(keyed.scratch.folder, "db").glob("*.sst"))[0]
+os.unlink(lost)
+for handle in os.listdir("/proc/self/fd"):  # whoever had it open has it no longer, as after a lost mount
+    try:
+        if lost.name in os.readlink(f"/proc/self/fd/{handle}"):
+            other = os.open("/dev/null", os.O_RDONLY)
+            os.dup2(other, int(handle))
+    except OSError:
+        pass
+codes = set()
+for key in range(300):
+    keyed.set_current_key(key)
+    try:
+        assert state.value() is not None, "silently empty"
+    except StoreError as error:
+        codes.add(error.code)
+        assert lost.name in str(error), error
+try:
+    database.compact(keyed._states["v"].table.family)
+except StoreError as error:
+    codes.add(error.code)
+print(sorted(codes))
+keyed.close()
+""",
+        tmp_path,
+        prelude="",
+    )
+    assert done.stdout in ("['STORE.DATABASE_CORRUPT']\n", "['STORE.DATABASE_LOST_FILE']\n"), done.stdout
+    assert done.stderr == ""

@@ -1,0 +1,348 @@
+"""The compaction filter and the merge operator, in real compactions: what has expired goes, and nothing else."""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rocks import CommittedClock, Database, ExpiryRules, Iterator, element, elements, open_database
+
+from statebackend.errors import StoreError
+
+
+def timestamped(timestamp: int, text: bytes = b"", offset: int = 0) -> bytes:
+    return bytes(offset) + struct.pack("<q", timestamp) + text
+
+
+def in_files(db: Database, family: str = "a") -> int:
+    """How many entries the files of a column family have; nothing is read for it."""
+    return sum(each["entries"] for each in db.live_files() if each["family"] == family)
+
+
+def compacted(db: Database) -> None:
+    db.flush()
+    db.compact(db.column_family("a"))
+
+
+@pytest.fixture
+def clock() -> CommittedClock:
+    return CommittedClock()
+
+
+@pytest.fixture
+def make(tmp_path: Path, clock: CommittedClock) -> object:
+    def make(kind: str, **options: int) -> tuple[Database, ExpiryRules]:
+        rules = ExpiryRules(clock, kind, **options)
+        return open_database(tmp_path / "db", rules=rules, is_list=kind.endswith("list")), rules
+
+    return make
+
+
+Make = Callable[..., tuple[Database, ExpiryRules]]
+
+
+@pytest.mark.parametrize(("kind", "offset"), [("value", 0), ("value", 5), ("map_entry", 0), ("map_entry", 1)])
+def test_expired_values_leave_the_files_unread(
+    make: Make, clock: CommittedClock, kind: str, offset: int
+) -> None:
+    db, rules = make(kind, ttl=100, timestamp_offset=offset, query_every=1)
+    a = db.column_family("a")
+    for i in range(1_000):
+        db.put(a, b"%04d" % i, timestamped(i, b"x" * 50, offset))
+    compacted(db)
+    assert in_files(db) == 1_000
+    size = sum(each["bytes"] for each in db.live_files())
+    clock.now = 599  # what was written at 499 and before has expired
+    compacted(db)
+    assert in_files(db) == 500
+    assert sum(each["bytes"] for each in db.live_files()) < 0.7 * size
+    assert rules.counters()["dropped_values"] == 500
+    assert dict(Iterator(a)) == {b"%04d" % i: timestamped(i, b"x" * 50, offset) for i in range(500, 1_000)}
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "now", "goes"),
+    [
+        (0, 99, False),
+        (0, 100, True),
+        (-50, 49, False),
+        (-50, 50, True),
+        (2**63 - 50, 2**63 - 2, False),
+        (7, -(2**63), False),
+    ],
+)
+def test_the_moment_of_expiry(
+    make: Make, clock: CommittedClock, timestamp: int, now: int, goes: bool
+) -> None:
+    db, _ = make("value", ttl=100)
+    db.put(db.column_family("a"), b"k", timestamped(timestamp))
+    clock.now = now
+    compacted(db)
+    assert (in_files(db) == 0) is goes
+    db.close()
+
+
+def test_at_first_nothing_has_expired(make: Make, clock: CommittedClock) -> None:
+    db, rules = make("value", ttl=1)
+    db.put(db.column_family("a"), b"k", timestamped(-(2**62)))
+    compacted(db)
+    assert clock.now == -(2**63)
+    assert in_files(db) == 1
+    assert rules.counters()["seen"] == 1
+    db.close()
+
+
+def test_single_elements_of_lists(make: Make, clock: CommittedClock) -> None:
+    db, rules = make("variable_list", ttl=100, query_every=1)
+    a = db.column_family("a")
+    for key, times in ((b"mixed", (10, 300, 20, 400)), (b"dead", (1, 2)), (b"live", (500, 600))):
+        db.put(a, key, b"".join(element(t, b"%d" % t * 3) for t in times))
+    clock.now = 399
+    compacted(db)
+    assert in_files(db) == 2
+    assert elements(db.get(a, b"mixed")) == [(300, b"300300300"), (400, b"400400400")]
+    assert elements(db.get(a, b"live")) == [(500, b"500500500"), (600, b"600600600")]
+    counted = rules.counters()
+    assert (counted["dropped_elements"], counted["rewritten_lists"], counted["unreadable"]) == (4, 1, 0)
+    db.close()
+
+
+def test_lists_of_elements_of_one_length(make: Make, clock: CommittedClock) -> None:
+    db, rules = make("fixed_list", ttl=100, element_bytes=12, timestamp_offset=4, query_every=1)
+    a = db.column_family("a")
+    parts = [struct.pack("<iq", i, i) for i in range(100)]
+    db.put(a, b"put", b"".join(parts))
+    for part in parts:
+        db.merge(a, b"merged", part)
+    clock.now = 149
+    compacted(db)
+    for key in (b"put", b"merged"):
+        assert db.get(a, key) == b"".join(parts[50:])
+    assert rules.counters()["dropped_elements"] == 50
+    assert rules.counters()["dropped_in_merges"] >= 50
+    db.close()
+
+
+def test_merges_append_in_order(make: Make) -> None:
+    db, rules = make("variable_list")
+    a = db.column_family("a")
+    expected = []
+    for i in range(300):
+        parts = [(i, b"x" * (i % 5)), (i, b"y")][: 1 + i % 2]
+        db.merge(a, b"k", b"".join(element(*part) for part in parts))
+        expected += parts
+        if i % 70 == 0:
+            db.flush()
+        if i % 100 == 0:
+            db.compact(a)
+        assert elements(db.get(a, b"k")) == expected
+    compacted(db)
+    assert elements(db.get(a, b"k")) == expected
+    assert in_files(db) == 1
+    assert rules.counters()["dropped_in_merges"] == 0
+    db.close()
+
+
+def test_merging_drops_what_has_expired(make: Make, clock: CommittedClock) -> None:
+    db, rules = make("variable_list", ttl=100)
+    a = db.column_family("a")
+    for t in range(0, 1_000, 10):
+        db.merge(a, b"k", element(t, b"%d" % t))
+    db.flush()
+    clock.now = 599
+    compacted(db)
+    assert [t for t, _ in elements(db.get(a, b"k"))] == list(range(500, 1_000, 10))
+    assert rules.counters()["dropped_in_merges"] == 50
+    db.close()
+
+
+def test_a_list_that_merging_has_emptied_goes_with_the_next_compaction(
+    make: Make, clock: CommittedClock
+) -> None:
+    db, _ = make("variable_list", ttl=100)
+    a = db.column_family("a")
+    for t in range(5):
+        db.merge(a, b"k", element(t, b""))
+    db.put(a, b"other", element(1_000, b""))
+    clock.now = 500
+    compacted(db)
+    assert db.get(a, b"k") in (b"", None)
+    db.compact(a)
+    assert db.get(a, b"k") is None
+    assert in_files(db) == 1
+    db.close()
+
+
+def test_without_a_time_to_live_only_empty_lists_go(make: Make, clock: CommittedClock) -> None:
+    db, rules = make("variable_list")
+    a = db.column_family("a")
+    db.put(a, b"full", element(0, b"x"))
+    db.put(a, b"empty", b"")
+    clock.now = 2**62
+    compacted(db)
+    assert dict(Iterator(a)) == {b"full": element(0, b"x")}
+    assert in_files(db) == 1
+    assert rules.counters()["dropped_elements"] == 0
+    db.close()
+
+
+@pytest.mark.parametrize(
+    "broken", [b"short", struct.pack("<I", 99) + bytes(20), element(1, b"x")[:-1], bytes(4)]
+)
+def test_what_cannot_be_read_is_kept_and_counted(make: Make, clock: CommittedClock, broken: bytes) -> None:
+    db, rules = make("variable_list", ttl=1)
+    a = db.column_family("a")
+    db.put(a, b"k", broken)
+    clock.now = 2**62
+    compacted(db)
+    assert db.get(a, b"k") == broken
+    assert rules.counters()["unreadable"] == 1
+    db.close()
+
+
+def test_a_value_too_short_for_its_timestamp_is_kept(make: Make, clock: CommittedClock) -> None:
+    db, rules = make("value", ttl=1, timestamp_offset=3)
+    a = db.column_family("a")
+    db.put(a, b"k", bytes(10))
+    db.put(a, b"long enough", bytes(11))
+    clock.now = 2**62
+    compacted(db)
+    assert dict(Iterator(a)) == {b"k": bytes(10)}
+    assert rules.counters()["unreadable"] == 1
+    db.close()
+
+
+def test_what_cannot_be_merged_is_an_error_and_not_lost(make: Make, clock: CommittedClock) -> None:
+    db, rules = make("variable_list", ttl=1)
+    a = db.column_family("a")
+    db.merge(a, b"k", b"no element")
+    with pytest.raises(StoreError) as error:
+        db.get(a, b"k")
+    assert error.value.code == "STORE.DATABASE_CORRUPT"
+    assert "Merge operator failed" in str(error.value) or "merge" in str(error.value).lower()
+    rules.configure("variable_list")  # without a time to live, bytes are bytes
+    assert db.get(a, b"k") == b"no element"
+    db.close()
+
+
+def test_rules_change_while_the_database_is_open(make: Make, clock: CommittedClock) -> None:
+    db, rules = make("value")
+    a = db.column_family("a")
+    for i in range(100):
+        db.put(a, b"%d" % i, timestamped(i, offset=2))
+    clock.now = 150
+    compacted(db)
+    assert in_files(db) == 100
+    rules.configure("value", ttl=100, timestamp_offset=2)
+    compacted(db)
+    assert in_files(db) == 49
+    rules.configure("value", ttl=60, timestamp_offset=2)
+    compacted(db)
+    assert in_files(db) == 9
+    db.close()
+
+
+def test_the_time_is_read_again_while_a_compaction_runs(make: Make, clock: CommittedClock) -> None:
+    """A filter that would read the time once keeps everything; one that reads it again drops the rest."""
+    db, rules = make("value", ttl=1, query_every=10)
+    a = db.column_family("a")
+    for i in range(60_000):
+        db.put(a, b"%06d" % i, timestamped(0, b"x" * 20), wal=False)
+    db.flush()
+    begun = rules.counters()["seen"]
+    thread = threading.Thread(target=db.compact, args=(a,))
+    thread.start()
+    while rules.counters()["seen"] < begun + 100:
+        pass
+    clock.now = 10
+    thread.join()
+    counted = rules.counters()
+    assert 0 < counted["dropped_values"] < 60_000
+    assert in_files(db) == 60_000 - counted["dropped_values"]
+    db.close()
+
+
+def test_compactions_use_their_rules_after_python_has_dropped_them(tmp_path: Path) -> None:
+    clock = CommittedClock()
+    db = open_database(tmp_path, rules=ExpiryRules(clock, "value", ttl=1))
+    for i in range(100):
+        db.put(db.column_family("a"), b"%d" % i, timestamped(0))
+    clock.now = 5
+    del clock
+    compacted(db)
+    assert in_files(db) == 0
+    db.close()
+
+
+def test_each_family_has_its_own_rules(tmp_path: Path) -> None:
+    from rocks import Options
+
+    clock = CommittedClock()
+    rules = {name: ExpiryRules(clock, "value", ttl=ttl) for name, ttl in (("a", 10), ("b", 1_000))}
+    with Database(tmp_path, Options(), {name: Options(rules=each) for name, each in rules.items()}) as db:
+        for name in rules:
+            db.put(db.column_family(name), b"k", timestamped(0))
+        clock.now = 100
+        db.flush()
+        for name in rules:
+            db.compact(db.column_family(name))
+        assert (in_files(db, "a"), in_files(db, "b")) == (0, 1)
+    assert {name: each.counters()["dropped_values"] for name, each in rules.items()} == {"a": 1, "b": 0}
+
+
+@pytest.mark.parametrize("kind", ["variable_list", "fixed_list"])
+def test_any_sequence_of_lists_agrees_with_a_model(
+    make: Make, clock: CommittedClock, rng: random.Random, kind: str
+) -> None:
+    db, _ = make(
+        kind, ttl=50, element_bytes=12 if kind == "fixed_list" else 0, query_every=rng.randrange(1, 9)
+    )
+    a = db.column_family("a")
+    model: dict[bytes, list[tuple[int, bytes]]] = {}
+    now = 0
+    clock.now = now
+
+    def encode(part: tuple[int, bytes]) -> bytes:
+        return element(*part) if kind == "variable_list" else timestamped(*part)
+
+    def decode(data: bytes | None) -> list[tuple[int, bytes]]:
+        if kind == "variable_list":
+            return elements(data)
+        return [
+            (*struct.unpack("<q", data[at : at + 8]), data[at + 8 : at + 12])
+            for at in range(0, len(data or b""), 12)
+        ]
+
+    for _ in range(3_000):
+        key = b"%d" % rng.randrange(8)
+        action = rng.choices(("merge", "put", "delete", "time", "flush", "compact"), (60, 5, 5, 20, 3, 1))[0]
+        part = (now, b"%04d" % rng.randrange(10_000))
+        if action == "merge":
+            db.merge(a, key, encode(part))
+            model.setdefault(key, []).append(part)
+        elif action == "put":
+            db.put(a, key, encode(part))
+            model[key] = [part]
+        elif action == "delete":
+            db.delete(a, key)
+            model.pop(key, None)
+        elif action == "time":
+            now += rng.randrange(10)
+            clock.now = now
+        elif action == "flush":
+            db.flush()
+        else:
+            compacted(db)
+        live = [part for part in model.get(key, []) if part[0] + 50 > now]
+        # What has expired may be there or not; what has not is there, in order.
+        assert [part for part in decode(db.get(a, key)) if part[0] + 50 > now] == live
+    compacted(db)
+    db.compact(a)
+    expected = {k: [part for part in parts if part[0] + 50 > now] for k, parts in model.items()}
+    assert {k: decode(v) for k, v in Iterator(a)} == {k: parts for k, parts in expected.items() if parts}
+    db.close()

@@ -1,0 +1,221 @@
+"""Killed processes, full disks, files that are damaged or lost: an error that says what, or no loss."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rocks import PRELUDE, Database, Iterator, Options, open_database, run
+
+from statebackend.errors import StoreError
+
+WRITING = """
+db = open_database(sys.argv[1], settings={"write_buffer_size": 1 << 16, "level0_file_num_compaction_trigger": 2})
+a = db.column_family("a")
+batch = WriteBatch(db)
+n = int(sys.argv[2])
+while True:
+    for i in range(20):
+        batch.put(a, b"%06d-%02d" % (n, i), b"x" * 300)
+    batch.write(sync=True)
+    print(n, flush=True)
+    n += 1
+"""
+
+
+@pytest.mark.slow
+def test_what_was_synced_survives_sigkill(tmp_path: Path, rng: random.Random) -> None:
+    """Batches come whole: all of those that were reported, and at most one more."""
+    start = 0
+    for _ in range(6):
+        process = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + WRITING, str(tmp_path / "db"), str(start)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert process.stdout is not None
+        for _ in range(rng.randrange(1, 200)):
+            last = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        last = ([last, *map(int, process.stdout.read().split())])[-1]
+        process.wait()
+        process.stdout.close()
+        with open_database(tmp_path / "db") as db:
+            keys = [key for key, _ in Iterator(db.column_family("a"))]
+        n, part = divmod(len(keys), 20)
+        assert part == 0
+        assert n - 1 in (last, last + 1)
+        assert keys == [b"%06d-%02d" % (i, j) for i in range(n) for j in range(20)]
+        start = n
+
+
+def test_a_full_disk_is_an_error_with_its_name(tmp_path: Path) -> None:
+    done = run(
+        """
+import resource, signal
+from statebackend.errors import StoreError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+db = open_database(sys.argv[1])
+a = db.column_family("a")
+db.put(a, b"k", b"before", sync=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+try:
+    for i in range(10_000):
+        db.put(a, b"%d" % i, b"x" * 1_000)
+except StoreError as error:
+    print(error.code, error.errno, sys.argv[1] in error.detail)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+written = i
+try:
+    db.put(a, b"after", b"")
+except StoreError as error:
+    print(error.code)
+db.close()
+with open_database(sys.argv[1]) as db:
+    a = db.column_family("a")
+    assert db.get(a, b"k") == b"before"
+    assert all(db.get(a, b"%d" % i) == b"x" * 1_000 for i in range(written))
+    db.put(a, b"after", b"")
+""",
+        tmp_path / "db",
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == "STORE.DATABASE_FULL 28 True"
+    assert done.stderr == ""
+
+
+def filled(folder: Path) -> str:
+    """Make a database with one file, and return its name."""
+    with open_database(folder) as db:
+        for i in range(3_000):
+            db.put(db.column_family("a"), b"%05d" % i, b"%d" % i * 20)
+        db.flush()
+        (file,) = db.live_files()
+        return str(file["name"])
+
+
+def flip(path: Path, at: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 0xFF]))
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    name = filled(tmp_path / "db")
+    flip(tmp_path / "db" / name, 100)
+    with open_database(tmp_path / "db") as db:
+        a = db.column_family("a")
+        for read in (
+            lambda: db.get(a, b"00000"),
+            lambda: list(Iterator(a)),
+        ):
+            with pytest.raises(StoreError) as error:
+                read()
+            assert error.value.code == "STORE.DATABASE_CORRUPT"
+            assert name in str(error.value)
+            assert "checkpoint" in str(error.value.hint)
+        assert db.get(a, b"02999") is not None
+
+
+def test_a_compaction_that_fails_raises(tmp_path: Path) -> None:
+    name = filled(tmp_path / "db")
+    flip(tmp_path / "db" / name, 100)
+    with open_database(tmp_path / "db") as db:
+        with pytest.raises(StoreError) as error:
+            db.compact(db.column_family("a"))
+        assert error.value.code == "STORE.DATABASE_CORRUPT"
+        assert name in str(error.value)
+        with pytest.raises(StoreError):
+            db.put(db.column_family("a"), b"k", b"v")
+
+
+def test_every_byte_class_of_a_file_is_checked(tmp_path: Path, rng: random.Random) -> None:
+    """Whatever byte of a file is flipped: an error, or all is as it was. Nothing is silently empty."""
+    name = filled(tmp_path / "db")
+    size = (tmp_path / "db" / name).stat().st_size
+    expected = [(b"%05d" % i, b"%d" % i * 20) for i in range(3_000)]
+    errors = 0
+    for at in [
+        0,
+        1,
+        size // 2,
+        size - 1,
+        size - 8,
+        size - 30,
+        size - 53,
+        *(rng.randrange(size) for _ in range(25)),
+    ]:
+        flip(tmp_path / "db" / name, at)
+        found = None
+        try:
+            with open_database(tmp_path / "db") as db:
+                assert list(Iterator(db.column_family("a"))) == expected
+        except StoreError as error:
+            found = error
+        if found is not None:
+            errors += 1
+            assert found.code == "STORE.DATABASE_CORRUPT", found
+            assert name in str(found), found
+        flip(tmp_path / "db" / name, at)
+    assert errors > 20
+    with open_database(tmp_path / "db") as db:
+        assert list(Iterator(db.column_family("a"))) == expected
+
+
+@pytest.mark.parametrize("what", ["sst", "CURRENT", "MANIFEST"])
+def test_a_lost_file_is_named(tmp_path: Path, what: str) -> None:
+    name = filled(tmp_path / "db")
+    if what != "sst":
+        name = next(path.name for path in (tmp_path / "db").glob(f"{what}*"))
+    (tmp_path / "db" / name).unlink()
+    with pytest.raises(StoreError) as error, open_database(tmp_path / "db") as db:
+        list(Iterator(db.column_family("a")))
+    assert error.value.code == "STORE.DATABASE_LOST_FILE"
+    assert name in str(error.value)
+    with pytest.raises(StoreError):  # and none was made in its place
+        open_database(tmp_path / "db")
+
+
+def test_a_lost_log_of_a_database_that_was_not_closed(tmp_path: Path) -> None:
+    run(
+        "db = open_database(sys.argv[1]); db.put(db.column_family('a'), b'k', b'v', sync=True); import os; os._exit(0)",
+        tmp_path / "db",
+    )
+    with open_database(tmp_path / "db") as db:
+        assert db.get(db.column_family("a"), b"k") == b"v"
+
+
+def test_a_database_of_another_process_is_locked(db: Database) -> None:
+    done = run(
+        """
+from statebackend.errors import StoreError
+try:
+    open_database(sys.argv[1])
+except StoreError as error:
+    print(error.code, sys.argv[1] in error.detail)
+""",
+        db.path,
+    )
+    assert done.stdout == "STORE.DATABASE_LOCKED True\n"
+    db.put(db.column_family("a"), b"k", b"v")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError) as error:
+        open_database(tmp_path / "file" / "db")
+    assert str(tmp_path / "file" / "db") in str(error.value)
+
+
+def test_others_options_reach_every_family(tmp_path: Path) -> None:
+    filled(tmp_path / "db")
+    with Database(tmp_path / "db", Options(), others=Options()) as db:
+        assert db.get(db.column_family("a"), b"00001") == b"1" * 20

@@ -1,0 +1,128 @@
+"""Iterators: in order, and never outside of their bounds."""
+
+from __future__ import annotations
+
+import pytest
+from rocks import Database, Iterator, texts
+
+from statebackend._core.rocksdb.iterators import successor
+from statebackend.errors import UsageError
+
+KEYS = [
+    b"a",
+    b"ab",
+    b"ab\0",
+    b"abc",
+    b"ab\xff",
+    b"ab\xff\xff",
+    b"ac",
+    b"b",
+    b"\xff",
+    b"\xff\xff",
+    b"\xff\xff1",
+]
+
+
+def fill(db: Database) -> None:
+    """Half of the keys lie in files, the others in memory; some that are gone lie beside them."""
+    a = db.column_family("a")
+    for key in KEYS[::2]:
+        db.put(a, key, b"v" + key)
+    for key in (b"aa", b"abz", b"zz"):
+        db.put(a, key, b"removed")
+    db.flush([a])
+    for key in KEYS[1::2]:
+        db.put(a, key, b"v" + key)
+    for key in (b"aa", b"abz", b"zz"):
+        db.delete(a, key)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ({}, KEYS),
+        ({"prefix": b"ab"}, KEYS[1:6]),
+        ({"prefix": b"ab\xff"}, KEYS[4:6]),
+        ({"prefix": b"\xff"}, KEYS[8:]),
+        ({"prefix": b"\xff\xff"}, KEYS[9:]),
+        ({"prefix": b""}, KEYS),
+        ({"prefix": b"abcd"}, []),
+        ({"lower": b"abc"}, KEYS[3:]),
+        ({"upper": b"abc"}, KEYS[:3]),
+        ({"lower": b"ab", "upper": b"ab"}, []),
+        ({"lower": b"b", "upper": b"a"}, []),
+        ({"prefix": b"ab", "lower": b"abc"}, KEYS[3:6]),
+        ({"prefix": b"ab", "lower": b"a", "upper": b"abc"}, KEYS[1:3]),
+        ({"prefix": b"\xff", "upper": b"\xff\xff"}, KEYS[8:9]),
+    ],
+)
+def test_bounds(db: Database, bounds: dict[str, bytes], expected: list[bytes]) -> None:
+    expected = sorted(expected)
+    fill(db)
+    iterator = Iterator(db.column_family("a"), **bounds)
+    assert [key for key, _ in iterator] == expected
+    assert all(value == b"v" + key for key, value in iterator)
+    backwards = []
+    at = iterator.seek_to_last()
+    while at:
+        backwards.append(iterator.key())
+        at = iterator.previous()
+    assert backwards == expected[::-1]
+    for target in [b"", b"ab", b"abc", b"abd", b"c", b"\xff", b"\xff\xff\xff"]:
+        behind = [key for key in expected if key >= target]
+        before = [key for key in expected if key <= target]
+        assert iterator.seek(target) == bool(behind)
+        if behind:
+            assert iterator.key() == behind[0]
+        assert iterator.seek_for_previous(target) == bool(before)
+        if before:
+            assert iterator.key() == before[-1]
+
+
+def test_successors() -> None:
+    assert [successor(each) for each in (b"a", b"a\xff", b"\xff\xff", b"", b"\0")] == [
+        b"b",
+        b"b",
+        None,
+        None,
+        b"\1",
+    ]
+
+
+def test_an_iterator_sees_its_moment(db: Database) -> None:
+    a = db.column_family("a")
+    db.put(a, b"1", b"old")
+    iterator = Iterator(a)
+    db.put(a, b"1", b"new")
+    db.put(a, b"2", b"new")
+    assert list(iterator) == [(b"1", b"old")]
+
+
+def test_standing_nowhere(db: Database) -> None:
+    iterator = Iterator(db.column_family("a"))
+    assert not iterator.is_valid
+    assert iterator.next() is iterator.previous() is iterator.seek_to_first() is False
+    for read in (iterator.key, iterator.value):
+        with pytest.raises(UsageError, match="stands on no entry"):
+            read()
+    offsets, keys, value_offsets, values = iterator.read_many(10)
+    assert (offsets.tolist(), len(keys), value_offsets.tolist(), len(values)) == ([0], 0, [0], 0)
+
+
+def test_many_at_once(db: Database) -> None:
+    a = db.column_family("a")
+    for i in range(1_000):
+        db.put(a, b"1%03d" % i, b"x" * (i % 7))
+        db.put(a, b"2%03d" % i, b"")
+    iterator = Iterator(a, prefix=b"1")
+    iterator.seek_to_first()
+    found: list[tuple[bytes, bytes]] = []
+    calls = 0
+    while True:
+        offsets, keys, value_offsets, values = iterator.read_many(300, 1_500)
+        if len(offsets) == 1:
+            break
+        calls += 1
+        found += zip(texts(offsets, keys), texts(value_offsets, values), strict=True)
+    assert found == [(b"1%03d" % i, b"x" * (i % 7)) for i in range(1_000)]
+    assert calls > 4

@@ -1,0 +1,669 @@
+"""The keyed backend itself: what compactions remove, what scans see, who holds the database, and when it goes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statebackend as sb
+from statebackend.backends import available_backends, create_backend
+from statebackend.backends.rocksdb import RocksDbBackend
+from statebackend.checkpoint.keyed import ExpiredAt
+from statebackend.errors import BackendUnavailableError, ClosedError, UsageError
+from statebackend.state import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateTtlConfig,
+    ValueStateDescriptor,
+)
+from statebackend.testing import ManualClock
+
+TTL = 100
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(0)
+
+
+@pytest.fixture
+def make(tmp_path: Path, clock: ManualClock) -> Iterator[Make]:
+    """Makes backends whose databases lie in the folder of the test; they are closed when it ends."""
+    made: list[Any] = []
+    (tmp_path / "local").mkdir()
+
+    def make(key_type: Any = int, *, options: dict[str, Any] | None = None, **more: Any) -> Any:
+        backend = RocksDbBackend(local_dir=tmp_path / "local", **(options or {}))
+        made.append(backend.create_keyed_backend(key_type, **{"clock": clock, **more}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+    made.clear()
+    assert list((tmp_path / "local").iterdir()) == []
+
+
+def expiring(descriptor: Any, **options: Any) -> Any:
+    return descriptor.enable_time_to_live(StateTtlConfig(TTL, **options))
+
+
+def at(keyed: Any, clock: ManualClock, now: int, key: Any) -> None:
+    clock.set(now)
+    keyed.set_current_key(key)
+
+
+def compact(keyed: Any, state: Any) -> int:
+    """Compact a state without reading it; how many rows its files have then."""
+    database = keyed.scratch.database
+    database.flush()
+    database.compact(state.table.family)
+    files = database.live_files()
+    return sum(each["entries"] for each in files if each["family"] == state.table.family.name)
+
+
+# --- what compactions remove ---
+
+
+def test_compactions_remove_expired_values_that_nobody_reads(make: Make, clock: ManualClock) -> None:
+    keyed = make()
+    state = keyed.get_value_state(expiring(ValueStateDescriptor("s", str)))
+    for key in range(100):
+        at(keyed, clock, 0 if key % 2 else 50, key)
+        state.update("x" * key)
+    at(keyed, clock, TTL - 1, 1_000)
+    assert compact(keyed, state) == 100
+    at(keyed, clock, TTL, 1_000)
+    assert compact(keyed, state) == 50
+    assert keyed.metrics()["states"]["s"]["expired_in_compactions"] == 50
+    assert keyed.metrics()["states"]["s"]["expired_on_read"] == 0
+    assert state.get_many(range(100)).to_pylist() == [None if key % 2 else "x" * key for key in range(100)]
+
+
+def test_compactions_remove_single_elements_of_lists(make: Make, clock: ManualClock) -> None:
+    for element_type, value in ((int, lambda n: n), (str, lambda n: "é" * n)):
+        keyed = make()
+        state = keyed.get_list_state(expiring(ListStateDescriptor("s", element_type)))
+        for key in range(20):
+            for now in (0, 50) if key < 10 else (0,):
+                at(keyed, clock, now, key)
+                state.add_all([value(now + 1), value(now + 2)])
+            clock.set(0)
+        at(keyed, clock, TTL, 1_000)
+        compact(keyed, state)  # merges elements, and has no way to remove lists that have none left
+        assert compact(keyed, state) == 10
+        for key in range(20):
+            keyed.set_current_key(key)
+            stored = keyed.store.get_at(state.table, keyed.store.place_here)
+            assert (stored is None) == (key >= 10)
+            assert state.get() == ([] if key >= 10 else [value(51), value(52)])
+
+
+def test_compactions_remove_single_entries_of_maps(make: Make, clock: ManualClock) -> None:
+    keyed = make()
+    state = keyed.get_map_state(expiring(MapStateDescriptor("s", int, str)))
+    for key in range(10):
+        at(keyed, clock, 0, key)
+        state.put_all({1: "a", 2: None})
+        at(keyed, clock, 50, key)
+        state.put_all({2: None, 3: "c"})
+    at(keyed, clock, TTL, 1_000)
+    assert compact(keyed, state) == 20
+    for key in range(10):
+        keyed.set_current_key(key)
+        assert list(state.items()) == [(2, None), (3, "c")]
+
+
+def test_without_a_filter_compactions_leave_everything(make: Make, clock: ManualClock) -> None:
+    keyed = make()
+    state = keyed.get_value_state(expiring(ValueStateDescriptor("s", int), cleanup_in_background=False))
+    at(keyed, clock, 0, 1)
+    state.update(1)
+    at(keyed, clock, 10 * TTL, 2)
+    assert compact(keyed, state) == 1
+
+
+def test_compactions_go_by_no_time_that_could_be_taken_back(make: Make, clock: ManualClock) -> None:
+    keyed = make()
+    state = keyed.get_value_state(expiring(ValueStateDescriptor("s", int)))
+    at(keyed, clock, 0, 1)
+    state.update(1)
+    mark = keyed.mark()
+    at(keyed, clock, TTL, 2)
+    state.update(2)
+    keyed.advance()
+    keyed.release(keyed.mark())
+    assert compact(keyed, state) == 1
+    keyed.rollback(mark)
+    assert compact(keyed, state) == 1
+    keyed.release(mark)
+    at(keyed, clock, 50, 1)  # a job that goes back works at its old time
+    assert state.value() == 1
+
+
+def test_after_a_commit_compactions_go_by_its_time(make: Make, clock: ManualClock, tmp_path: Path) -> None:
+    keyed = make()
+    state = keyed.get_value_state(expiring(ValueStateDescriptor("s", int)))
+    with sb.CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=128) as store:
+        for key in range(10):
+            at(keyed, clock, 10 * key, key)
+            state.update(key)
+        clock.set(TTL)
+        store.commit(0, [keyed.snapshot(0, store).result()], now=TTL)
+        keyed.release(keyed.mark())
+        at(keyed, clock, 10 * TTL, 99)
+        keyed.release(keyed.mark())
+        assert compact(keyed, state) == 9, "the time of the commit, not the clock's"
+        store.commit(1, [keyed.snapshot(1, store).result()], now=10 * TTL)
+        keyed.release(keyed.mark())
+        assert compact(keyed, state) == 0
+
+
+def test_after_a_restore_event_time_is_that_of_the_rows(
+    make: Make, clock: ManualClock, tmp_path: Path
+) -> None:
+    """Also before the first batch, when no row has told it: by the clock, everything would have expired long ago."""
+    descriptor = ValueStateDescriptor("s", int).enable_time_to_live(
+        StateTtlConfig(TTL, ttl_time_characteristic=StateTtlConfig.TtlTimeCharacteristic.EventTime)
+    )
+    with sb.CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=128) as store:
+        keyed = make()
+        at(keyed, clock, 1_000_000, 1)
+        keyed.begin_event_time(50, 50)
+        keyed.get_value_state(descriptor).update(1)
+        store.commit(0, [keyed.snapshot(0, store).result()], now=1_000_000, watermark=50)
+    restored = make(restore=sb.CheckpointStore(tmp_path / "store").open_latest())
+    restored.release(restored.mark())
+    by_clock, by_event = restored._committed
+    assert (by_clock.now, by_event.now) == (1_000_000, 50)
+    restored.begin_event_time(60, 60)
+    state = restored.get_value_state(descriptor)
+    restored.release(restored.mark())
+    at(restored, clock, 1_000_000, 1)
+    assert compact(restored, state) == 1
+    assert state.value() == 1
+
+
+def test_an_added_value_goes_to_the_key_it_was_added_to(make: Make) -> None:
+    """Also if the function makes another key and namespace current."""
+    keyed = make()
+
+    def reduce(a: int, b: int) -> int:
+        keyed.set_current_key(2)
+        keyed.set_current_namespace("other")
+        return a + b
+
+    state = keyed.get_reducing_state(ReducingStateDescriptor("sum", reduce, int))
+    for namespace in (sb.VOID, "own"):
+        for value in (1, 2):
+            keyed.set_current_key(1)
+            keyed.set_current_namespace(namespace)
+            state.add(value)
+    assert sorted(map(repr, keyed.keys_and_namespaces("sum"))) == ["(1, 'own')", "(1, VOID)"]
+    keyed.set_current_key(1)
+    keyed.set_current_namespace("own")
+    assert state.get() == 3
+
+
+# --- scans ---
+
+
+NEIGHBOURS = [
+    b"",
+    b"\0",
+    b"\0\0",
+    b"\1",
+    b"a",
+    b"a\0",
+    b"a\0\1",
+    b"a\1",
+    b"a\xff",
+    b"b",
+    b"\xff",
+    b"\xff\xff",
+]
+
+
+@pytest.mark.parametrize("is_in_batch", [False, True])
+def test_a_scan_never_leaves_its_key(make: Make, is_in_batch: bool) -> None:
+    keyed = make(bytes, max_parallelism=1)
+    state = keyed.get_map_state(MapStateDescriptor("s", bytes, int))
+    mark = keyed.mark() if is_in_batch else None
+    places = [(key, namespace) for key in NEIGHBOURS for namespace in NEIGHBOURS]
+    for number, (key, namespace) in enumerate(places):
+        keyed.set_current_key(key)
+        keyed.set_current_namespace(namespace)
+        state.put_all(dict.fromkeys(NEIGHBOURS, number))
+    for number, (key, namespace) in enumerate(places):
+        keyed.set_current_key(key)
+        keyed.set_current_namespace(namespace)
+        assert dict(state.items()) == dict.fromkeys(NEIGHBOURS, number)
+        assert list(state) == sorted(NEIGHBOURS)
+    assert sorted(keyed.keys_and_namespaces("s")) == sorted(places)
+    for number, (key, namespace) in enumerate(places):
+        keyed.set_current_key(key)
+        keyed.set_current_namespace(namespace)
+        assert state.exists()
+        state.clear()
+        assert not state.exists()
+        assert keyed.num_entries("s") == len(places) - number - 1
+    if mark is not None:
+        keyed.release(mark)
+
+
+def test_clearing_a_key_clears_no_other(make: Make) -> None:
+    keyed = make(bytes, max_parallelism=1)
+    state = keyed.get_list_state(ListStateDescriptor("s", int))
+    for key in NEIGHBOURS:
+        keyed.set_current_key(key)
+        for namespace in ("n", 7, sb.VOID):
+            keyed.set_current_namespace(namespace)
+            state.add(1)
+    for number, key in enumerate(NEIGHBOURS):
+        keyed.set_current_key(key)
+        keyed.clear_key()
+        assert set(keyed.keys("s", sb.ALL_NAMESPACES)) == set(NEIGHBOURS[number + 1 :])
+
+
+def test_maps_longer_than_what_is_read_ahead(make: Make) -> None:
+    keyed = make()
+    state = keyed.get_map_state(MapStateDescriptor("s", int, int))
+    keyed.set_current_key(1)
+    for mark in (None, keyed.mark()):
+        state.put_all({number: number for number in range(-1_000, 1_000)})
+        for key, value in state.items():
+            assert value == key
+            state[key] = 0
+            if key < 999:
+                state[key + 1] = key + 1  # of an entry that has been read ahead
+        assert list(state) == list(range(-1_000, 1_000))
+        state.clear()
+        if mark is not None:
+            keyed.release(mark)
+
+
+# --- the batch ---
+
+
+def test_rolling_back_lists_that_have_grown_in_front_of_the_database(make: Make) -> None:
+    keyed = make()
+    state = keyed.get_list_state(ListStateDescriptor("s", str))
+    keyed.set_current_key(1)
+    state.add_all(["a", "b"])
+    outer = keyed.mark()
+    state.add("c")
+    inner = keyed.mark()
+    state.add("d")
+    state.update(["x"])
+    state.add("y")
+    assert state.get() == ["x", "y"]
+    keyed.rollback(inner)
+    assert state.get() == ["a", "b", "c"]
+    state.add("e")
+    keyed.rollback(inner)
+    state.add("f")
+    keyed.release(inner)
+    assert state.get() == ["a", "b", "c", "f"]
+    keyed.rollback(outer)
+    assert state.get() == ["a", "b"]
+    state.add("g")
+    keyed.release(outer)
+    assert state.get() == ["a", "b", "g"]
+
+
+def test_counting_changes_of_marks_within_marks(make: Make, rng: random.Random) -> None:
+    both = [make(), create_backend("reference").create_keyed_backend(int)]
+    states = [
+        (
+            keyed.get_value_state(ValueStateDescriptor("v", int)),
+            keyed.get_map_state(MapStateDescriptor("m", int, int)),
+        )
+        for keyed in both
+    ]
+    marks: list[list[Any]] = []
+    for _ in range(400):
+        action, key, map_key = rng.randrange(8), rng.randrange(6), rng.randrange(3)
+        for keyed in both:
+            keyed.set_current_key(key)
+        if action == 0:
+            marks.append([keyed.mark() for keyed in both])
+        elif action == 1 and marks:
+            for keyed, mark in zip(both, marks.pop(rng.randrange(len(marks))), strict=True):
+                keyed.release(mark)
+        elif action == 2 and marks:
+            for keyed, mark in zip(both, marks[-1], strict=True):
+                keyed.rollback(mark)
+        else:
+            for value, entries in states:
+                if action < 5:
+                    value.update(None if action == 3 else map_key)
+                elif action < 7:
+                    entries.put(map_key, map_key)
+                else:
+                    entries.remove(map_key)
+        for each in marks:
+            removed = [keyed.count_changes(mark)[1] for keyed, mark in zip(both, each, strict=True)]
+            assert removed[0] == removed[1]
+    for keyed in both:
+        keyed.close()
+
+
+# --- snapshots ---
+
+
+def test_a_snapshot_is_of_its_moment_whatever_happens_meanwhile(make: Make) -> None:
+    keyed = make()
+    state = keyed.get_value_state(ValueStateDescriptor("s", int))
+    words = keyed.get_list_state(ListStateDescriptor("l", str))
+    state.update_many(range(500), range(500))
+    mark = keyed.mark()
+    state.update_many(range(250, 600), [-1] * 350)
+    state.clear_many(range(100))
+    words.add_many([1, 1, 2], ["a", "b", "c"])
+    expected = {key: key for key in range(100, 250)} | dict.fromkeys(range(250, 600), -1)
+    taken = keyed._take_rows()
+    state.update_many(range(700), [7] * 700)
+    keyed.rollback(mark)
+    keyed.release(mark)
+    compact(keyed, state)
+    keyed.close()
+    found = {each.name: [rows.batch for rows in each.batches] for each in taken.sections()}
+    taken.source.release()
+    columns = {name: batches[0].to_pydict() for name, batches in found.items()}
+    assert dict(zip(columns["s"]["key"], columns["s"]["value"], strict=True)) == expected
+    assert dict(zip(columns["l"]["key"], columns["l"]["value"], strict=True)) == {1: ["a", "b"], 2: ["c"]}
+
+
+def test_rows_come_by_key_group_also_where_the_batch_has_some(make: Make) -> None:
+    keyed = make(max_parallelism=16)
+    state = keyed.get_map_state(MapStateDescriptor("s", int, int))
+    state.put_many(range(3_000), [1] * 3_000, range(3_000))
+    with keyed._undone_on_error():
+        state.put_many(range(1_500, 4_500), [1] * 3_000, [-1] * 3_000)
+        taken = keyed._take_rows()
+        for section in taken.sections():
+            groups = [group for rows in section.batches for group in rows.key_group_of_rows().tolist()]
+            assert groups == sorted(groups)
+            assert len(groups) == 4_500
+        taken.source.release()
+
+
+def filled(keyed: Any) -> None:
+    keyed.get_value_state(ValueStateDescriptor("v", str)).update_many(range(300), map(str, range(300)))
+    keyed.get_list_state(ListStateDescriptor("l", int)).add_many([*range(300)] * 2, range(600))
+    keyed.get_map_state(MapStateDescriptor("m", str, int)).put_many(range(300), ["k"] * 300, range(300))
+    keyed.get_reducing_state(ReducingStateDescriptor("r", "sum", int)).add_many(range(300), range(300))
+    for key in range(0, 300, 10):
+        keyed.set_current_key(key)
+        keyed.timers.register(key)
+
+
+def held(keyed: Any, keys: Any) -> list[Any]:
+    value = keyed.get_value_state(ValueStateDescriptor("v", str))
+    words = keyed.get_list_state(ListStateDescriptor("l", int))
+    entries = keyed.get_map_state(MapStateDescriptor("m", str, int))
+    total = keyed.get_reducing_state(ReducingStateDescriptor("r", "sum", int))
+    found = []
+    for key in keys:
+        keyed.set_current_key(key)
+        found.append((value.value(), words.get(), dict(entries.items()), total.get(), keyed.timers.pending()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("heap", "rocksdb"), ("rocksdb", "heap"), ("rocksdb", "rocksdb")]
+)
+def test_savepoints_go_between_backends_and_into_other_ranges(
+    tmp_path: Path, source: str, target: str
+) -> None:
+    with create_backend(source).create_keyed_backend(int, max_parallelism=32) as keyed:
+        filled(keyed)
+        expected = held(keyed, range(300))
+        savepoint = keyed.savepoint(tmp_path / "savepoint")
+    seen = 0
+    for index in range(3):
+        own = sb.key_groups.range_for(32, 3, index)
+        with create_backend(target).create_keyed_backend(
+            int, max_parallelism=32, key_group_range=own, restore=savepoint
+        ) as part:
+            part.get_value_state(ValueStateDescriptor("v", str))
+            keys = sorted(part.keys("v"))
+            seen += len(keys)
+            assert held(part, keys) == [expected[key] for key in keys]
+    assert seen == 300
+
+
+# --- who holds what ---
+
+
+def test_the_folder_is_there_while_the_backend_is_open(make: Make, tmp_path: Path) -> None:
+    keyed = make()
+    assert [each.name.startswith("statebackend-rocksdb-") for each in (tmp_path / "local").iterdir()] == [
+        True
+    ]
+    keyed.close()
+    assert list((tmp_path / "local").iterdir()) == []
+    with pytest.raises(UsageError):
+        make(max_parallelism=0)
+    with pytest.raises(sb.errors.StoreError):
+        RocksDbBackend(local_dir=tmp_path / "nowhere").create_keyed_backend(int)
+
+
+def test_what_cannot_be_restored_leaves_no_folder(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(sb.errors.StateBackendError):
+        make(restore=tmp_path / "no savepoint")
+    assert list((tmp_path / "local").iterdir()) == []
+
+
+def test_backends_of_one_limit_share_their_memory(make: Make) -> None:
+    first, second = make(options={"memory_limit": 32 << 20}), make(options={"memory_limit": 32 << 20})
+    other = make(options={"memory_limit": 64 << 20})
+    assert first.scratch.budget is second.scratch.budget
+    assert other.scratch.budget is not first.scratch.budget
+    for keyed in (first, second):
+        state = keyed.get_value_state(ValueStateDescriptor("s", str))
+        for _ in range(40):
+            state.update_many(range(1_000), ["x" * 1_000] * 1_000)
+    usage = first.metrics()["memory"]
+    assert usage["write_buffers"] < usage["cache"] < 36 << 20, "of both; write buffers count as cache"
+    assert sum(first.metrics()["states"]["s"]["files_by_level"]) > 0
+
+
+def test_after_closing_everything_says_so(make: Make) -> None:
+    keyed = make()
+    state = keyed.get_map_state(MapStateDescriptor("s", int, int))
+    keyed.set_current_key(1)
+    state[1] = 2
+    steps = iter(state)
+    mark = keyed.mark()
+    keyed.close()
+    keyed.close()
+    for call in (
+        lambda: state.get(1),
+        lambda: state.put(1, 2),
+        lambda: state.exists(),
+        lambda: next(steps),
+        lambda: state.get_many([1], [1]),
+        lambda: keyed.timers,
+        lambda: keyed.mark(),
+        lambda: keyed.rollback(mark),
+        lambda: keyed.metrics(),
+        lambda: keyed.advance(),
+        lambda: keyed.set_current_key(1),
+    ):
+        with pytest.raises(ClosedError):
+            call()
+    keyed.release(mark)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memory_limit": 1},
+        {"memory_limit": "1 GB"},
+        {"predefined": "FLASH"},
+        {"compression": "gzip"},
+        {"partitioned_index_filters": 1},
+        {"local_dir": 7},
+    ],
+)
+def test_options_that_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises((UsageError, TypeError)):
+        create_backend("rocksdb", **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"predefined": name}
+        for name in (
+            "SPINNING_DISK_OPTIMIZED",
+            "SPINNING_DISK_OPTIMIZED_HIGH_MEM",
+            "FLASH_SSD_OPTIMIZED",
+        )
+    ]
+    + [{"compression": "zstd"}, {"partitioned_index_filters": False}, {"memory_limit": 8 << 20}],
+)
+def test_options_that_are_taken(make: Make, options: dict[str, Any]) -> None:
+    keyed = make(options=options)
+    state = keyed.get_value_state(ValueStateDescriptor("s", int))
+    state.update_many(range(1_000), range(1_000))
+    assert compact(keyed, state) == 1_000
+    assert state.get_many([5, 5_000]).to_pylist() == [5, None]
+
+
+def test_it_says_why_it_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    from statebackend._core.rocksdb import library
+
+    assert available_backends()["rocksdb"].is_available
+    monkeypatch.setenv("STATEBACKEND_ROCKSDB_LIB", "/nowhere/librocksdb.so")
+    monkeypatch.setattr(library, "loaded_path", lambda: None)
+    assert "nowhere" in str(available_backends()["rocksdb"].reason)
+    with pytest.raises(BackendUnavailableError, match="rocksdb"):
+        create_backend("rocksdb")
+
+
+OPEN_AT_THE_END = """
+import statebackend as sb
+keyed = sb.create_backend("rocksdb", local_dir={folder!r}).create_keyed_backend(int)
+state = keyed.get_map_state(sb.MapStateDescriptor("s", int, int))
+keyed.set_current_key(1)
+state.put_all({{1: 2, 3: 4}})
+mark = keyed.mark()
+state[5] = 6
+steps = iter(state)
+next(steps)
+view = keyed._take_rows()
+"""
+
+
+def test_the_interpreter_ends_with_everything_open(tmp_path: Path) -> None:
+    code = OPEN_AT_THE_END.format(folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+IN_A_CHILD = """
+import gc
+import os
+pid = os.fork()
+if pid == 0:
+    try:
+        state[5]
+    except sb.errors.UsageError as error:
+        os._exit(0 if error.code == "USAGE.FORKED" else 2)
+    os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert state[5] == 6
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_forked_child_is_refused_and_the_parent_goes_on(tmp_path: Path) -> None:
+    code = OPEN_AT_THE_END.format(folder=str(tmp_path)) + IN_A_CHILD
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_snapshot_keeps_its_moment_while_time_goes_on(
+    make: Make, clock: ManualClock, tmp_path: Path
+) -> None:
+    """Elements of lists are merged when the snapshot reads them, which must not drop what was alive at its moment."""
+    keyed = make()
+    lists = keyed.get_list_state(sb.ListStateDescriptor("l", int).enable_time_to_live(sb.StateTtlConfig(100)))
+    for key in range(3):
+        at(keyed, clock, 1_000, key)
+        lists.add(1)
+        lists.add(2)
+    view = keyed._open_view(ExpiredAt())
+    at(keyed, clock, 5_000, 9)
+    found = [batch.batch.to_pydict() for section in view.sections() for batch in section.batches]
+    assert sorted(key for each in found for key in each["key"]) == [0, 1, 2]
+    assert all(value == [1, 2] for each in found for value in each["value"])
+    view.release()
+
+
+# --- scalar calls ---
+
+
+@pytest.mark.parametrize("is_marked", [False, True])
+@pytest.mark.parametrize("ttl", [False, True])
+def test_scalar_calls_leave_no_objects(make: Make, clock: ManualClock, ttl: bool, is_marked: bool) -> None:
+    keyed = make(str)
+    declare = expiring if ttl else lambda descriptor: descriptor
+    value = keyed.get_value_state(declare(ValueStateDescriptor("v", "struct<a:bigint,b:string>")))
+    total = keyed.get_reducing_state(declare(ReducingStateDescriptor("r", "sum", int)))
+    tags = keyed.get_list_state(declare(ListStateDescriptor("l", str)))
+    seen = keyed.get_map_state(declare(MapStateDescriptor("m", str, "array<string>")))
+
+    def use() -> None:
+        for i in range(20):
+            at(keyed, clock, i, f"key {i}")
+            keyed.set_current_namespace(f"space {i % 3}")
+            value.update((i, "text" * 300))
+            assert value.value().b == "text" * 300
+            assert value.exists()
+            total.add(i)
+            assert total.get() >= i
+            tags.update(["a", "b"])
+            tags.add("c" * 600)
+            tags.add_all(["d", "e"])
+            assert len(tags.get()) == 5
+            seen.put(f"long {i}", ["x", None])
+            seen["other"] = None
+            assert "other" in seen
+            assert seen.get("no", 7) == 7
+            assert seen[f"long {i}"] == ["x", None]
+            assert dict(seen.items()) == {f"long {i}": ["x", None], "other": None}
+            del seen["other"]
+            for wrong in (lambda: value.update(object()), lambda: tags.add(None), lambda: seen["no"]):
+                with pytest.raises((KeyError, sb.errors.SerializationError)):
+                    wrong()
+            for state in (value, total, tags, seen):
+                state.clear()
+
+    mark = keyed.mark() if is_marked else None
+    use()
+    gc.collect()
+    counts = []
+    for _ in range(4):
+        use()
+        if mark is not None:
+            keyed.rollback(mark)
+        gc.collect()
+        counts.append(sys.getallocatedblocks())
+    assert max(counts[1:]) - counts[1] < 20, counts
+    if mark is not None:
+        keyed.release(mark)

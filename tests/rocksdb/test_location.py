@@ -1,0 +1,297 @@
+"""Where the library comes from, and what is refused on the way."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from rocks import run
+
+from statebackend.backends.rocksdb import location
+from statebackend.backends.rocksdb.location import CACHE, LIBRARY, Location, find_library
+from statebackend.errors import BackendUnavailableError
+
+MEMBER = location.member_name(sys.platform, platform.machine(), location._libc())
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(LIBRARY, raising=False)
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of jars of a PySpark that is found in the place of the installed one."""
+    jars = tmp_path / "site" / "pyspark" / "jars"
+    jars.mkdir(parents=True)
+    (jars.parent / "__init__.py").write_text("raise SystemExit('pyspark was imported')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    monkeypatch.delitem(sys.modules, "pyspark", raising=False)
+    return jars
+
+
+def make_jar(path: Path, **members: bytes) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as jar:
+        for name, content in members.items():
+            jar.writestr(name, content)
+
+
+def a_library(size: int = 200_000, machine: int | None = None) -> bytes:
+    """The head of this machine's ELF files, and as many bytes as it speaks of."""
+    head = bytearray(Path(sys.executable).resolve().read_bytes()[:64])
+    struct.pack_into("<H", head, 16, 3)
+    if machine is not None:
+        struct.pack_into("<H", head, 18, machine)
+    struct.pack_into("<Q", head, 32, 64)
+    struct.pack_into("<Q", head, 40, 0)
+    struct.pack_into("<HHHH", head, 54, 56, 1, 0, 0)
+    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, 0, 0, 200_000, 200_000, 4096)
+    return (bytes(head) + segment).ljust(size, b"\1")
+
+
+def refused(code: str) -> BackendUnavailableError:
+    with pytest.raises(BackendUnavailableError) as error:
+        find_library()
+    assert error.value.code == f"BACKEND_UNAVAILABLE.{code}"
+    assert error.value.detail
+    assert error.value.hint
+    return error.value
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="makes ELF files")
+
+
+def test_the_installed_jar_has_one(cache: Path) -> None:
+    found = find_library()
+    assert found.origin == "pyspark"
+    assert Path(found.path).parent == cache
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert Path(found.path).stat().st_mode & 0o777 == 0o500
+    assert find_library() == found
+    assert [path.name for path in cache.iterdir()] == [Path(found.path).name]
+
+
+def test_the_variable_comes_first(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.so").write_bytes(a_library())
+    monkeypatch.setenv(LIBRARY, str(tmp_path / "mine.so"))
+    assert find_library() == Location(str(tmp_path / "mine.so"), "environment", None)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "no ELF file"),
+        (b"\x7fELF", "no ELF file of 64 bits"),
+        (a_library(machine=0xF3), "another processor"),
+        (a_library(150_000), "cut short: 150000 bytes of 200000"),
+        (a_library()[:64], "headers are damaged"),
+    ],
+)
+def test_a_file_that_is_no_library(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, why: str
+) -> None:
+    (tmp_path / "mine.so").write_bytes(content)
+    monkeypatch.setenv(LIBRARY, str(tmp_path / "mine.so"))
+    error = refused("LIBRARY_FILE")
+    assert str(tmp_path / "mine.so") in str(error.detail)
+    assert why in str(error.detail)
+    assert LIBRARY in str(error.hint)
+
+
+def test_a_variable_that_leads_nowhere(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LIBRARY, str(tmp_path / "missing.so"))
+    assert "missing.so" in str(refused("LIBRARY").detail)
+
+
+def test_pyspark_is_found_without_importing_it(cache: Path, spark: Path) -> None:
+    assert MEMBER is not None
+    make_jar(spark / "rocksdbjni-9.8.4.jar", **{MEMBER: a_library()})
+    make_jar(spark / "rocksdbjni-9.10.0.jar", **{MEMBER: a_library() + b"newer"})
+    found = find_library()
+    assert found.origin == "pyspark"
+    assert Path(found.path).read_bytes() == a_library() + b"newer"
+
+
+def test_a_distribution_of_spark(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: Path
+) -> None:
+    assert MEMBER is not None
+    (tmp_path / "spark" / "jars").mkdir(parents=True)
+    make_jar(tmp_path / "spark" / "jars" / "rocksdbjni-9.8.4.jar", **{MEMBER: a_library()})
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
+    assert find_library().origin == "pyspark"
+
+
+def test_a_jar_without_this_platform(cache: Path, spark: Path) -> None:
+    make_jar(spark / "rocksdbjni-9.8.4.jar", **{"librocksdbjni-vax.so": b""})
+    assert "rocksdbjni-9.8.4.jar" in str(refused("LIBRARY").detail)
+
+
+def test_a_jar_with_the_library_of_another_processor(cache: Path, spark: Path) -> None:
+    assert MEMBER is not None
+    make_jar(spark / "rocksdbjni-9.8.4.jar", **{MEMBER: a_library(machine=0xF3)})
+    assert "another processor" in str(refused("LIBRARY_FILE").detail)
+
+
+def test_a_damaged_jar(cache: Path, spark: Path) -> None:
+    assert MEMBER is not None
+    jar = spark / "rocksdbjni-9.8.4.jar"
+    jar.write_bytes(b"no archive")
+    assert str(jar) in str(refused("LIBRARY_CACHE").detail)
+    make_jar(jar, **{MEMBER: os.urandom(100_000)})
+    content = bytearray(jar.read_bytes())
+    content[50_000] ^= 0xFF
+    jar.write_bytes(content)
+    refused("LIBRARY_CACHE")
+    assert list(cache.iterdir()) == []
+
+
+def test_without_any_library(cache: Path, spark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        location, "_find_in_system", lambda looked_at: looked_at.append("/usr/lib/librocksdb.so*")
+    )
+    error = refused("LIBRARY")
+    assert str(spark / "rocksdbjni-*.jar") in str(error.detail)
+    assert "/usr/lib/librocksdb.so*" in str(error.detail)
+    assert "pyspark" in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    "how", ["changed", "cut short", "appended to", "replaced by a link", "writable by others"]
+)
+def test_what_was_meddled_with_is_unpacked_again(cache: Path, tmp_path: Path, how: str) -> None:
+    path = Path(find_library().path)
+    whole = path.read_bytes()
+    if how == "replaced by a link":
+        path.rename(tmp_path / "elsewhere.so")
+        path.symlink_to(tmp_path / "elsewhere.so")
+    elif how == "writable by others":
+        path.chmod(0o777)
+    else:
+        path.chmod(0o700)
+        content = {"changed": b"\0" + whole[1:], "cut short": whole[:-1], "appended to": whole + b"x"}[how]
+        path.write_bytes(content)
+        path.chmod(0o500)
+    assert find_library().path == str(path)
+    assert not path.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o500
+    assert path.read_bytes() == whole
+
+
+def test_the_name_must_fit_the_jar(cache: Path, spark: Path) -> None:
+    """A file whose name has its own digest, but the numbers of another member, is not the jar's."""
+    assert MEMBER is not None
+    make_jar(spark / "rocksdbjni-9.8.4.jar", **{MEMBER: a_library()})
+    first = Path(find_library().path)
+    make_jar(spark / "rocksdbjni-9.8.4.jar", **{MEMBER: a_library() + b"another"})
+    second = Path(find_library().path)
+    assert first != second
+    assert second.read_bytes() == a_library() + b"another"
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o770])
+def test_a_folder_that_others_may_look_into_or_write(cache: Path, mode: int) -> None:
+    cache.mkdir()
+    cache.chmod(mode)
+    error = refused("LIBRARY_CACHE")
+    assert f"has mode {mode:o}" in str(error.detail)
+    assert CACHE in str(error.hint)
+
+
+def test_a_folder_that_is_a_link(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    cache.symlink_to(tmp_path / "real")
+    assert "is a link" in str(refused("LIBRARY_CACHE").detail)
+
+
+def test_a_folder_in_one_that_others_can_write(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    monkeypatch.setenv(CACHE, str(tmp_path / "shared" / "cache"))
+    assert "can be written by others" in str(refused("LIBRARY_CACHE").detail)
+    (tmp_path / "shared").chmod(0o1777)
+    assert find_library().origin == "pyspark"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_a_folder_of_another_user(cache: Path) -> None:
+    cache.mkdir(mode=0o700)
+    os.chown(cache, 12_345, -1)
+    assert "belongs to another user" in str(refused("LIBRARY_CACHE").detail)
+
+
+def test_a_folder_that_cannot_be_made(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(CACHE, str(tmp_path / "file" / "cache"))
+    assert str(tmp_path / "file" / "cache") in str(refused("LIBRARY_CACHE").detail)
+
+
+def test_without_a_home_the_folder_for_temporary_files(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.delenv(CACHE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(location.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    assert Path(find_library().path).parent == tmp_path / "tmp" / f"statebackend-{os.geteuid()}"
+
+
+def test_what_killed_processes_have_left_goes(cache: Path) -> None:
+    cache.mkdir(mode=0o700)
+    old, new = cache / ".unpacking-old.so", cache / ".unpacking-new.so"
+    old.write_text("")
+    new.write_text("")
+    os.utime(old, (0, 0))
+    find_library()
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_eight_processes_at_once(cache: Path) -> None:
+    code = "from statebackend.backends.rocksdb.location import find_library\nprint(find_library().path)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(8)
+    ]
+    paths = {process.communicate(timeout=120)[0].strip() for process in processes}
+    assert [process.returncode for process in processes] == [0] * 8
+    assert paths == {find_library().path}
+    assert [str(path) for path in cache.iterdir()] == list(paths)
+
+
+def test_the_systems_library_comes_last(
+    cache: Path, spark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(location.sysconfig, "get_config_var", lambda name: "../.." + str(tmp_path))
+    assert _find_system(tmp_path) is None
+    for name in ("librocksdb.so.8.9.1", "librocksdb.so.10.2"):
+        (tmp_path / name).write_bytes(a_library())
+    found = find_library()
+    assert found.origin == "system"
+    assert found.path.endswith("librocksdb.so.10.2")
+
+
+def _find_system(folder: Path) -> str | None:
+    return next((str(path) for path in folder.glob("librocksdb.so*")), None)
+
+
+def test_the_unpacked_library_loads(cache: Path) -> None:
+    shutil.rmtree(cache, ignore_errors=True)
+    assert (
+        run("from statebackend._core.rocksdb import library; print(library.version())").stdout.strip()
+        != "unknown"
+    )

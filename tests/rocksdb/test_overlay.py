@@ -1,0 +1,287 @@
+"""The open batch: what it shows in front of the database, what a rollback takes back, and what it leaves there."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rocks import CommittedClock, Database, ExpiryRules, Options, rows, texts
+
+from statebackend._core.rocksdb.store import Store, Table
+from statebackend._core.rocksdb.walks import Walk
+from statebackend.errors import UsageError
+from statebackend.keys import runs_of_list
+
+Model = dict[bytes, bytes]
+
+
+def release(store: Store, mark: int, *, is_last: bool) -> None:
+    store.release(mark)
+    if is_last:
+        store.flush()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    """A store with a table of values, and one of lists whose elements have one byte."""
+    lists = ExpiryRules(CommittedClock(), "fixed_list", element_bytes=1)
+    families = {"values": Options(), "lists": Options(rules=lists, is_list=True)}
+    with Database(tmp_path / "db", Options(), families) as database:
+        made = Store(database, lambda: None)
+        yield made
+        made.close()
+
+
+def tables(store: Store) -> tuple[Table, Table]:
+    if not store.tables:
+        for number, name in enumerate(("values", "lists")):
+            store.add_table(store.database.column_family(name), number)
+    values, lists = store.tables
+    return values, lists
+
+
+def contents(store: Store, table: Table) -> Model:
+    return dict(store.rows(table, b""))
+
+
+def check(store: Store, expected: dict[str, Model]) -> None:
+    store.overlay._check()
+    for table, model in zip(tables(store), expected.values(), strict=True):
+        assert store.rows(table, b"") == sorted(model.items())
+        for prefix in (b"1", b"2", b"no"):
+            assert store.rows(table, prefix) == sorted(
+                each for each in model.items() if each[0][:2] >= prefix and each[0].startswith(prefix)
+            )
+        asked = [b"%d" % i for i in range(0, 300, 3)]
+        found, *values = store.get_many(table, *runs_of_list(asked))
+        assert found.tolist() == [key in model for key in asked]
+        assert texts(values[0], values[1]) == [model.get(key, b"") for key in asked]
+        for key in asked[:10]:
+            assert store.get_at(table, key) == model.get(key)
+
+
+def change(store: Store, chance: random.Random, expected: dict[str, Model]) -> None:
+    """One call that writes: to one key, or to several."""
+    values, lists = tables(store)
+    keys = [b"%d" % chance.randrange(300) for _ in range(chance.choice((1, 1, 1, 20)))]
+    data = [bytes([chance.randrange(256)]) * chance.randrange(1, 40) for _ in keys]
+    what = chance.choice(("put", "delete", "merge", "put list", "delete list"))
+    table = values if what in ("put", "delete") else lists
+    model = expected["values" if table is values else "lists"]
+    if len(keys) > 1 and store.is_batched:
+        if "delete" in what:
+            store.delete_many(table, *runs_of_list(keys))
+        else:
+            (store.merge_many if what == "merge" else store.put_many)(
+                table, *runs_of_list(keys), *runs_of_list(data)
+            )
+    else:
+        for key, each in zip(keys, data, strict=True):
+            if "delete" in what:
+                store.delete_at(table, key)
+            else:
+                (store.merge_at if what == "merge" else store.put_at)(table, key, each)
+    for key, each in zip(keys, data, strict=True):
+        if "delete" in what:
+            model.pop(key, None)
+        else:
+            model[key] = model.get(key, b"") + each if what == "merge" else each
+
+
+def copied(expected: dict[str, Model]) -> dict[str, Model]:
+    return {name: dict(model) for name, model in expected.items()}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_does_what_a_dict_of_copies_would_do(store: Store, seed: int) -> None:
+    chance = random.Random(seed)
+    expected: dict[str, Model] = {"values": {}, "lists": {}}
+    marks: list[tuple[int, dict[str, Model]]] = []
+    tables(store)
+    for _ in range(600):
+        turn = chance.random()
+        if turn < 0.75:
+            change(store, chance, expected)
+        elif turn < 0.84:
+            marks.append((store.mark(), copied(expected)))
+        elif turn < 0.92 and marks:
+            at = chance.randrange(len(marks))
+            store.roll_back(marks[at][0])
+            del marks[at + 1 :]
+            expected = copied(marks[at][1])
+        elif marks:
+            number, _ = marks.pop(chance.randrange(len(marks)))
+            release(store, number, is_last=not marks)
+            assert store.is_batched == bool(marks)
+        if chance.random() < 0.2:
+            check(store, expected)
+    while marks:
+        number, _ = marks.pop()
+        release(store, number, is_last=not marks)
+    assert len(store.overlay) == store.overlay.nbytes == 0
+    check(store, expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_walk_over_a_copy_sees_its_moment(store: Store, seed: int) -> None:
+    chance = random.Random(seed)
+    expected: dict[str, Model] = {"values": {}, "lists": {}}
+    for _ in range(300):
+        change(store, chance, expected)
+    mark = store.mark()
+    for _ in range(300):
+        change(store, chance, expected)
+    walks = [Walk(each.family, each.layer.frozen()) for each in tables(store)]
+    then = copied(expected)
+    for _ in range(100):
+        change(store, chance, expected)
+    release(store, mark, is_last=True)
+    for walk, model in zip(walks, then.values(), strict=True):
+        found: list[tuple[bytes, bytes]] = []
+        while more := walk.rows(7):
+            found += more
+        assert found == sorted(model.items())
+        walk.close()
+    check(store, expected)
+
+
+def test_a_walk_goes_on_where_the_batch_has_changed(store: Store) -> None:
+    values, _ = tables(store)
+    store.mark()
+    for key in (b"a", b"c", b"e", b"g"):
+        store.put_at(values, key, key)
+    with store.walk(values, b"") as walk:
+        assert walk.rows(2) == [(b"a", b"a"), (b"c", b"c")]
+        store.put_at(values, b"b", b"before")
+        store.put_at(values, b"d", b"new")
+        store.delete_at(values, b"e")
+        assert walk.rows(9) == [(b"d", b"new"), (b"g", b"g")]
+        assert walk.rows(9) == []
+
+
+def test_what_is_written_again_and_again_takes_no_memory(store: Store) -> None:
+    """Also with a mark for each write, as a job has that routes rows which fail."""
+    values, lists = tables(store)
+    outer = store.mark()
+    for i in range(2_000):
+        inner = store.mark()
+        store.put_at(values, b"k", b"%04d" % i)
+        store.merge_at(lists, b"k", bytes([i % 256]))
+        store.release(inner)
+    assert store.overlay.nbytes <= 2 + 2 * 4 + 2_000
+    inner = store.mark()
+    store.put_at(values, b"k", b"x")
+    store.delete_at(lists, b"k")
+    store.roll_back(inner)
+    store.overlay._check()
+    assert store.get_at(values, b"k") == b"1999"
+    assert store.get_at(lists, b"k") == bytes(i % 256 for i in range(2_000))
+    store.roll_back(outer)
+    assert len(store.overlay) == store.overlay.nbytes == 0
+
+
+def test_a_rollback_costs_what_it_takes_back(store: Store) -> None:
+    """An index that were made anew would take milliseconds at each of these."""
+    values, _ = tables(store)
+    store.mark()
+    keys = runs_of_list([b"%08d" % i for i in range(300_000)])
+    store.put_many(values, *keys, *keys)
+    start = time.thread_time()
+    for i in range(2_000):
+        mark = store.mark()
+        store.put_at(values, b"%08d" % (7 * i), b"other")
+        store.put_at(values, b"%08d new" % i, b"other")
+        store.roll_back(mark)
+        store.release(mark)
+    assert time.thread_time() - start < 1.0
+    assert len(store.overlay) == 300_000
+    assert store.get_at(values, b"%08d" % 14) == b"%08d" % 14
+
+
+def test_marks_that_are_gone_are_refused(store: Store) -> None:
+    first, second = store.mark(), store.mark()
+    store.roll_back(first)
+    for stale in (second, first + 100, 0):
+        with pytest.raises(UsageError) as refused:
+            store.roll_back(stale)
+        assert refused.value.code == "USAGE.STALE_MARK"
+    store.roll_back(first)
+    with pytest.raises(UsageError, match="marks to go back to"):
+        store.flush()
+    release(store, first, is_last=True)
+    with pytest.raises(UsageError, match="no such mark"):
+        store.release(first)
+
+
+def test_many_keys_need_a_mark_and_as_many_values(store: Store) -> None:
+    values, _ = tables(store)
+    one, two = rows([b"a"]), rows([b"a", b"b"])
+    offsets, data = one[0], np.frombuffer(one[1], np.uint8)
+    with pytest.raises(UsageError, match="in a batch"):
+        store.put_many(values, offsets, data, offsets, data)
+    store.mark()
+    with pytest.raises(UsageError, match="as many values"):
+        store.put_many(values, offsets, data, two[0], np.frombuffer(two[1], np.uint8))
+    assert contents(store, values) == {}
+
+
+def test_values_of_4_gb_are_refused(store: Store) -> None:
+    """RocksDB would cut the length. The zeros are never touched, and so take no memory."""
+    values, _ = tables(store)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="4 GB or longer"):
+            store.put_at(values, b"k", bytes(1 << 32))
+        store.mark()
+    assert contents(store, values) == {}
+
+
+def test_no_bytes_are_a_value(store: Store) -> None:
+    values, lists = tables(store)
+    store.put_at(lists, b"k", b"ab")
+    mark = store.mark()
+    store.put_at(values, b"", b"")
+    store.put_at(values, b"\0", b"")
+    store.merge_at(lists, b"k", b"")
+    store.merge_at(lists, b"", b"")
+    for _ in range(2):
+        assert contents(store, values) == {b"": b"", b"\0": b""}
+        assert contents(store, lists) == {b"": b"", b"k": b"ab"}
+        assert store.get_at(lists, b"") == b""
+        if store.is_batched:
+            release(store, mark, is_last=True)
+
+
+@pytest.mark.parametrize("calls", ["one by one", "together"])
+def test_a_list_that_gets_too_long_for_the_database_is_refused(store: Store, calls: str) -> None:
+    """It is refused before anything is changed, also if marks lie between its parts."""
+    _, lists = tables(store)
+    store.overlay.longest = 8
+
+    def append(key: bytes, elements: bytes) -> None:
+        if calls == "one by one":
+            store.merge_at(lists, key, elements)
+        else:
+            store.merge_many(lists, *runs_of_list([key]), *runs_of_list([elements]))
+
+    first = store.mark()
+    append(b"1", b"abc")
+    second = store.mark()
+    append(b"1", b"defg")
+    for elements in (b"h", b"hij"):
+        with pytest.raises(UsageError, match="4 GB or longer") as error:
+            append(b"1", elements)
+        assert "several keys" in str(error.value.hint)
+        store.overlay._check()
+        assert store.get_at(lists, b"1") == b"abcdefg"
+    append(b"2", b"hijklmn")
+    store.roll_back(second)
+    append(b"1", b"xyz")
+    release(store, second, is_last=False)
+    with pytest.raises(UsageError, match="4 GB or longer"):
+        append(b"1", b"12")
+    release(store, first, is_last=True)
+    assert contents(store, lists) == {b"1": b"abcxyz"}

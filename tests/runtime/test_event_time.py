@@ -1,0 +1,467 @@
+"""Both times of a batch through commits, restarts, faults and upgrades; what progress says of the rows' time."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import logging
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from event_days import (
+    DELAY,
+    MINUTE,
+    SCHEMA,
+    START,
+    Counts,
+    Event,
+    Sessions,
+    cut,
+    day,
+    in_event_time,
+    table_of,
+)
+from pieces import either_way
+
+import statebackend as sb
+from statebackend.runtime import Batch, Committed, EventTime, Incoming, Job, Runner
+from statebackend.runtime.batch_time import BatchTime
+from statebackend.runtime.origin import Origin
+from statebackend.runtime.progress import Stopwatch, describe
+from statebackend.testing import ManualClock
+from statebackend.types import STRING
+
+__all__ = ["either_way"]
+pytestmark = pytest.mark.usefixtures("either_way")
+
+
+class Query:
+    """A job on a store, opened anew as often as a test likes."""
+
+    def __init__(self, folder: Path, function: Any, event_time: Any, **options: Any) -> None:
+        self.folder, self.clock = folder, ManualClock(options.pop("now", START))
+        self.options = {"key": "user", "schema": SCHEMA, "event_time": event_time, **options}
+        self.function = function
+        self.more: dict[str, Any] = {}
+        self.runner: Runner | None = None
+
+    def run(self, batch_id: int, table: pa.Table) -> Committed:
+        if self.runner is None or not self.runner.is_open:
+            job = Job(self.function, **self.options)
+            self.runner = Runner(job, sb.CheckpointStore(self.folder), STRING, clock=self.clock, **self.more)
+        return self.runner.run(batch_id, Incoming(lambda: table), Stopwatch())
+
+    def close(self) -> None:
+        if self.runner is not None:
+            self.runner.close()
+
+    def times(self) -> tuple[int | None, int | None]:
+        newest = sb.CheckpointStore(self.folder).open_latest()
+        return newest.now, newest.watermark
+
+
+def rows_of(committed: Committed) -> list[Any]:
+    rows = []
+    for file in committed.output:
+        with committed.checkpoint.open_file(file) as source:
+            rows += [tuple(row.values()) for row in pq.read_table(source).to_pylist()]
+    return rows
+
+
+def at(*minutes: float | None) -> pa.Table:
+    """Rows of one user at these minutes."""
+    events = [Event(number, "u", 0) for number in range(len(minutes))]
+    times = [None if each is None else START + int(each * MINUTE) for each in minutes]
+    return table_of(events).set_column(2, "at", pa.array(times, pa.timestamp("ms", "UTC")))
+
+
+@pytest.fixture
+def queries(tmp_path: Path) -> Iterator[Any]:
+    made: list[Query] = []
+
+    def make(name: str, *arguments: Any, **options: Any) -> Query:
+        made.append(Query(tmp_path / name, *arguments, **options))
+        return made[-1]
+
+    yield make
+    for query in made:
+        query.close()
+
+
+def test_progress_and_manifest_count_late_rows_and_those_ahead(queries: Any) -> None:
+    for late, dropped in (("keep", 0), ("drop", 3)):
+        event_time = EventTime("at", delay=MINUTE, late=late, max_ahead=60 * MINUTE)
+        query = queries(late, Counts(), event_time)
+        assert query.run(0, at(10, 5, None)).progress["numRowsLate"] == 0
+        committed = query.run(1, at(8.5, 9, 61, -3, None, 20))
+        for progress in (committed.progress, committed.checkpoint.manifest.progress):
+            assert progress["numInputRows"] == 6
+            assert (progress["numRowsLate"], progress["numRowsAhead"]) == (2, 1)
+            assert progress["numRowsDroppedByWatermark"] == dropped
+            assert progress["watermark"] == START + 19 * MINUTE
+        assert committed.progress["numOutputRows"] == 6 - dropped
+        assert "2 rows late, 1 ahead" in describe(
+            {**committed.progress, "processedRowsPerSecond": 1.0, "commitTimeMs": 1.0}
+        )
+        again = query.run(1, at(8.5, 9, 61, -3, None, 20))
+        assert again.is_replay
+        assert again.progress["numRowsLate"] == 2
+    without = queries("without", Plain(), None)
+    assert not {"watermark", "numRowsLate"} & without.run(0, at(1)).progress.keys()
+
+
+class Plain(sb.KeyedProcessFunction):
+    """What a job without event time may do."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        ttl = sb.StateTtlConfig(10 * MINUTE)
+        self.seen = ctx.get_value_state(sb.ValueStateDescriptor("seen", int).enable_time_to_live(ttl))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        yield ctx.current_key, ctx.now, [row.number, -1 if self.seen.value() is None else self.seen.value()]
+        self.seen.update(row.number)
+        ctx.timers.register(ctx.now + 5 * MINUTE, "processing")
+
+    def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Any:
+        yield ctx.current_key, timestamp, []
+
+
+def test_late_rows_with_a_null_key_or_in_broadcast_are_counted_as_that(queries: Any) -> None:
+    job = Job(Plain(), key="user", event_time="at", broadcast="all", null_keys="drop")
+    times = pa.array([0, 0, 5, 0, 2**62], pa.int64())
+    table = pa.table(
+        {"user": ["a", None, "a", "a", "a"], "all": [False, False, False, True, True], "at": times}
+    )
+    batch = Batch(job, table, watermark=3)
+    assert batch.times is not None
+    assert (batch.dropped_rows, batch.num_late, batch.times.after) == (1, 1, 5)
+    assert batch.times.own.tolist() == batch.rows["at"].to_pylist() == [0, 5]
+
+
+def test_both_times_come_through_faults(
+    queries: Any, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commits fail before or after they have happened, functions fail, the query is closed and opened."""
+    events = day(rng, 600, ordered_by_user=True)
+    batches = cut(events, 40)
+    event_time = EventTime("at", delay=DELAY // 10, late="drop", timers="in_order")
+    commit = sb.CheckpointStore.commit
+    faults = itertools.count()
+
+    def strikes(one_in: int) -> bool:
+        return not rng.randrange(one_in) and bool(next(faults) + 1)
+
+    class Failing(Counts):
+        strikes = staticmethod(lambda one_in: False)
+
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+            if Failing.strikes(60):
+                raise OSError(errno.EIO, "as told")
+            yield from super().process_element(row, ctx)
+
+    def commits(store: sb.CheckpointStore, *arguments: Any, **options: Any) -> Any:
+        if Failing.strikes(6):
+            raise OSError(errno.EIO, "as told")
+        committed = commit(store, *arguments, **options)
+        if Failing.strikes(6):
+            raise OSError(errno.EIO, "as told, after the commit")
+        return committed
+
+    def run(query: Query) -> list[Any]:
+        found = []
+        for number, batch in enumerate(batches):
+            query.clock.set(START + number * MINUTE)
+            while True:
+                try:
+                    committed = query.run(number, table_of(batch))
+                    break
+                except OSError:
+                    if rng.random() < 0.3:
+                        query.close()
+            figures = {name: committed.progress[name] for name in ("watermark", "numRowsLate")}
+            found.append((query.times(), figures, sorted(rows_of(committed))))
+        return found
+
+    wanted = run(queries("calm", Failing(), event_time))
+    monkeypatch.setattr(sb.CheckpointStore, "commit", commits)
+    monkeypatch.setattr(Failing, "strikes", staticmethod(strikes))
+    assert run(queries("faults", Failing(), event_time)) == wanted
+    assert next(faults) > 10
+    assert sum(figures["numRowsLate"] for _, figures, _ in wanted) > 10
+
+
+def test_a_day_over_stores_is_the_live_day(queries: Any, rng: random.Random) -> None:
+    """As `tests/functions/test_replayed_days.py`, with restarts from deltas."""
+    events = day(rng, 400, ordered_by_user=False)
+    found = []
+    for batches in (1, 7, 60):
+        query = queries(str(batches), Sessions(), EventTime("at", delay=DELAY, timers="in_order"))
+        rows = []
+        for number, batch in enumerate(cut(events, batches)):
+            rows += rows_of(query.run(number, table_of(batch)))
+            if number % 5 == 0:
+                query.close()
+        query.close()
+        state = sb.tools.read_state(query.folder, "sessions").drop_columns("timestamp").to_pylist()
+        found.append((sorted(rows), query.times()[1], sorted(str(row) for row in state)))
+    assert found[0] == found[1] == found[2]
+
+
+class ByBoth(sb.KeyedProcessFunction):
+    """State and timers of both kinds, as a job of an older version may have them."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        by_clock = sb.StateTtlConfig(10 * MINUTE)
+        self.clock = ctx.get_value_state(sb.ValueStateDescriptor("clock", int).enable_time_to_live(by_clock))
+        self.event = ctx.get_value_state(in_event_time(sb.ValueStateDescriptor("event", int), 10 * MINUTE))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield "row", ctx.watermark, [self.clock.value() or -1, self.event.value() or -1]
+        self.clock.update(row.number + 1)
+        self.event.update(row.number + 1)
+        if ctx.batch_id == 0:
+            ctx.timers.register(START + 5 * MINUTE)
+            ctx.timers.register(START + 5 * MINUTE, "processing")
+
+    def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield "timer", timestamp, []
+
+
+def with_one_time(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run batch 0 as an older version did: one time, of the rows, which the manifest has as `now`."""
+    to_json = Origin.to_json
+    commit = sb.CheckpointStore.commit
+
+    def old_commit(store: sb.CheckpointStore, *arguments: Any, **options: Any) -> Any:
+        return commit(store, *arguments, **{**options, "now": options["watermark"], "watermark": None})
+
+    with monkeypatch.context() as older:
+        older.setattr(Origin, "to_json", lambda self: {k: v for k, v in to_json(self).items() if k != "time"})
+        older.setattr(sb.CheckpointStore, "commit", old_commit)
+        query.clock.set(START)  # all that goes by the clock gets the time of the rows
+        query.run(0, at(0))
+        query.close()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_one_time_of_an_older_version_is_the_watermark(
+    queries: Any, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    query = queries("store", ByBoth(), "at")
+    with_one_time(query, monkeypatch)
+    assert query.times() == (START, None)
+    much_later = START + 1000 * 24 * 60 * MINUTE  # the other time is unset: no jump
+    query.clock.set(much_later)
+    assert rows_of(query.run(1, at(None))) == [("row", START, [1, 1])]
+    assert query.times() == (much_later, START)
+    if restarts:
+        query.close()
+    query.clock.set(much_later + 5 * MINUTE)
+    assert rows_of(query.run(2, at(2))) == [
+        ("row", START, [1, 1]),
+        ("timer", much_later + 5 * MINUTE, []),
+    ]
+    query.clock.set(much_later + 15 * MINUTE)
+    assert rows_of(query.run(3, at(11.9))) == [
+        ("row", START + 2 * MINUTE, [-1, 1]),
+        ("timer", START + 5 * MINUTE, []),
+    ]
+
+
+@pytest.mark.parametrize("copies", ["rescale", "drop_state"])
+def test_a_copy_of_an_older_store_has_its_one_time(
+    queries: Any, monkeypatch: pytest.MonkeyPatch, copies: str
+) -> None:
+    query = queries("store", ByBoth(), "at")
+    with_one_time(query, monkeypatch)
+    copy = queries("copy", ByBoth(), "at", now=START + 100 * 24 * 60 * MINUTE)
+    if copies == "rescale":
+        copy.options["max_parallelism"] = 64
+        made = sb.tools.rescale(query.folder, copy.folder, 64)
+    else:
+        made = sb.tools.drop_state(query.folder, copy.folder, "event")
+    assert made.has_one_time
+    assert rows_of(copy.run(1, at(None))) == [("row", START, [1, 1 if copies == "rescale" else -1])]
+    assert copy.times() == (copy.clock.now(), START)
+
+
+def test_the_first_full_snapshot_after_an_upgrade_has_what_lives(
+    queries: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows were ahead of the clock: what is moved back to it has not expired."""
+
+    class Cleaned(ByBoth):
+        def open(self, ctx: sb.FunctionContext) -> None:
+            super().open(ctx)
+            ttl = sb.StateTtlConfig(10 * MINUTE, cleanup_full_snapshot=True)
+            self.clock = ctx.get_value_state(sb.ValueStateDescriptor("full", int).enable_time_to_live(ttl))
+
+    query = queries("store", Cleaned(), "at")
+    with_one_time(query, monkeypatch)
+    query.clock.set(START - 10 * 24 * 60 * MINUTE)
+    other = at(None)
+    query.run(1, other.set_column(other.column_names.index("user"), "user", pa.array(["other"])))
+    assert len(sb.tools.read_state(query.folder, "full")) == 2
+    query.close()
+    assert rows_of(query.run(2, at(None))) == [("row", START, [1, 1])]
+
+
+@pytest.mark.parametrize("by", ["itself", "rescale", "savepoint", "backend"])
+def test_a_watermark_that_is_set_in_an_older_store_takes_the_place_of_its_one_time(
+    queries: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str
+) -> None:
+    """Its rows had run ahead: the clock's time does not, and state in processing time moves with the batch."""
+    query = queries("store", ByBoth(), "at")
+    with_one_time(query, monkeypatch)
+    right = START - 54 * 365 * 24 * 60 * MINUTE
+    checkpoint = sb.tools.set_time(query.folder, watermark=right)
+    assert (checkpoint.now, checkpoint.watermark, checkpoint.has_one_time) == (START, right, True)
+    again = query
+    source: Any = checkpoint
+    if by == "rescale":
+        again = queries("copy", ByBoth(), "at", max_parallelism=64)
+        source = sb.tools.rescale(query.folder, again.folder, 64)
+    elif by == "savepoint":
+        source = sb.tools.savepoint(query.folder, tmp_path / "savepoint")
+    elif by == "backend":
+        with sb.create_backend("heap").create_keyed_backend("string", restore=checkpoint) as keyed:
+            source = keyed.savepoint(tmp_path / "savepoint")
+    assert (source.now, source.watermark, source.has_one_time) == (START, right, True)
+    if by in ("savepoint", "backend"):
+        again = queries("again", ByBoth(), "at")
+        again.more = {"restore_from": source, "first_batch": 1}
+    again.clock.set(right + 5 * MINUTE)
+    assert rows_of(again.run(1, at(None))) == [("row", right, [1, 1])]
+    assert again.times() == (right + 5 * MINUTE, right)
+
+
+def test_without_event_time_the_one_time_is_the_clocks(queries: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = queries("store", Plain(), None)
+    with monkeypatch.context() as older:
+        to_json = Origin.to_json
+        older.setattr(Origin, "to_json", lambda self: {k: v for k, v in to_json(self).items() if k != "time"})
+        query.run(0, at(0))
+        query.close()
+    query.clock.set(START + 100 * 24 * 60 * MINUTE)
+    with pytest.raises(sb.UsageError, match="100 days ahead"):
+        query.run(1, at(0))
+    query.clock.set(START + 5 * MINUTE)
+    assert rows_of(query.run(1, at(0))) == [("u", START + 5 * MINUTE, [0, 0]), ("u", START + 5 * MINUTE, [])]
+    assert query.times() == (START + 5 * MINUTE, None)
+
+
+def test_turning_event_time_on_warns_and_begins_without_a_watermark(
+    queries: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = queries("store", Plain(), None)
+    query.run(0, at(0))
+    query.close()
+    query.options["event_time"] = "at"
+    with caplog.at_level(logging.WARNING):
+        assert rows_of(query.run(1, at(-(10**6))))[0][1] == START
+    assert "event_time= is turned on" in caplog.text
+    assert query.times() == (START, START - 10**6 * MINUTE)
+    query.close()
+    caplog.clear()
+    query.run(2, at(0))
+    assert "turned on" not in caplog.text
+    query.close()
+    query.options["event_time"] = None
+    query.run(3, at(10))
+    assert query.times() == (START, START), "kept, should it come back"
+
+
+def test_a_savepoint_has_both_times(queries: Any, tmp_path: Path) -> None:
+    query = queries("store", ByBoth(), "at")
+    query.run(0, at(0, 3))
+    query.close()
+    checkpoint = sb.CheckpointStore(query.folder).open_latest()
+    made = sb.tools.savepoint(query.folder, tmp_path / "made")
+    with sb.create_backend("heap").create_keyed_backend("string", restore=checkpoint) as keyed:
+        written = keyed.savepoint(tmp_path / "written")
+    for savepoint in (made, written):
+        assert (savepoint.now, savepoint.watermark) == (START, START + 3 * MINUTE)
+        assert not savepoint.has_one_time
+        again = Runner(
+            Job(ByBoth(), key="user", schema=SCHEMA, event_time="at"),
+            sb.CheckpointStore(tmp_path / f"again-{savepoint.uri.split('/')[-1]}"),
+            STRING,
+            clock=query.clock,
+            restore_from=savepoint,
+        )
+        try:
+            committed = again.run(0, Incoming(lambda: at(4)), Stopwatch())
+            assert rows_of(committed) == [("row", START + 3 * MINUTE, [2, 2])]
+        finally:
+            again.close()
+
+
+def test_a_savepoint_of_a_running_job_without_event_time_has_the_time_of_the_clock(
+    queries: Any, tmp_path: Path
+) -> None:
+    query = queries("store", Plain(), None)
+    query.run(0, at(0))
+    live = query.runner._execution.task.keyed.savepoint(tmp_path / "live")
+    made = sb.tools.savepoint(query.folder, tmp_path / "made")
+    for savepoint in (live, made):
+        assert (savepoint.now, savepoint.watermark, savepoint.has_one_time) == (START, None, False)
+
+
+def test_a_manifest_of_another_kind_of_time_is_damaged(queries: Any, tmp_path: Path) -> None:
+    query = queries("store", Plain(), None)
+    committed = query.run(0, at(0))
+    assert committed.checkpoint.manifest.batch["time"] == "clock"
+    manifest = committed.checkpoint.manifest
+    assert json.loads(json.dumps(manifest.to_json()))["times"] == {"now": START, "watermark": None}
+    manifest.batch["time"] = 7
+    with pytest.raises(sb.CorruptCheckpointError):
+        Origin.of(manifest)
+
+
+def test_a_store_of_format_1_has_one_time(tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parents[1] / "golden" / "1" / "store", tmp_path / "store")
+    checkpoint = sb.CheckpointStore(tmp_path / "store").open_latest()
+    assert checkpoint.now is not None
+    clock = ManualClock(checkpoint.now + 10**10)
+    for event_time, wanted, moved_by in (
+        ("at", (None, checkpoint.now), 10**10),
+        (None, (checkpoint.now, None), 0),
+    ):
+        time = BatchTime(Job(Plain(), key="user", event_time=event_time), clock)
+        assert time.begin_with(checkpoint) == moved_by
+        assert time.committed[:2] == wanted
+        assert time.begin(checkpoint.id).now == clock.now()
+
+
+def test_a_stream_is_idle_up_to_the_plan_of_a_batch(tmp_path: Path) -> None:
+    """A planned batch without rows that is run again after an outage says nothing of the rows that have come since."""
+    clock = ManualClock(START)
+    idle = EventTime("at", late="drop", idle_after=5 * MINUTE)
+
+    def runner() -> Runner:
+        job = Job(Plain(), key="user", schema=SCHEMA, event_time=idle)
+        return Runner(job, sb.CheckpointStore(tmp_path / "store"), STRING, clock=clock)
+
+    def run(opened: Runner, batch_id: int, table: pa.Table, planned: int) -> Committed:
+        identity = {"kind": "plan", "time": planned, "offsets": [batch_id]}
+        return opened.run(batch_id, Incoming(lambda: table, identity, lambda: None), Stopwatch())
+
+    opened = runner()
+    run(opened, 0, at(0), START)
+    opened.close()  # killed in batch 1, which was planned a minute later, without rows
+    clock.advance(121 * MINUTE)
+    opened = runner()
+    run(opened, 1, at(0).slice(0, 0), START + MINUTE)
+    ran = run(opened, 2, at(*range(2, 121, 2)), START + 121 * MINUTE)
+    assert ran.progress["numRowsDroppedByWatermark"] == 0
+    clock.advance(10 * MINUTE)
+    run(opened, 3, at(0).slice(0, 0), START + 131 * MINUTE)
+    assert sb.CheckpointStore(tmp_path / "store").open_latest().watermark == START + (131 - 5) * MINUTE
+    opened.close()

@@ -1,0 +1,117 @@
+"""The time of rows in real streaming queries: lateness, order, expiry; replays of a day; progress."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from event_days import DELAY, SCHEMA, Counts, Sessions, cut, day, sessions_of, table_of
+from spark_streams import Collecting, Stream, spark, stream
+
+import statebackend as sb
+
+__all__ = ["spark", "stream"]
+pytestmark = pytest.mark.spark
+
+
+class Looking(sb.KeyedProcessFunction):
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield ctx.current_key, ctx.timestamp, [-1 if ctx.watermark is None else ctx.watermark]
+
+
+def test_late_rows_are_told_by_the_watermark_before_their_batch(stream: Stream, rng: random.Random) -> None:
+    events = day(rng, 300, ordered_by_user=False)
+    delay = DELAY // 50
+    late, of_last, newest = 0, 0, None
+    for batch in cut(events, 5):
+        stream.add(table_of(batch))
+        if newest is not None:
+            of_last = sum(event.at < newest - delay for event in batch)
+            late += of_last
+        newest = max([event.at for event in batch] + ([] if newest is None else [newest]))
+    assert late > 5
+    assert newest is not None
+    for handling in ("keep", "drop"):
+        event_time = sb.spark.EventTime("at", delay=datetime.timedelta(milliseconds=delay), late=handling)
+        sink = Collecting()
+        state = stream.folder / handling
+        batches = stream.batches(Looking(), sink, schema=SCHEMA, event_time=event_time, checkpoint=state)
+        stream.run(batches, checkpoint=f"stream-{handling}")
+        rows = [row for _, given in sink.calls for row in given]
+        assert len(rows) == len(events) - (late if handling == "drop" else 0)
+        assert sum(at < watermark for _, at, (watermark,) in rows) == (late if handling == "keep" else 0)
+        progress = batches.last_progress
+        assert progress["watermark"] == newest - delay
+        assert progress["numRowsLate"] == of_last
+        assert progress["numRowsDroppedByWatermark"] == (of_last if handling == "drop" else 0)
+
+
+@pytest.mark.parametrize("function", [Counts, Sessions], ids=["counts", "sessions"])
+def test_a_day_is_the_same_with_any_number_of_files_in_a_batch(
+    stream: Stream, rng: random.Random, function: type[sb.KeyedProcessFunction]
+) -> None:
+    events = day(rng, 400, ordered_by_user=function is Counts)
+    for batch in cut(events, 20):
+        stream.add(table_of(batch))
+    event_time = sb.spark.EventTime("at", delay=DELAY, timers="in_order")
+    found = []
+    for files in (1, 7, 20):
+        sink = Collecting()
+        state = stream.folder / f"state-{files}"
+        batches = stream.batches(function(), sink, schema=SCHEMA, event_time=event_time, checkpoint=state)
+        stream.run(batches, files=files, checkpoint=f"stream-{files}")
+        assert len(sink.calls) == -(-20 // files)
+        found.append(sorted(row for _, rows in sink.calls for row in rows))
+    assert found[0] == found[1] == found[2]
+    newest = sb.CheckpointStore(stream.folder / "state-20").open_latest()
+    assert newest.watermark == max(event.at for event in events) - DELAY
+    if function is Sessions:
+        assert [(user, at, list(what)) for user, at, what in found[0]] == sessions_of(
+            events, newest.watermark
+        )
+
+
+def test_a_replay_keeps_both_times(stream: Stream) -> None:
+    for minute in (10, 5):
+        at = pa.array([1_700_000_000_000_000 + minute * 60_000_000], pa.timestamp("us", "UTC"))
+        stream.add(pa.table({"number": [0], "user": ["u"], "at": at}))
+    failures = [True]
+
+    def fails_once(batch_id: int) -> None:
+        if batch_id == 1 and failures:
+            failures.clear()
+            raise ConnectionError("as told")
+
+    sink = Collecting(fails_once)
+    batches = stream.batches(Looking(), sink, schema=SCHEMA, event_time="at")
+    assert "as told" in stream.fails(batches)
+    before = sb.CheckpointStore(stream.state).open_latest()
+    stream.run(batches)
+    after = sb.CheckpointStore(stream.state).open_latest()
+    assert (before.now, before.watermark) == (after.now, after.watermark)
+    assert after.watermark == 1_700_000_600_000
+    assert sink.calls[-1] == sink.calls[-2]
+    assert batches.last_progress["isReplay"]
+    assert batches.last_progress["numRowsLate"] == 1
+
+
+def test_the_output_of_late_rows_must_be_one_of_the_schema(stream: Stream) -> None:
+    with pytest.raises(sb.UsageError, match="output of that name") as caught:
+        stream.batches(event_time=sb.spark.EventTime("at", late="late"))
+    assert caught.value.code == "USAGE.NO_OUTPUT"
+    with pytest.raises(sb.UsageError, match="said twice"):
+        stream.batches(event_time=sb.spark.EventTime("at"), delay=5)
+
+
+def test_what_a_job_says_of_time_is_pickled_with_it(stream: Stream) -> None:
+    event_time = sb.spark.EventTime("at", delay=5, late="drop", timers="in_order", max_ahead=7)
+    made = sb.spark.stateful(
+        Looking(), key="user", schema=SCHEMA, checkpoint=stream.state, event_time=event_time
+    )
+    assert pickle.loads(pickle.dumps(event_time)) == event_time
+    assert pickle.loads(pickle.dumps(made))._job.event_time == event_time

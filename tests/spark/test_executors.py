@@ -1,0 +1,520 @@
+"""Executors mode on real clusters: it gives what driver mode gives, whoever is killed, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import executors_query
+import pytest
+from executors_query import MARK, STORY, check_running, marked, sink_of, waits_for, write_input
+from refusing_disks import may_mount
+from spark_streams import Stream, numbers, spark, stream
+
+import statebackend as sb
+
+__all__ = ["spark", "stream"]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+#: Two executors with three slots each.
+CLUSTER = "local-cluster[2,3,1024]"
+KINDS = ("host", "task", "executor", "stop")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def needs_spark() -> None:
+    if shutil.which("java") is None:
+        pytest.skip("needs Java 17 or newer")
+
+
+class Cluster:
+    """The program of `executors_query`, in processes of its own."""
+
+    def __init__(self, folder: Path, master: str = CLUSTER, **conf: str) -> None:
+        self.mark = secrets.token_hex(8)
+        #: Where all its processes have their temporary files.
+        self.temporary = folder / f"tmp-{self.mark}"
+        self.temporary.mkdir()
+        conf = {"spark.local.dir": str(self.temporary), **conf}
+        self.log = folder / f"log-{self.mark}"
+        environment = {**os.environ, MARK: self.mark, "TMPDIR": str(self.temporary)}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, executors_query.__file__, master, json.dumps(conf)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                cwd=folder,
+                text=True,
+            )
+
+    def tell(self, do: str, **options: Any) -> None:
+        """Let it do something, and do not wait."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **options}, default=str) + "\n")
+        self.process.stdin.flush()
+
+    def ask(self, do: str, **options: Any) -> Any:
+        """Let it do something; what it gave."""
+        self.tell(do, **options)
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("answer "):
+                answer = json.loads(line.removeprefix("answer "))
+                assert "failed" not in answer, f"{answer['failed']}\n{self.log.read_text()[-6000:]}"
+                return answer["answer"]
+        raise AssertionError(self.log.read_text()[-6000:])
+
+    def kill(self) -> None:
+        """Kill the driver, its JVM first, and nothing else."""
+        mine = marked(self.mark)
+        for pid, command in mine.items():
+            if "SparkSubmit" in command:
+                os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        """End it; all that came from it must end by itself."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+        try:
+            self.process.wait(120)
+            waits_for("the end of all processes", lambda: not marked(self.mark), 120)
+        finally:
+            left = marked(self.mark)
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+        assert left_in(self.temporary) == []
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def left_in(folder: Path) -> list[Path]:
+    return [path for name in ("staging", "copies") for path in folder.rglob(f"statebackend-{name}-*")]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., Path]:
+    """Makes folders with so many files of input."""
+
+    def make(name: str, files: int) -> Path:
+        for number in range(files):
+            write_input(tmp_path / name, number)
+        return tmp_path / name
+
+    return make
+
+
+#: What the progress of a batch says of the batch, however it was run.
+TOTALS = (
+    "batchId",
+    "numInputRows",
+    "numOutputRows",
+    "outputs",
+    "numRowsDroppedByNullKey",
+    "numRowsLate",
+    "numRowsDroppedByWatermark",
+    "numRowsTotal",
+    "numRowsUpdated",
+    "numRowsRemoved",
+    "numTimersFired",
+    "numTimersPending",
+    "states",
+    "watermark",
+)
+
+
+def test_a_job_gives_what_it_gives_in_the_driver_batch_by_batch(
+    cluster: Cluster, folder: Callable[..., Path]
+) -> None:
+    made = {mode: folder(mode, 12) for mode in ("driver", "executors")}
+    ran = {mode: cluster.ask("run", folder=made[mode], mode=mode, story=True) for mode in made}
+    for each in ran.values():
+        assert each["error"] is None
+    outputs = {
+        mode: [{batch: sorted(rows) for batch, rows in sink_of(made[mode], name).items()} for name in STORY]
+        for mode in made
+    }
+    assert outputs["executors"] == outputs["driver"]
+    assert all(any(of_name.values()) for of_name in outputs["driver"]), "each output has rows"
+    for of_driver, of_executors in zip(*(each["progress"] for each in ran.values()), strict=True):
+        assert {name: of_executors.get(name) for name in TOTALS} == {
+            name: of_driver.get(name) for name in TOTALS
+        }
+        rows = executors_query.rows_of(of_executors["batchId"])
+        of_hosts = sum(host["numRows"] for host in of_executors["hosts"])
+        assert of_hosts == rows["is_rate"].to_pylist().count(False), "each row at one host"
+    assert any(each["numRowsRemoved"] for each in ran["driver"]["progress"]), "state has expired"
+
+
+def test_nothing_is_left_of_a_query_that_has_ended(cluster: Cluster, folder: Callable[..., Path]) -> None:
+    ports = []
+    for name in ("first", "second"):
+        # One byte of memory: all rows go to the disk of the hosts.
+        assert cluster.ask("run", folder=folder(name, 1), memory=1)["error"] is None
+        left = cluster.ask("left")
+        ports.append(left.pop("ports"))
+        assert left == {"threads": [], "listening": [], "folders": []}
+    assert ports[0] == ports[1], "what Spark itself listens on"
+
+
+def test_a_query_goes_on_after_its_end_in_the_same_application(
+    cluster: Cluster, folder: Callable[..., Path]
+) -> None:
+    place = folder("again", 2)
+    for files in (2, 3):
+        if files == 3:
+            write_input(place, 2)
+        ran = cluster.ask("run", folder=place)
+        assert ran["error"] is None
+    assert check_running(place) == 3
+
+
+def test_two_queries_at_once(cluster: Cluster, folder: Callable[..., Path]) -> None:
+    places = [folder(name, 3) for name in ("first", "second")]
+    for ran in cluster.ask("run_both", folders=places):
+        assert ran["error"] is None
+    assert [check_running(place) for place in places] == [3, 3]
+
+
+def test_an_error_of_the_function_is_raised_once_and_seen(
+    cluster: Cluster, folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    place, notes = folder("raising", 3), tmp_path / "notes"
+    notes.mkdir()
+    rows = executors_query.rows_of(1)
+    n = next(n for n in rows["n"].to_pylist() if n not in executors_query.rows_of(0)["n"].to_pylist())
+    raises = {"n": n, "notes": str(notes)}
+    ran = cluster.ask("run", folder=place, raises=raises)
+    assert f"ValueError: nobody wants {n}" in ran["error"]
+    assert "HOST.FUNCTION" in ran["error"]
+    assert "in process_element" in ran["error"], "the traceback is that of the function"
+    # Both hosts may have such a row; each calls the function once.
+    assert 1 <= len(list(notes.glob("raised-*"))) <= 2
+    assert sb.CheckpointStore(place / "state").latest() == 0
+    (notes / "mended").touch()
+    assert cluster.ask("run", folder=place, raises=raises)["error"] is None
+    check_running(place)
+
+
+def test_a_function_that_hangs_on_a_host_ends_with_its_process(
+    cluster: Cluster, folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    place, notes = folder("hanging", 2), tmp_path / "notes"
+    notes.mkdir()
+    raises = {"n": executors_query.rows_of(1)["n"][0].as_py(), "notes": str(notes), "hangs": True}
+    hosts = {"host_timeout": 5.0, "max_tries": 10}
+    assert cluster.ask("run", folder=place, raises=raises, hosts=hosts)["error"] is None
+    assert list(notes.glob("raised-*")), "it has hung"
+    check_running(place)
+
+
+def test_a_task_that_fails_after_half_its_rows(
+    cluster: Cluster, folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    place = folder("half", 2)
+    n = executors_query.rows_of(1)["n"][-1].as_py()
+    ran = cluster.ask("run_failing_once", folder=place, notes=tmp_path, n=n)
+    assert ran["error"] is None
+    assert (tmp_path / "failed").exists()
+    check_running(place)
+
+
+def test_a_stage_is_tried_again_because_its_shuffle_files_are_lost(
+    cluster: Cluster, folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The reports of tasks before and after make up the batch, each row once."""
+    place, notes = folder("lost shuffle", 2), tmp_path / "notes"
+    notes.mkdir()
+    ran = cluster.ask("run_losing_shuffle", folder=place, notes=notes)
+    assert ran["error"] is None
+    assert ran["tries"] > 1
+    check_running(place)
+
+
+def kill(cluster: Cluster, place: Path, rng: random.Random, kinds: list[str]) -> None:
+    options = {"hosts": {"silence": 8.0, "max_tries": 10, "local_copies": True}, "memory": 1}
+    did = cluster.ask("kill", folder=place, kinds=kinds, seed=rng.randrange(2**31), **options)
+    assert sum(did["killed"].values()) > 0.7 * len(kinds)
+    check_running(place)
+
+
+def test_processes_killed_at_random(
+    cluster: Cluster, folder: Callable[..., Path], rng: random.Random
+) -> None:
+    kill(cluster, folder("killed", 2), rng, rng.sample(KINDS, len(KINDS)))
+
+
+def kill_drivers(tmp_path: Path, place: Path, rng: random.Random, kills: int) -> None:
+    """Kill the driver, again and again: all others end by themselves, and the query goes on in the next."""
+    for _ in range(kills):
+        driver = Cluster(tmp_path)
+        try:
+            before = num_calls(place)
+            driver.tell("run", folder=place, endless=True, memory=1)
+            waits_for("two batches", lambda before=before: num_calls(place) > before + 1)
+            time.sleep(rng.random())  # anywhere in a batch
+            driver.kill()
+        finally:
+            driver.close()
+    driver = Cluster(tmp_path, "local[3]")
+    try:
+        assert driver.ask("run", folder=place)["error"] is None
+    finally:
+        driver.close()
+    check_running(place)
+
+
+def num_calls(place: Path) -> int:
+    sink = place / "sink"
+    return sink.read_bytes().count(b"\n") if sink.exists() else 0
+
+
+def test_a_driver_killed_at_random(folder: Callable[..., Path], tmp_path: Path, rng: random.Random) -> None:
+    kill_drivers(tmp_path, folder("driver", 2), rng, 1)
+
+
+@pytest.mark.stress
+def test_drivers_killed_for_long(
+    folder: Callable[..., Path], tmp_path: Path, rng: random.Random, request: pytest.FixtureRequest
+) -> None:
+    """A tenth of ``--kills``."""
+    kill_drivers(tmp_path, folder("driver", 2), rng, request.config.getoption("kills") // 10)
+
+
+def test_through_connect_where_a_worker_is_killed(folder: Callable[..., Path], tmp_path: Path) -> None:
+    place = folder("connect", 2)
+    server = Cluster(tmp_path, "connect:local[4]")
+    try:
+        server.ask("run_connect", folder=place, is_endless=True)
+        write_input(place, 2)
+        server.ask("run_connect", folder=place)
+    finally:
+        server.close()
+    assert check_running(place) == 3
+
+
+def test_hosts_that_leave_no_slot_to_batches_are_refused(stream: Stream) -> None:
+    stream.add(numbers(("a", 1)))
+    refused = stream.fails(stream.batches(mode="executors", parallelism=2))
+    assert "parallelism=2, 2 slots" in refused
+    assert "USAGE.SLOTS" in refused
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[str]:
+    """The address of a master with two workers, on addresses of their own: Spark takes them for two machines. Both see
+    nothing in the folder ``hidden``, if that can be had.
+    """
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    address = f"spark://127.0.0.1:{free_port()}"
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, kind: str, host: str, *options: str, before: Sequence[str] = ()) -> Path:
+        log = tmp_path / f"{name}.log"
+        command = [*before, str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
+        command += ["--host", host, "--webui-port", "0", *options]
+        with log.open("wb") as file:
+            started.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment))
+        return log
+
+    def says(log: Path, text: str) -> None:
+        waits_for(text, lambda: text in log.read_text())
+
+    (tmp_path / "hidden").mkdir()
+    hiding: Sequence[str] = ()
+    if may_mount() and shutil.which("unshare") is not None:
+        mount = 'mount -t tmpfs none "$0" && exec "$@"'
+        hiding = ["unshare", "-m", "sh", "-c", mount, str(tmp_path / "hidden")]
+    try:
+        says(
+            start("master", "master.Master", "127.0.0.1", "--port", address.rpartition(":")[2]),
+            "New state: ALIVE",
+        )
+        sizes = ["--cores", "3", "--memory", "1g"]
+        logs = [
+            start(
+                f"worker-{host}",
+                "worker.Worker",
+                host,
+                *sizes,
+                "--work-dir",
+                str(tmp_path / f"work-{host}"),
+                address,
+                before=hiding,
+            )
+            for host in ("127.0.0.1", "127.0.0.2")
+        ]
+        for log in logs:
+            says(log, "Successfully registered")
+        yield address
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            process.wait()
+
+
+def test_workers_of_a_cluster_with_speculation(
+    standalone: str, folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    conf = {
+        "spark.cores.max": "6",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.minTaskRuntime": "100ms",
+        "spark.speculation.quantile": "0.5",
+        # Of the one task of a host, too.
+        "spark.speculation.task.duration.threshold": "2s",
+    }
+    place, notes = folder("speculating", 2), tmp_path / "notes"
+    notes.mkdir()
+    cluster = Cluster(tmp_path, standalone, **conf)
+    try:
+        assert cluster.ask("run_speculating", folder=place, notes=notes)["error"] is None
+        plain = folder("plain", 1)
+        refused = cluster.ask("run", folder=plain, checkpoint=f"{plain}/state")["error"]
+        assert "USAGE.LOCAL_CHECKPOINT" in refused, "a plain path is one of this machine"
+        if may_mount():
+            hidden = f"file://{tmp_path}/hidden/state"
+            refused = cluster.ask("run", folder=folder("unreachable", 1), checkpoint=hidden)["error"]
+            assert "the executors cannot read the checkpoint" in refused
+    finally:
+        cluster.close()
+    assert check_running(place) == 2
+    assert any(len(os.listdir(each)) > 1 for each in notes.iterdir()), "there were several attempts"
+
+
+def test_the_library_comes_in_an_archive_and_hosts_have_resources_of_their_own(
+    standalone: str, folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Executors find no other copy of it, as on machines where it is not installed."""
+    package = Path(sb.__file__).parent
+    archive = tmp_path / "environment.tar.gz"
+    with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
+        packed.add(package, "statebackend", filter=lambda each: None if each.name.endswith(".c") else each)
+    others = [each for each in sys.path if each and Path(each) != package.parent]
+    conf = {
+        "spark.cores.max": "6",
+        "spark.archives": f"{archive}#environment",
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(["environment", *others]),
+    }
+    place = folder("archive", 2)
+    cluster = Cluster(tmp_path, standalone, **conf)
+    try:
+        ran = cluster.ask("run", folder=place, tells=True, hosts={"cpus": 2})
+        assert ran["error"] is None
+    finally:
+        cluster.close()
+    assert check_running(place) == 2
+    found = {row[3] for rows in sink_of(place).values() for row in rows}
+    assert found
+    assert all(each.endswith("environment/statebackend") for each in found), found
+
+
+# --- for long ---
+
+
+def used_by(mark: str) -> dict[str, dict[str, int]]:
+    """What all processes of a cluster use, by kind: how many there are, threads, open files, and MB of memory."""
+    used: dict[str, Counter[str]] = {}
+    for pid, command in marked(mark).items():
+        is_worker = "pyspark.daemon" in command
+        kind = "jvm" if "java" in command.partition(" ")[0] else "workers" if is_worker else "driver"
+        with suppress(OSError):  # it has ended
+            status = Path(f"/proc/{pid}/status").read_text()
+            here = Counter(
+                processes=1,
+                threads=int(re.findall(r"Threads:\s+(\d+)", status)[0]),
+                files=len(os.listdir(f"/proc/{pid}/fd")),
+                megabytes=int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) >> 10,
+            )
+            used[kind] = used.get(kind, Counter()) + here
+    return {kind: dict(found) for kind, found in used.items()}
+
+
+def files_in(place: Path) -> dict[str, int]:
+    """How many files there are; folders may go while it looks."""
+    return {name: sum(len(files) for _, _, files in os.walk(place / name)) for name in ("state", "stream")}
+
+
+@pytest.mark.stress
+def test_two_thousand_batches_leave_no_growth(folder: Callable[..., Path], tmp_path: Path) -> None:
+    """What there is after 500 batches is all that there is after 2,000; each is the least of several looks."""
+    place = folder("long", 2)
+    cluster = Cluster(tmp_path)
+    looks: dict[int, list[dict[str, dict[str, int]]]] = {}
+    files: dict[int, list[dict[str, int]]] = {}
+    try:
+        cluster.tell("run", folder=place, endless=True)
+        for at in (500, 2000):
+            waits_for(f"batch {at}", lambda at=at: num_calls(place) >= at, 3600)
+            for _ in range(20):
+                looks.setdefault(at, []).append(used_by(cluster.mark))
+                files.setdefault(at, []).append(files_in(place))
+                time.sleep(0.5)
+    finally:
+        cluster.kill()
+        cluster.close()
+
+    def least(at: int, kind: str, what: str) -> int:
+        return min(look[kind][what] for look in looks[at])
+
+    for kind in ("driver", "workers", "jvm"):
+        told = {what: (least(500, kind, what), least(2000, kind, what)) for what in looks[500][0][kind]}
+        print(kind, told)
+        for what in ("processes", "threads", "files"):
+            assert told[what][1] <= told[what][0] + 2, (kind, told)
+        # The JVM's heap goes up to its limit; Spark keeps figures of a number of batches and stages there.
+        assert told["megabytes"][1] <= told["megabytes"][0] + (1500 if kind == "jvm" else 20), (kind, told)
+    for name in ("state", "stream"):
+        before, after = (min(each[name] for each in files[at]) for at in (500, 2000))
+        print(name, before, after)
+        assert after <= before + 5
+
+
+@pytest.mark.stress
+def test_processes_killed_for_long(
+    cluster: Cluster, folder: Callable[..., Path], rng: random.Random, request: pytest.FixtureRequest
+) -> None:
+    """``--kills`` says how often."""
+    kill(cluster, folder("killed", 2), rng, rng.choices(KINDS, k=request.config.getoption("kills")))

@@ -1,0 +1,108 @@
+"""Queries over hosts that are threads, and the same in one process: what they give and leave, to be compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from thread_cluster import ThreadCluster, batch_of
+
+import statebackend as sb
+from statebackend.cluster.options import HostOptions
+from statebackend.cluster.scattered_execution import ScatteredExecution
+from statebackend.runtime import Committed, Incoming, Job, Runner
+from statebackend.runtime.progress import Stopwatch
+from statebackend.types import of
+
+__all__ = ["HostQuery", "LocalQuery", "data_files", "rows_out", "state_of"]
+
+
+class LocalQuery:
+    """A query in one process, on a store in a folder."""
+
+    def __init__(self, folder: Path, job: Job, key_type: Any = "string", **options: Any) -> None:
+        self.folder = folder
+        self.store = sb.CheckpointStore(folder)
+        self.runner = Runner(job, self.store, of(key_type), **options)
+
+    def run(self, batch_id: int, table: pa.Table) -> Committed:
+        return self.runner.run(batch_id, Incoming(lambda: table), Stopwatch())
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+class HostQuery:
+    """A query over hosts that are threads. ``cluster`` is the newest: a query that begins anew has others."""
+
+    def __init__(
+        self,
+        folder: Path,
+        job: Job,
+        parallelism: int,
+        key_type: Any = "string",
+        *,
+        hosts: HostOptions | None = None,
+        memory: int = 256 << 20,
+        cluster: Any = ThreadCluster,
+        **options: Any,
+    ) -> None:
+        self.folder = folder
+        self.store = sb.CheckpointStore(folder)
+        self.clusters: list[ThreadCluster] = []
+
+        def execution(*arguments: Any, **named: Any) -> ScatteredExecution:
+            self.clusters.append(cluster())
+            self.execution = ScatteredExecution(
+                *arguments,
+                **named,
+                engine=self.clusters[-1],
+                parallelism=parallelism,
+                options=hosts or HostOptions(start_timeout=20.0, silence=20.0),
+                memory=memory,
+            )
+            return self.execution
+
+        self.runner = Runner(job, self.store, of(key_type), execution=execution, **options)
+
+    @property
+    def cluster(self) -> ThreadCluster:
+        return self.clusters[-1]
+
+    def run(self, batch_id: int, table: pa.Table, partitions: int = 3) -> Committed:
+        return self.runner.run(batch_id, batch_of(table, partitions), Stopwatch())
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+def rows_out(committed: Committed, output: str = "main") -> list[tuple[Any, ...]]:
+    tables = [committed.read_output(file) for file in committed.outputs.get(output, ())]
+    return [tuple(row.values()) for table in tables for row in table.to_pylist()]
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    """All states in the newest checkpoint. How many instances had a copy of operator state does not count."""
+    reader = sb.CheckpointStore(folder, single_writer=True)
+    checkpoint = reader.open_latest()
+    found: dict[str, Any] = {}
+    for snapshot in checkpoint.snapshots:
+        for state in snapshot.states:
+            name, kind = state["name"], state["kind"]
+            if name in found:
+                continue
+            rows = sb.tools.read_state(folder, name).to_pylist()
+            for row in rows:
+                row.pop("subtask", None)
+            told = [repr(sorted(row.items())) for row in rows]
+            found[name] = sorted(set(told) if kind in ("broadcast", "union") else told)
+    return found
+
+
+def data_files(folder: Path) -> tuple[set[str], set[str]]:
+    """The data files of a store, and those that its checkpoints name."""
+    reader = sb.CheckpointStore(folder, single_writer=True)
+    named = {name for each in reader.checkpoints() for name in reader.open(each).manifest.all_files}
+    there = {path.relative_to(folder).as_posix() for path in (folder / "data").rglob("*") if path.is_file()}
+    return there, named

@@ -1,0 +1,105 @@
+"""What the tests of the RocksDB binding share: rows as offsets and bytes, elements of lists, processes of their own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statebackend._core.rocksdb.batches import WriteBatch
+from statebackend._core.rocksdb.callbacks import CommittedClock, ExpiryRules
+from statebackend._core.rocksdb.database import ColumnFamily, Database
+from statebackend._core.rocksdb.iterators import Iterator
+from statebackend._core.rocksdb.library import live_counters, load
+from statebackend._core.rocksdb.options import MemoryBudget, Options
+from statebackend.backends.rocksdb.location import find_library
+
+__all__ = [
+    "ColumnFamily",
+    "CommittedClock",
+    "Database",
+    "ExpiryRules",
+    "Iterator",
+    "MemoryBudget",
+    "Options",
+    "WriteBatch",
+    "elements",
+    "element",
+    "find_library",
+    "live_counters",
+    "load",
+    "open_database",
+    "rows",
+    "run",
+    "texts",
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def open_database(path: Path | str, names: Sequence[str] = ("a",), **options: object) -> Database:
+    """Open a database whose column families, beside the default one, have these names and options."""
+    return Database(path, Options(), {name: Options(**options) for name in names})  # type: ignore[arg-type]
+
+
+def rows(texts: Iterable[bytes]) -> tuple[NDArray[np.int64], bytes]:
+    """Make offsets and data of these rows."""
+    kept = list(texts)
+    offsets = np.zeros(len(kept) + 1, np.int64)
+    np.cumsum([len(text) for text in kept], out=offsets[1:])
+    return offsets, b"".join(kept)
+
+
+def texts(offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> list[bytes]:
+    """Cut data into its rows."""
+    whole = data.tobytes()
+    return [whole[a:b] for a, b in itertools.pairwise(offsets.tolist())]
+
+
+def element(timestamp: int, text: bytes) -> bytes:
+    """An element of a list of variable length, with its timestamp in front."""
+    return struct.pack("<Iq", 8 + len(text), timestamp) + text
+
+
+def elements(data: bytes | None) -> list[tuple[int, bytes]]:
+    """The elements of such a list."""
+    found, at = [], 0
+    while at < len(data or b""):
+        n, timestamp = struct.unpack_from("<Iq", data, at)
+        found.append((timestamp, data[at + 12 : at + 4 + n]))
+        at += 4 + n
+    return found
+
+
+PRELUDE = """
+import sys
+from rocks import *
+load(find_library().path)
+"""
+
+
+def run(
+    code: str,
+    *arguments: object,
+    status: int | None = 0,
+    environment: dict[str, str] | None = None,
+    prelude: str = PRELUDE,
+) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own, with the library loaded; `status` is what it has to end with."""
+    done = subprocess.run(
+        [sys.executable, "-c", prelude + code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})},
+    )
+    assert status is None or done.returncode == status, done.stdout + done.stderr
+    return done
