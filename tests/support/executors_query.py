@@ -429,7 +429,7 @@ class Program:
     def run_losing_shuffle(self, folder: str, notes: str) -> dict[str, Any]:
         """Run a query behind a shuffle whose files are lost while its tasks read them, once.
 
-        It answers how often Spark has tried the stages of the query at most.
+        It answers how often Spark has tried the stage that has lost them.
         """
         slots = 4  # beside those of hosts
 
@@ -442,7 +442,7 @@ class Program:
                 yield batch
                 if number == 0 and not Path(notes, "lost").exists():
                     # All tasks that have a slot have read what they need; those after them find nothing.
-                    Path(notes, f"task-{context.taskAttemptId()}").touch()
+                    Path(notes, f"task-{context.stageId()}-{context.taskAttemptId()}").touch()
                     waits_for("all slots", lambda: len(list(Path(notes).glob("task-*"))) >= slots)
                     time.sleep(0.5)
                     for folder in os.environ["SPARK_LOCAL_DIRS"].split(","):
@@ -458,7 +458,9 @@ class Program:
             order_by="id",
         )
         tracker = self.spark.sparkContext.statusTracker()
-        infos = [tracker.getStageInfo(number) for number in range(200)]
+        # The cluster may have run other queries before.
+        stages = {int(path.name.split("-")[1]) for path in Path(notes).glob("task-*")}
+        infos = [tracker.getStageInfo(number) for number in stages]
         return {**ran, "tries": 1 + max(info.currentAttemptId for info in infos if info is not None)}
 
     def run_connect(self, folder: str, *, is_endless: bool = False) -> None:
