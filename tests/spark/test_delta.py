@@ -10,7 +10,7 @@ from typing import Any
 import deltalake
 import pytest
 from sink_faults import BATCHES, FailsAfter, Outage, fill
-from spark_streams import DDL, Stream, numbers, spark, stream
+from spark_streams import DDL, Stream, Total, numbers, spark, stream
 
 import statebackend as sb
 from statebackend.errors import StoreError
@@ -179,6 +179,34 @@ def test_every_type(stream: Stream) -> None:
     (wanted,) = columns.toArrow().to_pylist()
     assert {name: row[name] for name in wanted} == wanted
     assert (table / "day=2020-01-02").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("partition_by", "error"),
+    [
+        ("pair", "cannot be partitioned by column 'pair'"),
+        ("tags", "cannot be partitioned by column 'tags'"),
+        ("counts", "cannot be partitioned by column 'counts'"),
+        ("bytes", "cannot be partitioned by column 'bytes'"),
+        (["day", "day"], "names a column twice"),
+        (["pages", "day"], "all columns of the output"),
+    ],
+)
+def test_partitions_that_a_table_cannot_have_are_refused_before_any_batch(
+    tmp_path: Path, partition_by: Any, error: str
+) -> None:
+    """Else the first batch would be committed, and could never be delivered."""
+    columns = "day date, pages int"
+    if isinstance(partition_by, str):
+        columns += ", pair struct<a:int>, tags array<string>, counts map<string,int>, bytes binary"
+    with pytest.raises(sb.UsageError, match=error):
+        sb.spark.stateful(
+            Total(),
+            key="user",
+            schema=columns,
+            checkpoint=tmp_path,
+            sink=delta("totals", partition_by=partition_by),
+        )
 
 
 def test_refusals(stream: Stream, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -85,6 +85,21 @@ class DeltaSink(CommittedSink):
                     code="USAGE.NO_COLUMN",
                     detail=f"{self.description}, output {output!r}, columns {', '.join(schema.names)}",
                 )
+            if not _names_folders(schema.field(name).type):
+                raise UsageError(
+                    f"a Delta table cannot be partitioned by column {name!r}",
+                    code="USAGE.NOT_AVAILABLE",
+                    detail=f"{self.description}, output {output!r}: it is {schema.field(name).type}",
+                    hint="partition by a number, a text, a boolean, a date or a timestamp",
+                )
+        if len(set(self._partition_by)) < len(self._partition_by) or set(schema.names) == set(
+            self._partition_by
+        ):
+            raise UsageError(
+                "partition_by names a column twice, or all columns of the output",
+                detail=f"{self.description}, output {output!r}, partition_by {', '.join(self._partition_by)}",
+                hint="name each column once, and leave at least one for the files",
+            )
 
     def prepare(self, schema: pa.Schema) -> None:
         lake = _deltalake()
@@ -253,6 +268,15 @@ class DeltaSink(CommittedSink):
                 detail=self.description,
                 hint=f"{more}; a batch that is committed is delivered when the query is started again",
             ) from (error if is_shown else None)
+
+
+def _names_folders(kind: pa.DataType) -> bool:
+    """Return True if values of this type come back from the name of a partition; deltalake refuses or changes others.
+
+    >>> _names_folders(pa.string()), _names_folders(pa.binary()), _names_folders(pa.list_(pa.string()))
+    (True, False, False)
+    """
+    return not (pa.types.is_nested(kind) or pa.types.is_binary(kind))
 
 
 def _application(output: str, incarnation: str) -> str:
