@@ -304,7 +304,7 @@ class StatefulBatches:
         check_reachable(frame, self._unopened.address)
         self._job.check_columns(frame.columns)
         for name in self._deliveries:
-            check_output_names(frame, self._deliveries.schema(name).arrow.names)
+            check_output_names(frame, self._deliveries.schema(name).arrow)
 
     def _close_ended(self, store: CheckpointStore) -> None:
         """Let another object of this process let go of the store, if its query has ended and it does not know yet."""

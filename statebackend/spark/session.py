@@ -134,18 +134,41 @@ def _unreachable(checkpoint: str, frame: DataFrame) -> UsageError:
     )
 
 
-def check_output_names(frame: DataFrame, names: Sequence[str]) -> None:
-    """Raise if Spark could not read an output with these columns: it may take two of the names for one."""
+def check_output_names(frame: DataFrame, schema: pa.Schema) -> None:
+    """Raise if Spark could not read an output of this schema: it may take two of the names for one."""
     if frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true":
         return
-    counts = Counter(name.lower() for name in names)
-    twice = [name for name in names if counts[name.lower()] > 1]
+    twice = _twice(list(schema))
     if twice:
         raise UsageError(
-            "two columns of the schema have the same name but for upper and lower case",
+            "two columns or fields of the schema have the same name but for upper and lower case",
             detail=f"columns {', '.join(twice)}",
             hint="rename one, or set spark.sql.caseSensitive to true",
         )
+
+
+def _twice(fields: Sequence[pa.Field], above: str = "") -> list[str]:
+    """The names of columns, and of fields in them, that differ from others beside them in their case at most.
+
+    >>> _twice(list(pa.schema({"a": pa.list_(pa.struct({"x": pa.int64(), "X": pa.int64()})), "b": pa.int64()})))
+    ['a.x', 'a.X']
+    """
+    counts = Counter(field.name.lower() for field in fields)
+    found = [above + field.name for field in fields if counts[field.name.lower()] > 1]
+    for field in fields:
+        found += _twice(_fields_in(field.type), f"{above}{field.name}.")
+    return found
+
+
+def _fields_in(kind: pa.DataType) -> list[pa.Field]:
+    """The fields of the structs in a type that no other struct is around; a map has the fields key and value.
+
+    >>> [field.name for field in _fields_in(pa.list_(pa.map_(pa.string(), pa.int64())))]
+    ['key', 'value']
+    """
+    if pa.types.is_struct(kind):
+        return list(kind)
+    return [field for at in range(kind.num_fields) for field in _fields_in(kind.field(at).type)]
 
 
 def output_frame(frame: DataFrame, ddl: str, paths: list[str]) -> DataFrame:

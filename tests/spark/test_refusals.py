@@ -67,19 +67,32 @@ def test_another_job_on_the_same_state(
     assert sink.calls[2:] == [(2, [("a", 3)])]
 
 
-def test_an_output_that_spark_would_not_read(stream: Stream) -> None:
+@pytest.mark.parametrize(
+    ("schema", "told", "row"),
+    [
+        ("user string, USER bigint", "columns user, USER", ("a", 1)),
+        ("n bigint, s array<struct<t:struct<x:int,X:int>>>", "columns s.t.x, s.t.X", (1, [((1, 2),)])),
+    ],
+    ids=["columns", "fields"],
+)
+def test_an_output_that_spark_would_not_read(stream: Stream, schema: str, told: str, row: Any) -> None:
     """It is not committed first: then the sink could never have it."""
+
+    class Same(sb.KeyedProcessFunction):
+        def process_element(self, _: Any, ctx: sb.FunctionContext) -> Any:
+            yield row
+
     stream.add(numbers(("a", 1)))
     sink = Collecting()
-    job = stream.batches(sink=sink, schema="user string, USER bigint")
-    assert "columns user, USER" in stream.fails(job)
+    job = stream.batches(Same(), sink=sink, schema=schema)
+    assert told in stream.fails(job)
     assert not stream.state.exists()
     stream.spark.conf.set("spark.sql.caseSensitive", "true")
     try:
         stream.run(job)
     finally:
         stream.spark.conf.unset("spark.sql.caseSensitive")
-    assert sink.calls == [(0, [("a", 1)])]
+    assert sink.calls == [(0, [row])]
 
 
 def test_state_that_is_older_than_the_stream(stream: Stream, tmp_path: Path) -> None:
