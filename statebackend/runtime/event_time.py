@@ -167,7 +167,13 @@ class RowTimes:
 
     @classmethod
     def of_one(
-        cls, event_time: EventTime, time: object, *, watermark: int | None, clock: int | None = None
+        cls,
+        event_time: EventTime,
+        time: object,
+        *,
+        watermark: int | None,
+        clock: int | None = None,
+        idle: int | None = None,
     ) -> RowTimes:
         """The same for one row, whose time is an int of milliseconds, a datetime or None.
 
@@ -175,7 +181,8 @@ class RowTimes:
         2000
         """
         column = pa.array([milliseconds(time, event_time.column)], pa.int64())
-        return cls.of(event_time, pa.table({event_time.column: column}), watermark=watermark, clock=clock)
+        table = pa.table({event_time.column: column})
+        return cls.of(event_time, table, watermark=watermark, clock=clock, idle=idle)
 
     @classmethod
     def of_none(cls, before: int | None, after: int | None) -> RowTimes:

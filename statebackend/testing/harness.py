@@ -26,7 +26,7 @@ from statebackend.errors import UsageError
 from statebackend.functions import Metrics, ProcessFunction
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.runtime import Batch, EventTime, Job, Task
-from statebackend.runtime.batch_time import BatchTime, Times
+from statebackend.runtime.batch_time import BatchTime, BatchTimes
 from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.given import Result
 from statebackend.runtime.origin import Origin
@@ -121,13 +121,15 @@ class Harness:
             row = row_class(tuple(row))(*row.values())
         begun, event_time, pairs = self._time.begin(), self._job.event_time, [(key, row)]
         if event_time is None:
-            return self._run(pairs, begun.now, None)
+            return self._run(pairs, begun, None)
         time = getattr(row, event_time.column, None)
-        times = RowTimes.of_one(event_time, time, watermark=begun.watermark, clock=begun.clock)
+        times = RowTimes.of_one(
+            event_time, time, watermark=begun.watermark, clock=begun.clock, idle=begun.idle
+        )
         if times.is_on_time[0] or event_time.late == "keep":
-            return self._run(pairs, begun.now, times)
+            return self._run(pairs, begun, times)
         late = [] if event_time.late_output is None else [row]
-        return self._run([], begun.now, RowTimes.of_none(times.before, times.after), late)
+        return self._run([], begun, times.take(times.is_on_time), late)
 
     def process_batch(self, rows: Any) -> list[Any]:
         """Run the function over a batch: an Arrow table or record batch, or a list of rows with names.
@@ -148,9 +150,9 @@ class Harness:
         elif not isinstance(rows, pa.Table):
             rows = pa.Table.from_pylist([_as_dict(row, at) for at, row in enumerate(rows)])
         begun = self._time.begin()
-        batch = Batch(self._job, rows, watermark=begun.watermark, clock=begun.clock)
+        batch = Batch(self._job, rows, watermark=begun.watermark, clock=begun.clock, idle=begun.idle)
         given = self._task.run(self._batch_id + 1, batch, begun.now)
-        return self._given(given, begun.now, batch.times)
+        return self._given(given, begun, batch.times)
 
     def advance_time(self, to: int) -> list[Any]:
         """Advance time to ``to`` milliseconds, without rows: timers that are due fire. Never goes back.
@@ -189,10 +191,10 @@ class Harness:
         return self._passed(self._time.begin().now, to if watermark is None else max(to, watermark))
 
     def _passed(self, now: int, watermark: int) -> list[Any]:
-        times = None
+        times, before = None, self._time.committed.watermark
         if self._job.event_time is not None:
-            times = RowTimes.of_none(self._time.committed.watermark, watermark)
-        return self._run([], now, times)
+            times = RowTimes.of_none(before, watermark)
+        return self._run([], BatchTimes(now, now, before), times)
 
     @property
     def watermark(self) -> int | None:
@@ -210,14 +212,14 @@ class Harness:
             self._store.open_for_writing(key_type=self._key_type, max_parallelism=self._job.max_parallelism)
         self._checkpoint_id += 1
         pending = self._task.snapshot(self._checkpoint_id, self._store)
-        now, watermark, _ = self._time.committed
+        now, watermark, rows_at = self._time.committed
         told_by = "clock" if self._job.event_time is None else "rows"
         return self._store.commit(
             self._checkpoint_id,
             [each.result() for each in pending],
             now=now or 0,
             watermark=watermark,
-            batch=Origin(time=told_by).to_json(),
+            batch=Origin(time=told_by, rows_at=rows_at).to_json(),
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -236,13 +238,13 @@ class Harness:
         self.restore(self.snapshot())
 
     def _run(
-        self, pairs: list[Any], now: int, times: RowTimes | None, late: Sequence[object] = ()
+        self, pairs: list[Any], begun: BatchTimes, times: RowTimes | None, late: Sequence[object] = ()
     ) -> list[Any]:
-        return self._given(self._task.run_pairs(self._batch_id + 1, pairs, now, times, late), now, times)
+        given = self._task.run_pairs(self._batch_id + 1, pairs, begun.now, times, late)
+        return self._given(given, begun, times)
 
-    def _given(self, given: Result, now: int, times: RowTimes | None) -> list[Any]:
-        # As a job does: without event time the watermark is kept, should it be wanted again.
-        self._time.committed = Times(now, self.watermark if times is None else times.after)
+    def _given(self, given: Result, begun: BatchTimes, times: RowTimes | None) -> list[Any]:
+        self._time.committed = self._time.after(begun, times)
         self._batch_id += 1
         self._task.committed(self._batch_id)
         self.outputs = {

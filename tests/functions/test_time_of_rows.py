@@ -595,3 +595,31 @@ def test_the_harness_lets_time_pass(backend: str) -> None:
         assert harness.advance_watermark(0) == []
         assert harness.advance_time(2000) == [(2000, 2000, None), (70, None, None)]
         assert (harness.clock.now(), harness.watermark) == (2000, 2000)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_in_a_harness_the_watermark_follows_the_clock_while_rows_stay_away(
+    backend: str, restarts: bool
+) -> None:
+    """As in a query: when rows with a time last came, outlives a restart, and a late row counts as one."""
+    clock, idle = ManualClock(1000), EventTime("at", delay=10, late="drop", idle_after=500)
+    with Harness(Looking(), int, key="k", event_time=idle, clock=clock, backend=backend) as harness:
+
+        def step(now: int, *given: tuple[int, int | None]) -> int | None:
+            clock.set(now)
+            if len(given) == 1:
+                ((key, at),) = given
+                harness.process_element(key, {"k": key, "at": at})
+            else:
+                harness.process_batch(rows(*given))
+            if restarts and backend != "reference":
+                harness.restart()
+            return harness.watermark
+
+        assert step(1000, (1, 990), (1, None)) == 980
+        assert step(1499) == 980
+        assert step(1500) == 990
+        assert step(1600, (1, None)) == 1090
+        assert step(1700, (1, 5)) == 1090, "the late row tells that the stream goes on"
+        assert step(2199, (1, None), (2, None)) == 1090
+        assert step(2300, (1, None)) == 1790
