@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from statebackend.checkpoint.store.json_checks import MAX_INTEGER
 from statebackend.errors import UsageError
 from statebackend.keys import TimeColumn, time_column
+from statebackend.types import is_not_a_time
 
 __all__ = ["NO_TIME", "EventTime", "RowTimes", "milliseconds"]
 
@@ -234,9 +235,15 @@ def milliseconds(time: object, column: str) -> int | None:
 
     >>> milliseconds(datetime.datetime(1970, 1, 1, 0, 0, 1), "at"), milliseconds(5, "at"), milliseconds(None, "at")
     (1000, 5, None)
+    >>> milliseconds(np.datetime64(7, "s"), "at"), milliseconds(np.datetime64("NaT"), "at")
+    (7000, None)
     """
-    if time is None or (type(time) is int and -(2**63) <= time < 2**63):
-        return time
+    if time is None or is_not_a_time(time):
+        return None
+    if isinstance(time, (int, np.integer)) and not isinstance(time, bool) and -(2**63) <= time < 2**63:
+        return int(time)
+    if isinstance(time, np.datetime64):
+        return int(time.astype("datetime64[ms]").astype(np.int64))
     if isinstance(time, datetime.datetime):
         aware = time if time.tzinfo is not None else time.replace(tzinfo=datetime.timezone.utc)
         return (aware - _EPOCH) // _MILLISECOND

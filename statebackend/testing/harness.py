@@ -33,7 +33,7 @@ from statebackend.runtime.origin import Origin
 from statebackend.runtime.row_reader import rows_of
 from statebackend.state import KeyedStateBackend, StateBackend, clocks
 from statebackend.testing.clock import ManualClock
-from statebackend.types import of, row_class
+from statebackend.types import is_not_a_time, of, row_class
 
 __all__ = ["Harness"]
 
@@ -134,7 +134,7 @@ class Harness:
     def process_batch(self, rows: Any) -> list[Any]:
         """Run the function over a batch: an Arrow table or record batch, or a list of rows with names.
 
-        These are dicts, named tuples, dataclasses or Spark rows.
+        These are dicts, named tuples, dataclasses or Spark rows. What a row has no name for is null.
 
         >>> from statebackend.functions import map_with_state
         >>> with Harness(map_with_state(lambda row, n: ((row.n,), None), int), str, key="user") as harness:
@@ -148,7 +148,7 @@ class Harness:
         if isinstance(rows, pa.RecordBatch):
             rows = pa.Table.from_batches([rows])
         elif not isinstance(rows, pa.Table):
-            rows = pa.Table.from_pylist([_as_dict(row, at) for at, row in enumerate(rows)])
+            rows = _as_table([_as_dict(row, at) for at, row in enumerate(rows)])
         begun = self._time.begin()
         batch = Batch(self._job, rows, watermark=begun.watermark, clock=begun.clock, idle=begun.idle)
         given = self._task.run(self._batch_id + 1, batch, begun.now)
@@ -287,6 +287,23 @@ class Harness:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _as_table(rows: list[dict[str, Any]]) -> pa.Table:
+    """The rows of dicts, with a column for each name that any of them has."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: _as_column([row.get(name) for row in rows], name) for name in names})
+
+
+def _as_column(values: list[Any], name: str) -> pa.Array:
+    try:
+        return pa.array([None if is_not_a_time(value) else value for value in values])
+    except (pa.ArrowException, OverflowError) as error:
+        raise UsageError(
+            "values of the rows are of several types, or of none that a batch can have",
+            detail=f"column {name!r}",
+            hint="give an Arrow table, which says the type of each column",
+        ) from error
 
 
 def _as_dict(row: Any, at: int) -> dict[str, Any]:

@@ -247,6 +247,35 @@ def test_a_harness_takes_rows_with_names_in_any_form() -> None:
             assert spaced.process_batch([row_class(("a b", "class"))("ann", 1)]) == [("ann", 1)]
 
 
+def test_a_harness_knows_all_names_of_its_rows() -> None:
+    with Harness(Echo(lambda row: (row.user, row.n, row.name)), str, key="user") as harness:
+        rows = harness.process_batch([{"user": "ann", "n": 1}, {"name": "Bob", "user": "bob"}])
+        assert rows == [("ann", 1, None), ("bob", None, "Bob")]
+        with pytest.raises(sb.UsageError, match="of several types.*column 'n'"):
+            harness.process_batch([{"user": "ann", "n": 1}, {"user": "ann", "n": "two"}])
+
+
+def test_a_harness_takes_times_of_numpy_and_pandas_by_row_and_by_batch() -> None:
+    import pandas
+
+    class Times(sb.KeyedProcessFunction):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+            yield (ctx.timestamp,)
+
+    for at, wanted in (
+        (pandas.NaT, None),
+        (np.datetime64("NaT"), None),
+        (pandas.Timestamp(1500, unit="ms"), 1500),
+        (np.datetime64(1500, "ms"), 1500),
+        (np.int64(1500), 1500),
+    ):
+        for is_batch in (False, True):
+            with Harness(Times(), str, key="user", event_time="at") as harness:
+                row = {"user": "ann", "at": at}
+                found = harness.process_batch([row]) if is_batch else harness.process_element("ann", row)
+                assert (found, harness.watermark) == ([(wanted,)], wanted)
+
+
 @pytest.mark.spark
 def test_a_harness_takes_rows_of_spark() -> None:
     from pyspark.sql import Row as SparkRow
