@@ -28,23 +28,29 @@ class Deliveries:
     [('main', 'print')]
     """
 
-    def __init__(self, sinks: Mapping[str, Any], schemas: Mapping[str, OutputSchema]) -> None:
+    def __init__(
+        self, sinks: Mapping[str, Any], schemas: Mapping[str, OutputSchema], most_files: int = 1
+    ) -> None:
         self._sinks = sinks
         self._schemas = schemas
         for output, sink in sinks.items():
             if isinstance(sink, CommittedSink):
-                sink.check(output, schemas[output].arrow)
+                sink.check(output, schemas[output].arrow, most_files)
             else:
                 calling.check(sink)
 
     @classmethod
-    def of(cls, sink: object, schemas: Mapping[str, OutputSchema | None]) -> Deliveries:
-        """The deliveries of a job with these outputs, given one sink, or a dict of output to sink, or None."""
+    def of(cls, sink: object, schemas: Mapping[str, OutputSchema | None], most_files: int = 1) -> Deliveries:
+        """The deliveries of a job with these outputs, given one sink, or a dict of output to sink, or None.
+
+        The output of a batch may have ``most_files`` files.
+        """
         given = _by_output(sink, schemas)
         known = {name: schemas[name] for name in given}
         if None in known.values():
             raise UsageError("a sink needs to know the schema", hint='write for example schema="user bigint"')
-        return cls(given, {name: schema for name, schema in known.items() if schema is not None})
+        schemas_given = {name: schema for name, schema in known.items() if schema is not None}
+        return cls(given, schemas_given, most_files)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sinks)

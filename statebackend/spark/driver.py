@@ -90,15 +90,15 @@ class StatefulBatches:
             raise UsageError("retain and single_writer are options of the store that is given")
         #: Never opened: each run opens a copy of it.
         self._unopened = checkpoint.unopened()
+        self._unopened_way: Way = Reading() if way is None else way
         #: The sinks by output, in the order of the schema.
-        self._deliveries = Deliveries.of(sink, job.outputs)
+        self._deliveries = Deliveries.of(sink, job.outputs, self._unopened_way.most_files)
         self._restore_from = restore_from
         self._first_batch = first_batch
         self._name = name
         self._on_gap = on_gap
         self._on_batch = on_batch
         self._clock = clock
-        self._unopened_way: Way = Reading() if way is None else way
         self._begin()
 
     def _begin(self) -> None:

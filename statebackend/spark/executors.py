@@ -365,6 +365,7 @@ class Scattering(Way):
         if memory is not None and (type(memory) is not int or memory < 1):
             raise UsageError("memory is a number of bytes, at least 1")
         self._parallelism, self._options, self._memory = parallelism, options, memory
+        self.most_files = parallelism  # one of each host
         self._engine: SparkEngine | None = None
 
     def __repr__(self) -> str:

@@ -41,6 +41,9 @@ class RowsOfBatch(ABC):
 class Way(ABC):
     """Decides where state is, and how rows get there. Picklable until it is opened."""
 
+    #: How many files the output of a batch may have.
+    most_files: int = 1
+
     @abstractmethod
     def unopened(self) -> Way:
         """One for another run of a query."""

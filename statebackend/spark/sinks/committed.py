@@ -43,8 +43,11 @@ class CommittedSink(ABC):
         """What it is and where it writes, without secrets, as progress shows it."""
 
     @abstractmethod
-    def check(self, output: str, schema: pa.Schema) -> None:
-        """Raise if it cannot take rows of this schema; when a job is made, so it asks nothing from outside."""
+    def check(self, output: str, schema: pa.Schema, most_files: int = 1) -> None:
+        """Raise if it cannot take rows of this schema, or so many files of a batch.
+
+        Called when a job is made, so it asks nothing from outside.
+        """
 
     @abstractmethod
     def prepare(self, schema: pa.Schema) -> None:

@@ -76,7 +76,7 @@ class DeltaSink(CommittedSink):
     def description(self) -> str:
         return f"delta[{without_secrets(self._uri)}]"
 
-    def check(self, output: str, schema: pa.Schema) -> None:
+    def check(self, output: str, schema: pa.Schema, most_files: int = 1) -> None:
         _deltalake()
         for name in self._partition_by:
             if name not in schema.names:

@@ -63,8 +63,17 @@ class ParquetSink(CommittedSink):
     def description(self) -> str:
         return f"parquet[{self._place.uri}]"
 
-    def check(self, output: str, schema: pa.Schema) -> None:
-        pass  # it publishes what is committed, whatever it is
+    def check(self, output: str, schema: pa.Schema, most_files: int = 1) -> None:
+        if most_files > 1:
+            raise self._of_several_files(output, f"up to {most_files} files, one of each host")
+
+    def _of_several_files(self, output: str, how_many: str) -> UsageError:
+        return UsageError(
+            "an output of several files cannot be published as a whole",
+            code="USAGE.NOT_AVAILABLE",
+            detail=f"output {output!r}, {how_many}, {self.description}",
+            hint="use sb.spark.sinks.delta, or a function that writes with Spark",
+        )
 
     def prepare(self, schema: pa.Schema) -> None:
         self._place.prepare()
@@ -74,12 +83,8 @@ class ParquetSink(CommittedSink):
 
     def deliver(self, delivery: Delivery) -> Figures:
         if len(delivery.files) > 1:
-            raise UsageError(
-                "an output of several files cannot be published as a whole",
-                code="USAGE.NOT_AVAILABLE",
-                detail=f"output {delivery.output!r}, {len(delivery.files)} files, {self.description}",
-                hint="use sb.spark.sinks.delta, or a function that writes with Spark",
-            )
+            # Committed by a run that had another sink.
+            raise self._of_several_files(delivery.output, f"{len(delivery.files)} files")
         how: list[str] = []
         for file in delivery.files:
             name = _name(delivery.output, delivery.context.batch_id, delivery.context.incarnation)
