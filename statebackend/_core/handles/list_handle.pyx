@@ -15,8 +15,8 @@ from libc.string cimport memcpy
 
 from statebackend._core.codecs.codecs cimport MAX_STORED
 from statebackend._core.tables.cow_map cimport (
-    CoreKey, CowMap, Entry, ExpiringHead, ListHead, Table, elements_of, entry_at, key_object, live_elements,
-    namespace_of, value_of)
+    CoreKey, CowMap, Entry, ExpiringHead, ListHead, Table, element_timestamp, elements_of, entry_at, key_object,
+    live_elements, namespace_of, stamp_element, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.base_handle cimport WANT_ALIVE, WANT_EXPIRED, find_key, time_of
 from statebackend._core.handles.handle cimport Handle
@@ -70,7 +70,7 @@ cdef class ListHandle(Handle):
         try:
             element = cursor_next(self.table, &cursor)
             while element != NULL:
-                if all or not is_expired((<int64_t *>element)[0], self.ttl, now):
+                if all or not is_expired(element_timestamp(element), self.ttl, now):
                     found.append(self.codec.load_raw(element + skip))
                 element = cursor_next(self.table, &cursor)
         finally:
@@ -93,11 +93,11 @@ cdef class ListHandle(Handle):
             self.no_memory()
         element = cursor_next(self.table, &cursor)
         while element != NULL:
-            if self.ttl == 0 or not is_expired((<int64_t *>element)[0], self.ttl, now):
+            if self.ttl == 0 or not is_expired(element_timestamp(element), self.ttl, now):
                 memcpy(copies + n[0] * width, element, width)
                 refer_to_element(self.table, copies + n[0] * width)
                 if renews:
-                    (<int64_t *>(copies + n[0] * width))[0] = now
+                    stamp_element(copies + n[0] * width, now)
                 n[0] += 1
             element = cursor_next(self.table, &cursor)
         cursor_close(&cursor)
@@ -141,7 +141,7 @@ cdef class ListHandle(Handle):
                 for i in range(n):
                     self.codec.store_prepared(self.core, values[i], elements + i * width + skip)
                     if skip:
-                        (<int64_t *>(elements + i * width))[0] = now
+                        stamp_element(elements + i * width, now)
                     stored += 1
             except BaseException:
                 drop_elements(self.table, elements, stored)
@@ -236,7 +236,7 @@ cdef class ListHandle(Handle):
         if unlikely(self.map == NULL):
             self.make_room()
         if self.ttl:
-            (<int64_t *>stored)[0] = time_of(self)
+            stamp_element(stored, time_of(self))
             element += 8
         if unlikely(not self.codec.store(self.core, value, element)):
             data = self.codec.serialized(value)
@@ -476,7 +476,7 @@ cdef class ListIterator:
                 raise StopIteration
             if handle.ttl == 0:
                 break
-            if handle.shows_expired or not is_expired((<int64_t *>element)[0], handle.ttl, self.now):
+            if handle.shows_expired or not is_expired(element_timestamp(element), handle.ttl, self.now):
                 element += 8
                 break
         return handle.codec.finished(handle.codec.load_raw(element))

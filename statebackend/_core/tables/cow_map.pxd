@@ -57,6 +57,7 @@ Invariants, verified by `check_map` (of 5, that slots add up and cover the entri
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from statebackend._core.memory.arena cimport (
     LIVE_ENTRIES, UNIT_SHIFT, ArenaCore, Blob, BlobHeap, address, blob_data, count)
@@ -402,6 +403,15 @@ cdef inline uint64_t chunk_header(Table *table) noexcept nogil:
 
 cdef inline char *elements_of(Table *table, ListChunk *chunk) noexcept nogil:
     return <char *>chunk + chunk_header(table)
+
+cdef inline int64_t element_timestamp(const char *element) noexcept nogil:
+    """The timestamp that an element begins with. Elements lie at any address."""
+    cdef int64_t timestamp
+    memcpy(&timestamp, element, sizeof(timestamp))
+    return timestamp
+
+cdef inline void stamp_element(char *element, int64_t timestamp) noexcept nogil:
+    memcpy(element, &timestamp, sizeof(timestamp))
 
 cdef inline uint64_t chunk_bytes(Table *table, ListChunk *chunk) noexcept nogil:
     return chunk_header(table) + <uint64_t>chunk.capacity * table.element_width

@@ -5,8 +5,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from statebackend._core.memory.arena cimport UNIT_SHIFT, address
 from statebackend._core.tables.cow_map cimport (
     FREE_BLOCK, FREE_SLOT, VALUE_ANCHOR, VALUE_LIST, Anchor, BucketTable, Core, CowMap, Entry, ExpiringHead, ListChunk,
-    ListHead, Table, Thread, active_table, bucket, elements_of, entry_at, free_refs, hash_of, head_anchor, is_old,
-    key_object, namespace_of, next_chunk_of, slots_of_run, thread_of, value_of)
+    ListHead, Table, Thread, active_table, bucket, element_timestamp, elements_of, entry_at, free_refs, hash_of,
+    head_anchor, is_old, key_object, namespace_of, next_chunk_of, slots_of_run, thread_of, value_of)
 
 
 cdef object check_map(Table *table, CowMap *map):
@@ -135,8 +135,8 @@ cdef object check_list(Table *table, uint32_t slot, ListHead *head):
                 assert before + expiring.first_index == expiring.dead, f"list {slot}: the count of dead elements"
             for i in range(used):
                 if before + used - 1 - i >= expiring.dead:
-                    timestamp = (<int64_t *>(elements_of(table, chunk)
-                                             + <uint64_t>(used - 1 - i) * table.element_width))[0]
+                    timestamp = element_timestamp(elements_of(table, chunk)
+                                                  + <uint64_t>(used - 1 - i) * table.element_width)
                     stamps.append(timestamp)
         newer, used, chunk = chunk, chunk.prev_used, chunk.prev
     assert before == 0, f"list {slot}: fewer elements than its length"

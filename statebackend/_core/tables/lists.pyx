@@ -24,7 +24,8 @@ from statebackend._core.memory.arena cimport (
     LARGEST_CLASS, Blob, block_alloc, block_free, injected_failure)
 from statebackend._core.tables.cow_map cimport (
     VALUE_BLOB, VALUE_FIXED, VALUE_OBJECT, CowMap, ExpiringHead, Lane, ListChunk, ListHead, Table, chunk_bytes,
-    chunk_header, drop_list, elements_of, entry_at, live_elements, new_stamp, next_chunk_of, slot_for_write, value_of)
+    chunk_header, drop_list, element_timestamp, elements_of, entry_at, live_elements, new_stamp, next_chunk_of,
+    slot_for_write, stamp_element, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.tables.values cimport drop_value
 from statebackend._core.tables.writing cimport slot_to_write
@@ -117,7 +118,7 @@ cdef bint list_append(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
             begin_expiring(<ExpiringHead *>head, tail, timestamp)
         else:
             note_timestamp(<ExpiringHead *>head, timestamp)
-        memcpy(element, &timestamp, sizeof(timestamp))   # elements may lie at any address
+        stamp_element(element, timestamp)
         element += 8
     memcpy(element, value, table.element_value_width)
     tail.used += 1
@@ -198,11 +199,11 @@ cdef bint list_extend(Lane *lane, Table *table, CowMap *map, uint32_t slot, Core
         tail.refs += 1                   # the journal's payload names it as well
     if table.element_has_timestamp and n:
         if head.length == 0:
-            begin_expiring(<ExpiringHead *>head, first, (<int64_t *>elements)[0])
+            begin_expiring(<ExpiringHead *>head, first, element_timestamp(elements))
         elif made:
             next_chunk_of(tail)[0] = first
         for i in range(n):
-            note_timestamp(<ExpiringHead *>head, (<int64_t *>(elements + i * width))[0])
+            note_timestamp(<ExpiringHead *>head, element_timestamp(elements + i * width))
     if in_place:
         memcpy(elements_of(table, tail) + <uint64_t>tail.used * width, elements, in_place * width)
         tail.used += <uint32_t>in_place
@@ -223,8 +224,8 @@ cdef void pass_expired(Table *table, ExpiringHead *head, int64_t ttl, int64_t no
         following = next_chunk_of(head.first)[0] if head.first != head.list.tail else NULL
         end = following.prev_used if following != NULL else head.list.tail_used
         while head.first_index < end:
-            timestamp = (<int64_t *>(elements_of(table, head.first)
-                                     + <uint64_t>head.first_index * table.element_width))[0]
+            timestamp = element_timestamp(elements_of(table, head.first)
+                                          + <uint64_t>head.first_index * table.element_width)
             if not is_expired(timestamp, ttl, now):
                 head.oldest = timestamp
                 return
