@@ -66,6 +66,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(skip)
 
 
+def pytest_collection_finish() -> None:
+    """Take the tests themselves out of the garbage collector's sight: a collection would walk all of them, each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> random.Random:
     """A generator seeded by ``--seed`` and the name of the test, so that it repeats in any selection."""

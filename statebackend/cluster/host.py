@@ -26,7 +26,7 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -74,8 +74,8 @@ class HostPlan(NamedTuple):
     writer: DataWriter
     #: What the job begins with while nothing is committed.
     source: Checkpoint | Savepoint | None
-    #: The outputs that have a sink.
-    delivered: frozenset[str]
+    #: The outputs that have a sink, with the columns by which each is cut into files.
+    delivered: dict[str, Sequence[str]]
     #: The number of its range, of ``parallelism``.
     number: int
     parallelism: int

@@ -12,7 +12,7 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +48,7 @@ class ScatteredExecution(Execution):
 
     They begin with the newest checkpoint of the store, or with ``source`` if there is none. Rows that wait for their
     batch take ``memory`` bytes at each host at most; the rest of them is on disk. The driver listens at ``bind``.
-    ``delivered`` names the outputs that have a sink; None: all have.
+    ``delivered`` names the outputs that have a sink, with the columns that cut each into files; None: all have, whole.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ScatteredExecution(Execution):
         store: CheckpointStore,
         *,
         source: Checkpoint | Savepoint | None = None,
-        delivered: Collection[str] | None = None,
+        delivered: Mapping[str, Sequence[str]] | None = None,
         processing_time_moved_by: int = 0,
         engine: Engine,
         parallelism: int,
@@ -105,7 +105,7 @@ class ScatteredExecution(Execution):
                     store=store.unopened(),
                     writer=self._writer,
                     source=source,
-                    delivered=frozenset(job.outputs if delivered is None else delivered),
+                    delivered=dict.fromkeys(job.outputs, ()) if delivered is None else dict(delivered),
                     number=number,
                     parallelism=parallelism,
                     driver=(options.advertise or host, port),

@@ -8,7 +8,7 @@ rows are those that were committed. Anything else is a gap. An empty store takes
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping, Sequence
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.errors import UsageError
@@ -40,7 +40,7 @@ class Commits:
         *,
         first_batch: int | None,
         on_gap: str,
-        delivered: Collection[str],
+        delivered: Mapping[str, Sequence[str]],
         target_of: Callable[[str, int, str], str] | None,
         stream: str | None,
         location: str | None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -30,7 +30,8 @@ _log = logging.getLogger(__name__)
 class LocalExecution(Execution):
     """Runs the batches of a job in this process, on the state of ``source``, or on none.
 
-    ``delivered`` names the outputs that have a sink; None: all have. The task is instance ``subtask_index`` of
+    ``delivered`` names the outputs that have a sink, with the columns that cut each into files; None: all have, whole.
+    The task is instance ``subtask_index`` of
     ``parallelism``, which has the keys of ``key_group_range``.
     """
 
@@ -41,7 +42,7 @@ class LocalExecution(Execution):
         store: SnapshotTargets,
         *,
         source: Checkpoint | Savepoint | None = None,
-        delivered: Collection[str] | None = None,
+        delivered: Mapping[str, Sequence[str]] | None = None,
         processing_time_moved_by: int = 0,
         subtask_index: int = 0,
         parallelism: int = 1,
@@ -49,8 +50,8 @@ class LocalExecution(Execution):
     ) -> None:
         self._job = job
         self._store = store
-        #: The outputs that have a sink.
-        self._delivered = frozenset(job.outputs if delivered is None else delivered)
+        #: The outputs that have a sink, with the columns that cut them into files.
+        self._delivered = dict.fromkeys(job.outputs, ()) if delivered is None else delivered
         #: True until the log has said which restored states nobody asked for.
         self._tells_unused = source is not None
         self.task = Task(
@@ -77,7 +78,7 @@ class LocalExecution(Execution):
     def run_rows(self, batch_id: int, batch: Batch | BatchInPieces, now: int, watch: Stopwatch) -> Ran:
         """The same for rows that are here. After it, `undo` may end the batch, too."""
         pending: list[PendingSnapshot] = []
-        files = OutputFiles(lambda: self._store.begin_snapshot(batch_id))
+        files = OutputFiles(lambda: self._store.begin_snapshot(batch_id), self._delivered)
         try:
             with watch.part("function"):
                 # Rows out of a batch in memory wait there: they are written while the state is.

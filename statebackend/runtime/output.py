@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from statebackend.checkpoint import Checkpoint, DataFile, DataWriter, StoredFile
 from statebackend.errors import CorruptCheckpointError, UsageError
+from statebackend.runtime.partitions import partitioned
 from statebackend.runtime.progress import Figures
 from statebackend.runtime.row_writer import OutputSchema
 
@@ -65,90 +66,121 @@ class Committed(NamedTuple):
 
 
 class OutputFiles:
-    """The output files of a batch that runs, one for each output; each is begun with its first rows.
+    """The output files of a batch that runs: one for each output, or for each of its partitions.
 
-    Rows come a table at a time, and go to the file as soon as they fill a row group, which is all that memory holds.
+    Rows come a table at a time, and go to the file as soon as they fill a row group, which is all that memory holds: of
+    an output in partitions, of all of them together. ``partition_by`` has the columns of each output.
     """
 
-    def __init__(self, begin: Callable[[], DataWriter]) -> None:
+    def __init__(
+        self, begin: Callable[[], DataWriter], partition_by: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         #: Makes the writer of the files.
         self._begin = begin
         self._writer: DataWriter | None = None
-        self._files: dict[str, _OutputFile] = {}
+        self._partition_by = partition_by or {}
+        #: By output, and then by partition.
+        self._files: dict[str, dict[str, _OutputFile]] = {}
 
     def write(self, name: str, tables: Sequence[pa.Table]) -> None:
         """Add rows to an output. O(bytes)."""
-        tables = [table for table in tables if table.num_rows]
-        if not tables:
-            return
-        if name not in self._files:
-            if self._writer is None:
-                self._writer = self._begin()
-            self._files[name] = _OutputFile(
-                self._writer.create("output", suffix=".parquet"), tables[0].schema
-            )
-        self._files[name].write(tables)
+        columns = self._partition_by.get(name, ())
+        for table in tables:
+            if not table.num_rows:
+                continue
+            files = self._files.setdefault(name, {})
+            for partition, rows in partitioned(table, columns) if columns else [("", table)]:
+                if partition not in files:
+                    files[partition] = _OutputFile(self._created, rows.schema)
+                files[partition].write(rows)
+            while columns and sum(file.num_held for file in files.values()) > _ROW_GROUP:
+                max(files.values(), key=lambda file: file.num_held).flush()
+
+    def _created(self) -> DataFile:
+        if self._writer is None:
+            self._writer = self._begin()
+        return self._writer.create("output", suffix=".parquet")
 
     def count(self, name: str) -> int:
         """The number of rows that an output has got."""
-        return self._files[name].rows if name in self._files else 0
+        return sum(file.rows for file in self._files.get(name, {}).values())
 
     def finish(self) -> dict[str, list[StoredFile]]:
-        """Write what is left, durably; the file of each output that has rows."""
-        return {name: [file.finish()] for name, file in self._files.items()}
+        """Write what is left, durably; the files of each output that has rows."""
+        return {name: [files[each].finish() for each in sorted(files)] for name, files in self._files.items()}
 
     def abandon(self) -> None:
         """Write no more; whoever has made the writer removes the files."""
-        for file in self._files.values():
-            file.abandon()
+        for files in self._files.values():
+            for file in files.values():
+                file.abandon()
 
 
 class _OutputFile:
-    """The file of an output. Pages carry their own checksums, so that later readers can still find a flipped bit."""
+    """A file of an output, which is made when a row group is full, or at the end.
 
-    def __init__(self, file: DataFile, schema: pa.Schema) -> None:
-        numbers, others = encodings(schema)
-        self._file = file
-        self._parquet = pq.ParquetWriter(
-            file,
-            schema,
-            compression="snappy",
-            use_dictionary=others,
-            column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
-            write_page_checksum=True,
-        )
+    Pages carry their own checksums, so that later readers can still find a flipped bit.
+    """
+
+    def __init__(self, create: Callable[[], DataFile], schema: pa.Schema) -> None:
+        self._create = create
+        self._schema = schema
+        self._file: DataFile | None = None
+        self._parquet: pq.ParquetWriter | None = None
         #: Rows that do not fill a row group yet.
         self._held: list[pa.Table] = []
-        self._num_held = self.rows = 0
+        self.num_held = self.rows = 0
 
-    def write(self, tables: Sequence[pa.Table]) -> None:
-        self._held += tables
-        count = sum(table.num_rows for table in tables)
-        self._num_held += count
-        self.rows += count
-        whole = self._num_held // _ROW_GROUP * _ROW_GROUP
-        if whole:
+    def _opened(self) -> tuple[DataFile, pq.ParquetWriter]:
+        if self._file is None or self._parquet is None:
+            numbers, others = encodings(self._schema)
+            self._file = self._create()
+            self._parquet = pq.ParquetWriter(
+                self._file,
+                self._schema,
+                compression="snappy",
+                use_dictionary=others,
+                column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
+                write_page_checksum=True,
+            )
+        return self._file, self._parquet
+
+    def write(self, table: pa.Table) -> None:
+        self._held.append(table)
+        self.num_held += table.num_rows
+        self.rows += table.num_rows
+        self._write_held(self.num_held // _ROW_GROUP * _ROW_GROUP)
+
+    def flush(self) -> None:
+        """Have no rows in memory."""
+        self._write_held(self.num_held)
+
+    def _write_held(self, count: int) -> None:
+        if count:
             held = pa.concat_tables(self._held)
-            self._parquet.write_table(held.slice(0, whole), row_group_size=_ROW_GROUP)
-            self._held = [held.slice(whole)]
-            self._num_held -= whole
+            self._opened()[1].write_table(held.slice(0, count), row_group_size=_ROW_GROUP)
+            self._held = [held.slice(count)]
+            self.num_held -= count
 
     def finish(self) -> StoredFile:
-        with self._file:
-            if self._num_held:
-                self._parquet.write_table(pa.concat_tables(self._held), row_group_size=_ROW_GROUP)
+        file, parquet = self._opened()
+        with file:
+            self.flush()
             self._held = []
-            self._parquet.close()
-            return self._file.finish()
+            parquet.close()
+            return file.finish()
 
     def abandon(self) -> None:
         self._held = []
         with suppress(Exception):  # a file that is broken, or closed: it is given up
-            self._parquet.close()
+            if self._parquet is not None:
+                self._parquet.close()
 
 
 def check_deliverable(
-    committed: Committed, schemas: Mapping[str, OutputSchema | None], delivered: Collection[str]
+    committed: Committed,
+    schemas: Mapping[str, OutputSchema | None],
+    delivered: Mapping[str, Sequence[str]],
 ) -> None:
     """Raise unless a job with these outputs, some with a sink, can deliver what was committed before.
 
@@ -177,8 +209,9 @@ def check_deliverable(
         schema = schemas.get(name)
         for file in files:
             written = _written_schema(committed, file)
-            if schema is None or not written.equals(schema.arrow):
-                now = "no such output" if schema is None else f"now {', '.join(map(str, schema.arrow))}"
+            wanted = None if schema is None else _without(schema.arrow, delivered[name])
+            if wanted is None or not written.equals(wanted):
+                now = "no such output" if wanted is None else f"now {', '.join(map(str, wanted))}"
                 raise UsageError(
                     "the newest batch was committed with another schema, and is still to be delivered",
                     code="USAGE.OTHER_SCHEMA",
@@ -186,6 +219,10 @@ def check_deliverable(
                     hint="run the query with the old schema until this batch is done, then change it; or take the "
                     "batch back with sb.tools.rewind, so that it runs anew",
                 )
+
+
+def _without(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    return pa.schema([field for field in schema if field.name not in names])
 
 
 def _which(committed: Committed, name: str) -> str:

@@ -6,7 +6,7 @@ This file joins them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping, Sequence
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
@@ -31,8 +31,9 @@ class Runner:
 
     ``query`` names the query that owns the store; ``stream`` is the engine's own id of what is streamed, and
     ``location`` where it keeps its place in that.
-    ``delivered`` names the outputs that have a sink; None: all have. ``target_of`` is given the name of an output, the
-    batch and the incarnation, and says what the batch becomes in the sink of that: the manifest keeps it.
+    ``delivered`` names the outputs that have a sink, with the columns that cut each into files; None: all have, whole.
+    ``target_of`` is given the name of an output, the batch and the incarnation, and says what the batch becomes in the
+    sink of that: the manifest keeps it.
     ``execution`` makes what runs batches, from what `LocalExecution` takes.
     ``restore_from`` is a store, a checkpoint or a savepoint that an empty store begins with, at batch ``first_batch``.
     Any error of a commit closes it, because memory may then differ from what is committed.
@@ -49,7 +50,7 @@ class Runner:
         restore_from: Beginning | None = None,
         first_batch: int | None = None,
         on_gap: str = "fail",
-        delivered: Collection[str] | None = None,
+        delivered: Mapping[str, Sequence[str]] | None = None,
         target_of: Callable[[str, int, str], str] | None = None,
         stream: str | None = None,
         location: str | None = None,
@@ -59,7 +60,7 @@ class Runner:
         self._job = job
         self._store = store
         self._key_type = key_type
-        self._delivered = frozenset(job.outputs if delivered is None else delivered)
+        self._delivered = dict.fromkeys(job.outputs, ()) if delivered is None else delivered
         self._made_execution = execution
         self._execution: Execution | None = None
         self._time = BatchTime(job, clock, store)

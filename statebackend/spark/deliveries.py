@@ -62,6 +62,17 @@ class Deliveries:
         """The schema of an output."""
         return self._schemas[output]
 
+    def partitions(self) -> dict[str, tuple[str, ...]]:
+        """The columns by which each output is cut into files before it is committed.
+
+        >>> Deliveries.of(print, {"main": OutputSchema("n int")}).partitions()
+        {'main': ()}
+        """
+        return {
+            output: sink.partition_by if isinstance(sink, CommittedSink) else ()
+            for output, sink in self._sinks.items()
+        }
+
     @property
     def reads_frames(self) -> bool:
         """True if a sink is a function, which gets a frame."""

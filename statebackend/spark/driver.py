@@ -324,7 +324,7 @@ class StatefulBatches:
             restore_from=self._restore_from,
             first_batch=self._first_batch,
             on_gap=self._on_gap,
-            delivered=tuple(self._deliveries),
+            delivered=self._deliveries.partitions(),
             target_of=self._deliveries.target,
             stream=query.id,
             location=location,

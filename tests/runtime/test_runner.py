@@ -351,7 +351,7 @@ def test_a_gap_may_begin_anew(job: Job0, next_id: int) -> None:
 
 
 def test_rows_without_a_sink_fail_before_the_commit(job: Job0) -> None:
-    runner = job.open(delivered=())
+    runner = job.open(delivered={})
     with pytest.raises(sb.UsageError, match="no sink") as caught:
         run(runner, 0, ("a", 1))
     assert caught.value.code == "USAGE.NO_SINK"
@@ -414,13 +414,13 @@ def test_a_batch_that_fails_commits_no_output_at_all(job: Job0) -> None:
         ({"totals": SCHEMA}, None, "USAGE.OTHER_SCHEMA"),
         ({**OUTPUTS, "large": "user string, n int"}, None, "USAGE.OTHER_SCHEMA"),
         (SCHEMA, None, "USAGE.OTHER_SCHEMA"),
-        (OUTPUTS, ["totals"], "USAGE.NO_SINK"),
-        (OUTPUTS, [], "USAGE.NO_SINK"),
+        (OUTPUTS, {"totals": ()}, "USAGE.NO_SINK"),
+        (OUTPUTS, {}, "USAGE.NO_SINK"),
     ],
     ids=["an output less", "another schema", "another name", "a sink less", "no sink"],
 )
 def test_a_replay_that_cannot_deliver_every_output_is_refused(
-    job: Job0, schema: Any, delivered: list[str] | None, code: str
+    job: Job0, schema: Any, delivered: dict[str, tuple[str, ...]] | None, code: str
 ) -> None:
     runner = job.open(Sorted(), schema=OUTPUTS)
     run(runner, 0, ("a", 100))
@@ -434,7 +434,7 @@ def test_a_replay_that_cannot_deliver_every_output_is_refused(
 
 
 def test_rows_of_an_output_without_a_sink_fail_before_the_commit(job: Job0) -> None:
-    runner = job.open(Sorted(), schema=OUTPUTS, delivered=["totals"])
+    runner = job.open(Sorted(), schema=OUTPUTS, delivered={"totals": ()})
     assert by_output(run(runner, 0, ("a", 1))) == {"totals": [("a", 1)]}
     files = job.files()
     with pytest.raises(sb.UsageError, match="no sink") as caught:

@@ -23,10 +23,13 @@ from typing import Any
 import executors_query
 import pytest
 from executors_query import MARK, STORY, check_running, marked, sink_of, waits_for, write_input
+from pyarrow.dataset import dataset, partitioning
 from refusing_disks import may_mount
 from spark_streams import Stream, numbers, spark, stream
 
 import statebackend as sb
+from statebackend.checkpoint.files import open_place
+from statebackend.spark.sinks.sink_log import SinkLog
 
 __all__ = ["spark", "stream"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -178,6 +181,31 @@ def test_a_job_gives_what_it_gives_in_the_driver_batch_by_batch(
         of_hosts = sum(host["numRows"] for host in of_executors["hosts"])
         assert of_hosts == rows["is_rate"].to_pylist().count(False), "each row at one host"
     assert any(each["numRowsRemoved"] for each in ran["driver"]["progress"]), "state has expired"
+
+
+@pytest.mark.parametrize("by", [(), ("user",)], ids=["whole", "in partitions"])
+def test_files_of_all_hosts_are_published_at_once(
+    cluster: Cluster, folder: Callable[..., Path], by: tuple[str, ...]
+) -> None:
+    """A file of each host, or of each host and partition; readers that know the log see those of a batch at once."""
+    place = folder("published", 3)
+    ran = cluster.ask("run", folder=place, publishes={"path": f"{place}/out", "partition_by": by})
+    assert ran["error"] is None
+    log = SinkLog(open_place(place / "out"))
+    names = [name.rpartition("/")[2] for name in log.names()]
+    assert {name.split("-")[1] for name in names} == {"00000000", "00000001", "00000002"}
+    assert len(names) > 3, "both hosts gave rows"
+    with (place / "sink").open("w") as sink:
+        for batch in range(3):
+            files = [place / "out" / name for name in log.names() if f"batch-{batch:08}" in name]
+            parts = partitioning(flavor="hive") if by else None
+            read = [
+                dataset(file, partitioning=parts, partition_base_dir=str(place / "out")) for file in files
+            ]
+            rows = [row for each in read for row in each.to_table().to_pylist()]
+            given = [[row[column] for column in ("user", "total", "number", "token")] for row in rows]
+            sink.write(json.dumps({"batch": batch, "rows": given}) + "\n")
+    check_running(place)
 
 
 def test_nothing_is_left_of_a_query_that_has_ended(cluster: Cluster, folder: Callable[..., Path]) -> None:

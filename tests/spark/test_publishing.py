@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from ciphers import AesGcm
 from sink_faults import BATCHES, FailsAfter, fill
-from spark_streams import Stream, Total, numbers, spark, stream
+from spark_streams import Stream, numbers, spark, stream
 
 import statebackend as sb
 from statebackend.checkpoint import CheckpointReader
@@ -181,30 +181,3 @@ def test_every_file_is_whole_for_readers(stream: Stream) -> None:
     assert {batch_id: len(rows) for batch_id, rows in published(out).items()} == {0: 1000, 1: 1000, 2: 1000}
     manifest = CheckpointReader(stream.state).open_latest().manifest
     assert json.loads(json.dumps(manifest.batch))["targets"]["main"].startswith(str(out))
-
-
-def test_hosts_that_give_a_file_each_are_refused_before_any_batch(tmp_path: Path) -> None:
-    """Else the first batch would be committed, and could never be delivered."""
-
-    def made(sink: Any, parallelism: int) -> Any:
-        return sb.spark.stateful(
-            Total(),
-            key="user",
-            schema="user string, total bigint",
-            checkpoint=tmp_path,
-            sink=sink,
-            mode="executors",
-            parallelism=parallelism,
-        )
-
-    with pytest.raises(sb.UsageError, match=r"several files.*up to 2 files, one of each host") as caught:
-        made(parquet(tmp_path / "out"), 2)
-    assert caught.value.code == "USAGE.NOT_AVAILABLE"
-    made(parquet(tmp_path / "out"), 1)
-    made(sb.spark.sinks.delta(tmp_path / "out"), 2)
-
-
-def test_partitions_are_refused() -> None:
-    with pytest.raises(sb.UsageError, match="cannot partition") as caught:
-        parquet("/data/out", partition_by="day")
-    assert caught.value.code == "USAGE.NOT_AVAILABLE"

@@ -373,6 +373,8 @@ class Program:
             options["hosts"] = sb.spark.HostOptions(**given)
         if options.pop("tells", False):
             options["function"] = Telling()
+        if "publishes" in options:
+            options["sink"] = sb.spark.sinks.parquet(**options.pop("publishes"))
         if "raises" in options:
             options["function"] = Raising(**options.pop("raises"))
         return options

@@ -66,7 +66,7 @@ def sink_job(
         CheckpointStore(state, **options),
         of("string"),
         query="q",
-        delivered=tuple(deliveries),
+        delivered=deliveries.partitions(),
         target_of=deliveries.target,
         stream="s",
         location="/x",

@@ -82,6 +82,13 @@ class Place(ABC):
         """Make a file with this content appear, durably; `FileExistsError` if the name is taken, as far as is known."""
 
     @abstractmethod
+    def create(self, name: str, content: bytes) -> None:
+        """Make a small file that must not exist, durably, or raise `FileExistsError`: of two writers, one succeeds.
+
+        In an object store, the second of two that write the same content succeeds, too.
+        """
+
+    @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a file, durably; do nothing if it is gone already."""
 
@@ -154,6 +161,9 @@ class PosixPlace(Place):
         finally:
             sink.abandon()  # what has appeared has another name by now
         self._sync_around(name)
+
+    def create(self, name: str, content: bytes) -> None:
+        self.write(name, [content])
 
     def tidy(self, name: str) -> None:
         folder, _, base_name = name.rpartition("/")
@@ -251,6 +261,21 @@ class ObjectPlace(Place):
         except BaseException:
             sink.abandon()
             raise
+
+    def create(self, name: str, content: bytes) -> None:
+        path = self._path(name)
+        try:
+            self._calls.create(path, content)
+        except OSError as error:
+            if error.errno == errno.ENOTSUP and self.size(name) is None:
+                self._calls.put(path, content)  # a service without conditions, for one writer alone
+                return
+            try:
+                found = self._calls.get(path)
+            except OSError:
+                raise error from None
+            if found != content:  # else it is the answer to a repetition of what has been done
+                raise FileExistsError(errno.EEXIST, "an object of this name exists", path) from None
 
     def remove(self, name: str) -> None:
         self._files.remove(name)

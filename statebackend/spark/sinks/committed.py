@@ -6,16 +6,18 @@ Such a sink knows which batches it has, so that a batch that comes again changes
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from statebackend.checkpoint import StoredFile
+from statebackend.errors import UsageError
 from statebackend.runtime import Committed
 from statebackend.runtime.progress import Figures
 from statebackend.spark.sinks.calling import SinkContext
 
-__all__ = ["CommittedSink", "Delivery"]
+__all__ = ["CommittedSink", "Delivery", "check_partition_by"]
 
 
 class Delivery(NamedTuple):
@@ -37,6 +39,9 @@ class CommittedSink(ABC):
     ['check', 'deliver', 'description', 'prepare', 'take_back', 'target']
     """
 
+    #: The columns by which an output is cut into files, one for each of their values, before it is committed.
+    partition_by: tuple[str, ...] = ()
+
     @property
     @abstractmethod
     def description(self) -> str:
@@ -44,7 +49,7 @@ class CommittedSink(ABC):
 
     @abstractmethod
     def check(self, output: str, schema: pa.Schema, most_files: int = 1) -> None:
-        """Raise if it cannot take rows of this schema, or so many files of a batch.
+        """Raise if it cannot take rows of this schema; take note of how many files a batch may have.
 
         Called when a job is made, so it asks nothing from outside.
         """
@@ -68,3 +73,29 @@ class CommittedSink(ABC):
 
     def __repr__(self) -> str:
         return f"<sink {self.description}>"
+
+
+def check_partition_by(
+    what: str, output: str, schema: pa.Schema, names: Sequence[str], fits: Callable[[pa.DataType], bool]
+) -> None:
+    """Raise unless the rows of an output can be partitioned by these columns, whose types have to fit."""
+    for name in names:
+        if name not in schema.names:
+            raise UsageError(
+                f"the output has no column {name!r} to partition by",
+                code="USAGE.NO_COLUMN",
+                detail=f"{what}, output {output!r}, columns {', '.join(schema.names)}",
+            )
+        if not fits(schema.field(name).type):
+            raise UsageError(
+                f"the output cannot be partitioned by column {name!r}",
+                code="USAGE.NOT_AVAILABLE",
+                detail=f"{what}, output {output!r}: it is {schema.field(name).type}",
+                hint="partition by an integer, a text, a boolean or a date; the page of the sinks names the types",
+            )
+    if len(set(names)) < len(names) or set(schema.names) == set(names):
+        raise UsageError(
+            "partition_by names a column twice, or all columns of the output",
+            detail=f"{what}, output {output!r}, partition_by {', '.join(names)}",
+            hint="name each column once, and leave at least one for the files",
+        )

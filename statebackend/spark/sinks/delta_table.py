@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from statebackend.checkpoint.files import PosixCalls, PosixFiles, local_path, scheme_of, without_secrets
 from statebackend.errors import StateBackendError, StoreError, UsageError
 from statebackend.runtime.progress import Figures
-from statebackend.spark.sinks.committed import CommittedSink, Delivery
+from statebackend.spark.sinks.committed import CommittedSink, Delivery, check_partition_by
 
 __all__ = ["DeltaSink", "delta"]
 
@@ -78,28 +78,7 @@ class DeltaSink(CommittedSink):
 
     def check(self, output: str, schema: pa.Schema, most_files: int = 1) -> None:
         _deltalake()
-        for name in self._partition_by:
-            if name not in schema.names:
-                raise UsageError(
-                    f"the output has no column {name!r} to partition by",
-                    code="USAGE.NO_COLUMN",
-                    detail=f"{self.description}, output {output!r}, columns {', '.join(schema.names)}",
-                )
-            if not _names_folders(schema.field(name).type):
-                raise UsageError(
-                    f"a Delta table cannot be partitioned by column {name!r}",
-                    code="USAGE.NOT_AVAILABLE",
-                    detail=f"{self.description}, output {output!r}: it is {schema.field(name).type}",
-                    hint="partition by a number, a text, a boolean, a date or a timestamp",
-                )
-        if len(set(self._partition_by)) < len(self._partition_by) or set(schema.names) == set(
-            self._partition_by
-        ):
-            raise UsageError(
-                "partition_by names a column twice, or all columns of the output",
-                detail=f"{self.description}, output {output!r}, partition_by {', '.join(self._partition_by)}",
-                hint="name each column once, and leave at least one for the files",
-            )
+        check_partition_by(self.description, output, schema, self._partition_by, _names_folders)
 
     def prepare(self, schema: pa.Schema) -> None:
         lake = _deltalake()

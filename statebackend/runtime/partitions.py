@@ -1,0 +1,83 @@
+"""Rows in partitions: one for each of the values of some columns, named as the folders of a partitioned table are.
+
+Spark, Hive, Arrow and DuckDB take the columns from the names of the folders, so the files do not have them.
+
+>>> table = pa.table({"day": ["mon", None, "mon"], "n": [1, 2, 3]})
+>>> [(name, rows.to_pydict()) for name, rows in partitioned(table, ["day"])]
+[('day=__HIVE_DEFAULT_PARTITION__', {'n': [2]}), ('day=mon', {'n': [1, 3]})]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["names_partitions", "partition_in", "partitioned"]
+
+#: Where the schema of a file says which partition it is.
+_MEMBER = b"statebackend.partition"
+#: What Hive calls null; and the empty text, which a folder cannot be named after.
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+#: What the name of a folder cannot have as it is, for Spark.
+_ESCAPED = {chr(code) for code in range(0x20)} | set("\"#%'*/:=?\\\x7f{[]^")
+
+
+def names_partitions(kind: pa.DataType) -> bool:
+    """Return True if the values of a type have one name each, which readers take for the same value.
+
+    >>> names_partitions(pa.date32()), names_partitions(pa.float64())
+    (True, False)
+    """
+    checks = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean, pa.types.is_date32)
+    return any(check(kind) for check in checks)
+
+
+def partitioned(table: pa.Table, columns: Sequence[str]) -> list[tuple[str, pa.Table]]:
+    """The partitions of a table, each with its rows in their order, without the columns. O(bytes), and a sort.
+
+    The schema of each says which partition it is, see `partition_in`.
+    """
+    numbers = np.zeros(table.num_rows, np.int64)
+    for name in columns:
+        encoded = pc.dictionary_encode(pa.concat_arrays(table[name].chunks), null_encoding="encode")
+        # Both are less than the number of rows, so the products fit.
+        joined = numbers * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
+        numbers = np.unique(joined, return_inverse=True)[1]
+    order = np.argsort(numbers, kind="stable")
+    starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
+    ends = [*starts[1:].tolist(), table.num_rows]
+    rows = table.drop_columns(list(columns)).take(order)
+    heads = [table[name].take(order[starts]).to_pylist() for name in columns]
+    made: dict[str, list[pa.Table]] = {}
+    for at, (start, end) in enumerate(zip(starts.tolist(), ends, strict=True)):
+        folders = (_folder(name, head[at]) for name, head in zip(columns, heads, strict=True))
+        # An empty text and null are one folder.
+        made.setdefault("/".join(folders), []).append(rows.slice(start, end - start))
+    return [
+        (name, pa.concat_tables(parts).replace_schema_metadata({_MEMBER: name.encode()}))
+        for name, parts in sorted(made.items())
+    ]
+
+
+def partition_in(schema: pa.Schema) -> str:
+    """The partition that the schema of a file names: folders with slashes; empty if there is none."""
+    return str((schema.metadata or {}).get(_MEMBER, b""), "utf-8")
+
+
+def _folder(name: str, value: object) -> str:
+    """
+    >>> _folder("a b", "x/y"), _folder("ok", True), _folder("day", None)
+    ('a b=x%2Fy', 'ok=true', 'day=__HIVE_DEFAULT_PARTITION__')
+    """
+    if value is None or value == "":
+        text = _NULL
+    else:
+        text = _escaped(str(value).lower() if isinstance(value, bool) else str(value))
+    return f"{_escaped(name)}={text}"
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"%{ord(each):02X}" if each in _ESCAPED else each for each in text)
