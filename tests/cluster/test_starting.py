@@ -19,7 +19,7 @@ import statebackend as sb
 from statebackend.backends.heap import HeapBackend
 from statebackend.cluster import environment, host
 from statebackend.cluster.host import Host
-from statebackend.cluster.hosts import _MOST_REFUSALS
+from statebackend.cluster.hosts import _MOST_REFUSALS, Hosts
 from statebackend.cluster.options import HostOptions
 from statebackend.keys import range_for
 from statebackend.runtime import Job
@@ -150,7 +150,16 @@ def test_tokens_are_gone_when_they_have_been_seen(tmp_path: Path) -> None:
 # --- slots ---
 
 
-def test_hosts_without_slots_are_told_and_all_others_end_meanwhile(tmp_path: Path) -> None:
+def test_hosts_without_slots_are_told_and_all_others_end_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_ready = Hosts.wait_ready
+
+    def once_one_is_there(hosts: Hosts, limit: float) -> Any:
+        wait_until(lambda: bool(hosts._living()))
+        return wait_ready(hosts, limit)
+
+    monkeypatch.setattr(Hosts, "wait_ready", once_one_is_there)
     clusters = cluster_with(has_slot=lambda number: number == 0)
     options = HostOptions(start_timeout=0.3, max_tries=3)
     query = HostQuery(tmp_path, JOB, PARALLELISM, hosts=options, cluster=clusters)
