@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -119,7 +120,7 @@ def test_a_function_slower_than_the_silence_is_not_lost(
         return say(link, op, patience)
 
     monkeypatch.setattr(Link, "send_if_free", counted)
-    world.open(silence=0.3)
+    world.open(silence=1.5)  # more than a busy machine lets any thread wait
     world.batch()
     waits = [True]
 
@@ -127,7 +128,7 @@ def test_a_function_slower_than_the_silence_is_not_lost(
         if waits:
             waits.clear()
             before = alive.count("alive")
-            wait_until(lambda: alive.count("alive") > before + 8 * PARALLELISM)
+            wait_until(lambda: alive.count("alive") > before + 6 * PARALLELISM)
 
     ticks[:] = [wait]
     world.batch()
@@ -138,7 +139,7 @@ def test_a_function_slower_than_the_silence_is_not_lost(
 
 def test_a_function_that_takes_longer_than_the_limit_costs_a_try(world: World) -> None:
     """The host that hangs is given up, and goes on later, when all is done without it: that changes nothing."""
-    world.open(host_timeout=0.5, cluster=Impatient)
+    world.open(host_timeout=0.5, max_tries=50, cluster=Impatient)  # any batch may take so long
     world.batch()
     goes_on, hangs = threading.Event(), [True]
 
@@ -215,22 +216,31 @@ class Silent:
         )
 
 
+def silent_and_ready(hosts: Hosts) -> Silent:
+    """One that has restored. On a busy machine, it may have been lost before it has said so: then another one."""
+    for _ in range(100):
+        silent = Silent(hosts, b"secret")
+        with suppress(LinkError):
+            assert silent.link.receive(LONG).header["op"] == "restore"
+            silent.link.send("answer", question=1)
+            wait_until(lambda: hosts.are_ready or not hosts._living())
+            if hosts.are_ready:
+                return silent
+        silent.link.close()
+    raise AssertionError("none was in time")
+
+
 def test_a_host_that_takes_no_question_is_lost_after_its_silence() -> None:
     """A question larger than what the system holds for a peer that does not read: the pulse goes on beside it."""
     hosts = Hosts(1, b"secret", 1, lambda: Question("restore"), silence=0.3)
     try:
-        silent = Silent(hosts, b"secret")
-        with silent.link:
-            assert silent.link.receive(LONG).header["op"] == "restore"
-            silent.link.send("answer", question=1)
-            hosts.wait_ready(LONG)
-            with ThreadPoolExecutor(1) as pool:
-                asked = pool.submit(hosts.ask_all, [Question("run", {}, bytes(64 << 20))])
-                try:
-                    with pytest.raises(sb.HostError, match="a host was lost"):
-                        asked.result(LONG)
-                finally:
-                    silent.link.close()
+        with silent_and_ready(hosts).link as link, ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(hosts.ask_all, [Question("run", {}, bytes(64 << 20))])
+            try:
+                with pytest.raises(sb.HostError, match="a host was lost"):
+                    asked.result(LONG)
+            finally:
+                link.close()
     finally:
         hosts.close()
 
