@@ -281,10 +281,14 @@ def test_everything_is_released_when_the_query_ends(stream: Stream) -> None:
     stream.add(numbers(("a", 1)))
     batches = stream.batches(sink=len_of)
     stream.start(batches).awaitTermination()
-    for _ in range(100):
-        if batches._runner is None:
-            break
-        time.sleep(0.05)
-    assert batches._runner is None
+
+    def is_released() -> bool:
+        with batches._lock:  # whoever lets go holds it until the store is given up, too
+            return batches._runner is None
+
+    deadline = time.monotonic() + 60
+    while not is_released():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     store = sb.CheckpointStore(stream.state).open_for_writing(refuse_live=True)
     store.close()
