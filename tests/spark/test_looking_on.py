@@ -68,15 +68,17 @@ def test_a_listener_of_spark_reads_progress(stream: Stream) -> None:
 
     stream.add(numbers(("a", 1)))
     batches = stream.batches(sink=len_of)
+    runs: set[Any] = set()
     found: list[Any] = []
     heard = threading.Event()
 
     class Listener(StreamingQueryListener):
         def onQueryStarted(self, event: Any) -> None:
-            pass
+            runs.add(event.runId)
 
         def onQueryProgress(self, event: Any) -> None:
-            if event.progress.numInputRows:
+            # Of queries that the session ran before, events may come late.
+            if event.progress.runId in runs and event.progress.numInputRows:
                 found.append((event.progress.batchId, batches.last_progress))
                 heard.set()
 
