@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     if shutil.which("java") is None:
         pytest.skip("needs Java 17 or newer")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes the first python3 of the path
     return (
         SparkSession.builder.master("local[2]")
         .appName("statebackend tests")
