@@ -401,6 +401,7 @@ counts = live_counters()
 assert counts["databases"] == counts["families"] == counts["iterators"] == counts["pinned"] == 0, counts
 """,
         tmp_path / "db",
+        timeout=900,
     )
     assert int(done.stdout) < 6_000  # kilobytes
 

@@ -91,13 +91,14 @@ def run(
     status: int | None = 0,
     environment: dict[str, str] | None = None,
     prelude: str = PRELUDE,
+    timeout: float = 120,
 ) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, with the library loaded; `status` is what it has to end with."""
     done = subprocess.run(
         [sys.executable, "-c", prelude + code, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})},
     )
