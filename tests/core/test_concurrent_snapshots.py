@@ -173,10 +173,11 @@ class Reader(threading.Thread):
 
 
 def run_rounds(kind: str, rounds: int, seed: int) -> None:
-    overlapped = 0
+    """So many rounds; more if the system let readers end before the other thread went on."""
+    overlapped = round_ = 0
     mutator = None
     sizes = (5_000, 50_000) if kind == "long" else (1_000, 5_000)
-    for round_ in range(rounds):
+    while round_ < rounds or (overlapped <= rounds // 2 and round_ < 20 * rounds):
         if round_ % 10 == 0:
             mutator = Mutator(kind, seed + round_, sizes[round_ % 20 // 10], (4, 64)[round_ % 3 == 0])
         assert mutator is not None
@@ -206,6 +207,7 @@ def run_rounds(kind: str, rounds: int, seed: int) -> None:
             mutator.table._check()
             found = {entry.key: entry.value for entry in mutator.table}
             assert found == mutator.expected(mutator.state)
+        round_ += 1
     assert overlapped > rounds // 2, "nothing ran at the same time"
     assert mutator is not None
     readers = []
