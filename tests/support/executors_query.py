@@ -553,17 +553,20 @@ class Program:
     def left(self) -> dict[str, Any]:
         """What is left of queries that have ended, in this process and on the disk."""
 
-        def threads() -> list[str]:
-            return [each.name for each in threading.enumerate() if each.name.startswith("statebackend")]
+        def found() -> dict[str, Any]:
+            names = [each.name for each in threading.enumerate()]
+            # Folders may go while it looks.
+            folders = [name for _, inner, _ in os.walk(tempfile.gettempdir()) for name in inner]
+            return {
+                "threads": [name for name in names if name.startswith("statebackend")],
+                "listening": self.listening(),
+                "folders": [name for name in folders if re.match("statebackend-[sc].*-", name)],
+            }
 
-        with contextlib.suppress(TimeoutError):  # one looks now and then whether its query has ended
-            waits_for("the end of threads", lambda: not threads(), 20.0)
-        return {
-            "threads": threads(),
-            "ports": sorted(ports_of(os.getpid())),
-            "listening": self.listening(),
-            "folders": [each.name for each in Path(tempfile.gettempdir()).rglob("statebackend-[sc]*-*")],
-        }
+        # A thread looks now and then whether its query has ended, and hosts end by themselves when they are told to.
+        with contextlib.suppress(TimeoutError):
+            waits_for("the end of a query", lambda: not any(found().values()), 60.0)
+        return {**found(), "ports": sorted(ports_of(os.getpid()))}
 
     def listening(self) -> list[int]:
         """The workers of Spark that listen, as only hosts do."""
