@@ -9,7 +9,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -107,13 +106,6 @@ class Cluster:
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
         assert left_in(self.temporary) == []
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def left_in(folder: Path) -> list[Path]:
@@ -370,7 +362,6 @@ def standalone(tmp_path: Path) -> Iterator[str]:
     import pyspark
 
     home = Path(pyspark.__file__).parent
-    address = f"spark://127.0.0.1:{free_port()}"
     environment = {
         **os.environ,
         "SPARK_HOME": str(home),
@@ -395,10 +386,9 @@ def standalone(tmp_path: Path) -> Iterator[str]:
         mount = 'mount -t tmpfs none "$0" && exec "$@"'
         hiding = ["unshare", "-m", "sh", "-c", mount, str(tmp_path / "hidden")]
     try:
-        says(
-            start("master", "master.Master", "127.0.0.1", "--port", address.rpartition(":")[2]),
-            "New state: ALIVE",
-        )
+        log = start("master", "master.Master", "127.0.0.1", "--port", "0")
+        says(log, "New state: ALIVE")
+        address = re.findall(r"Starting Spark master at (spark://\S+)", log.read_text())[0]
         sizes = ["--cores", "3", "--memory", "1g"]
         logs = [
             start(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -26,14 +25,7 @@ import statebackend as sb
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 #: Whatever becomes of the tests, the cluster ends by itself after so many seconds.
-LONGEST = "400"
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+LONGEST = "1500"
 
 
 def waits_for(log: Path, text: str) -> None:
@@ -62,7 +54,6 @@ def master(folder: Path) -> Iterator[str]:
         pytest.skip("needs the right to give a process its own view of the file system")
     home = Path(pyspark.__file__).parent
     spark_class = ["timeout", LONGEST, str(home / "bin" / "spark-class")]
-    address = f"spark://127.0.0.1:{free_port()}"
     environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
     started: list[subprocess.Popen[bytes]] = []
 
@@ -73,10 +64,11 @@ def master(folder: Path) -> Iterator[str]:
         return log
 
     try:
-        port = address.rpartition(":")[2]
         kind = "org.apache.spark.deploy"
-        ports = ["--host", "127.0.0.1", "--port", port, "--webui-port", "0"]
-        waits_for(start("master", [*spark_class, f"{kind}.master.Master", *ports]), "New state: ALIVE")
+        ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        log = start("master", [*spark_class, f"{kind}.master.Master", *ports])
+        waits_for(log, "New state: ALIVE")
+        address = re.findall(r"Starting Spark master at (spark://\S+)", log.read_text())[0]
         worker = [*spark_class, f"{kind}.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0"]
         worker += ["--cores", "1", "--memory", "1g", "--work-dir", str(folder / "work"), address]
         hiding = [
@@ -99,7 +91,7 @@ def run(master: str, mode: str, folder: Path, *checkpoints: str) -> list[str]:
     # The server of Connect starts its workers with this path.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, cluster_query.__file__, master, mode, str(folder), *checkpoints]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith(("exact", "failed: "))]
     assert len(lines) == len(checkpoints), done.stderr[-4000:]
     return lines
