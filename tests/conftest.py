@@ -14,6 +14,7 @@ import os
 import random
 import secrets
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from types import ModuleType
 
@@ -130,20 +131,20 @@ def _left_alive(counters: Callable[[], dict[str, int]], before: dict[str, int]) 
 
     A backend that is closed does not wait for what its threads still write, and these hold it until they end.
     """
-    left = {}
-    for wait in (lambda: None, gc.collect, _wait_for_writers):
-        wait()
-        left = {name: count for name, count in counters().items() if count > before.get(name, 0)}
-        if not left:
+
+    def left() -> dict[str, int]:
+        return {name: count for name, count in counters().items() if count > before.get(name, 0)}
+
+    deadline = time.monotonic() + 30
+    found = left()
+    while found:
+        writing = [each for each in threading.enumerate() if each.name.startswith("statebackend-writing")]
+        gc.collect()
+        found = left()
+        if not writing or time.monotonic() > deadline:
             break
-    return left
-
-
-def _wait_for_writers() -> None:
-    for thread in threading.enumerate():
-        if thread.name.startswith("statebackend-writing"):
-            thread.join(2.0)
-    gc.collect()
+        writing[0].join(0.05)
+    return found
 
 
 @pytest.fixture(scope="session", autouse=True)
