@@ -539,13 +539,18 @@ def test_no_single_call_sweeps_all_namespaces_that_have_gone(make: Callable[...,
         with no_collections():
             return [spent(lambda n=n: call(n)) for n in range(namespaces, 3 * namespaces)]
 
-    def longest(namespaces: int) -> int:
-        """Of the same calls in three runs, each at its fastest: what something else delayed is no sweep."""
-        runs = zip(*(calls(namespaces) for _ in range(3)), strict=True)
-        return max(min(times) for times in runs)
+    def longest(namespaces: int, enough: float) -> float:
+        """Of the same calls in up to ten runs, each at its fastest: what something else delayed is no sweep."""
+        fastest = np.array(calls(namespaces))
+        for _ in range(9):
+            if fastest.max() <= enough:
+                break
+            fastest = np.minimum(fastest, calls(namespaces))
+        return float(fastest.max())
 
     # Up to ten microseconds are a page that goes; a sweep of all would be a thousand times that.
-    assert least(lambda: longest(40_000) / max(longest(400), 10_000)) <= LIMIT
+    small = max(longest(400, 10_000), 10_000)
+    assert longest(40_000, LIMIT * small) <= LIMIT * small
 
 
 @timed
