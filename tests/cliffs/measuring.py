@@ -14,7 +14,7 @@ LIMIT = 3.0
 SAMPLE = 200_000
 #: Interleaved repetitions of small and large, and attempts before a cliff is believed.
 REPETITIONS = 3
-ATTEMPTS = 3
+ATTEMPTS = 5
 
 
 @contextmanager
