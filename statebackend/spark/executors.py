@@ -124,12 +124,12 @@ class SparkEngine(Engine):
                     return
                 if plan.number in self._ended:
                     self._ended.discard(plan.number)
-                    continue
-                failures = failures + 1 if time.monotonic() - began < _SOON else 1
-                _log.warning("the job of host %d has failed: %s", plan.number, error)
-                if failures == _FAILURES:
-                    failed(_no_host(plan.number, error))
-                    return
+                else:
+                    failures = failures + 1 if time.monotonic() - began < _SOON else 1
+                    _log.warning("the job of host %d has failed: %s", plan.number, error)
+                    if failures == _FAILURES:
+                        failed(_no_host(plan.number, error))
+                        return
             self._is_closed.wait(max(0.2, self._resumes_at - time.monotonic()))
 
     def pause(self, seconds: float) -> None:

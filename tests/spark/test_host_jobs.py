@@ -1,0 +1,93 @@
+"""The jobs of hosts, one after the other, on a session that does what Spark does to them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from statebackend.spark.executors import SparkEngine
+
+
+class Jobs:
+    """A session whose jobs do what they are told, in turn."""
+
+    def __init__(self, *jobs: Callable[[], Any]) -> None:
+        self._jobs = iter(jobs)
+        self.conf: dict[str, str] = {}
+        self.sparkContext = SimpleNamespace(
+            addJobTag=lambda tag: None, removeJobTag=lambda tag: None, cancelJobsWithTag=lambda tag: None
+        )
+
+    def range(self, *numbers: int) -> Jobs:
+        return self
+
+    def mapInArrow(self, *arguments: Any, **options: Any) -> Jobs:  # noqa: N802 - Spark's name
+        return self
+
+    def collect(self) -> Any:
+        return next(self._jobs)()
+
+
+class Waits(threading.Event):
+    """The end of an engine, for which nobody waits here: only how long they would have is noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.noted.append(timeout)
+        return self.is_set()
+
+
+def cancelled() -> Any:
+    raise RuntimeError("the job was cancelled")
+
+
+def kept(*jobs: Callable[[SparkEngine], Any]) -> tuple[list[float], list[Exception]]:
+    """Run the jobs of one host until the last; how long it has waited after each, and the errors that end it."""
+    made: list[SparkEngine] = []
+    session = Jobs(*(lambda job=job: job(made[0]) for job in jobs))
+    made.append(SparkEngine(SimpleNamespace(sparkSession=session), 1))  # type: ignore[arg-type]
+    waits = made[0]._is_closed = Waits()
+    failures: list[Exception] = []
+    made[0]._keep(SimpleNamespace(number=0), failures.append)  # type: ignore[arg-type]
+    return waits.noted, failures
+
+
+def last(engine: SparkEngine) -> Any:
+    engine._is_closed.set()
+    return [[json.dumps({"ended": "the driver let it go"})]]
+
+
+def test_a_host_that_gave_its_slot_back_begins_no_job_before_the_pause_is_over() -> None:
+    """Else the query that waits for the slot would never get it."""
+
+    def paused(engine: SparkEngine) -> Any:
+        engine.pause(1000.0)
+        return cancelled()
+
+    waits, failures = kept(paused, last)
+    assert len(waits) == 2, "it has waited before the last"
+    assert waits[0] > 900
+    assert failures == []
+
+
+def test_the_job_of_a_host_that_was_ended_here_is_not_counted_among_those_that_fail() -> None:
+    def ended(engine: SparkEngine) -> Any:
+        engine.end_host(0)
+        return cancelled()
+
+    waits, failures = kept(*[ended] * 9, last)
+    assert len(waits) == 10
+    assert failures == []
+
+
+def test_a_host_whose_jobs_all_fail_at_once_is_given_up() -> None:
+    waits, failures = kept(*[lambda engine: cancelled()] * 4)
+    assert [str(each.__cause__) for each in failures] == ["the job was cancelled"]
+    assert len(waits) == 3
