@@ -9,7 +9,7 @@ brings to the driver name pieces that are there as a whole, whichever attempts o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -28,6 +28,8 @@ __all__ = ["TASKS_LINK", "ScatterPlan", "TaskReport", "send_rows"]
 TASKS_LINK = "task"
 #: Rows wait until they have so many bytes, or the task ends: an engine's batches, cut up, would be many small ones.
 _MESSAGE = 1 << 20
+#: A batch of the engine that is larger goes in parts, far below what a frame may be; a single row does not.
+_LARGEST = 64 << 20
 #: Seconds for a host to acknowledge what it has got, which it may have to write to its disk.
 _PATIENCE = 300.0
 #: Seconds for what a host has said before it closed its link.
@@ -104,6 +106,16 @@ def send_rows(
     return TaskReport(task, partition, cutter.survey, sums)
 
 
+def _parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The same rows, in parts that are small enough for a message, as far as rows are."""
+    if rows.nbytes <= _LARGEST or rows.num_rows < 2:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from _parts(rows.slice(0, half))
+    yield from _parts(rows.slice(half))
+
+
 class _Way:
     """The way of rows from a task to one host. It is opened by the first of them."""
 
@@ -131,9 +143,10 @@ class _Way:
             return
         link = self._link or self._opened(held[0].schema)
         for rows in pa.Table.from_batches(held).combine_chunks().to_batches():
-            message = rows.serialize()
-            self._sums.add(kind, message, rows.num_rows)
-            self._say(link, kind, message)
+            for part in _parts(rows):
+                message = part.serialize()
+                self._sums.add(kind, message, part.num_rows)
+                self._say(link, kind, message)
 
     def _say(self, link: Link, op: str, body: Buffer = b"") -> None:
         try:

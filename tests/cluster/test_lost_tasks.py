@@ -158,6 +158,25 @@ def test_rows_of_a_batch_that_is_refused_before_it_runs_are_given_back(world: Wo
     world.close()
 
 
+def test_one_batch_of_the_engine_may_be_larger_than_a_frame(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark bounds its Arrow batches by rows, of which each may be long: broadcast ones, too, and of all lengths."""
+    monkeypatch.setattr("statebackend.cluster.links.MAX_BODY", 1 << 20)
+    monkeypatch.setattr("statebackend.cluster.sending._LARGEST", 1 << 19)
+    world.open(cluster=Tasks)
+    assert isinstance(world.cluster, Tasks)
+    world.cluster.attempts_of = lambda plan, part, rows: sent(
+        plan, part, pa.Table.from_batches(rows).combine_chunks().to_batches()
+    )
+    lengths = [world.rng.choice([3, 500, 2000, 400_000]) for _ in range(60)]
+    users = [f"{number} {length * 'a'}" for number, length in enumerate(lengths)]
+    numbers = [world.rng.randrange(100) for _ in users]
+    world.batch(pa.table({"user": users, "n": numbers, "rule": [not number % 5 for number in numbers]}))
+    world.batch()
+    world.close()
+
+
 # --- all tries ---
 
 
