@@ -25,22 +25,35 @@ __all__ = ["LOST_PIECES", "described", "raised"]
 LOST_PIECES = "HOST.LOST_PIECES"
 
 _TEXTS = ("code", "detail", "hint")
+#: The longest text of an error, in characters: all of them come in the header of one frame.
+_LONGEST = 100_000
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """What another process needs to raise the error again: JSON."""
+    """What another process needs to raise the error again: JSON, of texts that are cut where they are very long."""
     is_ours = isinstance(error, StateBackendError)
-    said = {name: getattr(error, name) for name in _TEXTS} if is_ours else dict.fromkeys(_TEXTS)
-    notes = getattr(error, "__notes__", ())
+    said = {name: getattr(error, name, None) for name in _TEXTS} if is_ours else dict.fromkeys(_TEXTS)
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {
         "kind": type(error).__name__,
         "is_ours": is_ours,
-        "message": error.message if isinstance(error, StateBackendError) else str(error),
-        "notes": [str(each) for each in notes],
-        "trace": trace,
-        **said,
+        "message": _text(getattr(error, "message", error) if is_ours else error),
+        "notes": [_text(each) for each in getattr(error, "__notes__", ())],
+        "trace": _cut(trace),
+        **{name: None if text is None else _text(text) for name, text in said.items()},
     }
+
+
+def _text(said: object) -> str:
+    """What the user's code has to say: it may fail at that, too."""
+    try:
+        return _cut(str(said))
+    except Exception as error:  # noqa: BLE001 - any: what is to be told is another
+        return f"its text cannot be had: {type(error).__name__}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
 def raised(said: dict[str, Any], where: str) -> StateBackendError:

@@ -202,7 +202,7 @@ class Host:
         question = message.header["question"]
         try:
             answer = answers[message.header["op"]](message)
-        except Exception as error:  # noqa: BLE001 - any that the user's code raises: the driver raises it
+        except (Exception, SystemExit) as error:  # any that the user's code raises: the driver raises it
             answer = {"error": described(error)}
         try:
             try:

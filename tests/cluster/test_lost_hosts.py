@@ -99,6 +99,54 @@ def test_a_function_that_raises_is_called_once_for_it(world: World) -> None:
     world.close()
 
 
+class Speechless(Exception):
+    """An error that cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+class Untold(sb.StateBackendError):
+    """An error of the user's own, made without what those of the library have."""
+
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("error", "match"),
+    [
+        (Speechless(), "^Speechless: its text cannot be had: ZeroDivisionError"),
+        (Untold(), "^Untold: "),
+        (ValueError("long " * 2_000_000), "^ValueError: long long"),
+        (SystemExit(3), "^SystemExit: 3"),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_whatever_a_function_raises_is_raised_once_and_costs_no_host(
+    world: World, error: BaseException, match: str
+) -> None:
+    world.open()
+    world.batch()
+    calls = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise error
+
+    ticks[:] = [fail]
+    table = pa.table({"user": ["a"], "n": [1], "rule": [False]})
+    assert world.query is not None
+    with pytest.raises(sb.HostError, match=match) as caught:
+        world.query.run(world.next, table)
+    assert caught.value.code == "HOST.FUNCTION"
+    assert len(calls) == 1
+    assert not world.cluster.ended
+    ticks.clear()
+    world.batch()
+    world.close()
+
+
 # --- hosts that hang, come twice, come back ---
 
 
