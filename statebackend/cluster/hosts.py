@@ -187,14 +187,19 @@ class Hosts:
     def _begin(self, host: RegisteredHost) -> None:
         """Let a host restore its range."""
         with host.beginning:
-            try:
-                self.on_restored(checked(host.answer(host.ask(self._restore()), None), host))
-            except HostLostError:
-                return
-            except Exception as error:  # noqa: BLE001 - of many classes: the batch that waits for it raises it
-                self._fail(error)
-                host.lose()
-                return
+            while True:
+                question = self._restore()
+                try:
+                    self.on_restored(checked(host.answer(host.ask(question), None), host))
+                except HostLostError:
+                    return
+                except Exception as error:  # noqa: BLE001 - of many classes: the batch that waits for it raises it
+                    if question != self._restore():
+                        continue  # what it was to restore may be gone with the commit of the next
+                    self._fail(error)
+                    host.lose()
+                    return
+                break
             with self._changed:
                 host.is_ready = True
                 self._changed.notify_all()
@@ -324,6 +329,9 @@ class Hosts:
 
     def tell_committed(self, batch_id: int) -> None:
         """Let hosts know of a commit. One that has come since the batch ran restores what is committed now."""
+        with self._changed:
+            if not self._is_over:
+                self._failure = None  # of a host that has come since, and may not have found the checkpoint before
         for host, answer in self.tell_living(Question("committed", {"batch": batch_id})):
             if answer["at"] != batch_id:
                 with self._changed:

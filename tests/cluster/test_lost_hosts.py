@@ -333,6 +333,48 @@ def test_a_host_restores_what_is_committed_meanwhile_last() -> None:
         hosts.close()
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["after the commit", "within the commit"])
+def test_a_host_that_comes_during_a_commit_may_not_find_the_checkpoint_before(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """It was told to restore one that the commit does not retain. That fails nothing."""
+    world.open()
+    assert world.query is not None
+    world.query.store._retain = 1
+    world.batch()
+    world.batch()
+    asked, goes_on, failed = threading.Event(), threading.Event(), threading.Event()
+    restore, commit, begin = Host._restore, sb.CheckpointStore.commit, Hosts._begin
+
+    def restores(host: Host, message: Any) -> Any:
+        asked.set()
+        assert goes_on.wait(LONG)
+        return restore(host, message)
+
+    def begins(hosts: Hosts, host: Any) -> None:
+        begin(hosts, host)
+        failed.set()
+
+    def commits(store: sb.CheckpointStore, *arguments: Any, **options: Any) -> Any:
+        if failed.is_set() or asked.is_set():
+            return commit(store, *arguments, **options)
+        with monkeypatch.context() as patched:
+            patched.setattr(Host, "_restore", restores)
+            patched.setattr(Hosts, "_begin", begins)
+            world.cluster.lose(0)
+            assert asked.wait(LONG)
+            committed = commit(store, *arguments, **options)
+        goes_on.set()
+        if not is_known:
+            assert failed.wait(LONG)
+        return committed
+
+    monkeypatch.setattr(sb.CheckpointStore, "commit", commits)
+    world.batch()
+    world.batch()
+    world.close()
+
+
 def test_a_restore_that_fails_is_raised_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.open()
     world.batch()
