@@ -129,11 +129,14 @@ class Host:
         run = hashlib.sha256(plan.secret).hexdigest()[:16]
         folder = folder_of_copies(folder, run, plan.number)
 
-        def with_copies(files: StoreFiles) -> StoreFiles:
+        def reading(files: StoreFiles) -> StoreFiles:
             self._copies = FilesWithCopies(files, folder)
             return self._copies
 
-        self._store, self._writer = plan.store.over(with_copies), plan.writer.over(with_copies)
+        def writing(files: StoreFiles) -> StoreFiles:
+            return FilesWithCopies(files, folder, reads_copies=False)
+
+        self._store, self._writer = plan.store.over(reading), plan.writer.over(writing)
 
     def serve(self) -> str:
         """Register, and do what the driver asks until that ends; return why it has ended."""

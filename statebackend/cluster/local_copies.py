@@ -59,10 +59,14 @@ def folder_of_copies(parent: str, run: str, number: int) -> str:
 
 
 class FilesWithCopies(StoreFiles):
-    """The files of ``inner``, with copies of bases in ``folder``, which one process at a time uses."""
+    """The files of ``inner``, with copies of bases in ``folder``, which one process at a time uses.
 
-    def __init__(self, inner: StoreFiles, folder: str) -> None:
+    Copies are read unless ``reads_copies`` is False: what is read back to be verified is to be found in the place.
+    """
+
+    def __init__(self, inner: StoreFiles, folder: str, *, reads_copies: bool = True) -> None:
         self._inner, self._folder = inner, folder
+        self._reads_copies = reads_copies
         self.uri = inner.uri
 
     # --- copies ---
@@ -76,8 +80,8 @@ class FilesWithCopies(StoreFiles):
 
     def forget(self, names: Iterable[str]) -> None:
         """Remove the copies of these files."""
-        gone = {_flat(name) for name in names}
-        for found in self._copies():
+        gone = {_flat(name) for name in names if _is_kept(name)}
+        for found in self._copies() if gone else ():
             if found.partition("~")[0] in gone:
                 self._drop(os.path.join(self._folder, found))
 
@@ -116,13 +120,17 @@ class FilesWithCopies(StoreFiles):
         return _Copying(sink, self._folder, _flat(name)) if _is_kept(name) else sink
 
     def open_input(self, name: str, size: int | None = None) -> pa.NativeFile:
-        path = self._copy_of(name) if _is_kept(name) else None
+        path = self._copy_of(name) if self._reads_copies and _is_kept(name) else None
         if path is not None:
             try:
                 return pa.OSFile(path)
             except OSError as error:
                 _log.warning("a local copy cannot be read: %s", error)
         return self._inner.open_input(name, size)
+
+    def remove(self, name: str) -> None:
+        self._inner.remove(name)
+        self.forget((name,))
 
     # --- all else ---
 
@@ -152,9 +160,6 @@ class FilesWithCopies(StoreFiles):
 
     def sync_folder(self, folder: str) -> None:
         self._inner.sync_folder(folder)
-
-    def remove(self, name: str) -> None:
-        self._inner.remove(name)
 
     def take_epoch(self, *, refuse_live: bool) -> int:
         return self._inner.take_epoch(refuse_live=refuse_live)

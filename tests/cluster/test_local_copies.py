@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from host_worlds import PARALLELISM, World
+from host_queries import data_files
+from host_worlds import PARALLELISM, World, ticks
 from refusing_disks import fill, small_disk
+from thread_cluster import Killed
 
 from statebackend.checkpoint.files import PosixFiles, StoreFiles, open_files
 from statebackend.cluster.local_copies import FilesWithCopies, folder_of_copies
@@ -107,6 +109,15 @@ def test_copies_of_what_is_not_named_any_more_go(place: StoreFiles, tmp_path: Pa
     assert place.read(NAME) == b""
 
 
+def test_a_file_that_is_removed_has_no_copy(place: StoreFiles, tmp_path: Path) -> None:
+    files = FilesWithCopies(place, str(tmp_path / "copies"))
+    files.write(NAME, b"content")
+    files.remove(NAME)
+    assert files._copies() == []
+    with pytest.raises(FileNotFoundError):
+        files.open_input(NAME)
+
+
 def gone() -> int:
     """The id of a process that has ended."""
     done = subprocess.run(
@@ -173,6 +184,41 @@ def test_a_successor_restores_from_the_local_disk(
     assert bases_read == []
     world.batch()
     world.close()  # nothing is left
+
+
+def test_bases_of_batches_that_were_taken_back_have_no_copies(world: World) -> None:
+    """The first of a new state is a base; and the one after a rollback is, too."""
+    world.open(local_copies=True)
+    left = [3]
+
+    def die() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+
+    for _ in range(3):
+        left[0] = 3
+        ticks[:] = [die]
+        world.batch()
+    ticks.clear()
+    named = {name.rpartition("/")[2] for name in data_files(world.folder)[1]}
+    copies = [each.name.partition("~")[0] for each in world.temporary.glob("statebackend-copies-*/*")]
+    assert copies
+    assert [each for each in copies if each.rpartition("_")[2] not in named] == []
+    world.close()
+
+
+def test_what_is_read_back_to_be_verified_is_read_where_it_is(world: World, bases_read: list[str]) -> None:
+    """A base that was written in the background is named once it has been read again: its copy would prove nothing."""
+    query = world.open(local_copies=True)
+    world.batch()
+    bases = [each for each in query.store.open_latest().manifest.all_files.values() if each.kind == "base"]
+    assert bases
+    for base in bases:
+        with world.cluster.hosts[0]._writer.read_back(base):
+            pass
+    assert bases_read == [each.name for each in bases]
+    world.close()
 
 
 def test_a_successor_without_a_whole_copy_restores_from_the_store(
