@@ -294,9 +294,11 @@ class Host:
         tags = [Tag(*of_try, each["task"]) for each in tasks]
         sums = [PieceSum(*each["sums"]) for each in tasks]
         try:
-            return self._staging.taken(tags, sums=sums)
+            staged = self._staging.taken(tags, sums=sums)
         except StoreError as error:
             raise HostError(error.message, code="HOST.LOST_PIECES", detail=error.detail) from error
+        self._staging.drop(*of_try)  # also where it has no pieces: a task may still be sending one that nobody named
+        return staged
 
     def _batch(self, staged: StagedRows, message: Message, of_batch: ExitStack) -> Batch | BatchInPieces:
         header, plan = message.header, self._plan

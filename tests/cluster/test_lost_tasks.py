@@ -117,6 +117,41 @@ def test_an_attempt_that_goes_on_when_the_batch_has_run_is_refused(
     world.close()
 
 
+def test_an_attempt_that_nobody_named_is_refused_where_the_batch_has_no_other_rows(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what it sends would wait at hosts until there is another batch."""
+    monkeypatch.setattr("statebackend.cluster.sending._MESSAGE", 1)
+    world.open(cluster=Tasks)
+    assert isinstance(world.cluster, Tasks)
+    in_the_middle, goes_on = threading.Event(), threading.Event()
+    zombies: list[Any] = []
+
+    def wait() -> None:
+        in_the_middle.set()
+        assert goes_on.wait(LONG)
+
+    half = world.table().to_batches()
+    with ThreadPoolExecutor(1) as pool:
+
+        def haunted(plan: ScatterPlan, part: int, rows: Iterable[pa.RecordBatch]) -> TaskReport:
+            if part == 0:
+                zombies.append(pool.submit(sent, plan, part, paused([*half, *half], wait)))
+                assert in_the_middle.wait(LONG)
+            return sent(plan, part, rows)
+
+        world.cluster.attempts_of = haunted
+        world.batch(world.table().slice(0, 0))
+        world.nothing_is_staged()
+        goes_on.set()
+        with pytest.raises(LinkError, match="does not take|closed|lost"):
+            zombies[0].result(LONG)
+    world.nothing_is_staged()
+    world.cluster.attempts_of = None
+    world.batch()
+    world.close()
+
+
 def paused(parts: Iterable[pa.RecordBatch], wait: Callable[[], None]) -> Iterator[pa.RecordBatch]:
     for at, each in enumerate(parts):
         if at == 1:
