@@ -80,17 +80,21 @@ class ScatteredExecution(Execution):
         self._committed_id = self._began_with = store.latest()
         #: Counts all tries of all batches: later ones have greater numbers.
         self._attempt = 0
-        self._hosts = Hosts(
-            parallelism,
-            self._secret,
-            self._epoch,
-            self._restore,
-            bind=bind,
-            ports=options.ports,
-            silence=options.silence,
-            needs_bytes=needed_bytes(job, memory),
-            num_executors=engine.num_executors,
-        )
+        try:
+            self._hosts = Hosts(
+                parallelism,
+                self._secret,
+                self._epoch,
+                self._restore,
+                bind=bind,
+                ports=options.ports,
+                silence=options.silence,
+                needs_bytes=needed_bytes(job, memory),
+                num_executors=engine.num_executors,
+            )
+        except BaseException:
+            engine.close()
+            raise
         self._hosts.on_restored = self._check_token
         self._hosts.on_loss = engine.cancel
         self._hosts.on_hang = engine.end_host

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import socket
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 from host_queries import HostQuery, LocalQuery, data_files
 from host_worlds import JOB, PARALLELISM, World
-from raw_links import wait_until
+from raw_links import HOST, wait_until
 from thread_cluster import ThreadCluster
 
 import statebackend as sb
@@ -21,6 +22,7 @@ from statebackend.cluster import environment, host
 from statebackend.cluster.host import Host
 from statebackend.cluster.hosts import _MOST_REFUSALS, Hosts
 from statebackend.cluster.options import HostOptions
+from statebackend.cluster.wire import LinkError
 from statebackend.keys import range_for
 from statebackend.runtime import Job
 
@@ -211,6 +213,21 @@ def test_two_queries_that_each_have_half_of_the_slots_both_come_to_run(tmp_path:
         thread.join(60)
     assert [rows for rows, _ in results] == [4, 4]
     assert any(paused for _, paused in results), "they have waited for each other"
+
+
+def test_a_driver_that_cannot_listen_keeps_no_slots(tmp_path: Path) -> None:
+    made: list[ThreadCluster] = []
+
+    class Noted(ThreadCluster):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    with socket.create_server((HOST, 0)) as taken:
+        options = HostOptions(ports=[taken.getsockname()[1]])
+        with pytest.raises(LinkError, match="cannot listen"):
+            HostQuery(tmp_path, JOB, PARALLELISM, hosts=options, cluster=Noted)
+    assert made[0]._is_closed.is_set()
 
 
 # --- executors ---
