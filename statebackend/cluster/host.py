@@ -336,10 +336,13 @@ class Host:
             )
             self._execution.task.keyed.notify_checkpoint_complete(batch_id)
             self._execution.task.operator.notify_checkpoint_complete(batch_id)
-            self._execution.committed(batch_id)
             self._at = batch_id
             if self._copies is not None:
                 self._copies.forget(before - self._files.builds_on)
+            try:
+                self._execution.committed(batch_id)
+            except (Exception, SystemExit) as error:  # of the function's listener: the batch is committed all the same
+                return {"at": batch_id, "raised": described(error)}
         return {"at": self._at}
 
     def _undo(self, message: Message) -> dict[str, Any]:

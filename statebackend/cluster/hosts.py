@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from statebackend.cluster.environment import differences
+from statebackend.cluster.failures import raised
 from statebackend.cluster.registered_host import Answer, HostLostError, Question, RegisteredHost, checked
 from statebackend.cluster.wire import Link, LinkError, Listener
 from statebackend.errors import HostError
@@ -328,15 +329,23 @@ class Hosts:
         return answers
 
     def tell_committed(self, batch_id: int) -> None:
-        """Let hosts know of a commit. One that has come since the batch ran restores what is committed now."""
+        """Let hosts know of a commit. One that has come since the batch ran restores what is committed now.
+
+        If the function's listener has failed at a host, that is raised once all know.
+        """
         with self._changed:
             if not self._is_over:
                 self._failure = None  # of a host that has come since, and may not have found the checkpoint before
+        failed: Exception | None = None
         for host, answer in self.tell_living(Question("committed", {"batch": batch_id})):
             if answer["at"] != batch_id:
                 with self._changed:
                     host.is_ready = False
                 self._begin(host)
+            elif "raised" in answer:
+                failed = failed or raised(answer["raised"], repr(host))
+        if failed is not None:
+            raise failed
 
     def close(self) -> None:
         """Let all hosts end. Idempotent."""

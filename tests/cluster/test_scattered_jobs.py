@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from host_queries import HostQuery, LocalQuery
 from thread_cluster import ThreadCluster, batch_of
 
 import statebackend as sb
@@ -159,6 +160,36 @@ def test_an_error_of_the_function_is_raised_once_and_takes_all_hosts_back(
         query.run(1, bad)
     table = numbers(rng)
     assert last_of(rows_out(query.run(1, table))) == expected(totals, table)
+
+
+class Listening(sb.KeyedProcessFunction, sb.CheckpointListener):
+    """Counts rows by user, and cannot hear of the first batch."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.count = ctx.get_reducing_state(sb.ReducingStateDescriptor("count", "sum", int))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        self.count.add(1)
+        yield row.user, self.count.get()
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        if checkpoint_id == 0:
+            raise ValueError("it is not to be heard")
+
+
+@pytest.mark.parametrize("made", [LocalQuery, lambda *given: HostQuery(*given, 2)], ids=["driver", "executors"])
+def test_a_listener_that_fails_is_raised_once_the_batch_is_committed(tmp_path: Path, made: Any) -> None:
+    """In both modes, and no host is lost for it."""
+    query = made(tmp_path, Job(Listening(), key="user", schema="user string, count bigint"))
+    table = pa.table({"user": ["ann", "bob", "eve", "kim"]})
+    try:
+        with pytest.raises((ValueError, sb.HostError), match="it is not to be heard"):
+            query.run(0, table)
+        assert query.store.latest() == 0
+        assert sorted(rows_out(query.run(1, table))) == [(user, 2) for user in ("ann", "bob", "eve", "kim")]
+        assert getattr(query, "clusters", []) == [] or query.cluster.ended == []
+    finally:
+        query.close()
 
 
 def test_a_host_that_is_lost_between_batches_is_replaced(query: Query, rng: random.Random) -> None:
