@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,8 +23,8 @@ __all__ = ["Answer", "HostLostError", "Hosts", "Question", "TooFewHostsError"]
 
 _log = logging.getLogger(__name__)
 
-#: A host is not refused for the sake of balance more often than so many times for each that there is to be: where
-#: Spark has no other slot, it runs better here than not at all.
+#: The host of a range is not refused for the sake of balance more often than this: where Spark has no other slot, it
+#: runs better here than not at all.
 _MOST_REFUSALS = 10
 
 
@@ -64,8 +65,8 @@ class Hosts:
         self._silence = silence
         self._needs_bytes = needs_bytes
         self._num_executors = num_executors
-        #: How often a host was refused because its executor has its share of them.
-        self._crowded = 0
+        #: How often the host of a range was refused because its executor has its share, since there was one.
+        self._crowded: Counter[int] = Counter()
         self._hosts: dict[int, RegisteredHost] = {}
         self._changed = threading.Condition()
         #: Why there are not enough hosts; and whether there never will be.
@@ -106,9 +107,10 @@ class Hosts:
                     why_not = f"range {said['number']} has a host, on executor {before.executor}"
                 elif self._is_closed.is_set():
                     why_not = "the query has ended"
-                elif self._is_crowded(said["place"], share):
+                elif self._is_crowded(said, share):
                     why_not = f"executor {said['executor']} has its share of hosts, {share}"
                 else:
+                    del self._crowded[said["number"]]
                     host = self._hosts[said["number"]] = RegisteredHost(link, said)
         if host is None:
             _log.info("a host is refused: %s", why_not)
@@ -173,11 +175,11 @@ class Hosts:
         executors = self._num_executors()
         return None if not executors else -(-self.parallelism // executors)
 
-    def _is_crowded(self, place: str, share: int | None) -> bool:
-        there = sum(not host.is_lost and host.place == place for host in self._hosts.values())
-        if share is None or there < share or self._crowded >= _MOST_REFUSALS * self.parallelism:
+    def _is_crowded(self, said: Mapping[str, Any], share: int | None) -> bool:
+        there = sum(not host.is_lost and host.place == said["place"] for host in self._hosts.values())
+        if share is None or there < share or self._crowded[said["number"]] >= _MOST_REFUSALS:
             return False
-        self._crowded += 1
+        self._crowded[said["number"]] += 1
         return True
 
     def _fail(self, error: Exception) -> None:
