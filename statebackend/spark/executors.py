@@ -64,7 +64,8 @@ _FAILURES, _SOON = 4, 30.0
 #: Seconds for hosts to end by themselves, and once more for Spark to end them.
 _JOIN = 5.0
 #: Codes of errors that another try of the batch mends: a connection was lost, or a host did not take rows.
-_OF_LINKS = re.compile(r"\[CLUSTER(\.(CLOSED|WIRE|STALLED|CONNECT|TOO_MANY))?\]")
+#: Also by a host that ended in the middle of a handshake, or whose port is now that of another query's.
+_OF_LINKS = re.compile(r"\[CLUSTER(\.(CLOSED|WIRE|STALLED|CONNECT|TOO_MANY|SECRET))?\]")
 
 
 #: The engines of this process that are open: their hosts have slots that no other query gets.

@@ -1,4 +1,4 @@
-"""The jobs of hosts, one after the other, on a session that does what Spark does to them."""
+"""The jobs of hosts and of batches, one after the other, on a session that does what Spark does to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from statebackend.cluster.pieces import Try
+from statebackend.cluster.sending import ScatterPlan
+from statebackend.cluster.wire import LinkError, Listener, connect
+from statebackend.functions import map_with_state
+from statebackend.runtime import Incoming, Job
 from statebackend.spark.executors import SparkEngine
+from statebackend.types import LONG
 
 
 class Jobs:
@@ -91,3 +99,27 @@ def test_a_host_whose_jobs_all_fail_at_once_is_given_up() -> None:
     waits, failures = kept(*[lambda engine: cancelled()] * 4)
     assert [str(each.__cause__) for each in failures] == ["the job was cancelled"]
     assert len(waits) == 3
+
+
+def told(secret: bytes) -> str:
+    """What a task says that finds the host of another query at the port of one that has ended."""
+    with Listener(b"of another query", lambda link, role: None) as other:
+        try:
+            connect(other.address, secret, role="task").close()
+        except LinkError as error:
+            return str(error)
+    raise AssertionError("it has the same secret")
+
+
+def test_a_host_of_another_query_at_the_port_of_a_host_costs_a_try() -> None:
+    def failed() -> Any:
+        raise RuntimeError(f"Job aborted due to stage failure: Task 0 failed: {told(plan.secret)}")
+
+    session = Jobs(failed)
+    frame = SimpleNamespace(sparkSession=session, columns=["user"], mapInArrow=session.mapInArrow)
+    job = Job(map_with_state(lambda row, n: (None, 1), int), key="user")
+    plan = ScatterPlan(job, LONG, Try(1, 7, 1), [("127.0.0.1", 1)], b"of the query", 0, False)
+    incoming = Incoming(lambda: None, None, source=frame)
+    engine = SparkEngine(frame, 1)  # type: ignore[arg-type]
+    with pytest.raises(LinkError, match="tasks could not send rows"):
+        engine.scatter(incoming, plan)
