@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rocks import CommittedClock, Database, ExpiryRules, Options, rows, texts
+from rocks import CommittedClock, Database, ExpiryRules, Options, WriteBatch, rows, texts
 
 from statebackend._core.rocksdb.store import Store, Table
 from statebackend._core.rocksdb.walks import Walk
@@ -239,6 +239,29 @@ def test_values_of_4_gb_are_refused(store: Store) -> None:
     assert contents(store, values) == {}
 
 
+def test_values_that_are_4_gb_long_with_their_key_are_refused(store: Store) -> None:
+    """RocksDB would take too little memory for the row, and write past it."""
+    values, lists = tables(store)
+    long = bytes((1 << 32) - 20)
+    column = np.array([0, len(long)]), np.frombuffer(long, np.uint8)
+    for is_marked in (False, True):
+        if is_marked:
+            store.mark()
+            with pytest.raises(UsageError, match="4 GB or longer"):
+                store.put_many(values, *runs_of_list([b"k"]), *column)
+        with pytest.raises(UsageError, match="4 GB or longer"):
+            store.put_at(values, b"k", long)
+        with pytest.raises(UsageError, match="4 GB or longer"):
+            store.merge_at(lists, b"k", long)
+        with pytest.raises(UsageError, match="4 GB or longer"):
+            store.put_at(values, b"k" * 100, long[:-100])
+    with pytest.raises(UsageError, match="4 GB or longer"):
+        WriteBatch(store.database).put_many(values.family, *rows([b"k"]), *column)
+    with pytest.raises(UsageError, match="4 GB or longer"):
+        store.database.put(values.family, b"k", long)
+    assert contents(store, values) == contents(store, lists) == {}
+
+
 def test_no_bytes_are_a_value(store: Store) -> None:
     values, lists = tables(store)
     store.put_at(lists, b"k", b"ab")
@@ -259,7 +282,7 @@ def test_no_bytes_are_a_value(store: Store) -> None:
 def test_a_list_that_gets_too_long_for_the_database_is_refused(store: Store, calls: str) -> None:
     """It is refused before anything is changed, also if marks lie between its parts."""
     _, lists = tables(store)
-    store.overlay.longest = 8
+    store.overlay.longest = 8  # with the key
 
     def append(key: bytes, elements: bytes) -> None:
         if calls == "one by one":

@@ -10,9 +10,6 @@ cdef enum Write:
     WRITE_DELETE
 
 
-cdef int check_sizes(Py_ssize_t n, Py_ssize_t size) except -1
-
-
 cdef class WriteBatch:
     cdef readonly Database database
     cdef rocksdb_batch_t *batch

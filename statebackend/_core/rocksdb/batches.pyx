@@ -9,7 +9,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t
 
 from statebackend._core.rocksdb.buffers cimport start_of
-from statebackend._core.rocksdb.database cimport ColumnFamily, Database, check_rows
+from statebackend._core.rocksdb.database cimport ColumnFamily, Database, check_rows, check_sizes
 from statebackend._core.rocksdb.library cimport api, check, is_forked, live, rocksdb_family_t
 
 from statebackend.errors import UsageError
@@ -18,12 +18,6 @@ from statebackend.errors import UsageError
 cdef object _overlap():
     return UsageError("two threads are inside one batch", code="USAGE.OVERLAPPING_CALL",
                       hint="use a batch from one thread at a time")
-
-
-cdef int check_sizes(Py_ssize_t n, Py_ssize_t size) except -1:
-    if n >= <Py_ssize_t>1 << 32 or size >= <Py_ssize_t>1 << 32:
-        raise UsageError("a key or value is 4 GB or longer")
-    return 0
 
 
 @cython.final
@@ -177,6 +171,9 @@ cdef int _check_point(char *error, Database database) except -1:
 
 cdef int _check_pairs(const int64_t[::1] key_offsets, const uint8_t[::1] keys, const int64_t[::1] value_offsets,
                       const uint8_t[::1] values) except -1:
-    if check_rows(key_offsets, keys, "keys") != check_rows(value_offsets, values, "values"):
+    cdef Py_ssize_t i, n = check_rows(key_offsets, keys, "keys")
+    if check_rows(value_offsets, values, "values") != n:
         raise UsageError("there are not as many values as keys")
+    for i in range(n):
+        check_sizes(key_offsets[i + 1] - key_offsets[i], value_offsets[i + 1] - value_offsets[i])
     return 0

@@ -8,6 +8,9 @@ from libc.string cimport memcmp, memcpy
 cdef extern from *:
     const char *NO_BYTES "\"\""
 
+cdef enum:
+    BESIDE_ROW = 64                   # RocksDB has a row, with less than so many bytes more, in a length of 32 bits
+
 cdef struct Bytes:
     char *data
     size_t size

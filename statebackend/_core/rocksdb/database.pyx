@@ -19,7 +19,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 from posix.unistd cimport usleep
 
-from statebackend._core.rocksdb.buffers cimport Bytes, append, are_rows, drop, start_of
+from statebackend._core.rocksdb.buffers cimport BESIDE_ROW, Bytes, append, are_rows, drop, start_of
 from statebackend._core.rocksdb.library cimport (
     api, check, is_forked, live, need_library, rocksdb_batch_t, rocksdb_checkpoint_t, rocksdb_compact_t,
     rocksdb_consumers_t, rocksdb_family_t, rocksdb_files_t, rocksdb_flush_t, rocksdb_iterator_t,
@@ -396,6 +396,7 @@ cdef class Database:
         cdef const char *k = key
         cdef const char *v = value
         cdef size_t n = len(key), size = len(value)
+        check_sizes(n, size)
         self.enter()
         with nogil:
             api.put_cf(self.db, self.how(sync, wal), handle, k, n, v, size, &error)
@@ -410,6 +411,7 @@ cdef class Database:
         cdef const char *k = key
         cdef const char *v = operand
         cdef size_t n = len(key), size = len(operand)
+        check_sizes(n, size)
         self.enter()
         with nogil:
             api.merge_cf(self.db, self.how(sync, wal), handle, k, n, v, size, &error)
@@ -784,6 +786,13 @@ cdef int check_rows(const int64_t[::1] offsets, const uint8_t[::1] data, str wha
         raise UsageError("the offsets do not fit the data", detail=f"of {what}",
                          hint="offsets rise from 0 to the length of the data; a row is shorter than 4 GB")
     return n
+
+
+cdef int check_sizes(Py_ssize_t n, Py_ssize_t size) except -1:
+    """Raise if a key and a value are too long for a memtable, which would write past the memory it takes for them."""
+    if n + size + BESIDE_ROW > <Py_ssize_t>1 << 32:
+        raise UsageError("a key or value is 4 GB or longer")
+    return 0
 
 
 cdef object array_of(const char *data, size_t size):

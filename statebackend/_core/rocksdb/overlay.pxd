@@ -28,7 +28,7 @@ cdef enum:
 cdef enum Written:
     DONE
     NO_MEMORY
-    TOO_LONG                          # what was appended to a list in the open batch
+    TOO_LONG                          # key and value, or what was appended to a list in the open batch
 
 cdef struct Change:
     Change *before                    # what the key had; NULL: what the database has
@@ -92,7 +92,7 @@ cdef class Overlay:
     cdef size_t n_marks
     cdef size_t marks_room
     cdef uint64_t next_number
-    cdef public uint64_t longest      # so many bytes of a list, and more, are refused; tests set less
+    cdef public uint64_t longest      # a key and value of more bytes are refused; tests set less
 
     cdef Written write(self, Layer layer, Write what, const char *key, size_t n, uint32_t hash, const char *value,
                        size_t size) noexcept nogil

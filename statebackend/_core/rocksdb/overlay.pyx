@@ -18,7 +18,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from statebackend._core.memory.platform cimport prefetch
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE_PUT, Write
-from statebackend._core.rocksdb.buffers cimport Bytes, append, compare
+from statebackend._core.rocksdb.buffers cimport BESIDE_ROW, Bytes, append, compare
 from statebackend._core.rocksdb.key_order cimport Ranked, put_ranked_in_order, rank
 
 from statebackend.errors import UsageError
@@ -26,8 +26,8 @@ from statebackend.errors import UsageError
 cdef enum:
     LEAST_BUCKETS = 64
 
-#: RocksDB writes the length of a value with 32 bits.
-LONGEST = 1 << 32
+#: Of a key and its value together, for RocksDB.
+LONGEST = (1 << 32) - BESIDE_ROW
 
 
 # ------------------------------------------------------------------------------------------------- changes
@@ -399,6 +399,10 @@ cdef class Overlay:
         cdef Change *change
         cdef Change **grown
         cdef bint is_new = node == NULL
+        # What is written to the database is the whole of a list.
+        cdef size_t whole = n + size + (0 if is_new or what != WRITE_MERGE else appended(node.newest))
+        if whole > self.longest:
+            return TOO_LONG
         if self.n_journal == self.journal_room:
             grown = <Change **>realloc(self.journal, (2 * self.journal_room + 64) * sizeof(Change *))
             if grown == NULL:
@@ -409,9 +413,6 @@ cdef class Overlay:
             if node == NULL:
                 return NO_MEMORY
         else:
-            # What is written to the database is the whole of it, whose length has 32 bits there.
-            if what == WRITE_MERGE and size + appended(node.newest) >= self.longest:
-                return TOO_LONG
             self.join_released(node)
             if node.newest.place >= since:
                 change = self.rewritten(node.newest, what, value, size)

@@ -12,11 +12,11 @@ from libc.string cimport memset
 import numpy as np
 
 from statebackend._core.memory.platform cimport unlikely
-from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE_PUT, Write, check_sizes
+from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE_PUT, Write
 from statebackend._core.rocksdb.buffers cimport NO_BYTES, Bytes, append, drop, start_of
 from statebackend._core.rocksdb.composite_keys cimport append_escaped, append_group, append_int
 from statebackend._core.rocksdb.composite_keys import place_of
-from statebackend._core.rocksdb.database cimport ColumnFamily, Database, Pinned, array_of, check_rows
+from statebackend._core.rocksdb.database cimport ColumnFamily, Database, Pinned, array_of, check_rows, check_sizes
 from statebackend._core.rocksdb.library cimport api, check, live, rocksdb_batch_t, rocksdb_family_t
 from statebackend._core.rocksdb.noted_keys cimport NotedKeys
 from statebackend._core.rocksdb.ordered_reads import have_rows, read_many
@@ -51,8 +51,8 @@ cdef inline int64_t what_becomes(Table table, Write what, size_t size) noexcept 
 cdef int raise_unless(Written written, Table table) except -1:
     """Raise what a write has met that is not done."""
     if written == TOO_LONG:
-        raise UsageError("a list is 4 GB or longer", detail=f"column family {table.family.name!r}, in an open batch",
-                         hint="deal its elements out to several keys, or to the entries of a map")
+        raise UsageError("a value is 4 GB or longer", detail=f"column family {table.family.name!r}, in an open batch",
+                         hint="deal the elements of a list out to several keys, or to the entries of a map")
     if written == NO_MEMORY:
         raise MemoryError
     return 0
