@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from meddling import Meddler
 from rocks import CommittedClock, Database, ExpiryRules, Options, WriteBatch, rows, texts
 
 from statebackend._core.rocksdb.store import Store, Table
@@ -260,6 +261,37 @@ def test_values_that_are_4_gb_long_with_their_key_are_refused(store: Store) -> N
     with pytest.raises(UsageError, match="4 GB or longer"):
         store.database.put(values.family, b"k", long)
     assert contents(store, values) == contents(store, lists) == {}
+
+
+@pytest.mark.parametrize("read", ["many", "walk", "prefixes"])
+def test_a_finaliser_may_roll_back_while_the_batch_is_read(store: Store, read: str) -> None:
+    _, lists = tables(store)
+    keys = [b"%d" % i for i in range(200)]
+    expected = [(key, b"ab") for key in sorted(keys)]
+    for key in keys:
+        store.merge_at(lists, key, b"a")
+    mark = store.mark()
+
+    def write() -> None:
+        store.merge_many(lists, *runs_of_list(keys), *runs_of_list([b"b"] * len(keys)))
+
+    def write_again() -> None:
+        store.roll_back(mark)
+        write()
+
+    write()
+    asked = runs_of_list(keys)
+    with Meddler(write_again).at_work():
+        for _ in range(20):
+            if read == "many":
+                found, *values = store.get_many(lists, *asked)
+                assert found.all()
+                assert bytes(values[1]) == b"ab" * len(keys)
+            elif read == "walk":
+                assert store.rows(lists, b"") == expected
+            else:
+                assert store.have_rows(lists, *asked).all()
+    store.overlay._check()
 
 
 def test_no_bytes_are_a_value(store: Store) -> None:

@@ -21,6 +21,10 @@ from statebackend._core.memory.platform cimport hash_bytes
 from statebackend._core.rocksdb.batches cimport Write
 from statebackend._core.rocksdb.buffers cimport Bytes
 
+cdef extern from "Python.h":
+    bint PyGC_Disable()
+    bint PyGC_Enable()
+
 cdef enum:
     HIGHEST = 16                      # of a node in the skip list
     SEED = 0x5BD1
@@ -70,6 +74,19 @@ cdef inline const char *key_of(Node *node) noexcept nogil:
 
 cdef inline uint32_t hash_of(const char *key, size_t n) noexcept nogil:
     return hash_bytes(<const unsigned char *>key, n, SEED)
+
+
+cdef inline bint hold_off():
+    """Until `let_go`, collections wait: the finalisers that they run, on any thread, may roll back, write or close.
+
+    For whoever has nodes or changes in hand while Python makes objects, or other threads have the GIL.
+    """
+    return PyGC_Disable()
+
+
+cdef inline void let_go(bint collected) noexcept:
+    if collected:
+        PyGC_Enable()
 
 
 cdef class Layer:

@@ -343,7 +343,7 @@ cdef class Layer:
         cdef Layer made = Layer()
         cdef Node *node
         cdef Node *copied
-        cdef bint is_done
+        cdef bint is_done, collected = hold_off()
         with nogil:
             is_done = put_in_order(&self.rows)
             node = self.rows.first[0]
@@ -355,6 +355,7 @@ cdef class Layer:
                     is_done = copied.newest != NULL
                 node = node.next[0]
             is_done = is_done and put_in_order(&made.rows)
+        let_go(collected)
         if not is_done:
             raise MemoryError
         return made
@@ -541,6 +542,7 @@ cdef class Overlay:
         cdef size_t at = self.find_mark(number)
         cdef Change *change
         cdef Node *node
+        cdef bint collected = hold_off()
         self.n_marks = at + 1
         with nogil:
             while self.n_journal > self.marks[at].place:
@@ -554,6 +556,7 @@ cdef class Overlay:
                 free(change)
                 if node.newest == NULL:
                     drop_node(node.rows, node)
+        let_go(collected)
 
     def release(self, uint64_t number):
         """Forget a mark, and keep what was written since. O(marks after it)."""

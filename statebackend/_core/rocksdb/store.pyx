@@ -21,8 +21,8 @@ from statebackend._core.rocksdb.library cimport api, check, live, rocksdb_batch_
 from statebackend._core.rocksdb.noted_keys cimport NotedKeys
 from statebackend._core.rocksdb.ordered_reads import have_rows, read_many
 from statebackend._core.rocksdb.overlay cimport (
-    DONE, NO_MEMORY, TOO_LONG, Change, Layer, Node, Overlay, Written, hash_of, joined, key_of, make_buckets,
-    needs_base, put_in_order, resolve)
+    DONE, NO_MEMORY, TOO_LONG, Change, Layer, Node, Overlay, Written, hash_of, hold_off, joined, key_of, let_go,
+    make_buckets, needs_base, put_in_order, resolve)
 from statebackend._core.rocksdb.walks import Walk
 
 from statebackend.errors import UsageError
@@ -297,6 +297,7 @@ cdef class Store:
         cdef int64_t[::1] end, wanted_end, base_end
         cdef uint8_t[::1] mark, base_mark
         cdef const uint8_t[::1] base_data
+        cdef bint collected
         if not self.is_batched or table.layer.rows.n == 0:
             return read_many(table.family, offsets, keys)
         n = check_rows(offsets, keys, "keys")
@@ -309,6 +310,7 @@ cdef class Store:
         nodes = <Node **>malloc((n or 1) * sizeof(Node *))
         if nodes == NULL:
             raise MemoryError
+        collected = hold_off()
         try:
             # What the overlay does not tell by itself is asked of the database at once.
             self.is_busy = True
@@ -354,6 +356,7 @@ cdef class Store:
             return is_found, ends, array_of(data.data, data.size)
         finally:
             self.is_busy = False
+            let_go(collected)
             free(nodes)
             drop(&data)
             drop(&wanted)
@@ -371,6 +374,7 @@ cdef class Store:
         cdef uint32_t hashes[AHEAD]
         cdef Write each
         cdef Written written = DONE
+        cdef bint collected
         if check_rows(value_offsets, values, "values") != n or has_nulls and nulls.shape[0] != n:
             raise UsageError("there are not as many values as keys")
         if self.overlay.n_marks == 0:
@@ -380,6 +384,7 @@ cdef class Store:
         noted = self.noted_in(table)
         is_noted = noted is not None
         self.is_busy = True
+        collected = hold_off()
         with nogil:
             if not make_buckets(&table.layer.rows, n) or is_noted and not noted.make_room(n):
                 written = NO_MEMORY
@@ -397,6 +402,7 @@ cdef class Store:
                     written = NO_MEMORY
                     break
         self.is_busy = False
+        let_go(collected)
         return raise_unless(written, table)
 
     def put_many(self, Table table not None, const int64_t[::1] offsets not None, const uint8_t[::1] keys not None,
@@ -418,12 +424,15 @@ cdef class Store:
                   const uint8_t[::1] prefixes not None):
         """Say of many prefixes whether the table has a key that begins with it."""
         cdef Layer layer = table.layer if self.is_batched and table.layer.rows.n else None
+        cdef bint collected
         self.enter(table)
         self.is_busy = True
+        collected = hold_off()
         try:
             return have_rows(table.family, layer, offsets, prefixes)
         finally:
             self.is_busy = False
+            let_go(collected)
 
     # ---------------------------------------------------------------------------------------------- walks
 
@@ -514,16 +523,19 @@ cdef class Store:
         cdef Change *change
         cdef Py_ssize_t taken
         cdef size_t nbytes
-        cdef bint is_done
+        cdef bint is_done, collected
         self.enter(table)
         handle = database.handle_of(table.family)
+        collected = hold_off()
         with nogil:
             is_done = put_in_order(&layer.rows)
+        let_go(collected)
         if not is_done:
             raise MemoryError
         while layer.rows.n:
             database.enter()
             self.is_busy = True
+            collected = hold_off()
             with nogil:
                 batch = api.writebatch_create()
                 node, taken, nbytes = layer.rows.first[0], 0, 0
@@ -550,6 +562,7 @@ cdef class Store:
                     self.overlay.remove_first(&layer.rows)
                     taken -= 1
             self.is_busy = False
+            let_go(collected)
             database.leave()
             if not is_done:
                 raise MemoryError

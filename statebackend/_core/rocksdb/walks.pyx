@@ -15,7 +15,7 @@ from statebackend._core.rocksdb.buffers cimport Bytes, append, compare, drop
 from statebackend._core.rocksdb.database cimport ColumnFamily, array_of
 from statebackend._core.rocksdb.iterators cimport Iterator
 from statebackend._core.rocksdb.library cimport api
-from statebackend._core.rocksdb.overlay cimport Layer, Node, key_of, resolve
+from statebackend._core.rocksdb.overlay cimport Layer, Node, hold_off, key_of, let_go, resolve
 
 from statebackend.errors import UsageError
 
@@ -74,17 +74,22 @@ cdef class Walk:
         cdef size_t n_stem = len(self.prefix), size, before
         cdef const char *value
         cdef Iterator base = self.base
-        cdef bint has_node
+        cdef bint has_node, collected
         cdef int order, is_there = 1
         cdef int64_t[::1] key_end, value_end
         if rows < 1:
             raise UsageError("rows must be at least 1")
-        self.find_places()
         key_ends, value_ends = np.zeros(rows + 1, np.int64), np.zeros(rows + 1, np.int64)
         key_end, value_end = key_ends, value_ends
         memset(&keys, 0, sizeof(keys))
         memset(&values, 0, sizeof(values))
-        base.enter()
+        collected = hold_off()
+        try:
+            self.find_places()
+            base.enter()
+        except BaseException:
+            let_go(collected)
+            raise
         with nogil:
             while n < rows and <Py_ssize_t>(keys.size + values.size) < nbytes:
                 has_node = self.node != NULL and self.node.size >= n_stem and not memcmp(
@@ -116,6 +121,7 @@ cdef class Walk:
                 if order >= 0:
                     api.iter_next(base.link.iterator)
                     base.settle()
+        let_go(collected)
         try:
             base.leave()
             if is_there < 0:
