@@ -214,6 +214,17 @@ def test_a_folder_that_is_a_link(cache: Path, tmp_path: Path) -> None:
     assert "is a link" in str(refused("LIBRARY_CACHE").detail)
 
 
+def test_a_link_on_the_way_to_the_folder_is_followed_once(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever owns the link could lead to another folder once this one is found to be safe."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.setenv(CACHE, str(tmp_path / "link" / "cache"))
+    for _ in range(2):  # unpacked, and found
+        assert Path(find_library().path).parent == tmp_path / "real" / "cache"
+
+
 def test_a_folder_in_one_that_others_can_write(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -256,6 +256,8 @@ def _cache_folder() -> Path:
     for folder in _cache_candidates():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
+            # Links on the way are followed once: what is looked at is what is used, wherever they lead later.
+            folder = Path(os.path.realpath(folder.parent), folder.name)
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
             reason = _why_not_ours(folder)
