@@ -169,6 +169,41 @@ def test_after_a_commit_compactions_go_by_its_time(make: Make, clock: ManualCloc
         assert compact(keyed, state) == 0
 
 
+@pytest.mark.parametrize("kind", ["value", "list", "map"])
+def test_a_deleted_state_does_not_come_back_from_what_compactions_have_dropped(
+    make: Make, clock: ManualClock, tmp_path: Path, kind: str
+) -> None:
+    def descriptor(ttl: int) -> Any:
+        made = {
+            "value": ValueStateDescriptor("s", int),
+            "list": ListStateDescriptor("s", int),
+            "map": MapStateDescriptor("s", int, int),
+        }
+        return made[kind].enable_time_to_live(StateTtlConfig(ttl))
+
+    keyed = make()
+    state = keyed.get_state(descriptor(TTL))
+    rest = keyed.get_value_state(ValueStateDescriptor("rest", int))
+    rest.update_many(list(range(100)), list(range(100)))
+    keyed.set_current_key(1)
+    {"value": lambda: state.update(1), "list": lambda: state.add(1), "map": lambda: state.put(1, 1)}[kind]()
+    with sb.CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=128) as store:
+        for checkpoint_id in range(3):
+            store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+            at(keyed, clock, 10 * TTL, 1)
+            rest.update(checkpoint_id)
+        assert compact(keyed, state) == (kind == "list"), "a list that merging has emptied is no bytes"
+        for checkpoint_id, kinds in ((3, ["base"]), (4, ["base", "delta"])):
+            rest.update(checkpoint_id)
+            keyed._clear_state(descriptor(TTL))
+            store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+            assert [each.kind for each in store.open(checkpoint_id).snapshots[0].files] == kinds
+        restored = make(restore=store.open(4))
+        state = restored.get_state(descriptor(1000 * TTL))
+        restored.set_current_key(1)
+        assert not state.exists()
+
+
 def test_after_a_restore_event_time_is_that_of_the_rows(
     make: Make, clock: ManualClock, tmp_path: Path
 ) -> None:

@@ -63,6 +63,8 @@ _HANDLES: dict[str, Callable[..., Any]] = {
 COUNTED = 10_000
 #: `advance` looks at so many rows for each that it may remove, and at least at so many.
 _LOOKS, _LEAST_LOOKS = 8, 1_000
+#: The counters of what compactions, and merges, have taken out.
+_DROPPED = ("dropped_values", "dropped_elements", "dropped_in_merges")
 
 
 class _Mark:
@@ -278,6 +280,16 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
         with self.together():
             if self.store.delete_all(state.table, prefix):
                 state.changed(prefix)
+
+    def _clear_state(self, descriptor: StateDescriptor) -> None:
+        super()._clear_state(descriptor)
+        state = self._states[descriptor.name]
+        dropped = sum(state.rules.counters()[each] for each in _DROPPED)
+        if dropped > state.dropped_at_clearing:
+            # Compactions note nothing: what they have dropped is in the files that a delta would build on, and a longer
+            # time to live would bring it back.
+            state.dropped_at_clearing = dropped
+            self._log.forget()
 
     def _merge(self, state: Any, target: bytes, sources: list[bytes]) -> None:
         table, store = state.table, self.store

@@ -61,6 +61,8 @@ class RocksDbState(KeyedState):
         )
         #: Where `advance` goes on.
         self.cursor = b""
+        #: What compactions had dropped of it when it was cleared for all keys.
+        self.dropped_at_clearing = 0
         self._renews = config is not None and config.update_type is StateTtlConfig.UpdateType.OnReadAndWrite
         #: What compactions go by; they count there what they drop.
         self.rules = self._make_rules(descriptor)
