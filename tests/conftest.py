@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Take the tests themselves out of the garbage collector's sight: a collection would walk all of them, each time."""
+    """Hide the tests themselves from the garbage collector, which would walk all of them in each collection."""
     gc.collect()
     gc.freeze()
 

@@ -205,7 +205,7 @@ class Host:
         question = message.header["question"]
         try:
             answer = answers[message.header["op"]](message)
-        except (Exception, SystemExit) as error:  # any that the user's code raises: the driver raises it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - any of the user's code: the driver raises it
             answer = {"error": described(error)}
         try:
             try:
@@ -297,7 +297,9 @@ class Host:
             staged = self._staging.taken(tags, sums=sums)
         except StoreError as error:
             raise HostError(error.message, code="HOST.LOST_PIECES", detail=error.detail) from error
-        self._staging.drop(*of_try)  # also where it has no pieces: a task may still be sending one that nobody named
+        self._staging.drop(
+            *of_try
+        )  # also where it has no pieces: a task may still be sending one that nobody named
         return staged
 
     def _batch(self, staged: StagedRows, message: Message, of_batch: ExitStack) -> Batch | BatchInPieces:
@@ -341,7 +343,7 @@ class Host:
                 self._copies.forget(before - self._files.builds_on)
             try:
                 self._execution.committed(batch_id)
-            except (Exception, SystemExit) as error:  # of the function's listener: the batch is committed all the same
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - of the function's listener: it is committed
                 return {"at": batch_id, "raised": described(error)}
         return {"at": self._at}
 

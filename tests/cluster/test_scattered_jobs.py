@@ -177,7 +177,9 @@ class Listening(sb.KeyedProcessFunction, sb.CheckpointListener):
             raise ValueError("it is not to be heard")
 
 
-@pytest.mark.parametrize("made", [LocalQuery, lambda *given: HostQuery(*given, 2)], ids=["driver", "executors"])
+@pytest.mark.parametrize(
+    "made", [LocalQuery, lambda *given: HostQuery(*given, 2)], ids=["driver", "executors"]
+)
 def test_a_listener_that_fails_is_raised_once_the_batch_is_committed(tmp_path: Path, made: Any) -> None:
     """In both modes, and no host is lost for it."""
     query = made(tmp_path, Job(Listening(), key="user", schema="user string, count bigint"))

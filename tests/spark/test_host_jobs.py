@@ -32,7 +32,7 @@ class Jobs:
     def range(self, *numbers: int) -> Jobs:
         return self
 
-    def mapInArrow(self, *arguments: Any, **options: Any) -> Jobs:  # noqa: N802 - Spark's name
+    def mapInArrow(self, *arguments: Any, **options: Any) -> Jobs:
         return self
 
     def collect(self) -> Any:
