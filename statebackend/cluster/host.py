@@ -96,11 +96,19 @@ class Host:
 
     ``attempt`` and ``executor`` name the attempt of Spark's that it runs in, for messages; ``place`` is the same for
     all hosts on one executor, and for no others. Rows that do not fit into memory wait in ``folder``, or where the
-    system has temporary files.
+    system has temporary files. ``on_hang`` ends the process: it is called if a function has not returned although the
+    driver let go of the host a while ago, or has gone.
     """
 
     def __init__(
-        self, plan: HostPlan, *, attempt: int, executor: str, place: str = "", folder: str | None = None
+        self,
+        plan: HostPlan,
+        *,
+        attempt: int,
+        executor: str,
+        place: str = "",
+        folder: str | None = None,
+        on_hang: Callable[[], None] = lambda: None,
     ) -> None:
         self._plan = plan
         self._attempt, self._executor, self._place = attempt, executor, place
@@ -121,6 +129,8 @@ class Host:
         self._asked: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._link: Link | None = None
         self._ended_by = "the driver let it go"
+        self._on_hang = on_hang
+        self._has_ended = threading.Event()
         #: True once it has reached the driver.
         self.is_registered = False
 
@@ -166,6 +176,7 @@ class Host:
                     self._answer(link, message)
                 return self._ended_by
             finally:
+                self._has_ended.set()
                 link.close()
                 listener.close()
                 self._close()
@@ -193,6 +204,9 @@ class Host:
             self._ended_by = str(error)
         finally:
             self._asked.put(None)
+            # Nobody waits for what the function may give, and it has a slot.
+            if not self._has_ended.wait(self._plan.lease):
+                self._on_hang()
 
     def _answer(self, link: Link, message: Message) -> None:
         answers: dict[str, Callable[[Message], dict[str, Any]]] = {

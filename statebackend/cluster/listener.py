@@ -38,8 +38,9 @@ class Listener:
     """Calls ``serve(link, role)`` for each peer that proves itself, and closes the link when it returns or raises.
 
     Binds the first of ``ports`` that is free; 0 is any. At most ``max_waiting`` connections at once have not proved
-    themselves yet, each for ``handshake_timeout`` seconds. ``address`` is the bound one, and ``refused`` counts the
-    connections that were: without a handshake, with a wrong secret, beyond ``max_waiting``, or for what is no frame.
+    themselves yet, each for ``handshake_timeout`` seconds; others wait with the system until one of these has, or has
+    gone. ``address`` is the bound one, and ``refused`` counts the connections that were: without a handshake, with a
+    wrong secret, or for what is no frame.
 
     >>> from statebackend.cluster.links import connect
     >>> with Listener(b"of the query", lambda link, role: link.send("hello", role=role)) as listener:
@@ -66,8 +67,9 @@ class Listener:
         #: Guards everything below, and ``refused``.
         self._lock = threading.Lock()
         self._is_closing = threading.Event()
-        #: Connections that have not proved themselves.
+        #: Connections that have not proved themselves, and the condition that there may be another.
         self._waiting = 0
+        self._has_room = threading.Condition(self._lock)
         self._streams: dict[threading.Thread, Stream] = {}
         #: Threads that have nothing left to do but end.
         self._ended: list[threading.Thread] = []
@@ -97,6 +99,7 @@ class Listener:
         with self._lock:
             was_closing = self._is_closing.is_set()
             self._is_closing.set()
+            self._has_room.notify_all()
             self._waker.close()
             streams = list(self._streams.values())
             threads = [self._acceptor, *self._streams, *self._ended]
@@ -124,6 +127,10 @@ class Listener:
 
     def _accept(self) -> None:
         while not self._is_closing.is_set():
+            with self._has_room:
+                self._has_room.wait_for(
+                    lambda: self._is_closing.is_set() or self._waiting < self._max_waiting
+                )
             self._selector.select()
             try:
                 connected, _ = self._socket.accept()
@@ -147,10 +154,6 @@ class Listener:
             ended, self._ended = self._ended, []
             if self._is_closing.is_set():
                 stream.close()
-            elif self._waiting >= self._max_waiting:
-                refusal = LinkClosed(
-                    "too many connections wait", code="CLUSTER.TOO_MANY", detail=place(stream.peer)
-                )
             else:
                 thread = threading.Thread(
                     target=self._run, args=(stream,), name=self._thread_name(place(stream.peer)), daemon=True
@@ -191,8 +194,9 @@ class Listener:
             self._refuse(error)
             return None
         finally:
-            with self._lock:
+            with self._has_room:
                 self._waiting -= 1
+                self._has_room.notify()
 
     def _talk(self, stream: Stream, role: str) -> None:
         link = Link(stream)

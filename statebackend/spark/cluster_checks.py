@@ -19,16 +19,20 @@ __all__ = ["check_memory", "check_not_encrypted", "check_slots", "options_at", "
 
 
 def check_not_encrypted(frame: DataFrame) -> None:
-    """Raise if Spark encrypts what goes between its processes: we do not."""
+    """Raise if Spark encrypts what goes between its processes, or rows on local disks: we do not."""
     conf = frame.sparkSession.conf
-    for name in (
-        "spark.network.crypto.enabled",
-        "spark.ssl.rpc.enabled",
-        "spark.authenticate.enableSaslEncryption",
+    for name, what in (
+        ("spark.network.crypto.enabled", "what goes between its processes, and rows would go to hosts"),
+        ("spark.ssl.rpc.enabled", "what goes between its processes, and rows would go to hosts"),
+        (
+            "spark.authenticate.enableSaslEncryption",
+            "what goes between its processes, and rows would go to hosts",
+        ),
+        ("spark.io.encryption.enabled", "what it keeps on local disks, and rows would wait there"),
     ):
         if str(conf.get(name, "false")).lower() == "true":
             raise UsageError(
-                "Spark encrypts what goes between its processes, and rows would go to hosts as plain text",
+                f"Spark encrypts {what} as plain text",
                 code="USAGE.NOT_AVAILABLE",
                 detail=name,
                 hint="use mode='driver'",

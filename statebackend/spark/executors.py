@@ -300,7 +300,14 @@ def _serve(plan: HostPlan, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
         remove_orphans(folder)
     # The folders of an executor are its own, and it has a name of its own in them.
     place = f"{socket.gethostname()} {os.environ.get('SPARK_LOCAL_DIRS', os.getppid())}"
-    host = Host(plan, attempt=context.taskAttemptId(), executor=where, place=place, folder=folder)
+    host = Host(
+        plan,
+        attempt=context.taskAttemptId(),
+        executor=where,
+        place=place,
+        folder=folder,
+        on_hang=partial(os._exit, 1),
+    )
     try:
         yield _row({"ended": host.serve()})
     except LinkError as error:

@@ -210,6 +210,27 @@ def test_a_function_that_takes_longer_than_the_limit_costs_a_try(world: World) -
     world.close()
 
 
+def test_a_host_whose_function_never_returns_ends_its_process_when_the_driver_has_gone(world: World) -> None:
+    world.open(silence=0.5, max_tries=50, cluster=Impatient)
+    world.batch()
+    goes_on, hangs = threading.Event(), [True]
+
+    def hang() -> None:
+        if hangs:
+            hangs.clear()
+            for number in range(PARALLELISM):
+                world.cluster.lose(number)
+            assert goes_on.wait(LONG)
+
+    ticks[:] = [hang]
+    world.batch()
+    wait_until(lambda: world.cluster.hung)
+    assert len(world.cluster.hung) == 1, "the other one has ended by itself"
+    goes_on.set()
+    world.batch()
+    world.close()
+
+
 def test_a_host_that_registers_twice_is_refused(world: World) -> None:
     world.open()
     world.batch()
