@@ -73,6 +73,10 @@ class Deliveries:
             for output, sink in self._sinks.items()
         }
 
+    def addresses(self) -> dict[str, str]:
+        """Where the sinks that know it write to, by the names of the outputs."""
+        return {name: sink.address for name, sink in self._sinks.items() if isinstance(sink, CommittedSink)}
+
     @property
     def reads_frames(self) -> bool:
         """True if a sink is a function, which gets a frame."""

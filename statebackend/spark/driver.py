@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from statebackend.checkpoint import CheckpointStore
+from statebackend.checkpoint.files import local_path, without_secrets
 from statebackend.checkpoint.files.layout import CHECKPOINTS, DATA
 from statebackend.errors import StateBackendError, UsageError
 from statebackend.runtime import Committed, Job, Runner
@@ -297,6 +298,7 @@ class StatefulBatches:
         """The store, not yet open: not Spark's own folder, and held by no object whose query has ended."""
         store = self._unopened.unopened()
         check_not_sparks_own(store, location)
+        check_not_a_sinks(store, self._deliveries.addresses())
         self._close_ended(store)
         return store
 
@@ -395,6 +397,24 @@ def check_not_sparks_own(store: CheckpointStore, location: str | None) -> None:
             detail=store.uri,
             hint="give checkpoint= a folder of its own, beside Spark's checkpointLocation",
         )
+
+
+def check_not_a_sinks(store: CheckpointStore, addresses: Mapping[str, str]) -> None:
+    """Raise if a sink would write into the store's folder: readers of one would take the files of both."""
+    mine = _real(store.uri)
+    for output, address in addresses.items():
+        if is_within(_real(address), [mine]):
+            raise UsageError(
+                "a sink would write into the folder of the checkpoint",
+                code="USAGE.SINKS_LOCATION",
+                detail=f"{store.uri}; output {output!r}",
+                hint="give the sink a folder of its own, beside checkpoint=",
+            )
+
+
+def _real(address: str) -> str:
+    path = local_path(address)
+    return without_secrets(address).rstrip("/") if path is None else os.path.realpath(path)
 
 
 def is_within(path: str, folders: list[str]) -> bool:

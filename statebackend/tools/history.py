@@ -89,6 +89,7 @@ def rewind(store: str | os.PathLike[str] | CheckpointStore, *, to: int | None, s
         taken_back = [_taken_back(opened, each) for each in committed if to is None or each > to]
         if take_backs and to is not None:
             opened.open(to).verify()  # before a sink takes back what cannot be restored
+        _warn_of_left(sink, taken_back)
         newest = opened.incarnation  # the loop changes it
         for at, batch in reversed(list(enumerate(taken_back))) if take_backs else []:
             incarnations = _incarnations(
@@ -125,6 +126,15 @@ def _take_backs(sink: Any) -> list[Callable[..., object]]:
             )
         found.append(take_back)
     return found
+
+
+def _warn_of_left(sink: Any, taken_back: Sequence[TakenBack]) -> None:
+    """Tell which outputs stay published although other sinks take theirs back: their rows come again."""
+    if not isinstance(sink, Mapping):
+        return
+    left = {name: where for batch in taken_back for name, where in batch.targets.items() if name not in sink}
+    for name, where in left.items():
+        _log.warning("output %r stays in %s: sink= has no sink for it, and its batches run anew", name, where)
 
 
 def _check_complete(store: CheckpointStore, committed: list[int]) -> None:

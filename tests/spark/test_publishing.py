@@ -181,3 +181,11 @@ def test_every_file_is_whole_for_readers(stream: Stream) -> None:
     assert {batch_id: len(rows) for batch_id, rows in published(out).items()} == {0: 1000, 1: 1000, 2: 1000}
     manifest = CheckpointReader(stream.state).open_latest().manifest
     assert json.loads(json.dumps(manifest.batch))["targets"]["main"].startswith(str(out))
+
+
+@pytest.mark.parametrize("place", ["state", "state/out"])
+def test_the_folder_of_the_checkpoint_is_no_place_to_publish_to(stream: Stream, place: str) -> None:
+    fill(stream)
+    refused = stream.fails(stream.batches(sink=parquet(stream.folder / place)))
+    assert "USAGE.SINKS_LOCATION" in refused
+    assert not list(stream.folder.glob("state/**/batch-*"))

@@ -83,3 +83,14 @@ def test_a_damaged_checkpoint_in_between_is_gone_over(
     assert [len(each.removed) for each in taken] == [1, 1]
     assert published(out) == [0, 1]
     assert sb.CheckpointStore(state).checkpoints() == [0, 1]
+
+
+def test_an_output_whose_sink_is_not_given_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its rows stay, and come again when the batch runs anew."""
+    state, out = tmp_path / "state", tmp_path / "out"
+    run(state, out, range(2))
+    (taken,) = sb.tools.rewind(state, to=0, sink={"other": parquet(tmp_path / "elsewhere")}).taken_back
+    assert taken.removed == ()
+    assert published(out) == [0, 1]
+    (told,) = (each.getMessage() for each in caplog.records if "stays in" in each.getMessage())
+    assert told.startswith(f"output 'main' stays in {out}/batch-00000001-main-")

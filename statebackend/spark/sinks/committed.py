@@ -36,11 +36,16 @@ class CommittedSink(ABC):
     """A sink of `sb.spark.sinks`. Picklable: it opens what it writes to where it is used.
 
     >>> sorted(CommittedSink.__abstractmethods__)
-    ['check', 'deliver', 'description', 'prepare', 'take_back', 'target']
+    ['address', 'check', 'deliver', 'description', 'prepare', 'take_back', 'target']
     """
 
     #: The columns by which an output is cut into files, one for each of their values, before it is committed.
     partition_by: tuple[str, ...] = ()
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """The path or address that it writes to."""
 
     @property
     @abstractmethod

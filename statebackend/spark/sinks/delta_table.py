@@ -73,6 +73,10 @@ class DeltaSink(CommittedSink):
         self._options = dict(storage_options or {}) or None
 
     @property
+    def address(self) -> str:
+        return self._uri
+
+    @property
     def description(self) -> str:
         return f"delta[{without_secrets(self._uri)}]"
 

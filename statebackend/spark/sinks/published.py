@@ -71,6 +71,10 @@ class ParquetSink(CommittedSink):
         self._has_log = bool(self.partition_by)
 
     @property
+    def address(self) -> str:
+        return self._place.uri
+
+    @property
     def description(self) -> str:
         return f"parquet[{self._place.uri}]"
 
