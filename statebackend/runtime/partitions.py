@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["names_partitions", "partition_in", "partitioned"]
+__all__ = ["folder_of", "names_partitions", "partition_in", "partitioned"]
 
 #: Where the schema of a file says which partition it is.
 _MEMBER = b"statebackend.partition"
@@ -53,7 +53,7 @@ def partitioned(table: pa.Table, columns: Sequence[str]) -> list[tuple[str, pa.T
     heads = [table[name].take(order[starts]).to_pylist() for name in columns]
     made: dict[str, list[pa.Table]] = {}
     for at, (start, end) in enumerate(zip(starts.tolist(), ends, strict=True)):
-        folders = (_folder(name, head[at]) for name, head in zip(columns, heads, strict=True))
+        folders = (_named(name, head[at]) for name, head in zip(columns, heads, strict=True))
         # An empty text and null are one folder.
         made.setdefault("/".join(folders), []).append(rows.slice(start, end - start))
     return [
@@ -67,17 +67,22 @@ def partition_in(schema: pa.Schema) -> str:
     return str((schema.metadata or {}).get(_MEMBER, b""), "utf-8")
 
 
-def _folder(name: str, value: object) -> str:
+def _named(name: str, value: object) -> str:
     """
-    >>> _folder("a b", "x/y"), _folder("ok", True), _folder("day", None)
+    >>> _named("a b", "x/y"), _named("ok", True), _named("day", None)
     ('a b=x%2Fy', 'ok=true', 'day=__HIVE_DEFAULT_PARTITION__')
     """
     if value is None or value == "":
         text = _NULL
     else:
-        text = _escaped(str(value).lower() if isinstance(value, bool) else str(value))
-    return f"{_escaped(name)}={text}"
+        text = folder_of(str(value).lower() if isinstance(value, bool) else str(value))
+    return f"{folder_of(name)}={text}"
 
 
-def _escaped(text: str) -> str:
+def folder_of(text: str) -> str:
+    """A text as the name of a folder has it.
+
+    >>> folder_of("50%")
+    '50%25'
+    """
     return "".join(f"%{ord(each):02X}" if each in _ESCAPED else each for each in text)

@@ -131,6 +131,47 @@ class Stops(PosixPlace):
         return Stops, (self.uri,)
 
 
+def test_files_from_before_the_log_are_seen_whatever_fails(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job whose batches may have several files from now on, as on executors, begins with what is there."""
+    fill(stream, batches=1, rows=12)
+    out = stream.folder / "out"
+    stream.run(batches(stream, parquet(out)))
+    stream.add(pa.table({"user": ["a"], "n": [12]}))
+    monkeypatch.setattr(
+        "statebackend.spark.sinks.published.open_place", lambda path, options: Stops(str(path))
+    )
+    steps = 0
+    while True:
+        sink = parquet(out)
+        sink.check("main", pa.schema([]), most_files=2)
+        Stops.left = steps
+        with suppress(StreamingQueryException):
+            stream.run(batches(stream, sink))
+        Stops.left = 10**9
+        if (out / FOLDER / "0").exists() or not (out / FOLDER).exists():
+            seen = [row[1] for row in read(stream, out)]
+            assert seen in (list(range(12)), list(range(13))), steps
+            if len(seen) == 13 and (out / FOLDER / "1").exists():
+                break
+        steps += 1
+    assert steps > 3
+
+
+@pytest.mark.parametrize(("first", "then"), [((), "day"), ("day", ()), ("day", "user")])
+def test_a_folder_with_other_partitions_is_refused(stream: Stream, first: Any, then: Any) -> None:
+    fill(stream)
+    out = stream.folder / "out"
+    stream.run(batches(stream, parquet(out, partition_by=first)))
+    stream.add(pa.table({"user": ["a"], "n": [120]}))
+    refused = stream.fails(batches(stream, parquet(out, partition_by=then)))
+    assert "USAGE.PUBLISHED" in refused
+    assert "partitioned in another way" in refused
+    stream.run(batches(stream, parquet(out, partition_by=first)))
+    assert len(read(stream, out)) == 121
+
+
 def test_whatever_fails_readers_see_whole_batches_once(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,7 +98,7 @@ def check_partition_by(
                 detail=f"{what}, output {output!r}: it is {schema.field(name).type}",
                 hint="partition by an integer, a text, a boolean or a date; the page of the sinks names the types",
             )
-    if len(set(names)) < len(names) or set(schema.names) == set(names):
+    if names and (len(set(names)) < len(names) or set(schema.names) == set(names)):
         raise UsageError(
             "partition_by names a column twice, or all columns of the output",
             detail=f"{what}, output {output!r}, partition_by {', '.join(names)}",

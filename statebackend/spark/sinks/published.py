@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statebackend.checkpoint.files import Place, open_place
-from statebackend.runtime.partitions import names_partitions, partition_in
+from statebackend.errors import UsageError
+from statebackend.runtime.partitions import folder_of, names_partitions, partition_in
 from statebackend.runtime.progress import Figures
 from statebackend.spark.sinks.committed import CommittedSink, Delivery, check_partition_by
 from statebackend.spark.sinks.sink_log import Listed, SinkLog
@@ -84,9 +85,25 @@ class ParquetSink(CommittedSink):
 
     def prepare(self, schema: pa.Schema) -> None:
         self._place.prepare()
+        self._check_layout()
         log = SinkLog(self._place)
-        if not log.is_kept() and self._has_log:
+        if self._has_log or log.is_kept():  # whoever began it may have been killed before it named anything
             self._begin(log)
+
+    def _check_layout(self) -> None:
+        """Raise unless what is there is in the same partitions, or in none: readers take one kind of table."""
+        begins = f"{folder_of(self.partition_by[0])}=" if self.partition_by else None
+        for name in self._place.names():
+            is_folder = "=" in name and not name.endswith(".parquet")
+            if (is_folder and not name.startswith(begins or name + "/")) or (
+                begins is not None and name.endswith(".parquet")
+            ):
+                raise UsageError(
+                    "the folder has files that are partitioned in another way",
+                    code="USAGE.PUBLISHED",
+                    detail=f"{self._place.address(name)}; partition_by {', '.join(self.partition_by) or 'nothing'}",
+                    hint="publish to another folder",
+                )
 
     def target(self, output: str, batch_id: int, incarnation: str) -> str:
         if not self._has_log:
