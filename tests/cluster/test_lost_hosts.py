@@ -114,17 +114,17 @@ class Untold(sb.StateBackendError):
 
 
 @pytest.mark.parametrize(
-    ("error", "match"),
+    ("kind", "arguments", "match"),
     [
-        (Speechless(), "^Speechless: its text cannot be had: ZeroDivisionError"),
-        (Untold(), "^Untold: "),
-        (ValueError("long " * 2_000_000), "^ValueError: long long"),
-        (SystemExit(3), "^SystemExit: 3"),
+        (Speechless, (), "^Speechless: its text cannot be had: ZeroDivisionError"),
+        (Untold, (), "^Untold: "),
+        (ValueError, ("long " * 2_000_000,), "^ValueError: long long"),
+        (SystemExit, (3,), "^SystemExit: 3"),
     ],
-    ids=lambda each: type(each).__name__,
+    ids=["speechless", "untold", "long", "exit"],
 )
 def test_whatever_a_function_raises_is_raised_once_and_costs_no_host(
-    world: World, error: BaseException, match: str
+    world: World, kind: type[BaseException], arguments: tuple[Any, ...], match: str
 ) -> None:
     world.open()
     world.batch()
@@ -132,7 +132,7 @@ def test_whatever_a_function_raises_is_raised_once_and_costs_no_host(
 
     def fail() -> None:
         calls.append(1)
-        raise error
+        raise kind(*arguments)
 
     ticks[:] = [fail]
     table = pa.table({"user": ["a"], "n": [1], "rule": [False]})
