@@ -311,9 +311,8 @@ class Host:
             staged = self._staging.taken(tags, sums=sums)
         except StoreError as error:
             raise HostError(error.message, code="HOST.LOST_PIECES", detail=error.detail) from error
-        self._staging.drop(
-            *of_try
-        )  # also where it has no pieces: a task may still be sending one that nobody named
+        # Also where it has no pieces: a task may still be sending one that nobody named.
+        self._staging.drop(*of_try)
         return staged
 
     def _batch(self, staged: StagedRows, message: Message, of_batch: ExitStack) -> Batch | BatchInPieces:

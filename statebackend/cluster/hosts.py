@@ -337,9 +337,8 @@ class Hosts:
         """
         with self._changed:
             if not self._is_over:
-                self._failure = (
-                    None  # of a host that has come since, and may not have found the checkpoint before
-                )
+                # Of a host that has come since, and may not have found the checkpoint before.
+                self._failure = None
         failed: Exception | None = None
         for host, answer in self.tell_living(Question("committed", {"batch": batch_id})):
             if answer["at"] != batch_id:
