@@ -74,6 +74,37 @@ def test_of_two_attempts_of_a_task_the_one_that_is_reported_counts(world: World)
     world.close()
 
 
+class Zombie:
+    """The first attempt of a part: it stands still in the middle of its rows while another one does its work."""
+
+    def __init__(self, rows_of: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]) -> None:
+        #: Its rows, given those of the part; it stands still before the second batch of them.
+        self._rows_of = rows_of
+        self._stands, self._goes_on = threading.Event(), threading.Event()
+        self._thread = ThreadPoolExecutor(1)
+        self._attempts: list[Any] = []
+
+    def __call__(self, plan: ScatterPlan, part: int, rows: Iterable[pa.RecordBatch]) -> TaskReport:
+        if part == 0:
+            self._attempts.append(self._thread.submit(sent, plan, part, self._paused(self._rows_of(rows))))
+            assert self._stands.wait(LONG)
+        return sent(plan, part, rows)
+
+    def _paused(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for at, each in enumerate(rows):
+            if at == 1:
+                self._stands.set()
+                assert self._goes_on.wait(LONG)
+            yield each
+
+    def is_refused(self) -> bool:
+        """Let it go on: its hosts take no more of it."""
+        self._goes_on.set()
+        with self._thread, pytest.raises(LinkError, match="does not take|closed|lost"):
+            self._attempts[0].result(LONG)
+        return True
+
+
 def test_an_attempt_that_goes_on_when_the_batch_has_run_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,32 +112,15 @@ def test_an_attempt_that_goes_on_when_the_batch_has_run_is_refused(
     monkeypatch.setattr("statebackend.cluster.sending._MESSAGE", 1)
     world.open(cluster=Tasks)
     assert isinstance(world.cluster, Tasks)
-    in_the_middle, goes_on = threading.Event(), threading.Event()
-    zombies: list[Any] = []
-
-    def wait() -> None:
-        in_the_middle.set()
-        assert goes_on.wait(LONG)
-
     table = world.table()
-    with ThreadPoolExecutor(1) as pool:
-
-        def haunted(plan: ScatterPlan, part: int, rows: Iterable[pa.RecordBatch]) -> TaskReport:
-            if part == 0:
-                halves = [each.slice(at) for each in rows for at in (0, each.num_rows // 2)]
-                zombies.append(pool.submit(sent, plan, part, paused(halves, wait)))
-                assert in_the_middle.wait(LONG)
-            return sent(plan, part, rows)
-
-        world.cluster.attempts_of = haunted
-        world.batch(table)
-        plan = world.cluster.plan
-        assert plan is not None
-        with pytest.raises(LinkError, match="does not take|closed|lost"):
-            sent(plan, 0, table.to_batches())
-        goes_on.set()
-        with pytest.raises(LinkError, match="does not take|closed|lost"):
-            zombies[0].result(LONG)
+    zombie = Zombie(lambda rows: [each.slice(at) for each in rows for at in (0, each.num_rows // 2)])
+    world.cluster.attempts_of = zombie
+    world.batch(table)
+    plan = world.cluster.plan
+    assert plan is not None
+    with pytest.raises(LinkError, match="does not take|closed|lost"):
+        sent(plan, 0, table.to_batches())
+    assert zombie.is_refused()
     world.cluster.attempts_of = None
     world.nothing_is_staged()
     world.batch()
@@ -124,39 +138,15 @@ def test_an_attempt_that_nobody_named_is_refused_where_the_batch_has_no_other_ro
     monkeypatch.setattr("statebackend.cluster.sending._MESSAGE", 1)
     world.open(cluster=Tasks)
     assert isinstance(world.cluster, Tasks)
-    in_the_middle, goes_on = threading.Event(), threading.Event()
-    zombies: list[Any] = []
-
-    def wait() -> None:
-        in_the_middle.set()
-        assert goes_on.wait(LONG)
-
     half = world.table().to_batches()
-    with ThreadPoolExecutor(1) as pool:
-
-        def haunted(plan: ScatterPlan, part: int, rows: Iterable[pa.RecordBatch]) -> TaskReport:
-            if part == 0:
-                zombies.append(pool.submit(sent, plan, part, paused([*half, *half], wait)))
-                assert in_the_middle.wait(LONG)
-            return sent(plan, part, rows)
-
-        world.cluster.attempts_of = haunted
-        world.batch(world.table().slice(0, 0))
-        world.nothing_is_staged()
-        goes_on.set()
-        with pytest.raises(LinkError, match="does not take|closed|lost"):
-            zombies[0].result(LONG)
+    zombie = world.cluster.attempts_of = Zombie(lambda rows: [*half, *half])
+    world.batch(world.table().slice(0, 0))
+    world.nothing_is_staged()
+    assert zombie.is_refused()
     world.nothing_is_staged()
     world.cluster.attempts_of = None
     world.batch()
     world.close()
-
-
-def paused(parts: Iterable[pa.RecordBatch], wait: Callable[[], None]) -> Iterator[pa.RecordBatch]:
-    for at, each in enumerate(parts):
-        if at == 1:
-            wait()
-        yield each
 
 
 @pytest.mark.parametrize("is_read", [True, False], ids=["to the end", "no further"])
