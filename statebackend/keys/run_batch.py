@@ -31,6 +31,9 @@ __all__ = [
     "take_rows",
 ]
 
+#: Set in a word of eight bytes unless all of them are ASCII.
+_HIGH_BITS = 0x8080_8080_8080_8080
+
 
 def byte_runs_of(keys: Columnar, declared: Type) -> ByteRuns | None:
     """Offsets and data of STRING, BYTES or wide DECIMAL keys; shares the data of string columns.
@@ -60,11 +63,32 @@ def byte_runs_of(keys: Columnar, declared: Type) -> ByteRuns | None:
         return None
     else:
         try:
-            keys.validate(full=True)  # Arrow checks neither offsets nor UTF-8 by itself
+            if not _is_plain(keys, is_text):
+                keys.validate(full=True)  # Arrow checks neither offsets nor UTF-8 by itself
         except pa.ArrowInvalid:
+            _check_offsets(keys)
             return None
     if str(keys.type) in ("string_view", "binary_view") or pa.types.is_fixed_size_binary(keys.type):
         keys = keys.cast(pa.large_string() if is_text else pa.large_binary())
+    offsets, data = _buffers_of(keys)
+    return offsets.astype(np.int64, copy=False), data
+
+
+def _check_offsets(keys: pa.Array) -> None:
+    """Raise unless each value lies in the data: to look at one that does not ends the process."""
+    bytes_of = {"string": pa.binary(), "large_string": pa.large_binary(), "string_view": pa.binary_view()}
+    try:
+        keys.view(bytes_of.get(str(keys.type), keys.type)).validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise SerializationError(
+            "a column has offsets that lead outside of its data",
+            code="SERIALIZATION.LENGTH",
+            detail=f"Arrow's {keys.type}",
+            hint="whatever made the column is wrong, or has freed its memory",
+        ) from error
+
+
+def _buffers_of(keys: pa.Array) -> ByteRuns:
     _, offsets_buffer, data_buffer = keys.buffers()
     large = pa.types.is_large_string(keys.type) or pa.types.is_large_binary(keys.type)
     dtype = np.dtype(np.int64 if large else np.int32)
@@ -74,8 +98,28 @@ def byte_runs_of(keys: Columnar, declared: Type) -> ByteRuns | None:
         offsets = np.frombuffer(
             offsets_buffer, dtype, count=len(keys) + 1, offset=keys.offset * dtype.itemsize
         )
-    data = np.empty(0, np.uint8) if data_buffer is None else np.frombuffer(data_buffer, np.uint8)
-    return offsets.astype(np.int64, copy=False), data
+    return offsets, np.empty(0, np.uint8) if data_buffer is None else np.frombuffer(data_buffer, np.uint8)
+
+
+def _is_plain(keys: pa.Array, is_text: bool) -> bool:
+    """Return True for bytes, or ASCII, with right offsets: that is seen without a look at each value. O(bytes).
+
+    >>> _is_plain(pa.array(["a", "bc"]), True), _is_plain(pa.array(["é"]), True)
+    (True, False)
+    """
+    if str(keys.type) in ("string_view", "binary_view") or pa.types.is_fixed_size_binary(keys.type):
+        return False
+    keys.validate()  # the lengths of the buffers
+    offsets, data = _buffers_of(keys)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first < 0 or last > len(data) or (offsets[1:] < offsets[:-1]).any():
+        return False
+    if not is_text:
+        return True
+    text = data[first:last]
+    whole = len(text) // 8 * 8
+    words, rest = text[:whole].view(np.uint64), text[whole:]
+    return not (int(np.bitwise_or.reduce(words)) & _HIGH_BITS or int(np.bitwise_or.reduce(rest)) & 0x80)
 
 
 def _is_run_type(arrow: pa.DataType, is_text: bool) -> bool:
@@ -202,7 +246,8 @@ def arrow_of_byte_runs(offsets: Int64s, data: Bytes, declared: Type) -> pa.Array
     array = pa.Array.from_buffers(arrow, count, [None, pa.py_buffer(own_offsets), pa.py_buffer(data)])
     if is_text:
         try:
-            array.validate(full=True)
+            if not _is_plain(array, is_text):
+                array.validate(full=True)
         except pa.ArrowInvalid:
             raise SerializationError(
                 "a stored string is not valid UTF-8", code="SERIALIZATION.UTF8"

@@ -246,6 +246,38 @@ def test_invalid_utf8_in_a_column_is_refused() -> None:
         key_encoder("string").decode_many((np.array([0, 1, 3]), b"a\xff\xfe"))
 
 
+@pytest.mark.parametrize("size", [*range(10), 31, 64, 65])
+@pytest.mark.parametrize("large", [False, True], ids=["string", "large string"])
+def test_one_byte_that_is_no_text_is_found_wherever_it_lies(size: int, large: bool) -> None:
+    """ASCII is seen eight bytes at a time, from where a slice begins to where it ends, and not beyond."""
+    arrow, width = (pa.large_string(), np.int64) if large else (pa.string(), np.int32)
+    encoder = key_encoder(t.STRING)
+    for first in range(10):
+        ends = pa.py_buffer(np.array([0, first, first + size // 2, first + size, first + size + 3], width))
+        for bad in range(first + size + 3):
+            text = bytearray(b"k" * (first + size + 3))
+            text[bad] = 0xFF
+            column = pa.Array.from_buffers(arrow, 4, [None, ends, pa.py_buffer(bytes(text))]).slice(1, 2)
+            if not first <= bad < first + size:
+                offsets, data = encoder.encode_many(column)
+                assert bytes(data[offsets[0] : offsets[-1]]) == b"k" * size
+                continue
+            with pytest.raises(SerializationError) as caught:
+                encoder.encode_many(column)
+            assert caught.value.code == "SERIALIZATION.UTF8"
+
+
+@pytest.mark.parametrize("declared", [t.STRING, t.BYTES], ids=str)
+@pytest.mark.parametrize("ends", [[0, 2, 1], [0, -5, 2], [1, 9, 2], [2, 0, 2]], ids=str)
+def test_offsets_that_lead_elsewhere_are_refused(declared: t.Type, ends: list[int]) -> None:
+    arrow = pa.string() if declared == t.STRING else pa.binary()
+    column = pa.Array.from_buffers(
+        arrow, 2, [None, pa.py_buffer(np.array(ends, np.int32)), pa.py_buffer(b"abc")]
+    )
+    with pytest.raises(SerializationError, match="outside of its data"):
+        key_encoder(declared).encode_many(column)
+
+
 def test_columns_are_shared_not_copied() -> None:
     numbers = pa.array(np.arange(1000))[10:]
     encoded = key_encoder("bigint").encode_many(numbers)
