@@ -325,8 +325,9 @@ cdef void stage_block(Batch *batch, int64_t at, uint32_t n, CowMap **maps, RowKe
             if buckets[i] == NULL:
                 buckets[i] = &nowhere
             prefetch(buckets[i])
-        prefetch(keys[i].data)
-        prefetch(keys[i].data + keys[i].length - 1)
+        if batch.keys == NULL:
+            prefetch(keys[i].data)
+            prefetch(keys[i].data + keys[i].length - 1)
         if batch.value_offsets != NULL:
             prefetch(batch.value_offsets + keys[i].row)
         elif batch.values != NULL:
