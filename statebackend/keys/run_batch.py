@@ -68,10 +68,14 @@ def byte_runs_of(keys: Columnar, declared: Type) -> ByteRuns | None:
         except pa.ArrowInvalid:
             _check_offsets(keys)
             return None
-    if str(keys.type) in ("string_view", "binary_view") or pa.types.is_fixed_size_binary(keys.type):
+    if _has_no_offsets(keys.type):
         keys = keys.cast(pa.large_string() if is_text else pa.large_binary())
     offsets, data = _buffers_of(keys)
     return offsets.astype(np.int64, copy=False), data
+
+
+def _has_no_offsets(arrow: pa.DataType) -> bool:
+    return str(arrow) in ("string_view", "binary_view") or pa.types.is_fixed_size_binary(arrow)
 
 
 def _check_offsets(keys: pa.Array) -> None:
@@ -107,7 +111,7 @@ def _is_plain(keys: pa.Array, is_text: bool) -> bool:
     >>> _is_plain(pa.array(["a", "bc"]), True), _is_plain(pa.array(["é"]), True)
     (True, False)
     """
-    if str(keys.type) in ("string_view", "binary_view") or pa.types.is_fixed_size_binary(keys.type):
+    if _has_no_offsets(keys.type):
         return False
     keys.validate()  # the lengths of the buffers
     offsets, data = _buffers_of(keys)
