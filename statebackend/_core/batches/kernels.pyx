@@ -152,12 +152,12 @@ cdef void scatter_rows(Batch *batch, LaneRun *run, uint32_t *positions) noexcept
         sorted_keys[at] = offsets[i]
         if 8 <= length <= SHORT_KEY:
             data, place = batch.key_data + offsets[i], batch.short_keys + <uint64_t>at * SHORT_KEY
-            (<uint64_t *>place)[0] = (<const uint64_t *>data)[0]
+            memcpy(place, data, 8)                        # of a known size: one instruction each, at any address
             if length > 16:
-                (<uint64_t *>(place + 8))[0] = (<const uint64_t *>(data + 8))[0]
+                memcpy(place + 8, data + 8, 8)
                 if length > 24:
-                    (<uint64_t *>(place + 16))[0] = (<const uint64_t *>(data + 16))[0]
-            (<uint64_t *>(place + length - 8))[0] = (<const uint64_t *>(data + length - 8))[0]
+                    memcpy(place + 16, data + 16, 8)
+            memcpy(place + length - 8, data + length - 8, 8)
             sorted_keys[at] = <int64_t>(<uintptr_t>place - <uintptr_t>batch.key_data)
         batch.sorted_hashes[at] = batch.hashes[i]
         if namespaces != NULL:
