@@ -9,17 +9,21 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from statebackend._core.handles import look_ahead
 from statebackend._core.handles.look_ahead import (
     _in_runs,
+    _map_keys_expected,
     _number_ahead,
     _number_at,
     _peeked_bytes,
     looks_ahead,
 )
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
 
 looking_ahead_only = pytest.mark.skipif(not looks_ahead(), reason="this build does not look ahead")
 
@@ -166,6 +170,34 @@ keys = [random.getrandbits(64) - 2**63 for _ in range(20_000)]
 print(sum(_in_runs([id(key) for key in keys])) / len(keys))
 """)
     assert float(seen) > 0.75
+
+
+def map_keys_expected(looked_up: list[tuple[int, Any]]) -> list[Any]:
+    kind = "bytes" if isinstance(looked_up[0][1], bytes) else "int"
+    return _map_keys_expected(StateTable(StateCore(), key=kind, value="long"), looked_up)
+
+
+@pytest.mark.parametrize("made", [lambda number: number, lambda number: b"%d" % number])
+def test_map_keys_that_come_again_are_expected(made: Any) -> None:
+    def expected(*looked_up: tuple[int, int]) -> list[Any]:
+        return map_keys_expected([(turn, made(key)) for turn, key in looked_up])
+
+    assert expected((1, 7)) == []
+    assert expected((1, 7), (1, 7)) == [], "read and written for one key"
+    assert expected((1, 7), (2, 7)) == [made(7)]
+    assert expected(*enumerate([1, 2, 3, 4] * 3, 1)) == [made(1), made(2), made(3), made(4)]
+    assert expected(*enumerate([1, 2, 3, 4, 5] * 3, 1)) == [], "each goes before it comes again"
+    assert expected(*enumerate(range(100), 1)) == []
+    assert expected((1, 7), (2, 7), *((turn, 8) for turn in range(3, 33))) == [made(7), made(8)]
+    assert expected((1, 7), (2, 7), *((turn, 8) for turn in range(3, 40))) == [made(8)], "it came long ago"
+
+
+def test_map_keys_of_any_length() -> None:
+    short, longer = b"k" * 32, b"k" * 33
+    assert map_keys_expected([(1, short), (2, short), (3, longer), (4, longer), (5, b""), (6, b"")]) == [
+        b"",
+        short,
+    ]
 
 
 def test_a_build_without_it_guesses_nothing() -> None:

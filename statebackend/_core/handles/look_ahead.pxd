@@ -24,16 +24,18 @@ Keys that become bytes have the bytes of the key in the place of the second entr
 the first entry in the bucket are asked for if its hash is the same, else the second entry; VALUES_AHEAD, the bytes of
 that. What lies behind an entry is followed by its hash alone. `key_shape.pyx` tells how such keys are read.
 
-This happens in the tables in which the last key was looked up. For a map, the map key is guessed in the same way, while
-the call has one in its hands; without a guess, the last map key is expected again. A key that has no map yet will
-have an anchor whose place is known, so that the bucket is known in which its first entry will come.
+This happens in the tables in which the last key was looked up. For a map, a map key that is a number is guessed in the same
+way, while the call has one in its hands. Without a guess, those of the last four different map keys are expected that
+have come more than once lately, be they numbers or bytes: maps mostly have the same few keys. A key that has no map yet
+will have an anchor whose place is known, so that the bucket is known in which its first entry will come.
 """
 
 from libc.stdint cimport int64_t, intptr_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcmp
 
 from statebackend._core.memory.arena cimport Blob, blob_data
 from statebackend._core.tables.cow_map cimport (
-    BucketTable, CowMap, Entry, Table, active_table, blob_hash, bucket, entry_at, namespace_of)
+    BucketTable, CoreKey, CowMap, Entry, Table, active_table, blob_hash, bucket, entry_at, namespace_of)
 from statebackend._core.memory.platform cimport prefetch
 
 cdef extern from *:
@@ -113,6 +115,9 @@ cdef enum:
     GUESS_BYTES = 64                     # the longest canonical form that is guessed, of keys that become bytes
     GUESSES = 16                         # a power of two, more than BUCKETS_AHEAD
     PART_GUESSES = 8                     # the same, more than VALUES_AHEAD + 1
+    MAP_KEYS = 4                         # different map keys that may be expected at a time
+    MAP_KEY_BYTES = 32                   # the longest of those that are bytes
+    MAP_KEY_TURNS = 32                   # one that has not come for so many turns is not expected
     VISITS = 4                           # tables to follow; a record that uses more is expensive anyway
     NEAR_BYTES = 524288                  # entries that stay in the cache of a processor core: nothing need be fetched
 
@@ -122,20 +127,28 @@ cdef enum Reach:
     REACH_BLOB = 1
     REACH_LIST = 2
     REACH_THREAD = 3                     # a map's entries from the first one
-    REACH_MAP_ENTRY = 4                  # one entry of a map, by an integer key
+    REACH_MAP_ENTRY = 4                  # one entry of a map
+
+cdef struct MapKey:
+    int64_t number                       # of those that are bytes: how many
+    char bytes[MAP_KEY_BYTES]
+    uint32_t turn                        # in which it was looked up last
+    bint comes_again                     # it was looked up for another key before that
 
 cdef struct PartGuess:
     int64_t number                       # a map key
     uint32_t turn                        # in which it is expected
-    int64_t hashed                       # the map key that was taken, this one or the last
-    uint32_t anchor                      # of its map
-    uint32_t hash                        # of both: of the map's entry
-    uint32_t hash_turn                   # in which that is expected
+    uint32_t anchor                      # of the map that is expected in `hash_turn`
+    uint32_t hash_turn
+    uint32_t n                           # how many entries of it are expected
+    int64_t numbers[MAP_KEYS]            # of their map keys
+    uint32_t hashes[MAP_KEYS]            # of the entries
 
 cdef struct Visit:
     Table *table
     Table *entries                       # of a map state
-    int64_t map_key
+    MapKey map_keys[MAP_KEYS]            # the last that differ, in no order
+    uint32_t last_map_key                # which of them came last
     int reach
     uintptr_t part_at                    # address of the last map key; the object may be gone
     intptr_t part_stride                 # its distance from the one before
@@ -210,11 +223,22 @@ cdef inline Visit *note_visit(LookAhead *ahead, Table *table, int reach) noexcep
     ahead.visits[ahead.n_visits - 1].reach = reach
     return &ahead.visits[ahead.n_visits - 1]
 
-cdef inline void note_map_entry(Visit *visit, Table *entries, int64_t map_key) noexcept nogil:
-    """Note that a map's entry is looked up for the current key."""
+cdef inline bint is_map_key(MapKey *noted, Table *entries, const CoreKey *key) noexcept nogil:
+    if entries.layout.key_is_blob:
+        return noted.number == <int64_t>key.length and memcmp(noted.bytes, key.data, key.length) == 0
+    return noted.number == key.number
+
+cdef inline void note_map_entry(Visit *visit, Table *entries, const CoreKey *key, uint32_t turn) noexcept nogil:
+    """Note that a map's entry is looked up for the key of this turn."""
+    cdef MapKey *last = &visit.map_keys[visit.last_map_key]
     visit.reach = REACH_MAP_ENTRY
-    visit.entries = entries
-    visit.map_key = map_key
+    if visit.entries == entries and is_map_key(last, entries, key):
+        last.comes_again |= last.turn != turn
+        last.turn = turn
+    else:
+        note_other_map_key(visit, entries, key, turn)
+
+cdef void note_other_map_key(Visit *visit, Table *entries, const CoreKey *key, uint32_t turn) noexcept nogil
 
 cdef inline bint can_peek(uintptr_t at, uintptr_t near) noexcept nogil:
     """Return True if all that `peek_int` reads at an address is on the page of an object that is there."""
@@ -270,15 +294,15 @@ cdef inline void ask_for_bytes(Blob *blob, int64_t length) noexcept nogil:
     prefetch(blob)
     prefetch(blob_data(blob) + length - 1)
 
-cdef inline void ask_for_key(Table *table, Guess *guess) noexcept nogil:
+cdef inline void ask_for_key(Table *table, uint32_t group, uint32_t key_hash, int64_t length) noexcept nogil:
     """Ask for the bytes of the first key in a bucket if it has the same hash, else for the second entry."""
-    cdef uint32_t hash = guess.hash & table.hash_mask
-    cdef uint32_t *head = head_of(table, guess.group, hash)
+    cdef uint32_t hash = key_hash & table.hash_mask
+    cdef uint32_t *head = head_of(table, group, hash)
     cdef Entry *entry
     if head != NULL and head[0]:
         entry = entry_at(table.core, head[0])
         if blob_hash(entry)[0] == hash:
-            ask_for_bytes(<Blob *>entry.key, guess.number)
+            ask_for_bytes(<Blob *>entry.key, length)
         elif entry.next:
             prefetch(entry_at(table.core, entry.next))
 

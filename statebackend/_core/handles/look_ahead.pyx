@@ -2,13 +2,14 @@
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, intptr_t, uint32_t, uintptr_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from statebackend._core.memory.arena cimport address, ref_ahead
 from statebackend._core.tables.cow_map cimport (
-    Anchor, CowMap, ListChunk, ListHead, Table, blob_hash, chain_head, entry_at, find_int, hash_int_key, namespace_of,
-    value_of)
+    Anchor, CoreKey, CowMap, ListChunk, ListHead, Table, blob_hash, chain_head, entry_at, find_int, hash_blob_key,
+    hash_int_key, namespace_of, value_of)
 from statebackend._core.memory.platform cimport prefetch
+from statebackend._core.tables.state_table cimport StateTable
 
 cdef extern from *:
     """
@@ -77,6 +78,32 @@ cdef bint peek_beyond(LookAhead *ahead, Guess *guess, uintptr_t at) noexcept nog
     return guess.at != 0
 
 
+cdef void note_other_map_key(Visit *visit, Table *entries, const CoreKey *key, uint32_t turn) noexcept nogil:
+    """Note a map key that differs from the last one: it takes the place of the one that has not come for longest."""
+    cdef MapKey *noted
+    cdef uint32_t i, oldest = 0
+    if visit.entries != entries:
+        visit.entries = entries
+        memset(visit.map_keys, 0, sizeof(visit.map_keys))
+    if entries.layout.key_is_blob and key.length > MAP_KEY_BYTES:
+        return
+    for i in range(MAP_KEYS):
+        noted = &visit.map_keys[i]
+        if is_map_key(noted, entries, key):
+            noted.comes_again |= noted.turn != turn
+            noted.turn = turn
+            visit.last_map_key = i
+            return
+        if turn - noted.turn > turn - visit.map_keys[oldest].turn:
+            oldest = i
+    noted = &visit.map_keys[oldest]
+    noted.number, noted.turn, noted.comes_again = key.number, turn, False
+    if entries.layout.key_is_blob:
+        noted.number = <int64_t>key.length
+        memcpy(noted.bytes, key.data, key.length)
+    visit.last_map_key = oldest
+
+
 cdef void follow_values(LookAhead *ahead, uint32_t namespace) noexcept nogil:
     """Prefetch the data behind entries that have arrived."""
     cdef Guess *far = guess_of(ahead, CHAINS_AHEAD)
@@ -89,7 +116,7 @@ cdef void follow_values(LookAhead *ahead, uint32_t namespace) noexcept nogil:
         visit = &ahead.visits[i]
         if visit.table.layout.key_is_blob:
             if far != NULL:
-                ask_for_key(visit.table, far)
+                ask_for_key(visit.table, far.group, far.hash, far.number)
             if near != NULL:
                 ask_for_second_key(visit.table, near)
         elif visit.reach != REACH_ENTRY and far != NULL:
@@ -126,10 +153,35 @@ cdef char *found_value(Visit *visit, Guess *guess, uint32_t namespace) noexcept 
     return value_of(visit.table, entry_at(visit.table.core, slot)) if slot else NULL
 
 
+cdef inline bint is_expected(MapKey *key, uint32_t turn) noexcept nogil:
+    """Return True if a map key has come more than once, and lately."""
+    return key.comes_again and turn - key.turn < MAP_KEY_TURNS
+
+
+cdef void expect_entries(Visit *visit, PartGuess *part, uint32_t turn) noexcept nogil:
+    """Hash the map keys that are probably looked up in a turn."""
+    cdef Table *entries = visit.entries
+    cdef MapKey *key
+    cdef uint32_t i
+    part.n = 0
+    if part.turn == turn and not entries.layout.key_is_blob:
+        part.numbers[0], part.hashes[0], part.n = part.number, hash_int_key(entries, part.number, part.anchor), 1
+        return
+    for i in range(MAP_KEYS):
+        key = &visit.map_keys[i]
+        if is_expected(key, turn):
+            part.numbers[part.n] = key.number
+            if entries.layout.key_is_blob:
+                part.hashes[part.n] = hash_blob_key(entries, key.bytes, key.number, part.anchor)
+            else:
+                part.hashes[part.n] = hash_int_key(entries, key.number, part.anchor)
+            part.n += 1
+
+
 cdef void follow_value(Visit *visit, Guess *guess, uint32_t namespace, uint32_t turn) noexcept nogil:
     cdef char *value = found_value(visit, guess, namespace)
     cdef PartGuess *part
-    cdef uint32_t anchor
+    cdef uint32_t anchor, i
     if visit.reach == REACH_MAP_ENTRY:
         if value != NULL:
             anchor = (<uint32_t *>value)[0]
@@ -137,11 +189,10 @@ cdef void follow_value(Visit *visit, Guess *guess, uint32_t namespace, uint32_t 
             anchor = ref_ahead(visit.table.core.blobs, sizeof(Anchor), VALUES_AHEAD)
         if anchor:
             part = &visit.parts[turn & (PART_GUESSES - 1)]
-            part.hashed = part.number if part.turn == turn else visit.map_key
-            part.anchor = anchor
-            part.hash = hash_int_key(visit.entries, part.hashed, anchor)
-            part.hash_turn = turn
-            ask_for_bucket(visit.entries, guess.group, part.hash)
+            part.anchor, part.hash_turn = anchor, turn
+            expect_entries(visit, part, turn)
+            for i in range(part.n):
+                ask_for_bucket(visit.entries, guess.group, part.hashes[i])
     elif value == NULL:
         return
     elif visit.reach == REACH_BLOB:
@@ -155,11 +206,11 @@ cdef void follow_value(Visit *visit, Guess *guess, uint32_t namespace, uint32_t 
 cdef void follow_part(Visit *visit, Guess *guess, uint32_t namespace, uint32_t turn) noexcept nogil:
     cdef char *value
     cdef ListChunk *chunk
-    cdef uint32_t first
+    cdef uint32_t first, i
     cdef PartGuess *part = &visit.parts[turn & (PART_GUESSES - 1)]
     if visit.reach == REACH_MAP_ENTRY:
-        if part.hash_turn == turn:
-            ask_for_entry(visit.entries, guess.group, part.hash)
+        for i in range(part.n if part.hash_turn == turn else 0):
+            ask_for_entry(visit.entries, guess.group, part.hashes[i])
         return
     value = found_value(visit, guess, namespace)
     if value == NULL:
@@ -177,10 +228,14 @@ cdef void follow_part(Visit *visit, Guess *guess, uint32_t namespace, uint32_t t
 cdef void follow_rest(Visit *visit, Guess *guess, uint32_t namespace, uint32_t turn) noexcept nogil:
     cdef char *value
     cdef ListChunk *chunk
+    cdef uint32_t i
     cdef PartGuess *part = &visit.parts[turn & (PART_GUESSES - 1)]
     if visit.reach == REACH_MAP_ENTRY:
-        if part.hash_turn == turn:
-            ask_for_second(visit.entries, guess.group, part.hash, part.hashed, part.anchor)
+        for i in range(part.n if part.hash_turn == turn else 0):
+            if visit.entries.layout.key_is_blob:
+                ask_for_key(visit.entries, guess.group, part.hashes[i], part.numbers[i])
+            else:
+                ask_for_second(visit.entries, guess.group, part.hashes[i], part.numbers[i], part.anchor)
     elif visit.reach == REACH_LIST:
         value = found_value(visit, guess, namespace)
         if value != NULL:
@@ -239,6 +294,36 @@ def _map_key_ahead(uintptr_t last_at, intptr_t stride):
     for i in range(3):
         note_part(&ahead, &ahead.visits[0], last_at - (2 - i) * stride)
     return part.number if part.turn == VALUES_AHEAD + 1 else None
+
+
+def _map_keys_expected(StateTable entries not None, looked_up):
+    """The map keys that are expected after these, pairs of a turn and a map key, for the turn after the last. For tests.
+
+    >>> from statebackend._core.tables.state_core import StateCore
+    >>> entries = StateTable(StateCore(), key="bytes", value="long")
+    >>> _map_keys_expected(entries, [(1, b"red"), (2, b"blue"), (3, b"red")])
+    [b'red']
+    """
+    cdef Visit visit
+    cdef CoreKey at
+    cdef uint32_t turn = 0, i
+    cdef list found = []
+    memset(&visit, 0, sizeof(Visit))
+    memset(&at, 0, sizeof(CoreKey))
+    for turn, map_key in looked_up:
+        if entries.table.layout.key_is_blob:
+            at.data, at.length = <const char *><bytes>map_key, len(map_key)
+        else:
+            at.number = map_key
+        note_map_entry(&visit, entries.table, &at, turn)
+    for i in range(MAP_KEYS):
+        if not is_expected(&visit.map_keys[i], turn + 1):
+            continue
+        if entries.table.layout.key_is_blob:
+            found.append(visit.map_keys[i].bytes[:visit.map_keys[i].number])
+        else:
+            found.append(visit.map_keys[i].number)
+    return sorted(found)
 
 
 def _in_runs(addresses):

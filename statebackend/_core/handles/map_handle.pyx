@@ -23,7 +23,7 @@ from statebackend._core.tables.cow_map cimport (
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.base_handle cimport NEVER, WANT_ALIVE, WANT_EXPIRED, find_key, time_of
 from statebackend._core.handles.handle cimport Handle
-from statebackend._core.handles.look_ahead cimport REACH_THREAD, note_map_entry, note_part
+from statebackend._core.handles.look_ahead cimport LOOKS_AHEAD, REACH_THREAD, note_map_entry, note_part
 from statebackend._core.tables.map_table cimport (
     MapTable, ThreadPlace, begin_thread, find_again, is_same_map, next_in_thread, visit_entry)
 from statebackend._core.memory.platform cimport likely, unlikely
@@ -98,8 +98,8 @@ cdef class MapHandle(Handle):
         if self.stamp != self.core.calls:
             self.find_here()
         table = entries_here(self)
-        if self.followed != NULL and not table.layout.key_is_blob:
-            note_map_entry(self.followed, table, inner.number)
+        if LOOKS_AHEAD and self.followed != NULL:
+            note_map_entry(self.followed, table, inner, self.context.ahead.turn)
         if self.slot == 0:
             return 0
         inner.group = self.context.key.group
