@@ -138,8 +138,8 @@ cdef struct MapKey:
 cdef struct PartGuess:
     int64_t number                       # a map key
     uint32_t turn                        # in which it is expected
-    uint32_t anchor                      # of the map that is expected in `hash_turn`
-    uint32_t hash_turn
+    uint32_t hash_turn                   # in which what follows is expected; of lists: one of several chunks
+    uint32_t anchor                      # of the map
     uint32_t n                           # how many entries of it are expected
     int64_t numbers[MAP_KEYS]            # of their map keys
     uint32_t hashes[MAP_KEYS]            # of the entries

@@ -199,6 +199,8 @@ cdef void follow_value(Visit *visit, Guess *guess, uint32_t namespace, uint32_t 
         prefetch((<void **>value)[0])
     elif visit.reach == REACH_LIST:
         prefetch((<ListHead *>value).tail)
+        if (<ListHead *>value).tail_used < (<ListHead *>value).length:
+            visit.parts[turn & (PART_GUESSES - 1)].hash_turn = turn      # there are chunks before it
     else:
         prefetch(address(visit.table.core.arena, (<uint32_t *>value)[0]))
 
@@ -211,6 +213,8 @@ cdef void follow_part(Visit *visit, Guess *guess, uint32_t namespace, uint32_t t
     if visit.reach == REACH_MAP_ENTRY:
         for i in range(part.n if part.hash_turn == turn else 0):
             ask_for_entry(visit.entries, guess.group, part.hashes[i])
+        return
+    if visit.reach == REACH_LIST and part.hash_turn != turn:
         return
     value = found_value(visit, guess, namespace)
     if value == NULL:
@@ -236,7 +240,7 @@ cdef void follow_rest(Visit *visit, Guess *guess, uint32_t namespace, uint32_t t
                 ask_for_key(visit.entries, guess.group, part.hashes[i], part.numbers[i])
             else:
                 ask_for_second(visit.entries, guess.group, part.hashes[i], part.numbers[i], part.anchor)
-    elif visit.reach == REACH_LIST:
+    elif visit.reach == REACH_LIST and part.hash_turn == turn:
         value = found_value(visit, guess, namespace)
         if value != NULL:
             chunk = (<ListHead *>value).tail
@@ -297,7 +301,7 @@ def _map_key_ahead(uintptr_t last_at, intptr_t stride):
 
 
 def _map_keys_expected(StateTable entries not None, looked_up):
-    """The map keys that are expected after these, pairs of a turn and a map key, for the turn after the last. For tests.
+    """The map keys that are expected after these, pairs of a turn and a map key, one turn later. For tests.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> entries = StateTable(StateCore(), key="bytes", value="long")
