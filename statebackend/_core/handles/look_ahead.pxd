@@ -24,10 +24,10 @@ Keys that become bytes have the bytes of the key in the place of the second entr
 the first entry in the bucket are asked for if its hash is the same, else the second entry; VALUES_AHEAD, the bytes of
 that. What lies behind an entry is followed by its hash alone. `key_shape.pyx` tells how such keys are read.
 
-This happens in the tables in which the last key was looked up. For a map, a map key that is a number is guessed in the same
-way, while the call has one in its hands. Without a guess, those of the last four different map keys are expected that
-have come more than once lately, be they numbers or bytes: maps mostly have the same few keys. A key that has no map yet
-will have an anchor whose place is known, so that the bucket is known in which its first entry will come.
+This happens in the tables in which the last key was looked up. For a map, a map key that is a number is guessed in the
+same way, while the call has one in its hands. Without a guess, those of the last four different map keys are expected
+that have come more than once lately, be they numbers or bytes: maps mostly have the same few keys. A key that has no
+map yet will have an anchor whose place is known, so that the bucket is known in which its first entry will come.
 """
 
 from libc.stdint cimport int64_t, intptr_t, uint32_t, uint64_t, uintptr_t

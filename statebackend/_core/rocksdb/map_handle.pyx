@@ -233,10 +233,9 @@ cdef class MapHandle(BaseHandle):
     cdef bint remove_visible(self, bytes at) except -1:
         """Remove an entry; return whether it was visible before."""
         cdef bytes stored = self.store.get_at(self.table, at)
-        if stored is None:
-            return False
-        self.change(WRITE_DELETE, at, len(at), NULL, 0)
-        if not self.shows_expired and self.has_expired(stored):
+        if stored is not None or self.lifetime:      # a compaction may have dropped what a checkpoint has
+            self.change(WRITE_DELETE, at, len(at), NULL, 0)
+        if stored is None or not self.shows_expired and self.has_expired(stored):
             return False
         if self.watched():
             self.changed(self.store.place_here)

@@ -25,6 +25,7 @@ from statebackend._core.rocksdb.overlay cimport (
     make_buckets, needs_base, put_in_order, resolve)
 from statebackend._core.rocksdb.walks import Walk
 
+from statebackend._core.rocksdb.noted_keys import CLEARED
 from statebackend.errors import UsageError
 
 cdef enum:
@@ -460,6 +461,12 @@ cdef class Store:
         for key in keys:
             self.change(table, WRITE_DELETE, key, len(key), NULL, 0)
         return len(keys)
+
+    def note_cleared(self, Table table not None, bytes place not None):
+        """Note that a map is cleared as a whole, also what is found no longer; its rows are still to be removed."""
+        cdef NotedKeys noted = self.noted_in(table)
+        if noted is not None and not noted.note(place, len(place) - 1, CLEARED):
+            raise MemoryError
 
     def count(self, Table table not None, bint is_int, bint by_place, bint is_list, Py_ssize_t most):
         """Count keys, or with `by_place` places that have any, up to `most`; more than that is `most` + 1.

@@ -19,7 +19,7 @@ import pyarrow as pa
 from statebackend._core.rocksdb.callbacks import CommittedClock, ExpiryRules
 from statebackend._core.rocksdb.composite_keys import composite_key, parts_of, place_of
 from statebackend._core.rocksdb.current_key import CurrentKey
-from statebackend._core.rocksdb.noted_keys import NOT_NOTED
+from statebackend._core.rocksdb.noted_keys import CLEARED, NOT_NOTED
 from statebackend._core.rocksdb.ordered_reads import read_many
 from statebackend._core.rocksdb.store import Store, Table
 from statebackend.backends.rocksdb.changes import Changes, Segment
@@ -63,6 +63,8 @@ _HANDLES: dict[str, Callable[..., Any]] = {
 COUNTED = 10_000
 #: `advance` looks at so many rows for each that it may remove, and at least at so many.
 _LOOKS, _LEAST_LOOKS = 8, 1_000
+#: Behind a key, in composite keys: the namespace `VOID`.
+_VOID_END = b"\0"
 #: The counters of what compactions, and merges, have taken out.
 _DROPPED = ("dropped_values", "dropped_elements", "dropped_in_merges")
 
@@ -278,16 +280,32 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
     def _clear_key_of(self, state: Any) -> None:
         prefix = self.store.key_prefix
         with self.together():
+            if state.has_drops:
+                self._note_key_cleared(state, prefix)
             if self.store.delete_all(state.table, prefix):
                 state.changed(prefix)
 
+    def _note_key_cleared(self, state: Any, prefix: bytes) -> None:
+        """Have the next snapshot remove what compactions have dropped of a key, too, in all namespaces."""
+        if state.table.has_namespaces:
+            self._forget_dropped(state)  # in which it had something, nobody knows any more
+        elif state.descriptor.kind == "map":
+            self.store.note_cleared(state.table, prefix + _VOID_END)
+        else:
+            self.store.delete_at(state.table, prefix + _VOID_END)
+
     def _clear_state(self, descriptor: StateDescriptor) -> None:
         super()._clear_state(descriptor)
-        state = self._states[descriptor.name]
+        self._forget_dropped(self._states[descriptor.name])
+
+    def _forget_dropped(self, state: Any) -> None:
+        """Have the next snapshot write a base if compactions have dropped something that was cleared now.
+
+        They note nothing: what they have dropped is in the files that a delta would build on, and a longer time to live
+        would bring it back.
+        """
         dropped = sum(state.rules.counters()[each] for each in _DROPPED)
         if dropped > state.dropped_at_clearing:
-            # Compactions note nothing: what they have dropped is in the files that a delta would build on, and a longer
-            # time to live would bring it back.
             state.dropped_at_clearing = dropped
             self._log.forget()
 
@@ -297,9 +315,10 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
         for namespace in sources:
             at = composite_key(self._key_group, self._key, namespace)
             stored = store.get_at(table, at)
-            if state.is_there(stored):
+            if state.is_there(stored) or (state.has_drops and state.may_have(namespace)):
                 store.delete_at(table, at)
                 state.changed(at)
+            if state.is_there(stored):
                 merged = stored if merged is None else state.merged(merged, stored)
         if merged is None:
             return
@@ -453,7 +472,7 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
             number = state.table.number
             before = self.changes.between(self.batch_segment, point.segment, number)
             keys, became = self.changes.since(point.segment, number).in_order()
-            written += int((became != 0).sum())
+            written += int(((became != 0) & (became != CLEARED)).sum())
             gone = chosen_rows(keys, became == 0)
             had_become = before.became_of(*gone)
             removed += int(((had_become != 0) & (had_become != NOT_NOTED)).sum())

@@ -72,6 +72,8 @@ class RocksDbMapState(MapHandle, MapColumns, RocksDbState, MapState):
     def clear(self) -> None:
         place = self._store.place_here
         with self._backend.together():
+            if self.has_drops and self.may_have(self._backend._namespace):
+                self._store.note_cleared(self.table, place)
             if self._store.delete_all(self.table, place):
                 self.changed(place)
 

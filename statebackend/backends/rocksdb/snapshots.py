@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from statebackend._core.rocksdb.noted_keys import NotedKeys
+from statebackend._core.rocksdb.noted_keys import CLEARED, NotedKeys
 from statebackend._core.rocksdb.sorted_rows import picked
 from statebackend._core.rocksdb.walks import Walk
 from statebackend.backends.rocksdb.changes import Segment
+from statebackend.backends.rocksdb.vectorised import chosen_rows
 from statebackend.backends.rocksdb.written_states import Array, Runs, WrittenState, groups_of
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed import ExpiredAt, RowSource
@@ -40,6 +41,7 @@ __all__ = ["RocksDbChanges", "RocksDbPoints", "RocksDbView"]
 #: One batch holds at most this many rows, and about this many bytes.
 BATCH_ROWS = 65_536
 BATCH_BYTES = 64 << 20
+_WITHOUT_VALUES = (Op.CLEAR, Op.REMOVE)
 #: Up to so many changes since a checkpoint are remembered, however small the state is.
 MOST_CHANGES = 1_000_000
 
@@ -91,28 +93,42 @@ class _Changed(NamedTuple):
     is_there: Array
     #: What has become of each, as `Changes` says.
     became: Array
+    #: The places of maps that were cleared as a whole.
+    cleared: Runs
 
     @classmethod
     def of(cls, backend: RocksDbKeyedBackend, state: WrittenState, noted: NotedKeys) -> _Changed:
         """What is stored at these keys now, through the batch."""
         runs, became = noted.in_order()
+        is_cleared = became == CLEARED
+        cleared = _places(*chosen_rows(runs, is_cleared))
+        if is_cleared.any():
+            runs, became = chosen_rows(runs, ~is_cleared), became[~is_cleared]
         found, ends, data = backend.store.get_many(state.table, *runs)
         if state.is_list:  # no bytes are no list
             found = np.diff(ends) > 0
-        return cls(_Rows(runs, (ends, data)), found, became)
+        return cls(_Rows(runs, (ends, data)), found, became, cleared)
 
     def operations(self) -> list[tuple[Op, _Rows]]:
-        """What a delta does, in this order: removes, puts, and appends to lists that only grew."""
+        """What a delta does, in this order: clears maps, removes, puts, and appends to lists that only grew."""
         sizes = np.diff(self.rows.values[0])
         grew = self.is_there & (self.became < 0) & (sizes > -self.became)
         removed, put = np.flatnonzero(~self.is_there), np.flatnonzero(self.is_there & ~grew)
         appended = np.flatnonzero(grew)
         begin = (sizes + self.became)[appended]
         return [
+            (Op.CLEAR, _Rows(self.cleared, self.cleared)),
             (Op.REMOVE, self.rows.picked(removed)),
             (Op.PUT, self.rows.picked(put)),
             (Op.APPEND, self.rows.picked(appended, begin)),
         ]
+
+
+def _places(ends: Array, data: Array) -> Runs:
+    """The places of cleared maps: what is noted of them lacks the last byte, which is 0."""
+    places = np.zeros(len(data) + len(ends) - 1, np.uint8)
+    places[np.arange(len(data)) + np.repeat(np.arange(len(ends) - 1), np.diff(ends))] = data
+    return ends + np.arange(len(ends)), places
 
 
 class _StateView:
@@ -220,7 +236,7 @@ class RocksDbChanges(RowSource):
 
 
 def _changed(state: WrittenState, operations: Sequence[tuple[Op, _Rows]]) -> Iterator[GroupedBatch]:
-    """In each key group, what was removed, then what was written, then what was appended."""
+    """In each key group, what was cleared, what was removed, what was written, what was appended."""
     known = [(op, rows, groups_of(rows.keys)) for op, rows in operations if len(rows)]
     sizes = np.bincount(np.concatenate([groups for _, _, groups in known]))
     filled = np.flatnonzero(sizes)
@@ -250,7 +266,7 @@ def _slice(groups: Array, first: int, last: int) -> range:
 
 def _bytes(part: tuple[Op, _Rows, range]) -> int:
     op, rows, chosen = part
-    return 0 if op is Op.REMOVE else int(rows.values[0][chosen.stop] - rows.values[0][chosen.start])
+    return 0 if op in _WITHOUT_VALUES else int(rows.values[0][chosen.stop] - rows.values[0][chosen.start])
 
 
 def _pieces(op: Op, part: _Rows, rows: range) -> Iterator[range]:
@@ -258,7 +274,7 @@ def _pieces(op: Op, part: _Rows, rows: range) -> Iterator[range]:
     if not rows:
         return
     sizes = np.diff(part.keys[0][rows.start : rows.stop + 1]) + BATCH_BYTES // BATCH_ROWS
-    if op is not Op.REMOVE:
+    if op not in _WITHOUT_VALUES:
         sizes = sizes + np.diff(part.values[0][rows.start : rows.stop + 1])
     number = (np.cumsum(sizes) - 1) // BATCH_BYTES
     starts = [*np.flatnonzero(np.diff(number, prepend=-1)).tolist(), len(rows)]
@@ -270,5 +286,5 @@ def _piece(state: WrittenState, op: Op, part: _Rows, rows: range) -> tuple[pa.Re
     """Some of the rows, and their key groups."""
     of_rows = slice(rows.start, rows.stop + 1)
     keys = (part.keys[0][of_rows], part.keys[1])
-    values = None if op is Op.REMOVE else (part.values[0][of_rows], part.values[1])
+    values = None if op in _WITHOUT_VALUES else (part.values[0][of_rows], part.values[1])
     return state.batch(keys, values, op)

@@ -64,6 +64,8 @@ class RocksDbState(KeyedState):
         #: What compactions had dropped of it when it was cleared for all keys.
         self.dropped_at_clearing = 0
         self._renews = config is not None and config.update_type is StateTtlConfig.UpdateType.OnReadAndWrite
+        #: True if compactions drop what has expired.
+        self.has_drops = config is not None and config.rocksdb_cleanup is not None
         #: What compactions go by; they count there what they drop.
         self.rules = self._make_rules(descriptor)
         self._set_up(  # type: ignore[attr-defined]
@@ -92,6 +94,10 @@ class RocksDbState(KeyedState):
     def element_bytes(self, descriptor: Any) -> int:
         """The bytes of an element of a list with its timestamp, if all have as many; else 0."""
         return 0
+
+    def may_have(self, namespace: bytes) -> bool:
+        """Return True if anything was ever written in this namespace, as far as is known without looking."""
+        return not namespace or self.table.has_namespaces
 
     @property
     def is_stamped(self) -> bool:

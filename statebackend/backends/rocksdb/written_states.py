@@ -91,14 +91,17 @@ class WrittenState:
 
     def batch(self, keys: Runs, values: Runs | None, op: Op | None) -> tuple[pa.RecordBatch, Array]:
         """Composite keys, and what is stored there (None: nothing), as a batch; and the key group of each row."""
-        map_is_int = None if self._map_encoder is None else self._map_encoder.kind == "int"
+        inner_encoder = None if op is Op.CLEAR else self._map_encoder
+        map_is_int = None if inner_encoder is None else inner_encoder.kind == "int"
         groups, canonical, namespaces, inner = split_many(*keys, self._encoder.kind == "int", map_is_int)
         schema = self.schema(ops=op is not None)
         columns = {"key": decoded_keys(self._encoder, canonical)}
         if self._has_namespaces:
             columns["namespace"] = _binary(namespaces)
-        if self._map_encoder is not None:
-            columns["map_key"] = decoded_keys(self._map_encoder, inner)
+        if inner_encoder is not None:
+            columns["map_key"] = decoded_keys(inner_encoder, inner)
+        elif self._map_encoder is not None:
+            columns["map_key"] = pa.nulls(len(groups), schema.field("map_key").type)
         if values is None:
             columns["value"] = pa.nulls(len(groups), schema.field("value").type)
             columns["timestamp"] = pa.nulls(len(groups), pa.int64())
