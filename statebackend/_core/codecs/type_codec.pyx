@@ -645,6 +645,8 @@ cdef class TypeCodec:
     cdef object read(self, const char *data, uint64_t length):
         """The value of these bytes, which must stay where they are; DAMAGED if the serializer must look at them."""
         cdef int64_t number = 0
+        cdef int32_t of_four
+        cdef int16_t of_two
         cdef int128 long_number
         cdef double real
         cdef float single
@@ -655,9 +657,11 @@ cdef class TypeCodec:
             if self.width == 8:
                 memcpy(&number, data, 8)
             elif self.width == 4:
-                number = (<const int32_t *>data)[0]
+                memcpy(&of_four, data, 4)        # at any address
+                number = of_four
             elif self.width == 2:
-                number = (<const int16_t *>data)[0]
+                memcpy(&of_two, data, 2)
+                number = of_two
             else:
                 number = (<const int8_t *>data)[0]
             return self.from_integer(number)

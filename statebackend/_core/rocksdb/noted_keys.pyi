@@ -3,6 +3,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+CLEARED: int
 NOT_NOTED: int
 
 @final

@@ -1,8 +1,8 @@
 """Keys that have changed, and what has become of each; without a Python object for a key.
 
 What becomes of a key is a number: 1, it was written; 0, it was removed; below 0, it only grew: so many bytes were
-appended to what had been there. `followed` says what two changes, one after the other, come to. Of a map that was cleared
-as a whole, its place without the last byte, which no row has for a key, is noted as `CLEARED`.
+appended to what had been there. `followed` says what two changes, one after the other, come to. Of a map that was
+cleared as a whole, its place without the last byte, which no row has for a key, is noted as `CLEARED`.
 
 >>> noted = NotedKeys()
 >>> noted.add(b"b", 1); noted.add(b"a", -3); noted.add(b"a", -4)
