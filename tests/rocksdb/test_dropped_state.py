@@ -73,6 +73,7 @@ class Story:
             self.clock.set(10 * TTL)
             self.change_rest(checkpoint_id)
         database = self.keyed.scratch.database
+        self.keyed.store.flush()
         database.flush()
         database.compact(self.state.table.family)
         files = [each for each in database.live_files() if each["family"] == self.state.table.family.name]

@@ -66,6 +66,8 @@ def at(keyed: Any, clock: ManualClock, now: int, key: Any) -> None:
 def compact(keyed: Any, state: Any) -> int:
     """Compact a state without reading it; how many rows its files have then."""
     database = keyed.scratch.database
+    if not keyed.store.has_marks:
+        keyed.store.flush()
     database.flush()
     database.compact(state.table.family)
     files = database.live_files()

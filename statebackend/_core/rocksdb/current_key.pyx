@@ -217,7 +217,7 @@ cdef class CurrentKey:
 
     cdef int tell_time(self) except -1:
         """Outside marks, let compactions know the time, if it is another than they know."""
-        if self.store.is_batched or (self.is_told and self.time() == self.told_at):
+        if self.store.overlay.n_marks or (self.is_told and self.time() == self.told_at):
             return 0
         self.told_at = self.time()
         self.is_told = self._let_expire()

@@ -1,7 +1,7 @@
 """The reads and writes of a keyed backend: to the database, or to the batch in front of it.
 
-    Store ---> Database          written to while no mark is open, without a log
-          `--> Overlay           written to, and read first, while one is; a layer for each table
+    Store ---> Database          written to without a log, many rows at a time, in order
+          `--> Overlay           written to and read first; a layer for each table
           place                  key group, key and namespace that are current, as composite keys have them
           changes                `NotedKeys` for each table: what has become of the keys that have changed
 """
@@ -29,7 +29,9 @@ cdef class Store:
     cdef readonly Database database
     cdef readonly Overlay overlay
     cdef readonly list tables
-    cdef readonly bint is_batched        # reads and writes go through the overlay
+    cdef readonly bint is_batched        # the overlay may have something; True while there is a mark
+    cdef bint has_failed                 # some of the overlay could not be written: what comes next tries again first
+    cdef public uint64_t unmarked_keys   # so many changed without a mark are written; tests set less
     cdef bint is_busy                    # a thread is inside without the GIL
     cdef Bytes place
     cdef size_t key_end                  # of key group and key in it

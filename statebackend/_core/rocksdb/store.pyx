@@ -31,6 +31,8 @@ from statebackend.errors import UsageError
 cdef enum:
     ROWS_AT_ONCE = 1 << 16
     BYTES_AT_ONCE = 4 << 20           # of a batch as it goes into the database
+    UNMARKED_KEYS = 1 << 14           # changed without a mark: then they go into the database, in about 10 ms,
+    UNMARKED_BYTES = 4 << 20          # or with so many bytes
     AHEAD = 64                        # keys whose places in the overlay are fetched at once
 
 
@@ -83,7 +85,8 @@ cdef void find_nodes(Layer layer, const int64_t *offsets, const char *keys, Py_s
 cdef class Store:
     """Reads and writes of a database, at the current key and elsewhere; `refuse` raises where there is no key.
 
-    Writes have no log: the database does not survive its process.
+    Writes have no log: the database does not survive its process. Single ones stay in the overlay, also without a mark,
+    until there are so many that they go into the database together, in order.
     """
 
     def __cinit__(self):
@@ -94,6 +97,7 @@ cdef class Store:
         self.database, self.refuse = database, refuse
         self.overlay = Overlay()
         self.tables = []
+        self.unmarked_keys = UNMARKED_KEYS
 
     def __dealloc__(self):
         drop(&self.place)
@@ -111,7 +115,7 @@ cdef class Store:
 
     def close(self):
         """Let go of the batch and of the current key; the database stays open for whoever else reads it."""
-        self.has_key = self.is_batched = False
+        self.has_key = self.is_batched = self.has_failed = False
         self.overlay.clear()
         self.changes = None
 
@@ -240,29 +244,15 @@ cdef class Store:
 
     cdef int change(self, Table table, Write what, const char *key, size_t n, const char *value,
                     size_t size) except -1:
-        cdef char *error = NULL
-        cdef rocksdb_family_t *handle
-        cdef Database database = self.database
         cdef NotedKeys noted
         check_sizes(n, size)
-        if unlikely(self.is_batched and self.overlay.n_marks == 0):
-            self.flush()                 # which has failed after the last mark
-        if self.is_batched:
-            self.enter(table)
-            raise_unless(self.overlay.write(table.layer, what, key, n, hash_of(key, n), value, size), table)
-        else:
-            handle = database.handle_of(table.family)
-            database.enter()
-            with nogil:
-                if what == WRITE_PUT:
-                    api.put_cf(database.db, database.how(False, False), handle, key, n, value, size, &error)
-                elif what == WRITE_MERGE:
-                    api.merge_cf(database.db, database.how(False, False), handle, key, n, value, size, &error)
-                else:
-                    api.delete_cf(database.db, database.how(False, False), handle, key, n, &error)
-            database.leave()
-            if error != NULL:
-                check(error, database.where(f"writing column family {table.family.name!r}"))
+        self.enter(table)
+        if self.overlay.n_marks == 0:
+            if unlikely(self.has_failed or self.overlay.n_journal >= self.unmarked_keys
+                        or table.layer.rows.nbytes >= UNMARKED_BYTES):
+                self.flush()
+            self.is_batched = True
+        raise_unless(self.overlay.write(table.layer, what, key, n, hash_of(key, n), value, size), table)
         table.version += 1
         noted = self.noted_in(table)
         if noted is not None and not noted.note(key, n, what_becomes(table, what, size)):
@@ -508,17 +498,25 @@ cdef class Store:
         self.overlay.release(point)
 
     def flush(self):
-        """Without a mark, write the batch into the database, in order, some megabytes at a time.
+        """Without a mark, write what the overlay has into the database, in order, some megabytes at a time.
 
         If that fails, the overlay has what is not written: reads see it, and the next write tries again first.
         """
         if self.overlay.n_marks:
             raise UsageError("the batch has marks to go back to", hint="release them first")
+        if not self.is_batched:
+            return
+        self.has_failed = True
         for table in self.tables:
             if (<Table>table).layer.rows.n:
                 self.flush_table(table)
         self.overlay.clear()
-        self.is_batched = False
+        self.is_batched = self.has_failed = False
+
+    @property
+    def has_marks(self):
+        """True while there is a mark to go back to."""
+        return self.overlay.n_marks > 0
 
     cdef int flush_table(self, Table table) except -1:
         cdef Database database = self.database

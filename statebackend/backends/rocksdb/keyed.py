@@ -193,7 +193,7 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
     @contextmanager
     def together(self) -> Iterator[None]:
         """Writes within go in together, or not at all."""
-        if self.store.is_batched:
+        if self.store.has_marks:
             yield
             return
         with self._undone_on_error():
@@ -435,8 +435,8 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
     def _mark_point(self) -> _Mark:
         self._let_expire()
         assert isinstance(self._timers, RocksDbTimers)
-        if self.store.is_batched and not len(self._marks):
-            self._end_batch()
+        if not len(self._marks):
+            self._end_batch()  # what was written without a mark, or could not be written after the last one
         if self.batch_segment is None:
             self.batch_segment = self.changes.open()
         return _Mark(self.store.mark(), self.changes.open(), self._timers.mark())

@@ -82,6 +82,8 @@ class Gathered:
 
     def __init__(self, backend: RocksDbKeyedBackend, table: Table) -> None:
         self._family = table.family
+        if not backend.store.has_marks:
+            backend.store.flush()  # what was written before is older than what is loaded
         self._files = _Files(backend, self._family)
         self._database = backend.scratch.database
         self._parts: list[tuple[Runs, Runs]] = []
