@@ -34,7 +34,7 @@ from statebackend.state.descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from statebackend.types import ACC, BOOL, IN, OUT, A, K, Subscriptable, T, V
+from statebackend.types import ACC, BOOL, IN, OUT, A, K, Subscriptable, T, Type, V
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -316,6 +316,15 @@ class _AddingState(KeyedState, Generic[IN, OUT]):
     @abstractmethod
     def add(self, value: IN | None) -> None:
         """Add a value; ``add(None)`` clears. If the function raises, nothing changes. O(1)."""
+
+    def _added_values(self, values: Any, declared: Type | None) -> list[Any]:
+        """The values of a vectorised call, checked as a whole; None for a null."""
+        return vectorised.values_of(values, declared, True, self)
+
+    def _add_each(self, rows: vectorised.Rows, values: list[Any]) -> None:
+        """`add` for each row of a vectorised call, with its key current."""
+        for _, value in zip(rows.visited(), values, strict=True):
+            self.add(value)
 
 
 class ReducingState(_AddingState[T, T], Generic[T]):

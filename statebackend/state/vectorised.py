@@ -40,6 +40,7 @@ __all__ = [
     "map_get_many",
     "read_many",
     "times_of_rows",
+    "values_of",
 ]
 
 
@@ -122,7 +123,8 @@ class Rows:
         self.namespaces = None if namespaces is None else namespace_column(namespaces)
         given = times_of_rows(state, times)
         check_lengths(self, *(each for each in (self._numbers(), given) if each is not None))
-        self._times = None if given is None or state.descriptor.ttl_config is None else given.tolist()
+        #: The time that each row goes by; None: all go by that of the call.
+        self.times = None if given is None or state.descriptor.ttl_config is None else given.tolist()
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -135,8 +137,8 @@ class Rows:
         backend, keys = self._backend, list(self.keys)
         numbers = None if self.namespaces is None else self.namespaces.numbers.tolist()
         for row in range(len(keys)) if rows is None else rows:
-            if self._times is not None:
-                backend._event_now = self._times[row]
+            if self.times is not None:
+                backend._event_now = self.times[row]
             backend.set_current_key(keys[row])
             if numbers is not None and self.namespaces is not None:
                 backend._namespace = self.namespaces.distinct[numbers[row]]
@@ -153,7 +155,8 @@ class Rows:
         return list(first.values()), [last[each] for each in first]
 
 
-def _values_of(column: Any, declared: Type | None, nullable: bool, state: KeyedState) -> list[Any]:
+def values_of(column: Any, declared: Type | None, nullable: bool, state: KeyedState) -> list[Any]:
+    """The values of a column, checked as a whole; errors name the state. O(n)."""
     try:
         values = to_values(column, declared)
         check_values(values, declared, nullable)
@@ -167,7 +170,7 @@ def each_key(rows: Rows, action: Callable[..., Any], *columns: tuple[Any, Type |
 
     Each column is (values, type or None, True if nulls are allowed). Atomic.
     """
-    given = [_values_of(column, declared, nullable, rows.state) for column, declared, nullable in columns]
+    given = [values_of(column, declared, nullable, rows.state) for column, declared, nullable in columns]
     check_lengths(rows, *given)
     with rows.state.backend._vectorised_call(rows.keys.canonical):
         return [action(*values) for _, *values in zip(rows.visited(), *given, strict=True)]
@@ -186,11 +189,10 @@ def add_many(
     Where rows tell their namespaces, those come between the two. A result is what the last row of its key sees.
     """
     state: Any = rows.state
-    given = _values_of(values, value_type, True, state)
+    given = state._added_values(values, value_type)
     check_lengths(rows, given)
     with state.backend._vectorised_call(rows.keys.canonical):
-        for _, value in zip(rows.visited(), given, strict=True):
-            state.add(value)
+        state._add_each(rows, given)
         if not return_changed:
             return None
         first, last = rows.touched()

@@ -48,6 +48,7 @@ cdef class CurrentKey:
     cdef int64_t time(self) noexcept
     cdef int64_t time_in(self, bint in_event_time) noexcept
     cdef int begin_time(self) except -1
+    cdef int visit(self, object canonical) except -1
     cdef int take(self, CoreKey *key, object owner) except -1
     cdef int tell_time(self) except -1
     cdef int check(self) except -1

@@ -76,6 +76,20 @@ cdef class CurrentKey:
         if unlikely(self.cleans):
             self.tell_time()
 
+    cdef int visit(self, object canonical) except -1:
+        """Make a key current that is in canonical form, as `set_current_key` does."""
+        cdef CoreKey new
+        cdef object owner
+        self.check()
+        memset(&new, 0, sizeof(CoreKey))
+        owner = self.codec.split_canonical(canonical, &new)
+        self.begin_time()
+        self.check()
+        self.take(&new, owner)
+        if unlikely(self.cleans):
+            self.tell_time()
+        return 0
+
     cdef int take(self, CoreKey *key, object owner) except -1:
         """Make a key current: number, or pointer and length with their owner."""
         cdef object _old_owner = self.key_owner      # ends with this call, when all is set

@@ -1,4 +1,7 @@
-from typing import Any
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from statebackend._core.rocksdb.base_handle import BaseHandle
 from statebackend._core.rocksdb.value_bytes import ValueBytes
@@ -15,8 +18,28 @@ class ValueHandle(SingleHandle):
     def value(self) -> Any: ...
     def update(self, value: Any) -> None: ...
 
+@final
+class KnownRows:
+    def __init__(
+        self,
+        keys: tuple[NDArray[np.int64], NDArray[np.uint8]],
+        found: NDArray[np.bool_],
+        ends: NDArray[np.int64],
+        data: NDArray[np.uint8],
+    ) -> None: ...
+
 class AddingHandle(SingleHandle):
     def add(self, value: Any) -> None: ...
+    def _add_in_order(
+        self,
+        rows: list[Any],
+        namespaces: list[bytes] | None,
+        times: list[int] | None,
+        values: list[Any],
+        numbers: NDArray[np.int64],
+        keys: tuple[NDArray[np.int64], NDArray[np.uint8]],
+        stored: tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.uint8]],
+    ) -> None: ...
     def get(self) -> Any: ...
 
 class ReducingHandle(AddingHandle): ...

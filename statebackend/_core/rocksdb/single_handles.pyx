@@ -1,14 +1,17 @@
 """Handles of states with one value for a key: value, reducing, aggregating and folding."""
 
+cimport cython
+import numpy as np
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t
-from libc.string cimport memcpy
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.string cimport memcmp, memcpy
 
 from statebackend._core.codecs.type_codec cimport Room, close_room, open_room, take_room
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.rocksdb.base_handle cimport STAMP_BYTES, BaseHandle
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_PUT
+from statebackend._core.rocksdb.buffers cimport start_of
 from statebackend._core.rocksdb.database cimport Pinned
 from statebackend._core.rocksdb.value_bytes cimport Held, ValueBytes, hold
 
@@ -108,6 +111,9 @@ cdef class SingleHandle(BaseHandle):
 
     def stored(self, value):
         """Return a value as it is stored, stamped with the time."""
+        return self.stored_form(value)
+
+    cdef bytes stored_form(self, object value):
         cdef Room room
         cdef int64_t now
         open_room(&room)
@@ -156,6 +162,36 @@ cdef object default_of(descriptor):
     return None if descriptor.default_copy() is None else descriptor.default_copy
 
 
+@cython.final
+cdef class KnownRows:
+    """What a vectorised call knows of its keys, by number: what was there before, and what its rows have stored."""
+
+    cdef const int64_t[::1] key_ends, ends
+    cdef const uint8_t[::1] keys, found, data
+    cdef list kept                    # None: as it was before; False: nothing
+
+    def __init__(self, keys, found, ends, data):
+        self.key_ends, self.keys = keys
+        self.found, self.ends, self.data = found.view(np.uint8), ends, data
+        self.kept = [None] * len(found)
+
+    cdef bint has_key(self, Py_ssize_t number, bytes key) noexcept:
+        cdef int64_t size = self.key_ends[number + 1] - self.key_ends[number]
+        return PyBytes_GET_SIZE(key) == size and not memcmp(
+            PyBytes_AS_STRING(key), start_of(self.keys) + self.key_ends[number], size)
+
+    cdef const char *stored(self, Py_ssize_t number, size_t *n) noexcept:
+        """What is stored at a key, or NULL; good until the next row is kept there."""
+        cdef object kept = self.kept[number]
+        if kept is None:
+            n[0] = self.ends[number + 1] - self.ends[number]
+            return start_of(self.data) + self.ends[number] if self.found[number] else NULL
+        if kept is False:
+            return NULL
+        n[0] = PyBytes_GET_SIZE(kept)
+        return PyBytes_AS_STRING(kept)
+
+
 cdef class AddingHandle(SingleHandle):
     """The shared part of reducing, aggregating and folding states: user functions, which may do anything."""
 
@@ -177,6 +213,57 @@ cdef class AddingHandle(SingleHandle):
         self.write(self.combined(accumulator, value), at)
         if unlikely(is_spaced):
             self.table.has_namespaces = True
+
+    def _add_in_order(self, list rows not None, list namespaces, list times, list values not None,
+                      const int64_t[::1] numbers not None, keys, stored):
+        """`add` each value, with its key in canonical form current, its namespace and its time, if these are given.
+
+        `keys` are the composite keys of all rows, each once, `numbers` say which of them is that of a row, and `stored`
+        is what they have: whether anything, and what. That is not read again until somebody else writes, or makes
+        another place current: the function may. Each row is written before the next one, so whatever reads the state
+        meanwhile finds it.
+        """
+        cdef KnownRows known = KnownRows(keys, *stored)
+        cdef Py_ssize_t row = 0
+        cdef uint64_t version = self.table.version
+        cdef bint is_alone = True
+        cdef object canonical, value
+        cdef bytes at
+        for canonical in rows:
+            if times is not None:
+                self.context._event_now = times[row]
+            self.context.visit(canonical)
+            if namespaces is not None:
+                self.context._namespace = namespaces[row]
+            at, value = self.store.place_here, values[row]
+            is_alone = is_alone and self.table.version == version and known.has_key(numbers[row], at)
+            if value is None:
+                self.remove()
+                known.kept[numbers[row]] = False
+            else:
+                known.kept[numbers[row]] = self.add_at(
+                    at, self.known_value(known, numbers[row]) if is_alone else self.read_unexpired(), value)
+            version += 1
+            row += 1
+
+    cdef bytes add_at(self, bytes at, object accumulator, object value):
+        """Add a value to the accumulator of a place; return what is stored there then."""
+        cdef bint is_spaced = self.store.is_spaced
+        cdef bytes stored = self.stored_form(self.combined(accumulator, value))
+        self.change(WRITE_PUT, PyBytes_AS_STRING(at), PyBytes_GET_SIZE(at),
+                    PyBytes_AS_STRING(stored), PyBytes_GET_SIZE(stored))
+        if unlikely(is_spaced):
+            self.table.has_namespaces = True
+        return stored
+
+    cdef object known_value(self, KnownRows known, Py_ssize_t number):
+        """The value that a write builds on, or None, of what was read, or stored by a row before."""
+        cdef size_t size
+        cdef object _owner = known.kept[number]
+        cdef const char *stored = known.stored(number, &size)
+        if stored == NULL or self.has_gone(stored, size):
+            return None
+        return self.codec.read(stored + self.front, size - self.front)
 
     def get(self):
         """The result of the added values; None if none was added."""

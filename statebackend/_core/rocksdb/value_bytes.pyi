@@ -1,5 +1,8 @@
 from typing import Any, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from statebackend._core.codecs.type_codec import TypeCodec
 
 @final
@@ -17,3 +20,6 @@ class ValueBytes:
     def width(self) -> int: ...
     def encode(self, value: Any) -> bytes: ...
     def decode(self, data: bytes) -> Any: ...
+    def decode_many(
+        self, offsets: NDArray[np.int64], data: NDArray[np.uint8], nulls: NDArray[np.uint8] | None = None
+    ) -> list[Any]: ...

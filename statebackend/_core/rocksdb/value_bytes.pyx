@@ -8,10 +8,12 @@ them: that code may write, or close the backend.
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy
 
 from statebackend._core.codecs.type_codec cimport DAMAGED, Room, TypeCodec, close_room, open_room, take_room
-from statebackend._core.rocksdb.database cimport Database, Pinned
+from statebackend._core.rocksdb.buffers cimport start_of
+from statebackend._core.rocksdb.database cimport Database, Pinned, check_rows
 
 from statebackend.errors import SerializationError, SerializationTypeError
 
@@ -85,3 +87,14 @@ cdef class ValueBytes:
     def decode(self, bytes data not None):
         """Return the value of these bytes, a new object."""
         return self.read(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    def decode_many(self, const int64_t[::1] offsets not None, const uint8_t[::1] data not None,
+                    const uint8_t[::1] nulls=None):
+        """Return the values of many bytes, new objects; None for nulls."""
+        cdef Py_ssize_t i, n = check_rows(offsets, data, "values")
+        cdef const char *start = start_of(data)
+        cdef list values = [None] * n
+        for i in range(n):
+            if nulls is None or not nulls[i]:
+                values[i] = self.read(start + offsets[i], offsets[i + 1] - offsets[i])
+        return values

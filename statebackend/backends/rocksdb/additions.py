@@ -2,31 +2,37 @@
 
 Operations with a name run compiled: what the distinct keys of a call have is read at once, in the order of the
 database, and put into a table of the heap's; its kernel adds the rows in their order; what the table has then is
-written at once. A user's function is called row by row.
+written at once. A user's function is called row by row, on what was read of all keys at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from statebackend._core.batches import adding_kernels, kernels
+from statebackend._core.rocksdb.sorted_rows import order_and_places, picked
 from statebackend._core.rocksdb.value_layouts import join_values, seen_values
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
+from statebackend.backends.rocksdb.states import value_bytes
 from statebackend.backends.rocksdb.vectorised import Array, SingleColumns, chosen_rows
 from statebackend.columns.additions import aggregate_plan, operands, reduction_plan, results_of
-from statebackend.columns.codec_choice import value_codec
+from statebackend.columns.codec_choice import holds_references, value_codec
 from statebackend.columns.nested_columns import decoded_keys
 from statebackend.columns.stored_columns import Column, arrow_column, serialised_column, stored_column
-from statebackend.keys import NamespaceColumn, canonical_column, count_of, take_rows
+from statebackend.keys import NamespaceColumn, canonical_column, count_of, runs_of_list, take_rows
 from statebackend.state import NamedAggregate, check_lengths
+from statebackend.types import Type
 
 __all__ = ["AddingColumns"]
 
+#: Fewer rows than these are read one by one.
+FEWEST_IN_ORDER = 32
 #: A table for so many rows has a part more, so that kernels go over one after the other.
 _ROWS_OF_A_PART = 4096
 
@@ -91,6 +97,9 @@ def _distinct(canonical: Any) -> Any:
 class AddingColumns(SingleColumns):
     """Reducing, aggregating and folding states."""
 
+    # Of the handles.
+    _add_in_order: Callable[..., None]
+
     def _plan(self) -> AddPlan | None:
         """What the compiled core adds by; None if Python has to call a function for each row."""
         if self._goes_by_rows:
@@ -145,6 +154,28 @@ class AddingColumns(SingleColumns):
         if touched.spaces is None:
             return changed
         return changed[0], touched.spaces.shown(), changed[1]
+
+    def _added_values(self, values: Any, declared: Type | None) -> list[Any]:
+        if declared is None or holds_references(declared):
+            return super()._added_values(values, declared)  # type: ignore[misc, no-any-return]
+        stored, nulls = self._value_column(values, declared, True)
+        codec = value_bytes(declared, f"state {self.descriptor.name!r}")
+        return codec.decode_many(*serialised_column(stored), None if nulls is None else nulls.view(np.uint8))
+
+    def _add_each(self, rows: Any, values: list[Any]) -> None:
+        """Call `add` row by row, within a vectorised call; what the keys have is read before, in order."""
+        if len(rows) < FEWEST_IN_ORDER:
+            super()._add_each(rows, values)  # type: ignore[misc]
+            return
+        canonical: Any = rows.keys.canonical
+        canonical = np.array(canonical, np.int64) if self._backend.has_int_keys else runs_of_list(canonical)
+        places = self._places(canonical, rows.namespaces)
+        order, numbers = order_and_places(*places)
+        distinct = picked(*places, order)
+        stored = self._store.get_many(self.table, *distinct)
+        spaces = rows.namespaces
+        of_rows = None if spaces is None else [spaces.distinct[number] for number in spaces.numbers.tolist()]
+        self._add_in_order(rows.keys.canonical, of_rows, rows.times, values, numbers, distinct, stored)
 
     def _added(
         self, canonical: Any, spaces: NamespaceColumn | None, column: Column, plan: AddPlan, touched: _Touched

@@ -1,0 +1,243 @@
+"""`add_many` with a user's function reads all keys at once, and is otherwise what `add` row by row is.
+
+Whatever the function does: reads and writes of its own state, other keys, namespaces, marks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import statebackend as sb
+from statebackend.backends.rocksdb import additions
+from statebackend.state import StateTtlConfig
+from statebackend.testing import ManualClock
+
+Function = Callable[[Any, Any, Any], None]
+KEYS = 12
+
+
+class Collecting(sb.AggregateFunction):
+    """Accumulates what was added in one list, which it changes in place and keeps."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self.then = then
+        self.kept: list[Any] = []
+
+    def create_accumulator(self) -> list[Any]:
+        return []
+
+    def add(self, value: Any, accumulator: list[Any]) -> list[Any]:
+        accumulator.append(value)
+        for each in self.kept[-3:]:
+            each.append("stray")
+        self.kept.append(accumulator)
+        self.then()
+        return list(accumulator)
+
+    def get_result(self, accumulator: list[Any]) -> Any:
+        return repr(accumulator)
+
+    def merge(self, a: list[Any], b: list[Any]) -> list[Any]:
+        return a + b
+
+
+class Run:
+    """A backend on which the same is done, reading in order or one by one; what the function has seen."""
+
+    def __init__(self, kind: str, does: Function, ttl: dict[str, Any] | None = None) -> None:
+        self.seen: list[Any] = []
+        self.clock = ManualClock(0)
+        self.keyed = sb.create_backend("rocksdb").create_keyed_backend(int, clock=self.clock)
+        self.does, self.rows, self.turn = does, 0, random.Random(7)
+
+        def then() -> None:
+            self.rows += 1
+            self.does(self, self.keyed, self.state)
+
+        def reduce(a: int, b: int) -> int:
+            self.seen.append((self.keyed.current_key, self.keyed.current_namespace, a, b))
+            then()
+            return a * 3 + b & 0xFFFF_FFFF
+
+        def fold(a: str, b: int) -> str:
+            self.seen.append((self.keyed.current_key, a, b))
+            then()
+            return f"{a[-40:]}/{b}"
+
+        descriptor: Any = {
+            "reducing": lambda: sb.ReducingStateDescriptor("s", reduce, int),
+            "folding": lambda: sb.FoldingStateDescriptor("s", "", fold, str),
+            "aggregating": lambda: sb.AggregatingStateDescriptor(
+                "s", Collecting(then), sb.types.LONG, sb.types.PICKLE
+            ),
+        }[kind]()
+        if ttl is not None:
+            descriptor = descriptor.enable_time_to_live(StateTtlConfig(**ttl))
+        self.state: Any = self.keyed.get_state(descriptor)
+
+    def held(self) -> Any:
+        found = []
+        for key in range(KEYS):
+            self.keyed.set_current_key(key)
+            for namespace in (sb.VOID, "w"):
+                self.keyed.set_current_namespace(namespace)
+                found.append(self.state.get())
+        return found
+
+    def close(self) -> None:
+        self.keyed.close()
+
+
+def nothing(run: Run, keyed: Any, state: Any) -> None:
+    """Only compute."""
+
+
+def read(run: Run, keyed: Any, state: Any) -> None:
+    here = keyed.current_key
+    run.seen.append(state.get())
+    keyed.set_current_key((here + 1) % KEYS)
+    run.seen.append((state.get(), state.exists()))
+    run.seen.append(sorted(keyed.keys("s")))
+    run.seen.append(state.get_many(range(KEYS)).to_pylist() if run.rows % 5 == 0 else None)
+
+
+def write(run: Run, keyed: Any, state: Any) -> None:
+    """Now and then, and never without an end."""
+    if run.turn.random() > 0.1:
+        return
+    does, run.does = run.does, nothing
+    keyed.set_current_key(run.turn.randrange(KEYS))
+    run.turn.choice(
+        [
+            state.clear,
+            keyed.clear_key,
+            lambda: state.add(1_000),
+            lambda: state.add_many([3, 4] * 20, [1, 2] * 20),
+            lambda: state.clear_many([1, 2]),
+        ]
+    )()
+    run.does = does
+
+
+def write_here(run: Run, keyed: Any, state: Any) -> None:
+    if run.rows % 7 == 0:
+        state.clear()
+
+
+def go_elsewhere(run: Run, keyed: Any, state: Any) -> None:
+    keyed.set_current_key(run.rows % KEYS)
+
+
+def go_to_another_namespace(run: Run, keyed: Any, state: Any) -> None:
+    if run.rows % 9 == 0:
+        keyed.set_current_namespace("w" if run.rows % 2 else sb.VOID)
+
+
+def take_back(run: Run, keyed: Any, state: Any) -> None:
+    """A mark of its own, with writes that it rolls back."""
+    if run.rows % 11 == 0:
+        does, run.does = run.does, nothing
+        mark = keyed.mark()
+        state.clear_many(range(KEYS))
+        state.add(5)
+        keyed.rollback(mark)
+        keyed.release(mark)
+        run.does = does
+
+
+def let_time_pass(run: Run, keyed: Any, state: Any) -> None:
+    run.clock.set(run.clock.now() + 5)
+
+
+DOES = [nothing, read, write, write_here, go_elsewhere, go_to_another_namespace, take_back, let_time_pass]
+
+
+@pytest.mark.parametrize("kind", ["reducing", "folding", "aggregating"])
+@pytest.mark.parametrize("does", DOES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("ttl", [None, {"ttl": 20}], ids=["", "expiring"])
+def test_a_call_is_what_its_rows_are_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, rng: random.Random, kind: str, does: Function, ttl: Any
+) -> None:
+    calls = []
+    for _ in range(4):
+        n = rng.randrange(1, 150)
+        keys = [rng.randrange(KEYS) for _ in range(n)]
+        values = [rng.choice([None, *range(8)]) for _ in range(n)]
+        spaces = [rng.choice([sb.VOID, "w"]) for _ in range(n)] if rng.random() < 0.5 else None
+        calls.append((keys, values, spaces, rng.random() < 0.5, rng.random() < 0.5))
+    found = []
+    for fewest in (0, 10**9):
+        monkeypatch.setattr(additions, "FEWEST_IN_ORDER", fewest)
+        run = Run(kind, does, ttl)
+        for keys, values, spaces, returns, is_marked in calls:
+            mark = run.keyed.mark() if is_marked else None
+            given = run.state.add_many(keys, values, returns, namespaces=spaces)
+            run.seen.append(
+                None
+                if given is None
+                else [each if type(each) is list else each.to_pylist() for each in given]
+            )
+            if mark is not None:
+                run.keyed.release(mark)
+            run.clock.set(run.clock.now() + 6)
+        does_then, run.does = run.does, nothing
+        assert does_then is does
+        found.append((run.seen, run.held(), run.state.expired_on_read))
+        run.close()
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["reducing", "folding"])
+@pytest.mark.parametrize("with_columns", [False, True])
+def test_each_row_goes_by_its_own_time(
+    monkeypatch: pytest.MonkeyPatch, rng: random.Random, kind: str, with_columns: bool
+) -> None:
+    ttl = {"ttl": 30, "ttl_time_characteristic": StateTtlConfig.TtlTimeCharacteristic.EventTime}
+    keys = [rng.randrange(KEYS) for _ in range(200)]
+    times = [100 + 2 * row - rng.randrange(40) for row in range(200)]
+    found = []
+    for fewest in (0, 10**9):
+        monkeypatch.setattr(additions, "FEWEST_IN_ORDER", fewest)
+        run = Run(kind, nothing, ttl)
+        run.keyed.begin_event_time(0, 600)
+        run.state.add_many(keys, range(200), times=times if with_columns else None)
+        found.append((run.seen, run.held()))
+        run.close()
+    assert found[0] == found[1]
+    assert any(entry[-2] for entry in run.seen)
+
+
+def test_an_error_undoes_the_call_and_names_what_a_row_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refused(Exception):
+        pass
+
+    def refuse(run: Run, keyed: Any, state: Any) -> None:
+        if run.rows == 30:
+            raise Refused(str(keyed.current_key))
+
+    messages = []
+    for fewest in (0, 10**9):
+        monkeypatch.setattr(additions, "FEWEST_IN_ORDER", fewest)
+        run = Run("reducing", nothing)
+        run.state.add_many(range(KEYS), range(KEYS))
+        before = run.held()
+        run.does, run.rows = refuse, 0
+        with pytest.raises(Refused, match=r"^5$"):
+            run.state.add_many([key % KEYS for key in range(100)], range(100))
+        run.does = nothing
+        assert run.held() == before
+        for values, keys in (([1] * 50 + ["x"], range(51)), ([1] * 50 + [2**70], range(51)), ([1, 2], [1])):
+            with pytest.raises((sb.SerializationError, sb.UsageError, OverflowError)) as caught:
+                run.state.add_many(keys, values)
+            messages.append((type(caught.value), str(caught.value)))
+        wrong = run.keyed.get_state(sb.ReducingStateDescriptor("wrong", lambda a, b: "no number", int))
+        with pytest.raises(sb.SerializationTypeError) as caught_at:
+            wrong.add_many([1] * 50, [1] * 50)
+        messages.append((type(caught_at.value), str(caught_at.value)))
+        assert not wrong.exists_many([1]).to_pylist()[0]
+        run.close()
+    assert messages[:4] == messages[4:]
