@@ -6,7 +6,7 @@ No function makes an object for a row, and all of them work without the GIL.
 import numpy as np
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memset
+from libc.string cimport memcmp, memset
 
 from statebackend._core.rocksdb.buffers cimport Bytes, append, compare, drop, start_of
 from statebackend._core.rocksdb.database cimport array_of, check_rows
@@ -74,6 +74,33 @@ def order_and_places(const int64_t[::1] offsets not None, const uint8_t[::1] key
         return made[:kept], places
     finally:
         free(ranked)
+
+
+def are_below(const int64_t[::1] offsets not None, const uint8_t[::1] keys not None,
+              const int64_t[::1] place_offsets not None, const uint8_t[::1] places not None):
+    """Say which keys begin with one of some places; both ascend, and no place begins with another. O(keys + places).
+
+    >>> import numpy as np
+    >>> keys, places = np.frombuffer(b"abbac", np.uint8), np.frombuffer(b"ab", np.uint8)
+    >>> are_below(np.array([0, 1, 2, 4, 5]), keys, np.array([1, 2]), places).tolist()
+    [False, True, True, False]
+    """
+    cdef Rows rows, above
+    cdef Py_ssize_t i, at = 0
+    cdef int64_t size
+    cdef uint8_t[::1] is_one
+    look_at(&rows, offsets, keys, "keys")
+    look_at(&above, place_offsets, places, "places")
+    made = np.zeros(rows.n, np.bool_)
+    is_one = made.view(np.uint8)
+    with nogil:
+        for i in range(rows.n if above.n else 0):
+            while at + 1 < above.n and order_of(&above, at + 1, &rows, i) <= 0:
+                at += 1
+            size = above.ends[at + 1] - above.ends[at]
+            is_one[i] = size <= rows.ends[i + 1] - rows.ends[i] and not memcmp(
+                rows.data + rows.ends[i], above.data + above.ends[at], size)
+    return made
 
 
 def picked(const int64_t[::1] offsets not None, const uint8_t[::1] data not None, const int64_t[::1] rows not None,

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from statebackend._core.rocksdb.noted_keys import CLEARED, NotedKeys
-from statebackend._core.rocksdb.sorted_rows import picked
+from statebackend._core.rocksdb.sorted_rows import are_below, picked
 from statebackend._core.rocksdb.walks import Walk
 from statebackend.backends.rocksdb.changes import Segment
 from statebackend.backends.rocksdb.vectorised import chosen_rows
@@ -113,7 +113,8 @@ class _Changed(NamedTuple):
         """What a delta does, in this order: clears maps, removes, puts, and appends to lists that only grew."""
         sizes = np.diff(self.rows.values[0])
         grew = self.is_there & (self.became < 0) & (sizes > -self.became)
-        removed, put = np.flatnonzero(~self.is_there), np.flatnonzero(self.is_there & ~grew)
+        removed = np.flatnonzero(~self.is_there & ~are_below(*self.rows.keys, *self.cleared))
+        put = np.flatnonzero(self.is_there & ~grew)
         appended = np.flatnonzero(grew)
         begin = (sizes + self.became)[appended]
         return [

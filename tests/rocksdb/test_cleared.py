@@ -1,0 +1,482 @@
+"""What is cleared after a compaction has dropped it must not come back: older files of the chain still have it.
+
+A restore with a longer time to live shows what had only expired, and nothing that was cleared.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statebackend as sb
+from statebackend.checkpoint.format import Op, read_data_file
+from statebackend.checkpoint.keyed import rewriting_rules
+from statebackend.keys import KeyGroupRange
+from statebackend.state import StateTtlConfig
+from statebackend.testing import ManualClock
+
+TTL, GROUPS, LONG_AGO, NOW = 100, 8, 0, 1_000
+BACKENDS = ["rocksdb", "heap", "reference"]
+
+
+def declared(kind: str, ttl: int = TTL, **options: Any) -> Any:
+    made = {
+        "value": lambda: sb.ValueStateDescriptor("s", int),
+        "list": lambda: sb.ListStateDescriptor("s", int),
+        "map": lambda: sb.MapStateDescriptor("s", str, int),
+        "reducing": lambda: sb.ReducingStateDescriptor("s", "sum", int),
+    }[kind]()
+    return made.enable_time_to_live(StateTtlConfig(ttl, **options))
+
+
+def put(state: Any, kind: str) -> None:
+    if kind == "map":
+        state.put_all({"": 1, "a": 2, "b": 3})
+    elif kind == "value":
+        state.update(1)
+    else:
+        state.add(1)
+
+
+def clear(run: Running, state: Any, how: str) -> None:
+    if how == "clear_many":
+        state.clear_many([1])
+    else:
+        state.clear() if how == "clear" else run.keyed.clear_key()
+
+
+class Running:
+    """A backend whose state expires, with a store that it writes to."""
+
+    def __init__(self, folder: Path, kind: str = "map", **options: Any) -> None:
+        self.clock = ManualClock(LONG_AGO)
+        self.kind = kind
+        self.keyed = sb.create_backend("rocksdb").create_keyed_backend(
+            int, max_parallelism=GROUPS, clock=self.clock
+        )
+        self.state = self.keyed.get_state(declared(kind, **options))
+        # A delta is for what has hardly changed.
+        self.others = self.keyed.get_state(sb.ValueStateDescriptor("others", int))
+        self.others.update_many(range(1_000), range(1_000))
+        self.store = sb.CheckpointStore(folder).open_for_writing(key_type=int, max_parallelism=GROUPS)
+        self.taken = 0
+
+    def close(self) -> None:
+        self.keyed.close()
+        self.store.close()
+
+    def at(self, key: int, namespace: Any = sb.VOID) -> Any:
+        self.keyed.set_current_key(key)
+        self.keyed.set_current_namespace(namespace)
+        return self.state
+
+    def fill(self, keys: int = 4, namespaces: Any = (sb.VOID,)) -> None:
+        for key in range(keys):
+            for namespace in namespaces:
+                put(self.at(key, namespace), self.kind)
+
+    def take(self, kind: str | None = None) -> Any:
+        pending = self.keyed.snapshot(self.taken, self.store)
+        checkpoint = self.store.commit(self.taken, [pending.result()], now=self.clock.now())
+        self.taken += 1
+        self.keyed.release(self.keyed.mark())  # the next one tells compactions the time of the commit
+        if kind is not None:
+            assert checkpoint.snapshots[0].files[-1].kind == kind
+        return checkpoint
+
+    def expire(self) -> None:
+        """Commit at a time at which all has expired, and let compactions drop it."""
+        self.clock.set(NOW)
+        self.others.update_many([self.taken], [0])
+        self.take("delta")
+        self.compact()
+        assert sum(self.state.rules.counters()[each] for each in ("dropped_values", "dropped_in_merges"))
+
+    def compact(self) -> None:
+        database = self.keyed.scratch.database
+        if not self.keyed.store.has_marks:
+            self.keyed.store.flush()
+        database.flush()
+        for _ in range(2):  # one merges lists, the next one removes those that have nothing left
+            database.compact(self.state.table.family)
+
+    def ops(self, checkpoint: Any) -> list[tuple[str, Any, Any]]:
+        """What the newest file does to the state: operation, key, map key or value."""
+        file, found = checkpoint.snapshots[0].files[-1], []
+        assert file.kind == "delta"
+        with checkpoint.open_file(file) as source:
+            for rows in read_data_file(source, file.name).read("s"):
+                for row in rows.batch.to_pylist():
+                    found.append((Op(row["op"]).name, row["key"], row.get("map_key")))
+        return found
+
+
+def shown(checkpoint: Any, backend: str, kind: str, places: Any, **options: Any) -> list[Any]:
+    """What a restore with an endless time to live has at places."""
+    with sb.create_backend(backend).create_keyed_backend(
+        int, max_parallelism=GROUPS, restore=checkpoint, clock=ManualClock(NOW), **options
+    ) as keyed:
+        state, found = keyed.get_state(declared(kind, 10**9)), []
+        for key, namespace in places:
+            keyed.set_current_key(key)
+            keyed.set_current_namespace(namespace)
+            if kind == "map":
+                found.append(dict(state.items()))
+            else:
+                found.append(state.value() if kind == "value" else state.get())
+        return found
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Any]:
+    made: list[Running] = []
+
+    def run(kind: str = "map", **options: Any) -> Running:
+        made.append(Running(tmp_path / f"store {len(made)}", kind, **options))
+        return made[-1]
+
+    yield run
+    while made:
+        made.pop().close()
+
+
+ALL = {"": 1, "a": 2, "b": 3}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("how", ["clear", "clear_many", "clear_key"])
+def test_a_map_that_was_cleared_stays_empty(running: Any, backend: str, how: str) -> None:
+    run = running()
+    run.fill()
+    run.take("base")
+    run.expire()
+    state = run.at(1)
+    assert list(state.items()) == []
+    clear(run, state, how)
+    committed = run.take("delta")
+    assert run.ops(committed) == [("CLEAR", 1, None)]
+    assert shown(committed, backend, "map", [(0, sb.VOID), (1, sb.VOID)]) == [ALL, {}]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_put_after_a_clear_is_in_the_same_delta_behind_it(running: Any, backend: str) -> None:
+    run = running()
+    run.fill()
+    run.take("base")
+    run.expire()
+    state = run.at(1)
+    state.put_all({"a": 20, "c": 30})
+    state.remove("b")
+    state.clear()
+    state.put_all({"": 40, "d": 50, "e": 60})
+    state.remove("e")
+    run.at(2).remove("a")
+    committed = run.take("delta")
+    # What was cleared needs no removals.
+    assert sorted(run.ops(committed)) == [
+        ("CLEAR", 1, None),
+        ("PUT", 1, ""),
+        ("PUT", 1, "d"),
+        ("REMOVE", 2, "a"),
+    ]
+    for_key_1 = [op for op, key, _ in run.ops(committed) if key == 1]
+    assert for_key_1 == ["CLEAR", "PUT", "PUT"]
+    places = [(key, sb.VOID) for key in range(3)]
+    assert shown(committed, backend, "map", places) == [ALL, {"": 40, "d": 50}, {"": 1, "b": 3}]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_the_namespace_that_was_cleared_is_empty(running: Any, backend: str) -> None:
+    run = running()
+    run.fill(namespaces=(sb.VOID, "w"))
+    run.take("base")
+    run.expire()
+    run.at(1, "w").clear()
+    run.at(2).clear()
+    committed = run.take("delta")
+    places = [(key, namespace) for key in (1, 2) for namespace in (sb.VOID, "w")]
+    assert shown(committed, backend, "map", places) == [ALL, {}, {}, ALL]
+
+
+@pytest.mark.parametrize("kind", ["map", "list"])
+def test_a_namespace_that_was_never_written_is_not_taken_for_another(running: Any, kind: str) -> None:
+    run = running(kind)
+    run.fill()
+    run.take("base")
+    run.expire()
+    run.at(1, "w").clear()
+    if kind == "list":
+        run.at(2)
+        run.keyed.merge_namespaces(declared(kind), "t", ["v"])
+    committed = run.take("delta")
+    there = ALL if kind == "map" else [1]
+    assert shown(committed, "heap", kind, [(1, sb.VOID), (2, sb.VOID)]) == [there, there]
+
+
+def test_a_clear_that_is_rolled_back_clears_nothing(running: Any) -> None:
+    run = running()
+    run.fill()
+    run.take("base")
+    run.expire()
+    mark = run.keyed.mark()
+    run.at(1).clear()
+    inner = run.keyed.mark()
+    run.at(2).clear()
+    run.at(2).put("n", 9)
+    run.keyed.rollback(inner)
+    run.at(3).clear()
+    run.keyed.release(inner)
+    committed = run.take("delta")
+    places = [(key, sb.VOID) for key in range(4)]
+    assert shown(committed, "heap", "map", places) == [ALL, {}, ALL, {}]
+    run.keyed.rollback(mark)
+    run.keyed.release(mark)
+    assert shown(run.take("base"), "heap", "map", places) == [{}] * 4, "a base has what has not expired"
+
+
+def test_a_rollback_behind_a_snapshot_takes_its_clears_back(running: Any) -> None:
+    run = running()
+    run.fill()
+    run.at(5).put("new", 5)
+    run.take("base")
+    mark = run.keyed.mark()
+    run.at(5).clear()
+    assert shown(run.take("delta"), "rocksdb", "map", [(5, sb.VOID)]) == [{}]
+    run.keyed.rollback(mark)
+    run.keyed.release(mark)
+    assert shown(run.take(), "rocksdb", "map", [(5, sb.VOID)]) == [{"new": 5}]
+
+
+def test_an_aborted_snapshot_passes_its_clears_on(running: Any) -> None:
+    run = running()
+    run.fill()
+    run.take("base")
+    run.expire()
+    run.at(1).clear()
+    pending = run.keyed.snapshot(run.taken, run.store)
+    run.at(2).clear()
+    run.at(1).put("n", 9)
+    pending.abort()
+    committed = run.take("delta")
+    assert shown(committed, "rocksdb", "map", [(1, sb.VOID), (2, sb.VOID)]) == [{"n": 9}, {}]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_deltas_that_are_merged_clear_what_they_cleared(
+    running: Any, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriting_rules, "FAN", 3)
+    run = running()
+    run.fill(20)
+    run.take("base")
+    run.expire()
+    merged = 0
+    for key in range(12):
+        run.at(key).clear()
+        if key % 2:
+            run.at(key).put("n", key)
+        if key > 2:
+            run.at(key - 2).put("late", key)
+        committed = run.take("delta")
+        if run.keyed._log.rewriting is not None:
+            run.keyed._log.rewriting.wait()
+            merged += 1
+    assert merged >= 2
+    expected = [
+        ({"n": key} if key % 2 else {}) | ({"late": key + 2} if 0 < key < 10 else {}) for key in range(12)
+    ]
+    places = [(key, sb.VOID) for key in range(13)]
+    assert shown(committed, backend, "map", places) == [*expected, ALL]
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "heap"])
+def test_a_backend_of_some_key_groups_restores_their_clears(running: Any, backend: str) -> None:
+    run = running()
+    run.fill(40)
+    run.take("base")
+    run.expire()
+    for key in range(0, 40, 2):
+        run.at(key).clear()
+    committed = run.take("delta")
+    seen = set()
+    for groups in (KeyGroupRange(0, 2), KeyGroupRange(3, GROUPS - 1)):
+        own = [key for key in range(40) if groups.start <= run.keyed._group_of(key) <= groups.end]
+        places = [(key, sb.VOID) for key in own]
+        found = shown(committed, backend, "map", places, key_group_range=groups)
+        assert found == [ALL if key % 2 else {} for key in own]
+        seen |= set(own)
+    assert seen == set(range(40))
+
+
+@pytest.mark.parametrize("kind", ["value", "list", "reducing"])
+@pytest.mark.parametrize("how", ["clear", "clear_many", "clear_key"])
+def test_other_states_that_were_cleared_stay_empty(running: Any, kind: str, how: str) -> None:
+    run = running(kind)
+    run.fill()
+    run.take("base")
+    run.expire()
+    state = run.at(1)
+    clear(run, state, how)
+    committed = run.take("delta")
+    assert run.ops(committed) == [("REMOVE", 1, None)]
+    there, gone = shown(committed, "heap", kind, [(0, sb.VOID), (1, sb.VOID)])
+    assert (there, gone) in [(1, None), ([1], [])]
+
+
+@pytest.mark.parametrize("kind", ["map", "value", "list", "reducing"])
+def test_a_key_is_cleared_in_namespaces_of_which_nobody_knows_any_more(running: Any, kind: str) -> None:
+    """No row of a delta says that, so the next snapshot is a base; the one after it is a delta again."""
+    run = running(kind)
+    run.fill(namespaces=(sb.VOID, "w"))
+    run.take("base")
+    run.expire()
+    run.at(1)
+    run.keyed.clear_key()
+    committed = run.take("base")
+    places = [(1, sb.VOID), (1, "w")]
+    assert shown(committed, "heap", kind, places) in [[{}, {}], [None, None], [[], []]]
+    run.at(2)
+    run.keyed.clear_key()
+    run.others.update_many([2], [0])
+    run.take("delta")
+
+
+@pytest.mark.parametrize("kind", ["list", "reducing"])
+@pytest.mark.parametrize("is_new", [False, True], ids=["all had expired", "one had not"])
+def test_namespaces_that_were_merged_away_stay_empty(running: Any, kind: str, is_new: bool) -> None:
+    run = running(kind)
+    run.fill(namespaces=("a", "b", "c"))
+    run.take("base")
+    run.expire()
+    if is_new:
+        run.at(1, "b").add(7)
+    run.at(1)
+    run.keyed.merge_namespaces(declared(kind), "t", ["a", "b"])
+    committed = run.take("delta")
+    *gone, target, left = shown(committed, "heap", kind, [(1, each) for each in ("a", "b", "t", "c")])
+    assert gone in ([None, None], [[], []])
+    assert target in ((7, [7]) if is_new else (None, []))
+    assert left in (1, [1])
+
+
+@pytest.mark.parametrize("how", ["remove", "remove_many"])
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_an_entry_that_was_removed_stays_away(running: Any, how: str, is_watched: bool) -> None:
+    """Also while somebody iterates over a map of the state."""
+    run = running()
+    run.fill()
+    run.take("base")
+    run.expire()
+    run.at(3).put("x", 1)
+    watching = run.state.items() if is_watched else None
+    state = run.at(1)
+    state.remove("a") if how == "remove" else state.remove_many([1], ["a"])
+    committed = run.take("delta")
+    assert shown(committed, "heap", "map", [(1, sb.VOID)]) == [{"": 1, "b": 3}]
+    if watching is not None:
+        assert list(watching) == [("x", 1)]
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["no time to live", "no compaction drops"])
+def test_where_compactions_drop_nothing_a_delta_has_what_was_found(running: Any, is_kept: bool) -> None:
+    run = running(cleanup_in_background=False) if is_kept else running()
+    if not is_kept:
+        run.state = run.keyed.get_state(sb.MapStateDescriptor("plain", str, int))
+    assert not run.state.has_drops
+    run.fill()
+    run.take("base")
+    run.at(1).clear()
+    run.at(9).clear()
+    run.keyed.clear_key()
+    committed = run.take("delta")
+    name = "s" if is_kept else "plain"
+    file = committed.snapshots[0].files[-1]
+    with committed.open_file(file) as source:
+        found = list(read_data_file(source, file.name).read(name))
+    rows = [row for rows in found for row in rows.batch.to_pylist()]
+    assert [(Op(row["op"]), row["map_key"]) for row in rows] == [(Op.REMOVE, each) for each in ("", "a", "b")]
+
+
+def test_clears_of_many_rows_are_written_in_pieces(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from statebackend.backends.rocksdb import snapshots
+
+    monkeypatch.setattr(snapshots, "BATCH_ROWS", 3)
+    run = running()
+    run.fill(60)
+    run.take("base")
+    run.expire()
+    for key in range(50):
+        run.at(key).clear()
+        run.state.put("n", key)
+    committed = run.take("delta")
+    found = shown(committed, "rocksdb", "map", [(key, sb.VOID) for key in range(60)])
+    assert found == [{"n": key} for key in range(50)] + [ALL] * 10
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "heap"])
+def test_nothing_comes_back_whatever_happens(running: Any, backend: str, rng: random.Random) -> None:
+    """A model that never forgets: what a restore shows is in it, and what has not expired is shown."""
+    run = running()
+    model: dict[tuple[int, str], dict[str, tuple[int, int]]] = {}
+    marks: list[tuple[Any, Any]] = []
+    spaces = ("", "w")
+
+    def copied() -> Any:
+        return {place: dict(entries) for place, entries in model.items()}
+
+    for _ in range(1_500):
+        key, space, entry = rng.randrange(6), rng.choice(spaces), rng.choice("abc")
+        what = rng.choices(
+            ("put", "remove", "clear", "key", "time", "compact", "mark", "back", "release", "take"),
+            (30, 8, 12, 1, 10, 4, 4, 2, 3, 6),
+        )[0]
+        state = run.at(key, space or sb.VOID)
+        entries = model.setdefault((key, space), {})
+        if what == "put":
+            entries[entry] = (run.clock.now(), run.clock.now())
+            state.put(entry, run.clock.now())
+        elif what == "remove":
+            entries.pop(entry, None)
+            state.remove(entry)
+        elif what == "clear":
+            entries.clear()
+            state.clear()
+        elif what == "key":
+            for each in spaces:
+                model.setdefault((key, each), {}).clear()
+            run.keyed.clear_key()
+        elif what == "time":
+            run.clock.set(run.clock.now() + rng.randrange(60))
+        elif what == "compact":
+            run.compact()
+        elif what == "mark":
+            marks.append((run.keyed.mark(), copied()))
+        elif what == "back" and marks:
+            mark, model = marks.pop()
+            run.keyed.rollback(mark)
+            run.keyed.release(mark)
+        elif what == "release" and marks:
+            run.keyed.release(marks.pop()[0])
+        elif what == "take":
+            pending = run.keyed.snapshot(run.taken, run.store)
+            if rng.random() < 0.2:
+                pending.abort()
+                continue
+            committed = run.store.commit(run.taken, [pending.result()], now=run.clock.now())
+            run.taken += 1
+            if rng.random() < 0.7:
+                continue
+            places = sorted(model)
+            found = shown(committed, backend, "map", [(key, each or sb.VOID) for key, each in places])
+            for place, entries in zip(places, found, strict=True):
+                known = {each: value for each, (value, _) in model[place].items()}
+                assert entries.items() <= known.items(), place
+                alive = {each for each, (_, at) in model[place].items() if at + TTL > run.clock.now()}
+                assert alive <= entries.keys(), place
+    assert run.state.rules.counters()["dropped_values"] > 10
+    while marks:
+        run.keyed.release(marks.pop()[0])
