@@ -304,6 +304,7 @@ def _map_keys_expected(StateTable entries not None, looked_up):
     """The map keys that are expected after these, pairs of a turn and a map key, one turn later. For tests.
 
     >>> from statebackend._core.tables.state_core import StateCore
+    >>> from statebackend._core.tables.state_table import StateTable
     >>> entries = StateTable(StateCore(), key="bytes", value="long")
     >>> _map_keys_expected(entries, [(1, b"red"), (2, b"blue"), (3, b"red")])
     [b'red']
