@@ -29,9 +29,10 @@ FEWEST = {"writes": 100, "release": 100, "flush": 100, "compacting": 100, "writi
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("checkpoints", ["rows", "native"])
 @pytest.mark.parametrize("is_long", [False, pytest.param(True, marks=pytest.mark.stress)], ids=["20", "long"])
 def test_nothing_that_was_committed_is_lost(
-    tmp_path: Path, rng: random.Random, is_long: bool, request: pytest.FixtureRequest
+    tmp_path: Path, rng: random.Random, is_long: bool, checkpoints: str, request: pytest.FixtureRequest
 ) -> None:
     """The long run kills five times for each of ``--kills``: 1,000 times."""
     kills = 5 * request.config.getoption("kills") if is_long else 20
@@ -44,7 +45,9 @@ def test_nothing_that_was_committed_is_lost(
             step = STEPS[number % len(STEPS)]
             batch = 0 if step == "restore" else rng.randrange(3)
             after = int(LONGEST_MICROSECONDS * rng.random() ** 5)
-            (answer,) = processes.ask("rocks", tmp_path, step=step, batch=batch, microseconds=after)
+            (answer,) = processes.ask(
+                "rocks", tmp_path, step=step, batch=batch, microseconds=after, checkpoints=checkpoints
+            )
             assert answer["status"] == -signal.SIGKILL
             caught.update(whereabouts.left() or ["before its first step"])
             told = max((batch for _, batch in answer["said"]), default=of_batch)
@@ -56,7 +59,7 @@ def test_nothing_that_was_committed_is_lost(
                 apply_to_model(model, of_batch)
             if newest is not None:
                 for backend in ("heap", "rocksdb") if number % 10 == 0 else ("heap",):
-                    with open_keyed(tmp_path / "reader", backend, reader.open(newest)) as keyed:
+                    with open_keyed(tmp_path / "reader", backend, reader.open(newest), checkpoints) as keyed:
                         assert contents(keyed) == without_empty(model), (number, step, newest)
             left = [each for each in (tmp_path / "local").iterdir() if list(each.iterdir())]
             assert len(left) <= 1, "each process has removed what the one before it has left"

@@ -96,7 +96,7 @@ cdef struct Counters:                 # atomic, in the order of _COUNTERS
 
 cdef struct Rules:
     int64_t refs                      # atomic
-    pthread_mutex_t lock              # guards `layout`, which changes as a whole
+    pthread_mutex_t lock              # guards `layout` and `clock`, which change as a whole
     Layout layout
     Clock *clock
     Counters counters
@@ -148,8 +148,8 @@ cdef const char *merger_name(void *_state) noexcept nogil:
 cdef void look(Rules *rules, Layout *layout, int64_t *now) noexcept nogil:
     pthread_mutex_lock(&rules.lock)
     layout[0] = rules.layout
-    pthread_mutex_unlock(&rules.lock)
     now[0] = sb_load(&rules.clock.now)
+    pthread_mutex_unlock(&rules.lock)
 
 
 # --------------------------------------------------------------------------------------------- elements
@@ -376,6 +376,17 @@ cdef class ExpiryRules:
             pthread_mutex_lock(&self.rules.lock)
             self.rules.layout = layout
             pthread_mutex_unlock(&self.rules.lock)
+
+    def follow(self, CommittedClock clock not None):
+        """Go by another clock from now on."""
+        cdef Clock *before
+        sb_add(&clock.clock.refs, 1)
+        with nogil:
+            pthread_mutex_lock(&self.rules.lock)
+            before, self.rules.clock = self.rules.clock, clock.clock
+            pthread_mutex_unlock(&self.rules.lock)
+        clock_drop(before)
+        self.clock = clock
 
     def counters(self):
         """Say what callbacks have done since these rules were made.

@@ -332,6 +332,20 @@ cdef class Database:
         self.names.pop(family.name, None)
         self.reap()
 
+    def set_option(self, ColumnFamily family not None, str name not None, value not None):
+        """Change a setting of a column family that is open; RocksDB refuses those that it cannot change."""
+        cdef char *error = NULL
+        cdef rocksdb_family_t *handle = self.handle_of(family)
+        cdef bytes key = _c_string(name.encode(), "name of a setting")
+        cdef bytes text = _c_string(str(value).encode(), "value of a setting")
+        cdef const char *k = key
+        cdef const char *v = text
+        self.enter()
+        with nogil:
+            api.set_options_cf(self.db, handle, 1, &k, &v, &error)
+        self.leave()
+        check(error, self.where(f"setting {name} of column family {family.name!r}"))
+
     cdef void reap(self) noexcept:
         """Destroy the handles of dropped families, unless a thread may be using one: then the next time."""
         cdef Family *family = self.families
@@ -856,6 +870,12 @@ cdef list _existing_families(str path, Options options):
         return [(<bytes>names[i]).decode() for i in range(n)]
     finally:
         api.list_column_families_destroy(names, n)
+
+
+def families_in(path not None, Options options not None):
+    """List the names of the column families of a database that need not be open; none if there is no database."""
+    need_library()
+    return _existing_families(os.fsdecode(path), options)
 
 
 def destroy(path not None, Options options not None):

@@ -259,6 +259,8 @@ cdef struct Api:
     void (*compact_range_cf_opt)(rocksdb_t *db, rocksdb_family_t *family, rocksdb_compact_t *options,
                                  const char *start, size_t start_size, const char *end,
                                  size_t end_size) noexcept nogil
+    void (*set_options_cf)(rocksdb_t *db, rocksdb_family_t *family, int n, const char *const *names,
+                           const char *const *values, char **error) noexcept nogil
     void (*delete_file_in_range_cf)(rocksdb_t *db, rocksdb_family_t *family, const char *start, size_t start_size,
                                     const char *end, size_t end_size, char **error) noexcept nogil
     rocksdb_checkpoint_t *(*checkpoint_object_create)(rocksdb_t *db, char **error) noexcept nogil

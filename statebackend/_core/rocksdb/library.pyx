@@ -261,6 +261,7 @@ cdef int _fill(Api *to, _Symbols symbols) except -1:
     symbols.take(&to.compactoptions_set_exclusive_manual_compaction, "compactoptions_set_exclusive_manual_compaction")
     symbols.take(&to.compactoptions_set_bottommost_level_compaction, "compactoptions_set_bottommost_level_compaction")
     symbols.take(&to.compact_range_cf_opt, "compact_range_cf_opt")
+    symbols.take(&to.set_options_cf, "set_options_cf")
     symbols.take(&to.delete_file_in_range_cf, "delete_file_in_range_cf")
     symbols.take(&to.checkpoint_object_create, "checkpoint_object_create")
     symbols.take(&to.checkpoint_create, "checkpoint_create")

@@ -22,7 +22,7 @@ from statebackend.state import StateBackend
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
-__all__ = ["RocksDbBackend"]
+__all__ = ["RocksDbBackend", "load_library"]
 
 
 class RocksDbBackend(StateBackend):
@@ -32,7 +32,8 @@ class RocksDbBackend(StateBackend):
     files), which is removed when it is closed. ``memory_limit``, in bytes, is shared by all databases of the process
     that have the same limit: block cache, write buffers, index and filter blocks. ``predefined`` is a name of Flink's
     predefined options. ``partitioned_index_filters`` keeps only the tops of indexes and filters in memory for good.
-    ``compression`` is ``"none"``, ``"snappy"``, ``"lz4"`` or ``"zstd"``; by default RocksDB chooses.
+    ``compression`` is ``"none"``, ``"snappy"``, ``"lz4"`` or ``"zstd"``; by default RocksDB chooses. ``checkpoints`` is
+    ``"rows"``, or ``"native"``: then bases in checkpoints are RocksDB's own files, of which each is uploaded once.
 
     >>> import pickle
     >>> pickle.loads(pickle.dumps(RocksDbBackend(memory_limit=64 << 20)))
@@ -52,9 +53,12 @@ class RocksDbBackend(StateBackend):
         predefined: str = "DEFAULT",
         partitioned_index_filters: bool = True,
         compression: str | None = None,
+        checkpoints: str = "rows",
     ) -> None:
         folder: Any = local_dir  # the settings check it
-        self.settings = Settings(folder, memory_limit, predefined, partitioned_index_filters, compression)
+        self.settings = Settings(
+            folder, memory_limit, predefined, partitioned_index_filters, compression, checkpoints
+        )
 
     @classmethod
     def unavailable_reason(cls) -> str | None:
@@ -77,7 +81,7 @@ class RocksDbBackend(StateBackend):
         clock: Any = None,
         restore: Any = (),
     ) -> RocksDbKeyedBackend:
-        _load()
+        load_library()
         from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
         return RocksDbKeyedBackend(
@@ -121,7 +125,7 @@ def _find() -> dict[str, str | None]:
     return {"name": "RocksDB", "version": found.version, "path": found.path, "origin": found.origin}
 
 
-def _load() -> None:
+def load_library() -> None:
     """Load RocksDB, once for the process."""
     binding = _binding()
     if binding.loaded_path() is None:

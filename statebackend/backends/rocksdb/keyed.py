@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -27,6 +27,11 @@ from statebackend.backends.rocksdb.figures import figures_of_database, figures_o
 from statebackend.backends.rocksdb.lists import RocksDbListState
 from statebackend.backends.rocksdb.load_rows import load
 from statebackend.backends.rocksdb.maps import RocksDbMapState
+from statebackend.backends.rocksdb.native_base import can_be_native, native_base
+from statebackend.backends.rocksdb.native_families import BY_TIME
+from statebackend.backends.rocksdb.native_rows import open_native_rows
+from statebackend.backends.rocksdb.native_snapshot import NativeSnapshot, snapshot_to_adopt
+from statebackend.backends.rocksdb.native_states import NativeStates
 from statebackend.backends.rocksdb.scratch import Scratch
 from statebackend.backends.rocksdb.settings import Settings
 from statebackend.backends.rocksdb.single import (
@@ -36,17 +41,20 @@ from statebackend.backends.rocksdb.single import (
     RocksDbValueState,
 )
 from statebackend.backends.rocksdb.snapshots import RocksDbChanges, RocksDbPoints, RocksDbView
-from statebackend.backends.rocksdb.timers import RocksDbTimers
+from statebackend.backends.rocksdb.timers import Queue, RocksDbTimers
 from statebackend.backends.rocksdb.vectorised import chosen_rows
 from statebackend.backends.rocksdb.written_states import WrittenState
-from statebackend.checkpoint import CheckpointStore, DataWriter, PendingSnapshot
+from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, PendingSnapshot, StateSnapshot
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import CheckpointedKeyedBackend, ExpiredAt
+from statebackend.checkpoint.keyed.native_files import NativeRows, has_native
 from statebackend.checkpoint.keyed.restored_states import RestoredState
+from statebackend.checkpoint.keyed.snapshot_files import Taken
 from statebackend.columns.codec_choice import key_codec
 from statebackend.errors import KeyGroupError
-from statebackend.keys import VOID, TimeWindow, encode_namespace, runs_of_list
+from statebackend.keys import VOID, KeyGroupRange, TimeWindow, encode_namespace, runs_of_list
 from statebackend.state import StateDescriptor, StateTtlConfig, checked_budget, clocks, expired, timer_state
+from statebackend.types import Type
 
 __all__ = ["RocksDbKeyedBackend"]
 
@@ -102,7 +110,9 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
         CheckpointedKeyedBackend.__init__(self, key_type, **options)
         #: True if keys are integers in canonical form.
         self.has_int_keys = self._encoder.kind == "int"
-        self.scratch = Scratch(settings)
+        self._settings = settings
+        adopted = self._snapshot_to_adopt()
+        self.scratch = Scratch(settings, adopted)
         try:
             self._open(
                 Store(self.scratch.database, self._refuse),
@@ -124,6 +134,8 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
             #: The time that a given clock told the vectorised call that begins.
             self._called_at: int | None = None
             self._timers = RocksDbTimers(self)
+            #: What the database has that nobody has declared.
+            self.native = NativeStates(self, adopted)
             self._restore()
         except BaseException:
             self._closed = True
@@ -200,14 +212,18 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
             yield
 
     def make_rules(
-        self, in_event_time: bool, layout: str, element_bytes: int, options: dict[str, int]
+        self, name: str, in_event_time: bool, layout: str, element_bytes: int, options: dict[str, int]
     ) -> ExpiryRules:
         """The rules of a column family, by the clock of its time."""
         if options:
             self._cleans_up()
-        return ExpiryRules(
-            self._committed[in_event_time], layout, element_bytes=max(element_bytes, 1), **options
-        )
+        clock, element_bytes = self._committed[in_event_time], max(element_bytes, 1)
+        rules = self.native.rules_of(name)
+        if rules is None:
+            return ExpiryRules(clock, layout, element_bytes=element_bytes, **options)
+        rules.follow(clock)
+        rules.configure(layout, element_bytes=element_bytes, **options)
+        return rules
 
     def create_table(
         self,
@@ -223,12 +239,21 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
         # Merging drops what has expired: only without a time to live is a list what was there and what was appended.
         grows = layout.endswith("list") and config is None
         number = self.changes.add_table()
+        periodic = None if cleanup is None else -(-cleanup.periodic_compaction_time // 1000)
+        held = self.native.table_of(name)
+        if held is not None:
+            if periodic is not None:
+                self.scratch.database.set_option(held.family, "periodic_compaction_seconds", periodic)
+            table = self.store.add_table(held.family, number if is_noted else -1, grows=grows)
+            if held.has_namespaces:
+                table.note_namespaces()
+            return table
         readable = name.encode("ascii", "replace").decode().replace("\0", "?")
         family = self.scratch.create_family(
             f"{number} {readable}",
             rules,
             is_list=layout.endswith("list"),
-            periodic_seconds=None if cleanup is None else -(-cleanup.periodic_compaction_time // 1000),
+            periodic_seconds=periodic,
         )
         return self.store.add_table(family, number if is_noted else -1, grows=grows)
 
@@ -515,7 +540,56 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
 
     def _load_timers_of(self, domain: str, restored: RestoredState) -> None:
         assert isinstance(self._timers, RocksDbTimers)
+        name = restored.description.name
+        if self.native.has_all_key_groups:  # else what is in the order of firing has those of others, too
+            with self.native.adopting(name, name + BY_TIME) as are_held:
+                if are_held:
+                    self._timers.adopt_rows(domain, restored.rows.take_changes())
+                    return
         self._timers.load_rows(domain, restored.rows)
+        self.native.forget(name)
+
+    # --- files of the database ---
+
+    def queues(self) -> dict[str, Queue]:
+        """The timers of each domain that has had one."""
+        assert isinstance(self._timers, RocksDbTimers)
+        return self._timers.queues()
+
+    def _snapshot_to_adopt(self) -> NativeSnapshot | None:
+        if self._settings.checkpoints != "native":
+            return None
+        return snapshot_to_adopt(
+            self._checkpoint_to_restore, self.key_type, self.max_parallelism, self.key_group_range
+        )
+
+    def _open_native(
+        self, checkpoint: Checkpoint, snapshot: StateSnapshot, key_type: Type, key_groups: KeyGroupRange
+    ) -> Mapping[str, NativeRows]:
+        held = self.native.rows(snapshot)
+        if held is not None or not has_native(snapshot):
+            return held or {}
+        return open_native_rows(checkpoint, snapshot, key_type, key_groups, self._settings)
+
+    def _take_in_changes(self) -> None:
+        self.native.take_in_changes(self._restored)
+
+    def _adopt(self, descriptor: StateDescriptor) -> Any:
+        with self.native.adopting(descriptor.name) as is_held:
+            return self._create_state(descriptor) if is_held else None
+
+    def _new_state(self, descriptor: StateDescriptor) -> Any:
+        state = super()._new_state(descriptor)
+        self.native.forget(descriptor.name)
+        return state
+
+    def _take_base(self, may_name: frozenset[str]) -> Taken:
+        if self._settings.checkpoints != "native" or not can_be_native(self, self._taken_states()):
+            return super()._take_base(may_name)
+        if self.batch_segment is None:
+            self.store.flush()  # there may be some left, of a batch that could not be written before
+        beside = tuple(each for each in self._restored if each.description.name not in self.native)
+        return native_base(self, may_name, beside, self._count_expired)
 
     def _unload(self, state: Any) -> None:
         family = state.table.family

@@ -18,6 +18,8 @@ from statebackend.errors import UsageError
 __all__ = ["Settings"]
 
 SMALLEST_LIMIT = 4 << 20
+#: What bases in checkpoints are made of.
+CHECKPOINTS = ("rows", "native")
 LARGEST_LIMIT = 1 << 62
 
 
@@ -34,6 +36,7 @@ class Settings:
     predefined: str = "DEFAULT"
     partitioned_index_filters: bool = True
     compression: str | None = None
+    checkpoints: str = "rows"
 
     def __post_init__(self) -> None:
         if self.local_dir is not None:
@@ -51,6 +54,12 @@ class Settings:
             )
         if type(self.partitioned_index_filters) is not bool:
             raise UsageError("partitioned_index_filters is True or False")
+        if self.checkpoints not in list(CHECKPOINTS):
+            raise UsageError(
+                'checkpoints is "rows" or "native"',
+                detail=repr(self.checkpoints),
+                hint='with "native", bases are files of RocksDB, of which each is uploaded once',
+            )
         column_family_settings(predefined(self.predefined), compression=self.compression)  # raises
 
     def shown(self) -> str:

@@ -88,7 +88,7 @@ class RocksDbState(KeyedState):
         if config is not None and cleanup is not None:
             options = {"ttl": config.ttl, "query_every": max(1, cleanup.query_time_after_num_entries)}
         return self._backend.make_rules(
-            self._in_event_time, self.layout, self.element_bytes(descriptor), options
+            descriptor.name, self._in_event_time, self.layout, self.element_bytes(descriptor), options
         )
 
     def element_bytes(self, descriptor: Any) -> int:

@@ -28,6 +28,7 @@ from statebackend._core.rocksdb.composite_keys import (
 from statebackend._core.rocksdb.store import Store, Table
 from statebackend.backends.rocksdb.load_timers import load_timers
 from statebackend.backends.rocksdb.maps import PRESENT
+from statebackend.backends.rocksdb.native_families import BY_TIME
 from statebackend.checkpoint.format import GroupedBatch
 from statebackend.state import DOMAINS, TimerRow, Timers, checked_domain, checked_time, timer_state
 from statebackend.types.serializers import serializer_for
@@ -80,13 +81,28 @@ class RocksDbTimers(Timers):
         queue = self._queues.get(domain)
         if queue is None:
             name = timer_state(domain).name
-            rules = self._backend.make_rules(False, "map_entry", 0, {})
-            by_time = self._backend.make_rules(False, "map_entry", 0, {})
-            queue = self._queues[domain] = Queue(
-                self._backend.create_table(name, rules, "map_entry", None),
-                self._backend.create_table(f"{name}.by time", by_time, "map_entry", None, is_noted=False),
-            )
+            tables = [
+                self._backend.create_table(
+                    table,
+                    self._backend.make_rules(table, False, "map_entry", 0, {}),
+                    "map_entry",
+                    None,
+                    is_noted=table == name,
+                )
+                for table in (name, name + BY_TIME)
+            ]
+            queue = self._queues[domain] = Queue(*tables)
         return queue
+
+    def queues(self) -> dict[str, Queue]:
+        """The domains that have had a timer."""
+        return self._queues
+
+    def adopt_rows(self, domain: str, changes: Iterable[GroupedBatch]) -> None:
+        """Take over the tables of a domain that the database has, and apply changes to them. O(timers)."""
+        queue = self._queue(domain)
+        load_timers(self._backend, domain, queue, changes)
+        queue.count = self._store.count(queue.by_key, self._is_int, False, False, 2**62)
 
     def load_rows(self, domain: str, rows: Iterable[GroupedBatch]) -> None:
         """Register what a checkpoint has, in a domain without timers; no change, and no rollback takes it back."""

@@ -6,14 +6,16 @@ import os
 import threading
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed.chain import Chain
+from statebackend.checkpoint.keyed.native_files import NativeRows, open_native_rows
 from statebackend.checkpoint.keyed.points import Point, Points
 from statebackend.checkpoint.keyed.restored_states import (
     RestoredState,
@@ -26,15 +28,17 @@ from statebackend.checkpoint.keyed.restored_states import (
 )
 from statebackend.checkpoint.keyed.rows import ExpiredAt, RowSource, phases
 from statebackend.checkpoint.keyed.savepoints import read_savepoint, times_of_part, write_savepoint
-from statebackend.checkpoint.keyed.snapshot_files import SnapshotWriting, TakenRows, TakenStates
+from statebackend.checkpoint.keyed.snapshot_files import SnapshotWriting, Taken, TakenRows, TakenStates
 from statebackend.checkpoint.keyed.snapshot_log import SnapshotLog
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.json_checks import MAX_INTEGER
+from statebackend.checkpoint.store.manifest import StateSnapshot
 from statebackend.checkpoint.store.pending import PendingSnapshot, WritingThreads
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.checkpoint.store.store import CheckpointStore, target_for
 from statebackend.errors import MemoryLimitError, UsageError
+from statebackend.keys import KeyGroupRange
 from statebackend.state import (
     DOMAINS,
     RESERVED,
@@ -43,7 +47,7 @@ from statebackend.state import (
     StateDescriptor,
     timer_state,
 )
-from statebackend.types import Compatibility
+from statebackend.types import Compatibility, Type
 
 __all__ = ["CheckpointedKeyedBackend"]
 
@@ -109,7 +113,9 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         if isinstance(given, (str, os.PathLike)):
             given = Savepoint(given)
         read: Callable[..., RestoredStates] = (
-            read_savepoint if isinstance(given, Savepoint) else read_checkpoint
+            read_savepoint
+            if isinstance(given, Savepoint)
+            else partial(read_checkpoint, open_native=self._open_native)
         )
         self._restored = read(given, self.key_type, self.max_parallelism, self.key_group_range)
         self._log.committed_now = self._restored.now
@@ -119,11 +125,25 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             # By the clock, states in event time would have expired long ago for whoever reads or writes them now.
             self.begin_event_time(self._restored.watermark, self._restored.watermark)
             self._may_go_by_clock = self._restored.watermark is None
+        self._take_in_changes()
         self._load_timers()
         if isinstance(given, Checkpoint):
             own = [each for each in keyed_snapshots(given) if each.key_groups == self.key_group_range]
             if len(own) == 1:
                 self._log.restored(own[0].files)
+
+    def _open_native(
+        self, checkpoint: Checkpoint, snapshot: StateSnapshot, key_type: Type, key_groups: KeyGroupRange
+    ) -> Mapping[str, NativeRows]:
+        """The rows that a snapshot has in a database's own files; a backend that has such a database overrides it."""
+        return open_native_rows(checkpoint, snapshot, key_type, key_groups)
+
+    def _take_in_changes(self) -> None:
+        """Apply changes to restored rows that the backend holds already."""
+
+    def _adopt(self, descriptor: StateDescriptor) -> KeyedState | None:
+        """The handle of a restored state whose rows the backend holds as they are to be; None if it does not."""
+        return None
 
     def _load_timers(self) -> None:
         if not self.has_timers:
@@ -142,12 +162,17 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         if restored is None:
             return super()._new_state(descriptor)
         answer = restored.description.check(descriptor)
-        state = super()._new_state(descriptor)
         config = descriptor.ttl_config
         in_event_time = config is not None and config.is_in_event_time
         by_watermark = self._by_watermark() if in_event_time else None
         now = self._time() if by_watermark is None else by_watermark
         moved_by = 0 if in_event_time or not restored.description.ttl else self._moved_by
+        if answer is Compatibility.AS_IS and not moved_by:
+            adopted = self._adopt(descriptor)
+            if adopted is not None:
+                self._restored.take(descriptor.name)
+                return adopted
+        state = super()._new_state(descriptor)
         migrate = migration(restored.description, descriptor, now, moved_by)
         with self._loading():
             try:
@@ -202,12 +227,16 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         now = _stored_time(self._work_time())
         self._restored.keep()  # a commit may let their files go
         target = target_for(store, checkpoint_id)
-        rows = flight = None
+        rows: Taken | None = None
+        flight = None
         try:
             chain = log.chain_for(target)
             if not incremental:
                 chain = None
-            rows = self._take_rows() if chain is None else self._take_changes(chain)
+            if chain is None:
+                rows = self._take_base(target.builds_on if incremental else frozenset())
+            else:
+                rows = self._take_changes(chain)
             flight = log.taken(target, now, self._watermark, chain)
             writing = SnapshotWriting(
                 checkpoint_id, flight, rows, self._taken_states(), self.key_type, self.max_parallelism
@@ -222,11 +251,16 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             raise
         if chain is not None:
             another = store.begin_snapshot if isinstance(store, CheckpointStore) else store.beside
-            log.rewrite(chain, another, self._take_rows, self._kinds, self._threads)
+            take = partial(self._take_base, frozenset(file.name for file in chain.files))
+            log.rewrite(chain, another, take, self._kinds, self._threads)
         return pending
 
     def _kinds(self) -> dict[str, str]:
         return {each.name: each.kind for each in self._taken_states().descriptions()}
+
+    def _take_base(self, may_name: frozenset[str]) -> Taken:
+        """All that there is at this moment, for files that need no others but, perhaps, some of ``may_name``."""
+        return self._take_rows()
 
     def _take_rows(self) -> TakenRows:
         log = self._log

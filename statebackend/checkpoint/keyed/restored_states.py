@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from statebackend.checkpoint.format import Op, Section
 from statebackend.checkpoint.keyed.description import StateDescription, value_role
 from statebackend.checkpoint.keyed.merged_rows import applied
+from statebackend.checkpoint.keyed.native_files import NATIVE, NativeRows, OpenNative, open_native_rows
 from statebackend.checkpoint.keyed.rows import GROUP, grouped_batches, phases, with_key_groups
 from statebackend.checkpoint.keyed.stored_rows import RestoredFile, StoredRows, close_most
 from statebackend.checkpoint.store.manifest import StateSnapshot
@@ -27,7 +28,15 @@ from statebackend.state import StateDescriptor, TimerRow
 from statebackend.types import ListType, Type, from_config
 from statebackend.types.serializers import arrow_migration, describe
 
-__all__ = ["PART", "RestoredState", "RestoredStates", "keyed_snapshots", "moved_time", "timer_rows"]
+__all__ = [
+    "PART",
+    "RestoredState",
+    "RestoredStates",
+    "check_use",
+    "keyed_snapshots",
+    "moved_time",
+    "timer_rows",
+]
 
 _FIRST, _LAST = -(2**63), 2**63 - 1
 
@@ -102,9 +111,16 @@ def keyed_snapshots(checkpoint: Checkpoint) -> list[StateSnapshot]:
 
 
 def read_checkpoint(
-    checkpoint: object, key_type: Type, max_parallelism: int, key_groups: KeyGroupRange
+    checkpoint: object,
+    key_type: Type,
+    max_parallelism: int,
+    key_groups: KeyGroupRange,
+    open_native: OpenNative = open_native_rows,
 ) -> RestoredStates:
-    """The states of some key groups. Checks every byte of their rows, which are read when they are asked for."""
+    """The states of some key groups. Checks every byte of their rows, which are read when they are asked for.
+
+    What lies in a database's own files, ``open_native`` reads.
+    """
     if not isinstance(checkpoint, Checkpoint):
         raise UsageError(
             f"a {type(checkpoint).__name__} is nothing to restore from",
@@ -113,16 +129,18 @@ def read_checkpoint(
     states: dict[str, RestoredState] = {}
     opened: list[RestoredFile] = []
     for snapshot in keyed_snapshots(checkpoint):
-        _check_use(snapshot, checkpoint, key_type, max_parallelism)
+        check_use(snapshot, checkpoint, key_type, max_parallelism)
         for data in snapshot.states:
             _describe(states, StateDescription.read(data, checkpoint.manifest.name))
         own = key_groups if snapshot.key_groups is None else key_groups.intersection(snapshot.key_groups)
         if own is not None:
+            _read_native(states, open_native(checkpoint, snapshot, key_type, own), checkpoint)
             _read_files(states, opened, checkpoint, snapshot, own)
     return RestoredStates(states, checkpoint.now, checkpoint.watermark, checkpoint.has_one_time)
 
 
-def _check_use(snapshot: StateSnapshot, checkpoint: Checkpoint, key_type: Type, max_parallelism: int) -> None:
+def check_use(snapshot: StateSnapshot, checkpoint: Checkpoint, key_type: Type, max_parallelism: int) -> None:
+    """Raise unless a backend of this type of key, and so many key groups, can have what is in a snapshot."""
     where = f"checkpoint {checkpoint.id}"
     config, groups = snapshot.extra.get("key_type"), snapshot.extra.get("max_parallelism")
     if config != key_type.config():
@@ -150,6 +168,21 @@ def _describe(states: dict[str, RestoredState], found: StateDescription) -> None
         )
 
 
+def _read_native(
+    states: dict[str, RestoredState], found: Mapping[str, NativeRows], checkpoint: Checkpoint
+) -> None:
+    for name, rows in found.items():
+        if name not in states:
+            raise CorruptCheckpointError(
+                f"the files of the database have a state {name!r} that the manifest does not name",
+                detail=checkpoint.manifest.name,
+            )
+        if rows.is_held:
+            states[name].rows.hold(rows.read)
+        else:
+            states[name].rows.add(rows.read)
+
+
 def _read_files(
     states: dict[str, RestoredState],
     opened: list[RestoredFile],
@@ -158,6 +191,8 @@ def _read_files(
     own: KeyGroupRange,
 ) -> None:
     for file in snapshot.files:
+        if file.kind == NATIVE:
+            continue
         if file.kind not in ("base", "delta"):
             raise UsageError(
                 f"the checkpoint was written by another backend: it has files of kind {file.kind!r}",

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from statebackend.checkpoint.format import Section, write_data_file
 from statebackend.checkpoint.keyed.chain import Flight
@@ -22,7 +22,14 @@ from statebackend.keys import KeyGroupRange
 from statebackend.state import StateDescriptor
 from statebackend.types import Type
 
-__all__ = ["SnapshotWriting", "TakenRows", "TakenStates"]
+__all__ = ["Releasable", "SnapshotWriting", "Taken", "TakenRows", "TakenStates"]
+
+
+class Releasable(Protocol):
+    """Something that keeps a moment of a backend alive."""
+
+    def release(self) -> None:
+        """Let go. Idempotent."""
 
 
 class TakenStates(NamedTuple):
@@ -37,6 +44,21 @@ class TakenStates(NamedTuple):
         described = [StateDescription.of(descriptor) for descriptor in self.declared]
         described += [restored.description for restored in self.undeclared]
         return sorted(described, key=lambda each: each.name)
+
+
+class Taken(Protocol):
+    """A moment on its way into files."""
+
+    @property
+    def source(self) -> Releasable:
+        """What keeps the moment alive."""
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        """Of the snapshot."""
+
+    def write(self, writer: DataWriter) -> tuple[StoredFile, ...]:
+        """The files. The source is released, whatever happens."""
 
 
 class TakenRows(NamedTuple):
@@ -76,7 +98,7 @@ class SnapshotWriting(NamedTuple):
 
     checkpoint_id: int
     flight: Flight
-    rows: TakenRows
+    rows: Taken
     states: TakenStates
     key_type: Type
     max_parallelism: int

@@ -17,7 +17,7 @@ from statebackend.checkpoint.keyed.background_files import Patience, has_room, w
 from statebackend.checkpoint.keyed.chain import Chain, Flight, Rewriting
 from statebackend.checkpoint.keyed.merged_deltas import write_merged
 from statebackend.checkpoint.keyed.points import Points
-from statebackend.checkpoint.keyed.snapshot_files import TakenRows
+from statebackend.checkpoint.keyed.snapshot_files import Taken
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StoredFile
 from statebackend.checkpoint.store.pending import WritingThreads, tell
@@ -184,7 +184,7 @@ class SnapshotLog:
         self,
         chain: Chain,
         begin: Callable[[], DataWriter],
-        take: Callable[[], TakenRows],
+        take: Callable[[], Taken],
         kinds: Callable[[], Mapping[str, str]],
         threads: WritingThreads,
     ) -> None:

@@ -32,12 +32,26 @@ class StoredRows:
     def __init__(self) -> None:
         self._sources: list[Callable[[], Iterator[GroupedBatch]]] = []
         self._kept: list[GroupedBatch] | None = None
+        #: The first source, if its rows lie where nobody else removes or changes them.
+        self._held: Callable[[], Iterator[GroupedBatch]] | None = None
+
+    def hold(self, source: Callable[[], Iterator[GroupedBatch]]) -> None:
+        """Begin with rows that stay where they are: `keep` leaves them there."""
+        self._held = source
+
+    def take_changes(self) -> StoredRows:
+        """Take out what comes after the rows that are held."""
+        changes = StoredRows()
+        changes._sources, self._sources = self._sources, []
+        return changes
 
     def add(self, source: Callable[[], Iterator[GroupedBatch]]) -> None:
         """Append rows that a call reads."""
         self._sources.append(source)
 
     def __iter__(self) -> Iterator[GroupedBatch]:
+        if self._held is not None:
+            yield from self._held()
         if self._kept is not None:
             yield from self._kept
             return
@@ -50,7 +64,7 @@ class StoredRows:
     def keep(self) -> None:
         """Hold the rows in memory from now on: the files may go, and any thread may read. O(rows), once."""
         if self._kept is None:
-            self._kept = list(self)
+            self._kept = [rows for source in self._sources for rows in source()]
             self._sources.clear()
 
 

@@ -37,7 +37,7 @@ from statebackend.checkpoint.files.layout import data_folder
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.encryption import EncryptedBlocks, Encryption
 from statebackend.checkpoint.store.manifest import FILE_KINDS, StoredFile
-from statebackend.errors import CommitConflictError, StoreError, UsageError
+from statebackend.errors import CommitConflictError, CorruptCheckpointError, StoreError, UsageError
 from statebackend.keys import KeyGroupRange
 
 __all__ = ["DataFile", "DataWriter", "storing"]
@@ -354,6 +354,16 @@ class DataWriter:
         with storing(f"opening {file.name}"):
             source = self._files.open_input(file.name)
             return source if self._encryption is None else self._encryption.open(file.name, source)
+
+    def verify(self, file: StoredFile) -> None:
+        """Read a finished file again, and compare what is stored with its checksum. O(bytes)."""
+        checksum = size = 0
+        with storing(f"reading {file.name}"), self._files.open_input(file.name) as source:
+            while chunk := source.read(1 << 20):
+                checksum = crc32c(chunk, checksum)
+                size += len(chunk)
+        if (size, checksum) != (file.size, file.checksum):
+            raise CorruptCheckpointError("a file does not match its checksum", detail=file.name)
 
     def discard(self, file: StoredFile) -> None:
         """Remove a file of this epoch, whichever process has made it, that no manifest names or can name."""

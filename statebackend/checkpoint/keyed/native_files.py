@@ -1,0 +1,70 @@
+"""Files that a database has made itself, in checkpoints: who reads them.
+
+Only a database of the same kind can read them. A backend that is no such database reads rows out of them: the module
+that does so lies above this one, and is loaded when the first of these files is found.
+
+>>> NATIVE
+'sst'
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from statebackend.checkpoint.format import GroupedBatch
+from statebackend.checkpoint.store.manifest import StateSnapshot
+from statebackend.checkpoint.store.reader import Checkpoint
+from statebackend.errors import BackendUnavailableError
+from statebackend.keys import KeyGroupRange
+from statebackend.types import Type
+
+__all__ = ["NATIVE", "NativeRows", "OpenNative", "has_native", "open_native_rows"]
+
+#: The kind of such files.
+NATIVE = "sst"
+_READER = "statebackend.backends.rocksdb.native_rows"
+
+
+class NativeRows(NamedTuple):
+    """The rows of a state in such files, as often as they are asked for.
+
+    >>> NativeRows(lambda: iter([])).is_held
+    False
+    """
+
+    read: Callable[[], Iterator[GroupedBatch]]
+    #: True if they lie in the backend's own database.
+    is_held: bool = False
+
+
+#: Gives the rows of each state in a snapshot's files that are a database's, for a type of key and some key groups.
+OpenNative: TypeAlias = Callable[[Checkpoint, StateSnapshot, Type, KeyGroupRange], Mapping[str, NativeRows]]
+
+
+def has_native(snapshot: StateSnapshot) -> bool:
+    """Return True if some files of a snapshot are a database's own.
+
+    >>> has_native(StateSnapshot(7, epoch=3))
+    False
+    """
+    return any(file.kind == NATIVE for file in snapshot.files)
+
+
+def open_native_rows(
+    checkpoint: Checkpoint, snapshot: StateSnapshot, key_type: Type, key_groups: KeyGroupRange
+) -> Mapping[str, NativeRows]:
+    """Read such files as rows, in a database of their own that lasts as long as somebody reads them."""
+    if not has_native(snapshot):
+        return {}
+    try:
+        reader: Any = importlib.import_module(_READER)
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"the checkpoint has files of RocksDB, and what reads them is not built ({error})",
+            code="BACKEND_UNAVAILABLE.IMPORT",
+            hint="build it with 'python setup.py build_ext --inplace'",
+        ) from error
+    found: Mapping[str, NativeRows] = reader.open_native_rows(checkpoint, snapshot, key_type, key_groups)
+    return found
