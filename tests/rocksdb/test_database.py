@@ -412,6 +412,21 @@ def test_the_files_of_a_database_are_removed(tmp_path: Path) -> None:
     assert not (tmp_path / "db").exists()
 
 
+def test_a_setting_of_an_open_family_is_changed(db: Database) -> None:
+    a = db.column_family("a")
+    db.set_option(a, "periodic_compaction_seconds", 3600)
+    with pytest.raises(UsageError):
+        db.set_option(a, "no such setting", 1)
+    with pytest.raises(UsageError, match="zero byte"):
+        db.set_option(a, "periodic_compaction_seconds", "1\0")
+
+
+def test_the_families_of_a_folder_are_listed(tmp_path: Path) -> None:
+    assert database_module.families_in(tmp_path / "db", Options()) == []
+    open_database(tmp_path / "db").close()
+    assert database_module.families_in(tmp_path / "db", Options()) == ["default", "a"]
+
+
 def test_a_zero_byte_in_a_name_is_refused(db: Database, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="zero byte"):
         db.create_column_family("a\0b", Options())

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from all_backends import BACKENDS
 from ciphers import AesGcm
-from keyed_story import Story, contents
+from keyed_story import DESCRIPTORS, Story, contents
 from simulated_objects import Bucket, SimulatedObjectCalls
 
 import statebackend as sb
 from statebackend import types
 from statebackend.backends import create_backend
 from statebackend.backends.rocksdb.native_families import FAMILIES, FORMAT
+from statebackend.checkpoint import DataWriter
 from statebackend.checkpoint.files.objects import ObjectFiles
 from statebackend.checkpoint.keyed import rewriting_rules
 from statebackend.errors import BackendUnavailableError, CorruptCheckpointError, StoreError, UsageError
@@ -550,3 +551,80 @@ def test_the_option_is_checked_and_shown(tmp_path: Path) -> None:
     assert repr(create_backend("rocksdb", checkpoints="native")) == "RocksDbBackend(checkpoints='native')"
     with pytest.raises(UsageError, match='checkpoints is "rows" or "native"'):
         create_backend("rocksdb", checkpoints="files")
+
+
+def test_a_checkpoint_of_the_database_that_fails_leaves_no_folder(
+    tmp_path: Path, native: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(tmp_path / "store") as store, native() as keyed:
+        keyed.get_value_state(COUNT).update_many([1], [1])
+        before = sorted(os.listdir(keyed.scratch.folder))
+        monkeypatch.setattr("statebackend.backends.rocksdb.native_base.secrets.token_hex", lambda _: "x")
+        Path(keyed.scratch.folder, "base-x").mkdir()  # RocksDB refuses a folder that is there
+        with pytest.raises(UsageError, match="RocksDB refuses an argument"):
+            keyed.snapshot(0, store)
+        assert sorted(os.listdir(keyed.scratch.folder)) == before
+        assert not keyed.scratch.has_readers
+        monkeypatch.undo()
+        commit(keyed, store, 1).verify()
+
+
+def test_a_background_base_that_is_not_what_was_written_is_given_up(
+    tmp_path: Path, native: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rewriting_rules, "SMALLEST_BASE", 0)
+    add = DataWriter.add
+
+    def damaged(writer: Any, path: Any, *given: Any, **options: Any) -> Any:
+        stored = add(writer, path, *given, **options)
+        if writer.checkpoint_id is None and stored.label.startswith("MANIFEST"):
+            written = tmp_path / "store" / stored.name
+            written.write_bytes(bytes(len(written.read_bytes())))
+        return stored
+
+    with open_store(tmp_path / "store") as store, native() as keyed:
+        count = keyed.get_value_state(COUNT)
+        count.update_many(list(range(200)), list(range(200)))
+        commit(keyed, store, 0)
+        monkeypatch.setattr(DataWriter, "add", damaged)
+        for number in range(1, 12):
+            count.update_many(list(range(50)), [number] * 50)
+            last = commit(keyed, store, number)
+        assert "a file does not match its checksum" in caplog.text
+        last.verify()
+        assert set(kinds(last)) == {"sst", "delta"}
+        with other("heap", restore=last) as again:
+            assert again.get_value_state(COUNT).get_many([7, 100]).to_pylist() == [11, 100]
+
+
+def test_a_savepoint_has_what_nobody_has_declared(tmp_path: Path, native: Any, rng: random.Random) -> None:
+    with open_store(tmp_path / "store") as store:
+        with native() as keyed:
+            story = Story(keyed, rng, int)
+            story.change(300)
+            commit(keyed, store, 0)
+            story.change(20)
+            committed = commit(keyed, store, 1)
+            held = contents(keyed)
+        with native(restore=committed) as keyed:
+            keyed.get_state(DESCRIPTORS["count"]())
+            savepoint = keyed.savepoint(tmp_path / "savepoint")
+    for name in BACKENDS:
+        with other(name, restore=savepoint) as again:
+            assert contents(again) == held
+
+
+def test_a_time_to_live_that_is_moved_is_not_adopted(tmp_path: Path, native: Any) -> None:
+    clock = ManualClock(0)
+    state = sb.ValueStateDescriptor("n", int).enable_time_to_live(StateTtlConfig(1000))
+    with open_store(tmp_path / "store") as store:
+        with native(clock=clock) as keyed:
+            keyed.get_value_state(state).update_many([1], [7])
+            committed = commit(keyed, store, 0)
+        clock.set(1400)
+        with native(restore=committed, clock=clock) as keyed:
+            keyed.move_processing_time(500)
+            assert keyed.get_value_state(state).get_many([1]).to_pylist() == [7]
+            committed = commit(keyed, store, 1)
+        with native(restore=committed, clock=clock) as keyed:
+            assert keyed.get_value_state(state).get_many([1]).to_pylist() == [7]
