@@ -587,7 +587,7 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
         if self._settings.checkpoints != "native" or not can_be_native(self, self._taken_states()):
             return super()._take_base(may_name)
         if self.batch_segment is None:
-            self.store.flush()  # there may be some left, of a batch that could not be written before
+            self.store.flush()  # what single writes, or a batch that could not be written, have left in front
         beside = tuple(each for each in self._restored if each.description.name not in self.native)
         return native_base(self, may_name, beside, self._count_expired)
 
