@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -345,3 +346,43 @@ def test_a_list_that_gets_too_long_for_the_database_is_refused(store: Store, cal
         append(b"1", b"12")
     release(store, first, is_last=True)
     assert contents(store, lists) == {b"1": b"abcxyz"}
+
+
+@pytest.mark.parametrize("rows_first", [0, 2, 7])
+def test_a_walk_goes_on_behind_what_was_written_out(store: Store, rows_first: int) -> None:
+    values, _ = tables(store)
+    store.unmarked_keys = 10
+    for number in range(10):
+        store.put_at(values, b"%02d" % number, b"x")
+    with store.walk(values, b"") as walk:
+        found = walk.rows(rows_first) if rows_first else []
+        store.put_at(values, b"zz", b"x")
+        assert len(store.overlay) == 1, "the others went into the database"
+        found += walk.rows(100)
+    assert [key for key, _ in found] == [b"%02d" % number for number in range(10)] + [b"zz"]
+
+
+def test_two_threads_that_write_out_are_told(store: Store) -> None:
+    values, _ = tables(store)
+    store.unmarked_keys = 1000
+    refused = [0, 0]
+
+    def write(who: int) -> None:
+        for number in range(20_000):
+            try:
+                store.put_at(values, b"%d-%d" % (who, number * 7919 % 20_000), b"x")
+            except UsageError:
+                refused[who] += 1
+
+    threads = [threading.Thread(target=write, args=(who,)) for who in (0, 1)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(store.rows(values, b"")) == 40_000 - sum(refused)
+
+
+def test_so_many_bytes_are_written_out_whichever_state_has_them(store: Store) -> None:
+    for number in range(100):
+        store.put_at(tables(store)[number % 2], b"%d" % number, bytes(200_000))
+    assert store.overlay.nbytes < 5 << 20

@@ -63,6 +63,7 @@ cdef struct Rows:
     Node *first[HIGHEST]
     uint64_t random
     uint64_t version                  # counts nodes that come or go: walks look at it
+    uint64_t written                  # counts nodes that went into the database: a walk begins anew behind them
     size_t nbytes
 
 cdef struct MarkPlace:

@@ -508,6 +508,7 @@ cdef class Overlay:
             self.drop_change(change)
             change = before
         drop_node(rows, node)
+        rows.written += 1
 
     # --- marks ---
 

@@ -245,13 +245,20 @@ cdef class Store:
     cdef int change(self, Table table, Write what, const char *key, size_t n, const char *value,
                     size_t size) except -1:
         cdef NotedKeys noted
+        cdef bint collected
         check_sizes(n, size)
         self.enter(table)
         if self.overlay.n_marks == 0:
             if unlikely(self.has_failed or self.overlay.n_journal >= self.unmarked_keys
-                        or table.layer.rows.nbytes >= UNMARKED_BYTES):
-                self.flush()
+                        or self.gathered >= UNMARKED_BYTES):
+                collected = hold_off()   # a finaliser could make another key current, whose place `key` would be
+                try:
+                    self.flush()
+                finally:
+                    let_go(collected)
+                self.enter(table)
             self.is_batched = True
+            self.gathered += n + size
         raise_unless(self.overlay.write(table.layer, what, key, n, hash_of(key, n), value, size), table)
         table.version += 1
         noted = self.noted_in(table)
@@ -512,6 +519,7 @@ cdef class Store:
                 self.flush_table(table)
         self.overlay.clear()
         self.is_batched = self.has_failed = False
+        self.gathered = 0
 
     @property
     def has_marks(self):
@@ -532,8 +540,10 @@ cdef class Store:
         self.enter(table)
         handle = database.handle_of(table.family)
         collected = hold_off()
+        self.is_busy = True
         with nogil:
             is_done = put_in_order(&layer.rows)
+        self.is_busy = False
         let_go(collected)
         if not is_done:
             raise MemoryError

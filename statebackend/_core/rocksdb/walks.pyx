@@ -28,7 +28,10 @@ cdef class Walk:
     """Goes over the keys that begin with `prefix`, from `start` on, in order. Close it, or read it to its end."""
 
     cdef Iterator base
+    cdef ColumnFamily family
+    cdef bint fill_cache
     cdef Layer layer                  # or None
+    cdef uint64_t written             # of the layer, when the iterator was made
     cdef Node *node                   # the next one
     cdef uint64_t version             # of the layer, when `node` was found
     cdef bytes prefix
@@ -38,7 +41,8 @@ cdef class Walk:
     def __init__(self, ColumnFamily family not None, Layer layer, bytes prefix not None=b"", bytes start=None, *,
                  bint fill_cache=True):
         self.base = Iterator(family, prefix=prefix, lower=start, fill_cache=fill_cache)
-        self.layer, self.prefix = layer, prefix
+        self.family, self.fill_cache, self.layer, self.prefix = family, fill_cache, layer, prefix
+        self.written = 0 if layer is None else layer.rows.written
         self.start = prefix if start is None else max(prefix, start)
 
     def __enter__(self):
@@ -52,7 +56,12 @@ cdef class Walk:
         self.base.close()
 
     cdef int find_places(self) except -1:
-        """Find where to read on."""
+        """Find where to read on. What has gone into the database meanwhile is not in sight of the iterator."""
+        if self.layer is not None and self.layer.rows.written != self.written:
+            self.base.close()
+            self.written = self.layer.rows.written
+            self.base = Iterator(self.family, prefix=self.prefix, lower=self.start, fill_cache=self.fill_cache)
+            self.has_begun = False
         if not self.has_begun:
             self.base.seek_to_first()
             self.has_begun = True
@@ -73,7 +82,7 @@ cdef class Walk:
         cdef const char *stem = self.prefix
         cdef size_t n_stem = len(self.prefix), size, before
         cdef const char *value
-        cdef Iterator base = self.base
+        cdef Iterator base
         cdef bint has_node, collected
         cdef int order, is_there = 1
         cdef int64_t[::1] key_end, value_end
@@ -86,6 +95,7 @@ cdef class Walk:
         collected = hold_off()
         try:
             self.find_places()
+            base = self.base
             base.enter()
         except BaseException:
             let_go(collected)

@@ -295,7 +295,7 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
         if found <= COUNTED:
             return found
         estimate = self.scratch.database.int_property("rocksdb.estimate-num-keys", table.family)
-        return max(found, estimate or 0)
+        return max(found, (estimate or 0) + len(table.layer))  # of the database, and what lies in front of it
 
     def rows_held(self) -> int:
         """About how many rows there are, timers included."""
