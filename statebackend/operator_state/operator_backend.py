@@ -33,7 +33,14 @@ from statebackend.operator_state.redistribution import (
 )
 from statebackend.operator_state.restored_contents import restored_contents
 from statebackend.operator_state.savepoints import savepoint_contents, write_savepoint
-from statebackend.state import ListStateDescriptor, MapStateDescriptor, Mark, MarkStack, StateDescriptor
+from statebackend.state import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    Mark,
+    MarkStack,
+    StateDescriptor,
+    undisturbed,
+)
 from statebackend.types import Compatibility, K, T, Type, V
 from statebackend.types.serializers import serializer_for
 
@@ -245,6 +252,7 @@ class OperatorStateBackend:
 
     # --- marks ---
 
+    @undisturbed
     def mark(self) -> Mark:
         """Open a point to roll back to. O(number of states).
 
@@ -254,6 +262,7 @@ class OperatorStateBackend:
         self.check_open()
         return self._marks.open({name: state.keep() for name, state in self._states.items()})
 
+    @undisturbed
     def rollback(self, mark: Mark) -> None:
         """Return all states to their contents at ``mark``; rules as for keyed backends. O(number of states).
 
@@ -267,6 +276,7 @@ class OperatorStateBackend:
         for name, state in self._states.items():
             state.put_back(kept.get(name))
 
+    @undisturbed
     def release(self, mark: Mark) -> None:
         """Give up the possibility to roll back to ``mark``. Idempotent.
 

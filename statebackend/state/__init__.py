@@ -40,7 +40,7 @@ from statebackend.state.handles import (
     ValueState,
 )
 from statebackend.state.interface import KeyedStateBackend, StateBackend, overrides
-from statebackend.state.marks import Mark, MarkStack
+from statebackend.state.marks import Mark, MarkStack, undisturbed
 from statebackend.state.reductions import REDUCTION_NAMES, Reduction, named_reduction
 from statebackend.state.timers import (
     DOMAINS,
@@ -120,4 +120,5 @@ __all__ = [
     "timestamp_column",
     "to_arrow",
     "to_values",
+    "undisturbed",
 ]

@@ -32,7 +32,7 @@ from statebackend.state.descriptors import (
 )
 from statebackend.state.handles import KeyedState
 from statebackend.state.interface import KeyedStateBackend
-from statebackend.state.marks import MarkStack
+from statebackend.state.marks import MarkStack, undisturbed
 from statebackend.state.timers import DOMAINS, RESERVED, Timers
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.types import Type
@@ -467,14 +467,17 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     # --- marks ---
 
+    @undisturbed
     def mark(self) -> Any:
         self._check_open()
         return self._marks.open(self._mark_point())
 
+    @undisturbed
     def rollback(self, mark: Any) -> None:
         self._check_open()
         self._return_to(self._marks.back_to(mark))
 
+    @undisturbed
     def release(self, mark: Any) -> None:
         if not self._closed and self._marks.release(mark):
             self._forget_point(mark.point)

@@ -10,11 +10,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+import gc
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from statebackend.errors import UsageError
 
-__all__ = ["Mark", "MarkStack"]
+__all__ = ["Mark", "MarkStack", "undisturbed"]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def undisturbed(method: Method) -> Method:
+    """Have collections wait until a method is done: the finalisers that they run may mark, roll back or release.
+
+    For what changes a `MarkStack` and what belongs to its marks. A finaliser in between would see half of the change,
+    or take back what the other half builds on.
+
+    >>> undisturbed(gc.isenabled)()
+    False
+    """
+
+    @wraps(method)
+    def alone(*arguments: Any, **named: Any) -> Any:
+        were_collected = gc.isenabled()
+        gc.disable()
+        try:
+            return method(*arguments, **named)
+        finally:
+            if were_collected:
+                gc.enable()
+
+    return cast(Method, alone)
 
 
 class Mark:

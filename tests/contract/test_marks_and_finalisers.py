@@ -1,0 +1,146 @@
+"""Finalisers that a collection runs in the middle of `mark`, `rollback` or `release`, and that use older marks.
+
+A mark is one of a stack, and what each part of a backend keeps for it. Whoever comes in between would see, or end, half
+of one. On CPython 3.12 and later collections wait for the next bytecode, and the test sees less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from meddling import Meddler
+
+from statebackend import OperatorStateBackend
+from statebackend.errors import UsageError
+from statebackend.state import KeyedStateBackend, ListStateDescriptor, ValueStateDescriptor
+
+#: So many collections in one of the calls are tried as the one that runs the finaliser.
+PLACES = 40
+#: Marks that the finaliser uses, oldest first.
+Older = list[Any]
+
+
+class Once:
+    """Does something at one of the collections that follow."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act, self.left = act, 0
+
+    def __call__(self) -> None:
+        if self.left:
+            self.left -= 1
+            if not self.left:
+                self.act()
+
+
+def roll_back(backend: Any, older: Older) -> None:
+    backend.rollback(older[0])
+
+
+def roll_back_each(backend: Any, older: Older) -> None:
+    for mark in reversed(older):
+        backend.rollback(mark)
+
+
+def release(backend: Any, older: Older) -> None:
+    backend.release(older[0])
+
+
+def release_each(backend: Any, older: Older) -> None:
+    for mark in older:
+        backend.release(mark)
+
+
+def mark_and_release(backend: Any, older: Older) -> None:
+    backend.release(backend.mark())
+
+
+DOES = [roll_back, roll_back_each, release, release_each, mark_and_release]
+CALLS = ["mark", "rollback", "release"]
+
+
+def is_open(backend: Any, mark: Any) -> bool:
+    """Roll back to a mark, if that is possible; the mark itself knows as much."""
+    if mark.is_open:
+        backend.rollback(mark)
+        return True
+    with pytest.raises(UsageError, match=r"no longer valid"):
+        backend.rollback(mark)
+    return False
+
+
+def called(backend: Any, call: str, newest: Any) -> Any:
+    """What a call gives; None if the finaliser came first, and went back behind the mark."""
+    if call == "mark":
+        return backend.mark()
+    if call == "release":
+        return backend.release(newest)
+    with suppress(UsageError):
+        backend.rollback(newest)
+    return None
+
+
+def go_through(
+    backend: Any, call: str, does: Callable[[Any, Older], None], write: Callable[[int], None], read: Any
+) -> None:
+    """Have the finaliser run at one place after the other, and look at what came of it."""
+    older: Older = []
+    once = Once(lambda: does(backend, older))
+    with Meddler(once).at_work():
+        for place in range(1, PLACES):
+            write(0)
+            older[:] = [backend.mark(), backend.mark()]
+            write(1)
+            newest = None if call == "mark" else backend.mark()
+            write(2)
+            once.left = place
+            made = called(backend, call, newest)
+            has_run, once.left = not once.left, 0
+            went_back = has_run and does in (roll_back, roll_back_each)
+            assert read() == (0 if went_back else 1 if call == "rollback" else 2)
+            for mark in [each for each in (newest, made) if each is not None]:
+                before = read() if mark is made else 1
+                write(3)
+                expected = before if is_open(backend, mark) else 3
+                assert read() == expected
+                backend.release(mark)
+            write(4)
+            expected = 0 if is_open(backend, older[0]) else 4
+            assert read() == expected
+            for mark in older:
+                backend.release(mark)
+
+
+@pytest.mark.parametrize("does", DOES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("call", CALLS)
+def test_finalisers_see_no_half_of_a_mark(
+    keyed: KeyedStateBackend, call: str, does: Callable[[Any, Older], None]
+) -> None:
+    state = keyed.get_value_state(ValueStateDescriptor("s", int))
+    go_through(keyed, call, does, state.update, state.value)
+    mark = keyed.mark()
+    state.update(5)
+    assert keyed.count_changes(mark) == (1, 0)
+    keyed.release(mark)
+
+
+@pytest.mark.parametrize("does", DOES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("call", CALLS)
+def test_finalisers_see_no_half_of_a_mark_of_operator_state(
+    call: str, does: Callable[[Any, Older], None]
+) -> None:
+    with OperatorStateBackend() as backend:
+        states = [backend.get_list_state(ListStateDescriptor(name, int)) for name in "abc"]
+
+        def write(value: int) -> None:
+            for state in states:
+                state.update([value])
+
+        def read() -> int:
+            (value,) = {element for state in states for element in state.get()}
+            return value
+
+        go_through(backend, call, does, write, read)
