@@ -26,14 +26,18 @@ from statebackend.types.serializers import serializer_for
 __all__ = ["check_lengths", "check_values", "from_arrow", "has_objects", "to_arrow", "to_values"]
 
 Convert = Callable[[Any], Any]
+#: Of numpy's types: those whose values are Python's as a list. Numpy's own would calculate in their width.
+_PLAIN_KINDS = "biufSU"
+#: Types that take these from Python as from numpy. FLOAT rounds only numpy's integers, PICKLE keeps what it is given.
+_ALIKE = frozenset({"BOOL", "BYTE", "SHORT", "INT", "LONG", "DOUBLE", "STRING", "BYTES"})
 
 
 def to_values(column: Any, declared: Type | None) -> list[Any]:
     """The Python values of a column of ``declared`` values (None: of any type), with None for nulls; O(n).
 
     >>> import pyarrow as pa
-    >>> to_values(pa.array([1, None]), None), to_values([1, None], None)
-    ([1, None], [1, None])
+    >>> to_values(pa.array([1, None]), None), to_values([1, None], None), to_values(np.array([1, 2], "i1"), None)
+    ([1, None], [1, None], [1, 2])
     """
     columnar = as_columnar(column, "values")
     if isinstance(columnar, pa.Array):
@@ -48,6 +52,10 @@ def to_values(column: Any, declared: Type | None) -> list[Any]:
                 ) from None
             result.append(value if value is None or convert is None else convert(value))
         return result
+    is_alike = declared is None or declared.name in _ALIKE
+    if is_alike and isinstance(columnar, np.ndarray) and columnar.dtype.kind in _PLAIN_KINDS:
+        plain: list[Any] = columnar.tolist()
+        return plain
     return [_plain(value) for value in columnar]
 
 

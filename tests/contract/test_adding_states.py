@@ -7,6 +7,7 @@ import math
 import statistics
 from typing import Any
 
+import numpy as np
 import pytest
 from contract.samples import Longest, join
 from type_strategies import same
@@ -142,6 +143,36 @@ def test_an_aggregate_function(keyed: KeyedStateBackend) -> None:
     assert state.get() == (3, "ccc")
     with pytest.raises(SerializationTypeError):
         state.add(1)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.array([100, 100], "i1"),
+        np.array([200, 100], "u1"),
+        np.array([2**62, 2**62]),
+        np.array([0.5, 0.25], "f4"),
+        np.array([True, False]),
+        np.array(["a", "b"]),
+        np.array([b"a", b"b"]),
+    ],
+    ids=lambda column: str(column.dtype),
+)
+def test_functions_get_values_of_numpy_columns_as_those_of_python(
+    keyed: KeyedStateBackend, column: np.ndarray[Any, Any]
+) -> None:
+    """Numpy's own calculate in their width: twice 100 is -56 in a byte, or an error."""
+    given: list[Any] = []
+
+    def fold(accumulator: str, value: Any) -> str:
+        given.append(value)
+        return accumulator + repr(value + value)
+
+    state = keyed.get_folding_state(FoldingStateDescriptor("s", "", fold, str))
+    state.add_many([1, 2], column)
+    assert given == column.tolist()
+    assert [type(each) for each in given] == [type(column.tolist()[0])] * 2
+    assert state.get_many([1, 2]).to_pylist() == [repr(2 * each) for each in column.tolist()]
 
 
 def test_values_of_no_declared_type_reach_the_function(keyed: KeyedStateBackend) -> None:
