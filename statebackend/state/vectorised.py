@@ -54,13 +54,14 @@ class Keys:
 
     def __init__(self, column: Any, encoder: KeyEncoder) -> None:
         self._encoder = encoder
-        #: Their canonical forms, in order.
+        #: Their canonical forms, as a column.
+        self.encoded: Any = encoder.encode_many(column)
+        #: And one by one, in order.
         self.canonical: list[Any]
-        encoded = encoder.encode_many(column)
         if encoder.kind == "int":
-            self.canonical = encoded.tolist()
+            self.canonical = self.encoded.tolist()
         else:
-            offsets, data = encoded
+            offsets, data = self.encoded
             raw, ends = data.tobytes(), offsets.tolist()
             self.canonical = [raw[a:b] for a, b in itertools.pairwise(ends)]
 

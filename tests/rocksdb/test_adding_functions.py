@@ -241,3 +241,20 @@ def test_an_error_undoes_the_call_and_names_what_a_row_names(monkeypatch: pytest
         assert not wrong.exists_many([1]).to_pylist()[0]
         run.close()
     assert messages[:4] == messages[4:]
+
+
+@pytest.mark.parametrize("fewest", [0, 10**9], ids=["in order", "one by one"])
+def test_what_a_function_does_to_its_values_is_its_own(monkeypatch: pytest.MonkeyPatch, fewest: int) -> None:
+    """Values come decoded from the columns: the same list in two rows is two lists, and the caller's is a third one."""
+    monkeypatch.setattr(additions, "FEWEST_IN_ORDER", fewest)
+
+    def reduce(a: list[int], b: list[int]) -> list[int]:
+        b.append(7)
+        return a + b
+
+    with sb.create_backend("rocksdb").create_keyed_backend(int) as keyed:
+        state = keyed.get_state(sb.ReducingStateDescriptor("s", reduce, sb.types.LIST(sb.types.LONG)))
+        given = [1]
+        state.add_many([1, 1, 2, 2], [given] * 4)
+        assert given == [1]
+        assert state.get_many([1, 2]).to_pylist() == [[1, 1, 7]] * 2

@@ -36,6 +36,7 @@ class AddingHandle(SingleHandle):
         namespaces: list[bytes] | None,
         times: list[int] | None,
         values: list[Any],
+        are_copies: bool,
         numbers: NDArray[np.int64],
         keys: tuple[NDArray[np.int64], NDArray[np.uint8]],
         stored: tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.uint8]],

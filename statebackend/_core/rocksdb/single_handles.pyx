@@ -195,6 +195,10 @@ cdef class KnownRows:
 cdef class AddingHandle(SingleHandle):
     """The shared part of reducing, aggregating and folding states: user functions, which may do anything."""
 
+    cdef object copied(self, object value):
+        """The value as the function gets it: a copy, of the declared type, if values have one."""
+        return value
+
     cdef object combined(self, object accumulator, object value):
         raise NotImplementedError
 
@@ -210,13 +214,15 @@ cdef class AddingHandle(SingleHandle):
         at = self.store.place_here
         is_spaced = self.store.is_spaced
         accumulator = self.read_unexpired()
-        self.write(self.combined(accumulator, value), at)
+        self.write(self.combined(accumulator, self.copied(value)), at)
         if unlikely(is_spaced):
             self.table.has_namespaces = True
 
-    def _add_in_order(self, list rows not None, list namespaces, list times, list values not None,
+    def _add_in_order(self, list rows not None, list namespaces, list times, list values not None, bint are_copies,
                       const int64_t[::1] numbers not None, keys, stored):
         """`add` each value, with its key in canonical form current, its namespace and its time, if these are given.
+
+        If values `are_copies` of the declared type, which nobody else has, the function gets them as they are.
 
         `keys` are the composite keys of all rows, each once, `numbers` say which of them is that of a row, and `stored`
         is what they have: whether anything, and what. That is not read again until somebody else writes, or makes
@@ -242,7 +248,8 @@ cdef class AddingHandle(SingleHandle):
                 known.kept[numbers[row]] = False
             else:
                 known.kept[numbers[row]] = self.add_at(
-                    at, self.known_value(known, numbers[row]) if is_alone else self.read_unexpired(), value)
+                    at, self.known_value(known, numbers[row]) if is_alone else self.read_unexpired(),
+                    value if are_copies else self.copied(value))
             version += 1
             row += 1
 
@@ -284,8 +291,10 @@ cdef object stored_copy(ValueBytes codec, object value):
 cdef class ReducingHandle(AddingHandle):
     """One value, into which every added value is reduced."""
 
+    cdef object copied(self, object value):
+        return stored_copy(self.codec, value)
+
     cdef object combined(self, object accumulator, object value):
-        value = stored_copy(self.codec, value)
         return value if accumulator is None else self._descriptor.reduce(accumulator, value)
 
 
@@ -298,10 +307,11 @@ cdef class AggregatingHandle(AddingHandle):
         """Check and copy values by this codec."""
         self.inputs = inputs
 
+    cdef object copied(self, object value):
+        return value if self.inputs is None else stored_copy(self.inputs, value)
+
     cdef object combined(self, object accumulator, object value):
         cdef object function = self._descriptor.aggregate
-        if self.inputs is not None:
-            value = stored_copy(self.inputs, value)
         return function.add(value, function.create_accumulator() if accumulator is None else accumulator)
 
     def get(self):

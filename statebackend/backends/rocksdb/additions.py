@@ -8,7 +8,7 @@ written at once. A user's function is called row by row, on what was read of all
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,7 @@ from statebackend.columns.additions import aggregate_plan, operands, reduction_p
 from statebackend.columns.codec_choice import holds_references, value_codec
 from statebackend.columns.nested_columns import decoded_keys
 from statebackend.columns.stored_columns import Column, arrow_column, serialised_column, stored_column
-from statebackend.keys import NamespaceColumn, canonical_column, count_of, runs_of_list, take_rows
+from statebackend.keys import NamespaceColumn, canonical_column, count_of, take_rows
 from statebackend.state import NamedAggregate, check_lengths
 from statebackend.types import Type
 
@@ -94,6 +94,16 @@ def _distinct(canonical: Any) -> Any:
     )
 
 
+def _is_decoded(declared: Type | None) -> TypeGuard[Type]:
+    """Whether functions get values of a type decoded from columns, new objects; others are as the caller gave them.
+
+    >>> from statebackend.types import LONG, PICKLE
+    >>> _is_decoded(LONG), _is_decoded(PICKLE), _is_decoded(None)
+    (True, False, False)
+    """
+    return declared is not None and not holds_references(declared)
+
+
 class AddingColumns(SingleColumns):
     """Reducing, aggregating and folding states."""
 
@@ -156,7 +166,7 @@ class AddingColumns(SingleColumns):
         return changed[0], touched.spaces.shown(), changed[1]
 
     def _added_values(self, values: Any, declared: Type | None) -> list[Any]:
-        if declared is None or holds_references(declared):
+        if not _is_decoded(declared):
             return super()._added_values(values, declared)  # type: ignore[misc, no-any-return]
         stored, nulls = self._value_column(values, declared, True)
         codec = value_bytes(declared, f"state {self.descriptor.name!r}")
@@ -167,15 +177,16 @@ class AddingColumns(SingleColumns):
         if len(rows) < FEWEST_IN_ORDER:
             super()._add_each(rows, values)  # type: ignore[misc]
             return
-        canonical: Any = rows.keys.canonical
-        canonical = np.array(canonical, np.int64) if self._backend.has_int_keys else runs_of_list(canonical)
-        places = self._places(canonical, rows.namespaces)
+        places = self._places(rows.keys.encoded, rows.namespaces)
         order, numbers = order_and_places(*places)
         distinct = picked(*places, order)
         stored = self._store.get_many(self.table, *distinct)
         spaces = rows.namespaces
         of_rows = None if spaces is None else [spaces.distinct[number] for number in spaces.numbers.tolist()]
-        self._add_in_order(rows.keys.canonical, of_rows, rows.times, values, numbers, distinct, stored)
+        declared = None if self.descriptor.kind == "folding" else self.descriptor.type
+        self._add_in_order(
+            rows.keys.canonical, of_rows, rows.times, values, _is_decoded(declared), numbers, distinct, stored
+        )
 
     def _added(
         self, canonical: Any, spaces: NamespaceColumn | None, column: Column, plan: AddPlan, touched: _Touched
