@@ -7,6 +7,8 @@ import os
 import random
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -704,3 +706,68 @@ def test_scalar_calls_leave_no_objects(make: Make, clock: ManualClock, ttl: bool
     assert max(counts[1:]) - counts[1] < 20, counts
     if mark is not None:
         keyed.release(mark)
+
+
+def test_another_thread_may_close_while_single_writes_go_to_the_database(make: Make) -> None:
+    for turn in range(15):
+        keyed = make()
+        state = keyed.get_value_state(ValueStateDescriptor("s", str))
+        keyed.store.unmarked_keys = 3000
+        ended: list[Exception] = []
+
+        def write(keyed: Any = keyed, state: Any = state, ended: list[Exception] = ended) -> None:
+            try:
+                for number in range(60_000):
+                    keyed.set_current_key(number)
+                    state.update("x" * 50)
+            except ClosedError as error:
+                ended.append(error)
+
+        writing = threading.Thread(target=write)
+        writing.start()
+        time.sleep(0.002 * turn)
+        keyed.close()
+        writing.join()
+        assert len(ended) <= 1
+
+
+def test_a_key_that_is_cleared_while_a_compaction_ends_does_not_come_back(
+    make: Make, clock: ManualClock, tmp_path: Path
+) -> None:
+    """In namespaces, what compactions have dropped is asked of their counters, after the search for what is there."""
+    descriptor = ValueStateDescriptor("s", int)
+    keyed = make()
+    state = keyed.get_value_state(expiring(descriptor))
+    rest = keyed.get_value_state(ValueStateDescriptor("rest", int))
+    rest.update_many(list(range(100)), list(range(100)))
+    keyed.set_current_key(1)
+    keyed.set_current_namespace("n")
+    state.update(1)
+
+    class Compacting:
+        """Rules whose counters are read just before a compaction drops something."""
+
+        def __init__(self, rules: Any) -> None:
+            self.rules = rules
+
+        def counters(self) -> dict[str, int]:
+            before: dict[str, int] = self.rules.counters()
+            compact(keyed, state)
+            return before
+
+    with sb.CheckpointStore(tmp_path / "store").open_for_writing(key_type=int, max_parallelism=128) as store:
+        for checkpoint_id in range(3):
+            store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
+            at(keyed, clock, 10 * TTL, 2)
+            keyed.set_current_namespace(sb.VOID)
+            rest.update(checkpoint_id)
+        rules, state.rules = state.rules, Compacting(state.rules)
+        keyed.set_current_key(1)
+        keyed.clear_key()
+        state.rules = rules
+        store.commit(3, [keyed.snapshot(3, store).result()])
+        restored = make(restore=store.open(3))
+        state = restored.get_value_state(descriptor.enable_time_to_live(StateTtlConfig(1000 * TTL)))
+        restored.set_current_key(1)
+        restored.set_current_namespace("n")
+        assert not state.exists()

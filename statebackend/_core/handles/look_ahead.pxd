@@ -225,7 +225,8 @@ cdef inline Visit *note_visit(LookAhead *ahead, Table *table, int reach) noexcep
 
 cdef inline bint is_map_key(MapKey *noted, Table *entries, const CoreKey *key) noexcept nogil:
     if entries.layout.key_is_blob:
-        return noted.number == <int64_t>key.length and memcmp(noted.bytes, key.data, key.length) == 0
+        return (key.length <= MAP_KEY_BYTES and noted.number == <int64_t>key.length
+                and memcmp(noted.bytes, key.data, key.length) == 0)
     return noted.number == key.number
 
 cdef inline void note_map_entry(Visit *visit, Table *entries, const CoreKey *key, uint32_t turn) noexcept nogil:

@@ -8,6 +8,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
+from posix.unistd cimport usleep
 
 import numpy as np
 
@@ -32,6 +33,7 @@ cdef enum:
     ROWS_AT_ONCE = 1 << 16
     BYTES_AT_ONCE = 4 << 20           # of a batch as it goes into the database
     UNMARKED_KEYS = 1 << 14           # changed without a mark: then they go into the database, in about 10 ms,
+    PATIENCE = 300_000                # times that closing waits 0.1 ms for a thread that is inside
     UNMARKED_BYTES = 4 << 20          # or with so many bytes
     AHEAD = 64                        # keys whose places in the overlay are fetched at once
 
@@ -114,9 +116,19 @@ cdef class Store:
         return made
 
     def close(self):
-        """Let go of the batch and of the current key; the database stays open for whoever else reads it."""
-        self.has_key = self.is_batched = self.has_failed = False
-        self.overlay.clear()
+        """Let go of the batch and of the current key; the database stays open for whoever else reads it.
+
+        If another thread is inside, it has a moment to leave; if it does not, the batch stays until the store goes.
+        """
+        cdef int waited = 0
+        self.has_key = False
+        while self.is_busy and waited < PATIENCE:
+            with nogil:
+                usleep(100)
+            waited += 1
+        if not self.is_busy:
+            self.is_batched = self.has_failed = False
+            self.overlay.clear()
         self.changes = None
 
     # ---------------------------------------------------------------------------------- the current place
@@ -584,8 +596,10 @@ cdef class Store:
             if error != NULL:
                 check(error, database.where("writing a batch"))
             self.is_busy = True
+            collected = hold_off()       # a finaliser that closes would wait for this thread
             try:
                 database.keep_to_budget()
             finally:
+                let_go(collected)
                 self.is_busy = False
         return 0

@@ -305,15 +305,16 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
     def _clear_key_of(self, state: Any) -> None:
         prefix = self.store.key_prefix
         with self.together():
-            if state.has_drops:
-                self._note_key_cleared(state, prefix)
             if self.store.delete_all(state.table, prefix):
                 state.changed(prefix)
+            if state.has_drops:
+                self._note_key_cleared(state, prefix)
 
     def _note_key_cleared(self, state: Any, prefix: bytes) -> None:
         """Have the next snapshot remove what compactions have dropped of a key, too, in all namespaces."""
         if state.table.has_namespaces:
-            self._forget_dropped(state)  # in which it had something, nobody knows any more
+            # In which it had something, nobody knows any more. What the search did not find is counted by now.
+            self._forget_dropped(state)
         elif state.descriptor.kind == "map":
             self.store.note_cleared(state.table, prefix + _VOID_END)
         else:
