@@ -157,6 +157,7 @@ cdef inline uint32_t block_ref(void *block) noexcept nogil:
     return slab.ref + <uint32_t>((<char *>block - <char *>slab) >> UNIT_SHIFT)
 
 cdef void *raw_alloc(Budget *budget, uint64_t size) noexcept nogil
+cdef void *raw_shrink(Budget *budget, void *block, uint64_t size, uint64_t smaller) noexcept nogil
 cdef void raw_free(Budget *budget, void *block, uint64_t size) noexcept nogil
 
 cdef inline void blob_drop(BlobHeap *heap, Blob *blob) noexcept nogil:

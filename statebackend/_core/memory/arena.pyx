@@ -5,7 +5,7 @@ import mmap
 import numpy as np
 
 cimport cython
-from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
+from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
@@ -572,6 +572,13 @@ cdef void *raw_alloc(Budget *budget, uint64_t size) noexcept nogil:
         add_i64(&budget.used, <int64_t>size)
         count(budget.probe, LIVE_BLOCKS, 1)
     return block
+
+
+cdef void *raw_shrink(Budget *budget, void *block, uint64_t size, uint64_t smaller) noexcept nogil:
+    """The first bytes of a block, in place where the C heap can do that: pages go, and nothing is copied."""
+    cdef void *rest = PyMem_RawRealloc(block, smaller)
+    add_i64(&budget.used, <int64_t>smaller - <int64_t>size)
+    return block if rest == NULL else rest
 
 
 cdef void raw_free(Budget *budget, void *block, uint64_t size) noexcept nogil:

@@ -14,7 +14,8 @@ cdef class NamespaceTable:
     cdef uint64_t *free_words            # a bit for each word of `free_numbers`
     cdef uint32_t lowest                 # no word of `free_words` below it has a bit
     cdef uint32_t cursor                 # numbers above it have been looked at in this round
-    cdef int resize(self, uint32_t capacity) except -1
+    cdef int grow(self, uint32_t capacity) except -1
+    cdef void shrink(self, uint32_t capacity) noexcept
     cdef void free_storage(self) noexcept
     cdef void mark_free(self, uint32_t number) noexcept
     cdef void mark_used(self, uint32_t number) noexcept

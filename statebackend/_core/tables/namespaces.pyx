@@ -13,7 +13,7 @@ from cpython.object cimport PyObject_Hash
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from statebackend._core.memory.arena cimport raw_alloc, raw_free
+from statebackend._core.memory.arena cimport Budget, raw_alloc, raw_free, raw_shrink
 from statebackend._core.tables.cow_map cimport wait_for_others
 from statebackend._core.memory.platform cimport unlikely
 
@@ -29,6 +29,18 @@ cdef enum:
     SHARDS = 256
     SHARD_AT_LEAST = 64                  # smaller dicts are not made anew
     NO_NUMBER = 0xFFFFFFFF
+
+
+cdef inline uint64_t refs_size(uint32_t capacity) noexcept:
+    return capacity * sizeof(int64_t)
+
+
+cdef inline uint64_t bits_size(uint32_t capacity) noexcept:
+    return (capacity >> 6) * sizeof(uint64_t)
+
+
+cdef inline uint64_t words_size(uint32_t capacity) noexcept:
+    return ((capacity >> 12) + 1) * sizeof(uint64_t)
 
 
 @cython.final
@@ -169,7 +181,7 @@ cdef class NamespaceTable:
         if number == <uint32_t>NO_NUMBER:
             number = <uint32_t>len(self.names)
             if number >= self.core.namespace_capacity:
-                self.resize(2 * self.core.namespace_capacity)
+                self.grow(2 * self.core.namespace_capacity)
             self.names.append(None)
             self.mark_free(number)
         shard[name] = number
@@ -201,7 +213,7 @@ cdef class NamespaceTable:
             self.names.pop()
         if FIRST_CAPACITY < self.core.namespace_capacity and <uint32_t>len(self.names) < (
                 self.core.namespace_capacity >> 2):
-            self.resize(self.core.namespace_capacity >> 1)
+            self.shrink(self.core.namespace_capacity >> 1)
         return 0
 
     cdef int free(self, uint32_t number) except -1:
@@ -226,28 +238,25 @@ cdef class NamespaceTable:
 
     # --- counts, and which numbers are free ---
 
-    cdef int resize(self, uint32_t capacity) except -1:
+    cdef int grow(self, uint32_t capacity) except -1:
         """Make room for so many numbers. Copies eight bytes for each, once in as many new ones."""
-        cdef int64_t *refs
-        cdef uint64_t *bits
-        cdef uint64_t *words
+        cdef Budget *budget = self.core.arena.budget
         cdef uint32_t old = self.core.namespace_capacity
-        cdef uint32_t common = capacity if capacity < old else old
-        refs = <int64_t *>raw_alloc(self.core.arena.budget, capacity * sizeof(int64_t))
-        bits = <uint64_t *>raw_alloc(self.core.arena.budget, (capacity >> 6) * sizeof(uint64_t))
-        words = <uint64_t *>raw_alloc(self.core.arena.budget, ((capacity >> 12) + 1) * sizeof(uint64_t))
+        cdef int64_t *refs = <int64_t *>raw_alloc(budget, refs_size(capacity))
+        cdef uint64_t *bits = <uint64_t *>raw_alloc(budget, bits_size(capacity))
+        cdef uint64_t *words = <uint64_t *>raw_alloc(budget, words_size(capacity))
         if refs == NULL or bits == NULL or words == NULL:
-            raw_free(self.core.arena.budget, refs, capacity * sizeof(int64_t))
-            raw_free(self.core.arena.budget, bits, (capacity >> 6) * sizeof(uint64_t))
-            raw_free(self.core.arena.budget, words, ((capacity >> 12) + 1) * sizeof(uint64_t))
+            raw_free(budget, refs, refs_size(capacity))
+            raw_free(budget, bits, bits_size(capacity))
+            raw_free(budget, words, words_size(capacity))
             raise MemoryError("no memory for namespaces; nothing has changed")
-        memset(refs + common, 0, (capacity - common) * sizeof(int64_t))
-        memset(bits, 0, (capacity >> 6) * sizeof(uint64_t))
-        memset(words, 0, ((capacity >> 12) + 1) * sizeof(uint64_t))
+        memset(refs + old, 0, refs_size(capacity) - refs_size(old))
+        memset(bits, 0, bits_size(capacity))
+        memset(words, 0, words_size(capacity))
         if old:
-            memcpy(refs, self.core.namespace_refs, common * sizeof(int64_t))
-            memcpy(bits, self.free_numbers, (common >> 6) * sizeof(uint64_t))
-            memcpy(words, self.free_words, ((common >> 12) + 1) * sizeof(uint64_t))
+            memcpy(refs, self.core.namespace_refs, refs_size(old))
+            memcpy(bits, self.free_numbers, bits_size(old))
+            memcpy(words, self.free_words, words_size(old))
             self.free_storage()
         self.core.namespace_refs = refs
         self.core.namespace_capacity = capacity
@@ -255,11 +264,21 @@ cdef class NamespaceTable:
         self.free_words = words
         return 0
 
+    cdef void shrink(self, uint32_t capacity) noexcept:
+        """Give back the room for numbers from `capacity` on, of which none is given out. Copies nothing."""
+        cdef Budget *budget = self.core.arena.budget
+        cdef uint32_t old = self.core.namespace_capacity
+        self.core.namespace_refs = <int64_t *>raw_shrink(
+            budget, self.core.namespace_refs, refs_size(old), refs_size(capacity))
+        self.free_numbers = <uint64_t *>raw_shrink(budget, self.free_numbers, bits_size(old), bits_size(capacity))
+        self.free_words = <uint64_t *>raw_shrink(budget, self.free_words, words_size(old), words_size(capacity))
+        self.core.namespace_capacity = capacity
+
     cdef void free_storage(self) noexcept:
-        raw_free(self.core.arena.budget, self.core.namespace_refs, self.core.namespace_capacity * sizeof(int64_t))
-        raw_free(self.core.arena.budget, self.free_numbers, (self.core.namespace_capacity >> 6) * sizeof(uint64_t))
-        raw_free(self.core.arena.budget, self.free_words,
-                 ((self.core.namespace_capacity >> 12) + 1) * sizeof(uint64_t))
+        cdef uint32_t capacity = self.core.namespace_capacity
+        raw_free(self.core.arena.budget, self.core.namespace_refs, refs_size(capacity))
+        raw_free(self.core.arena.budget, self.free_numbers, bits_size(capacity))
+        raw_free(self.core.arena.budget, self.free_words, words_size(capacity))
 
     cdef void mark_free(self, uint32_t number) noexcept:
         self.free_numbers[number >> 6] |= <uint64_t>1 << (number & 63)
@@ -290,7 +309,7 @@ cdef NamespaceTable new_namespaces(Core *core):
     table.shards = [None] * SHARDS
     table.largest = [0] * SHARDS
     table.names = []
-    table.resize(FIRST_CAPACITY)
+    table.grow(FIRST_CAPACITY)
     table.intern(b"")
     table.core.namespace_refs[0] = 1
     return table
