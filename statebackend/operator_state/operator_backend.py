@@ -199,6 +199,7 @@ class OperatorStateBackend:
 
     # --- checkpoints ---
 
+    @undisturbed
     def snapshot(
         self, checkpoint_id: int, store: CheckpointStore | DataWriter, *, incremental: bool = True
     ) -> PendingSnapshot:
@@ -246,6 +247,7 @@ class OperatorStateBackend:
         write_savepoint(savepoint, self._views(), self.subtask_index, self.parallelism, self._restored_now)
         return savepoint
 
+    @undisturbed
     def _views(self) -> dict[str, StateView]:
         views = {name: _view_of(state) for name, state in self._undeclared.items()}
         return views | {name: state.view() for name, state in self._states.items()}

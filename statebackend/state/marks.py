@@ -23,10 +23,10 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def undisturbed(method: Method) -> Method:
-    """Have collections wait until a method is done: the finalisers that they run may mark, roll back or release.
+    """Have collections wait until a method is done: the finalisers that they run may write, mark or roll back.
 
-    For what changes a `MarkStack` and what belongs to its marks. A finaliser in between would see half of the change,
-    or take back what the other half builds on.
+    For what changes a `MarkStack` and what belongs to its marks, and for a snapshot, which is of one moment. A
+    finaliser in between would see half of the change, or take back what the other half builds on.
 
     >>> undisturbed(gc.isenabled)()
     False

@@ -1,19 +1,23 @@
-"""Finalisers that a collection runs in the middle of `mark`, `rollback` or `release`, and that use older marks.
+"""Finalisers that a collection runs in the middle of `mark`, `rollback` or `release`, and that use older marks; or of
+`snapshot`, and that write.
 
 A mark is one of a stack, and what each part of a backend keeps for it. Whoever comes in between would see, or end, half
-of one. On CPython 3.12 and later collections wait for the next bytecode, and the test sees less.
+of one; a snapshot is of one moment. On CPython 3.12 and later collections wait for the next bytecode, and the test sees
+less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+from contract.conftest import MakeKeyed
 from meddling import Meddler
 
-from statebackend import OperatorStateBackend
+from statebackend import CheckpointStore, OperatorStateBackend
 from statebackend.errors import UsageError
 from statebackend.state import KeyedStateBackend, ListStateDescriptor, ValueStateDescriptor
 
@@ -144,3 +148,48 @@ def test_finalisers_see_no_half_of_a_mark_of_operator_state(
             return value
 
         go_through(backend, call, does, write, read)
+
+
+@pytest.mark.parametrize("is_batched", [True, False], ids=["below a mark", "no mark"])
+def test_finalisers_see_no_half_of_a_snapshot(
+    make_keyed: MakeKeyed, tmp_path: Path, no_fsync: None, is_batched: bool
+) -> None:
+    """Whether a finaliser writes before or after it: a snapshot has all of that or none, and the next has it."""
+    keyed = make_keyed()
+    states = [keyed.get_value_state(ValueStateDescriptor(name, int)) for name in "abc"]
+    parts = keyed.get_list_state(ListStateDescriptor("parts", int))
+    keyed.set_current_key(1)
+    written = 0
+
+    def write() -> None:
+        nonlocal written
+        written += 1
+        for state in states:
+            state.update(written)
+        parts.add(written)
+
+    def read(backend: KeyedStateBackend) -> int:
+        backend.set_current_key(1)
+        (value,) = {backend.get_value_state(ValueStateDescriptor(name, int)).value() for name in "abc"}
+        assert backend.get_list_state(ListStateDescriptor("parts", int)).get() == list(range(1, value + 1))
+        return value
+
+    once = Once(write)
+    number = 0
+    with CheckpointStore(tmp_path / "state") as store, Meddler(once).at_work():
+        for place in range(1, 240, 2):
+            for meddles in (True, False):
+                mark = keyed.mark() if is_batched else None
+                write()
+                before = written
+                once.left = place if meddles else 0
+                pending = keyed.snapshot(number, store.open_for_writing())
+                once.left = 0
+                after = written
+                checkpoint = store.commit(number, [pending.result()])
+                if mark is not None:
+                    keyed.release(mark)
+                number += 1
+                with make_keyed(restore=checkpoint) as again:
+                    assert read(again) in ({before, after} if meddles else {written})
+    assert read(keyed) == written > number

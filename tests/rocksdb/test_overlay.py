@@ -142,7 +142,7 @@ def test_a_walk_over_a_copy_sees_its_moment(store: Store, seed: int) -> None:
     mark = store.mark()
     for _ in range(300):
         change(store, chance, expected)
-    walks = [Walk(each.family, each.layer.frozen()) for each in tables(store)]
+    walks = [Walk(each.family, store.frozen(each)) for each in tables(store)]
     then = copied(expected)
     for _ in range(100):
         change(store, chance, expected)

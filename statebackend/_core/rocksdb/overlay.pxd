@@ -110,8 +110,10 @@ cdef class Overlay:
     cdef size_t n_marks
     cdef size_t marks_room
     cdef uint64_t next_number
+    cdef bint is_busy                 # a thread reads or writes it without the GIL
     cdef public uint64_t longest      # a key and value of more bytes are refused; tests set less
 
+    cdef int come_in(self) except -1
     cdef Written write(self, Layer layer, Write what, const char *key, size_t n, uint32_t hash, const char *value,
                        size_t size) noexcept nogil
     cdef Change *rewritten(self, Change *change, Write what, const char *value, size_t size) noexcept nogil

@@ -370,6 +370,13 @@ cdef class Overlay:
         self.layers = []
         self.longest = LONGEST
 
+    cdef int come_in(self) except -1:
+        """Refuse a second thread while one is inside."""
+        if self.is_busy:
+            raise UsageError("two threads are inside one backend", code="USAGE.OVERLAPPING_CALL",
+                             hint="use a backend from one thread at a time")
+        return 0
+
     def __dealloc__(self):
         free(self.journal)
         free(self.marks)

@@ -33,7 +33,6 @@ cdef class Store:
     cdef bint has_failed                 # some of the overlay could not be written: what comes next tries again first
     cdef public uint64_t unmarked_keys   # so many changed without a mark are written; tests set less
     cdef uint64_t gathered               # bytes that were written without a mark since `flush`, at most
-    cdef bint is_busy                    # a thread is inside without the GIL
     cdef Bytes place
     cdef size_t key_end                  # of key group and key in it
     cdef Bytes scratch                   # the place and what comes behind it

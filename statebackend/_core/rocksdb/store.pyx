@@ -122,11 +122,11 @@ cdef class Store:
         """
         cdef int waited = 0
         self.has_key = False
-        while self.is_busy and waited < PATIENCE:
+        while self.overlay.is_busy and waited < PATIENCE:
             with nogil:
                 usleep(100)
             waited += 1
-        if not self.is_busy:
+        if not self.overlay.is_busy:
             self.is_batched = self.has_failed = False
             self.overlay.clear()
         self.changes = None
@@ -195,9 +195,7 @@ cdef class Store:
 
     cdef int enter(self, Table table) except -1:
         """Begin to use the overlay: raises where a call of the database would."""
-        if self.is_busy:
-            raise UsageError("two threads are inside one backend", code="USAGE.OVERLAPPING_CALL",
-                             hint="use a backend from one thread at a time")
+        self.overlay.come_in()
         self.database.handle_of(table.family)
         return 0
 
@@ -323,7 +321,7 @@ cdef class Store:
         collected = hold_off()
         try:
             # What the overlay does not tell by itself is asked of the database at once.
-            self.is_busy = True
+            self.overlay.is_busy = True
             with nogil:
                 find_nodes(table.layer, &offsets[0], start, n, nodes)
                 for i in range(n):
@@ -333,7 +331,6 @@ cdef class Store:
                             break
                         asked += 1
                         wanted_end[asked] = wanted.size
-            self.is_busy = False
             if is_there < 0:
                 raise MemoryError
             base_found, base_ends, base_values = read_many(
@@ -341,7 +338,6 @@ cdef class Store:
             base_mark, base_end, base_data = base_found.view(np.uint8), base_ends, base_values
             base = start_of(base_data)
             asked = 0
-            self.is_busy = True
             with nogil:
                 for i in range(n):
                     if nodes[i] == NULL:
@@ -360,12 +356,11 @@ cdef class Store:
                         break
                     mark[i] = is_there
                     end[i + 1] = data.size
-            self.is_busy = False
             if is_there < 0:
                 raise MemoryError
             return is_found, ends, array_of(data.data, data.size)
         finally:
-            self.is_busy = False
+            self.overlay.is_busy = False
             let_go(collected)
             free(nodes)
             drop(&data)
@@ -393,7 +388,7 @@ cdef class Store:
         table.version += 1
         noted = self.noted_in(table)
         is_noted = noted is not None
-        self.is_busy = True
+        self.overlay.is_busy = True
         collected = hold_off()
         with nogil:
             if not make_buckets(&table.layer.rows, n) or is_noted and not noted.make_room(n):
@@ -411,7 +406,7 @@ cdef class Store:
                 if is_noted and not noted.note(start + offsets[i], key_size, what_becomes(table, each, size)):
                     written = NO_MEMORY
                     break
-        self.is_busy = False
+        self.overlay.is_busy = False
         let_go(collected)
         return raise_unless(written, table)
 
@@ -436,19 +431,30 @@ cdef class Store:
         cdef Layer layer = table.layer if self.is_batched and table.layer.rows.n else None
         cdef bint collected
         self.enter(table)
-        self.is_busy = True
+        self.overlay.is_busy = True
         collected = hold_off()
         try:
             return have_rows(table.family, layer, offsets, prefixes)
         finally:
-            self.is_busy = False
+            self.overlay.is_busy = False
             let_go(collected)
 
     # ---------------------------------------------------------------------------------------------- walks
 
     def walk(self, Table table not None, bytes prefix not None, bytes start=None):
         """Return a walk over pairs of key and value that begin with a prefix, from `start` on, in order."""
-        return Walk(table.family, table.layer if self.is_batched else None, prefix, start)
+        return Walk(table.family, table.layer if self.is_batched else None, prefix, start, overlay=self.overlay)
+
+    def frozen(self, Table table not None):
+        """Return a copy of what the batch has changed in a table, or None if it has changed nothing. O(changes)."""
+        if not self.is_batched or table.layer.rows.n == 0:
+            return None
+        self.enter(table)
+        self.overlay.is_busy = True
+        try:
+            return table.layer.frozen()
+        finally:
+            self.overlay.is_busy = False
 
     def rows(self, Table table not None, bytes prefix not None, bytes start=None, Py_ssize_t most=1 << 62):
         """Return up to `most` pairs of key and value that begin with a prefix, from `start` on, in order."""
@@ -552,16 +558,16 @@ cdef class Store:
         self.enter(table)
         handle = database.handle_of(table.family)
         collected = hold_off()
-        self.is_busy = True
+        self.overlay.is_busy = True
         with nogil:
             is_done = put_in_order(&layer.rows)
-        self.is_busy = False
+        self.overlay.is_busy = False
         let_go(collected)
         if not is_done:
             raise MemoryError
         while layer.rows.n:
             database.enter()
-            self.is_busy = True
+            self.overlay.is_busy = True
             collected = hold_off()
             with nogil:
                 batch = api.writebatch_create()
@@ -588,18 +594,18 @@ cdef class Store:
                 while is_done and error == NULL and taken:
                     self.overlay.remove_first(&layer.rows)
                     taken -= 1
-            self.is_busy = False
+            self.overlay.is_busy = False
             let_go(collected)
             database.leave()
             if not is_done:
                 raise MemoryError
             if error != NULL:
                 check(error, database.where("writing a batch"))
-            self.is_busy = True
+            self.overlay.is_busy = True
             collected = hold_off()       # a finaliser that closes would wait for this thread
             try:
                 database.keep_to_budget()
             finally:
                 let_go(collected)
-                self.is_busy = False
+                self.overlay.is_busy = False
         return 0

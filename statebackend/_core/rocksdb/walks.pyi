@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statebackend._core.rocksdb.database import ColumnFamily
-from statebackend._core.rocksdb.overlay import Layer
+from statebackend._core.rocksdb.overlay import Layer, Overlay
 
 @final
 class Walk:
@@ -17,6 +17,7 @@ class Walk:
         prefix: bytes = b"",
         start: bytes | None = None,
         *,
+        overlay: Overlay | None = None,
         fill_cache: bool = True,
     ) -> None: ...
     def __enter__(self) -> Walk: ...

@@ -15,7 +15,7 @@ from statebackend._core.rocksdb.buffers cimport Bytes, append, compare, drop
 from statebackend._core.rocksdb.database cimport ColumnFamily, array_of
 from statebackend._core.rocksdb.iterators cimport Iterator
 from statebackend._core.rocksdb.library cimport api
-from statebackend._core.rocksdb.overlay cimport Layer, Node, hold_off, key_of, let_go, resolve
+from statebackend._core.rocksdb.overlay cimport Layer, Node, Overlay, hold_off, key_of, let_go, resolve
 
 from statebackend.errors import UsageError
 
@@ -31,6 +31,7 @@ cdef class Walk:
     cdef ColumnFamily family
     cdef bint fill_cache
     cdef Layer layer                  # or None
+    cdef Overlay overlay              # which the layer is of; None if the layer is the walk's own
     cdef uint64_t written             # of the layer, when the iterator was made
     cdef Node *node                   # the next one
     cdef uint64_t version             # of the layer, when `node` was found
@@ -39,9 +40,10 @@ cdef class Walk:
     cdef bint has_begun
 
     def __init__(self, ColumnFamily family not None, Layer layer, bytes prefix not None=b"", bytes start=None, *,
-                 bint fill_cache=True):
+                 Overlay overlay=None, bint fill_cache=True):
         self.base = Iterator(family, prefix=prefix, lower=start, fill_cache=fill_cache)
-        self.family, self.fill_cache, self.layer, self.prefix = family, fill_cache, layer, prefix
+        self.family, self.fill_cache, self.prefix = family, fill_cache, prefix
+        self.layer, self.overlay = layer, None if layer is None else overlay
         self.written = 0 if layer is None else layer.rows.written
         self.start = prefix if start is None else max(prefix, start)
 
@@ -92,6 +94,8 @@ cdef class Walk:
         key_end, value_end = key_ends, value_ends
         memset(&keys, 0, sizeof(keys))
         memset(&values, 0, sizeof(values))
+        if self.overlay is not None:
+            self.overlay.come_in()
         collected = hold_off()
         try:
             self.find_places()
@@ -100,6 +104,8 @@ cdef class Walk:
         except BaseException:
             let_go(collected)
             raise
+        if self.overlay is not None:
+            self.overlay.is_busy = True
         with nogil:
             while n < rows and <Py_ssize_t>(keys.size + values.size) < nbytes:
                 has_node = self.node != NULL and self.node.size >= n_stem and not memcmp(
@@ -131,6 +137,8 @@ cdef class Walk:
                 if order >= 0:
                     api.iter_next(base.link.iterator)
                     base.settle()
+        if self.overlay is not None:
+            self.overlay.is_busy = False
         let_go(collected)
         try:
             base.leave()

@@ -137,8 +137,7 @@ class _StateView:
 
     def __init__(self, backend: RocksDbKeyedBackend, state: WrittenState) -> None:
         self.state = state
-        has_changed = backend.store.is_batched and len(state.table.layer)
-        layer = state.table.layer.frozen() if has_changed else None
+        layer = backend.store.frozen(state.table)
         self._walk = Walk(state.table.family, layer, fill_cache=False)
         first = Walk(state.table.family, layer, fill_cache=False)
         self.is_empty = not first.rows(1)

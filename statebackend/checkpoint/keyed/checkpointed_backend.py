@@ -46,6 +46,7 @@ from statebackend.state import (
     KeyedState,
     StateDescriptor,
     timer_state,
+    undisturbed,
 )
 from statebackend.types import Compatibility, Type
 
@@ -213,6 +214,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         super().begin_event_time(before, after)
         self._may_go_by_clock = False
 
+    @undisturbed
     def snapshot(
         self, checkpoint_id: int, store: CheckpointStore | DataWriter, *, incremental: bool = True
     ) -> PendingSnapshot:
@@ -262,6 +264,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         """All that there is at this moment, for files that need no others but, perhaps, some of ``may_name``."""
         return self._take_rows()
 
+    @undisturbed
     def _take_rows(self) -> TakenRows:
         log = self._log
         by_watermark = log.committed_now if self._event_now is None else log.committed_watermark
