@@ -1,7 +1,8 @@
 """A place whose bases are kept on a local disk, too, so that a process that takes the place of another finds them near.
 
-A copy counts while it has the length and the checksum of what was written. Names never come again, so a copy is of the
-file of its name or of none. Whatever is wrong with copies costs the way to the place itself, and nothing else.
+A base is a file of rows, or files of a database. A copy counts while it has the length and the checksum of what was
+written. Names never come again, so a copy is of the file of its name or of none. Whatever is wrong with copies costs
+the way to the place itself, and nothing else.
 
 >>> import tempfile
 >>> from statebackend.checkpoint.files import open_files
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterable
 import pyarrow as pa
 
 from statebackend.checkpoint.files.interface import Buffer, FileSink, StoreFiles
+from statebackend.checkpoint.keyed.native_files import NATIVE
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.cluster.staging import is_alive
 
@@ -242,7 +244,7 @@ class _Copying(FileSink):
 
 
 def _is_kept(name: str) -> bool:
-    return "-base-" in name
+    return "-base-" in name or f"-{NATIVE}-" in name
 
 
 def _flat(name: str) -> str:

@@ -14,6 +14,7 @@ from host_worlds import PARALLELISM, World, ticks
 from refusing_disks import fill, small_disk
 from thread_cluster import Killed
 
+import statebackend as sb
 from statebackend.checkpoint.files import PosixFiles, StoreFiles, open_files
 from statebackend.cluster.local_copies import FilesWithCopies, folder_of_copies
 
@@ -156,7 +157,7 @@ def bases_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     open_input = PosixFiles.open_input
 
     def noted(files: PosixFiles, name: str, size: int | None = None) -> object:
-        if "-base-" in name:
+        if "-base-" in name or "-sst-" in name:
             read.append(name)
         return open_input(files, name, size)
 
@@ -234,6 +235,33 @@ def test_a_successor_without_a_whole_copy_restores_from_the_store(
     damage()
     kill(world, monkeypatch, damage)
     assert bases_read
+    world.batch()
+    world.close()
+
+
+@pytest.mark.parametrize("is_far", [True, False], ids=["far", "near"])
+def test_files_of_a_database_have_copies(
+    world: World, monkeypatch: pytest.MonkeyPatch, bases_read: list[str], is_far: bool
+) -> None:
+    """In a base of RocksDB's own files each has one; what is near is linked as it is."""
+    if is_far:  # a name that is no path, as those in an object store
+        monkeypatch.setattr(PosixFiles, "address", lambda files, name: f"far://{name}")
+    world.open(local_copies=True, backend=sb.create_backend("rocksdb", checkpoints="native"))
+    world.batch()
+    world.batch()
+    copies = [each.name for each in world.temporary.glob("statebackend-copies-*/*")]
+    assert sum("-sst-" in each for each in copies) >= PARALLELISM
+    kill(world, monkeypatch, lambda: None)
+    assert bases_read == []
+    if is_far:
+
+        def damage() -> None:
+            for copy in world.temporary.glob("statebackend-copies-*/*"):
+                copy.write_bytes(b"damaged")
+
+        damage()
+        kill(world, monkeypatch, damage)
+        assert any("-sst-" in each for each in bases_read)
     world.batch()
     world.close()
 

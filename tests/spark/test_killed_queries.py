@@ -66,9 +66,12 @@ def run(folder: Path, step: str = "none", batch: int = 0, *options: str) -> bool
     return done.returncode != 0
 
 
-#: Plain; with state of Spark's above the function; or with RocksDB below both, Spark's own and ours.
+#: Plain; with state of Spark's above the function; with RocksDB below both, Spark's own and ours; with its files
+#: in our checkpoints.
 FRAMES = pytest.mark.parametrize(
-    "options", [(), ("dedup",), ("dedup", "rocksdb")], ids=["plain", "dedup", "rocksdb"]
+    "options",
+    [(), ("dedup",), ("dedup", "rocksdb"), ("native",)],
+    ids=["plain", "dedup", "rocksdb", "native"],
 )
 
 
@@ -81,7 +84,7 @@ def test_killed_at_every_step(
     A plain frame at every second step, with state of Spark's at every fourth, and RocksDB at one.
     """
     steps = STEPS if request.config.getoption("--stress") else STEPS[bool(options) :: 4 if options else 2]
-    if "rocksdb" in options and len(steps) < len(STEPS):
+    if {"rocksdb", "native"} & set(options) and len(steps) < len(STEPS):
         steps = ("after the manifest",)
     # More files than batches that are killed: a batch after a kill may be of several.
     files = 2 * len(steps) + 2
@@ -214,5 +217,5 @@ def test_killed_at_a_step(tmp_path: Path, step: str, options: tuple[str, ...]) -
 def test_killed_for_long(
     tmp_path: Path, rng: random.Random, request: pytest.FixtureRequest, options: tuple[str, ...]
 ) -> None:
-    """``--kills`` says how often, a third of it for each frame."""
-    kill_at_random(tmp_path, rng, request.config.getoption("kills") // 3, 2500, *options)
+    """``--kills`` says how often, a quarter of it for each frame."""
+    kill_at_random(tmp_path, rng, request.config.getoption("kills") // 4, 2500, *options)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from any_checkpoint import read_rows
 from thread_cluster import ThreadCluster, batch_of
 
 import statebackend as sb
@@ -92,7 +93,7 @@ def state_of(folder: Path) -> dict[str, Any]:
             name, kind = state["name"], state["kind"]
             if name in found:
                 continue
-            rows = sb.tools.read_state(folder, name).to_pylist()
+            rows = read_rows(folder, name).to_pylist()
             for row in rows:
                 row.pop("subtask", None)
             told = [repr(sorted(row.items())) for row in rows]

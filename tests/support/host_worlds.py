@@ -54,7 +54,12 @@ class Total(sb.KeyedProcessFunction, sb.CheckpointedFunction):
         pass
 
 
-JOB = Job(Total(), key="user", schema="user string, total bigint", broadcast="rule")
+def job(backend: str | sb.StateBackend = "heap") -> Job:
+    """The job of a `World`."""
+    return Job(Total(), key="user", schema="user string, total bigint", broadcast="rule", backend=backend)
+
+
+JOB = job()
 
 
 class World:
@@ -71,9 +76,18 @@ class World:
         self.next = 0
         self.query: HostQuery | None = None
 
-    def open(self, *, memory: int = 256 << 20, cluster: Any = ThreadCluster, **hosts: Any) -> HostQuery:
+    def open(
+        self,
+        *,
+        memory: int = 256 << 20,
+        cluster: Any = ThreadCluster,
+        backend: str | sb.StateBackend = "heap",
+        **hosts: Any,
+    ) -> HostQuery:
         options = HostOptions(**{"start_timeout": LONG, "silence": LONG, **hosts})
-        self.query = HostQuery(self.folder, JOB, PARALLELISM, hosts=options, memory=memory, cluster=cluster)
+        self.query = HostQuery(
+            self.folder, job(backend), PARALLELISM, hosts=options, memory=memory, cluster=cluster
+        )
         return self.query
 
     @property

@@ -155,7 +155,8 @@ def main() -> None:
             "sink": {"totals": chosen, "second": second, "late": sb.spark.sinks.parquet(folder / "late")},
             "event_time": sb.spark.EventTime("at", late="late"),
         }
-    backend = backend_in(folder, "rocksdb" if "rocksdb" in sys.argv[4:] else "heap")
+    (name,) = [each for each in ("rocksdb", "native") if each in sys.argv[4:]] or ["heap"]
+    backend = backend_in(folder, name)
     batches = sb.spark.stateful(function, key="user", backend=backend, checkpoint=folder / "state", **options)
 
     def called(frame: Any, batch_id: int) -> None:

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from any_checkpoint import read_rows
 from store_process import JOBS, KillingCalls, serve
 
 import statebackend as sb
@@ -75,11 +76,14 @@ class Numbered(sb.KeyedProcessFunction, sb.CheckpointedFunction):
 
 
 def backend_in(root: Path, name: str) -> sb.StateBackend:
-    """A backend by name; what it keeps on a disk of its own lies beside the store."""
-    if name != "rocksdb":
+    """A backend by name, or "native"; what it keeps on a disk of its own lies beside the store."""
+    if name not in ("rocksdb", "native"):
         return sb.create_backend(name)
     (root / "local").mkdir(exist_ok=True)
-    return sb.create_backend(name, local_dir=root / "local", memory_limit=8 << 20)
+    checkpoints = "native" if name == "native" else "rows"
+    return sb.create_backend(
+        "rocksdb", local_dir=root / "local", memory_limit=8 << 20, checkpoints=checkpoints
+    )
 
 
 def run_stream(request: dict[str, Any], say: Callable[[object], None]) -> None:
@@ -183,7 +187,7 @@ def check_rows(
         if not leaves_out(1000 * file + number)
     ]
     assert counted == Counter(expected)
-    state = sb.tools.read_state(root / "state", "total")
+    state = read_rows(root / "state", "total")
     assert dict(zip(state["key"].to_pylist(), state["value"].to_pylist(), strict=True)) == totals
 
 
