@@ -386,3 +386,44 @@ def test_so_many_bytes_are_written_out_whichever_state_has_them(store: Store) ->
     for number in range(100):
         store.put_at(tables(store)[number % 2], b"%d" % number, bytes(200_000))
     assert store.overlay.nbytes < 5 << 20
+
+
+def test_a_thread_that_reads_the_batch_without_the_gil_keeps_others_out(store: Store) -> None:
+    """Walks, and copies for snapshots: nodes that they stand on would go."""
+    values, _ = tables(store)
+    store.mark()
+    for number in range(20_000):
+        store.put_at(values, b"%05d" % number, b"x")
+    refused, is_done = 0, False
+
+    def write() -> None:
+        nonlocal refused
+        number = 0
+        while not is_done:
+            number += 1
+            try:
+                if number % 2:
+                    store.put_at(values, b"%d" % (number * 7919 % 50_000), b"x")
+                else:
+                    store.delete_at(values, b"%05d" % (number * 7919 % 20_000))
+            except UsageError:
+                refused += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    reads = 0
+    try:
+        ends = time.monotonic() + 2
+        while time.monotonic() < ends:
+            with store.walk(values, b"") as walk:
+                while walk.rows(256):
+                    pass
+            with Walk(values.family, store.frozen(values)) as walk:
+                assert len(walk.rows(100_000)) > 10_000
+            reads += 1
+    finally:
+        is_done = True
+        thread.join()
+    assert refused
+    assert reads
+    store.overlay._check()
