@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -34,15 +36,45 @@ def undisturbed(method: Method) -> Method:
 
     @wraps(method)
     def alone(*arguments: Any, **named: Any) -> Any:
-        were_collected = gc.isenabled()
-        gc.disable()
+        _collections.stop()
         try:
             return method(*arguments, **named)
         finally:
-            if were_collected:
-                gc.enable()
+            _collections.go_on()
 
     return cast(Method, alone)
+
+
+class _Collections:
+    """Python's collections, which wait while any thread has stopped them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a collection in here may run a finaliser that comes in here
+        self._stops = 0
+        self._were_on = False
+
+    def stop(self) -> None:
+        with self._lock:
+            if not self._stops:
+                self._were_on = gc.isenabled()
+                gc.disable()
+            self._stops += 1
+
+    def go_on(self) -> None:
+        with self._lock:
+            self._stops = max(self._stops - 1, 0)  # in a child of who had stopped them there is none
+            if not self._stops and self._were_on:
+                gc.enable()
+
+    def forked(self) -> None:
+        """In a child: the threads that had stopped them are gone."""
+        if self._stops and self._were_on:
+            gc.enable()
+        self.__init__()  # type: ignore[misc]
+
+
+_collections = _Collections()
+os.register_at_fork(after_in_child=_collections.forked)
 
 
 class Mark:

@@ -177,7 +177,7 @@ def test_finalisers_see_no_half_of_a_snapshot(
     once = Once(write)
     number = 0
     with CheckpointStore(tmp_path / "state") as store, Meddler(once).at_work():
-        for place in range(1, 240, 2):
+        for place in range(1, 240, 4):
             for meddles in (True, False):
                 mark = keyed.mark() if is_batched else None
                 write()

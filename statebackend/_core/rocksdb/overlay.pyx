@@ -15,6 +15,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
+from posix.unistd cimport usleep
 
 from statebackend._core.memory.platform cimport prefetch
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE_PUT, Write
@@ -25,6 +26,7 @@ from statebackend.errors import UsageError
 
 cdef enum:
     LEAST_BUCKETS = 64
+    PATIENCE = 300_000                # times that 0.1 ms are waited for a thread that is inside
 
 #: Of a key and its value together, for RocksDB.
 LONGEST = (1 << 32) - BESIDE_ROW
@@ -377,6 +379,21 @@ cdef class Overlay:
                              hint="use a backend from one thread at a time")
         return 0
 
+    cdef int come_after(self) except -1:
+        """Wait until no other thread is inside: a mark belongs to more than this, and is not refused half-way."""
+        if self.is_busy:
+            self.others_leave()
+        return self.come_in()
+
+    cdef bint others_leave(self):
+        """Give a thread that is inside a moment to leave; return whether none is. It may have none left in a fork."""
+        cdef int waited = 0
+        while self.is_busy and waited < PATIENCE:
+            with nogil:
+                usleep(100)
+            waited += 1
+        return not self.is_busy
+
     def __dealloc__(self):
         free(self.journal)
         free(self.marks)
@@ -522,6 +539,7 @@ cdef class Overlay:
     def mark(self):
         """Remember this moment; returns its number. O(1)."""
         cdef MarkPlace *grown
+        self.come_after()
         if self.n_marks == self.marks_room:
             grown = <MarkPlace *>realloc(self.marks, (2 * self.marks_room + 8) * sizeof(MarkPlace))
             if grown == NULL:
@@ -547,10 +565,14 @@ cdef class Overlay:
 
     def roll_back(self, uint64_t number):
         """Take back what was written since a mark, and forget the marks after it. O(what is taken back)."""
-        cdef size_t at = self.find_mark(number)
+        cdef size_t at
         cdef Change *change
         cdef Node *node
-        cdef bint collected = hold_off()
+        cdef bint collected
+        self.come_after()
+        at = self.find_mark(number)
+        collected = hold_off()
+        self.is_busy = True
         self.n_marks = at + 1
         with nogil:
             while self.n_journal > self.marks[at].place:
@@ -564,11 +586,14 @@ cdef class Overlay:
                 free(change)
                 if node.newest == NULL:
                     drop_node(node.rows, node)
+        self.is_busy = False
         let_go(collected)
 
     def release(self, uint64_t number):
         """Forget a mark, and keep what was written since. O(marks after it)."""
-        cdef size_t at = self.find_mark(number), i
+        cdef size_t at, i
+        self.come_after()
+        at = self.find_mark(number)
         for i in range(at, self.n_marks - 1):
             self.marks[i] = self.marks[i + 1]
         self.n_marks -= 1

@@ -8,7 +8,6 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
-from posix.unistd cimport usleep
 
 import numpy as np
 
@@ -33,7 +32,6 @@ cdef enum:
     ROWS_AT_ONCE = 1 << 16
     BYTES_AT_ONCE = 4 << 20           # of a batch as it goes into the database
     UNMARKED_KEYS = 1 << 14           # changed without a mark: then they go into the database, in about 10 ms,
-    PATIENCE = 300_000                # times that closing waits 0.1 ms for a thread that is inside
     UNMARKED_BYTES = 4 << 20          # or with so many bytes
     AHEAD = 64                        # keys whose places in the overlay are fetched at once
 
@@ -120,13 +118,8 @@ cdef class Store:
 
         If another thread is inside, it has a moment to leave; if it does not, the batch stays until the store goes.
         """
-        cdef int waited = 0
         self.has_key = False
-        while self.overlay.is_busy and waited < PATIENCE:
-            with nogil:
-                usleep(100)
-            waited += 1
-        if not self.overlay.is_busy:
+        if self.overlay.others_leave():
             self.is_batched = self.has_failed = False
             self.overlay.clear()
         self.changes = None
@@ -225,9 +218,16 @@ cdef class Store:
         cdef Bytes made
         cdef Pinned base
         cdef int is_there
-        cdef bint has_base = needs_base(node.newest) and self.database.pin(table.family, key, n, &base)
+        cdef bint has_base, collected = hold_off()
         memset(&made, 0, sizeof(made))
-        is_there = resolve(node.newest, base.data if has_base else NULL, base.size if has_base else 0, has_base, &made)
+        self.overlay.is_busy = True
+        try:
+            has_base = needs_base(node.newest) and self.database.pin(table.family, key, n, &base)
+            is_there = resolve(node.newest, base.data if has_base else NULL, base.size if has_base else 0, has_base,
+                               &made)
+        finally:
+            self.overlay.is_busy = False
+            let_go(collected)
         if has_base:
             self.database.unpin(&base)
         if is_there < 0:
@@ -535,9 +535,11 @@ cdef class Store:
         for table in self.tables:
             if (<Table>table).layer.rows.n:
                 self.flush_table(table)
-        self.overlay.clear()
-        self.is_batched = self.has_failed = False
+        self.has_failed = False
         self.gathered = 0
+        if self.overlay.n_marks == 0 and len(self.overlay) == 0:  # another thread may have come in between
+            self.overlay.clear()
+            self.is_batched = False
 
     @property
     def has_marks(self):

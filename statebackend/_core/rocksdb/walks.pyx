@@ -96,16 +96,17 @@ cdef class Walk:
         memset(&values, 0, sizeof(values))
         if self.overlay is not None:
             self.overlay.come_in()
+            self.overlay.is_busy = True  # finding the places lets go of the GIL, too
         collected = hold_off()
         try:
             self.find_places()
             base = self.base
             base.enter()
         except BaseException:
+            if self.overlay is not None:
+                self.overlay.is_busy = False
             let_go(collected)
             raise
-        if self.overlay is not None:
-            self.overlay.is_busy = True
         with nogil:
             while n < rows and <Py_ssize_t>(keys.size + values.size) < nbytes:
                 has_node = self.node != NULL and self.node.size >= n_stem and not memcmp(
