@@ -62,7 +62,8 @@ class Side:
         while True:
             taken = self.run(calls)
             if taken >= SAMPLE and calls == 1 and not self.has_begun:
-                self.has_begun = True  # the first call may pay for all: it says nothing of how long others take
+                # The first call may pay for all: it says nothing of how long others take.
+                self.has_begun = True
                 continue
             if taken >= SAMPLE or calls >= self.most:
                 self.length = calls
