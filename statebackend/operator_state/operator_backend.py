@@ -199,7 +199,6 @@ class OperatorStateBackend:
 
     # --- checkpoints ---
 
-    @undisturbed
     def snapshot(
         self, checkpoint_id: int, store: CheckpointStore | DataWriter, *, incremental: bool = True
     ) -> PendingSnapshot:

@@ -155,8 +155,9 @@ def main() -> None:
             "sink": {"totals": chosen, "second": second, "late": sb.spark.sinks.parquet(folder / "late")},
             "event_time": sb.spark.EventTime("at", late="late"),
         }
-    (name,) = [each for each in ("rocksdb", "native") if each in sys.argv[4:]] or ["heap"]
-    backend = backend_in(folder, name)
+    backend = backend_in(
+        folder, next((each for each in ("rocksdb", "native") if each in sys.argv[4:]), "heap")
+    )
     batches = sb.spark.stateful(function, key="user", backend=backend, checkpoint=folder / "state", **options)
 
     def called(frame: Any, batch_id: int) -> None:

@@ -381,8 +381,7 @@ cdef class Overlay:
 
     cdef int come_after(self) except -1:
         """Wait until no other thread is inside: a mark belongs to more than this, and is not refused half-way."""
-        if self.is_busy:
-            self.others_leave()
+        self.others_leave()
         return self.come_in()
 
     cdef bint others_leave(self):
