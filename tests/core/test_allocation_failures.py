@@ -304,10 +304,12 @@ def test_short_batches(layout: Layout, batch: str, condition: str) -> None:
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize(("layout", "batch"), with_batches(LONG_BATCH_LAYOUTS))
 def test_long_batches_over_threads(layout: Layout, batch: str, condition: str) -> None:
-    assert (
-        sweep(lambda: World(layout, condition, 100, max_parallelism=8), lambda w: BATCHES[batch](w, 4_200, 2))
-        or batch == "find"
-    )
+    build = lambda: World(layout, condition, 100, max_parallelism=8)  # noqa: E731
+    operation = lambda w: BATCHES[batch](w, 4_200, 2)  # noqa: E731
+    # Some allocations can wait: a map that gets no larger table keeps its own. Which one is the n-th depends on the
+    # threads, so one sweep may by chance meet only those.
+    sweeps = 1 if batch == "find" else 20
+    assert any(sweep(build, operation) for _ in range(sweeps)) or batch == "find"
 
 
 def test_a_batch_that_could_not_begin_leaves_no_undo_behind() -> None:

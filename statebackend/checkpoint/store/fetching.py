@@ -1,6 +1,7 @@
 """Brings a file of a checkpoint to a local path, compared with its checksum.
 
 >>> import tempfile
+>>> from pathlib import Path
 >>> from statebackend.checkpoint import CheckpointStore
 >>> with tempfile.TemporaryDirectory() as folder, CheckpointStore(folder).open_for_writing() as store:
 ...     file = store.begin_snapshot(0).create("sst")
@@ -9,7 +10,7 @@
 ...     from statebackend.checkpoint.store.manifest import StateSnapshot
 ...     checkpoint = store.commit(0, [StateSnapshot(0, store.epoch, files=(stored,))])
 ...     fetch(checkpoint, stored, folder + "/here", may_link=True)
-...     open(folder + "/here", "rb").read()
+...     Path(folder, "here").read_bytes()
 b'content'
 """
 
