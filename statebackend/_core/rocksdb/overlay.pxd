@@ -116,6 +116,8 @@ cdef class Overlay:
     cdef int come_in(self) except -1
     cdef int come_after(self) except -1
     cdef bint others_leave(self)
+    cdef bint go_in(self) noexcept
+    cdef void go_out(self, bint collected) noexcept
     cdef Written write(self, Layer layer, Write what, const char *key, size_t n, uint32_t hash, const char *value,
                        size_t size) noexcept nogil
     cdef Change *rewritten(self, Change *change, Write what, const char *value, size_t size) noexcept nogil

@@ -393,6 +393,15 @@ cdef class Overlay:
             waited += 1
         return not self.is_busy
 
+    cdef bint go_in(self) noexcept:
+        """Keep other threads and collections out until `go_out`, which takes what this returns."""
+        self.is_busy = True
+        return hold_off()
+
+    cdef void go_out(self, bint collected) noexcept:
+        self.is_busy = False
+        let_go(collected)
+
     def __dealloc__(self):
         free(self.journal)
         free(self.marks)
@@ -570,8 +579,7 @@ cdef class Overlay:
         cdef bint collected
         self.come_after()
         at = self.find_mark(number)
-        collected = hold_off()
-        self.is_busy = True
+        collected = self.go_in()
         self.n_marks = at + 1
         with nogil:
             while self.n_journal > self.marks[at].place:
@@ -585,8 +593,7 @@ cdef class Overlay:
                 free(change)
                 if node.newest == NULL:
                     drop_node(node.rows, node)
-        self.is_busy = False
-        let_go(collected)
+        self.go_out(collected)
 
     def release(self, uint64_t number):
         """Forget a mark, and keep what was written since. O(marks after it)."""

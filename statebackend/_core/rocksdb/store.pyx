@@ -218,16 +218,14 @@ cdef class Store:
         cdef Bytes made
         cdef Pinned base
         cdef int is_there
-        cdef bint has_base, collected = hold_off()
+        cdef bint has_base, collected = self.overlay.go_in()
         memset(&made, 0, sizeof(made))
-        self.overlay.is_busy = True
         try:
             has_base = needs_base(node.newest) and self.database.pin(table.family, key, n, &base)
             is_there = resolve(node.newest, base.data if has_base else NULL, base.size if has_base else 0, has_base,
                                &made)
         finally:
-            self.overlay.is_busy = False
-            let_go(collected)
+            self.overlay.go_out(collected)
         if has_base:
             self.database.unpin(&base)
         if is_there < 0:
@@ -318,10 +316,9 @@ cdef class Store:
         nodes = <Node **>malloc((n or 1) * sizeof(Node *))
         if nodes == NULL:
             raise MemoryError
-        collected = hold_off()
+        collected = self.overlay.go_in()
         try:
             # What the overlay does not tell by itself is asked of the database at once.
-            self.overlay.is_busy = True
             with nogil:
                 find_nodes(table.layer, &offsets[0], start, n, nodes)
                 for i in range(n):
@@ -360,8 +357,7 @@ cdef class Store:
                 raise MemoryError
             return is_found, ends, array_of(data.data, data.size)
         finally:
-            self.overlay.is_busy = False
-            let_go(collected)
+            self.overlay.go_out(collected)
             free(nodes)
             drop(&data)
             drop(&wanted)
@@ -388,8 +384,7 @@ cdef class Store:
         table.version += 1
         noted = self.noted_in(table)
         is_noted = noted is not None
-        self.overlay.is_busy = True
-        collected = hold_off()
+        collected = self.overlay.go_in()
         with nogil:
             if not make_buckets(&table.layer.rows, n) or is_noted and not noted.make_room(n):
                 written = NO_MEMORY
@@ -406,8 +401,7 @@ cdef class Store:
                 if is_noted and not noted.note(start + offsets[i], key_size, what_becomes(table, each, size)):
                     written = NO_MEMORY
                     break
-        self.overlay.is_busy = False
-        let_go(collected)
+        self.overlay.go_out(collected)
         return raise_unless(written, table)
 
     def put_many(self, Table table not None, const int64_t[::1] offsets not None, const uint8_t[::1] keys not None,
@@ -431,13 +425,11 @@ cdef class Store:
         cdef Layer layer = table.layer if self.is_batched and table.layer.rows.n else None
         cdef bint collected
         self.enter(table)
-        self.overlay.is_busy = True
-        collected = hold_off()
+        collected = self.overlay.go_in()
         try:
             return have_rows(table.family, layer, offsets, prefixes)
         finally:
-            self.overlay.is_busy = False
-            let_go(collected)
+            self.overlay.go_out(collected)
 
     # ---------------------------------------------------------------------------------------------- walks
 
@@ -449,12 +441,13 @@ cdef class Store:
         """Return a copy of what the batch has changed in a table, or None if it has changed nothing. O(changes)."""
         if not self.is_batched or table.layer.rows.n == 0:
             return None
+        cdef bint collected
         self.enter(table)
-        self.overlay.is_busy = True
+        collected = self.overlay.go_in()
         try:
             return table.layer.frozen()
         finally:
-            self.overlay.is_busy = False
+            self.overlay.go_out(collected)
 
     def rows(self, Table table not None, bytes prefix not None, bytes start=None, Py_ssize_t most=1 << 62):
         """Return up to `most` pairs of key and value that begin with a prefix, from `start` on, in order."""
@@ -559,18 +552,15 @@ cdef class Store:
         cdef bint is_done, collected
         self.enter(table)
         handle = database.handle_of(table.family)
-        collected = hold_off()
-        self.overlay.is_busy = True
+        collected = self.overlay.go_in()
         with nogil:
             is_done = put_in_order(&layer.rows)
-        self.overlay.is_busy = False
-        let_go(collected)
+        self.overlay.go_out(collected)
         if not is_done:
             raise MemoryError
         while layer.rows.n:
             database.enter()
-            self.overlay.is_busy = True
-            collected = hold_off()
+            collected = self.overlay.go_in()
             with nogil:
                 batch = api.writebatch_create()
                 node, taken, nbytes = layer.rows.first[0], 0, 0
@@ -596,18 +586,15 @@ cdef class Store:
                 while is_done and error == NULL and taken:
                     self.overlay.remove_first(&layer.rows)
                     taken -= 1
-            self.overlay.is_busy = False
-            let_go(collected)
+            self.overlay.go_out(collected)
             database.leave()
             if not is_done:
                 raise MemoryError
             if error != NULL:
                 check(error, database.where("writing a batch"))
-            self.overlay.is_busy = True
-            collected = hold_off()       # a finaliser that closes would wait for this thread
+            collected = self.overlay.go_in()     # a finaliser that closes would wait for this thread
             try:
                 database.keep_to_budget()
             finally:
-                let_go(collected)
-                self.overlay.is_busy = False
+                self.overlay.go_out(collected)
         return 0

@@ -74,6 +74,15 @@ cdef class Walk:
             self.version = self.layer.rows.version
         return 0
 
+    cdef bint keep_out(self) noexcept:
+        return hold_off() if self.overlay is None else self.overlay.go_in()
+
+    cdef void let_in(self, bint collected) noexcept:
+        if self.overlay is None:
+            let_go(collected)
+        else:
+            self.overlay.go_out(collected)
+
     def read_many(self, Py_ssize_t rows, Py_ssize_t nbytes=1 << 24):
         """Read entries from here on: at most `rows`, and about as many bytes; the walk goes behind them.
 
@@ -96,16 +105,13 @@ cdef class Walk:
         memset(&values, 0, sizeof(values))
         if self.overlay is not None:
             self.overlay.come_in()
-            self.overlay.is_busy = True  # finding the places lets go of the GIL, too
-        collected = hold_off()
+        collected = self.keep_out()      # also from finding the places, which lets go of the GIL
         try:
             self.find_places()
             base = self.base
             base.enter()
         except BaseException:
-            if self.overlay is not None:
-                self.overlay.is_busy = False
-            let_go(collected)
+            self.let_in(collected)
             raise
         with nogil:
             while n < rows and <Py_ssize_t>(keys.size + values.size) < nbytes:
@@ -138,9 +144,7 @@ cdef class Walk:
                 if order >= 0:
                     api.iter_next(base.link.iterator)
                     base.settle()
-        if self.overlay is not None:
-            self.overlay.is_busy = False
-        let_go(collected)
+        self.let_in(collected)
         try:
             base.leave()
             if is_there < 0:
