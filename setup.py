@@ -73,6 +73,7 @@ MODULES: dict[str, Module] = {
         "extents cut into page runs; size-classed bytes; live counters"
     ),
     "statebackend._core.memory.blob_columns": Module("the bytes of many blobs as one column"),
+    "statebackend._core.memory.byte_rows": Module("rows of bytes as offsets and data"),
     "statebackend._core.memory.journal": Module("undo segments of marks; the dirty set"),
     "statebackend._core.tables.cow_map": Module(
         "entries, copy-on-write map, snapshot view, visitor: one unit"
@@ -100,6 +101,7 @@ MODULES: dict[str, Module] = {
     "statebackend._core.codecs.type_codec": Module(
         "Python objects to the bytes of a declared type, and back"
     ),
+    "statebackend._core.codecs.value_bytes": Module("values of a type to stored bytes, and back"),
     "statebackend._core.codecs.codecs": Module("Python objects to stored values and keys, and back"),
     "statebackend._core.codecs.nested_columns": Module("what writing and reading nested columns share"),
     "statebackend._core.codecs.nested_writing": Module(
@@ -158,7 +160,7 @@ MODULES: dict[str, Module] = {
     "statebackend._core.rocksdb.overlay": Module("what an open batch has changed, and how to take it back"),
     "statebackend._core.rocksdb.walks": Module("walks over the database and the open batch together"),
     "statebackend._core.rocksdb.store": Module("reads and writes at the current key, and of many keys"),
-    "statebackend._core.rocksdb.value_bytes": Module("values of a type to stored bytes, and back"),
+    "statebackend._core.rocksdb.held": Module("values that were read, apart from RocksDB"),
     "statebackend._core.rocksdb.current_key": Module("the current key, namespace and time on RocksDB"),
     "statebackend._core.rocksdb.base_handle": Module("what the handles of all states on RocksDB share"),
     "statebackend._core.rocksdb.single_handles": Module("handles of one value for a key on RocksDB"),

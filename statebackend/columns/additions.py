@@ -1,14 +1,15 @@
-"""Named reductions and aggregates as plans of the compiled core: what each adds, and what its accumulators tell."""
+"""What vectorised additions add: named operations as plans of the compiled core, and values for a user's function."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import pyarrow as pa
 
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_table import FIXED_CODES
+from statebackend.columns.codec_choice import holds_references, value_bytes
 from statebackend.columns.stored_columns import (
     Array,
     Column,
@@ -16,13 +17,14 @@ from statebackend.columns.stored_columns import (
     double_column,
     in_entry,
     null_column,
+    serialised_column,
     value_column,
 )
 from statebackend.keys import count_of
 from statebackend.state import NamedAggregate, Reduction
 from statebackend.types import DOUBLE, DecimalType, Type
 
-__all__ = ["aggregate_plan", "operands", "reduction_plan", "results_of"]
+__all__ = ["aggregate_plan", "decoded_values", "is_decoded", "operands", "reduction_plan", "results_of"]
 
 _NUMBER_OF = {
     **{name: name.lower() for name in ("LONG", "INT", "SHORT", "BYTE", "DOUBLE", "FLOAT", "BOOL")},
@@ -132,3 +134,25 @@ def results_of(aggregate: NamedAggregate, accumulators: Any, found: Array | None
         variance = fields["m2"] / (fields["n"] - 1.0)
         present = present & (fields["n"] >= 2.0)
         return arrow_column(np.sqrt(variance) if aggregate.name == "stddev" else variance, present, DOUBLE)
+
+
+def is_decoded(declared: Type | None) -> TypeGuard[Type]:
+    """Whether functions get values of a type decoded from columns, new objects; others are as the caller gave them.
+
+    >>> from statebackend.types import LONG, PICKLE
+    >>> is_decoded(LONG), is_decoded(PICKLE), is_decoded(None)
+    (True, False, False)
+    """
+    return declared is not None and not holds_references(declared)
+
+
+def decoded_values(column: Any, declared: Type) -> list[Any]:
+    """The values of a column as functions get them, checked as a whole; None for a null. O(n).
+
+    >>> from statebackend.types import FLOAT
+    >>> decoded_values([1, None, 0.5], FLOAT)
+    [1.0, None, 0.5]
+    """
+    stored, nulls = value_column(column, declared)
+    codec = value_bytes(declared, "values")
+    return codec.decode_many(*serialised_column(stored), None if nulls is None else nulls.view(np.uint8))

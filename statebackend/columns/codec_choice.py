@@ -20,6 +20,7 @@ from functools import lru_cache
 
 from statebackend._core.codecs.codecs import WIDEST_IN_ENTRY, KeyCodec, ValueCodec
 from statebackend._core.codecs.type_codec import TypeCodec
+from statebackend._core.codecs.value_bytes import ValueBytes
 from statebackend.keys import key_encoder
 from statebackend.types import (
     PICKLE,
@@ -35,7 +36,7 @@ from statebackend.types import (
 )
 from statebackend.types.serializers import serializer_for
 
-__all__ = ["holds_references", "key_codec", "type_codec", "value_codec"]
+__all__ = ["holds_references", "key_codec", "type_codec", "value_bytes", "value_codec"]
 
 _OWN_FORMS = ("LONG", "INT", "SHORT", "BYTE", "DOUBLE", "FLOAT", "BOOL", "STRING", "BYTES")
 _INTEGER_BITS = {"LONG": 64, "INT": 32, "SHORT": 16, "BYTE": 8}
@@ -78,6 +79,17 @@ def value_codec(declared: Type, where: str) -> ValueCodec:
     form = value_form(declared)
     typed = type_codec(declared) if form == "serialized" or isinstance(form, int) else None
     return ValueCodec(form, serializer, where, copy, typed)
+
+
+def value_bytes(declared: Type, where: str) -> ValueBytes:
+    """The compiled conversion of values of a type; errors name the state by ``where``.
+
+    >>> from statebackend.types import LONG
+    >>> values = value_bytes(LONG, "state 's'")
+    >>> values.decode(values.encode(7)), values.width
+    (7, 8)
+    """
+    return ValueBytes(declared, type_codec(declared), serializer_for(declared), where)
 
 
 def type_codec(declared: Type) -> TypeCodec:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -86,6 +86,10 @@ class KeyEncoder(ABC):
         >>> key_encoder("date").decode(1)
         datetime.date(1970, 1, 2)
         """
+
+    def decode_each(self, canonical: Iterable[Any]) -> Iterator[Any]:
+        """`decode` for each of these canonical forms, lazily."""
+        return map(self.decode, canonical)
 
     def spark_hash(self, canonical: Any) -> int:
         """Spark's ``hash`` of a key given in canonical form, in plain Python.
@@ -169,6 +173,9 @@ class IntKeyEncoder(KeyEncoder):
     def decode(self, canonical: int) -> Any:
         return self._from_int(canonical)
 
+    def decode_each(self, canonical: Iterable[int]) -> Iterator[Any]:
+        return map(self._from_int, canonical)
+
     def encode_many(self, keys: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         columnar = as_columnar(keys)
         result = int_batch.ints_of(columnar, self.declared_type)
@@ -205,6 +212,9 @@ class BytesKeyEncoder(KeyEncoder):
 
     def decode(self, canonical: bytes) -> Any:
         return self._from_bytes(canonical)
+
+    def decode_each(self, canonical: Iterable[bytes]) -> Iterator[Any]:
+        return map(self._from_bytes, canonical)
 
     def encode_many(self, keys: Any) -> ByteRuns:
         columnar = as_columnar(keys)

@@ -386,7 +386,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         for state in states:
             keys = self._at_one_time(partial(self._canonical_keys, state, encoded))
             distinct.update(dict.fromkeys(keys))
-        return map(self._encoder.decode, distinct)
+        return self._encoder.decode_each(distinct)
 
     def keys_and_namespaces(self, name: str) -> Iterator[tuple[Any, Any]]:
         state = self._registered(name)

@@ -69,7 +69,7 @@ class Keys:
         return len(self.canonical)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._encoder.decode, self.canonical)
+        return self._encoder.decode_each(self.canonical)
 
     def taken(self, rows: list[int]) -> pa.Array:
         """The keys of some rows, by their numbers."""

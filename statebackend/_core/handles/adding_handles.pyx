@@ -83,16 +83,15 @@ cdef class PlannedReducingHandle(ReducingHandle):
     def add(self, value):
         """Add a value; None clears. O(1) expected."""
         cdef char stored[MAX_STORED]
+        if self.plan is None or value is None:
+            self.add_one(value, False)
+            return
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
-        if value is None:
-            self.clear_here()
-            return
         if self.stamp != self.core.calls:
             self.find_here()
-        if self.plan is None or not self.codec.store_native(self.core, value, stored) or not add_stored(
-                self, self.plan, stored):
-            ReducingHandle.add(self, value)
+        if not self.codec.store_native(self.core, value, stored) or not add_stored(self, self.plan, stored):
+            self.add_one(value, False)
 
 
 cdef class PlannedAggregatingHandle(AggregatingHandle):
@@ -118,15 +117,15 @@ cdef class PlannedAggregatingHandle(AggregatingHandle):
     def add(self, value):
         """Add a value; None clears. If the function raises, nothing changes. O(1) expected."""
         cdef char stored[MAX_STORED]
+        if self.plan is None or value is None:
+            self.add_one(value, False)
+            return
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
-        if value is None:
-            self.clear_here()
-            return
         if self.stamp != self.core.calls:
             self.find_here()
-        if self.plan is None or not self.input_of(value, stored) or not add_stored(self, self.plan, stored):
-            AggregatingHandle.add(self, value)
+        if not self.input_of(value, stored) or not add_stored(self, self.plan, stored):
+            self.add_one(value, False)
 
     cdef int input_of(self, object value, char *stored) except -1:
         """Store the checked operand that the plan adds, and return 1; 0 if the base class has to look at the value."""

@@ -4,6 +4,8 @@ from statebackend._core.codecs.codecs cimport ValueCodec
 from statebackend._core.handles.single_handle cimport SingleHandle
 
 cdef class AddingHandle(SingleHandle):
+    cdef int add_one(self, object value, bint is_copy) except -1
+    cdef object copied(self, object value)
     cdef object combined(self, object value)
 
 cdef class ReducingHandle(AddingHandle):

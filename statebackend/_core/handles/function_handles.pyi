@@ -7,6 +7,14 @@ from statebackend._core.handles.single_handle import SingleHandle
 
 class AddingHandle(SingleHandle):
     def add(self, value: Any) -> None: ...
+    def _add_in_turn(
+        self,
+        keys: list[Any],
+        namespaces: list[bytes] | None,
+        times: list[int] | None,
+        values: list[Any],
+        are_copies: bool,
+    ) -> None: ...
     def get(self) -> Any: ...
 
 class ReducingHandle(AddingHandle):

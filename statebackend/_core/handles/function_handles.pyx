@@ -10,12 +10,33 @@ from statebackend._core.handles.single_handle cimport SingleHandle
 cdef class AddingHandle(SingleHandle):
     """The shared part of reducing, aggregating and folding states: user functions, which may do anything."""
 
+    cdef object copied(self, object value):
+        """The value as the function gets it: a copy, of the declared type, if values have one."""
+        return value
+
     cdef object combined(self, object value):
         """Combine the stored value with `value`."""
         raise NotImplementedError
 
     def add(self, value):
         """Add a value; None clears. If the function raises, nothing has changed. O(1) expected."""
+        self.add_one(value, False)
+
+    def _add_in_turn(self, list keys not None, list namespaces, list times, list values not None, bint are_copies):
+        """`add` each value, with its key current, its namespace and its time, if these are given.
+
+        If values `are_copies` of the declared type, which nobody else has, the function gets them as they are.
+        """
+        cdef Py_ssize_t row
+        for row in range(len(keys)):
+            if times is not None:
+                self.context._event_now = times[row]
+            self.context.set_current_key(keys[row])
+            if namespaces is not None:
+                self.context._namespace = namespaces[row]
+            self.add_one(values[row], are_copies)
+
+    cdef int add_one(self, object value, bint is_copy) except -1:
         cdef CoreKey at
         cdef object owner, result
         cdef uint64_t turn
@@ -23,14 +44,14 @@ cdef class AddingHandle(SingleHandle):
             self.clean_some(self.cleanup_size)
         if value is None:
             self.clear_here()
-            return
+            return 0
         if self.stamp != self.core.calls:
             self.find_here()
         at, owner, turn = self.context.key, self.context.key_owner, self.context.turn
         if at.namespace:
             self.core.core.namespace_refs[at.namespace] += 1     # the number stays that namespace's own
         try:
-            result = self.combined(value)
+            result = self.combined(value if is_copy else self.copied(value))
             if self.context.turn == turn:
                 self.write(result)
             else:
@@ -38,6 +59,7 @@ cdef class AddingHandle(SingleHandle):
         finally:
             if at.namespace:
                 self.core.core.namespace_refs[at.namespace] -= 1
+        return 0
 
     def get(self):
         """The result of the added values; None if none was added. O(1) expected."""
@@ -47,10 +69,11 @@ cdef class AddingHandle(SingleHandle):
 cdef class ReducingHandle(AddingHandle):
     """One value, into which every added value is reduced."""
 
+    cdef object copied(self, object value):
+        return self.stored_copy(self.codec, value)
+
     cdef object combined(self, object value):
-        cdef object old
-        value = self.stored_copy(self.codec, value)
-        old = self.unexpired()
+        cdef object old = self.unexpired()
         return value if old is None else self._descriptor.reduce(old, value)
 
     def _merged(self, a, b):
@@ -70,12 +93,12 @@ cdef class AggregatingHandle(AddingHandle):
         cdef object accumulator = self.read()
         return None if accumulator is None else self._descriptor.aggregate.get_result(accumulator)
 
+    cdef object copied(self, object value):
+        return value if self.inputs is None else self.stored_copy(self.inputs, value)
+
     cdef object combined(self, object value):
         cdef object function = self._descriptor.aggregate
-        cdef object accumulator
-        if self.inputs is not None:
-            value = self.stored_copy(self.inputs, value)
-        accumulator = self.unexpired()
+        cdef object accumulator = self.unexpired()
         if accumulator is None:
             accumulator = function.create_accumulator()
         return function.add(value, accumulator)

@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t
 from statebackend._core.rocksdb.batches cimport Write
 from statebackend._core.rocksdb.current_key cimport CurrentKey
 from statebackend._core.rocksdb.store cimport Store, Table
-from statebackend._core.rocksdb.value_bytes cimport ValueBytes
+from statebackend._core.codecs.value_bytes cimport ValueBytes
 
 cdef enum:
     STAMP_BYTES = 8

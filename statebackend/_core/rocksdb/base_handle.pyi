@@ -1,7 +1,7 @@
 from typing import Any
 
+from statebackend._core.codecs.value_bytes import ValueBytes
 from statebackend._core.rocksdb.store import Store, Table
-from statebackend._core.rocksdb.value_bytes import ValueBytes
 
 class BaseHandle:
     expired_on_read: int

@@ -15,7 +15,7 @@ from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.rocksdb.batches cimport Write
 from statebackend._core.rocksdb.current_key cimport CurrentKey
 from statebackend._core.rocksdb.store cimport Table
-from statebackend._core.rocksdb.value_bytes cimport ValueBytes
+from statebackend._core.codecs.value_bytes cimport ValueBytes
 from statebackend._core.tables.expiry cimport is_expired
 
 from statebackend.errors import StoreError

@@ -8,8 +8,8 @@ cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t
 
-from statebackend._core.rocksdb.buffers cimport start_of
-from statebackend._core.rocksdb.database cimport ColumnFamily, Database, check_rows, check_sizes
+from statebackend._core.memory.byte_rows cimport check_rows, start_of
+from statebackend._core.rocksdb.database cimport ColumnFamily, Database, check_sizes
 from statebackend._core.rocksdb.library cimport api, check, is_forked, live, rocksdb_family_t
 
 from statebackend.errors import UsageError

@@ -1,12 +1,8 @@
-"""Bytes that grow, and rows of bytes as offsets and data: what calls for many keys take and give."""
+"""Bytes that grow."""
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy
-
-cdef extern from *:
-    const char *NO_BYTES "\"\""
 
 cdef enum:
     BESIDE_ROW = 64                   # RocksDB has a row, with less than so many bytes more, in a length of 32 bits
@@ -44,19 +40,3 @@ cdef inline int compare(const char *a, size_t n, const char *b, size_t m) noexce
     """Below 0, 0 or above 0, in the order of RocksDB's keys."""
     cdef int order = memcmp(a, b, n if n < m else m)
     return order if order else (n > m) - (n < m)
-
-
-cdef inline bint are_rows(const int64_t *offsets, Py_ssize_t n, Py_ssize_t size) noexcept nogil:
-    """Whether these `n` + 1 offsets cut `size` bytes into rows that a key or value may be: each below 4 GB."""
-    cdef Py_ssize_t i
-    if offsets[0] < 0 or offsets[n] > size:
-        return False
-    for i in range(n):
-        if offsets[i + 1] < offsets[i] or offsets[i + 1] - offsets[i] >= <int64_t>1 << 32:
-            return False
-    return True
-
-
-cdef inline const char *start_of(const uint8_t[::1] data) noexcept nogil:
-    """An address for RocksDB, which wants one even of no bytes."""
-    return <const char *>&data[0] if data.shape[0] else NO_BYTES

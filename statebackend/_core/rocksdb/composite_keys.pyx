@@ -10,8 +10,8 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
 from libc.string cimport memchr, memcpy, memset
 
-from statebackend._core.rocksdb.buffers cimport Bytes, append, drop, start_of
-from statebackend._core.rocksdb.database cimport check_rows
+from statebackend._core.memory.byte_rows cimport check_rows, start_of
+from statebackend._core.rocksdb.buffers cimport Bytes, append, drop
 
 from statebackend.errors import StoreError, UsageError
 

@@ -77,7 +77,6 @@ cdef class Database:
 
 
 cdef object array_of(const char *data, size_t size)
-cdef int check_rows(const int64_t[::1] offsets, const uint8_t[::1] data, str what) except -1
 cdef int check_sizes(Py_ssize_t n, Py_ssize_t size) except -1
 
 

@@ -19,7 +19,8 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 from posix.unistd cimport usleep
 
-from statebackend._core.rocksdb.buffers cimport BESIDE_ROW, Bytes, append, are_rows, drop, start_of
+from statebackend._core.memory.byte_rows cimport check_rows, start_of
+from statebackend._core.rocksdb.buffers cimport BESIDE_ROW, Bytes, append, drop
 from statebackend._core.rocksdb.library cimport (
     api, check, is_forked, live, need_library, rocksdb_batch_t, rocksdb_checkpoint_t, rocksdb_compact_t,
     rocksdb_consumers_t, rocksdb_family_t, rocksdb_files_t, rocksdb_flush_t, rocksdb_iterator_t,
@@ -787,19 +788,6 @@ cdef bint read_block(rocksdb_t *db, const rocksdb_read_t *reads, rocksdb_family_
             api.pinnableslice_destroy(values[i])
         ends[i + 1] = out.size
     return is_done
-
-
-cdef int check_rows(const int64_t[::1] offsets, const uint8_t[::1] data, str what) except -1:
-    """How many rows there are; raises if the offsets do not cut the data."""
-    cdef Py_ssize_t n = offsets.shape[0] - 1
-    if n < 0:
-        raise UsageError("offsets are one more than rows", detail=f"of {what}")
-    if n >= 1 << 31:
-        raise UsageError("too many rows for one call", detail=f"of {what}")
-    if not are_rows(&offsets[0], n, data.shape[0]):
-        raise UsageError("the offsets do not fit the data", detail=f"of {what}",
-                         hint="offsets rise from 0 to the length of the data; a row is shorter than 4 GB")
-    return n
 
 
 cdef int check_sizes(Py_ssize_t n, Py_ssize_t size) except -1:

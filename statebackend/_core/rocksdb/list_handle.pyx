@@ -13,7 +13,7 @@ from statebackend._core.rocksdb.base_handle cimport STAMP_BYTES, BaseHandle, dam
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE_PUT, Write
 from statebackend._core.rocksdb.buffers cimport Bytes, append, drop
 from statebackend._core.rocksdb.database cimport Pinned
-from statebackend._core.rocksdb.value_bytes cimport Held, hold
+from statebackend._core.rocksdb.held cimport Held, hold
 from statebackend._core.tables.expiry cimport is_expired
 
 from statebackend.errors import SerializationError

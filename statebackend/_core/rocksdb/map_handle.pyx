@@ -15,7 +15,7 @@ from statebackend._core.rocksdb.base_handle cimport STAMP_BYTES, BaseHandle, dam
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_PUT
 from statebackend._core.rocksdb.composite_keys cimport INT_BYTES, int_at
 from statebackend._core.rocksdb.database cimport Pinned
-from statebackend._core.rocksdb.value_bytes cimport Held, hold
+from statebackend._core.rocksdb.held cimport Held, hold
 from statebackend._core.tables.cow_map cimport CoreKey
 
 from statebackend.errors import SerializationError

@@ -18,8 +18,8 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
 from statebackend._core.memory.platform cimport hash_bytes
-from statebackend._core.rocksdb.buffers cimport append, drop, start_of
-from statebackend._core.rocksdb.database cimport check_rows
+from statebackend._core.memory.byte_rows cimport check_rows, start_of
+from statebackend._core.rocksdb.buffers cimport append, drop
 from statebackend._core.rocksdb.key_order cimport Ranked, put_ranked_in_order, rank
 
 cdef enum:

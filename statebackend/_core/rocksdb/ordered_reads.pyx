@@ -9,8 +9,9 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcmp, memset
 
-from statebackend._core.rocksdb.buffers cimport Bytes, append, compare, drop, start_of
-from statebackend._core.rocksdb.database cimport ColumnFamily, array_of, check_rows
+from statebackend._core.memory.byte_rows cimport check_rows, start_of
+from statebackend._core.rocksdb.buffers cimport Bytes, append, compare, drop
+from statebackend._core.rocksdb.database cimport ColumnFamily, array_of
 from statebackend._core.rocksdb.iterators cimport Iterator
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE
 from statebackend._core.rocksdb.library cimport api

@@ -3,8 +3,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from statebackend._core.codecs.value_bytes import ValueBytes
 from statebackend._core.rocksdb.base_handle import BaseHandle
-from statebackend._core.rocksdb.value_bytes import ValueBytes
 
 class SingleHandle(BaseHandle):
     def exists(self) -> bool: ...

@@ -9,11 +9,12 @@ from libc.string cimport memcmp, memcpy
 
 from statebackend._core.codecs.type_codec cimport Room, close_room, open_room, take_room
 from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.memory.byte_rows cimport start_of
 from statebackend._core.rocksdb.base_handle cimport STAMP_BYTES, BaseHandle
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_PUT
-from statebackend._core.rocksdb.buffers cimport start_of
 from statebackend._core.rocksdb.database cimport Pinned
-from statebackend._core.rocksdb.value_bytes cimport Held, ValueBytes, hold
+from statebackend._core.codecs.value_bytes cimport ValueBytes
+from statebackend._core.rocksdb.held cimport Held, hold
 
 
 cdef class SingleHandle(BaseHandle):

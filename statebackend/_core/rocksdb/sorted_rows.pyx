@@ -8,8 +8,9 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memset
 
-from statebackend._core.rocksdb.buffers cimport Bytes, append, compare, drop, start_of
-from statebackend._core.rocksdb.database cimport array_of, check_rows
+from statebackend._core.memory.byte_rows cimport check_rows, start_of
+from statebackend._core.rocksdb.buffers cimport Bytes, append, compare, drop
+from statebackend._core.rocksdb.database cimport array_of
 from statebackend._core.rocksdb.key_order cimport Ranked, put_ranked_in_order, rank
 
 from statebackend.errors import UsageError

@@ -12,11 +12,12 @@ from libc.string cimport memset
 import numpy as np
 
 from statebackend._core.memory.platform cimport unlikely
+from statebackend._core.memory.byte_rows cimport NO_BYTES, check_rows, start_of
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE_PUT, Write
-from statebackend._core.rocksdb.buffers cimport NO_BYTES, Bytes, append, drop, start_of
+from statebackend._core.rocksdb.buffers cimport Bytes, append, drop
 from statebackend._core.rocksdb.composite_keys cimport append_escaped, append_group, append_int
 from statebackend._core.rocksdb.composite_keys import place_of
-from statebackend._core.rocksdb.database cimport ColumnFamily, Database, Pinned, array_of, check_rows, check_sizes
+from statebackend._core.rocksdb.database cimport ColumnFamily, Database, Pinned, array_of, check_sizes
 from statebackend._core.rocksdb.library cimport api, check, live, rocksdb_batch_t, rocksdb_family_t
 from statebackend._core.rocksdb.noted_keys cimport NotedKeys
 from statebackend._core.rocksdb.ordered_reads import have_rows, read_many

@@ -9,8 +9,8 @@ import os
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from statebackend._core.rocksdb.buffers cimport start_of
-from statebackend._core.rocksdb.database cimport ColumnFamily, Database, check_rows
+from statebackend._core.memory.byte_rows cimport check_rows, start_of
+from statebackend._core.rocksdb.database cimport ColumnFamily, Database
 from statebackend._core.rocksdb.library cimport (
     api, check, is_forked, live, need_library, rocksdb_environment_t, rocksdb_family_t, rocksdb_file_writer_t,
     rocksdb_ingest_t,

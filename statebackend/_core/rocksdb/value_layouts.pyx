@@ -14,8 +14,8 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy, memset
 
-from statebackend._core.rocksdb.buffers cimport Bytes, append, drop, start_of
-from statebackend._core.rocksdb.database cimport check_rows
+from statebackend._core.memory.byte_rows cimport check_rows, start_of
+from statebackend._core.rocksdb.buffers cimport Bytes, append, drop
 from statebackend._core.tables.expiry cimport is_expired
 
 from statebackend.errors import StoreError

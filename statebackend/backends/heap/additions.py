@@ -15,13 +15,21 @@ import pyarrow as pa
 from statebackend._core.batches import adding_kernels
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend.backends.heap.vectorised import Call, Part, SingleColumns
-from statebackend.columns.additions import aggregate_plan, operands, reduction_plan, results_of
+from statebackend.columns.additions import (
+    aggregate_plan,
+    decoded_values,
+    is_decoded,
+    operands,
+    reduction_plan,
+    results_of,
+)
 from statebackend.columns.nested_columns import decoded_keys
 from statebackend.columns.stored_columns import Array, Column, arrow_column
 from statebackend.keys import canonical_column, take_rows
-from statebackend.state import AggregatingState, NamedAggregate, ReducingState, check_lengths
+from statebackend.state import AggregatingState, FoldingState, NamedAggregate, ReducingState, check_lengths
+from statebackend.types import Type
 
-__all__ = ["AggregatingColumns", "ReducingColumns"]
+__all__ = ["AggregatingColumns", "FoldingColumns", "ReducingColumns"]
 
 
 class Changed(NamedTuple):
@@ -35,10 +43,35 @@ class Changed(NamedTuple):
     found: Array | None
 
 
+def _add_in_turn(state: Any, rows: Any, values: list[Any], are_copies: bool) -> None:
+    """`add` each value of a vectorised call, with its key, namespace and time current."""
+    spaces = rows.namespaces
+    of_rows = None if spaces is None else [spaces.distinct[number] for number in spaces.numbers.tolist()]
+    state._add_in_turn(list(rows.keys), of_rows, rows.times, values, are_copies)
+
+
+class FoldingColumns(FoldingState):
+    """An accumulator of a user's function."""
+
+    __slots__ = ()
+
+    def _add_each(self, rows: Any, values: list[Any]) -> None:
+        _add_in_turn(self, rows, values, False)
+
+
 class AddingColumns(SingleColumns):
     """The shared part of reducing and aggregating states."""
 
     __slots__ = ()
+
+    def _added_values(self, values: Any, declared: Type | None) -> list[Any]:
+        if not is_decoded(declared):
+            return super()._added_values(values, declared)  # type: ignore[misc, no-any-return]
+        with self._naming_state():
+            return decoded_values(values, declared)
+
+    def _add_each(self, rows: Any, values: list[Any]) -> None:
+        _add_in_turn(self, rows, values, is_decoded(self.descriptor.type))
 
     def _add(
         self,

@@ -20,11 +20,11 @@ from statebackend._core.handles.map_handle import MapHandle
 from statebackend._core.handles.single_handle import ValueHandle
 from statebackend._core.tables.map_table import MapTable
 from statebackend._core.tables.state_table import StateTable
-from statebackend.backends.heap.additions import AggregatingColumns, ReducingColumns
+from statebackend.backends.heap.additions import AggregatingColumns, FoldingColumns, ReducingColumns
 from statebackend.backends.heap.vectorised import ListColumns, MapColumns, ValueColumns
 from statebackend.columns.additions import aggregate_plan, reduction_plan
 from statebackend.columns.codec_choice import key_codec, value_codec
-from statebackend.state import AggregatingStateDescriptor, FoldingState, StateDescriptor, StateTtlConfig
+from statebackend.state import AggregatingStateDescriptor, StateDescriptor, StateTtlConfig
 
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
@@ -75,7 +75,7 @@ class HeapAggregatingState(PlannedAggregatingHandle, AggregatingColumns):
     __slots__ = ()
 
 
-class HeapFoldingState(FoldingHandle, FoldingState):
+class HeapFoldingState(FoldingHandle, FoldingColumns):
     """An accumulator of a fold."""
 
     __slots__ = ()

@@ -8,7 +8,7 @@ written at once. A user's function is called row by row, on what was read of all
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +19,16 @@ from statebackend._core.rocksdb.value_layouts import join_values, seen_values
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
-from statebackend.backends.rocksdb.states import value_bytes
 from statebackend.backends.rocksdb.vectorised import Array, SingleColumns, chosen_rows
-from statebackend.columns.additions import aggregate_plan, operands, reduction_plan, results_of
-from statebackend.columns.codec_choice import holds_references, value_codec
+from statebackend.columns.additions import (
+    aggregate_plan,
+    decoded_values,
+    is_decoded,
+    operands,
+    reduction_plan,
+    results_of,
+)
+from statebackend.columns.codec_choice import value_codec
 from statebackend.columns.nested_columns import decoded_keys
 from statebackend.columns.stored_columns import Column, arrow_column, serialised_column, stored_column
 from statebackend.keys import NamespaceColumn, canonical_column, count_of, take_rows
@@ -94,16 +100,6 @@ def _distinct(canonical: Any) -> Any:
     )
 
 
-def _is_decoded(declared: Type | None) -> TypeGuard[Type]:
-    """Whether functions get values of a type decoded from columns, new objects; others are as the caller gave them.
-
-    >>> from statebackend.types import LONG, PICKLE
-    >>> _is_decoded(LONG), _is_decoded(PICKLE), _is_decoded(None)
-    (True, False, False)
-    """
-    return declared is not None and not holds_references(declared)
-
-
 class AddingColumns(SingleColumns):
     """Reducing, aggregating and folding states."""
 
@@ -166,11 +162,10 @@ class AddingColumns(SingleColumns):
         return changed[0], touched.spaces.shown(), changed[1]
 
     def _added_values(self, values: Any, declared: Type | None) -> list[Any]:
-        if not _is_decoded(declared):
+        if not is_decoded(declared):
             return super()._added_values(values, declared)  # type: ignore[misc, no-any-return]
-        stored, nulls = self._value_column(values, declared, True)
-        codec = value_bytes(declared, f"state {self.descriptor.name!r}")
-        return codec.decode_many(*serialised_column(stored), None if nulls is None else nulls.view(np.uint8))
+        with self._named():
+            return decoded_values(values, declared)
 
     def _add_each(self, rows: Any, values: list[Any]) -> None:
         """Call `add` row by row, within a vectorised call; what the keys have is read before, in order."""
@@ -185,7 +180,7 @@ class AddingColumns(SingleColumns):
         of_rows = None if spaces is None else [spaces.distinct[number] for number in spaces.numbers.tolist()]
         declared = None if self.descriptor.kind == "folding" else self.descriptor.type
         self._add_in_order(
-            rows.keys.canonical, of_rows, rows.times, values, _is_decoded(declared), numbers, distinct, stored
+            rows.keys.canonical, of_rows, rows.times, values, is_decoded(declared), numbers, distinct, stored
         )
 
     def _added(

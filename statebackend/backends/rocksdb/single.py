@@ -23,8 +23,9 @@ from statebackend._core.rocksdb.single_handles import (
     ValueHandle,
 )
 from statebackend.backends.rocksdb.additions import AddingColumns
-from statebackend.backends.rocksdb.states import RocksDbState, value_bytes
+from statebackend.backends.rocksdb.states import RocksDbState
 from statebackend.backends.rocksdb.vectorised import SingleColumns, ValueColumns
+from statebackend.columns.codec_choice import value_bytes
 from statebackend.state import AggregatingState, FoldingState, ReducingState, ValueState
 
 if TYPE_CHECKING:

@@ -7,33 +7,21 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from statebackend._core.codecs.value_bytes import ValueBytes
 from statebackend._core.rocksdb.callbacks import ExpiryRules
 from statebackend._core.rocksdb.store import Store, Table
-from statebackend._core.rocksdb.value_bytes import ValueBytes
-from statebackend.columns.codec_choice import type_codec
+from statebackend.columns.codec_choice import value_bytes
 from statebackend.errors import ClosedError
 from statebackend.state import KeyedState, StateTtlConfig, expired
 from statebackend.types import Type
-from statebackend.types.serializers import serializer_for
 
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
-__all__ = ["STAMP", "RocksDbState", "value_bytes"]
+__all__ = ["STAMP", "RocksDbState"]
 
 #: In front of each value of a state with a time to live.
 STAMP = struct.Struct("<q")
-
-
-def value_bytes(declared: Type, where: str) -> ValueBytes:
-    """The compiled conversion of values of a type; errors name the state by ``where``.
-
-    >>> from statebackend.types import LONG
-    >>> values = value_bytes(LONG, "state 's'")
-    >>> values.decode(values.encode(7)), values.width
-    (7, 8)
-    """
-    return ValueBytes(declared, type_codec(declared), serializer_for(declared), where)
 
 
 class RocksDbState(KeyedState):

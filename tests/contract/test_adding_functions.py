@@ -1,4 +1,4 @@
-"""`add_many` with a user's function reads all keys at once, and is otherwise what `add` row by row is.
+"""`add_many` with a user's function goes ways of its own, and is what `add` row by row is.
 
 Whatever the function does: reads and writes of its own state, other keys, namespaces, marks.
 """
@@ -6,18 +6,37 @@ Whatever the function does: reads and writes of its own state, other keys, names
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import statebackend as sb
-from statebackend.backends.rocksdb import additions
+from statebackend.backends.heap import additions as on_heap
+from statebackend.backends.rocksdb import additions as on_rocksdb
 from statebackend.state import StateTtlConfig
 from statebackend.testing import ManualClock
 
 Function = Callable[[Any, Any, Any], None]
 KEYS = 12
+Ways = Callable[[], Iterator[None]]
+
+
+@pytest.fixture
+def ways(backend: sb.StateBackend, monkeypatch: pytest.MonkeyPatch) -> Ways:
+    """Goes the backend's own way, and then that of the interface, which calls `add` row by row."""
+    if backend.name == "reference":
+        pytest.skip("the backend has no way of its own")
+
+    def both() -> Iterator[None]:
+        monkeypatch.setattr(on_rocksdb, "FEWEST_IN_ORDER", 0)
+        yield
+        monkeypatch.setattr(on_rocksdb, "FEWEST_IN_ORDER", 10**9)
+        for columns in (on_heap.AddingColumns, on_heap.FoldingColumns):
+            monkeypatch.setattr(columns, "_add_each", sb.ReducingState._add_each)
+        yield
+
+    return both
 
 
 class Collecting(sb.AggregateFunction):
@@ -46,12 +65,14 @@ class Collecting(sb.AggregateFunction):
 
 
 class Run:
-    """A backend on which the same is done, reading in order or one by one; what the function has seen."""
+    """A backend on which the same is done; what the function has seen."""
 
-    def __init__(self, kind: str, does: Function, ttl: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, backend: sb.StateBackend, kind: str, does: Function, ttl: dict[str, Any] | None = None
+    ) -> None:
         self.seen: list[Any] = []
         self.clock = ManualClock(0)
-        self.keyed = sb.create_backend("rocksdb").create_keyed_backend(int, clock=self.clock)
+        self.keyed: Any = backend.create_keyed_backend(int, clock=self.clock)
         self.does, self.rows, self.turn = does, 0, random.Random(7)
 
         def then() -> None:
@@ -160,7 +181,7 @@ DOES = [nothing, read, write, write_here, go_elsewhere, go_to_another_namespace,
 @pytest.mark.parametrize("does", DOES, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("ttl", [None, {"ttl": 20}], ids=["", "expiring"])
 def test_a_call_is_what_its_rows_are_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, rng: random.Random, kind: str, does: Function, ttl: Any
+    backend: sb.StateBackend, ways: Ways, rng: random.Random, kind: str, does: Function, ttl: Any
 ) -> None:
     calls = []
     for _ in range(4):
@@ -170,9 +191,8 @@ def test_a_call_is_what_its_rows_are_one_by_one(
         spaces = [rng.choice([sb.VOID, "w"]) for _ in range(n)] if rng.random() < 0.5 else None
         calls.append((keys, values, spaces, rng.random() < 0.5, rng.random() < 0.5))
     found = []
-    for fewest in (0, 10**9):
-        monkeypatch.setattr(additions, "FEWEST_IN_ORDER", fewest)
-        run = Run(kind, does, ttl)
+    for _way in ways():
+        run = Run(backend, kind, does, ttl)
         for keys, values, spaces, returns, is_marked in calls:
             mark = run.keyed.mark() if is_marked else None
             given = run.state.add_many(keys, values, returns, namespaces=spaces)
@@ -186,7 +206,7 @@ def test_a_call_is_what_its_rows_are_one_by_one(
             run.clock.set(run.clock.now() + 6)
         does_then, run.does = run.does, nothing
         assert does_then is does
-        found.append((run.seen, run.held(), run.state.expired_on_read))
+        found.append((run.seen, run.held(), run.keyed.metrics()["states"]["s"].get("expired_on_read")))
         run.close()
     assert found[0] == found[1]
 
@@ -194,15 +214,14 @@ def test_a_call_is_what_its_rows_are_one_by_one(
 @pytest.mark.parametrize("kind", ["reducing", "folding"])
 @pytest.mark.parametrize("with_columns", [False, True])
 def test_each_row_goes_by_its_own_time(
-    monkeypatch: pytest.MonkeyPatch, rng: random.Random, kind: str, with_columns: bool
+    backend: sb.StateBackend, ways: Ways, rng: random.Random, kind: str, with_columns: bool
 ) -> None:
     ttl = {"ttl": 30, "ttl_time_characteristic": StateTtlConfig.TtlTimeCharacteristic.EventTime}
     keys = [rng.randrange(KEYS) for _ in range(200)]
     times = [100 + 2 * row - rng.randrange(40) for row in range(200)]
     found = []
-    for fewest in (0, 10**9):
-        monkeypatch.setattr(additions, "FEWEST_IN_ORDER", fewest)
-        run = Run(kind, nothing, ttl)
+    for _way in ways():
+        run = Run(backend, kind, nothing, ttl)
         run.keyed.begin_event_time(0, 600)
         run.state.add_many(keys, range(200), times=times if with_columns else None)
         found.append((run.seen, run.held()))
@@ -211,7 +230,7 @@ def test_each_row_goes_by_its_own_time(
     assert any(entry[-2] for entry in run.seen)
 
 
-def test_an_error_undoes_the_call_and_names_what_a_row_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_undoes_the_call_and_names_what_a_row_names(backend: sb.StateBackend, ways: Ways) -> None:
     class Refused(Exception):
         pass
 
@@ -220,9 +239,8 @@ def test_an_error_undoes_the_call_and_names_what_a_row_names(monkeypatch: pytest
             raise Refused(str(keyed.current_key))
 
     messages = []
-    for fewest in (0, 10**9):
-        monkeypatch.setattr(additions, "FEWEST_IN_ORDER", fewest)
-        run = Run("reducing", nothing)
+    for _way in ways():
+        run = Run(backend, "reducing", nothing)
         run.state.add_many(range(KEYS), range(KEYS))
         before = run.held()
         run.does, run.rows = refuse, 0
@@ -243,18 +261,17 @@ def test_an_error_undoes_the_call_and_names_what_a_row_names(monkeypatch: pytest
     assert messages[:4] == messages[4:]
 
 
-@pytest.mark.parametrize("fewest", [0, 10**9], ids=["in order", "one by one"])
-def test_what_a_function_does_to_its_values_is_its_own(monkeypatch: pytest.MonkeyPatch, fewest: int) -> None:
+def test_what_a_function_does_to_its_values_is_its_own(backend: sb.StateBackend, ways: Ways) -> None:
     """Values come decoded from the columns: the same list in two rows is two lists, and the caller's is a third one."""
-    monkeypatch.setattr(additions, "FEWEST_IN_ORDER", fewest)
 
     def reduce(a: list[int], b: list[int]) -> list[int]:
         b.append(7)
         return a + b
 
-    with sb.create_backend("rocksdb").create_keyed_backend(int) as keyed:
-        state = keyed.get_state(sb.ReducingStateDescriptor("s", reduce, sb.types.LIST(sb.types.LONG)))
-        given = [1]
-        state.add_many([1, 1, 2, 2], [given] * 4)
-        assert given == [1]
-        assert state.get_many([1, 2]).to_pylist() == [[1, 1, 7]] * 2
+    for _way in ways():
+        with backend.create_keyed_backend(int) as keyed:
+            state = keyed.get_state(sb.ReducingStateDescriptor("s", reduce, sb.types.LIST(sb.types.LONG)))
+            given = [1]
+            state.add_many([1, 1, 2, 2], [given] * 4)
+            assert given == [1]
+            assert state.get_many([1, 2]).to_pylist() == [[1, 1, 7]] * 2

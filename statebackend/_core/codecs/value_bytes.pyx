@@ -1,38 +1,18 @@
-"""Values of a declared type to stored bytes and back.
+"""Values of a declared type to stored bytes and back, one by one or many at once.
 
 The type's codec does it, without an object in between; what it does not know goes through the serializer, which words
-the errors, too. Both may run the user's code. So values are read from a copy (`hold`), never from where RocksDB has
-them: that code may write, or close the backend.
+the errors, too. Both may run the user's code.
 """
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy
 
 from statebackend._core.codecs.type_codec cimport DAMAGED, Room, TypeCodec, close_room, open_room, take_room
-from statebackend._core.rocksdb.buffers cimport start_of
-from statebackend._core.rocksdb.database cimport Database, Pinned, check_rows
+from statebackend._core.memory.byte_rows cimport check_rows, start_of
 
 from statebackend.errors import SerializationError, SerializationTypeError
-
-
-cdef object hold(Database database, Pinned *found, Held *held):
-    """Copy a value that was pinned, and unpin it; returns what keeps the copy, if it is longer than `held` itself."""
-    cdef bytes owner = None
-    held.size = found.size
-    if found.size <= FEW:
-        memcpy(held.few, found.data, found.size)
-        held.data = held.few
-        database.unpin(found)
-        return None
-    try:
-        owner = PyBytes_FromStringAndSize(found.data, found.size)
-    finally:
-        database.unpin(found)
-    held.data = PyBytes_AS_STRING(owner)
-    return owner
 
 
 @cython.final

@@ -1,0 +1,1 @@
+# Called from compiled modules only; Python sees nothing here.
