@@ -106,6 +106,41 @@ def test_a_batch_that_could_not_be_written_stays_and_is_not_kept_silently(
     keyed.close()
 
 
+def test_single_writes_outside_marks_on_a_full_disk(
+    tmp_path: Path, small: Path, store: sb.CheckpointStore
+) -> None:
+    """They are gathered. What was taken is found, and goes into a checkpoint; what cannot be written is refused."""
+    keyed, state = filled(small, store)
+    first, taken = 1_000_000, 0
+    row = os.urandom(1000)
+    with pytest.raises(StoreError) as full:  # noqa: PT012 - the disk is full after one of them
+        for taken in range(100_000):  # 100 MB
+            keyed.set_current_key(first + taken)
+            state.update(b"%d" % taken + row)
+    codes = {full.value.code}
+    assert len(keyed.store.overlay) > 0
+    for key in range(taken):
+        assert one(keyed, state, first + key) == b"%d" % key + row
+    assert one(keyed, state, first + taken) is None
+    keyed.set_current_key(7)
+    before = state.value()
+    for again in (lambda: state.update(b"lost"), state.clear, keyed.mark):
+        with pytest.raises(StoreError) as refused:
+            again()
+        codes.add(refused.value.code)
+    assert state.value() == before
+    assert codes == {"STORE.DATABASE_FULL"}
+    store.commit(1, [keyed.snapshot(1, store, incremental=False).result()])
+    keyed.close()
+    checkpoint = sb.CheckpointStore(tmp_path / "state").open_latest()
+    with sb.create_backend("rocksdb").create_keyed_backend(int, restore=checkpoint) as restored:
+        values = restored.get_value_state(DESCRIPTOR)
+        assert restored.num_entries("v") == ROWS + taken
+        assert values.get_many(list(range(first, first + taken))).to_pylist() == [
+            b"%d" % key + row for key in range(taken)
+        ]
+
+
 def files_of(keyed: Any) -> list[Path]:
     return sorted(Path(keyed.scratch.folder, "db").glob("*.sst"), key=lambda path: -path.stat().st_size)
 
