@@ -17,6 +17,8 @@ from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 
 N = 100_000
+#: Enough that a call takes longer than the system lets another thread wait for a processor.
+MANY = 500_000
 
 
 @pytest.fixture
@@ -49,13 +51,14 @@ def other_threads_run(call: Callable[[], Any], expected: Any) -> bool:
 def test_another_thread_runs_while_changes_are_counted(kept_gil: None, removes: bool) -> None:
     core = StateCore()
     table = StateTable(core, max_parallelism=8)
-    keys = np.arange(N)
+    n = N if removes else MANY  # what was removed is looked for, which takes a while
+    keys = np.arange(n)
     update_many(table, keys, keys)
     mark = core.mark()
     update_many(table, keys, keys + 1)
     if removes:
         remove_many(table, keys[:10])
-    assert other_threads_run(lambda: count_changes(table, mark), (N - 10, 10) if removes else (N, 0))
+    assert other_threads_run(lambda: count_changes(table, mark), (n - 10, 10) if removes else (n, 0))
 
 
 @pytest.mark.skipif(arena.is_checked_build(), reason="the checked build refuses the overlapping call")
@@ -88,11 +91,11 @@ def test_a_call_of_another_thread_comes_after_what_is_collected(kept_gil: None) 
 def test_rows_that_are_among_others_are_found_without_the_gil(kept_gil: None) -> None:
     core = StateCore()
     table = StateTable(core, max_parallelism=8)
-    keys = np.arange(N)
+    keys = np.arange(MANY)
     mark = core.mark()
     update_many(table, keys, keys)
     rows = changed_entries(table, mark)
-    chosen = rows.take(np.random.default_rng(3).random(N) < 0.3)
+    chosen = rows.take(np.random.default_rng(3).random(MANY) < 0.3)
     expected = np.isin(rows.addresses, chosen.addresses)
     assert 0 < expected.sum() == len(chosen)
     assert not rows.are_among(rows.take(slice(0))).any()
