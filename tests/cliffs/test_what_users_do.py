@@ -515,7 +515,10 @@ def test_asking_when_the_next_timer_is_due_does_not_wait_for_all_that_were_delet
         cold.sum()  # what the call reads has left the processor's caches, however little was done before
         return spent(keyed.timers.next_due)
 
-    assert least(lambda: deleted(20_000) / deleted(200)) <= LIMIT
+    def attempt() -> float:
+        return min(deleted(20_000) for _ in range(4)) / min(deleted(200) for _ in range(4))
+
+    assert least(attempt) <= LIMIT
 
 
 @timed

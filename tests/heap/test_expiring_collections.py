@@ -100,10 +100,12 @@ def test_exists_looks_at_no_element_of_a_list() -> None:
         run.at(500).add(1)
         run.at(1_200)
 
+        # Many calls: what the list itself has left in the processor's caches, or not, is nothing to them.
         def ask() -> None:
-            for _ in range(1_000):
+            for _ in range(20_000):
                 assert run.state.exists()
-            assert list(run.keyed.keys("list")) == [1]
+            for _ in range(200):
+                assert list(run.keyed.keys("list")) == [1]
 
         took = timed(ask)
         run.keyed.close()
