@@ -104,3 +104,29 @@ table._check()
 print(len(table))
 """
         assert run_apart(program) == (0, ["0"])
+
+    def test_a_log_of_which_some_chunks_were_forgotten_ends_with_its_last_chunk(self):
+        """What a batch overwrote twice waits for a snapshot, and owns nothing. A mark's records come to it; they do."""
+        program = """
+import numpy as np
+from statebackend._core.batches import kernels
+from statebackend._core.tables.state_core import StateCore
+from statebackend._core.tables.state_table import StateTable
+keys = np.arange(5_000)
+for budget in range(0, 200, 8):
+    core = StateCore()
+    table = StateTable(core, max_parallelism=1)
+    kernels.update_many(table, keys, keys)
+    mark, view = core.mark(), core.snapshot()
+    twice = np.repeat(keys, 2)
+    kernels.update_many(table, twice, twice)
+    view.release()
+    core.advance(budget)
+    core.release(mark)
+    while core.advance(1_000):
+        pass
+    table._check()
+    assert table.metrics()["used_slots"] == len(keys)
+print("whole")
+"""
+        assert run_apart(program) == (0, ["whole"])

@@ -43,14 +43,13 @@ cdef void log_drop_last_chunk(ArenaCore *arena, Log *log) noexcept nogil:
         log.last.next = NULL
     else:
         log.first = NULL
+        log.records = 0                  # chunks that were forgotten did not say how many records they had
     run_free(arena, chunk.ref, chunk.order)
 
 
 cdef void log_forget_chunk(ArenaCore *arena, Log *log) noexcept nogil:
     """Forget the records of the newest chunk of a log whose records own nothing."""
     log_drop_last_chunk(arena, log)
-    if log.last == NULL:
-        log.records = 0
 
 
 cdef void log_clear(ArenaCore *arena, Log *log) noexcept nogil:
