@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import json
 import threading
@@ -157,21 +158,27 @@ def test_parts_of_a_commit_that_fails_are_removed() -> None:
 
 
 class Waiting(PosixFiles):
-    """Files that count the requests that are under way at once, and fail where they are told."""
+    """Files that count the requests that are under way at once, by kind, and fail where they are told."""
 
     def __init__(self, uri: str) -> None:
         super().__init__(uri)
-        self.lock = threading.Lock()
-        self.now = self.most = 0
+        self.changed = threading.Condition()
+        self.under_way = 0
+        self.most: collections.Counter[str] = collections.Counter()
+        #: No request for a file of data ends before there were so many at once of its kind.
+        self.awaited = 0
         self.fails: Callable[[str, str], bool] = lambda what, name: False
 
     def _while(self, what: str, name: str) -> None:
-        with self.lock:
-            self.now += 1
-            self.most = max(self.most, self.now)
-        time.sleep(0.002)
-        with self.lock:
-            self.now -= 1
+        with self.changed:
+            self.under_way += 1
+            self.most[what] = max(self.most[what], self.under_way)
+            self.changed.notify_all()
+            if name.startswith("data/"):
+                assert self.changed.wait_for(lambda: self.most[what] >= self.awaited, timeout=20)
+        time.sleep(0.002)  # others that come at the same time are seen
+        with self.changed:
+            self.under_way -= 1
         if self.fails(what, name):
             raise OSError(errno.EIO, "as told")
 
@@ -193,16 +200,19 @@ def test_many_ranges_wait_for_the_store_together(root: Path) -> None:
     files = Waiting(str(root))
     with CheckpointStore(root, retain=1, _files=files).open_for_writing(max_parallelism=GROUPS) as store:
         ranges = Ranges(store, 64)
+        files.awaited = 9
         for checkpoint_id in range(3):
-            files.most = 0
+            files.most.clear()
             checkpoint = ranges.commit(checkpoint_id, *range(64))
-            assert files.most > 8
+            assert min(files.most[what] for what in ("write", "size")) > 8
             checkpoint.verify()
+        assert files.most["retire"] > 8, "parts of the checkpoint before"
         assert [each.key_groups for each in checkpoint.snapshots] == ranges.owners
         assert parts_in(root) == {*names(checkpoint)}, "those of before are gone"
-        files.most = 0
+        files.awaited = 0
+        files.most.clear()
         ranges.commit(3, 5)
-        assert files.most == 1, "few requests are made one after the other"
+        assert set(files.most.values()) == {1}, "few requests are made one after the other"
 
 
 @pytest.mark.parametrize("what", ["write", "size"])
