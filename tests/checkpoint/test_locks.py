@@ -23,9 +23,9 @@ store.commit(0)
 child = os.fork()
 if child == 0:
     print(os.getpid(), flush=True)  # by the child itself: it has done by now what is done after a fork
-    time.sleep(60)
+    time.sleep(600)
     os._exit(0)
-time.sleep(60)
+time.sleep(600)
 """
 
 

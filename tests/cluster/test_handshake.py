@@ -282,7 +282,7 @@ def test_one_byte_at_a_time_gets_no_more_time() -> None:
             try:
                 raw.sendall(bytes([byte]))
                 sent += 1
-                raw.settimeout(0.02)  # the pace; and its end is seen at once
+                raw.settimeout(0.1)  # the pace; and its end is seen at once
                 if not raw.recv(100):
                     break
             except TimeoutError:
@@ -300,7 +300,7 @@ def test_a_slow_server_gets_no_more_time() -> None:
         for byte in HELLO + bytes(64):
             raw.sendall(bytes([byte]))
             sent.append(byte)
-            if select.select([raw], [], [], 0.02)[0] and not raw.recv(100):
+            if select.select([raw], [], [], 0.1)[0] and not raw.recv(100):
                 break
 
     with FakeServer(act) as fake, pytest.raises(LinkClosed, match="in time") as caught:
