@@ -28,7 +28,7 @@ from raw_links import (
     end_writing,
     exactly,
     frame,
-    open_files,
+    open_sockets,
     proof,
     raw_to,
     rest_of,
@@ -266,7 +266,7 @@ def test_hostile_bytes_are_refused_and_cost_nothing(
         far.close()
         recorded = bytes(relay.said["client"])
         # The link that was recorded is being served until the end; without it there is nothing to compare with.
-        files = open_files()
+        before = open_sockets()
 
         for number in range(count):
             kind = rng.randrange(6)
@@ -296,7 +296,7 @@ def test_hostile_bytes_are_refused_and_cost_nothing(
             if number % 500 == 499:
                 wait_until(lambda: served.listener.refused == number + 1)  # noqa: B023
                 wait_until(lambda: len(served.listener._streams) == 1)
-                assert open_files() == files
+                assert open_sockets() <= before  # others that were open may be closed meanwhile
                 assert len(served.listener._ended) <= 64 + 1
                 assert threading.active_count() <= 70
         assert served.listener.refused == count

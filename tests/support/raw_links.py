@@ -10,6 +10,7 @@ import os
 import queue
 import select
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -45,6 +46,17 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"))
+
+
+def open_sockets() -> set[tuple[int, int]]:
+    """Those of this process, each by what no other has."""
+    found = set()
+    for number in os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"):
+        with suppress(OSError):  # that of the listing
+            status = os.fstat(int(number))
+            if stat.S_ISSOCK(status.st_mode):
+                found.add((status.st_dev, status.st_ino))
+    return found
 
 
 class Served:
