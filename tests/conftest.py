@@ -13,14 +13,13 @@ import importlib
 import os
 import random
 import secrets
-import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from types import ModuleType
 
 import hypothesis
 import numpy as np
 import pytest
+from left_alive import left_alive
 
 # ------------------------------------------------------------------------------------------- randomness
 
@@ -126,38 +125,17 @@ def live_counters() -> Callable[[], dict[str, int]] | None:
     return _arena().live_counters if core_build() == "checked" else None
 
 
-def _left_alive(counters: Callable[[], dict[str, int]], before: dict[str, int]) -> dict[str, int]:
-    """Counts that have risen. A full collection takes a tenth of a second: only where something seems to be left.
-
-    A backend that is closed does not wait for what its threads still write, and these hold it until they end.
-    """
-
-    def left() -> dict[str, int]:
-        return {name: count for name, count in counters().items() if count > before.get(name, 0)}
-
-    deadline = time.monotonic() + 30
-    found = left()
-    while found:
-        writing = [each for each in threading.enumerate() if each.name.startswith("statebackend-writing")]
-        gc.collect()
-        found = left()
-        if not writing or time.monotonic() > deadline:
-            break
-        writing[0].join(0.05)
-    return found
-
-
 @pytest.fixture(scope="session", autouse=True)
 def nothing_alive_at_the_end() -> Iterator[None]:
     """On the checked build: when the last fixture is gone, so is every object of the core."""
     counters = live_counters()
     yield
     if counters is not None and not _excused:
-        assert _left_alive(counters, {}) == {}
+        assert left_alive(counters, {}) == {}
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_alive(request: pytest.FixtureRequest) -> Iterator[None]:
+def nothingleft_alive(request: pytest.FixtureRequest) -> Iterator[None]:
     """On the checked build: after each test the counters are back where they were before it.
 
     That is zero, unless a fixture of a wider scope holds something; those are seen to at the session's end.
@@ -173,7 +151,7 @@ def nothing_left_alive(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     # pytest keeps the fixtures' values here until after the last teardown.
     request.node.funcargs.clear()
-    left = _left_alive(counters, before)
+    left = left_alive(counters, before)
     if left:
         _excused.append(request.node.nodeid)
     assert left == {}, f"left alive by this test: {left} (before it: {before})"

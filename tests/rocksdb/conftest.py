@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from left_alive import left_alive
 
 from statebackend._core.rocksdb import library
 from statebackend._core.rocksdb.database import Database
@@ -25,8 +25,7 @@ def _nothing_of_rocksdb_is_left() -> Iterator[None]:
     library.load(find_library().path)
     before = library.live_counters()
     yield
-    gc.collect()
-    left = {name: n for name, n in library.live_counters().items() if n > before[name]}
+    left = left_alive(library.live_counters, before)
     assert left == {}, f"left by this test (or by one that failed before it): {left}"
 
 
