@@ -431,7 +431,9 @@ def test_a_thread_that_reads_the_batch_without_the_gil_keeps_others_out(store: S
     try:
         began = time.monotonic()
         # For so long, and on a busy machine until each has happened.
-        while (took := time.monotonic() - began) < 4 or (min(walked, copied, *done.values()) == 0 and took < 120):
+        while (took := time.monotonic() - began) < 4 or (
+            min(walked, copied, *done.values()) == 0 and took < 120
+        ):
             with suppress(UsageError), store.walk(values, b"") as walk:
                 while walk.rows(5_000):
                     walked += 1
