@@ -25,8 +25,8 @@ cdef struct LogChunk:
 cdef struct Log:
     LogChunk *first
     LogChunk *last
-    uint64_t records
-    uint64_t held                        # minimum number of records that own slots or references; 0 is exact
+    uint64_t records                     # 0 without a chunk; too many where chunks were forgotten, else exact
+    uint64_t held                        # how many records came that own slots or references; 0: none is there
     uint32_t until                       # of the chunks that it grows by: the newest snapshot when it was begun
 
 cdef inline char *chunk_data(LogChunk *chunk) noexcept nogil:

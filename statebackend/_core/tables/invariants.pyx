@@ -1,12 +1,15 @@
-"""The invariants of `cow_map.pxd` as code; `_check()` of a table verifies them, in every build."""
+"""The invariants of `cow_map.pxd` and `journal.pxd` as code; `_check()` of tables and cores verifies them, always."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.memory.arena cimport UNIT_SHIFT, address
+from statebackend._core.memory.journal cimport Log, LogChunk, chunk_data
 from statebackend._core.tables.cow_map cimport (
-    FREE_BLOCK, FREE_SLOT, VALUE_ANCHOR, VALUE_LIST, Anchor, BucketTable, Core, CowMap, Entry, ExpiringHead, ListChunk,
-    ListHead, Table, Thread, active_table, bucket, element_timestamp, elements_of, entry_at, free_refs, hash_of,
-    head_anchor, is_old, key_object, namespace_of, next_chunk_of, slots_of_run, thread_of, value_of)
+    FREE_BLOCK, FREE_SLOT, RECORD_BYTES, RECORD_INSERT, RECORD_MOVED, RECORD_REMOVE, RECORD_REPLACED, RETIRED_RUN,
+    RETIRED_SLOT, VALUE_ANCHOR, VALUE_FIXED, VALUE_LIST, Anchor, BucketTable, Core, CowMap, Entry, ExpiringHead,
+    Journal, ListChunk, ListHead, Snapshot, Table, Thread, active_table, bucket, element_timestamp, elements_of,
+    entry_at, free_refs, hash_of, head_anchor, is_old, key_object, namespace_of, next_chunk_of, record_width,
+    slots_of_run, thread_of, value_of)
 
 
 cdef object check_map(Table *table, CowMap *map):
@@ -145,3 +148,60 @@ cdef object check_list(Table *table, uint32_t slot, ListHead *head):
         assert expiring.oldest == min(stamps), f"list {slot}: the oldest timestamp"
         assert expiring.newest == max(stamps), f"list {slot}: the newest timestamp"
         assert not expiring.is_ordered or stamps == sorted(stamps, reverse=True), f"list {slot}: the order"
+
+
+cdef object check_logs(Core *core):
+    """Verify the logs of all journals and snapshots. O(records)."""
+    cdef Journal *journal = core.journals
+    cdef Snapshot *snapshot = core.oldest
+    cdef uint32_t i
+    while journal != NULL:
+        for i in range(journal.n_dropped, journal.n_segments):
+            check_log(journal, &journal.segments[i].log, f"segment {i}", True)
+        check_log(journal, &journal.carried, "carried", True)
+        check_log(journal, &journal.waiting, "waiting", True)
+        check_log(journal, &journal.dead, "dead", False)
+        journal = journal.next
+    while snapshot != NULL:
+        check_log(NULL, &snapshot.retired, f"retired by snapshot {snapshot.version}", True)
+        snapshot = snapshot.newer
+    check_log(NULL, &core.garbage, "garbage", True)
+
+
+cdef object check_log(Journal *journal, Log *log, str which, bint is_exact):
+    """Verify a log; of slots and runs that were retired, if there is no journal."""
+    cdef LogChunk *chunk = log.last
+    cdef LogChunk *newer = NULL
+    cdef Table *table
+    cdef const char *end
+    cdef uint64_t records = 0, owning = 0
+    cdef uint32_t at, width
+    cdef int op
+    while chunk != NULL:
+        assert chunk.next == newer, f"log {which}: its chunks do not agree"
+        assert chunk.used <= chunk.capacity, f"log {which}: more in a chunk than it has room for"
+        at = chunk.used
+        while at:
+            assert at >= 8, f"log {which}: records do not end where the chunk begins"
+            end = chunk_data(chunk) + at
+            op = <int>((<const uint64_t *>(end - 8))[0] >> 56)
+            width = 16
+            if journal == NULL:
+                assert op == RETIRED_SLOT or op == RETIRED_RUN, f"log {which}: a record of kind {op}"
+            else:
+                table = journal.tables[((<const uint64_t *>(end - 8))[0] >> 48) & 0xFF]
+                assert table != NULL and op and op <= RECORD_REPLACED, f"log {which}: a record of kind {op}"
+                width = record_width(table, end)
+                if op == RECORD_REMOVE or op == RECORD_MOVED or op == RECORD_REPLACED:
+                    owning += 1
+                elif op != RECORD_INSERT and op != RECORD_BYTES:
+                    owning += table.layout.value_kind != VALUE_FIXED
+            assert width <= at, f"log {which}: records do not end where the chunk begins"
+            at -= width
+            records += 1
+        newer, chunk = chunk, chunk.prev
+    assert log.first == newer, f"log {which}: its first chunk"
+    assert log.records >= records, f"log {which}: {records} records, and it says {log.records}"
+    assert not is_exact or log.records == records, f"log {which}: {records} records, and it says {log.records}"
+    assert log.last != NULL or log.records == 0, f"log {which}: no chunk, and it says {log.records} records"
+    assert log.held or owning == 0, f"log {which}: it says that no record owns anything, and {owning} do"

@@ -24,6 +24,7 @@ from statebackend._core.tables.cow_map cimport (
     count_records, drain, entry_at, first_of_run, forget_moves, map_clear_storage, payload_drop, payload_of,
     segment_for_writing, undo_log, wait_for_others)
 from statebackend._core.memory.journal cimport Log, LogChunk, chunk_data, log_append, log_clear
+from statebackend._core.tables.invariants cimport check_logs
 from statebackend._core.tables.namespaces cimport new_namespaces
 from statebackend._core.memory.platform cimport load_u32, spin_lock, spin_unlock, store_u32, unlikely
 
@@ -593,8 +594,9 @@ cdef class StateCore:
         self.core.state_version = version
 
     def _check(self):
-        """Verify the arena; tables have `_check` of their own."""
+        """Verify the arena, journals and snapshots; tables have `_check` of their own."""
         self.arena._check()
+        check_logs(&self.core)
 
 
 cdef int refuse_overlap() except -1:
