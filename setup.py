@@ -73,6 +73,7 @@ MODULES: dict[str, Module] = {
         "extents cut into page runs; size-classed bytes; live counters"
     ),
     "statebackend._core.memory.blob_columns": Module("the bytes of many blobs as one column"),
+    "statebackend._core.memory.collecting": Module("collections that wait, counted once for all"),
     "statebackend._core.memory.byte_rows": Module("rows of bytes as offsets and data"),
     "statebackend._core.memory.journal": Module("undo segments of marks; the dirty set"),
     "statebackend._core.tables.cow_map": Module(

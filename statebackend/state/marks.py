@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 
 from statebackend.errors import UsageError
 
-__all__ = ["Mark", "MarkStack", "undisturbed"]
+__all__ = ["COLLECTIONS", "Mark", "MarkStack", "undisturbed"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -36,11 +36,12 @@ def undisturbed(method: Method) -> Method:
 
     @wraps(method)
     def alone(*arguments: Any, **named: Any) -> Any:
-        _collections.stop()
+        stop, go_on = COLLECTIONS.stop, COLLECTIONS.go_on
+        stop()
         try:
             return method(*arguments, **named)
         finally:
-            _collections.go_on()
+            go_on()
 
     return cast(Method, alone)
 
@@ -52,15 +53,21 @@ class _Collections:
         self._lock = threading.RLock()  # a collection in here may run a finaliser that comes in here
         self._stops = 0
         self._were_on = False
+        self.stop: Callable[[], None] = self._stop
+        self.go_on: Callable[[], None] = self._go_on
 
-    def stop(self) -> None:
+    def count_with(self, stop: Callable[[], None], go_on: Callable[[], None]) -> None:
+        """Leave the counting to these. Of two who count, one would let collections go on while the other is inside."""
+        self.stop, self.go_on = stop, go_on
+
+    def _stop(self) -> None:
         with self._lock:
             if not self._stops:
                 self._were_on = gc.isenabled()
                 gc.disable()
             self._stops += 1
 
-    def go_on(self) -> None:
+    def _go_on(self) -> None:
         with self._lock:
             self._stops = max(self._stops - 1, 0)  # in a child of who had stopped them there is none
             if not self._stops and self._were_on:
@@ -70,11 +77,12 @@ class _Collections:
         """In a child: the threads that had stopped them are gone."""
         if self._stops and self._were_on:
             gc.enable()
-        self.__init__()  # type: ignore[misc]
+        self._lock, self._stops = threading.RLock(), 0
 
 
-_collections = _Collections()
-os.register_at_fork(after_in_child=_collections.forked)
+#: The compiled core, once it is there, counts for all: `_core.memory.collecting`.
+COLLECTIONS = _Collections()
+os.register_at_fork(after_in_child=COLLECTIONS.forked)
 
 
 class Mark:

@@ -6,9 +6,12 @@ Whatever the function does: reads and writes of its own state, other keys, names
 from __future__ import annotations
 
 import random
+import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import statebackend as sb
@@ -275,3 +278,35 @@ def test_what_a_function_does_to_its_values_is_its_own(backend: sb.StateBackend,
             state.add_many([1, 1, 2, 2], [given] * 4)
             assert given == [1]
             assert state.get_many([1, 2]).to_pylist() == [[1, 1, 7]] * 2
+
+
+def test_a_signal_is_handled_while_a_function_that_is_not_pythons_runs(backend: sb.StateBackend) -> None:
+    """No bytecode runs between two rows then; an interrupt would have to wait for the last one."""
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*_: Any) -> None:
+        raise Interrupted
+
+    rows = 50_000 if backend.name == "reference" else 400_000
+    taken: dict[int, int] = {}  # by the values that were there: one more for each row
+    with backend.create_keyed_backend(int) as keyed:
+        state = keyed.get_state(sb.ReducingStateDescriptor("s", taken.setdefault, int))
+        keys, values = np.ones(rows, np.int64), np.arange(rows)
+        began = time.monotonic()
+        state.add_many(keys, values)
+        took = time.monotonic() - began
+        assert len(taken) == rows - 1
+        taken.clear()
+        state.clear_many([1])
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, took / 2)
+            with pytest.raises(Interrupted):
+                state.add_many(keys, values)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert len(taken) < rows - 1
+        assert state.get_many([1]).to_pylist() == [None]

@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from statebackend.state import undisturbed
+from statebackend._core.memory import collecting
+from statebackend.backends import create_backend
+from statebackend.state import ValueStateDescriptor, undisturbed
 
 
 def test_collections_go_on_after_methods_of_several_threads() -> None:
@@ -71,3 +73,35 @@ def test_an_error_lets_collections_go_on() -> None:
     with pytest.raises(ValueError, match="it fails"):
         fails()
     assert gc.isenabled()
+
+
+def test_one_count_is_for_methods_and_for_the_compiled_core() -> None:
+    """With two counts, who comes second would find them off, or let them go on while the first one is inside."""
+    keyed = create_backend("heap").create_keyed_backend(int)
+    state = keyed.get_value_state(ValueStateDescriptor("v", bytes))
+    state.update_many([1], [b"one"])
+
+    @undisturbed
+    def method() -> None:
+        state.get_many([1])
+        assert not gc.isenabled()
+
+    method()
+    assert gc.isenabled()
+    collecting.stop()
+    inside, may_leave = threading.Event(), threading.Event()
+
+    @undisturbed
+    def long() -> None:
+        inside.set()
+        may_leave.wait()
+
+    thread = threading.Thread(target=long)
+    thread.start()
+    inside.wait()
+    collecting.go_on()
+    assert not gc.isenabled()
+    may_leave.set()
+    thread.join()
+    assert gc.isenabled()
+    keyed.close()

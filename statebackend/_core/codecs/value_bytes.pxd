@@ -13,4 +13,5 @@ cdef class ValueBytes:
     cdef readonly int width           # of all values; 0 if they vary
 
     cdef int write(self, object value, Room *room) except -1
+    cdef bint write_plain(self, object value, Room *room) except -1
     cdef object read(self, const char *data, size_t n)

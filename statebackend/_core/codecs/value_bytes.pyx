@@ -47,6 +47,14 @@ cdef class ValueBytes:
         memcpy(take_room(room, PyBytes_GET_SIZE(data)), PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
         return 0
 
+    cdef bint write_plain(self, object value, Room *room) except -1:
+        """The same, if that runs no Python; False, with nothing appended, if it would, or raise."""
+        cdef unsigned long long begin = room.used
+        if value is not None and self.codec.write(value, room, False):
+            return True
+        room.used = begin
+        return False
+
     cdef object read(self, const char *data, size_t n):
         """The value of these bytes, a new object."""
         cdef object value = self.codec.read(data, n)

@@ -91,7 +91,7 @@ cdef class PlannedReducingHandle(ReducingHandle):
         if self.stamp != self.core.calls:
             self.find_here()
         if not self.codec.store_native(self.core, value, stored) or not add_stored(self, self.plan, stored):
-            self.add_one(value, False)
+            self.add_by_function(value, False)
 
 
 cdef class PlannedAggregatingHandle(AggregatingHandle):
@@ -125,7 +125,7 @@ cdef class PlannedAggregatingHandle(AggregatingHandle):
         if self.stamp != self.core.calls:
             self.find_here()
         if not self.input_of(value, stored) or not add_stored(self, self.plan, stored):
-            self.add_one(value, False)
+            self.add_by_function(value, False)
 
     cdef int input_of(self, object value, char *stored) except -1:
         """Store the checked operand that the plan adds, and return 1; 0 if the base class has to look at the value."""

@@ -13,6 +13,8 @@ or for a row that comes later with an earlier time. So cleanup goes by the water
 """
 
 cimport cython
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF, Py_XINCREF
 from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 
 from statebackend._core.memory.arena cimport CHECKED
@@ -117,6 +119,35 @@ cdef class BaseHandle:
     cdef int no_memory(self) except -1:
         self.stamp = NEVER
         self.codec.no_memory(self.core)
+
+    # --- a call that runs the user's code ---
+
+    cdef void keep_place(self, Place *place) noexcept:
+        """Note what is current, before the user's code runs. `drop_place` must follow."""
+        place.key, place.turn = self.context.key, self.context.turn
+        place.owner = <PyObject *>self.context.key_owner
+        Py_XINCREF(place.owner)
+        if place.key.namespace:
+            self.core.core.namespace_refs[place.key.namespace] += 1      # the number stays that namespace's own
+
+    cdef void drop_place(self, Place *place) noexcept:
+        if place.key.namespace:
+            self.core.core.namespace_refs[place.key.namespace] -= 1
+        Py_XDECREF(place.owner)
+
+    cdef object back_to(self, Place *place):
+        """Make what was current so again. Returns for `go_on` what the user's code has made current, or None."""
+        cdef object moved_to
+        if self.context.turn == place.turn:
+            return None
+        moved_to = self.context._save_key()
+        self.context.return_to(&place.key, <object>place.owner)
+        return moved_to
+
+    cdef int go_on(self, object moved_to) except -1:
+        if moved_to is not None and not self.core.closed:
+            self.context._restore_key(moved_to)
+        return 0
 
     # --- removing ---
 

@@ -5,6 +5,7 @@ from statebackend._core.handles.single_handle cimport SingleHandle
 
 cdef class AddingHandle(SingleHandle):
     cdef int add_one(self, object value, bint is_copy) except -1
+    cdef int add_by_function(self, object value, bint is_copy) except -1
     cdef object copied(self, object value)
     cdef object combined(self, object value)
 

@@ -1,10 +1,9 @@
 """Handles of reducing, aggregating and folding states, which call the user's function for each value that is added."""
 
-from libc.stdint cimport uint64_t
-
 from statebackend._core.codecs.codecs cimport ValueCodec
-from statebackend._core.tables.cow_map cimport CoreKey
+from statebackend._core.handles.base_handle cimport Place
 from statebackend._core.handles.single_handle cimport SingleHandle
+from statebackend._core.memory.interpreter cimport ROWS_IN_TURN, give_way
 
 
 cdef class AddingHandle(SingleHandle):
@@ -29,6 +28,8 @@ cdef class AddingHandle(SingleHandle):
         """
         cdef Py_ssize_t row
         for row in range(len(keys)):
+            if row % ROWS_IN_TURN == 0:
+                give_way()
             if times is not None:
                 self.context._event_now = times[row]
             self.context.set_current_key(keys[row])
@@ -37,29 +38,29 @@ cdef class AddingHandle(SingleHandle):
             self.add_one(values[row], are_copies)
 
     cdef int add_one(self, object value, bint is_copy) except -1:
-        cdef CoreKey at
-        cdef object owner, result
-        cdef uint64_t turn
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         if value is None:
             self.clear_here()
             return 0
+        return self.add_by_function(value, is_copy)
+
+    cdef int add_by_function(self, object value, bint is_copy) except -1:
+        """Add a value that is not None; what may be cleaned up was."""
+        cdef Place place
+        cdef object result, moved_to
         if self.stamp != self.core.calls:
             self.find_here()
-        at, owner, turn = self.context.key, self.context.key_owner, self.context.turn
-        if at.namespace:
-            self.core.core.namespace_refs[at.namespace] += 1     # the number stays that namespace's own
+        self.keep_place(&place)
         try:
             result = self.combined(value if is_copy else self.copied(value))
-            if self.context.turn == turn:
-                self.write(result)
-            else:
-                self.write_elsewhere(&at, owner, result)
+            moved_to = self.back_to(&place)
+            try:
+                return self.write(result)
+            finally:
+                self.go_on(moved_to)
         finally:
-            if at.namespace:
-                self.core.core.namespace_refs[at.namespace] -= 1
-        return 0
+            self.drop_place(&place)
 
     def get(self):
         """The result of the added values; None if none was added. O(1) expected."""

@@ -12,6 +12,7 @@ cdef class ListHandle(Handle):
     cdef int open_cursor(self, ListHead *head, ListCursor *cursor) except -1
     cdef list raw_elements(self, bint all, list found)
     cdef int put_elements(self, char *elements, uint64_t n, bint replace) except -1
+    cdef int store_given(self, object values, bint replace) except -1
     cdef int store_all(self, list values, bint replace) except -1
     cdef char *unexpired_elements(self, bint renews, uint64_t *n) except? NULL
     cdef bint all_expired(self) except -1

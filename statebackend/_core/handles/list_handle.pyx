@@ -18,7 +18,7 @@ from statebackend._core.tables.cow_map cimport (
     CoreKey, CowMap, Entry, ExpiringHead, ListHead, Table, element_timestamp, elements_of, entry_at, key_object,
     live_elements, namespace_of, stamp_element, value_of)
 from statebackend._core.tables.expiry cimport is_expired
-from statebackend._core.handles.base_handle cimport WANT_ALIVE, WANT_EXPIRED, find_key, time_of
+from statebackend._core.handles.base_handle cimport WANT_ALIVE, WANT_EXPIRED, Place, find_key, time_of
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.tables.lists cimport (
     ListCursor, cursor_close, cursor_next, cursor_open, drop_elements, list_extend, list_skip, pass_expired,
@@ -119,14 +119,12 @@ cdef class ListHandle(Handle):
         return 0
 
     cdef int store_all(self, list values, bint replace) except -1:
-        """Store Python values: all, or none if one is refused. Replaces `values` by their prepared forms."""
+        """Store values in prepared form: all, or none if memory runs out."""
         cdef uint64_t n = len(values), i, stored = 0
         cdef uint32_t width, skip
         cdef int64_t now
         cdef char *elements
-        for i in range(n):
-            values[i] = self.codec.prepared(values[i])
-        if self.stamp != self.core.calls:        # serializers may have run anything
+        if self.stamp != self.core.calls:
             self.find_here()
         if self.map == NULL:
             self.make_room()
@@ -226,7 +224,6 @@ cdef class ListHandle(Handle):
         """Append an element. O(1) amortised, whatever the length."""
         cdef char stored[MAX_STORED + 8]
         cdef char *element = stored
-        cdef bytes data
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
@@ -239,12 +236,8 @@ cdef class ListHandle(Handle):
             stamp_element(stored, time_of(self))
             element += 8
         if unlikely(not self.codec.store(self.core, value, element)):
-            data = self.codec.serialized(value)
-            if self.stamp != self.core.calls:    # the serializer may have run anything
-                self.find_here()
-                if self.map == NULL:
-                    self.make_room()
-            self.codec.store_bytes(self.core, data, element)
+            self.store_given([value], False)
+            return
         if unlikely(not list_extend(&self.table.lane, self.table, self.map, self.slot, &self.context.key, stored, 1,
                                     False)):
             self.codec.drop(self.core, element)
@@ -255,29 +248,45 @@ cdef class ListHandle(Handle):
 
     def add_all(self, values):
         """Append elements; if one of them is refused, append none. O(added)."""
-        cdef list given
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
-        if self.stamp != self.core.calls:
-            self.find_here()
-        given = given_elements(self, values)
-        if given:
-            self.store_all(given, False)
+        self.store_given(values, False)
 
     def update(self, values):
         """Replace the list; an empty one clears. O(elements)."""
-        cdef list given
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
+        self.store_given(values, True)
+
+    cdef int store_given(self, object values, bint replace) except -1:
+        """Append elements to the list of the key that is current now, or replace it: all, or none if one is refused.
+
+        The user's iterable and serializers may make another key current.
+        """
+        cdef Place place
+        cdef list given
+        cdef object moved_to
+        cdef Py_ssize_t i
         if self.stamp != self.core.calls:
             self.find_here()
-        given = given_elements(self, values)
-        if given:
-            if self.watcher is not None:
-                self.watcher.forget(self)
-            self.store_all(given, True)
-        else:
-            self.clear_here()
+        self.keep_place(&place)
+        try:
+            given = given_elements(self, values)
+            for i in range(len(given)):
+                given[i] = self.codec.prepared(given[i])
+            moved_to = self.back_to(&place)
+            try:
+                if replace and self.watcher is not None and given:
+                    self.watcher.forget(self)
+                if given:
+                    self.store_all(given, replace)
+                elif replace:
+                    self.clear_here()
+            finally:
+                self.go_on(moved_to)
+        finally:
+            self.drop_place(&place)
+        return 0
 
     # --- for the backend ---
 

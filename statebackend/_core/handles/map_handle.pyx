@@ -21,7 +21,7 @@ from statebackend._core.tables.cow_map cimport (
     Anchor, CoreKey, CowMap, Entry, Table, Thread, before_operation, entry_at, find, find_stored, hash_key, hash_of,
     hash_stored, key_object, namespace_of, payload_of, thread_of, value_of)
 from statebackend._core.tables.expiry cimport is_expired
-from statebackend._core.handles.base_handle cimport NEVER, WANT_ALIVE, WANT_EXPIRED, find_key, time_of
+from statebackend._core.handles.base_handle cimport NEVER, WANT_ALIVE, WANT_EXPIRED, Place, find_key, time_of
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.handles.look_ahead cimport LOOKS_AHEAD, REACH_THREAD, note_map_entry, note_part
 from statebackend._core.tables.map_table cimport (
@@ -333,35 +333,48 @@ cdef class MapHandle(Handle):
     def put(self, key, value):
         """Set the value of a key; a new key goes to the end. O(1) expected, whatever the size of the map."""
         cdef CoreKey inner
-        cdef object _owner = None, prepared
         cdef char number[8]
         cdef int64_t now
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
-        if unlikely(not split_number(self, key, &inner)):
-            _owner = self.split_map_key(key, &inner)
-        if likely(self.codec.form <= FORM_BOOL) and likely(store_number(self.codec.form, value, number)):
+        if likely(self.codec.form <= FORM_BOOL and split_number(self, key, &inner)
+                  and store_number(self.codec.form, value, number)):
             now = time_of(self) if self.ttl else 0
             self.put_stored(&inner, self.slot_to_put(&inner, now), number, now)
             return
-        prepared = None if value is None else self.codec.prepared(value)
-        self.put_prepared(&inner, prepared)
-        if self.watcher is not None and value is not None:
-            self.watcher.note(self, value, self.keys_codec.canonical(&inner))
+        self.put_any(key, value)
+
+    cdef int put_any(self, object key, object value) except -1:
+        """Set the value of any map key, for the key that is current now: the user's code may make others current."""
+        cdef CoreKey inner
+        cdef Place place
+        cdef object _owner, prepared, moved_to
+        self.keep_place(&place)
+        try:
+            _owner = self.split_map_key(key, &inner)
+            prepared = None if value is None else self.codec.prepared(value)
+            moved_to = self.back_to(&place)
+            try:
+                self.put_prepared(&inner, prepared)
+                if self.watcher is not None and value is not None:
+                    self.watcher.note(self, value, self.keys_codec.canonical(&inner))
+            finally:
+                self.go_on(moved_to)
+        finally:
+            self.drop_place(&place)
+        return 0
 
     def __setitem__(self, key, value):
         self.put(key, value)
 
     def put_all(self, entries):
         """Put all entries; if one of them is refused, put none. O(entries)."""
-        cdef CoreKey inner
-        cdef object _owner
+        cdef Place place
         cdef list keys = []
         cdef list values = []
-        cdef Py_ssize_t i
-        cdef Mark mark
+        cdef object moved_to
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
@@ -370,13 +383,34 @@ cdef class MapHandle(Handle):
             raise SerializationTypeError(
                 f"put_all does not take a {type(entries).__name__}",
                 code="SERIALIZATION.NULL" if entries is None else None, detail=self.codec.where, hint="give a dict")
+        self.keep_place(&place)          # the user's mapping and serializers may make another key current
+        try:
+            self.prepare_entries(entries, keys, values)
+            if keys:
+                moved_to = self.back_to(&place)
+                try:
+                    self.put_all_prepared(keys, values)
+                finally:
+                    self.go_on(moved_to)
+        finally:
+            self.drop_place(&place)
+
+    cdef int prepare_entries(self, object entries, list keys, list values) except -1:
+        """Append map keys in canonical form, and values in prepared form."""
+        cdef CoreKey inner
+        cdef object _owner
         for key, value in entries.items():
             _owner = self.split_map_key(key, &inner)
             keys.append(self.keys_codec.canonical(&inner))
             values.append(None if value is None else self.codec.prepared(value))
-        if not keys:
-            return
-        mark = self.core.mark()
+        return 0
+
+    cdef int put_all_prepared(self, list keys, list values) except -1:
+        """Put all of these entries, or none."""
+        cdef CoreKey inner
+        cdef object _owner
+        cdef Py_ssize_t i
+        cdef Mark mark = self.core.mark()
         try:
             for i in range(len(keys)):
                 memset(&inner, 0, sizeof(CoreKey))
@@ -390,6 +424,7 @@ cdef class MapHandle(Handle):
             raise
         finally:
             self.core.release(mark)
+        return 0
 
     def remove(self, key):
         """Remove a key; do nothing if it is absent. Removing the last one removes the map. O(1) expected."""

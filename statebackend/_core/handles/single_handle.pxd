@@ -1,16 +1,16 @@
 """Handles of states with one value for a key; see `single_handle.pyx`."""
 
 from statebackend._core.codecs.codecs cimport ValueCodec
-from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.handles.handle cimport Handle
 
 cdef class SingleHandle(Handle):
     cdef object read(self)
     cdef object unexpired(self)
     cdef object load_here(self)
+    cdef object load_object_here(self)
     cdef int renew(self) except -1
     cdef bint expired_here(self) except -1
     cdef int write(self, object value) except -1
-    cdef int write_elsewhere(self, CoreKey *at, object owner, object value) except -1
+    cdef int write_by_serializer(self, object value) except -1
     cdef int write_stored(self, char *stored) except -1
     cdef object stored_copy(self, ValueCodec codec, object value)

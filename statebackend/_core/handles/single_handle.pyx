@@ -2,12 +2,12 @@
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.codecs.codecs cimport FORM_FLOAT, FORM_LONG, FORM_OBJECT, MAX_STORED, ValueCodec
-from statebackend._core.tables.cow_map cimport CoreKey, Table, entry_at, payload_of, value_of
+from statebackend._core.tables.cow_map cimport CowMap, Table, entry_at, payload_of, value_of
 from statebackend._core.tables.expiry cimport is_expired
-from statebackend._core.handles.base_handle cimport time_of
+from statebackend._core.handles.base_handle cimport NEVER, Place, time_of
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.writing cimport restamp, taken_over, write_value
@@ -24,25 +24,36 @@ cdef class SingleHandle(Handle):
 
     cdef object load_here(self):
         """Load the value of the entry that was found. If a mark or a snapshot needs an object, this copies it first."""
-        cdef object value, _owner
-        cdef CoreKey at
         if self.codec.form == FORM_OBJECT:
-            at, _owner = self.context.key, self.context.key_owner    # copying may make another key current
-            self.core.inside += 1
-            try:
-                self.slot = self.here()._unshare(self.map, self.slot, &at)
-                value = <object>(<PyObject **>value_of(self.table, entry_at(self.table.core, self.slot)))[0]
-                self.stamp = self.core.calls     # `_unshare` has found the entry anew, if need was
-            finally:
-                self.core.leave()
-            if self.watcher is not None:
-                self.watcher.note(self, value, written=False)
-            return value
+            return self.load_object_here()
         return self.codec.load(value_of(self.table, entry_at(self.table.core, self.slot)))
+
+    cdef object load_object_here(self):
+        cdef object value
+        cdef Place place
+        cdef Table *table = self.table
+        cdef CowMap *map = self.map
+        cdef uint32_t slot
+        self.keep_place(&place)
+        self.core.inside += 1
+        try:
+            slot = self.here()._unshare(map, self.slot, &place.key)
+            value = <object>(<PyObject **>value_of(table, entry_at(table.core, slot)))[0]
+            self.stamp = NEVER
+            if self.context.turn == place.turn:
+                # `_unshare` has found the entry anew, if need was; copying may have led the handle elsewhere, and back.
+                self.table, self.map, self.slot, self.stamp = table, map, slot, self.core.calls
+        finally:
+            self.core.leave()
+            self.drop_place(&place)
+        if self.watcher is not None:
+            self.watcher.note(self, value, written=False)
+        return value
 
     cdef object read(self):
         """Return the value, or None. An expired value is removed, and returned this once if it may be seen."""
         cdef object value = None
+        cdef uint64_t turn
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
@@ -52,20 +63,18 @@ cdef class SingleHandle(Handle):
         if self.ttl:
             if self.expired_here():
                 self.expired_on_read += 1
+                turn = self.context.turn
                 if self.shows_expired:
                     value = self.load_here()
+                    if self.context.turn != turn:    # copying has made another key current: the next read removes it
+                        return value
                     if self.stamp != self.core.calls:
                         self.find_here()
                 if self.slot and self.expired_here():
                     self.remove_here()
                 return value
             if self.refreshes:
-                value = self.load_here()
-                if self.stamp != self.core.calls:
-                    self.find_here()
-                if self.slot:
-                    self.renew()
-                return value
+                self.renew()
         return self.load_here()
 
     cdef int renew(self) except -1:
@@ -92,16 +101,25 @@ cdef class SingleHandle(Handle):
 
     def _take(self):
         """Remove what the current key has. Returns the value and its timestamp, or None if there is nothing."""
-        cdef object value
+        cdef object value, moved_to
         cdef int64_t timestamp = 0
+        cdef Place place
         if self.stamp != self.core.calls:
             self.find_here()
         if self.slot == 0:
             return None
         if self.ttl:
             timestamp = (<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0]
-        value = self.load_here()
-        self.clear_here()
+        self.keep_place(&place)
+        try:
+            value = self.load_here()
+            moved_to = self.back_to(&place)
+            try:
+                self.clear_here()
+            finally:
+                self.go_on(moved_to)
+        finally:
+            self.drop_place(&place)
         return value, timestamp
 
     def _merge_stored(self, a, b):
@@ -131,7 +149,6 @@ cdef class SingleHandle(Handle):
     cdef int write(self, object value) except -1:
         """Set the value of the current key."""
         cdef char stored[MAX_STORED]
-        cdef bytes data
         if self.stamp != self.core.calls:
             self.find_here()
         if unlikely(value is None):
@@ -140,13 +157,29 @@ cdef class SingleHandle(Handle):
             self.make_room()
         if likely(self.codec.store(self.core, value, stored)):
             return self.write_stored(stored)
-        data = self.codec.serialized(value)
-        if self.stamp != self.core.calls:        # the serializer may have run anything
-            self.find_here()
-            if self.map == NULL:
-                self.make_room()
-        self.codec.store_bytes(self.core, data, stored)
-        return self.write_stored(stored)
+        return self.write_by_serializer(value)
+
+    cdef int write_by_serializer(self, object value) except -1:
+        """Set the value of the key that is current now: the serializer may make others current."""
+        cdef char stored[MAX_STORED]
+        cdef Place place
+        cdef bytes data
+        cdef object moved_to
+        self.keep_place(&place)
+        try:
+            data = self.codec.serialized(value)
+            moved_to = self.back_to(&place)
+            try:
+                if self.stamp != self.core.calls:
+                    self.find_here()
+                if self.map == NULL:
+                    self.make_room()
+                self.codec.store_bytes(self.core, data, stored)
+                return self.write_stored(stored)
+            finally:
+                self.go_on(moved_to)
+        finally:
+            self.drop_place(&place)
 
     cdef int write_stored(self, char *stored) except -1:
         """Put a stored form in. It belongs to the table afterwards, even if this raises."""
@@ -164,16 +197,6 @@ cdef class SingleHandle(Handle):
         if unlikely(self.watcher is not None):
             self.watcher.note(self, <object>(<PyObject **>stored)[0])
         return 0
-
-    cdef int write_elsewhere(self, CoreKey *at, object owner, object value) except -1:
-        """Write for the key that was current before the user's function made another one current."""
-        cdef object saved = self.context._save_key()
-        self.context.return_to(at, owner)
-        try:
-            return self.write(value)
-        finally:
-            if not self.core.closed:
-                self.context._restore_key(saved)
 
     cdef object stored_copy(self, ValueCodec codec, object value):
         """Return a value as it comes back once it is stored: of the declared type, sharing nothing mutable."""

@@ -34,7 +34,6 @@ cdef inline char *chunk_data(LogChunk *chunk) noexcept nogil:
 
 cdef bint log_grow(ArenaCore *arena, Log *log, uint64_t size) noexcept nogil
 cdef void log_drop_last_chunk(ArenaCore *arena, Log *log) noexcept nogil
-cdef void log_forget_chunk(ArenaCore *arena, Log *log) noexcept nogil
 cdef void log_clear(ArenaCore *arena, Log *log) noexcept nogil
 cdef void log_append(ArenaCore *arena, Log *target, Log *source) noexcept nogil
 
@@ -61,9 +60,7 @@ cdef inline void log_pop(ArenaCore *arena, Log *log, uint32_t size) noexcept nog
         log_drop_last_chunk(arena, log)
 
 cdef inline bint log_empty(ArenaCore *arena, Log *log) noexcept nogil:
-    """Return True if no record is left; drops a last chunk that was reserved and not used."""
-    if log.last != NULL and log.last.used == 0:
+    """Return True if no record is left; drops last chunks that were reserved and not used."""
+    while log.last != NULL and log.last.used == 0:
         log_drop_last_chunk(arena, log)
-    if log.records == 0:
-        log.held = 0
-    return log.records == 0
+    return log.last == NULL

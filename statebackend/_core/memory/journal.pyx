@@ -37,19 +37,15 @@ cdef bint log_grow(ArenaCore *arena, Log *log, uint64_t size) noexcept nogil:
 
 
 cdef void log_drop_last_chunk(ArenaCore *arena, Log *log) noexcept nogil:
+    """Drop the newest chunk, with its records, if it has any: they must own nothing."""
     cdef LogChunk *chunk = log.last
     log.last = chunk.prev
     if log.last != NULL:
         log.last.next = NULL
     else:
         log.first = NULL
-        log.records = 0                  # chunks that were forgotten did not say how many records they had
+        log.records = log.held = 0       # also where chunks were dropped with records, which nobody counted
     run_free(arena, chunk.ref, chunk.order)
-
-
-cdef void log_forget_chunk(ArenaCore *arena, Log *log) noexcept nogil:
-    """Forget the records of the newest chunk of a log whose records own nothing."""
-    log_drop_last_chunk(arena, log)
 
 
 cdef void log_clear(ArenaCore *arena, Log *log) noexcept nogil:

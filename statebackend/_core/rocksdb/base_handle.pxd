@@ -31,6 +31,9 @@ cdef class BaseHandle:
     cdef bint has_gone(self, const char *stored, size_t n) except -1
     cdef int change(self, Write what, const char *key, size_t n, const char *value, size_t size) except -1
     cdef bint watched(self) except -1
+    cdef tuple place_of_call(self)
+    cdef object back_to(self, tuple place)
+    cdef int go_on(self, object moved_to) except -1
 
 
 cdef object damaged()

@@ -89,6 +89,26 @@ cdef class BaseHandle:
             self.table.has_namespaces = True
         return self.store.change(self.table, what, key, n, value, size)
 
+    # What a call runs of the user's may make another place current; the call is for the one that was current before.
+
+    cdef tuple place_of_call(self):
+        """The current place, for `back_to`; raises without a key."""
+        self.store.need_key()
+        return self.context._save_key()
+
+    cdef object back_to(self, tuple place):
+        """Make a place current again. Returns for `go_on` what the user's code has made current, or None."""
+        cdef tuple here = self.context._save_key()
+        if here[0] == place[0] and here[3] == place[3]:
+            return None
+        self.context._restore_key(place)
+        return here
+
+    cdef int go_on(self, object moved_to) except -1:
+        if moved_to is not None:
+            self.context._restore_key(moved_to)
+        return 0
+
     cdef bint watched(self) except -1:
         """Whether somebody iterates over one of the state's collections."""
         if self.may_be_watched:

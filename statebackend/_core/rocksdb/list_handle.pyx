@@ -131,18 +131,25 @@ cdef class ListHandle(BaseHandle):
 
     # --- writing ---
 
-    cdef int write_element(self, object value, Room *room) except -1:
-        """Append an element as it is stored; its timestamp, if it has one, is still to be set."""
+    cdef bint write_element(self, object value, Room *room, bint is_plain) except -1:
+        """Append an element as it is stored; its timestamp, if it has one, is still to be set.
+
+        If it `is_plain`, this runs no Python; False, with nothing appended, if it would.
+        """
         cdef unsigned long long begin = room.used
         cdef uint32_t length
         take_room(room, self.front + (0 if self.codec.width else LENGTH_BYTES))
-        self.codec.write(value, room)
+        if not is_plain:
+            self.codec.write(value, room)
+        elif not self.codec.write_plain(value, room):
+            room.used = begin
+            return False
         if not self.codec.width:
             if room.used - begin - LENGTH_BYTES > <unsigned long long>0xFFFFFFFF:
                 raise SerializationError("an element is 4 GB or longer", detail=self.codec.where)
             length = <uint32_t>(room.used - begin - LENGTH_BYTES)
             memcpy(room.data + begin, &length, LENGTH_BYTES)
-        return 0
+        return True
 
     cdef int stamp_all(self, Room *room) except -1:
         """Set the timestamps of all elements in it."""
@@ -176,40 +183,45 @@ cdef class ListHandle(BaseHandle):
         cdef Room room
         open_room(&room)
         try:
-            self.write_element(value, &room)
-            self.write(WRITE_MERGE, &room)
+            if self.write_element(value, &room, True):
+                self.write(WRITE_MERGE, &room)
+            else:
+                self.write_given([value], WRITE_MERGE)
         finally:
             close_room(&room)
 
     def add_all(self, values):
         """Append elements; a None among them raises, and appends nothing."""
-        cdef Room room
-        cdef list given = self._elements_of(values)
-        open_room(&room)
-        try:
-            for value in given:
-                self.write_element(value, &room)
-            if given:
-                self.write(WRITE_MERGE, &room)
-            else:
-                self.store.need_key()
-        finally:
-            close_room(&room)
+        self.write_given(values, WRITE_MERGE)
 
     def update(self, values):
         """Replace the list; an empty one clears."""
+        self.write_given(values, WRITE_PUT)
+
+    cdef int write_given(self, object values, Write what) except -1:
+        """Append elements to the list of the place that is current now, or replace it.
+
+        The user's iterable and serializer may make another place current.
+        """
+        cdef tuple place = self.place_of_call()
         cdef Room room
         cdef list given = self._elements_of(values)
+        cdef object moved_to
         open_room(&room)
         try:
             for value in given:
-                self.write_element(value, &room)
-            if given:
-                self.write(WRITE_PUT, &room)
-            else:
-                self.clear()
+                self.write_element(value, &room, False)
+            moved_to = self.back_to(place)
+            try:
+                if given:
+                    self.write(what, &room)
+                elif what == WRITE_PUT:
+                    self.clear()
+            finally:
+                self.go_on(moved_to)
         finally:
             close_room(&room)
+        return 0
 
     def clear(self):
         """Remove the list; nothing happens if there is none."""

@@ -8,9 +8,9 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy, memset
 
-from statebackend._core.codecs.codecs cimport KeyCodec
+from statebackend._core.codecs.codecs cimport KEY_ENCODED, KeyCodec
 from statebackend._core.codecs.type_codec cimport Room, close_room, open_room, take_room
-from statebackend._core.memory.platform cimport unlikely
+from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.rocksdb.base_handle cimport STAMP_BYTES, BaseHandle, damaged
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_PUT
 from statebackend._core.rocksdb.composite_keys cimport INT_BYTES, int_at
@@ -67,15 +67,21 @@ cdef class MapHandle(BaseHandle):
             raise damaged()
         return self.keys_codec.key_of(int_at(data), NULL, 0)
 
-    cdef int write_value(self, object value, Room *room) except -1:
-        """Append an entry as it is stored; its timestamp, if it has one, is still to be set."""
+    cdef bint write_value(self, object value, Room *room, bint is_plain) except -1:
+        """Append an entry as it is stored; its timestamp, if it has one, is still to be set.
+
+        If it `is_plain`, this runs no Python; False, with part of it appended, if it would.
+        """
         cdef char *flag
         take_room(room, self.front)
         flag = take_room(room, 1)
         flag[0] = value is None
-        if value is not None:
-            self.codec.write(value, room)
-        return 0
+        if value is None:
+            return True
+        if is_plain:
+            return self.codec.write_plain(value, room)
+        self.codec.write(value, room)
+        return True
 
     # --- one entry ---
 
@@ -144,23 +150,42 @@ cdef class MapHandle(BaseHandle):
         """Set the value of a map key, which may be None."""
         cdef CoreKey inner
         cdef Room room
+        cdef object _inner_owner
+        cdef tuple place
+        cdef object moved_to
+        open_room(&room)
+        try:
+            if likely((self.keys_codec.form != KEY_ENCODED or self.keys_codec.typed is not None)
+                      and self.write_value(value, &room, True)):
+                _inner_owner = self.split(key, &inner)
+                self.put_stored(&inner, &room)
+                return
+            # The user's code may make another place current.
+            room.used = 0
+            place = self.place_of_call()
+            _inner_owner = self.split(key, &inner)
+            self.write_value(value, &room, False)
+            moved_to = self.back_to(place)
+            try:
+                self.put_stored(&inner, &room)
+            finally:
+                self.go_on(moved_to)
+        finally:
+            close_room(&room)
+
+    cdef int put_stored(self, CoreKey *inner, Room *room) except -1:
+        """Put an entry that `write_value` has written, stamped with the time."""
         cdef int64_t now
         cdef size_t n
         cdef const char *at
-        cdef object _inner_owner = self.split(key, &inner)
-        open_room(&room)
-        try:
-            self.write_value(value, &room)
-            if self.lifetime:
-                now = self.time()
-                memcpy(room.data, &now, STAMP_BYTES)
-            if unlikely(self.watched()):
-                at = self.entry(&inner, &n)
-                self._note_growth(at[:n])
-            at = self.entry(&inner, &n)
-            self.change(WRITE_PUT, at, n, room.data, room.used)
-        finally:
-            close_room(&room)
+        if self.lifetime:
+            now = self.time()
+            memcpy(room.data, &now, STAMP_BYTES)
+        if unlikely(self.watched()):
+            at = self.entry(inner, &n)
+            self._note_growth(at[:n])
+        at = self.entry(inner, &n)
+        return self.change(WRITE_PUT, at, n, room.data, room.used)
 
     def __setitem__(self, key, value):
         self.put(key, value)
@@ -181,7 +206,7 @@ cdef class MapHandle(BaseHandle):
             open_room(&room)
             try:
                 _owner = self.split(key, &inner)
-                self.write_value(value, &room)
+                self.write_value(value, &room, False)
                 rows.append(((inner.number if self.keys_codec.is_int else inner.data[:inner.length]),
                              PyBytes_FromStringAndSize(room.data, room.used)))
             finally:

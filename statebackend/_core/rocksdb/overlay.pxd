@@ -21,9 +21,6 @@ from statebackend._core.memory.platform cimport hash_bytes
 from statebackend._core.rocksdb.batches cimport Write
 from statebackend._core.rocksdb.buffers cimport Bytes
 
-cdef extern from "Python.h":
-    bint PyGC_Disable()
-    bint PyGC_Enable()
 
 cdef enum:
     HIGHEST = 16                      # of a node in the skip list
@@ -77,19 +74,6 @@ cdef inline uint32_t hash_of(const char *key, size_t n) noexcept nogil:
     return hash_bytes(<const unsigned char *>key, n, SEED)
 
 
-cdef inline bint hold_off():
-    """Until `let_go`, collections wait: the finalisers that they run, on any thread, may roll back, write or close.
-
-    For whoever has nodes or changes in hand while Python makes objects, or other threads have the GIL.
-    """
-    return PyGC_Disable()
-
-
-cdef inline void let_go(bint collected) noexcept:
-    if collected:
-        PyGC_Enable()
-
-
 cdef class Layer:
     cdef Rows rows
 
@@ -116,8 +100,8 @@ cdef class Overlay:
     cdef int come_in(self) except -1
     cdef int come_after(self) except -1
     cdef bint others_leave(self)
-    cdef bint go_in(self) noexcept
-    cdef void go_out(self, bint collected) noexcept
+    cdef void go_in(self) noexcept
+    cdef void go_out(self) noexcept
     cdef Written write(self, Layer layer, Write what, const char *key, size_t n, uint32_t hash, const char *value,
                        size_t size) noexcept nogil
     cdef Change *rewritten(self, Change *change, Write what, const char *value, size_t size) noexcept nogil

@@ -17,6 +17,7 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 from posix.unistd cimport usleep
 
+from statebackend._core.memory.collecting cimport go_on_collecting, stop_collecting
 from statebackend._core.memory.platform cimport prefetch
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE_PUT, Write
 from statebackend._core.rocksdb.buffers cimport BESIDE_ROW, Bytes, append, compare
@@ -345,7 +346,8 @@ cdef class Layer:
         cdef Layer made = Layer()
         cdef Node *node
         cdef Node *copied
-        cdef bint is_done, collected = hold_off()
+        cdef bint is_done
+        stop_collecting()
         with nogil:
             is_done = put_in_order(&self.rows)
             node = self.rows.first[0]
@@ -357,7 +359,7 @@ cdef class Layer:
                     is_done = copied.newest != NULL
                 node = node.next[0]
             is_done = is_done and put_in_order(&made.rows)
-        let_go(collected)
+        go_on_collecting()
         if not is_done:
             raise MemoryError
         return made
@@ -393,14 +395,14 @@ cdef class Overlay:
             waited += 1
         return not self.is_busy
 
-    cdef bint go_in(self) noexcept:
-        """Keep other threads and collections out until `go_out`, which takes what this returns."""
+    cdef void go_in(self) noexcept:
+        """Keep other threads and collections out until `go_out`."""
         self.is_busy = True
-        return hold_off()
+        stop_collecting()
 
-    cdef void go_out(self, bint collected) noexcept:
+    cdef void go_out(self) noexcept:
         self.is_busy = False
-        let_go(collected)
+        go_on_collecting()
 
     def __dealloc__(self):
         free(self.journal)
@@ -576,10 +578,9 @@ cdef class Overlay:
         cdef size_t at
         cdef Change *change
         cdef Node *node
-        cdef bint collected
         self.come_after()
         at = self.find_mark(number)
-        collected = self.go_in()
+        self.go_in()
         self.n_marks = at + 1
         with nogil:
             while self.n_journal > self.marks[at].place:
@@ -593,7 +594,7 @@ cdef class Overlay:
                 free(change)
                 if node.newest == NULL:
                     drop_node(node.rows, node)
-        self.go_out(collected)
+        self.go_out()
 
     def release(self, uint64_t number):
         """Forget a mark, and keep what was written since. O(marks after it)."""

@@ -8,8 +8,9 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from statebackend._core.codecs.type_codec cimport Room, close_room, open_room, take_room
-from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.memory.byte_rows cimport start_of
+from statebackend._core.memory.interpreter cimport ROWS_IN_TURN, give_way
+from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.rocksdb.base_handle cimport STAMP_BYTES, BaseHandle
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_PUT
 from statebackend._core.rocksdb.database cimport Pinned
@@ -59,7 +60,10 @@ cdef class SingleHandle(BaseHandle):
         try:
             if self.front:
                 take_room(&room, STAMP_BYTES)
-            self.codec.write(value, &room)
+            if not self.codec.write_plain(value, &room):
+                if at is None:
+                    return self.write_by_serializer(value)
+                self.codec.write(value, &room)
             if self.front:
                 now = self.time()
                 memcpy(room.data, &now, STAMP_BYTES)
@@ -70,6 +74,19 @@ cdef class SingleHandle(BaseHandle):
             return self.change(WRITE_PUT, key, n, room.data, room.used)
         finally:
             close_room(&room)
+
+    cdef int write_by_serializer(self, object value) except -1:
+        """Set the value of the place that is current now: the serializer may make others current."""
+        cdef tuple place = self.place_of_call()
+        cdef bytes stored = self.stored_form(value)
+        cdef object moved_to = self.back_to(place)
+        cdef size_t n
+        cdef const char *key
+        try:
+            key = self.store.key_here(&n)
+            return self.change(WRITE_PUT, key, n, PyBytes_AS_STRING(stored), PyBytes_GET_SIZE(stored))
+        finally:
+            self.go_on(moved_to)
 
     cdef int remove(self) except -1:
         cdef size_t n
@@ -237,6 +254,8 @@ cdef class AddingHandle(SingleHandle):
         cdef object canonical, value
         cdef bytes at
         for canonical in rows:
+            if row % ROWS_IN_TURN == 0:
+                give_way()
             if times is not None:
                 self.context._event_now = times[row]
             self.context.visit(canonical)

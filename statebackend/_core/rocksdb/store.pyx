@@ -11,6 +11,7 @@ from libc.string cimport memset
 
 import numpy as np
 
+from statebackend._core.memory.collecting cimport go_on_collecting, stop_collecting
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.memory.byte_rows cimport NO_BYTES, check_rows, start_of
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE_PUT, Write
@@ -22,7 +23,7 @@ from statebackend._core.rocksdb.library cimport api, check, live, rocksdb_batch_
 from statebackend._core.rocksdb.noted_keys cimport NotedKeys
 from statebackend._core.rocksdb.ordered_reads import have_rows, read_many
 from statebackend._core.rocksdb.overlay cimport (
-    DONE, NO_MEMORY, TOO_LONG, Change, Layer, Node, Overlay, Written, hash_of, hold_off, joined, key_of, let_go,
+    DONE, NO_MEMORY, TOO_LONG, Change, Layer, Node, Overlay, Written, hash_of, joined, key_of,
     make_buckets, needs_base, put_in_order, resolve)
 from statebackend._core.rocksdb.walks import Walk
 
@@ -219,14 +220,15 @@ cdef class Store:
         cdef Bytes made
         cdef Pinned base
         cdef int is_there
-        cdef bint has_base, collected = self.overlay.go_in()
+        cdef bint has_base
+        self.overlay.go_in()
         memset(&made, 0, sizeof(made))
         try:
             has_base = needs_base(node.newest) and self.database.pin(table.family, key, n, &base)
             is_there = resolve(node.newest, base.data if has_base else NULL, base.size if has_base else 0, has_base,
                                &made)
         finally:
-            self.overlay.go_out(collected)
+            self.overlay.go_out()
         if has_base:
             self.database.unpin(&base)
         if is_there < 0:
@@ -254,17 +256,16 @@ cdef class Store:
     cdef int change(self, Table table, Write what, const char *key, size_t n, const char *value,
                     size_t size) except -1:
         cdef NotedKeys noted
-        cdef bint collected
         check_sizes(n, size)
         self.enter(table)
         if self.overlay.n_marks == 0:
             if unlikely(self.has_failed or self.overlay.n_journal >= self.unmarked_keys
                         or self.gathered >= UNMARKED_BYTES):
-                collected = hold_off()   # a finaliser could make another key current, whose place `key` would be
+                stop_collecting()        # a finaliser could make another key current, whose place `key` would be
                 try:
                     self.flush()
                 finally:
-                    let_go(collected)
+                    go_on_collecting()
                 self.enter(table)
             self.is_batched = True
             self.gathered += n + size
@@ -304,7 +305,6 @@ cdef class Store:
         cdef int64_t[::1] end, wanted_end, base_end
         cdef uint8_t[::1] mark, base_mark
         cdef const uint8_t[::1] base_data
-        cdef bint collected
         if not self.is_batched or table.layer.rows.n == 0:
             return read_many(table.family, offsets, keys)
         n = check_rows(offsets, keys, "keys")
@@ -317,7 +317,7 @@ cdef class Store:
         nodes = <Node **>malloc((n or 1) * sizeof(Node *))
         if nodes == NULL:
             raise MemoryError
-        collected = self.overlay.go_in()
+        self.overlay.go_in()
         try:
             # What the overlay does not tell by itself is asked of the database at once.
             with nogil:
@@ -358,7 +358,7 @@ cdef class Store:
                 raise MemoryError
             return is_found, ends, array_of(data.data, data.size)
         finally:
-            self.overlay.go_out(collected)
+            self.overlay.go_out()
             free(nodes)
             drop(&data)
             drop(&wanted)
@@ -376,7 +376,6 @@ cdef class Store:
         cdef uint32_t hashes[AHEAD]
         cdef Write each
         cdef Written written = DONE
-        cdef bint collected
         if check_rows(value_offsets, values, "values") != n or has_nulls and nulls.shape[0] != n:
             raise UsageError("there are not as many values as keys")
         if self.overlay.n_marks == 0:
@@ -385,7 +384,7 @@ cdef class Store:
         table.version += 1
         noted = self.noted_in(table)
         is_noted = noted is not None
-        collected = self.overlay.go_in()
+        self.overlay.go_in()
         with nogil:
             if not make_buckets(&table.layer.rows, n) or is_noted and not noted.make_room(n):
                 written = NO_MEMORY
@@ -402,7 +401,7 @@ cdef class Store:
                 if is_noted and not noted.note(start + offsets[i], key_size, what_becomes(table, each, size)):
                     written = NO_MEMORY
                     break
-        self.overlay.go_out(collected)
+        self.overlay.go_out()
         return raise_unless(written, table)
 
     def put_many(self, Table table not None, const int64_t[::1] offsets not None, const uint8_t[::1] keys not None,
@@ -424,13 +423,12 @@ cdef class Store:
                   const uint8_t[::1] prefixes not None):
         """Say of many prefixes whether the table has a key that begins with it."""
         cdef Layer layer = table.layer if self.is_batched and table.layer.rows.n else None
-        cdef bint collected
         self.enter(table)
-        collected = self.overlay.go_in()
+        self.overlay.go_in()
         try:
             return have_rows(table.family, layer, offsets, prefixes)
         finally:
-            self.overlay.go_out(collected)
+            self.overlay.go_out()
 
     # ---------------------------------------------------------------------------------------------- walks
 
@@ -442,13 +440,12 @@ cdef class Store:
         """Return a copy of what the batch has changed in a table, or None if it has changed nothing. O(changes)."""
         if not self.is_batched or table.layer.rows.n == 0:
             return None
-        cdef bint collected
         self.enter(table)
-        collected = self.overlay.go_in()
+        self.overlay.go_in()
         try:
             return table.layer.frozen()
         finally:
-            self.overlay.go_out(collected)
+            self.overlay.go_out()
 
     def rows(self, Table table not None, bytes prefix not None, bytes start=None, Py_ssize_t most=1 << 62):
         """Return up to `most` pairs of key and value that begin with a prefix, from `start` on, in order."""
@@ -550,18 +547,18 @@ cdef class Store:
         cdef Change *change
         cdef Py_ssize_t taken
         cdef size_t nbytes
-        cdef bint is_done, collected
+        cdef bint is_done
         self.enter(table)
         handle = database.handle_of(table.family)
-        collected = self.overlay.go_in()
+        self.overlay.go_in()
         with nogil:
             is_done = put_in_order(&layer.rows)
-        self.overlay.go_out(collected)
+        self.overlay.go_out()
         if not is_done:
             raise MemoryError
         while layer.rows.n:
             database.enter()
-            collected = self.overlay.go_in()
+            self.overlay.go_in()
             with nogil:
                 batch = api.writebatch_create()
                 node, taken, nbytes = layer.rows.first[0], 0, 0
@@ -587,15 +584,15 @@ cdef class Store:
                 while is_done and error == NULL and taken:
                     self.overlay.remove_first(&layer.rows)
                     taken -= 1
-            self.overlay.go_out(collected)
+            self.overlay.go_out()
             database.leave()
             if not is_done:
                 raise MemoryError
             if error != NULL:
                 check(error, database.where("writing a batch"))
-            collected = self.overlay.go_in()     # a finaliser that closes would wait for this thread
+            self.overlay.go_in()         # a finaliser that closes would wait for this thread
             try:
                 database.keep_to_budget()
             finally:
-                self.overlay.go_out(collected)
+                self.overlay.go_out()
         return 0

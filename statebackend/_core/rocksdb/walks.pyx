@@ -11,11 +11,12 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp, memset
 
+from statebackend._core.memory.collecting cimport go_on_collecting, stop_collecting
 from statebackend._core.rocksdb.buffers cimport Bytes, append, compare, drop
 from statebackend._core.rocksdb.database cimport ColumnFamily, array_of
 from statebackend._core.rocksdb.iterators cimport Iterator
 from statebackend._core.rocksdb.library cimport api
-from statebackend._core.rocksdb.overlay cimport Layer, Node, Overlay, hold_off, key_of, let_go, resolve
+from statebackend._core.rocksdb.overlay cimport Layer, Node, Overlay, key_of, resolve
 
 from statebackend.errors import UsageError
 
@@ -74,14 +75,18 @@ cdef class Walk:
             self.version = self.layer.rows.version
         return 0
 
-    cdef bint keep_out(self) noexcept:
-        return hold_off() if self.overlay is None else self.overlay.go_in()
-
-    cdef void let_in(self, bint collected) noexcept:
+    cdef void go_in(self) noexcept:
+        """Keep others out as `Overlay.go_in` does, or collections alone where the layer is the walk's own."""
         if self.overlay is None:
-            let_go(collected)
+            stop_collecting()
         else:
-            self.overlay.go_out(collected)
+            self.overlay.go_in()
+
+    cdef void go_out(self) noexcept:
+        if self.overlay is None:
+            go_on_collecting()
+        else:
+            self.overlay.go_out()
 
     def read_many(self, Py_ssize_t rows, Py_ssize_t nbytes=1 << 24):
         """Read entries from here on: at most `rows`, and about as many bytes; the walk goes behind them.
@@ -94,7 +99,7 @@ cdef class Walk:
         cdef size_t n_stem = len(self.prefix), size, before
         cdef const char *value
         cdef Iterator base
-        cdef bint has_node, collected
+        cdef bint has_node
         cdef int order, is_there = 1
         cdef int64_t[::1] key_end, value_end
         if rows < 1:
@@ -105,13 +110,13 @@ cdef class Walk:
         memset(&values, 0, sizeof(values))
         if self.overlay is not None:
             self.overlay.come_in()
-        collected = self.keep_out()      # also from finding the places, which lets go of the GIL
+        self.go_in()                     # before finding the places, which lets go of the GIL, too
         try:
             self.find_places()
             base = self.base
             base.enter()
         except BaseException:
-            self.let_in(collected)
+            self.go_out()
             raise
         with nogil:
             while n < rows and <Py_ssize_t>(keys.size + values.size) < nbytes:
@@ -144,7 +149,7 @@ cdef class Walk:
                 if order >= 0:
                     api.iter_next(base.link.iterator)
                     base.settle()
-        self.let_in(collected)
+        self.go_out()
         try:
             base.leave()
             if is_there < 0:

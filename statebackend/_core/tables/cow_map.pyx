@@ -22,7 +22,7 @@ from statebackend._core.memory.arena cimport (
     address, ask_for_block, blob_data, blob_drop, blob_new, blob_set, blob_takes, block_alloc, block_free, block_ref,
     count, raw_alloc, raw_free, run_alloc, run_free, unit_at)
 from statebackend._core.memory.journal cimport (
-    Log, LogChunk, chunk_data, log_append, log_empty, log_forget_chunk, log_last_trailer, log_pop, log_reserve,
+    Log, LogChunk, chunk_data, log_append, log_drop_last_chunk, log_empty, log_last_trailer, log_pop, log_reserve,
     log_take)
 from statebackend._core.memory.platform cimport (
     clz64, copy_bytes, likely, load_u32, prefetch_write, same_bytes, spin_lock, spin_unlock, store_ptr, store_u32,
@@ -1556,7 +1556,7 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
     while budget[0] > 0 and not log_empty(core.arena, log):
         if log.held == 0:
             budget[0] -= 16
-            log_forget_chunk(core.arena, log)
+            log_drop_last_chunk(core.arena, log)
             continue
         budget[0] -= 1
         last = trailer_to_reclaim(core, log)

@@ -29,8 +29,6 @@ cdef class StateCore:
     cdef readonly uint64_t rollbacks
     cdef uint32_t inside                 # calls in progress: more than one only from finalisers of objects
     cdef bint is_ending                  # `after_close` is at work
-    cdef uint32_t holds
-    cdef bint collects                   # whether collections were enabled before `hold`
     # For undoing, which makes no objects: a collection could run finalisers that see what is half undone.
     cdef list dropped                    # objects that end when the call is over
     cdef int enter(self) except -1

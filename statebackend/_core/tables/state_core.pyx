@@ -23,6 +23,7 @@ from statebackend._core.tables.cow_map cimport (
     FREE_SLOT, LAST_VERSION, RETIRED_RUN, VALUE_FIXED, BucketTable, CowMap, Directory, Entry, Journal, Segment, Table,
     count_records, drain, entry_at, first_of_run, forget_moves, map_clear_storage, payload_drop, payload_of,
     segment_for_writing, undo_log, wait_for_others)
+from statebackend._core.memory.collecting cimport go_on_collecting, stop_collecting
 from statebackend._core.memory.journal cimport Log, LogChunk, chunk_data, log_append, log_clear
 from statebackend._core.tables.invariants cimport check_logs
 from statebackend._core.tables.namespaces cimport new_namespaces
@@ -32,8 +33,6 @@ from statebackend.errors import ClosedError, MemoryLimitError, UsageError
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
-    bint PyGC_Disable()
-    bint PyGC_Enable()
 
 _snapshot_view = None                    # the module, which imports this one
 
@@ -147,15 +146,11 @@ cdef class StateCore:
     cdef int hold(self) except -1:
         """Until `let_go`, only calls of this thread change anything: collections, which run finalisers, wait."""
         self.occupy()
-        if self.holds == 0:
-            self.collects = PyGC_Disable()
-        self.holds += 1
+        stop_collecting()
         return 0
 
     cdef void let_go(self) noexcept:
-        self.holds -= 1
-        if self.holds == 0 and self.collects:
-            PyGC_Enable()
+        go_on_collecting()
         self.vacate()
 
     cdef int end_dropped(self) except -1:
