@@ -80,7 +80,7 @@ class _Collections:
         self._lock, self._stops = threading.RLock(), 0
 
 
-#: The compiled core, once it is there, counts for all: `_core.memory.collecting`.
+#: The compiled core counts for all, once backends are there: `_core.memory.collecting`.
 COLLECTIONS = _Collections()
 os.register_at_fork(after_in_child=COLLECTIONS.forked)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import statebackend as sb
+from statebackend._core.memory.arena import is_checked_build
 from statebackend.state import StateTtlConfig
 
 KEYS, SPACES = (1, 2, 3, 77), (sb.VOID, "w", "z")
@@ -283,6 +284,8 @@ def test_an_operation_is_for_what_was_current_when_it_began(
 ) -> None:
     if backend.name == "reference":
         pytest.skip("the others are compared with it")
+    if is_checked_build() and form == "object" and marked:
+        pytest.skip("the checked build takes a copy that uses the backend for an overlap of calls")
     reference = sb.create_backend("reference")
     for does in DOES:
         options = (kind, form, operation, does, marked, expires)

@@ -11,8 +11,6 @@ if two had a count each, one would let collections go on while the other one is 
 
 import os
 
-from statebackend.state import COLLECTIONS
-
 cdef extern from "Python.h":
     bint PyGC_Disable()
     bint PyGC_Enable()
@@ -56,4 +54,3 @@ def _forked():
 
 
 os.register_at_fork(after_in_child=_forked)
-COLLECTIONS.count_with(stop, go_on)

@@ -200,6 +200,9 @@ cdef class Database:
             return
         self.is_closing = True
         self.drop_iterators(NULL)
+        while self.calls:                # other threads let go of theirs
+            with nogil:
+                usleep(100)
         while family != NULL:
             if family.handle != NULL:
                 api.column_family_handle_destroy(family.handle)
@@ -253,9 +256,11 @@ cdef class Database:
             link.next.previous = link.previous
         link.is_linked = False
         link.iterator = NULL
+        self.calls += 1                  # it uses the database until it is gone
         with nogil:
             api.iter_destroy(iterator)
             api.readoptions_destroy(link.options)
+        self.calls -= 1
         link.options = NULL
         live.iterators -= 1
 
