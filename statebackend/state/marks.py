@@ -80,7 +80,7 @@ class _Collections:
         self._lock, self._stops = threading.RLock(), 0
 
 
-#: The compiled core counts for all, once backends are there: `_core.memory.collecting`.
+#: The compiled core counts for all, once a backend on it is there: `columns.one_count`.
 COLLECTIONS = _Collections()
 os.register_at_fork(after_in_child=COLLECTIONS.forked)
 

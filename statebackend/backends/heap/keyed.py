@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+import statebackend.columns.one_count  # noqa: F401 - counts from then on
 from statebackend._core.handles.key_context import KeyContext
 from statebackend._core.snapshots.changes import count_changes
 from statebackend._core.tables.state_core import StateCore
