@@ -133,6 +133,11 @@ class Rows:
     def _numbers(self) -> NDArray[np.int64] | None:
         return None if self.namespaces is None else self.namespaces.numbers
 
+    def namespace_of_each(self) -> list[bytes] | None:
+        """The encoded namespace of each row; None if all are in the current one."""
+        spaces = self.namespaces
+        return None if spaces is None else [spaces.distinct[number] for number in spaces.numbers.tolist()]
+
     def visited(self, rows: list[int] | None = None) -> Iterator[None]:
         """Make each row's key, namespace and time current, in order; of some rows, or of all."""
         backend, keys = self._backend, list(self.keys)

@@ -45,9 +45,7 @@ class Changed(NamedTuple):
 
 def _add_in_turn(state: Any, rows: Any, values: list[Any], are_copies: bool) -> None:
     """`add` each value of a vectorised call, with its key, namespace and time current."""
-    spaces = rows.namespaces
-    of_rows = None if spaces is None else [spaces.distinct[number] for number in spaces.numbers.tolist()]
-    state._add_in_turn(list(rows.keys), of_rows, rows.times, values, are_copies)
+    state._add_in_turn(list(rows.keys), rows.namespace_of_each(), rows.times, values, are_copies)
 
 
 class FoldingColumns(FoldingState):

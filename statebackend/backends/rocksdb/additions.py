@@ -176,11 +176,16 @@ class AddingColumns(SingleColumns):
         order, numbers = order_and_places(*places)
         distinct = picked(*places, order)
         stored = self._store.get_many(self.table, *distinct)
-        spaces = rows.namespaces
-        of_rows = None if spaces is None else [spaces.distinct[number] for number in spaces.numbers.tolist()]
         declared = None if self.descriptor.kind == "folding" else self.descriptor.type
         self._add_in_order(
-            rows.keys.canonical, of_rows, rows.times, values, is_decoded(declared), numbers, distinct, stored
+            rows.keys.canonical,
+            rows.namespace_of_each(),
+            rows.times,
+            values,
+            is_decoded(declared),
+            numbers,
+            distinct,
+            stored,
         )
 
     def _added(
