@@ -30,12 +30,13 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 # What runs under sanitizers: the compiled code's own tests, and those of every state.
 SANITIZED ?= tests/core tests/heap tests/rocksdb tests/contract
 
-.PHONY: help demo test debug asan ubsan bench docs lint format clean
+.PHONY: help demo test debug nightly asan ubsan bench docs lint format clean
 
 help:
 	@echo 'make demo   build, then run a streaming query with state, killed and restarted on the way; BACKEND=rocksdb, MODE=executors'
-	@echo 'make test   release build, whole test suite'
-	@echo 'make debug  checked build (bounds checks, invariants, live counters), whole test suite'
+	@echo 'make test   release build, the test suite'
+	@echo 'make debug  checked build (bounds checks, invariants, live counters), the test suite'
+	@echo 'make nightly  checked build, the test suite with all cases of each test, and the stress tests: hours'
 	@echo 'make asan   checked build under AddressSanitizer, tests of the core and of the states; ubsan: undefined behaviour'
 	@echo 'make bench  benchmarks, with the peers in the same run'
 	@echo 'make docs   HTML pages in build/docs'
@@ -66,9 +67,9 @@ $(STAMP).%: $(CREATED) $(SETTINGS)
 # find. (Set for a verb, these hold for its prerequisites too: the install already builds the right one.)
 demo test bench: export STATEBACKEND_DEBUG := 0
 demo test bench: export STATEBACKEND_BUILD := release
-debug: export STATEBACKEND_DEBUG := 1
-debug: export STATEBACKEND_BUILD := checked
-debug: export PYTHONDEVMODE := 1
+debug nightly: export STATEBACKEND_DEBUG := 1
+debug nightly: export STATEBACKEND_BUILD := checked
+debug nightly: export PYTHONDEVMODE := 1
 
 demo: $(STAMP).spark
 	@scripts/check_java.sh
@@ -82,6 +83,10 @@ test: $(STAMP).test+spark
 debug: $(STAMP).test+spark
 	@$(BUILD)
 	@$(PYTEST) $(PYTEST_ARGS)
+
+nightly: $(STAMP).test+spark
+	@$(BUILD)
+	@$(PYTEST) --stress $(PYTEST_ARGS)
 
 # Sanitizers. The package is built as a whole into a folder of its own, so the modules next to the sources stay what they
 # are. PYTHONSAFEPATH keeps those out of the tests' subprocesses (from Python 3.11 on). Without PYTHONMALLOC a sanitizer

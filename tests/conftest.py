@@ -1,13 +1,15 @@
 """What every test gets: profiles, seeds, and the check that nothing of the core stays alive.
 
-Options: ``--stress`` runs the tests marked ``stress`` too and draws a new seed; ``--seed N`` repeats a run;
-``--kills N`` says how often the long run kills a query.
+Options: ``--stress`` runs the tests marked ``stress`` and all cases of the others (see `chosen_cases`), and draws a new
+seed; ``--seed N`` repeats a run; ``--day`` repeats the choice of cases of another day; ``--kills N`` says how often the
+long run kills a query.
 The environment variable ``STATEBACKEND_BUILD`` (``release`` or ``checked``, set by the Makefile) says which
 build must be found, so that a suite meant for one can never pass on the other.
 """
 
 from __future__ import annotations
 
+import datetime
 import gc
 import importlib
 import os
@@ -19,6 +21,7 @@ from types import ModuleType
 import hypothesis
 import numpy as np
 import pytest
+from chosen_cases import chosen_cases
 from left_alive import left_alive
 
 # ------------------------------------------------------------------------------------------- randomness
@@ -39,8 +42,15 @@ DEFAULT_SEED = 20_240_101
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("statebackend")
-    group.addoption("--stress", action="store_true", help="run the tests marked 'stress' too, on a new seed")
+    group.addoption(
+        "--stress", action="store_true", help="run all cases and the tests marked 'stress', on a new seed"
+    )
     group.addoption("--kills", type=int, default=200, help="of real queries, in the long run (%(default)s)")
+    group.addoption(
+        "--day",
+        default=datetime.date.today().isoformat(),
+        help="chooses the cases of tests with many of them (%(default)s)",
+    )
     group.addoption("--seed", type=int, default=None, help="seed of the fixtures rng and np_rng")
 
 
@@ -55,15 +65,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"statebackend: {core_build()} build, seed {config.option.seed}"
+    return (
+        f"statebackend: {core_build()} build, seed {config.option.seed}, cases of --day {config.option.day}"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("stress"):
-        skip = pytest.mark.skip(reason="a long run: only with --stress")
-        for item in items:
-            if "stress" in item.keywords:
-                item.add_marker(skip)
+    if config.getoption("stress"):
+        return
+    chosen = chosen_cases([item for item in items if "stress" not in item.keywords], config.option.day)
+    deselected = [item for item in items if item not in chosen]
+    items[:] = [item for item in items if item in chosen]
+    config.hook.pytest_deselected(items=deselected)
 
 
 def pytest_collection_finish() -> None:
@@ -82,6 +95,12 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 def np_rng(rng: random.Random) -> np.random.Generator:
     """The same for numpy."""
     return np.random.default_rng(rng.getrandbits(64))
+
+
+@pytest.fixture
+def day_rng(request: pytest.FixtureRequest) -> random.Random:
+    """A generator seeded by ``--day`` and the name of the test: it chooses the cases of a run without ``--stress``."""
+    return random.Random(f"{request.config.option.day}:{request.node.nodeid}")
 
 
 # ------------------------------------------------------------------------------------------- live objects

@@ -20,6 +20,8 @@ from statebackend.checkpoint.keyed import rewriting_rules
 from statebackend.checkpoint.keyed import snapshot_files as writing
 from statebackend.keys import VOID
 
+pytestmark = pytest.mark.checked
+
 KEY_TYPES = {"int": int, "str": str, "row": "struct<a:int,b:string>"}
 
 
@@ -40,6 +42,7 @@ def restored(
         return contents(keyed, names)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("key_type", KEY_TYPES.values(), ids=KEY_TYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_chain_of_checkpoints_restores_into_every_backend(

@@ -11,6 +11,8 @@ from all_backends import BACKENDS
 
 import statebackend as sb
 
+pytestmark = pytest.mark.checked
+
 ROWS = 80_000
 SMALL = sb.ValueStateDescriptor("small", int)
 LARGE: dict[str, Any] = {

@@ -15,6 +15,8 @@ from statebackend.checkpoint.keyed.merged_deltas import merged
 from statebackend.checkpoint.keyed.merged_rows import applied
 from statebackend.checkpoint.keyed.rows import RANK
 
+pytestmark = pytest.mark.checked
+
 OPS = {
     "value": [Op.PUT, Op.PUT, Op.REMOVE],
     "map": [Op.PUT, Op.PUT, Op.PUT, Op.REMOVE, Op.CLEAR],

@@ -15,6 +15,8 @@ from statebackend.backends.rocksdb import load_rows
 from statebackend.checkpoint.format import GroupedBatch, Op
 from statebackend.keys import TimeWindow, range_for
 
+pytestmark = pytest.mark.checked
+
 GROUPS = 8
 NAMESPACES: list[Any] = [sb.VOID, sb.VOID, "text", TimeWindow(0, 60)]
 

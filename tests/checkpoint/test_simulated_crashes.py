@@ -72,6 +72,7 @@ def test_the_story_uses_every_call() -> None:
     assert len(STORY) > 200
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("policy", ["kept", "lost", "mixed"])
 def test_killed_before_every_call(policy: str) -> None:
     for at in range(len(STORY)):
@@ -112,6 +113,7 @@ def test_killed_twice(rng) -> None:  # type: ignore[no-untyped-def]
 ANSWERS = ["fail", "lie", errno.ENOSPC]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("answer", ANSWERS, ids=str)
 @pytest.mark.parametrize("policy", ["kept", "lost"])
 def test_every_call_fails_once(answer: object, policy: str) -> None:

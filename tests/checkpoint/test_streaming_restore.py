@@ -13,6 +13,8 @@ from all_backends import BACKENDS
 
 import statebackend as sb
 
+pytestmark = pytest.mark.checked
+
 COUNT = sb.ValueStateDescriptor("count", int)
 TAGS = sb.ListStateDescriptor("tags", str)
 

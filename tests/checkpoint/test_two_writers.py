@@ -90,6 +90,7 @@ def on_server(where: tuple[str, dict[str, str]], folder: str) -> Callable[[], Pl
     return new_place
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("kind", ["POSIX", *SERVERS])
 def test_one_wins_on_a_real_store(

@@ -168,6 +168,7 @@ CELLS = [
 
 
 @pytest.mark.skipif(is_checked_build(), reason="the checked build checks in proportion to what is there")
+@pytest.mark.sampled(50)
 @pytest.mark.parametrize(("kind", "grown"), CELLS)
 def test_no_call_becomes_dearer(kind: str, grown: Growth) -> None:
     failing: dict[str, dict[str, float]] = {}

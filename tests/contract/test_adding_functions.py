@@ -20,6 +20,8 @@ from statebackend.backends.rocksdb import additions as on_rocksdb
 from statebackend.state import StateTtlConfig
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 Function = Callable[[Any, Any, Any], None]
 KEYS = 12
 Ways = Callable[[], Iterator[None]]

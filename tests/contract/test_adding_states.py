@@ -20,6 +20,8 @@ from statebackend.state import (
     ReducingStateDescriptor,
 )
 
+pytestmark = pytest.mark.checked
+
 NAN, INF = float("nan"), float("inf")
 
 DESCRIPTORS = [

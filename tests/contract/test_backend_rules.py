@@ -37,6 +37,8 @@ from statebackend.state.clocks import SystemClock
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 #: One call of every scalar method of the handles, by kind.

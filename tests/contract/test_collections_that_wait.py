@@ -13,6 +13,8 @@ from statebackend._core.memory import collecting
 from statebackend.backends import create_backend
 from statebackend.state import ValueStateDescriptor, undisturbed
 
+pytestmark = pytest.mark.checked
+
 
 def test_collections_go_on_after_methods_of_several_threads() -> None:
     ends = time.monotonic() + 0.5

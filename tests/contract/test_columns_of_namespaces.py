@@ -33,6 +33,8 @@ from statebackend.state import (
 )
 from statebackend.state.value_columns import to_arrow
 
+pytestmark = pytest.mark.checked
+
 NAMESPACES: list[Any] = [VOID, 7, "text", b"bytes", TimeWindow(0, 60), TimeWindow(0, 120), ("session", 7)]
 WINDOWS: list[Any] = [TimeWindow(start, start + 60) for start in (0, 60, 120)]
 

@@ -17,6 +17,8 @@ from statebackend import types as t
 from statebackend.state import KeyedStateBackend, StateDescriptor, StateTtlConfig
 from statebackend.state.value_columns import to_arrow
 
+pytestmark = pytest.mark.checked
+
 TTL = 100
 Update = StateTtlConfig.UpdateType
 Visibility = StateTtlConfig.StateVisibility

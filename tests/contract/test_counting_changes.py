@@ -12,6 +12,8 @@ import statebackend as sb
 from statebackend.state import KeyedStateBackend
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 
 def states(keyed: KeyedStateBackend) -> dict[str, Any]:
     return {

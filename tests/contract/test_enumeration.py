@@ -18,6 +18,8 @@ from statebackend.state import (
     ValueStateDescriptor,
 )
 
+pytestmark = pytest.mark.checked
+
 
 @pytest.fixture
 def filled(keyed: KeyedStateBackend) -> KeyedStateBackend:

@@ -22,7 +22,7 @@ from statebackend.state import ListStateDescriptor, MapStateDescriptor, ValueSta
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
+pytestmark = [pytest.mark.checked, pytest.mark.usefixtures("no_fsync")]
 
 TTL = 100
 MAX_PARALLELISM = 4

@@ -16,6 +16,8 @@ from statebackend.operator_state import OperatorStateBackend
 from statebackend.state import StateBackend
 from statebackend.testing import Harness
 
+pytestmark = pytest.mark.checked
+
 
 def average_of(harness: Harness, rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return [out for row in rows for out in harness.process_element(row[0], row)]

@@ -10,6 +10,8 @@ import pytest
 from statebackend.errors import SerializationError, SerializationTypeError
 from statebackend.state import KeyedListState, KeyedStateBackend, ListStateDescriptor
 
+pytestmark = pytest.mark.checked
+
 
 @pytest.fixture
 def state(keyed: KeyedStateBackend) -> KeyedListState:

@@ -13,6 +13,8 @@ from type_samples import Backwards
 from statebackend.errors import SerializationTypeError
 from statebackend.state import KeyedStateBackend, MapState, MapStateDescriptor, StateBackend
 
+pytestmark = pytest.mark.checked
+
 
 @pytest.fixture
 def state(keyed: KeyedStateBackend) -> MapState:

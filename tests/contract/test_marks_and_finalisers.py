@@ -21,6 +21,8 @@ from statebackend import CheckpointStore, OperatorStateBackend
 from statebackend.errors import UsageError
 from statebackend.state import KeyedStateBackend, ListStateDescriptor, ValueStateDescriptor
 
+pytestmark = pytest.mark.checked
+
 #: So many collections in one of the calls are tried as the one that runs the finaliser.
 PLACES = 40
 #: Marks that the finaliser uses, oldest first.

@@ -22,6 +22,8 @@ from statebackend.state import (
     ValueStateDescriptor,
 )
 
+pytestmark = pytest.mark.checked
+
 NAMESPACES = [
     VOID,
     0,

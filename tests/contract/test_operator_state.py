@@ -28,6 +28,8 @@ from statebackend.state import (
 )
 from statebackend.state.ttl import StateTtlConfig
 
+pytestmark = pytest.mark.checked
+
 
 @pytest.fixture
 def operator(backend: StateBackend) -> Iterator[OperatorStateBackend]:

@@ -40,6 +40,8 @@ from statebackend.state import (
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 OTHERS = [name for name in backend_params() if name != "reference"] or ["reference"]
 
 SMALL = st.integers(-3, 3)

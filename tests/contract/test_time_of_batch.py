@@ -9,6 +9,8 @@ import statebackend as sb
 from statebackend.state import StateBackend
 from statebackend.types import LONG
 
+pytestmark = pytest.mark.checked
+
 TTL = 100
 
 

@@ -15,6 +15,8 @@ import statebackend as sb
 from statebackend.backends import create_backend
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 TTL = 100
 KINDS: dict[str, Any] = {
     "value": lambda: sb.ValueStateDescriptor("s", int),

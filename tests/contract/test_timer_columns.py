@@ -12,6 +12,8 @@ import pytest
 import statebackend as sb
 from statebackend.keys import TimeWindow, encode_namespace
 
+pytestmark = pytest.mark.checked
+
 NAMESPACES: list[Any] = [sb.VOID, 7, "text", b"bytes", TimeWindow(0, 60), ("session", 7)]
 
 

@@ -17,6 +17,8 @@ from statebackend.state import KeyedStateBackend, StateBackend, ValueStateDescri
 from statebackend.state.timers import TimerRow
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 domains = pytest.mark.parametrize("domain", ["event", "processing"])
 
 

@@ -23,6 +23,8 @@ from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
 from statebackend.types import PICKLE
 
+pytestmark = pytest.mark.checked
+
 ON_READ = StateTtlConfig.UpdateType.OnReadAndWrite
 SHOW = StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
 TTL = 100

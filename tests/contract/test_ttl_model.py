@@ -34,7 +34,7 @@ from statebackend.testing import ManualClock
 #: What removes nothing but what a read finds, as these backends have no compaction filter.
 EXACT = ("off", "rocksdb")
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
+pytestmark = [pytest.mark.checked, pytest.mark.usefixtures("no_fsync")]
 
 KEYS = [f"k{number}" * (1 + number % 3) for number in range(9)]
 MAP_KEYS = ["", "a", "b", "é" * 20]

@@ -33,7 +33,7 @@ from statebackend.state.ttl import MAX_TIMESTAMP, StateTtlConfig
 from statebackend.testing import ManualClock
 from statebackend.types import LONG
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
+pytestmark = [pytest.mark.checked, pytest.mark.usefixtures("no_fsync")]
 
 
 def run_steps(

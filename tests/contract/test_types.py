@@ -21,6 +21,8 @@ from statebackend.state import (
     ValueStateDescriptor,
 )
 
+pytestmark = pytest.mark.checked
+
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 

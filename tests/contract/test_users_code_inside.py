@@ -15,6 +15,8 @@ import statebackend as sb
 from statebackend._core.memory.arena import is_checked_build
 from statebackend.state import StateTtlConfig
 
+pytestmark = pytest.mark.checked
+
 KEYS, SPACES = (1, 2, 3, 77), (sb.VOID, "w", "z")
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from statebackend.state import KeyedStateBackend, ValueStateDescriptor
 
+pytestmark = pytest.mark.checked
+
 
 def test_absent_and_present(keyed: KeyedStateBackend) -> None:
     state = keyed.get_value_state(ValueStateDescriptor("s", int))

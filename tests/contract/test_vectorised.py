@@ -30,6 +30,8 @@ from statebackend.state import (
 from statebackend.state.value_columns import to_arrow, to_values
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 Rows = list[tuple[Any, ...]]
 
 

@@ -30,6 +30,8 @@ from statebackend.state.ttl import StateTtlConfig
 from statebackend.state.value_columns import to_arrow
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 Update = StateTtlConfig.UpdateType
 Visibility = StateTtlConfig.StateVisibility
 

@@ -21,6 +21,8 @@ from statebackend.state import (
 )
 from statebackend.state.value_columns import check_values, to_values
 
+pytestmark = pytest.mark.checked
+
 
 def raw(arrow: pa.DataType, *buffers: bytes) -> pa.Array:
     return pa.Array.from_buffers(arrow, 2, [None, *map(pa.py_buffer, buffers)])

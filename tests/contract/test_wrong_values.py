@@ -24,6 +24,8 @@ from statebackend.state import (
 )
 from statebackend.types.serializers import serializer_for
 
+pytestmark = pytest.mark.checked
+
 OBJECTS = [value for value in WRONG if value is not None]
 OBJECTS += [[value] for value in WRONG] + [(value, value) for value in WRONG]
 

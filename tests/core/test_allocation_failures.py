@@ -24,6 +24,8 @@ from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import ClosedError, MemoryLimitError
 
+pytestmark = pytest.mark.checked
+
 CONDITIONS = ["plain", "mark", "snapshot", "snapshot in mark", "mark in snapshot"]
 #: Entries: none, few, just before doubling (the next insert opens the second table), amid a rehash.
 SIZES = [0, 3, 4, 6, 13, 28]

@@ -21,6 +21,8 @@ from statebackend._core.tables.state_core import Mark, StateCore
 from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
 
+pytestmark = pytest.mark.checked
+
 checked_build = pytest.mark.skipif(not is_checked_build(), reason="only the checked build detects an overlap")
 
 

@@ -23,6 +23,8 @@ from statebackend.state import named_aggregate, named_reduction
 from statebackend.state.ttl import expired
 from statebackend.types.serializers import serializer_for
 
+pytestmark = pytest.mark.checked
+
 THREADS = [1, 3]
 
 

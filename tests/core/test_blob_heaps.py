@@ -10,6 +10,8 @@ from statebackend._core.batches import kernels
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 
+pytestmark = pytest.mark.checked
+
 ROWS = 20_000
 Runs = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]
 

@@ -16,6 +16,8 @@ from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 
+pytestmark = pytest.mark.checked
+
 ROWS = 5_000  # enough for a batch to be sorted by key group, which is when bytes are overwritten in place
 KEYS = 2_000
 LAYOUTS = [

@@ -16,6 +16,8 @@ from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import UsageError
 
+pytestmark = pytest.mark.checked
+
 
 def keys_in(rows, is_blob):
     columns = rows.keys()

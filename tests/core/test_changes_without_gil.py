@@ -16,6 +16,8 @@ from statebackend._core.snapshots.changes import changed_entries, count_changes
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 
+pytestmark = pytest.mark.checked
+
 N = 100_000
 #: Enough that a call takes longer than the system lets another thread wait for a processor.
 MANY = 500_000

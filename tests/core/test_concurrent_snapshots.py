@@ -26,6 +26,8 @@ from statebackend._core.snapshots.snapshot_view import SnapshotView
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 
+pytestmark = pytest.mark.checked
+
 KINDS = ["long", "bytes", "object", "list", "byte list"]
 GROUPS = 8
 ABSENT = -1

@@ -15,6 +15,8 @@ from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import UsageError
 
+pytestmark = pytest.mark.checked
+
 
 class Watched:
     """What a table held when a mark was opened, and which keys were written since."""

@@ -19,6 +19,8 @@ from twin.implementations import (
     visited,
 )
 
+pytestmark = pytest.mark.checked
+
 WRITES = {
     "put": lambda table, key: table.put(key, -1),
     "put_and_get_old": lambda table, key: table.put_and_get_old(key, -1),

@@ -12,6 +12,8 @@ import pytest
 from statebackend._core.crc32c import crc32c, implementation
 from statebackend.errors import UsageError
 
+pytestmark = pytest.mark.checked
+
 
 def reference(data: bytes, value: int = 0) -> int:
     crc = value ^ 0xFFFFFFFF

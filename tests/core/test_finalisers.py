@@ -24,6 +24,8 @@ from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import UsageError
 
+pytestmark = pytest.mark.checked
+
 WIDE = 2_000  # bytes: a thousand entries fill an extent
 
 

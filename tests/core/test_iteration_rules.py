@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from twin.implementations import MapRules
 
+pytestmark = pytest.mark.checked
+
 CHANGES = {
     "insert": lambda core, table: table.put(100, 100),
     "remove": lambda core, table: table.remove(5),

@@ -22,6 +22,8 @@ from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import KeyGroupError, UsageError
 
+pytestmark = pytest.mark.checked
+
 SHORT, LONG = 300, 6_000  # below and above the size from which batches are sorted by key group
 CHUNK = 1 << 21
 THREADS = (1, 2, 3, 8)

@@ -13,6 +13,8 @@ from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import ClosedError, UsageError
 
+pytestmark = pytest.mark.checked
+
 
 def test_a_view_released_while_another_thread_reads_it_stays_whole_until_that_is_done():
     core = StateCore()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from twin.implementations import COMPILED, reclaim, view_contents
 
+pytestmark = pytest.mark.checked
+
 
 class TestLists:
     """Only the compiled map has lists."""

@@ -8,6 +8,8 @@ from statebackend._core.memory import arena
 from statebackend._core.tables.map_table import MapTable
 from statebackend._core.tables.state_core import StateCore
 
+pytestmark = pytest.mark.checked
+
 MAKE_KEY = {"int": lambda n: n * 7919, "bytes": lambda n: b"key-%d" % n}
 MAKE_VALUE = {
     "long": lambda r: r.choice((None, r.randrange(1 << 40))),

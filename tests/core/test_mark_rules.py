@@ -9,6 +9,8 @@ from twin.implementations import ORDERS, MapRules, contents, copies, reclaim, sl
 
 from statebackend.errors import UsageError
 
+pytestmark = pytest.mark.checked
+
 
 class TestMarks(MapRules):
     def test_rollback_undoes_inserts_writes_removals_and_timestamps(self):

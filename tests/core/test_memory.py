@@ -18,6 +18,8 @@ from statebackend._core.memory.arena import extents_kept
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 
+pytestmark = pytest.mark.checked
+
 EXTENT = 2 << 20
 
 

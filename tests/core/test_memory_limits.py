@@ -15,6 +15,8 @@ from statebackend.backends.heap import HeapBackend
 from statebackend.errors import MemoryLimitError
 from statebackend.state import ValueStateDescriptor
 
+pytestmark = pytest.mark.checked
+
 EXTENT = 2 << 20
 
 

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.checked
+
 
 def run_apart(program):
     """Run a program that may crash in an interpreter of its own; how it ended, and what it printed."""

@@ -19,6 +19,8 @@ from map_model import THINGS, Layout, MapModel
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 
+pytestmark = pytest.mark.checked
+
 KINDS = ["long", "int", "short", "byte", "double", "float", "bool", "bytes", "object", "copied"]
 WIDTHS = [1, 2, 5, 8, 16, 63, 64, 200]
 ELEMENTS = ["long", "int", "short", "byte", "double", "float", "bool", "bytes", "object", 3, 24, 200]

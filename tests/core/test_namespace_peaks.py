@@ -9,6 +9,8 @@ import pytest
 from statebackend._core.memory.arena import fail_allocation
 from statebackend._core.tables.state_core import StateCore
 
+pytestmark = pytest.mark.checked
+
 PEAK = 20_000
 
 

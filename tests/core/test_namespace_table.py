@@ -7,6 +7,8 @@ from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import ClosedError
 
+pytestmark = pytest.mark.checked
+
 
 @pytest.fixture
 def core():

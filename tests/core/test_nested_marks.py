@@ -11,6 +11,8 @@ from statebackend._core.snapshots.changes import count_changes
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 
+pytestmark = pytest.mark.checked
+
 
 def table_of(core: StateCore, value: Any = "long") -> StateTable:
     return StateTable(core, key="int", value=value, max_parallelism=4)

@@ -7,6 +7,8 @@ import copy
 import pytest
 from twin.implementations import MapRules, contents, slots, view_contents
 
+pytestmark = pytest.mark.checked
+
 
 class TestObjects(MapRules):
     def objects(self, *keys):

@@ -10,6 +10,8 @@ from twin.implementations import contents, implementation, reclaim, slots, view_
 
 __all__ = ["implementation"]
 
+pytestmark = pytest.mark.checked
+
 
 def open_everything(implementation, **options):
     """A table with snapshots and marks in between, each with the state that it must show."""

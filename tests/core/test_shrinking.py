@@ -15,6 +15,8 @@ from statebackend._core.memory.arena import fail_allocation
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 
+pytestmark = pytest.mark.checked
+
 
 def settle(core: StateCore) -> None:
     while core.advance(1 << 20):

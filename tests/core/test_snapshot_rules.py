@@ -19,6 +19,8 @@ from twin.implementations import (
 
 from statebackend.errors import ClosedError, UsageError
 
+pytestmark = pytest.mark.checked
+
 
 class TestSnapshots(MapRules):
     @pytest.mark.parametrize("key", ["int", "bytes"])

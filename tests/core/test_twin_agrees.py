@@ -12,6 +12,8 @@ import random
 import pytest
 from twin.implementations import COMPILED, TWIN, reclaim, view_contents
 
+pytestmark = pytest.mark.checked
+
 VALUES = {
     "long": lambda r: r.randrange(-(2**63), 2**63),
     "bytes": lambda r: r.randbytes(r.choice((0, 1, 30, 400))),

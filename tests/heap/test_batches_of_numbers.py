@@ -13,6 +13,8 @@ import pytest
 
 import statebackend as sb
 
+pytestmark = pytest.mark.checked
+
 DTYPES = {"bigint": np.int64, "int": np.int32, "double": np.float64, "float": np.float32}
 LIMITS = {"bigint": 2**63 - 1, "int": 2**31 - 1}
 

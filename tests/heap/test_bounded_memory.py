@@ -10,6 +10,8 @@ import pytest
 import statebackend as sb
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 MINUTE, HOUR = 60_000, 3_600_000
 
 #: Keys that come in a minute, and minutes from one checkpoint to the next.

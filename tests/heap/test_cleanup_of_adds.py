@@ -13,6 +13,8 @@ import statebackend as sb
 from statebackend.state import StateTtlConfig
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 LONG, DATE = sb.types.LONG, sb.types.DATE
 SIZE = 2
 

@@ -14,6 +14,8 @@ from statebackend.state import ListStateDescriptor, ValueStateDescriptor
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 HOUR = 3_600_000
 KEYS = 50
 ABSENT = 1_000

@@ -20,6 +20,8 @@ from statebackend.errors import SerializationError, SerializationTypeError
 from statebackend.state.value_columns import check_values, to_arrow, to_values
 from statebackend.types.serializers import serializer_for
 
+pytestmark = pytest.mark.checked
+
 UTC = datetime.timezone.utc
 
 

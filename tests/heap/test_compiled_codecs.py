@@ -29,6 +29,8 @@ from statebackend.state.value_columns import to_arrow
 from statebackend.types import of
 from statebackend.types.serializers import RecordSerializer, serializer_for
 
+pytestmark = pytest.mark.checked
+
 UTC_NOON = datetime.datetime(2024, 7, 1, 12, tzinfo=UTC)
 TYPES = sb.types
 

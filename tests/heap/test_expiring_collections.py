@@ -12,6 +12,8 @@ import pytest
 import statebackend as sb
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 SMALL, LARGE = 300, 30_000
 IDLE = {"cleanup_idle": True, "cleanup_in_background": False}
 OFF = {"cleanup_in_background": False}

@@ -24,6 +24,8 @@ from statebackend.state import (
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 NAMESPACES = [VOID, "n", 7]
 FOREVER = 1 << 50
 LONG = 3_600  # characters: a few hundred strings fill an extent

@@ -32,6 +32,8 @@ from statebackend.state import (
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 PICKLE = t.PICKLE
 released_build_only = pytest.mark.skipif(
     arena.is_checked_build(), reason="the checked build refuses calls from inside a call"

@@ -28,6 +28,8 @@ from statebackend.state import (
 )
 from statebackend.state.ttl import StateTtlConfig
 
+pytestmark = pytest.mark.checked
+
 #: A run by default, and the full size.
 SIZES = [3_000, pytest.param(1_000_000, marks=pytest.mark.stress)]
 LARGE = [20_000, pytest.param(1_000_000, marks=pytest.mark.stress)]

@@ -22,6 +22,8 @@ from statebackend.columns.codec_choice import key_codec
 from statebackend.errors import KeyGroupError, SerializationError
 from statebackend.keys import key_encoder
 
+pytestmark = pytest.mark.checked
+
 looking_ahead_only = pytest.mark.skipif(not looks_ahead(), reason="this build does not look ahead")
 #: With the allocator of the C library, as sanitizers want it, objects do not lie beside one another.
 pythons_allocator_only = pytest.mark.skipif(

@@ -25,6 +25,8 @@ from statebackend._core.handles.look_ahead import (
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
 
+pytestmark = pytest.mark.checked
+
 looking_ahead_only = pytest.mark.skipif(not looks_ahead(), reason="this build does not look ahead")
 
 EDGES = [0, 1, -1, 2**30, -(2**30), 2**60, -(2**60), 2**62 + 7, 2**63 - 1, -(2**63), -(2**63) + 1]

@@ -13,6 +13,8 @@ from statebackend.backends.heap import HeapBackend
 from statebackend.keys import VOID, TimeWindow, encode_namespace
 from statebackend.state import ValueStateDescriptor
 
+pytestmark = pytest.mark.checked
+
 
 @pytest.fixture
 def keyed() -> Iterator[Any]:

@@ -29,6 +29,8 @@ from statebackend.state import ValueStateDescriptor
 from statebackend.state.value_columns import check_values, to_arrow, to_values
 from statebackend.types.serializers import serializer_for
 
+pytestmark = pytest.mark.checked
+
 Runs = tuple[Any, Any]
 
 

@@ -11,6 +11,8 @@ from type_samples import Backwards
 import statebackend as sb
 from statebackend.state import KeyedStateBackend
 
+pytestmark = pytest.mark.checked
+
 PICKLE = sb.types.PICKLE
 
 

@@ -17,6 +17,8 @@ from statebackend.backends.heap import load_rows
 from statebackend.columns import stored_columns
 from statebackend.keys import encoders
 
+pytestmark = pytest.mark.checked
+
 
 @pytest.fixture(autouse=True)
 def no_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from statebackend.state import ListStateDescriptor, MapStateDescriptor, ValueSta
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 HOUR = 3_600_000
 N = [2_000, pytest.param(1_000_000, marks=pytest.mark.stress)]
 

@@ -18,6 +18,8 @@ from statebackend.keys import VOID, TimeWindow
 from statebackend.state import ValueStateDescriptor
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 #: Key, namespace, time.
 Row = tuple[Any, bytes, int]
 

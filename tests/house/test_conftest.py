@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -104,9 +105,45 @@ def test_random_numbers_repeat_and_a_failure_says_how(tmp_path: Path) -> None:
     assert "--seed 1'" in runs[0]
 
 
-@pytest.mark.parametrize(("options", "summary"), [((), "1 skipped"), (("--stress",), "1 passed")])
+@pytest.mark.parametrize(("options", "summary"), [((), "1 deselected"), (("--stress",), "1 passed")])
 def test_long_runs_wait_to_be_asked_for(tmp_path: Path, options: tuple[str, ...], summary: str) -> None:
     assert summary in run_suite(tmp_path, "@pytest.mark.stress\ndef test_long(): pass\n", *options)
+
+
+MANY_CASES = """
+@pytest.mark.parametrize("a", range(5))
+@pytest.mark.parametrize("b", range(4))
+@pytest.mark.parametrize("c", range(3))
+def test_many(a, b, c): print(f"case {a}{b}{c}.")
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("d", range(9))
+def test_some(d): print(f"some {d}.")
+
+@pytest.mark.sampled(1, of="both")
+def test_one(): print("some one.")
+
+@pytest.mark.sampled(1, of="both")
+def test_other(): print("some other.")
+"""
+
+
+def cases_of(folder: Path, *options: str) -> tuple[set[str], set[str]]:
+    out = run_suite(folder, MANY_CASES, "-s", *options)
+    return set(re.findall(r"case (\d+)", out)), set(re.findall(r"some (\w+)", out))
+
+
+def test_a_run_has_every_pair_of_values_and_samples_of_the_day(tmp_path: Path) -> None:
+    days = [cases_of(tmp_path, "--day", day) for day in ("one", "one", "two")]
+    assert days[0] == days[1] != days[2]
+    for cases, some in days:
+        assert len(cases) < 40
+        for first, second in ((0, 1), (0, 2), (1, 2)):
+            sizes = (5, 4, 3)
+            assert len({(case[first], case[second]) for case in cases}) == sizes[first] * sizes[second]
+        assert len(some) == 3
+    cases, some = cases_of(tmp_path, "--stress")
+    assert (len(cases), len(some)) == (60, 11)
 
 
 def test_the_wrong_build_is_refused(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def test_the_sdist_holds_sources_and_nothing_built(sdist: Path) -> None:
 @pytest.mark.skipif(
     os.environ.get("STATEBACKEND_BUILD") == "checked", reason="compiles the release build; once is enough"
 )
+@pytest.mark.stress
 def test_the_wheel_from_the_sdist_works_elsewhere(sdist: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as tar:
         tar.extractall(tmp_path)

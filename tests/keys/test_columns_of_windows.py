@@ -20,6 +20,8 @@ from statebackend.keys import (
     time_column,
 )
 
+pytestmark = pytest.mark.checked
+
 WINDOW = pa.struct([("start", pa.int64()), ("end", pa.int64())])
 
 

@@ -18,6 +18,8 @@ from statebackend import types as t
 from statebackend.errors import SerializationError, SerializationTypeError
 from statebackend.keys import key_encoder
 
+pytestmark = pytest.mark.checked
+
 D = decimal.Decimal
 
 

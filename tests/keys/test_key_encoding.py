@@ -19,6 +19,8 @@ from statebackend import types as t
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
 from statebackend.keys import key_encoder
 
+pytestmark = pytest.mark.checked
+
 
 @given(with_values(key_types))
 def test_keys_come_back(case: tuple[t.Type, Any]) -> None:

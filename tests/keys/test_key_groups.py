@@ -14,6 +14,8 @@ from statebackend.errors import UsageError
 from statebackend.keys import key_groups as kg
 from statebackend.keys.key_groups import KeyGroupRange
 
+pytestmark = pytest.mark.checked
+
 FLINK_GROUPS = {
     0: 94,
     1: 86,

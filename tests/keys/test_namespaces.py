@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from statebackend.errors import SerializationError, SerializationTypeError
 from statebackend.keys import ALL_NAMESPACES, VOID, TimeWindow, decode_namespace, encode_namespace
 
+pytestmark = pytest.mark.checked
+
 int64s = st.integers(-(2**63), 2**63 - 1)
 windows = st.builds(TimeWindow, int64s, int64s)
 parts = st.recursive(

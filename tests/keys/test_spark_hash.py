@@ -12,6 +12,8 @@ import pytest
 from statebackend import types as t
 from statebackend.keys import KeyEncoder, key_encoder
 
+pytestmark = pytest.mark.checked
+
 key_groups = pytest.importorskip("statebackend._core.key_groups", reason="the compiled core is not built")
 
 D = decimal.Decimal

@@ -6,6 +6,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.checked
+
 PROGRAM = """
 import datetime, hashlib
 from decimal import Decimal

@@ -17,6 +17,8 @@ from rocks import (
 
 from statebackend.errors import UsageError
 
+pytestmark = pytest.mark.checked
+
 
 def contents(db: Database) -> list[tuple[bytes, bytes]]:
     return list(Iterator(db.column_family("a")))

@@ -13,6 +13,8 @@ from rocks import CommittedClock, Database, ExpiryRules, Iterator, element, elem
 
 from statebackend.errors import StoreError
 
+pytestmark = pytest.mark.checked
+
 
 def timestamped(timestamp: int, text: bytes = b"", offset: int = 0) -> bytes:
     return bytes(offset) + struct.pack("<q", timestamp) + text

@@ -19,6 +19,8 @@ from statebackend.keys import KeyGroupRange
 from statebackend.state import StateTtlConfig
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 TTL, GROUPS, LONG_AGO, NOW = 100, 8, 0, 1_000
 BACKENDS = ["rocksdb", "heap", "reference"]
 

@@ -27,6 +27,8 @@ from statebackend._core.rocksdb import database as database_module
 from statebackend._core.rocksdb import library
 from statebackend.errors import ClosedError, StateBackendError, StoreError, UsageError
 
+pytestmark = pytest.mark.checked
+
 
 def test_scalar_access(db: Database) -> None:
     a = db.column_family("a")

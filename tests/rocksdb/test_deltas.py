@@ -12,6 +12,8 @@ import statebackend as sb
 from statebackend.backends.rocksdb import snapshots
 from statebackend.checkpoint.format import Op, read_data_file
 
+pytestmark = pytest.mark.checked
+
 TAGS = sb.ListStateDescriptor("tags", str)
 NUMBERS = sb.ListStateDescriptor("numbers", int)
 COUNT = sb.ValueStateDescriptor("count", int)

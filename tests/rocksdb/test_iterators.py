@@ -8,6 +8,8 @@ from rocks import Database, Iterator, texts
 from statebackend._core.rocksdb.iterators import successor
 from statebackend.errors import UsageError
 
+pytestmark = pytest.mark.checked
+
 KEYS = [
     b"a",
     b"ab",

@@ -29,6 +29,8 @@ from statebackend.state import (
 )
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 TTL = 100
 Make = Callable[..., Any]
 

@@ -17,6 +17,8 @@ from statebackend.errors import (
     UsageError,
 )
 
+pytestmark = pytest.mark.checked
+
 
 def test_version_and_path() -> None:
     assert library.loaded_path() == find_library().path

@@ -15,6 +15,8 @@ from statebackend.backends.rocksdb import load_rows
 from statebackend.checkpoint.format import Op
 from statebackend.keys import range_for
 
+pytestmark = pytest.mark.checked
+
 COUNT = sb.ValueStateDescriptor("count", int)
 TAGS = sb.ListStateDescriptor("tags", str)
 PARTS = sb.MapStateDescriptor("parts", str, int)

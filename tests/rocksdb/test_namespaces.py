@@ -11,6 +11,8 @@ import pytest
 import statebackend as sb
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 VALUE, TABLE = sb.ValueStateDescriptor("s", int), sb.MapStateDescriptor("s", str, int)
 LIST, SUM = sb.ListStateDescriptor("s", int), sb.ReducingStateDescriptor("s", "sum", int)
 #: How something is put, and removed in a namespace in which nothing was written, and read.

@@ -28,6 +28,8 @@ from statebackend.keys import KeyGroupRange
 from statebackend.state import StateTtlConfig
 from statebackend.testing import ManualClock
 
+pytestmark = pytest.mark.checked
+
 GROUPS = 32
 COUNT = sb.ValueStateDescriptor("count", int)
 

@@ -10,6 +10,8 @@ from rocks import rows, texts
 
 from statebackend._core.rocksdb.noted_keys import NOT_NOTED, NotedKeys
 
+pytestmark = pytest.mark.checked
+
 Model = dict[bytes, int]
 
 

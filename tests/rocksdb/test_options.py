@@ -17,6 +17,8 @@ from statebackend.backends.rocksdb.options import (
 )
 from statebackend.errors import UsageError
 
+pytestmark = pytest.mark.checked
+
 
 def written(folder: Path) -> str:
     """The options that RocksDB says it runs with."""

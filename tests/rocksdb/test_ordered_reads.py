@@ -14,6 +14,8 @@ from statebackend._core.rocksdb.ordered_reads import read_many
 from statebackend._core.rocksdb.store import Store
 from statebackend.errors import ClosedError, StoreError
 
+pytestmark = pytest.mark.checked
+
 
 def fill(db: Database, model: dict[bytes, bytes]) -> None:
     batch = WriteBatch(db)

@@ -19,6 +19,8 @@ from statebackend._core.rocksdb.walks import Walk
 from statebackend.errors import UsageError
 from statebackend.keys import runs_of_list
 
+pytestmark = pytest.mark.checked
+
 Model = dict[bytes, bytes]
 
 

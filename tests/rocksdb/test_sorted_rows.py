@@ -11,6 +11,8 @@ from rocks import rows, texts
 import statebackend as sb
 from statebackend._core.rocksdb.sorted_rows import picked, sorted_order
 
+pytestmark = pytest.mark.checked
+
 
 def some_keys(rng: random.Random, count: int) -> list[bytes]:
     """Keys that often share beginnings, and are often equal."""

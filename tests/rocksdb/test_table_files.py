@@ -12,6 +12,8 @@ from rocks import CommittedClock, Database, ExpiryRules, Iterator, Options, rows
 import statebackend as sb
 from statebackend._core.rocksdb.table_files import TableFile, ingest
 
+pytestmark = pytest.mark.checked
+
 
 def write(path: Path, pairs: dict[bytes, bytes], options: Options | None = None) -> Path:
     keys = sorted(pairs)

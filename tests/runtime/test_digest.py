@@ -23,6 +23,8 @@ import statebackend as sb
 from statebackend._core import row_digest
 from statebackend.runtime.digest import rows_digest
 
+pytestmark = pytest.mark.checked
+
 # ------------------------------------------------------------------------------------------ the oracle
 
 MASK = 2**64 - 1

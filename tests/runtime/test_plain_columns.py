@@ -14,6 +14,8 @@ from statebackend.errors import SerializationError
 from statebackend.runtime.row_reader import column_values
 from statebackend.runtime.row_writer import OutputSchema
 
+pytestmark = pytest.mark.checked
+
 UTC = datetime.timezone.utc
 KINDS = [
     pa.date32(),

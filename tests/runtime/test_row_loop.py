@@ -28,6 +28,8 @@ from statebackend.runtime.row_writer import OutputSchema
 from statebackend.state import check_values, to_arrow
 from statebackend.types import RowType, of
 
+pytestmark = pytest.mark.checked
+
 UTC = datetime.timezone.utc
 Process = Callable[[Any, sb.FunctionContext], Any]
 

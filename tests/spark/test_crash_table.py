@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -23,15 +24,8 @@ CLASSIC, CONNECT = "### In the classic API", "### In Spark Connect"
 CELLS = list(itertools.product(BEFORE, THEN))
 
 
-def in_short_run(before: str, then: str) -> bool:
-    """A third of the cells, so that each row and each column is there; all in the long run."""
-    return (list(BEFORE).index(before) + list(THEN).index(then)) % 3 == 0
-
-
-@pytest.mark.parametrize(
-    ("before", "then"),
-    [each if in_short_run(*each) else pytest.param(*each, marks=pytest.mark.stress) for each in CELLS],
-)
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize(("before", "then"), CELLS)
 def test_a_cell(spark: Any, tmp_path: Path, before: str, then: str) -> None:
     shuffled = spark.conf.get("spark.sql.shuffle.partitions")
     spark.conf.set("spark.sql.shuffle.partitions", "2")
@@ -51,9 +45,10 @@ def connect_outcomes(folder: Path, cells: list[tuple[str, str]]) -> dict[tuple[s
     return {(before, then): shown(outcome) for before, then, outcome in lines}
 
 
-def test_cells_through_connect(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Every seventh of them, so that each row and each column is there; all in the long run."""
-    cells = CELLS if request.config.getoption("stress") else [CELLS[(8 * n) % len(CELLS)] for n in range(6)]
+def test_cells_through_connect(
+    tmp_path: Path, request: pytest.FixtureRequest, day_rng: random.Random
+) -> None:
+    cells = CELLS if request.config.getoption("stress") else day_rng.sample(CELLS, 3)
     wanted = cells_of(PAGE, CONNECT)
     assert connect_outcomes(tmp_path, cells) == {each: wanted[each] for each in cells}
 

@@ -36,6 +36,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 #: Two executors with three slots each.
 CLUSTER = "local-cluster[2,3,1024]"
 KINDS = ("host", "task", "executor", "stop")
+#: Each takes a cluster's minute: a run without ``--stress`` has some of them.
+ONE_OF_MANY = pytest.mark.sampled(5, of="clusters")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -175,6 +177,7 @@ def test_a_job_gives_what_it_gives_in_the_driver_batch_by_batch(
     assert any(each["numRowsRemoved"] for each in ran["driver"]["progress"]), "state has expired"
 
 
+@ONE_OF_MANY
 @pytest.mark.parametrize("by", [(), ("user",)], ids=["whole", "in partitions"])
 def test_files_of_all_hosts_are_published_at_once(
     cluster: Cluster, folder: Callable[..., Path], by: tuple[str, ...]
@@ -200,6 +203,7 @@ def test_files_of_all_hosts_are_published_at_once(
     check_running(place)
 
 
+@ONE_OF_MANY
 def test_nothing_is_left_of_a_query_that_has_ended(cluster: Cluster, folder: Callable[..., Path]) -> None:
     ports = []
     for name in ("first", "second"):
@@ -211,6 +215,7 @@ def test_nothing_is_left_of_a_query_that_has_ended(cluster: Cluster, folder: Cal
     assert ports[0] == ports[1], "what Spark itself listens on"
 
 
+@ONE_OF_MANY
 def test_a_query_goes_on_after_its_end_in_the_same_application(
     cluster: Cluster, folder: Callable[..., Path]
 ) -> None:
@@ -223,6 +228,7 @@ def test_a_query_goes_on_after_its_end_in_the_same_application(
     assert check_running(place) == 3
 
 
+@ONE_OF_MANY
 def test_two_queries_at_once(cluster: Cluster, folder: Callable[..., Path]) -> None:
     places = [folder(name, 3) for name in ("first", "second")]
     for ran in cluster.ask("run_both", folders=places):
@@ -250,6 +256,7 @@ def test_an_error_of_the_function_is_raised_once_and_seen(
     check_running(place)
 
 
+@ONE_OF_MANY
 def test_a_function_that_hangs_on_a_host_ends_with_its_process(
     cluster: Cluster, folder: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -262,6 +269,7 @@ def test_a_function_that_hangs_on_a_host_ends_with_its_process(
     check_running(place)
 
 
+@ONE_OF_MANY
 def test_a_task_that_fails_after_half_its_rows(
     cluster: Cluster, folder: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -273,6 +281,7 @@ def test_a_task_that_fails_after_half_its_rows(
     check_running(place)
 
 
+@ONE_OF_MANY
 def test_a_stage_is_tried_again_because_its_shuffle_files_are_lost(
     cluster: Cluster, folder: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -323,6 +332,7 @@ def num_calls(place: Path) -> int:
     return sink.read_bytes().count(b"\n") if sink.exists() else 0
 
 
+@ONE_OF_MANY
 def test_a_driver_killed_at_random(folder: Callable[..., Path], tmp_path: Path, rng: random.Random) -> None:
     kill_drivers(tmp_path, folder("driver", 2), rng, 1)
 
@@ -335,6 +345,7 @@ def test_drivers_killed_for_long(
     kill_drivers(tmp_path, folder("driver", 2), rng, request.config.getoption("kills") // 10)
 
 
+@ONE_OF_MANY
 def test_through_connect_where_a_worker_is_killed(folder: Callable[..., Path], tmp_path: Path) -> None:
     place = folder("connect", 2)
     server = Cluster(tmp_path, "connect:local[4]")
@@ -412,6 +423,7 @@ def standalone(tmp_path: Path) -> Iterator[str]:
             process.wait()
 
 
+@ONE_OF_MANY
 def test_workers_of_a_cluster_with_speculation(
     standalone: str, folder: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -442,6 +454,7 @@ def test_workers_of_a_cluster_with_speculation(
     assert any(len(os.listdir(each)) > 1 for each in notes.iterdir()), "there were several attempts"
 
 
+@ONE_OF_MANY
 def test_the_library_comes_in_an_archive_and_hosts_have_resources_of_their_own(
     standalone: str, folder: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -76,16 +77,14 @@ FRAMES = pytest.mark.parametrize(
 
 
 @FRAMES
+@pytest.mark.sampled(2)
 def test_killed_at_every_step(
-    tmp_path: Path, options: tuple[str, ...], request: pytest.FixtureRequest
+    tmp_path: Path, options: tuple[str, ...], request: pytest.FixtureRequest, day_rng: random.Random
 ) -> None:
-    """One stream, killed in each of its first batches, a step later each time.
-
-    A plain frame at every second step, with state of Spark's at every fourth, and RocksDB at one.
-    """
-    steps = STEPS if request.config.getoption("--stress") else STEPS[bool(options) :: 4 if options else 2]
-    if {"rocksdb", "native"} & set(options) and len(steps) < len(STEPS):
-        steps = ("after the manifest",)
+    """One stream, killed in each of its first batches, a step later each time; without ``--stress`` at three steps."""
+    steps: Sequence[str] = STEPS
+    if not request.config.getoption("--stress"):
+        steps = [STEPS[at] for at in sorted(day_rng.sample(range(len(STEPS)), 3))]
     # More files than batches that are killed: a batch after a kill may be of several.
     files = 2 * len(steps) + 2
     write_input(tmp_path, files, repeats="dedup" in options)
@@ -108,6 +107,7 @@ def kill_at_random(folder: Path, rng: random.Random, kills: int, longest: int, *
     assert killed > 0.9 * kills
 
 
+@pytest.mark.sampled(1, of="killed queries")
 def test_killed_at_random(tmp_path: Path, rng: random.Random) -> None:
     kill_at_random(tmp_path, rng, 2, 1500)
 
@@ -170,12 +170,13 @@ def check_sink(folder: Path, kind: str, files: int, spark: Any) -> None:
 
 
 @SINKS
+@pytest.mark.sampled(1, of="killed queries")
 def test_killed_around_a_sink_of_ours(
     spark: Any, tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    """Killed within the sink, or between two; in the long run at every step."""
+    """Killed within the sink, or between two; with ``--stress`` at every step."""
     is_long = request.config.getoption("--stress")
-    steps = STEPS if is_long else ("in the sink",)
+    steps: Sequence[str] = STEPS if is_long else ("in the sink",)
     if kind == "both":
         steps = (*STEPS, *MORE_STEPS) if is_long else MORE_STEPS[:1]
     files = 2 * len(steps) + 2

@@ -68,6 +68,7 @@ def state_of(run: Run) -> dict[str, list[str]]:
     return shown
 
 
+@pytest.mark.sampled(1, of="nexmark")
 def test_any_cut_gives_what_batch_sql_gives(
     spark: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -163,6 +164,7 @@ def needs_java() -> None:
         pytest.skip("needs Java 17 or newer")
 
 
+@pytest.mark.sampled(1, of="nexmark")
 def test_killed_on_the_way(spark: Any, tmp_path: Path, rng: random.Random) -> None:
     """All six jobs in one driver, three row by row and three over columns, in 20 batches, killed twice."""
     generate(tmp_path, files=FILES, rows=500)
