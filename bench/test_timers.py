@@ -1,4 +1,4 @@
-"""Timers of every backend: the loops of ``bench.timers``, with few keys, results checked."""
+"""Timers of every backend: the loops of `bench.timers.ours`, with few keys, results checked."""
 
 import pytest
 

@@ -1,1 +1,1 @@
-"""What a timer costs, beside Flink's heap timer queue: ``python -m bench.timers``."""
+"""Loops over timers, and their check, for the benchmarks by type and of windows."""

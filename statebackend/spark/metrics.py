@@ -116,5 +116,5 @@ def _client() -> Any:
     except ImportError:
         raise UsageError(
             "metrics for Prometheus need the package prometheus_client",
-            hint="pip install 'statebackend[metrics]'",
+            hint="pip install prometheus-client",
         ) from None

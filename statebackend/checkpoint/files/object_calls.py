@@ -239,7 +239,7 @@ def _obstore() -> Any:
     except ImportError:
         raise UsageError(
             "a store in an object store needs the package obstore",
-            hint="pip install 'statebackend[cloud]'",
+            hint="pip install obstore",
         ) from None
 
 

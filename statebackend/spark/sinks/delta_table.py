@@ -40,7 +40,7 @@ def delta(
 ) -> CommittedSink:
     """A sink that appends the output of each batch to a Delta Lake table, exactly once over kills and replays.
 
-    Pass it as ``sink=``; it needs the package ``deltalake`` (``pip install 'statebackend[delta]'``), and no Spark. The
+    Pass it as ``sink=``; it needs the package ``deltalake`` (``pip install deltalake``), and no Spark. The
     table is a path or an address that deltalake takes, with its ``storage_options``. If it is not there, it is made,
     with the columns of the output, partitioned by these columns. A batch without rows makes no commit. O(bytes).
 
@@ -310,6 +310,4 @@ def _deltalake() -> Any:
         importlib.import_module("deltalake.exceptions")
         return importlib.import_module("deltalake")
     except ImportError:
-        raise UsageError(
-            "the Delta sink needs the package deltalake", hint="pip install 'statebackend[delta]'"
-        ) from None
+        raise UsageError("the Delta sink needs the package deltalake", hint="pip install deltalake") from None
