@@ -66,7 +66,8 @@ def drop_state(source: Source, target: Target, name: str, *, id: int | None = No
     """Copy a checkpoint, by default the newest, into a new store, without the state ``name``.
 
     Rewrites only files that hold the state. O(bytes of the checkpoint). The copy of an encrypted store is encrypted by
-    the same cipher, unless ``target`` is a `CheckpointStore`, which has its own options.
+    the same cipher, unless ``target`` is a `CheckpointStore`, which has its own options. If the call fails, no copy is
+    left. If its process is killed, opening the copy raises `CorruptCheckpointError`.
     """
     checkpoint = open_checkpoint(source, id)
     if not any(state["name"] == name for each in checkpoint.snapshots for state in each.states):
@@ -81,7 +82,8 @@ def drop_state(source: Source, target: Target, name: str, *, id: int | None = No
         )
 
     with _copying(checkpoint, target, f"dropping {name!r}", checkpoint.metadata.max_parallelism) as copy:
-        return copy.commit([dropped(copy, each) for each in checkpoint.snapshots])
+        copy.commit([dropped(copy, each) for each in checkpoint.snapshots])
+    return copy.opened()
 
 
 def rescale(source: Source, target: Target, max_parallelism: int, *, id: int | None = None) -> Checkpoint:
@@ -89,7 +91,8 @@ def rescale(source: Source, target: Target, max_parallelism: int, *, id: int | N
 
     Every row of keyed state moves to the new key group of its key. O(rows); memory: the largest part of a state that
     one file holds. The copy of an encrypted store is encrypted by the same cipher, unless ``target`` is a
-    `CheckpointStore`, which has its own options.
+    `CheckpointStore`, which has its own options. If the call fails, no copy is left. If its process is killed, opening
+    the copy raises `CorruptCheckpointError`.
     """
     if type(max_parallelism) is not int or not 1 <= max_parallelism <= MAX_PARALLELISM:
         raise UsageError(f"max_parallelism is an int from 1 to {MAX_PARALLELISM}")
@@ -118,7 +121,8 @@ def rescale(source: Source, target: Target, max_parallelism: int, *, id: int | N
                 extra={**keyed[0].extra, "max_parallelism": max_parallelism},
             )
             snapshots.append(whole)
-        return copy.commit(snapshots)
+        copy.commit(snapshots)
+    return copy.opened()
 
 
 def _states_of(snapshots: list[StateSnapshot]) -> tuple[dict[str, Any], ...]:
@@ -154,17 +158,11 @@ def _copying(source: Checkpoint, target: Target, doing: str, max_parallelism: in
         store = target.unopened()
     else:
         store = CheckpointStore(target, single_writer=True, encryption=source.encryption)
-    if store.checkpoints():
-        raise UsageError(
-            "the target holds checkpoints already",
-            detail=store.uri,
-            hint="give the path of a new or an empty folder",
-        )
     metadata = source.metadata
     key_type = None if metadata.key_type is None else from_config(metadata.key_type)
-    store.open_for_writing(query=metadata.query, key_type=key_type, max_parallelism=max_parallelism)
     total = sum(file.size for file in source.files.values())
-    with store, Progress(doing, total) as progress:
+    made = store.made_whole(query=metadata.query, key_type=key_type, max_parallelism=max_parallelism)
+    with made, Progress(doing, total) as progress:
         yield _Copy(source, store, progress)
 
 
@@ -179,11 +177,11 @@ class _Copy:
         self._copied: dict[str, StoredFile] = {}
         self._changed: dict[str, StoredFile | None] = {}
 
-    def commit(self, snapshots: list[StateSnapshot]) -> Checkpoint:
+    def commit(self, snapshots: list[StateSnapshot]) -> None:
         """Publish the copy, with the files that belong to no snapshot as they are."""
         source, manifest = self._source, self._source.manifest
         epoch = self._store.epoch
-        copy = self._store.commit(
+        self._store.commit(
             self._source.id,
             [dataclasses.replace(each, epoch=epoch) for each in snapshots],
             outputs={name: map(self.file, files) for name, files in self._source.outputs.items()},
@@ -193,12 +191,13 @@ class _Copy:
             batch=Origin.of(manifest).to_json(),
             progress=figures_of(manifest),
         )
-        if not source.has_one_time or source.watermark is None:
-            return copy
-        self._store.set_time(
-            watermark=source.watermark
-        )  # in its manifest, it would say that there were two times
-        return self._store.open(copy.id)
+        if source.has_one_time and source.watermark is not None:
+            # In its manifest, the watermark would say that there were two times.
+            self._store.set_time(watermark=source.watermark)
+
+    def opened(self) -> Checkpoint:
+        """The copy, once it exists."""
+        return self._store.open(self._source.id)
 
     def moved(self, snapshot: StateSnapshot) -> StateSnapshot:
         """Copy the files of a snapshot as they are."""

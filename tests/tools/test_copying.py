@@ -220,7 +220,7 @@ def test_what_cannot_be_rescaled(store: CheckpointStore, root: Path, target: Pat
     for wrong in (0, 32_769, "8", None):
         with pytest.raises(UsageError, match="max_parallelism"):
             sb.tools.rescale(root, target, wrong)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="holds checkpoints already"):
+    with pytest.raises(UsageError, match="is a store already"):
         sb.tools.rescale(root, root, 32, id=1)
     with CheckpointStore(tmp_path / "nameless") as nameless:
         nameless.open_for_writing().commit(0, [StateSnapshot(0, nameless.epoch)])

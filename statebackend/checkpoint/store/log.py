@@ -42,6 +42,7 @@ __all__ = [
     "read_metadata",
     "read_records",
     "required_metadata",
+    "without_metadata",
 ]
 
 _UNKNOWN = "0" * 32
@@ -206,10 +207,23 @@ def required_metadata(files: StoreFiles) -> Metadata:
     """The purpose of a store that there is; `CorruptCheckpointError` if that cannot be read."""
     metadata = read_metadata(files)
     if metadata is None:
-        raise CorruptCheckpointError(
-            "a file is missing", detail=METADATA, hint="restore it from a copy of the store"
-        )
+        raise without_metadata(files)
     return metadata
+
+
+def without_metadata(files: StoreFiles) -> CorruptCheckpointError:
+    """The error for a log without metadata: these are lost, or a tool has not finished making the store.
+
+    >>> from statebackend.checkpoint.files import open_files
+    >>> without_metadata(open_files("/nowhere")).detail
+    'metadata.json, /nowhere'
+    """
+    return CorruptCheckpointError(
+        "a file is missing",
+        detail=f"{METADATA}, {files.uri}",
+        hint="if a tool was making this store, remove the folder and run the tool again; "
+        "otherwise restore the file from a copy of the store",
+    )
 
 
 def read_records(files: StoreFiles, names: Sequence[str], metadata: Metadata | None) -> list[Record]:

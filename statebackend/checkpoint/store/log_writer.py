@@ -27,7 +27,7 @@ from statebackend.checkpoint.files.layout import METADATA, data_folder
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.entries import Entry
 from statebackend.checkpoint.store.json_checks import FORMAT
-from statebackend.checkpoint.store.log import Log, read_log, read_metadata
+from statebackend.checkpoint.store.log import Log, read_log, read_metadata, without_metadata
 from statebackend.checkpoint.store.log_state import LogState
 from statebackend.checkpoint.store.manifest import Manifest
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
@@ -37,7 +37,6 @@ from statebackend.checkpoint.store.writer_end import Over, Reason
 from statebackend.errors import (
     ClosedError,
     CommitConflictError,
-    CorruptCheckpointError,
     StoreError,
     UsageError,
 )
@@ -133,21 +132,30 @@ class LogWriter:
 
     # --- becoming the writer ---
 
-    def open(self, wanted: Metadata, *, refuse_live: bool) -> None:
-        """Take the next epoch, and fence every other writer; see `CheckpointStore.open_for_writing`."""
+    def open(self, wanted: Metadata, *, refuse_live: bool = False, is_whole_later: bool = False) -> None:
+        """Take the next epoch, and fence every other writer; see `CheckpointStore.open_for_writing`.
+
+        With ``is_whole_later``, a new store gets its metadata from `complete`; until then every opening refuses it.
+        """
         existing = read_metadata(self._files)
         if existing is not None:
+            if is_whole_later:
+                raise self._is_there()
             check_same_use(existing, wanted, self._files.uri)  # before another writer is disturbed
         elif self._has_log() and read_metadata(self._files) is None:
             # Looked for again: another writer may be making the store.
-            raise CorruptCheckpointError(
-                "a file is missing", detail=METADATA, hint="restore it from a copy of the store"
-            )
+            raise without_metadata(self._files)
         self._release()
         for _ in range(_ATTEMPTS):
             epoch = self._take_epoch(refuse_live)
             try:
-                metadata = read_metadata(self._files) or self._write_metadata(wanted, epoch)
+                existing = read_metadata(self._files)
+                if is_whole_later:
+                    if existing is not None:
+                        raise self._is_there()
+                    metadata = wanted
+                else:
+                    metadata = existing or self._write_metadata(wanted, epoch)
                 check_same_use(metadata, wanted, self._files.uri)
                 if self._took_over(epoch, metadata):
                     return
@@ -156,6 +164,17 @@ class LogWriter:
                 raise
             self._files.release(epoch)
         raise self._conflict(_AT_THE_SAME_TIME)
+
+    def complete(self) -> None:
+        """Write the metadata of a new store, which makes it one: everything before must be durable."""
+        self._publish(METADATA, seal(self.metadata.to_json()), "completing the store")
+
+    def _is_there(self) -> UsageError:
+        return UsageError(
+            "the target is a store already",
+            detail=self._files.uri,
+            hint="give the path of a new or an empty folder",
+        )
 
     def _has_log(self) -> bool:
         """Return True if there is anything that only a writer with metadata makes, even if nothing is kept."""
@@ -232,7 +251,8 @@ class LogWriter:
         if read_log(self._files).sequence:
             raise self.fenced()
         self._metadata = metadata
-        self._publish(Entry("takeover", epoch, epoch, metadata.store, self.state), "taking the store over")
+        takeover = Entry("takeover", epoch, epoch, metadata.store, self.state)
+        self._append(takeover, "taking the store over")
         self._is_takeover_due = False
         return True
 
@@ -253,11 +273,15 @@ class LogWriter:
         epoch = self.epoch
         assert not self._is_takeover_due, "upgrade() comes first"
         entry = Entry(kind, self.next_sequence, epoch, self.metadata.store, state, manifest, record)
-        self._publish(entry, doing, names_new_files=names_new_files)
+        self._append(entry, doing, names_new_files=names_new_files)
 
-    def _publish(self, entry: Entry, doing: str, *, names_new_files: bool = False) -> None:
-        epoch, content = self.epoch, entry.sealed()
-        detail = f"{doing}, {entry.name}"
+    def _append(self, entry: Entry, doing: str, *, names_new_files: bool = False) -> None:
+        self._publish(entry.name, entry.sealed(), doing, names_new_files=names_new_files)
+        self._log = self._log._replace(sequence=entry.sequence, state=entry.state)
+
+    def _publish(self, name: str, content: bytes, doing: str, *, names_new_files: bool = False) -> None:
+        epoch = self.epoch
+        detail = f"{doing}, {name}"
         # Whatever else comes out of the calls, an interrupt too, leaves open what is durable.
         unknown = StoreError(
             "a write was broken off: whether it has happened is not known",
@@ -271,13 +295,13 @@ class LogWriter:
                 # After a failed sync of a folder, another one would not tell what has become of its names.
                 with storing(f"syncing {data_folder(epoch)}", hint="open the store again for writing"):
                     self._files.sync_folder(data_folder(epoch))
-            self._files.publish(entry.name, content, epoch)
+            self._files.publish(name, content, epoch)
         except (Fenced, Taken):
             raise self.fenced() from None
         except StoreError as error:
             self._over = Over(Reason.UNKNOWN, error)
             with suppress(OSError):
-                if not self._files.holds(epoch, entry.sequence):
+                if not self._files.holds(epoch, self.next_sequence):
                     # A newer writer has removed the folder.
                     self.fenced()
             raise self._over.error from error.__cause__
@@ -293,7 +317,6 @@ class LogWriter:
             self._over = None
             raise
         self._over = None
-        self._log = self._log._replace(sequence=entry.sequence, state=entry.state)
 
     # --- other writers ---
 

@@ -39,7 +39,7 @@ from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.json_checks import Malformed, instance, integer
 from statebackend.checkpoint.store.reader import CheckpointReader
 from statebackend.checkpoint.store.sealed import JsonObject, seal, unseal
-from statebackend.errors import CorruptCheckpointError, StateBackendError, UsageError
+from statebackend.errors import CorruptCheckpointError, StateBackendError, StoreError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -434,8 +434,17 @@ class _Sink(io.RawIOBase):
         super().__init__()
         self.name = name
         self.size = self.checksum = 0
-        with storing(f"creating {name}"):
-            self._sink: FileSink | None = files.create(name)
+        try:
+            with storing(f"creating {name}"):
+                self._sink: FileSink | None = files.create(name)
+        except StoreError as error:
+            if isinstance(error.__cause__, FileExistsError):
+                raise UsageError(
+                    "the folder has a file of a savepoint that was not finished",
+                    detail=f"{name}, {files.uri}",
+                    hint="remove the folder, or give another one",
+                ) from error
+            raise
 
     def writable(self) -> bool:
         return True

@@ -26,7 +26,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -34,9 +35,7 @@ from typing import Any
 from statebackend import types
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.interface import Fenced
-from statebackend.checkpoint.files.layout import (
-    entry_name,
-)
+from statebackend.checkpoint.files.layout import data_folder, entry_name
 from statebackend.checkpoint.store.at_once import at_once
 from statebackend.checkpoint.store.data_files import DataWriter, storing
 from statebackend.checkpoint.store.encryption import BlockCipher, Encryption, agreed
@@ -185,13 +184,7 @@ class CheckpointStore(CheckpointReader):
         without locks, in object stores, and within one process after a fork, that cannot always be known. A
         store that is open already, and has not been fenced or failed, only compares.
         """
-        wanted = Metadata(
-            secrets.token_hex(16),
-            query,
-            None if key_type is None else types.of(key_type).config(),
-            max_parallelism,
-            None if self.encryption is None else Encryption.probed(self.encryption).to_json(),
-        )
+        wanted = self._wanted(query, key_type, max_parallelism)
         with self._lock:
             if self.is_open_for_writing:
                 check_same_use(self._writer.metadata, wanted, self.uri)
@@ -203,6 +196,59 @@ class CheckpointStore(CheckpointReader):
                 self._writer.close()
                 raise
         return self
+
+    def _wanted(self, query: str | None, key_type: object, max_parallelism: int | None) -> Metadata:
+        return Metadata(
+            secrets.token_hex(16),
+            query,
+            None if key_type is None else types.of(key_type).config(),
+            max_parallelism,
+            None if self.encryption is None else Encryption.probed(self.encryption).to_json(),
+        )
+
+    @contextmanager
+    def made_whole(
+        self, *, query: str | None, key_type: object, max_parallelism: int | None
+    ) -> Iterator[CheckpointStore]:
+        """Make a new store in a ``with`` block. When the block ends, all of it exists; if anything fails, nothing.
+
+        After a crash within the block, opening the store raises `CorruptCheckpointError`.
+
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with CheckpointStore(folder.name).made_whole(query="q", key_type=int, max_parallelism=128) as store:
+        ...     _ = store.commit(7)
+        >>> CheckpointStore(folder.name).latest()
+        7
+        >>> folder.cleanup()
+        """
+        with self._lock:
+            self._writer.open(self._wanted(query, key_type, max_parallelism), is_whole_later=True)
+        with self:
+            try:
+                self._begin()
+                yield self
+                with self._lock:
+                    self._writer.complete()
+            except BaseException:
+                # If the outcome of a write is not known, the store is refused, or it is whole.
+                if self.is_open_for_writing:
+                    self._unmake()
+                raise
+
+    def _unmake(self) -> None:
+        """Remove what this writer has made in a new store: the entries of its log last, which refuse other writers."""
+        with self._lock:
+            epoch = self.epoch
+            for writer in list(self._in_flight):
+                writer.abort()
+            files = [f"{data_folder(epoch)}/{name}" for name in self._files.names(data_folder(epoch))]
+            try:
+                with storing("removing a store that was not finished"):
+                    self._files.retire(files, epoch)
+                    self._files.retire(map(entry_name, range(epoch, self._writer.next_sequence)), epoch)
+            except (OSError, Fenced) as error:
+                _log.warning("a store that was not finished stays, and cannot be opened: %s", error)
 
     def _begin(self) -> None:
         self._retention, self._newest = Retention(), None
