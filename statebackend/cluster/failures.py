@@ -18,6 +18,7 @@ from typing import Any
 
 from statebackend import errors
 from statebackend.errors import HostError, StateBackendError
+from statebackend.runtime.exits import text_of
 
 __all__ = ["LOST_PIECES", "described", "raised"]
 
@@ -45,11 +46,7 @@ def described(error: BaseException) -> dict[str, Any]:
 
 
 def _text(said: object) -> str:
-    """What the user's code has to say: it may fail at that, too."""
-    try:
-        return _cut(str(said))
-    except Exception as error:  # noqa: BLE001 - any: what is to be told is another
-        return f"its text cannot be had: {type(error).__name__}"
+    return _cut(text_of(said))
 
 
 def _cut(text: str) -> str:

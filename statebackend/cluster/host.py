@@ -219,7 +219,7 @@ class Host:
         question = message.header["question"]
         try:
             answer = answers[message.header["op"]](message)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - any of the user's code: the driver raises it
+        except BaseException as error:  # noqa: BLE001 - any of the user's code: the driver raises it
             answer = {"error": described(error)}
         try:
             try:
@@ -356,7 +356,7 @@ class Host:
                 self._copies.forget(before - self._files.builds_on)
             try:
                 self._execution.committed(batch_id)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - of the function's listener: it is committed
+            except BaseException as error:  # noqa: BLE001 - of the function's listener: it is committed
                 return {"at": batch_id, "raised": described(error)}
         return {"at": self._at}
 

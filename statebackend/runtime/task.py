@@ -38,6 +38,7 @@ from statebackend.runtime.batch_calls import BatchCalls
 from statebackend.runtime.batches import Batch
 from statebackend.runtime.calls import Calls, Pair
 from statebackend.runtime.event_time import RowTimes
+from statebackend.runtime.exits import is_interrupt
 from statebackend.runtime.failed_rows import FailedRows
 from statebackend.runtime.given import Given, Result
 from statebackend.runtime.job import Job
@@ -343,15 +344,19 @@ class Task:
 
     def close(self) -> None:
         """Close the function and drop all state. Idempotent."""
-        self._discard_function()
-        self._marks = None
-        self.keyed.close()
-        self.operator.close()
+        try:
+            self._discard_function()
+        finally:
+            self._marks = None
+            self.keyed.close()
+            self.operator.close()
 
 
 def _told(method: Callable[..., None], *arguments: object) -> None:
     """Call a method whose failure must not hide the reason for discarding the function."""
     try:
         method(*arguments)
-    except Exception:  # noqa: BLE001 - any that the user's code raises
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         _log.warning("%s failed", method.__qualname__, exc_info=True)

@@ -21,6 +21,7 @@ from statebackend.checkpoint.files import local_path, without_secrets
 from statebackend.checkpoint.files.layout import CHECKPOINTS, DATA
 from statebackend.errors import StateBackendError, UsageError
 from statebackend.runtime import Committed, Job, Runner
+from statebackend.runtime.exits import is_interrupt, summary
 from statebackend.runtime.origin import Identity
 from statebackend.runtime.progress import Figures, Stopwatch, describe
 from statebackend.runtime.start import Beginning, check_beginning
@@ -36,6 +37,7 @@ from statebackend.spark.session import (
     check_readable_by_executors,
     column_types,
     execute,
+    is_connect,
 )
 from statebackend.spark.sinks.calling import SinkContext
 from statebackend.spark.ways import Way
@@ -160,10 +162,17 @@ class StatefulBatches:
         except BaseException as error:
             # Spark keeps the error for as long as the query's object lives; its frames would keep the state.
             traceback.clear_frames(error.__traceback__)
-            self._name_batch(error, batch_id)
-            raise
+            if isinstance(error, Exception):
+                self._name_batch(error, batch_id)
+                raise
+            if is_interrupt(error) and not is_connect(frame):
+                raise
+            # PySpark answers the JVM for an Exception alone; after any other it would wait for ever.
+            exited = _exited(error)
+            self._name_batch(exited, batch_id)
+            raise exited from error
 
-    def _name_batch(self, error: BaseException, batch_id: int) -> None:
+    def _name_batch(self, error: Exception, batch_id: int) -> None:
         """Say in the last line of the traceback that Spark shows which batch of which function it was."""
         if isinstance(error, StateBackendError):
             where = f"batch {batch_id} of {self._function}"
@@ -349,6 +358,15 @@ class StatefulBatches:
             finally:
                 if runner is not None:
                     runner.close()
+
+
+def _exited(error: BaseException) -> UsageError:
+    """The error for an exit that code of the job has raised."""
+    return UsageError(
+        summary(error),
+        code="USAGE.EXIT",
+        hint="raise an Exception to fail the query: code of a job cannot end the process or thread that calls it",
+    )
 
 
 def _close_after(batches: StatefulBatches, query_run: QueryRun | None) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from host_worlds import PARALLELISM, PARTITIONS, World, ticks
-from thread_cluster import Killed, batch_of
+from thread_cluster import batch_of
 
 import statebackend as sb
 from statebackend.cluster.wire import Link
@@ -158,7 +158,7 @@ def fail_at_random(world: World, monkeypatch: pytest.MonkeyPatch, batches: int) 
 
     def tick() -> None:
         if strikes(1500):
-            raise Killed
+            world.cluster.die()
         if strikes(1500):
             raise ValueError("as told")
 

@@ -12,7 +12,6 @@ import pytest
 from host_queries import data_files
 from host_worlds import PARALLELISM, World, ticks
 from refusing_disks import fill, small_disk
-from thread_cluster import Killed
 
 import statebackend as sb
 from statebackend.checkpoint.files import PosixFiles, StoreFiles, open_files
@@ -195,7 +194,7 @@ def test_bases_of_batches_that_were_taken_back_have_no_copies(world: World) -> N
     def die() -> None:
         left[0] -= 1
         if left[0] == 0:
-            raise Killed
+            world.cluster.die()
 
     for _ in range(3):
         left[0] = 3

@@ -78,7 +78,7 @@ def test_a_host_may_be_killed_at_every_row(world: World) -> None:
         def die(left: list[int] = left) -> None:
             left[0] -= 1
             if left[0] == -1:
-                raise Killed
+                world.cluster.die()
 
         ticks[:] = [die]
         world.batch()

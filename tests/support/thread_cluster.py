@@ -155,6 +155,12 @@ class ThreadCluster(Engine):
             thread.join(30)
             assert not thread.is_alive(), "a host has not ended"
 
+    def die(self) -> None:
+        """End the host that runs in this thread, as if its process were killed."""
+        number = int(threading.current_thread().name.removeprefix("host "))
+        self.lose(number)
+        raise Killed
+
     def lose(self, number: int) -> None:
         """Cut the link of a host to the driver, as if its process were killed."""
         host: Any = self.hosts[number]
