@@ -624,3 +624,56 @@ def test_copies_of_map_entries_are_counted_where_they_are(make: Callable[..., An
             written.put(number, 1)
         states = keyed.metrics()["states"]
     assert (states["m"]["copied_entries"], states["o"]["copied_entries"]) == (100, 0)
+
+
+# ------------------------------------------------------------------------------------------- 11: many namespaces
+
+LONG_TTL = sb.StateTtlConfig(10**12)
+
+IN_NAMESPACES = {
+    "value": sb.ValueStateDescriptor("s", int),
+    "list": sb.ListStateDescriptor("s", int),
+    "map": sb.MapStateDescriptor("s", int, int),
+    "reducing": sb.ReducingStateDescriptor("s", "sum", int),
+    "aggregating": sb.AggregatingStateDescriptor("s", "avg", int),
+    "timers": None,
+}
+
+
+@timed
+@pytest.mark.parametrize("expires", [False, True], ids=["for ever", "with times"])
+@pytest.mark.parametrize("kind", IN_NAMESPACES)
+def test_restoring_a_row_in_a_namespace_of_its_own_takes_little_longer_than_one_in_few(
+    make: Callable[..., Any], tmp_path: Path, kind: str, expires: bool
+) -> None:
+    count, declared = 20_000, IN_NAMESPACES[kind]
+    if declared is not None and expires:
+        declared = declared.enable_time_to_live(LONG_TTL)
+
+    def checkpoint(namespaces: int) -> sb.Checkpoint:
+        keyed, keys = make(), np.arange(count)
+        columns = {"namespaces": keys % namespaces}
+        if declared is None:
+            keyed.timers.register_many(keys, keys, **columns)
+        else:
+            state = keyed.get_state(declared)
+            if kind == "map":
+                state.put_many(keys, keys, keys, **columns)
+            else:
+                (state.update_many if kind == "value" else state.add_many)(keys, keys, **columns)
+        with sb.CheckpointStore(tmp_path / str(namespaces)).open_for_writing(key_type=int) as store:
+            return store.commit(0, [keyed.snapshot(0, store).result()])
+
+    def restoring(checkpoint: sb.Checkpoint) -> int:
+        def restore() -> None:
+            keyed = make(restore=checkpoint)
+            if declared is None:
+                assert keyed.timers.count() == count
+            else:
+                assert keyed.get_state(declared) is not None
+                assert keyed.num_entries() == count
+
+        return spent(restore)
+
+    few, many = checkpoint(10), checkpoint(count)
+    assert least(lambda: restoring(many) / min(restoring(few) for _ in range(3)), 10.0) <= 10.0

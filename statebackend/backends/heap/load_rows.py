@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,10 +20,10 @@ import pyarrow as pa
 from statebackend._core.batches import kernels, map_kernels
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed.description import value_role
-from statebackend.checkpoint.keyed.merged_rows import applied
+from statebackend.checkpoint.keyed.merged_rows import last_of, numbered
 from statebackend.columns.codec_choice import holds_references
 from statebackend.columns.nested_columns import encoded_keys
-from statebackend.columns.stored_columns import Column, value_column
+from statebackend.columns.stored_columns import Array, Column, value_column
 from statebackend.keys import canonical_list, count_of, key_encoder, take_rows
 from statebackend.state import from_arrow, has_objects
 from statebackend.types import Type
@@ -39,13 +39,23 @@ _SLOTS = 4096
 
 def load(backend: HeapKeyedBackend, state: Any, op: Op, rows: pa.RecordBatch) -> None:
     """Apply rows of one operation, in order. O(rows)."""
-    saved = backend._save_key()
+    if "namespace" not in rows.schema.names:
+        _Loading(backend, state, 0).apply(op, rows)
+        return
+    spaces = rows["namespace"].dictionary_encode()
+    rows = rows.drop_columns(["namespace"])
+    names = backend.core.namespaces
+    held = names.hold_many(spaces.dictionary.to_pylist(), True)
     try:
-        for namespace, part in _by_namespace(rows):
-            backend._namespace = namespace
-            _Loading(backend, state).apply(op, part)
+        numbers = held[spaces.indices.to_numpy()]
+        in_void = numbers == 0
+        if not in_void.all():
+            part = rows.filter(pa.array(~in_void)) if in_void.any() else rows
+            _Loading(backend, state, numbers[~in_void]).apply(op, part)
+        if in_void.any():
+            _Loading(backend, state, 0).apply(op, rows.filter(pa.array(in_void)))
     finally:
-        backend._restore_key(saved)
+        names.let_go_many(held)
 
 
 def unload(state: Any) -> None:
@@ -70,29 +80,10 @@ def unload(state: Any) -> None:
                     remove_from(key, namespace)
 
 
-def _by_namespace(rows: pa.RecordBatch) -> Iterator[tuple[bytes, pa.RecordBatch]]:
-    if "namespace" not in rows.schema.names:
-        yield b"", rows
-        return
-    names = rows["namespace"].dictionary_encode()
-    rows = rows.drop_columns(["namespace"])
-    numbers = names.indices.to_numpy()
-    if len(names.dictionary) == 1:
-        yield names.dictionary[0].as_py(), rows
-        return
-    order = np.argsort(numbers, kind="stable")
-    ends = np.cumsum(np.bincount(numbers, minlength=len(names.dictionary))).tolist()
-    rows = rows.take(pa.array(order))
-    start = 0
-    for name, end in zip(names.dictionary.to_pylist(), ends, strict=True):
-        yield name, rows.slice(start, end - start)
-        start = end
-
-
 class _Loading:
-    """Loads rows of one namespace, which is the current one."""
+    """Loads rows of one table: of the one for `VOID`, or of the one for all other namespaces."""
 
-    def __init__(self, backend: HeapKeyedBackend, state: Any) -> None:
+    def __init__(self, backend: HeapKeyedBackend, state: Any, numbers: Array | int) -> None:
         self._backend = backend
         self._state = state
         descriptor = state.descriptor
@@ -100,12 +91,13 @@ class _Loading:
         self._types = descriptor.stored_types()
         self._value_type: Type = self._types[value_role(self._kind)]
         self._expires = descriptor.ttl_config is not None
-        number = state._current_number()
-        self._table = state._table_of(number != 0, True)
+        is_spaced = isinstance(numbers, np.ndarray)
+        self._table = state._table_of(is_spaced, True)
         self._maps: Any = None
         if self._kind == "map":
-            self._maps = state.spaced_map if number else state.plain_map
-        self._options = {"namespace": number, "threads": backend.threads}
+            self._maps = state.spaced_map if is_spaced else state.plain_map
+        #: Those of the namespaces, by row; 0 in `VOID`.
+        self._numbers = numbers
 
     def apply(self, op: Op, rows: pa.RecordBatch) -> None:
         keys = encoded_keys(self._backend._encoder, rows["key"])
@@ -144,15 +136,21 @@ class _Loading:
     def _stamps(self, column: pa.Array | None) -> Any:
         return 0 if column is None else np.ascontiguousarray(column.to_numpy(zero_copy_only=False))
 
+    @property
+    def _options(self) -> dict[str, Any]:
+        """The options that every kernel takes."""
+        return {"namespace": self._numbers, "threads": self._backend.threads}
+
     # --- what rows do ---
 
     def _put(self, keys: Any, rows: pa.RecordBatch) -> None:
         stamps = self._stamps(rows["timestamp"] if self._expires else None)
         if self._are_objects:
-            number = self._options["namespace"]
-            stamped = np.broadcast_to(stamps, count_of(keys)).tolist()
-            for key, value, stamp in zip(
-                canonical_list(keys), self._objects(rows["value"]), stamped, strict=True
+            for key, value, number, stamp in zip(
+                canonical_list(keys),
+                self._objects(rows["value"]),
+                *_row_by_row(rows.num_rows, self._numbers, stamps),
+                strict=True,
             ):
                 self._table.put(key, value, number, stamp)
             return
@@ -168,8 +166,11 @@ class _Loading:
             return
         # A key came more than once. Its lists were concatenated, but only the last list counts.
         self._drop(keys)
-        for last in applied("list", [pa.Table.from_batches([rows])]).to_batches():
-            self._append(encoded_keys(self._backend._encoder, last["key"]), last)
+        places = [rows["key"], pa.array(np.broadcast_to(self._numbers, rows.num_rows))]
+        last = np.sort(last_of(numbered(list(map(pa.chunked_array, places))), np.arange(rows.num_rows)))
+        if isinstance(self._numbers, np.ndarray):
+            self._numbers = self._numbers[last]
+        self._append(take_rows(keys, last), rows.take(pa.array(last)))
 
     def _append(self, keys: Any, rows: pa.RecordBatch) -> None:
         lists = rows["value"]
@@ -177,29 +178,37 @@ class _Loading:
         own = slice(int(offsets[0]), int(offsets[-1]))
         elements = lists.values.slice(own.start, own.stop - own.start)
         owners = np.repeat(np.arange(len(lists)), np.diff(offsets))
+        numbers = self._numbers[owners] if isinstance(self._numbers, np.ndarray) else 0
         stamps = 0
         if self._expires:
             of_lists = rows["timestamp"]
             ends = of_lists.offsets.to_numpy()
             stamps = self._stamps(of_lists.values.slice(int(ends[0]), int(ends[-1] - ends[0])))
         if self._are_objects:
-            number = self._options["namespace"]
             each = canonical_list(keys)
-            stamped = np.broadcast_to(stamps, len(elements)).tolist()
-            for owner, value, stamp in zip(owners.tolist(), self._objects(elements), stamped, strict=True):
+            for owner, value, number, stamp in zip(
+                owners.tolist(),
+                self._objects(elements),
+                *_row_by_row(len(elements), numbers, stamps),
+                strict=True,
+            ):
                 self._table.append(each[owner], value, number, stamp)
             return
         values, _ = self._values(elements)
-        kernels.append_many(self._table, take_rows(keys, owners), values, timestamp=stamps, **self._options)
+        kernels.append_many(
+            self._table, take_rows(keys, owners), values,
+            timestamp=stamps, namespace=numbers, threads=self._backend.threads,
+        )  # fmt: skip
 
     def _put_entries(self, keys: Any, map_keys: Any, rows: pa.RecordBatch) -> None:
         stamps = self._stamps(rows["timestamp"] if self._expires else None)
         if self._are_objects:
-            number = self._options["namespace"]
-            stamped = np.broadcast_to(stamps, count_of(keys)).tolist()
-            values = self._objects(rows["value"])
-            for key, map_key, value, stamp in zip(
-                canonical_list(keys), canonical_list(map_keys), values, stamped, strict=True
+            for key, map_key, value, number, stamp in zip(
+                canonical_list(keys),
+                canonical_list(map_keys),
+                self._objects(rows["value"]),
+                *_row_by_row(rows.num_rows, self._numbers, stamps),
+                strict=True,
             ):
                 self._maps.put(key, map_key, value, number, stamp)
             return
@@ -209,15 +218,19 @@ class _Loading:
         )
 
     def _remove_entries(self, keys: Any, map_keys: Any) -> None:
-        if self._are_objects:
-            for key, map_key in zip(canonical_list(keys), canonical_list(map_keys), strict=True):
-                self._maps.remove(key, map_key, self._options["namespace"])
+        if not self._are_objects:
+            map_kernels.remove_many(self._maps, keys, map_keys, **self._options)
             return
-        map_kernels.remove_many(self._maps, keys, map_keys, **self._options)
+        for key, map_key, number in zip(
+            canonical_list(keys),
+            canonical_list(map_keys),
+            *_row_by_row(count_of(keys), self._numbers),
+            strict=True,
+        ):
+            self._maps.remove(key, map_key, number)
 
     def _drop(self, keys: Any) -> None:
         """Remove whatever the keys have."""
-        number = self._options["namespace"]
         one: Callable[[Any, int], Any] | None = None
         if self._maps is not None:
             one = self._maps.clear
@@ -226,5 +239,12 @@ class _Loading:
         if one is None:
             kernels.remove_many(self._table, keys, **self._options)
             return
-        for key in canonical_list(keys):
+        for key, number in zip(
+            canonical_list(keys), *_row_by_row(count_of(keys), self._numbers), strict=True
+        ):
             one(key, number)
+
+
+def _row_by_row(count: int, *columns: Any) -> list[list[Any]]:
+    """The columns as lists; what is one for all rows is repeated."""
+    return [np.broadcast_to(column, count).tolist() for column in columns]
