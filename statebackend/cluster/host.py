@@ -248,7 +248,6 @@ class Host:
             self._files,
             source=source,
             delivered=plan.delivered,
-            processing_time_moved_by=header["moved_by"],
             subtask_index=plan.number,
             parallelism=plan.parallelism,
             key_group_range=range_for(plan.job.max_parallelism, plan.parallelism, plan.number),

@@ -59,7 +59,6 @@ class ScatteredExecution(Execution):
         *,
         source: Checkpoint | Savepoint | None = None,
         delivered: Mapping[str, Sequence[str]] | None = None,
-        processing_time_moved_by: int = 0,
         engine: Engine,
         parallelism: int,
         options: HostOptions,
@@ -75,9 +74,8 @@ class ScatteredExecution(Execution):
         self._token: reaching.Token | None = None
         #: True once a task has reached all hosts.
         self._has_probed = False
-        self._moved_by = processing_time_moved_by
-        #: The newest checkpoint, which hosts restore, now and at first; None if there is none.
-        self._committed_id = self._began_with = store.latest()
+        #: The newest checkpoint, which hosts restore; None if there is none.
+        self._committed_id = store.latest()
         #: Counts all tries of all batches: later ones have greater numbers.
         self._attempt = 0
         try:
@@ -126,11 +124,7 @@ class ScatteredExecution(Execution):
 
     def _restore(self) -> Question:
         assert self._token is not None
-        moved_by = self._moved_by if self._committed_id == self._began_with else 0
-        return Question(
-            "restore",
-            {"checkpoint": self._committed_id, "moved_by": moved_by, "token": self._token},
-        )
+        return Question("restore", {"checkpoint": self._committed_id, "token": self._token})
 
     def _check_token(self, answer: Answer) -> None:
         reaching.check_token(self._writer, answer["token"], "a host")

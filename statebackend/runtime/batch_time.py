@@ -77,30 +77,19 @@ class BatchTime:
         #: The times of the newest committed batch, or of what the job began with.
         self.committed = Times()
 
-    def begin_with(self, source: Checkpoint | Savepoint | None) -> int:
-        """Go on from the times of a checkpoint or savepoint; return by how much its processing time has to move.
-
-        Older versions had one time for a batch. In a job with event time it was that of rows, which all timestamps
-        and timers are of: those in processing time then move by the difference between the clock and it. A watermark
-        that was set since takes its place, and moves nothing.
-        """
+    def begin_with(self, source: Checkpoint | Savepoint | None) -> None:
+        """Go on from the times of a checkpoint or savepoint; None: of nothing."""
         if source is None:
             self.committed = Times()
-            return 0
-        rows_at = Origin.of(source.manifest).rows_at if isinstance(source, Checkpoint) else None
-        self.committed = Times(source.now, source.watermark, rows_at)
-        if self._job.event_time is None:
-            return 0
-        if source.has_one_time and source.now is not None:
-            self.committed = Times(None, source.now if source.watermark is None else source.watermark)
-            return clocks.read(self._clock) - source.now
-        if isinstance(source, Checkpoint) and Origin.of(source.manifest).time == "clock":
+            return
+        origin = Origin.of(source.manifest) if isinstance(source, Checkpoint) else Origin()
+        self.committed = Times(source.now, source.watermark, origin.rows_at)
+        if self._job.event_time is not None and origin.time == "clock":
             _log.warning(
                 "event_time= is turned on for a job with processing time: its states and timers in processing time "
                 "go on by the clock. A state whose time to live is changed to event time keeps its timestamps, which "
                 "are the clock's: if the rows are of another time, give it another name, so that it begins anew"
             )
-        return 0
 
     def begin(self, last_id: int | None = None, planned_at: int | None = None) -> BatchTimes:
         """The times of the batch after ``last_id``. Raises if the clock cannot be believed.

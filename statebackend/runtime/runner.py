@@ -84,14 +84,13 @@ class Runner:
             raise
 
     def _begun(self, source: Checkpoint | Savepoint | None) -> Execution:
-        moved_by = self._time.begin_with(source)
+        self._time.begin_with(source)
         return self._made_execution(
             self._job,
             self._key_type,
             self._store,
             source=source,
             delivered=self._delivered,
-            processing_time_moved_by=moved_by,
         )
 
     @property

@@ -46,7 +46,7 @@ from statebackend.runtime.output import OutputFiles
 from statebackend.runtime.pieces import BatchInPieces
 from statebackend.runtime.row_calls import KeyRowsCalls, RowCalls
 from statebackend.runtime.start import Beginning
-from statebackend.state import Mark, overrides
+from statebackend.state import Mark
 from statebackend.types import Type
 
 __all__ = ["SnapshotTargets", "Task"]
@@ -96,8 +96,7 @@ class SnapshotTargets(Protocol):
 class Task:
     """A function with its state. Batches run one after the other, and `committed` or `undo` ends each.
 
-    ``restore`` is the source that backends restore from; ``restored_id`` is the id of that checkpoint. Its timestamps
-    and timers in processing time move by ``processing_time_moved_by``.
+    ``restore`` is the source that backends restore from; ``restored_id`` is the id of that checkpoint.
 
     >>> from statebackend.functions import map_with_state
     >>> from statebackend.types import STRING
@@ -111,7 +110,6 @@ class Task:
         *,
         restore: Beginning | tuple[()] = (),
         restored_id: int | None = None,
-        processing_time_moved_by: int = 0,
         subtask_index: int = 0,
         parallelism: int = 1,
         key_group_range: KeyGroupRange | None = None,
@@ -129,8 +127,6 @@ class Task:
         self.operator: OperatorStateBackend = job.backend.create_operator_backend(
             subtask_index=subtask_index, parallelism=parallelism, restore=restore
         )
-        if processing_time_moved_by:
-            self._move_processing_time(processing_time_moved_by)
         self._context = FunctionContext(
             self.keyed,
             self.operator,
@@ -147,17 +143,6 @@ class Task:
         self._marks: tuple[Mark, Mark] | None = None
         #: The checkpoint for which a snapshot of the batch has been taken.
         self._taken: int | None = None
-
-    def _move_processing_time(self, by: int) -> None:
-        if not overrides(self.keyed, "move_processing_time"):
-            self.keyed.close()
-            self.operator.close()
-            raise UsageError(
-                f"{type(self.keyed).__name__} cannot move times that went by rows to the clock",
-                code="USAGE.NOT_AVAILABLE",
-                hint="use a backend that overrides move_processing_time",
-            )
-        self.keyed.move_processing_time(by)
 
     # --- a batch ---
 

@@ -288,7 +288,7 @@ class KeyedStateBackend(ABC):
         ``before`` and ``after`` are the watermarks before the batch and after it. Values are read and stamped by
         ``after`` until `set_event_time`, and by vectorised calls always; they are cleaned up by ``before``. While a
         watermark is None, nothing expires by it. Until the first call, what was restored goes by the watermark of its
-        checkpoint, if that has one besides the time of its batch. O(1).
+        checkpoint, if that has one. O(1).
 
         A job refuses a time to live in event time on a backend that overrides this and `set_event_time` not both: it
         would go by the clock.
@@ -321,21 +321,6 @@ class KeyedStateBackend(ABC):
         >>> keyed = create_backend("reference").create_keyed_backend(int)
         >>> keyed.begin_event_time(None, None)
         >>> keyed.set_event_time(1000)
-        """
-
-    def move_processing_time(self, by: int) -> None:  # noqa: B027 - optional
-        """Move restored timestamps in processing time, and the timers in it, by so many milliseconds.
-
-        For state of a job in which all went by the time of rows, before its states are asked for. O(timers). Such a job
-        does not start on a backend that does not override this: it would take those times for the clock's.
-
-        >>> from statebackend.backends import create_backend
-        >>> keyed = create_backend("reference").create_keyed_backend(int)
-        >>> keyed.set_current_key(1)
-        >>> keyed.timers.register(500, "processing")
-        >>> keyed.move_processing_time(1000)
-        >>> keyed.timers.pending("processing")
-        [1500]
         """
 
     @property

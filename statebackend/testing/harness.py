@@ -225,13 +225,8 @@ class Harness:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint, with a fresh copy of the function and nothing else from memory."""
         self._task.close()
-        self._task = Task(
-            self._job,
-            self._key_type,
-            restore=checkpoint,
-            restored_id=checkpoint.id,
-            processing_time_moved_by=self._time.begin_with(checkpoint),
-        )
+        self._time.begin_with(checkpoint)
+        self._task = Task(self._job, self._key_type, restore=checkpoint, restored_id=checkpoint.id)
 
     def restart(self) -> None:
         """Stop and start the job: `snapshot`, then `restore` from it."""

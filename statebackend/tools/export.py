@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from statebackend.checkpoint import Checkpoint, CheckpointReader, StateSnapshot
 from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.restored_states import keyed_snapshots
-from statebackend.checkpoint.keyed.savepoints import ShownNamespaces, are_whole, keyed_part, times_of_part
+from statebackend.checkpoint.keyed.savepoints import ShownNamespaces, are_whole, keyed_part
 from statebackend.checkpoint.store.savepoint_folder import PartWriter, Savepoint
 from statebackend.errors import (
     CorruptCheckpointError,
@@ -84,7 +84,7 @@ def _write(checkpoint: Checkpoint, target: Savepoint, keep: Callable[[], None]) 
         raise UsageError(
             "the checkpoint holds no state", detail=f"checkpoint {checkpoint.id}, {checkpoint!r}"
         )
-    times = times_of_part(checkpoint.now, checkpoint.watermark, has_one_time=checkpoint.has_one_time)
+    times = {"now": checkpoint.now, "watermark": checkpoint.watermark}
     parts = [each.part(times) for each in keyed]
     parts += [operator_part(each.subtask_index, each.parallelism, checkpoint.now) for each in operators]
     total = sum(file.size for each in (*(one.snapshot for one in keyed), *operators) for file in each.files)

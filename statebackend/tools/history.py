@@ -202,8 +202,6 @@ def set_time(
     the next batch on they decide what expires and which timers are due. None leaves a time as it is. The query must not
     run meanwhile.
 
-    A checkpoint of an older version has one time, ``now``. A query with ``event_time=`` takes that for the watermark,
-    also if it was set here, unless a ``watermark`` was set.
     """
     if now is None and watermark is None:
         raise UsageError("now is a number of milliseconds since 1970, or a datetime; so is watermark")

@@ -187,13 +187,10 @@ class _Copy:
             outputs={name: map(self.file, files) for name, files in self._source.outputs.items()},
             files=map(self.file, manifest.files),
             now=source.now,
-            watermark=None if source.has_one_time else source.watermark,
+            watermark=source.watermark,
             batch=Origin.of(manifest).to_json(),
             progress=figures_of(manifest),
         )
-        if source.has_one_time and source.watermark is not None:
-            # In its manifest, the watermark would say that there were two times.
-            self._store.set_time(watermark=source.watermark)
 
     def opened(self) -> Checkpoint:
         """The copy, once it exists."""

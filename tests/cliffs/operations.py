@@ -370,9 +370,6 @@ OPERATIONS: dict[str, dict[str, Call]] = {
         "begin_batch": keyed(_begin_batch),
         "begin_event_time": keyed(_set_event_time),
         "set_event_time": keyed(_set_event_time),
-        "move_processing_time": keyed(
-            lambda keyed, world, number: keyed.move_processing_time(1 if number % 2 else -1)
-        ),
         "has_timers": keyed(lambda keyed, world, number: keyed.has_timers),
         "timers": keyed(lambda keyed, world, number: keyed.timers),
         "advance": keyed(lambda keyed, world, number: keyed.advance()),

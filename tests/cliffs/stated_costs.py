@@ -55,7 +55,6 @@ IDLE = Stated(
 )
 PENDING = Stated("time.md", "| `pending` | O(n log n) in the timers of the key and namespace |")
 ROWS = Stated("time.md", "| `rows`, `load` | O(n log n) in the timers |")
-MOVE = Stated("time.md", "| `keyed.move_processing_time` | O(n log n) in the timers |")
 CLOSE = Stated(
     "backends.md", "to what is there, and to what calls have removed and later ones have not freed yet."
 )
@@ -95,7 +94,6 @@ DOCUMENTED: dict[tuple[str, str, str], Stated] = {
     ),
     ("timers", "pending", "timers"): PENDING,
     ("timers", "rows", "timers"): ROWS,
-    ("backend", "move_processing_time", "timers"): MOVE,
     **dict.fromkeys(
         _cells(
             "backend",

@@ -17,7 +17,6 @@ from host_queries import HostQuery, LocalQuery, rows_out, state_of
 
 import statebackend as sb
 from statebackend.runtime import Committed, EventTime, Job
-from statebackend.runtime.batch_time import BatchTime
 from statebackend.testing import ManualClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
@@ -445,31 +444,6 @@ def test_a_query_begins_anew_after_a_gap(tmp_path: Path, rng: random.Random) -> 
         twins.next = 9
         twins.batches(2)
         twins.close()
-        twins.check_state()
-    finally:
-        twins.close()
-
-
-def test_times_that_move_when_an_older_store_is_opened_move_at_hosts_too(
-    tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Older versions had one time for rows and clock: what went by the clock moves once."""
-    twins = Twins(tmp_path, CASES["time"], "heap", rng)
-    try:
-        twins.open(2)
-        twins.batches(2)
-        twins.close()
-        begin_with = BatchTime.begin_with
-
-        def moved(time: BatchTime, source: Any) -> int:
-            return begin_with(time, source) + 500
-
-        with monkeypatch.context() as patched:
-            patched.setattr(BatchTime, "begin_with", moved)
-            twins.open(3)
-            twins.batches(2)
-            twins.close()
-        assert state_of(twins.ours) == state_of(twins.theirs)
         twins.check_state()
     finally:
         twins.close()

@@ -232,7 +232,6 @@ def test_time_is_set_within_a_batch_of_rows(make_keyed: MakeKeyed) -> None:
     for call in (
         lambda: keyed.begin_event_time(None, 1),
         lambda: keyed.set_event_time(1),
-        lambda: keyed.move_processing_time(1),
     ):
         with pytest.raises(sb.ClosedError):
             call()
@@ -281,19 +280,17 @@ def test_full_snapshots_leave_out_what_had_expired_by_the_committed_watermark(
 
 
 @pytest.mark.parametrize("stored_as", ["checkpoint", "savepoint"])
-@pytest.mark.parametrize("watermark", [50, None])
 def test_what_is_restored_goes_by_the_restored_watermark_until_it_is_told_another(
     make_keyed: MakeKeyed,
     tmp_path: Path,
     clock: ManualClock,
     kind: str,
     stored_as: str,
-    watermark: int | None,
 ) -> None:
     """By the clock, which is far ahead of the rows, whatever is read or written first would be gone."""
+    watermark = 50
     clock.set(1_000_000)
     keyed = make_keyed()
-    keyed.begin_batch(1_000_000)  # such a checkpoint has two times
     keyed.begin_event_time(watermark, watermark)
     state = state_of(keyed, kind, cleanup_full_snapshot=True)
     for key in range(5):
@@ -306,8 +303,7 @@ def test_what_is_restored_goes_by_the_restored_watermark_until_it_is_told_anothe
                 stored: Any = keyed.savepoint(tmp_path / f"savepoint {number}")
             else:
                 snapshot = keyed.snapshot(number, store, incremental=False).result()
-                batch = {"time": "processing"}
-                stored = store.commit(number, [snapshot], now=1_000_000, watermark=watermark, batch=batch)
+                stored = store.commit(number, [snapshot], now=1_000_000, watermark=watermark)
             return make_keyed(restore=stored)
 
         again = restored(keyed, 0)
@@ -327,9 +323,8 @@ def test_what_is_restored_goes_by_the_restored_watermark_until_it_is_told_anothe
         state = state_of(again, kind)
         again.begin_event_time(watermark, watermark)
         assert sorted(again.keys("s")) == [0, 1, 2, 3, 4]
-        if watermark is not None:
-            again.begin_event_time(1_000_000, 1_000_000)
-            assert list(again.keys("s")) == [], "from now on it goes by what it was told"
+        again.begin_event_time(1_000_000, 1_000_000)
+        assert list(again.keys("s")) == [], "from now on it goes by what it was told"
 
 
 def test_what_had_no_watermark_goes_by_the_clock_in_a_batch_that_tells_none(
@@ -348,49 +343,6 @@ def test_what_had_no_watermark_goes_by_the_clock_in_a_batch_that_tells_none(
         assert state.exists() == there
 
 
-@pytest.mark.parametrize("kind", ["value", "list", "map", "text"])
-def test_stamps_in_processing_time_are_moved_when_they_are_restored(
-    make_keyed: MakeKeyed, clock: ManualClock, tmp_path: Path, kind: str
-) -> None:
-    def by_clock(keyed: Any) -> Any:
-        return keyed.get_state(KINDS[kind]().enable_time_to_live(sb.StateTtlConfig(TTL)))
-
-    with sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=128) as store:
-        keyed = make_keyed()
-        state = by_clock(keyed)
-        events = keyed.get_state(in_event_time(sb.ValueStateDescriptor("events", int), TTL))
-        for key in (1, 2):
-            keyed.set_current_key(key)
-            write(state, kind, 7)
-            events.update(7)
-            keyed.timers.register(clock.now() + 60, "processing")
-            keyed.timers.register(clock.now() + 60, "event")
-            clock.advance(10)
-        committed = store.commit(0, [keyed.snapshot(0, store).result()])
-        for number in (1, 2):
-            clock.set(1_000 + (5_000_000 if number == 1 else 5_000_090))
-            keyed = make_keyed(restore=committed)
-            if number == 1:
-                keyed.move_processing_time(5_000_000)
-                clock.set(5_001_000)
-            state = by_clock(keyed)
-            assert {row.timestamp for row in keyed.timers.rows() if row.domain == "event"} == {1060, 1070}
-            assert {row.timestamp for row in keyed.timers.rows() if row.domain == "processing"} == {
-                5_001_060,
-                5_001_070,
-            }
-            keyed.set_current_key(1)
-            assert state.exists()
-            clock.set(5_001_100)
-            for key, there in ((1, False), (2, True)):
-                keyed.set_current_key(key)
-                assert state.exists() == there
-            keyed.begin_event_time(None, 1_109)
-            events = keyed.get_state(in_event_time(sb.ValueStateDescriptor("events", int), TTL))
-            assert sorted(keyed.keys("events")) == [2], "not moved"
-            committed = store.commit(number, [keyed.snapshot(number, store).result()], watermark=1_109)
-
-
 def test_a_vectorised_write_within_a_row_is_seen_by_the_row(make_keyed: MakeKeyed) -> None:
     """It goes by the watermark, which is before the time of the row: what the row saw expired is back."""
     keyed = make_keyed()
@@ -407,36 +359,6 @@ def test_a_vectorised_write_within_a_row_is_seen_by_the_row(make_keyed: MakeKeye
     assert not state.is_empty()
     assert list(keyed.keys("s")) == [1]
     assert list(state.items()) == [(1, 5)]
-
-
-@pytest.mark.parametrize("kind", ["value", "list", "map"])
-def test_times_that_would_be_moved_too_far_become_the_last(
-    make_keyed: MakeKeyed, clock: ManualClock, tmp_path: Path, kind: str
-) -> None:
-    def by_clock(keyed: Any) -> Any:
-        ttl = sb.StateTtlConfig(TTL, cleanup_in_background=False)
-        return keyed.get_state(KINDS[kind]().enable_time_to_live(ttl))
-
-    with sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=128) as store:
-        for number, (edge, by) in enumerate(((2**63 - 1, 1000), (-(2**63), -1000))):
-            keyed = make_keyed()
-            state = by_clock(keyed)
-            stamp = edge - by // 2
-            for key, now in ((1, stamp), (2, 0)):
-                keyed.begin_batch(now)
-                keyed.set_current_key(key)
-                write(state, kind)
-                keyed.timers.register(now, "processing")
-            keyed.begin_batch(None)
-            keyed.set_current_key(1)
-            committed = store.commit(number, [keyed.snapshot(number, store).result()])
-            keyed = make_keyed(restore=committed)
-            keyed.move_processing_time(by)
-            assert sorted(row.timestamp for row in keyed.timers.rows()) == sorted([edge, by])
-            state = by_clock(keyed)
-            stamps = keyed.savepoint(tmp_path / f"moved-{number}")
-            found = sb.tools.read_state(stamps, "s")["timestamp"].to_pylist()
-            assert sorted(each[0] if kind == "list" else each for each in found) == sorted([edge, by])
 
 
 def write_many(state: Any, kind: str, key: int, number: int) -> None:

@@ -14,7 +14,7 @@ from pieces import either_way
 
 import statebackend as sb
 from statebackend.backends.reference import ReferenceBackend, ReferenceKeyedBackend
-from statebackend.runtime import EventTime, Job, Task
+from statebackend.runtime import EventTime, Job
 from statebackend.testing import Harness, ManualClock
 
 __all__ = ["either_way"]
@@ -524,7 +524,6 @@ class WithoutTheTimeOfRows(ReferenceKeyedBackend):
 
     begin_event_time = sb.KeyedStateBackend.begin_event_time
     set_event_time = sb.KeyedStateBackend.set_event_time
-    move_processing_time = sb.KeyedStateBackend.move_processing_time
 
 
 class Older(ReferenceBackend):
@@ -542,16 +541,6 @@ def test_a_backend_without_the_time_of_rows_takes_no_state_that_goes_by_it(backe
         assert caught.value.code == "USAGE.NOT_AVAILABLE"
     with Harness(Looking(), int, key="k", event_time="at", backend=Older()) as harness:
         assert harness.process_batch(rows((1, 1000))) == [(1000, None, 0)]
-
-
-def test_a_backend_that_cannot_move_times_does_not_begin_with_those_of_rows(backend: str) -> None:
-    job = Job(Looking(), key="k", event_time="at", backend=Older())
-    Task(job, sb.types.LONG).close()
-    with pytest.raises(sb.UsageError, match="cannot move times") as caught:
-        Task(job, sb.types.LONG, processing_time_moved_by=5)
-    assert caught.value.code == "USAGE.NOT_AVAILABLE"
-    with pytest.raises(sb.ClosedError):
-        Older.made[-1].mark()
 
 
 def test_options_that_make_no_sense_are_refused(backend: str) -> None:

@@ -614,19 +614,3 @@ def test_a_savepoint_has_what_nobody_has_declared(tmp_path: Path, native: Any, r
     for name in BACKENDS:
         with other(name, restore=savepoint) as again:
             assert contents(again) == held
-
-
-def test_a_time_to_live_that_is_moved_is_not_adopted(tmp_path: Path, native: Any) -> None:
-    clock = ManualClock(0)
-    state = sb.ValueStateDescriptor("n", int).enable_time_to_live(StateTtlConfig(1000))
-    with open_store(tmp_path / "store") as store:
-        with native(clock=clock) as keyed:
-            keyed.get_value_state(state).update_many([1], [7])
-            committed = commit(keyed, store, 0)
-        clock.set(1400)
-        with native(restore=committed, clock=clock) as keyed:
-            keyed.move_processing_time(500)
-            assert keyed.get_value_state(state).get_many([1]).to_pylist() == [7]
-            committed = commit(keyed, store, 1)
-        with native(restore=committed, clock=clock) as keyed:
-            assert keyed.get_value_state(state).get_many([1]).to_pylist() == [7]

@@ -7,7 +7,6 @@ import itertools
 import json
 import logging
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from pieces import either_way
 
 import statebackend as sb
 from statebackend.runtime import Batch, Committed, EventTime, Incoming, Job, Runner
-from statebackend.runtime.batch_time import BatchTime
 from statebackend.runtime.origin import Origin
 from statebackend.runtime.progress import Stopwatch, describe
 from statebackend.testing import ManualClock
@@ -234,129 +232,6 @@ class ByBoth(sb.KeyedProcessFunction):
         yield "timer", timestamp, []
 
 
-def with_one_time(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run batch 0 as an older version did: one time, of the rows, which the manifest has as `now`."""
-    to_json = Origin.to_json
-    commit = sb.CheckpointStore.commit
-
-    def old_commit(store: sb.CheckpointStore, *arguments: Any, **options: Any) -> Any:
-        return commit(store, *arguments, **{**options, "now": options["watermark"], "watermark": None})
-
-    with monkeypatch.context() as older:
-        older.setattr(Origin, "to_json", lambda self: {k: v for k, v in to_json(self).items() if k != "time"})
-        older.setattr(sb.CheckpointStore, "commit", old_commit)
-        query.clock.set(START)  # all that goes by the clock gets the time of the rows
-        query.run(0, at(0))
-        query.close()
-
-
-@pytest.mark.parametrize("restarts", [False, True])
-def test_the_one_time_of_an_older_version_is_the_watermark(
-    queries: Any, monkeypatch: pytest.MonkeyPatch, restarts: bool
-) -> None:
-    query = queries("store", ByBoth(), "at")
-    with_one_time(query, monkeypatch)
-    assert query.times() == (START, None)
-    much_later = START + 1000 * 24 * 60 * MINUTE  # the other time is unset: no jump
-    query.clock.set(much_later)
-    assert rows_of(query.run(1, at(None))) == [("row", START, [1, 1])]
-    assert query.times() == (much_later, START)
-    if restarts:
-        query.close()
-    query.clock.set(much_later + 5 * MINUTE)
-    assert rows_of(query.run(2, at(2))) == [
-        ("row", START, [1, 1]),
-        ("timer", much_later + 5 * MINUTE, []),
-    ]
-    query.clock.set(much_later + 15 * MINUTE)
-    assert rows_of(query.run(3, at(11.9))) == [
-        ("row", START + 2 * MINUTE, [-1, 1]),
-        ("timer", START + 5 * MINUTE, []),
-    ]
-
-
-@pytest.mark.parametrize("copies", ["rescale", "drop_state"])
-def test_a_copy_of_an_older_store_has_its_one_time(
-    queries: Any, monkeypatch: pytest.MonkeyPatch, copies: str
-) -> None:
-    query = queries("store", ByBoth(), "at")
-    with_one_time(query, monkeypatch)
-    copy = queries("copy", ByBoth(), "at", now=START + 100 * 24 * 60 * MINUTE)
-    if copies == "rescale":
-        copy.options["max_parallelism"] = 64
-        made = sb.tools.rescale(query.folder, copy.folder, 64)
-    else:
-        made = sb.tools.drop_state(query.folder, copy.folder, "event")
-    assert made.has_one_time
-    assert rows_of(copy.run(1, at(None))) == [("row", START, [1, 1 if copies == "rescale" else -1])]
-    assert copy.times() == (copy.clock.now(), START)
-
-
-def test_the_first_full_snapshot_after_an_upgrade_has_what_lives(
-    queries: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rows were ahead of the clock: what is moved back to it has not expired."""
-
-    class Cleaned(ByBoth):
-        def open(self, ctx: sb.FunctionContext) -> None:
-            super().open(ctx)
-            ttl = sb.StateTtlConfig(10 * MINUTE, cleanup_full_snapshot=True)
-            self.clock = ctx.get_value_state(sb.ValueStateDescriptor("full", int).enable_time_to_live(ttl))
-
-    query = queries("store", Cleaned(), "at")
-    with_one_time(query, monkeypatch)
-    query.clock.set(START - 10 * 24 * 60 * MINUTE)
-    other = at(None)
-    query.run(1, other.set_column(other.column_names.index("user"), "user", pa.array(["other"])))
-    assert len(sb.tools.read_state(query.folder, "full")) == 2
-    query.close()
-    assert rows_of(query.run(2, at(None))) == [("row", START, [1, 1])]
-
-
-@pytest.mark.parametrize("by", ["itself", "rescale", "savepoint", "backend"])
-def test_a_watermark_that_is_set_in_an_older_store_takes_the_place_of_its_one_time(
-    queries: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str
-) -> None:
-    """Its rows had run ahead: the clock's time does not, and state in processing time moves with the batch."""
-    query = queries("store", ByBoth(), "at")
-    with_one_time(query, monkeypatch)
-    right = START - 54 * 365 * 24 * 60 * MINUTE
-    checkpoint = sb.tools.set_time(query.folder, watermark=right)
-    assert (checkpoint.now, checkpoint.watermark, checkpoint.has_one_time) == (START, right, True)
-    again = query
-    source: Any = checkpoint
-    if by == "rescale":
-        again = queries("copy", ByBoth(), "at", max_parallelism=64)
-        source = sb.tools.rescale(query.folder, again.folder, 64)
-    elif by == "savepoint":
-        source = sb.tools.savepoint(query.folder, tmp_path / "savepoint")
-    elif by == "backend":
-        with sb.create_backend("heap").create_keyed_backend("string", restore=checkpoint) as keyed:
-            source = keyed.savepoint(tmp_path / "savepoint")
-    assert (source.now, source.watermark, source.has_one_time) == (START, right, True)
-    if by in ("savepoint", "backend"):
-        again = queries("again", ByBoth(), "at")
-        again.more = {"restore_from": source, "first_batch": 1}
-    again.clock.set(right + 5 * MINUTE)
-    assert rows_of(again.run(1, at(None))) == [("row", right, [1, 1])]
-    assert again.times() == (right + 5 * MINUTE, right)
-
-
-def test_without_event_time_the_one_time_is_the_clocks(queries: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    query = queries("store", Plain(), None)
-    with monkeypatch.context() as older:
-        to_json = Origin.to_json
-        older.setattr(Origin, "to_json", lambda self: {k: v for k, v in to_json(self).items() if k != "time"})
-        query.run(0, at(0))
-        query.close()
-    query.clock.set(START + 100 * 24 * 60 * MINUTE)
-    with pytest.raises(sb.UsageError, match="100 days ahead"):
-        query.run(1, at(0))
-    query.clock.set(START + 5 * MINUTE)
-    assert rows_of(query.run(1, at(0))) == [("u", START + 5 * MINUTE, [0, 0]), ("u", START + 5 * MINUTE, [])]
-    assert query.times() == (START + 5 * MINUTE, None)
-
-
 def test_turning_event_time_on_warns_and_begins_without_a_watermark(
     queries: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -388,7 +263,6 @@ def test_a_savepoint_has_both_times(queries: Any, tmp_path: Path) -> None:
         written = keyed.savepoint(tmp_path / "written")
     for savepoint in (made, written):
         assert (savepoint.now, savepoint.watermark) == (START, START + 3 * MINUTE)
-        assert not savepoint.has_one_time
         again = Runner(
             Job(ByBoth(), key="user", schema=SCHEMA, event_time="at"),
             sb.CheckpointStore(tmp_path / f"again-{savepoint.uri.split('/')[-1]}"),
@@ -411,7 +285,7 @@ def test_a_savepoint_of_a_running_job_without_event_time_has_the_time_of_the_clo
     live = query.runner._execution.task.keyed.savepoint(tmp_path / "live")
     made = sb.tools.savepoint(query.folder, tmp_path / "made")
     for savepoint in (live, made):
-        assert (savepoint.now, savepoint.watermark, savepoint.has_one_time) == (START, None, False)
+        assert (savepoint.now, savepoint.watermark) == (START, None)
 
 
 def test_a_manifest_of_another_kind_of_time_is_damaged(queries: Any, tmp_path: Path) -> None:
@@ -423,21 +297,6 @@ def test_a_manifest_of_another_kind_of_time_is_damaged(queries: Any, tmp_path: P
     manifest.batch["time"] = 7
     with pytest.raises(sb.CorruptCheckpointError):
         Origin.of(manifest)
-
-
-def test_a_store_of_format_1_has_one_time(tmp_path: Path) -> None:
-    shutil.copytree(Path(__file__).parents[1] / "golden" / "1" / "store", tmp_path / "store")
-    checkpoint = sb.CheckpointStore(tmp_path / "store").open_latest()
-    assert checkpoint.now is not None
-    clock = ManualClock(checkpoint.now + 10**10)
-    for event_time, wanted, moved_by in (
-        ("at", (None, checkpoint.now), 10**10),
-        (None, (checkpoint.now, None), 0),
-    ):
-        time = BatchTime(Job(Plain(), key="user", event_time=event_time), clock)
-        assert time.begin_with(checkpoint) == moved_by
-        assert time.committed[:2] == wanted
-        assert time.begin(checkpoint.id).now == clock.now()
 
 
 def test_a_stream_is_idle_up_to_the_plan_of_a_batch(tmp_path: Path) -> None:

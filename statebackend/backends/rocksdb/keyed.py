@@ -374,8 +374,7 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
         by_clock, by_event = self._committed
         if log.committed_now is not None:
             by_clock.now = log.committed_now
-            has_one_time = self._event_now is None and log.committed_watermark is None and self._has_one_time
-            watermark = log.committed_now if has_one_time else log.committed_watermark
+            watermark = log.committed_now if self._event_now is None else log.committed_watermark
             if watermark is not None:
                 by_event.now = watermark
         elif len(self._marks) or self.scratch.has_readers:

@@ -22,12 +22,11 @@ from statebackend.checkpoint.keyed.restored_states import (
     RestoredStates,
     keyed_snapshots,
     migration,
-    moved_time,
     read_checkpoint,
     timer_rows,
 )
 from statebackend.checkpoint.keyed.rows import ExpiredAt, RowSource, phases
-from statebackend.checkpoint.keyed.savepoints import read_savepoint, times_of_part, write_savepoint
+from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savepoint
 from statebackend.checkpoint.keyed.snapshot_files import SnapshotWriting, Taken, TakenRows, TakenStates
 from statebackend.checkpoint.keyed.snapshot_log import SnapshotLog
 from statebackend.checkpoint.store.data_files import DataWriter
@@ -52,7 +51,6 @@ from statebackend.types import Compatibility, Type
 
 __all__ = ["CheckpointedKeyedBackend"]
 
-_, _PROCESSING = DOMAINS
 _TIMER_STATES = [timer_state(domain) for domain in DOMAINS]
 
 
@@ -63,12 +61,6 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         super().__init__(key_type, **options)
         self._restored = RestoredStates({}, None)
         self._checkpoint_to_restore = restore
-        #: True if what was restored knew one time, and no batch has told two since.
-        self._has_one_time = True
-        #: True if no watermark was restored: in a batch without `begin_event_time`, event time is the clock's.
-        self._may_go_by_clock = False
-        #: What is added to restored timestamps in processing time.
-        self._moved_by = 0
         self._threads = WritingThreads()
         self._expired_in_snapshots: Counter[str] = Counter()
         self._counting = threading.Lock()  # several threads may end their writing at once
@@ -121,11 +113,9 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._restored = read(given, self.key_type, self.max_parallelism, self.key_group_range)
         self._log.committed_now = self._restored.now
         self._log.committed_watermark = self._restored.watermark
-        self._has_one_time = self._restored.has_one_time
-        if not self._has_one_time:
+        if self._restored.watermark is not None:
             # By the clock, states in event time would have expired long ago for whoever reads or writes them now.
             self.begin_event_time(self._restored.watermark, self._restored.watermark)
-            self._may_go_by_clock = self._restored.watermark is None
         self._take_in_changes()
         self._load_timers()
         if isinstance(given, Checkpoint):
@@ -167,14 +157,13 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         in_event_time = config is not None and config.is_in_event_time
         by_watermark = self._by_watermark() if in_event_time else None
         now = self._time() if by_watermark is None else by_watermark
-        moved_by = 0 if in_event_time or not restored.description.ttl else self._moved_by
-        if answer is Compatibility.AS_IS and not moved_by:
+        if answer is Compatibility.AS_IS:
             adopted = self._adopt(descriptor)
             if adopted is not None:
                 self._restored.take(descriptor.name)
                 return adopted
         state = super()._new_state(descriptor)
-        migrate = migration(restored.description, descriptor, now, moved_by)
+        migrate = migration(restored.description, descriptor, now)
         with self._loading():
             try:
                 parts = (part for rows in restored.rows for part in phases(rows))
@@ -192,9 +181,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
                 raise
         self._restored.take(descriptor.name)
         pa.default_memory_pool().release_unused()  # what the batches took goes back to the system
-        if answer is not Compatibility.AS_IS or moved_by:
-            # What the files hold is of other types, or has other timestamps: none may be built on.
-            self._log.forget()
+        if answer is not Compatibility.AS_IS:
+            self._log.forget()  # what the files hold is of other types: none may be built on
         return state
 
     def undeclared_states(self) -> list[str]:
@@ -202,17 +190,6 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         return [name for name in self._restored.names if not name.startswith(RESERVED)]
 
     # --- taking ---
-
-    def begin_batch(self, now: int | None) -> None:
-        super().begin_batch(now)
-        if now is not None:
-            self._has_one_time = False  # a job of this version tells the clock's time
-            if self._may_go_by_clock:
-                self._may_go_by_clock, self._event_now = False, None
-
-    def begin_event_time(self, before: int | None, after: int | None) -> None:
-        super().begin_event_time(before, after)
-        self._may_go_by_clock = False
 
     @undisturbed
     def snapshot(
@@ -302,7 +279,8 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         """
         self._check_open()
         self._log.settle()
-        times = self._times_of_savepoint()
+        now = self._log.committed_now if self._worked_at is None else _stored_time(self._worked_at)
+        times = {"now": now, "watermark": self._watermark}
         savepoint = Savepoint.at(store_or_uri)
         rows = self._take_rows()
         try:
@@ -319,30 +297,6 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         finally:
             rows.source.release()
         return savepoint
-
-    def _times_of_savepoint(self) -> dict[str, int | None]:
-        log = self._log
-        now = log.committed_now if self._worked_at is None else _stored_time(self._worked_at)
-        if self._event_now is not None:
-            return times_of_part(now, self._watermark, has_one_time=False)
-        return times_of_part(now, log.committed_watermark, has_one_time=self._has_one_time)
-
-    def move_processing_time(self, by: int) -> None:
-        self._check_open()
-        self._moved_by += by
-        if self._log.committed_now is not None:
-            self._log.committed_now += by  # full snapshots compare it with what moves
-        if not self.has_timers or not by:
-            return
-        rows = [row for row in self.timers.rows() if row.domain == _PROCESSING]
-        saved = self._save_key()
-        try:
-            for row in rows:
-                self._key, self._key_group, self._namespace = row.key, row.key_group, row.namespace
-                self.timers.delete(row.timestamp, _PROCESSING)
-        finally:
-            self._restore_key(saved)
-        self.timers.load(row._replace(timestamp=moved_time(row.timestamp, by)) for row in rows)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         self._log.committed(checkpoint_id)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from statebackend.checkpoint.format import Op, Section
 from statebackend.checkpoint.keyed.description import StateDescription, value_role
@@ -34,11 +33,8 @@ __all__ = [
     "RestoredStates",
     "check_use",
     "keyed_snapshots",
-    "moved_time",
     "timer_rows",
 ]
-
-_FIRST, _LAST = -(2**63), 2**63 - 1
 
 #: The ``extra["part"]`` of a snapshot of keyed state.
 PART = "keyed"
@@ -66,18 +62,12 @@ class RestoredStates:
     """
 
     def __init__(
-        self,
-        states: dict[str, RestoredState],
-        now: int | None,
-        watermark: int | None = None,
-        has_one_time: bool = True,
+        self, states: dict[str, RestoredState], now: int | None, watermark: int | None = None
     ) -> None:
         self._states = states
         #: The times of the checkpoint's batch.
         self.now = now
         self.watermark = watermark
-        #: True if its writer knew one time of a batch; it is ``now``.
-        self.has_one_time = has_one_time
 
     @property
     def names(self) -> list[str]:
@@ -136,7 +126,7 @@ def read_checkpoint(
         if own is not None:
             _read_native(states, open_native(checkpoint, snapshot, key_type, own), checkpoint)
             _read_files(states, opened, checkpoint, snapshot, own)
-    return RestoredStates(states, checkpoint.now, checkpoint.watermark, checkpoint.has_one_time)
+    return RestoredStates(states, checkpoint.now, checkpoint.watermark)
 
 
 def check_use(snapshot: StateSnapshot, checkpoint: Checkpoint, key_type: Type, max_parallelism: int) -> None:
@@ -213,12 +203,11 @@ def _read_files(
 
 
 def migration(
-    description: StateDescription, descriptor: StateDescriptor, now: int, moved_by: int = 0
+    description: StateDescription, descriptor: StateDescriptor, now: int
 ) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     """The function from rows as they were written to rows as the descriptor has them; the two are compatible.
 
-    If the state had no time to live before, values get ``now`` or the configuration's ``legacy_timestamp``. Timestamps
-    that are there move by ``moved_by``.
+    If the state had no time to live before, values get ``now`` or the configuration's ``legacy_timestamp``.
     """
     role = value_role(descriptor.kind)
     new = descriptor.stored_types()[role]
@@ -232,8 +221,6 @@ def migration(
     ttl = descriptor.ttl_config
     if description.ttl and ttl is None:
         steps.append(lambda rows: rows.drop_columns(["timestamp"]))
-    if description.ttl and ttl is not None and moved_by:
-        steps.append(lambda rows: _with_column(rows, "timestamp", _moved(rows["timestamp"], moved_by)))
     if not description.ttl and ttl is not None:
         stamp = now if ttl.legacy_timestamp is None else ttl.legacy_timestamp
         steps.append(lambda rows: _stamped(rows, stamp))
@@ -248,33 +235,6 @@ def migration(
 
 def _with_column(rows: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
     return rows.set_column(rows.schema.get_field_index(name), name, column)
-
-
-def moved_time(time: int, by: int) -> int:
-    """The time so many milliseconds later, or the last or the first that there is.
-
-    >>> moved_time(5, 10), moved_time(2**63 - 5, 10) == 2**63 - 1
-    (15, True)
-    """
-    return min(max(time + by, _FIRST), _LAST)
-
-
-def _moved(stamps: pa.Array, by: int) -> pa.Array:
-    """As `moved_time`, for a column of timestamps, or of lists of them."""
-    if not pa.types.is_list(stamps.type):
-        if by > 0:
-            stamps = pc.min_element_wise(stamps, _LAST - by, skip_nulls=False)
-        else:
-            stamps = pc.max_element_wise(stamps, _FIRST - by, skip_nulls=False)
-        return pc.add(stamps, by)
-    validity, offsets = stamps.buffers()[:2]
-    return pa.Array.from_buffers(
-        stamps.type,
-        len(stamps),
-        [validity, offsets],
-        offset=stamps.offset,
-        children=[_moved(stamps.values, by)],
-    )
 
 
 def _stamped(rows: pa.RecordBatch, stamp: int) -> pa.RecordBatch:

@@ -44,7 +44,6 @@ __all__ = [
     "keyed_parts",
     "namespace_columns",
     "read_savepoint",
-    "times_of_part",
     "with_encoded_namespaces",
     "write_savepoint",
 ]
@@ -75,17 +74,6 @@ def write_savepoint(
             else:
                 schema, batches = _parquet_rows(description, section)
                 part.write_state(description.to_json(), schema, batches)
-
-
-def times_of_part(now: int | None, watermark: int | None, *, has_one_time: bool) -> dict[str, int | None]:
-    """The times as `keyed_part` takes them. If a batch had one time, a watermark is one that was set since.
-
-    >>> times_of_part(7, None, has_one_time=False), times_of_part(7, None, has_one_time=True)
-    ({'now': 7, 'watermark': None}, {'now': 7})
-    """
-    if not has_one_time:
-        return {"now": now, "watermark": watermark}
-    return {"now": now} if watermark is None else {"now": now, "watermark": watermark, "one_time": True}
 
 
 def keyed_part(
@@ -222,7 +210,7 @@ def read_savepoint(
                 with savepoint.open_state(stored):
                     pass  # a damaged file is found before anything is restored
                 known.rows.add(partial(_rows_of, savepoint, stored, key_type, max_parallelism, key_groups))
-    return RestoredStates(states, savepoint.now, savepoint.watermark, savepoint.has_one_time)
+    return RestoredStates(states, savepoint.now, savepoint.watermark)
 
 
 def keyed_parts(savepoint: Savepoint) -> list[tuple[SavepointPart, KeyGroupRange]]:

@@ -96,14 +96,6 @@ class Checkpoint:
         return self.manifest.watermark if self._times.watermark is None else self._times.watermark
 
     @property
-    def has_one_time(self) -> bool:
-        """True if `now` is all that its writer noted of time: then it may be that of the clock, or of rows.
-
-        `sb.tools.set_time` may have given it a watermark nevertheless.
-        """
-        return self.manifest.watermark is None and self.manifest.batch.get("time") is None
-
-    @property
     def snapshots(self) -> tuple[StateSnapshot, ...]:
         """The snapshot that each subtask wrote."""
         return self.manifest.snapshots

@@ -163,16 +163,6 @@ class Savepoint:
         found = [part.described.get("watermark") for part in self.parts("keyed")]
         return max((each for each in found if each is not None), default=None)
 
-    @property
-    def has_one_time(self) -> bool:
-        """True if `now` is all that its writer noted of time: then it may be that of the clock, or of rows.
-
-        >>> Savepoint("/nowhere").has_one_time
-        True
-        """
-        described = [part.described for part in self.parts("keyed")]
-        return not any("watermark" in each and not each.get("one_time") for each in described)
-
     # --- reading ---
 
     def check_exists(self) -> None:
