@@ -25,7 +25,6 @@ from statebackend.errors import SerializationError, SerializationTypeError, Usag
 from statebackend.runtime.row_reader import column_values
 from statebackend.state import check_values, to_arrow
 from statebackend.types import (
-    BOOL,
     DATE,
     TIMESTAMP,
     TIMESTAMP_NTZ,
@@ -89,19 +88,10 @@ class OutputSchema:
         self._read = record_reader(declared.names)
 
     def __repr__(self) -> str:
-        return f"OutputSchema({self.ddl()!r})"
+        return f"OutputSchema({self.row_type!r})"
 
     def __reduce__(self) -> tuple[type[OutputSchema], tuple[RowType]]:
         return OutputSchema, (self.row_type,)
-
-    def ddl(self) -> str:
-        """The schema as Spark DDL.
-
-        >>> OutputSchema("a int, `b c` string").ddl()
-        'a int, `b c` string'
-        """
-        fields = zip(self._names, self.row_type.types, strict=True)
-        return ", ".join(f"{_quoted(name)} {kind.ddl()}" for name, kind in fields)
 
     def empty(self) -> pa.Table:
         """A table without rows."""
@@ -236,10 +226,6 @@ def _written(kind: Type, taken: tuple[bytes, bytes | None, bytes]) -> pa.Array:
     if ends is not None:
         return arrow_column((np.frombuffer(ends, np.int64), values), there, kind)
     return arrow_column(values.reshape(len(there), -1), there, kind)
-
-
-def _quoted(name: str) -> str:
-    return RowType((name,), (BOOL,)).ddl().removeprefix("struct<").removesuffix(":boolean>")
 
 
 def _is_close(found: Type, wanted: Type) -> bool:

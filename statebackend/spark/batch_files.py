@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -19,11 +19,12 @@ import pyarrow.parquet as pq
 from statebackend.errors import UsageError
 from statebackend.runtime.job import Job
 from statebackend.runtime.pieces import RowsInPieces
+from statebackend.spark.session import settings
 from statebackend.spark.ticks import COLUMN as HEARTBEAT
 from statebackend.spark.ticks import without_heartbeats
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 __all__ = ["BatchFiles", "write_batch"]
 
@@ -133,7 +134,7 @@ def write_batch(frame: DataFrame, job: Job, folder: str, piece_bytes: int) -> Ba
     # No job of Spark's: it knows that this has no rows.
     schema = frame.limit(0).toArrow().schema
     try:
-        with _set(frame.sparkSession, _SETTINGS):
+        with settings(frame.sparkSession, _SETTINGS):
             writer = (
                 _sorted(frame, job).write.option("compression", "snappy").option("maxRecordsPerFile", "0")
             )
@@ -206,19 +207,3 @@ def _cut(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
     each = rows if batch.nbytes <= size else max(1, rows * size // batch.nbytes)
     for start in range(0, rows, max(1, each)):
         yield batch.slice(start, each)
-
-
-@contextmanager
-def _set(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Give a session these settings for a while."""
-    before = {name: session.conf.get(name, None) for name in settings}
-    try:
-        for name, value in settings.items():
-            session.conf.set(name, value)
-        yield
-    finally:
-        for name, was in before.items():
-            if was is None:
-                session.conf.unset(name)
-            else:
-                session.conf.set(name, was)

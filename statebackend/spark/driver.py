@@ -241,7 +241,7 @@ class StatefulBatches:
 
     def _frame(self, frame: DataFrame, committed: Committed, name: str) -> DataFrame:
         assert self._outputs is not None
-        return self._outputs.frame(frame, self._deliveries.schema(name).ddl(), committed, name)
+        return self._outputs.frame(frame, self._deliveries.schema(name).row_type, committed, name)
 
     def _report(self, committed: Committed, delivered: list[Figures], watch: Stopwatch) -> None:
         seconds = watch.total()

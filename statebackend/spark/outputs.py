@@ -17,7 +17,9 @@ import pyarrow as pa
 from statebackend.checkpoint import CheckpointReader
 from statebackend.checkpoint.files import scheme_of
 from statebackend.runtime import Committed
-from statebackend.spark.session import output_frame, reading_error
+from statebackend.spark.schemas import spark_schema
+from statebackend.spark.session import output_frame, reading_error, settings
+from statebackend.types import RowType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["Outputs"]
 
 _log = logging.getLogger("statebackend.spark")
+
+#: Rows in a partition of a frame. The session may say "no limit", which PySpark does not take here.
+_SETTINGS = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10000"}
 
 
 class Outputs:
@@ -60,15 +65,16 @@ class Outputs:
         _log.info("%s: %r", store.address, made)
         return made
 
-    def frame(self, frame: DataFrame, ddl: str, committed: Committed, name: str) -> DataFrame:
+    def frame(self, frame: DataFrame, row_type: RowType, committed: Committed, name: str) -> DataFrame:
         """A frame over the committed output of this name, in the session of another frame.
 
         Rows and order are the same either way. Memory, through the driver: the output, in this process and in Spark's
         driver.
         """
-        files = committed.outputs.get(name, ())
+        files, schema = committed.outputs.get(name, ()), spark_schema(row_type)
         if self._why_not_spark is None:
-            return output_frame(frame, ddl, [committed.checkpoint.address(file) for file in files])
+            return output_frame(frame, schema, [committed.checkpoint.address(file) for file in files])
         tables = [committed.read_output(file) for file in files]
         session = frame.sparkSession
-        return session.createDataFrame(pa.concat_tables(tables) if tables else [], ddl)
+        with settings(session, _SETTINGS):
+            return session.createDataFrame(pa.concat_tables(tables) if tables else [], schema)

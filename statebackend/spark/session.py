@@ -6,7 +6,8 @@ Nothing here imports pyspark: the session comes with the batch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -15,7 +16,8 @@ from statebackend.checkpoint.files import scheme_of
 from statebackend.errors import UsageError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameReader
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.types import StructType
 
 __all__ = [
     "Query",
@@ -29,6 +31,7 @@ __all__ = [
     "output_frame",
     "reading_error",
     "runs_here",
+    "settings",
 ]
 
 _QUERY_ID = "sql.streaming.queryId"
@@ -136,7 +139,7 @@ def _unreachable(checkpoint: str, frame: DataFrame) -> UsageError:
 
 def check_output_names(frame: DataFrame, schema: pa.Schema) -> None:
     """Raise if Spark could not read an output of this schema: it may take two of the names for one."""
-    if frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true":
+    if str(frame.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true":
         return
     twice = _twice(list(schema))
     if twice:
@@ -171,15 +174,15 @@ def _fields_in(kind: pa.DataType) -> list[pa.Field]:
     return [field for at in range(kind.num_fields) for field in _fields_in(kind.field(at).type)]
 
 
-def output_frame(frame: DataFrame, ddl: str, paths: list[str]) -> DataFrame:
+def output_frame(frame: DataFrame, schema: StructType, paths: list[str]) -> DataFrame:
     """A frame over the committed output; it reads the files whenever it is used.
 
     Missing or damaged files are errors here, whatever the session's settings.
     """
     session = frame.sparkSession
     if not paths:
-        return session.createDataFrame([], ddl)
-    reader = _reader(frame).schema(ddl).option("datetimeRebaseMode", "CORRECTED")
+        return session.createDataFrame([], schema)
+    reader = _reader(frame).schema(schema).option("datetimeRebaseMode", "CORRECTED")
     # Spark ignores the checksums of pages unless an option says otherwise.
     reader = reader.option("parquet.page.verify-checksum.enabled", "true")
     return reader.parquet(*map(_spark_path, paths))
@@ -189,7 +192,8 @@ def _reader(frame: DataFrame) -> DataFrameReader:
     reader = frame.sparkSession.read
     for name in ("ignoreMissingFiles", "ignoreCorruptFiles"):
         reader = reader.option(name, "false")
-    return reader.option("__globPaths__", "false")
+    # Since Spark 4.3, a setting says which names of files to pass over, without an error.
+    return reader.option("ignoredPathSegmentRegex", "").option("__globPaths__", "false")
 
 
 def _spark_path(address: str) -> str:
@@ -197,3 +201,19 @@ def _spark_path(address: str) -> str:
     if address.startswith("s3://"):
         return "s3a://" + address.removeprefix("s3://")
     return f"file://{address}" if scheme_of(address) is None else address
+
+
+@contextmanager
+def settings(session: SparkSession, given: Mapping[str, str]) -> Iterator[None]:
+    """Give a session these settings for a while."""
+    before = {name: session.conf.get(name, None) for name in given}
+    try:
+        for name, value in given.items():
+            session.conf.set(name, value)
+        yield
+    finally:
+        for name, was in before.items():
+            if was is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, was)

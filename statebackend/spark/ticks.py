@@ -88,6 +88,7 @@ def _source() -> Any:
     import time
 
     from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+    from pyspark.sql.types import StructField, StructType, TimestampType
 
     # Without PySpark, as where the code is only checked, the bases are of any type.
     class Ticks(SimpleDataSourceStreamReader):  # type: ignore[misc, unused-ignore]
@@ -117,8 +118,9 @@ def _source() -> Any:
         def name(cls) -> str:
             return "statebackend_heartbeat"
 
-        def schema(self) -> str:
-            return f"{column} timestamp"
+        def schema(self) -> Any:
+            # No text: what "timestamp" means in one is a setting of the session.
+            return StructType([StructField(column, TimestampType())])
 
         def simpleStreamReader(self, schema: Any) -> Any:
             return Ticks(int(self.options["every"]))

@@ -323,4 +323,4 @@ def test_a_job_is_picklable(backend: str) -> None:
         pickle.dumps(Job(Total(), key=["a", "b"], schema="a int, `b c` string", backend=backend))
     )
     assert job.columns == ("a", "b")
-    assert job.outputs["main"].ddl() == "a int, `b c` string"
+    assert job.outputs["main"].row_type == sb.types.of("a int, `b c` string")

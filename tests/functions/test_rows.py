@@ -189,7 +189,7 @@ def test_what_is_no_batch_is_refused() -> None:
     ],
 )
 def test_a_schema_may_be_given_in_any_notation(given: Any) -> None:
-    assert OutputSchema(given).ddl() == "user bigint, n int"
+    assert OutputSchema(given).row_type == sb.types.ROW(user=sb.types.LONG, n=sb.types.INT)
 
 
 def test_text_instead_of_rows_is_refused() -> None:

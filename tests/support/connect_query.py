@@ -1,11 +1,12 @@
 """A program: queries through Spark Connect over the files in a folder: ``python connect_query.py FOLDER NAME...``.
 
-One after the other, in one session; an empty name is none. Prints whether each is done or failed. The query called
-"encrypted" has an encrypted store, and places of its own.
+One after the other, in one session whose settings change the meaning of schemas; an empty name is none. Prints whether
+each is done or failed. The query called "encrypted" has an encrypted store, and places of its own.
 """
 
 from __future__ import annotations
 
+import datetime
 import os
 import sys
 import traceback
@@ -42,9 +43,14 @@ def main() -> None:
 
         def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
             self.total.add(row.n)
-            yield row.user, self.total.get()
+            total = self.total.get()
+            yield row.user, total, datetime.datetime.fromtimestamp(total, datetime.timezone.utc)
 
     spark = connect_session("local[2]", {})
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # says if there is a zone
+    spark.conf.set("spark.sql.ansi.enforceReservedKeywords", "true")
     for name in names:
         place = folder
         checkpoint: Any = f"{place}/state"
@@ -58,12 +64,12 @@ def main() -> None:
         batches = sb.spark.stateful(
             Total(),
             key="user",
-            schema="user string, total bigint",
+            schema="user string, total bigint, at timestamp",
             checkpoint=checkpoint,
             sink=sink,
             name=name or None,
         )
-        rows = spark.readStream.schema("user string, n bigint").option("maxFilesPerTrigger", 1)
+        rows = spark.readStream.schema("`user` string, n bigint").option("maxFilesPerTrigger", 1)
         try:
             started(
                 rows.parquet(f"{folder}/in")

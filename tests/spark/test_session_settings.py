@@ -1,0 +1,297 @@
+"""Settings of a session change neither the types, the values nor the places of rows, in or out."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from ciphers import AesGcm
+from local_spark import spark
+
+import statebackend as sb
+
+__all__ = ["spark"]
+pytestmark = pytest.mark.spark
+
+UTC = datetime.timezone.utc
+#: Columns of every type, nested ones too, with names that Spark reserves or cannot read without quotes.
+KIND = sb.types.ROW(
+    **{
+        "user": sb.types.STRING,
+        "at": sb.types.TIMESTAMP,
+        "local": sb.types.TIMESTAMP_NTZ,
+        "timestamp": sb.types.DATE,
+        "select": sb.types.DECIMAL(38, 18),
+        "a.b `c`": sb.types.BYTES,
+        "from": sb.types.ROW(user=sb.types.TIMESTAMP, where=sb.types.TIMESTAMP_NTZ, n=sb.types.SHORT),
+        "all": sb.types.LIST(sb.types.TIMESTAMP),
+        "map": sb.types.MAP(sb.types.TIMESTAMP, sb.types.ROW(user=sb.types.TIMESTAMP_NTZ, day=sb.types.DATE)),
+        "pair": sb.types.TUPLE(sb.types.TIMESTAMP, sb.types.FLOAT),
+        "day": sb.types.INT,
+    }
+)
+#: The old calendar ends in 1582; clocks of Berlin skipped and repeated hours in 2024, and had odd minutes in 1890.
+TIMES = [
+    datetime.datetime(1, 1, 1, 12),
+    datetime.datetime(1582, 10, 9, 12),
+    datetime.datetime(1890, 3, 1, 12, 34, 56, 789012),
+    datetime.datetime(2024, 3, 31, 2, 30),
+    datetime.datetime(2024, 10, 27, 0, 30),
+    datetime.datetime(2024, 10, 27, 1, 30),
+    datetime.datetime(9999, 12, 30, 12),
+]
+
+
+def rows() -> pa.Table:
+    made: list[Any] = []
+    for at, local in enumerate(TIMES):
+        instant, day = local.replace(tzinfo=UTC), local.date()
+        made.append(
+            (
+                f"user {at}",
+                instant,
+                local,
+                day,
+                decimal.Decimal("-12345678901234567890.123456789012345678"),
+                b"\x00\xff",
+                (instant, local, -1),
+                [instant, None],
+                [(instant, (local, day)), (instant + datetime.timedelta(days=-1 if at else 1), None)],
+                (instant, 0.5),
+                at,
+            )
+        )
+    made.append(("nothing", *[None] * 10))
+    columns = zip(*made, strict=True)
+    arrays = []
+    for field, values in zip(KIND.arrow, columns, strict=True):
+        if pa.types.is_struct(field.type):
+            names = [each.name for each in field.type]
+            values = [None if each is None else dict(zip(names, each, strict=True)) for each in values]
+        elif pa.types.is_map(field.type):
+            names = ["user", "day"]
+            values = [
+                None
+                if each is None
+                else [(key, None if one is None else dict(zip(names, one, strict=True))) for key, one in each]
+                for each in values
+            ]
+        arrays.append(pa.array(list(values), field.type))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(list(KIND.arrow)))
+
+
+ROWS = rows()
+
+
+class Kept(sb.KeyedProcessFunction):
+    """Gives each row as it is, by way of state."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.row = ctx.get_value_state(sb.ValueStateDescriptor("row", KIND))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        self.row.update(row)
+        yield self.row.value()
+        ctx.output("times", (row.user, row.all))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("in") / "rows.parquet"
+    pq.write_table(ROWS, path)
+    return path
+
+
+@pytest.fixture
+def settings(spark: Any) -> Iterator[Any]:
+    """Gives the session settings; it has its own again after the test."""
+    before: dict[str, Any] = {}
+
+    def give(given: dict[str, str]) -> None:
+        for name, value in given.items():
+            before[name] = spark.conf.get(name, None)
+            spark.conf.set(name, value)
+
+    yield give
+    for name, value in before.items():
+        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+
+
+#: Settings that change the meaning of a schema, a value or a path for Spark; several at a time, none against another.
+SETTINGS = {
+    "times without a zone": {
+        "spark.sql.timestampType": "TIMESTAMP_NTZ",
+        "spark.sql.parquet.inferTimestampNTZ.enabled": "false",
+    },
+    "reserved words": {
+        "spark.sql.ansi.enabled": "true",
+        "spark.sql.ansi.enforceReservedKeywords": "true",
+        "spark.sql.ansi.doubleQuotedIdentifiers": "true",
+    },
+    "old calendars": {
+        "spark.sql.session.timeZone": "Europe/Berlin",
+        "spark.sql.legacy.timeParserPolicy": "LEGACY",
+        "spark.sql.parquet.datetimeRebaseModeInRead": "LEGACY",
+        "spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY",
+        "spark.sql.parquet.int96AsTimestamp": "false",
+        "spark.sql.parquet.int96RebaseModeInRead": "LEGACY",
+        "spark.sql.parquet.int96RebaseModeInWrite": "LEGACY",
+        "spark.sql.parquet.int96TimestampConversion": "true",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS",
+        "spark.sql.parquet.writeLegacyFormat": "true",
+    },
+    "Arrow": {
+        "spark.sql.execution.arrow.compression.codec": "zstd",
+        "spark.sql.execution.arrow.localRelationThreshold": "0",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "0",
+        "spark.sql.execution.arrow.pyspark.enabled": "false",
+        "spark.sql.execution.arrow.pyspark.selfDestruct.enabled": "true",
+        "spark.sql.execution.arrow.useLargeVarTypes": "true",
+        "spark.sql.execution.pyspark.binaryAsBytes": "false",
+    },
+    "files": {
+        "spark.sql.files.ignoreCorruptFiles": "true",
+        "spark.sql.files.ignoreMissingFiles": "true",
+        "spark.sql.files.ignoredPathSegmentRegex": "part|output",  # since Spark 4.3
+        "spark.sql.files.maxPartitionBytes": "100",
+        "spark.sql.files.maxRecordsPerFile": "1",
+        "spark.sql.legacy.pathOptionBehavior.enabled": "true",
+        "spark.sql.parquet.binaryAsString": "true",
+        "spark.sql.parquet.compression.codec": "gzip",
+        "spark.sql.parquet.enableVectorizedReader": "false",
+        "spark.sql.parquet.fieldId.read.enabled": "true",
+        "spark.sql.parquet.fieldId.read.ignoreMissing": "true",
+        "spark.sql.parquet.mergeSchema": "true",
+        "spark.sql.parquet.recordLevelFilter.enabled": "true",
+        "spark.sql.sources.default": "csv",
+        "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+        "spark.sql.sources.useV1SourceList": "",
+    },
+    "types": {
+        "spark.sql.ansi.enabled": "false",
+        "spark.sql.caseSensitive": "true",
+        "spark.sql.legacy.allowNegativeScaleOfDecimal": "true",
+        "spark.sql.legacy.charVarcharAsString": "true",
+        "spark.sql.preserveCharVarcharTypeInfo": "true",
+    },
+}
+WAYS = ["memory", "files", "encrypted"]
+
+
+def delivered(function: Any, schema: dict[str, Any], frame: Any, folder: Path, way: str) -> dict[str, Any]:
+    """The schema and the rows that the sink of each output gets for a frame."""
+    given: dict[str, Any] = {}
+
+    def sink_of(output: str) -> Any:
+        def sink(frame: Any, batch_id: int) -> None:
+            given[output] = (frame.schema, frame.toArrow())
+
+        return sink
+
+    path = folder / "day=7" / "state"  # no column of the output
+    store: Any = sb.CheckpointStore(path, encryption=AesGcm()) if way == "encrypted" else path
+    batches = sb.spark.stateful(
+        function,
+        key="user",
+        schema=schema,
+        checkpoint=store,
+        sink={each: sink_of(each) for each in schema},
+        input="files" if way == "files" else "memory",
+        name="a query",
+    )
+    try:
+        batches(frame, 0)
+    finally:
+        batches.close()
+    return given
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_output_keeps_types_and_values_under_any_setting(
+    spark: Any, settings: Any, source: Path, tmp_path: Path, name: str, way: str
+) -> None:
+    settings(SETTINGS[name])
+    schema = spark_types()
+    frame = spark.read.schema(schema).option("datetimeRebaseMode", "CORRECTED")
+    frame = frame.option("ignoredPathSegmentRegex", "").parquet(f"file://{source}")
+    outputs = {"main": KIND, "times": "user string, times array<timestamp>"}
+    given = delivered(Kept(), outputs, frame, tmp_path, way)
+    found, table = given["main"]
+    assert found == schema
+    assert table.cast(ROWS.schema).combine_chunks() == ROWS
+    found, table = given["times"]
+    assert [each.dataType for each in found.fields] == [schema["user"].dataType, schema["all"].dataType]
+    assert table.column(1).cast(ROWS["all"].type).combine_chunks() == ROWS["all"].combine_chunks()
+
+
+class Same(sb.KeyedProcessFunction):
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        yield row
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_output_has_names_that_differ_in_case_if_the_session_tells_them_apart(
+    spark: Any, settings: Any, tmp_path: Path, way: str
+) -> None:
+    settings({"spark.sql.caseSensitive": "TRUE"})
+    kind = sb.types.ROW(user=str, n=int, N=int, s=sb.types.LIST(sb.types.ROW(x=int, X=str)))
+    rows = [("a", 1, 2, [(3, "four")]), ("b", 5, 6, [])]
+    frame = spark.createDataFrame(rows, "user string, n bigint, N bigint, s array<struct<x:bigint,X:string>>")
+    _, table = delivered(Same(), {"main": kind}, frame, tmp_path, way)["main"]
+    assert table.column_names == ["user", "n", "N", "s"]
+    assert [tuple(row.values()) for row in table.to_pylist()] == [
+        ("a", 1, 2, [{"x": 3, "X": "four"}]),
+        ("b", 5, 6, []),
+    ]
+
+
+def test_ticks_come_under_any_setting_of_times(spark: Any, settings: Any, tmp_path: Path) -> None:
+    settings({"spark.sql.timestampType": "TIMESTAMP_NTZ", "spark.sql.session.timeZone": "Asia/Tokyo"})
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"user": ["a"], "n": [1]}), tmp_path / "in" / "0.parquet")
+    rows = spark.readStream.schema("user string, n bigint").parquet(str(tmp_path / "in"))
+    given: list[Any] = []
+
+    def sink(frame: Any, batch_id: int) -> None:
+        given.extend(map(tuple, frame.collect()))
+
+    batches = sb.spark.stateful(
+        Same(), key="user", schema="user string, n bigint", checkpoint=tmp_path / "state", sink=sink
+    )
+    writer = sb.spark.heartbeat(rows, every="1 ms").writeStream.foreachBatch(batches)
+    writer = writer.option("checkpointLocation", str(tmp_path / "stream")).trigger(availableNow=True)
+    try:
+        writer.start().awaitTermination()
+    finally:
+        batches.close()
+    assert given == [("a", 1)]
+    assert batches.last_progress["numHeartbeats"] == 1
+
+
+def spark_types() -> Any:
+    from pyspark.sql import types as t
+
+    time, local, day = t.TimestampType(), t.TimestampNTZType(), t.DateType()
+    record = t.StructType().add("user", time).add("where", local).add("n", t.ShortType())
+    entry = t.StructType().add("user", local).add("day", day)
+    return (
+        t.StructType()
+        .add("user", t.StringType())
+        .add("at", time)
+        .add("local", local)
+        .add("timestamp", day)
+        .add("select", t.DecimalType(38, 18))
+        .add("a.b `c`", t.BinaryType())
+        .add("from", record)
+        .add("all", t.ArrayType(time))
+        .add("map", t.MapType(time, entry))
+        .add("pair", t.StructType().add("_1", time).add("_2", t.FloatType()))
+        .add("day", t.IntegerType())
+    )
