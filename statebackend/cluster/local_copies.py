@@ -172,9 +172,6 @@ class FilesWithCopies(StoreFiles):
     def publish(self, name: str, content: bytes, epoch: int) -> None:
         self._inner.publish(name, content, epoch)
 
-    def replace(self, name: str, content: bytes, epoch: int) -> None:
-        self._inner.replace(name, content, epoch)
-
     def retire(self, names: Iterable[str], epoch: int) -> None:
         self._inner.retire(names, epoch)
 

@@ -16,7 +16,7 @@ from statebackend.runtime.batch_time import Times
 from statebackend.runtime.execution import Ran
 from statebackend.runtime.gaps import gap, other_rows, other_stream
 from statebackend.runtime.job import Job
-from statebackend.runtime.origin import Identity, Incoming, Origin, figures_of
+from statebackend.runtime.origin import Identity, Incoming, Origin
 from statebackend.runtime.output import Committed, check_deliverable
 from statebackend.runtime.progress import Stopwatch
 from statebackend.runtime.start import check_key_columns, other_query
@@ -146,7 +146,7 @@ class Commits:
         checkpoint = self._newest
         assert checkpoint is not None
         origin = Origin.of(checkpoint.manifest)
-        progress = figures_of(checkpoint.manifest)
+        progress = checkpoint.manifest.progress
         incarnation = origin.incarnation or checkpoint.manifest.store
         committed = Committed(checkpoint, progress, True, incarnation)
         then, found = origin.identity, incoming.planned

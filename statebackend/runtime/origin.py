@@ -1,6 +1,6 @@
 """The origin of a committed batch. A number is no identity, so the manifest also records which rows the batch had.
 
-The manifest stores it as its ``batch``. Format 1 stored it in ``progress``, under ``"origin"``.
+The manifest stores it as its ``batch``.
 
 >>> planned = plan_identity(1_700_000_000_000, [{"logOffset": 3}])
 >>> Origin(planned, ("user",), "1" * 32).to_json()["identity"]
@@ -18,14 +18,13 @@ from statebackend.checkpoint import Manifest
 from statebackend.errors import CorruptCheckpointError
 from statebackend.runtime.digest import merged_digest, rows_digest
 from statebackend.runtime.pieces import RowsInPieces
-from statebackend.runtime.progress import Figures, Json
+from statebackend.runtime.progress import Json
 
-__all__ = ["Identity", "Incoming", "Origin", "figures_of", "plan_identity", "rows_identity"]
+__all__ = ["Identity", "Incoming", "Origin", "plan_identity", "rows_identity"]
 
 #: What tells the rows of a batch from others, as `plan_identity` or `rows_identity` gives it.
 Identity: TypeAlias = dict[str, Json]
 
-_MEMBER = "origin"
 _TEXTS = ("incarnation", "stream", "location", "time")
 #: The members of an identity of each kind.
 _MEMBERS = {"plan": {"kind", "time", "offsets"}, "rows": {"kind", "rows", "digest"}}
@@ -73,7 +72,7 @@ class Origin(NamedTuple):
     stream: str | None = None
     #: The folder in which the engine keeps its place in the stream: Spark's checkpointLocation.
     location: str | None = None
-    #: What told the time: ``"clock"``, or ``"rows"`` as well. None in older versions, which had one time for all.
+    #: What told the time: ``"clock"``, or ``"rows"`` as well.
     time: str | None = None
     #: What the batch becomes in the sink of each output, by the name of the output, for somebody who looks for it.
     targets: dict[str, str] | None = None
@@ -90,20 +89,17 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, manifest: Manifest) -> Origin:
-        """Read the origin from a manifest; an older version, or a commit that is not a query's, wrote none.
+        """Read the origin from a manifest; a commit that is not a query's has none.
 
         >>> Origin.of(Manifest(7, 3, "0" * 32, batch={"key": ["user"]}, sequence=12)).key
         ('user',)
         """
-        is_old = manifest.sequence is None
-        found = manifest.progress.get(_MEMBER) if is_old else manifest.batch
-        if found is None or found == {}:
-            return cls(incarnation=manifest.incarnation)
+        found = manifest.batch
         if not _is_understood(found):
             raise CorruptCheckpointError(
                 "what a manifest says of its batch is of a version that this one does not know",
                 code="CORRUPT_CHECKPOINT.VERSION",
-                detail=f"progress.{_MEMBER}" if is_old else "batch",
+                detail="batch",
                 hint="use the version of the library that wrote it",
             )
         known = {name: found[name] for name in cls._fields if found.get(name) is not None}
@@ -126,15 +122,6 @@ def _is_understood(found: object) -> bool:
             or (isinstance(identity, dict) and _MEMBERS.get(str(identity.get("kind"))) == identity.keys())
         )
     )
-
-
-def figures_of(manifest: Manifest) -> Figures:
-    """The progress of a manifest as users see it.
-
-    >>> figures_of(Manifest(7, 3, "0" * 32, progress={"batchId": 7, "origin": {}}))
-    {'batchId': 7}
-    """
-    return {name: value for name, value in manifest.progress.items() if name != _MEMBER}
 
 
 def plan_identity(time: int, offsets: list[Json]) -> Identity:

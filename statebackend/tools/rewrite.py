@@ -48,7 +48,7 @@ from statebackend.checkpoint.keyed.rows import RANK
 from statebackend.errors import StateMigrationError, UsageError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
-from statebackend.runtime.origin import Origin, figures_of
+from statebackend.runtime.origin import Origin
 from statebackend.tools.progress import Progress
 from statebackend.tools.saved import names_of, no_state, open_checkpoint
 from statebackend.types import from_config
@@ -189,7 +189,7 @@ class _Copy:
             now=source.now,
             watermark=source.watermark,
             batch=Origin.of(manifest).to_json(),
-            progress=figures_of(manifest),
+            progress=manifest.progress,
         )
 
     def opened(self) -> Checkpoint:

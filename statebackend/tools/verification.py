@@ -22,7 +22,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from statebackend.checkpoint import Checkpoint, CheckpointReader, Metadata, StoredFile
-from statebackend.checkpoint.files.layout import CHECKPOINTS, METADATA
+from statebackend.checkpoint.files.layout import METADATA
 from statebackend.checkpoint.format import read_data_file
 from statebackend.checkpoint.store.inventory import Inventory
 from statebackend.checkpoint.store.log_state import Key
@@ -113,9 +113,9 @@ class _Verification:
         self._inventory = inventory
         # In this order: a file that is committed from now on is not taken for one that is left over.
         self._lying = inventory.data_files()
-        self._store = inventory.found()
-        self._keys = self._store.kept
-        self._others = inventory.names_of_others(self._store)
+        self._log = inventory.log()
+        self._keys = self._log.state.kept
+        self._others = self._log.names_of_others()
         #: A file, the manifests that need it, and the error.
         self._found: list[tuple[str, list[Key], StateBackendError]] = []
         self._opened: dict[Key, Checkpoint] = {}
@@ -129,7 +129,6 @@ class _Verification:
 
     def report(self) -> Report:
         """Check everything."""
-        self._found += [(CHECKPOINTS, [], error) for error in self._store.conflicts]
         metadata = self._read_metadata()
         for name in self._others:
             with self._noting(name):
@@ -137,7 +136,7 @@ class _Verification:
         for key in reversed(self._keys):
             self._open(key, metadata)
         self._check_files()
-        return self._told(can_be_opened=metadata is not None and not self._store.conflicts)
+        return self._told(can_be_opened=metadata is not None)
 
     def _read_metadata(self) -> Metadata | None:
         try:
@@ -149,7 +148,7 @@ class _Verification:
     def _open(self, key: Key, metadata: Metadata | None) -> None:
         with self._noting(key.name, [key]):
             try:
-                self._opened[key] = self._inventory.open_key(key, self._store, metadata)
+                self._opened[key] = self._inventory.open_key(key, self._log, metadata)
             except UsageError as error:
                 _check_dropped(error)
 
@@ -174,15 +173,15 @@ class _Verification:
 
     def _told(self, *, can_be_opened: bool) -> Report:
         # Checkpoints are dropped before their files: what is still kept now has had all its files.
-        store = self._inventory.found()
-        now = store.kept
+        log = self._inventory.log()
+        now = log.state.kept
         kept = [key for key in self._keys if key in now]
         unreadable = {key for name, keys, _ in self._found for key in keys if name == key.name}
         named = {name for checkpoint in self._opened.values() for name in checkpoint.files}
         for key in now:
             if key not in self._keys:
                 try:
-                    named.update(self._inventory.open_key(key, store, None).files)
+                    named.update(self._inventory.open_key(key, log, None).files)
                 except (CorruptCheckpointError, StoreError, UsageError):
                     unreadable.add(key)
         left_over = (self._lying & self._inventory.data_files()) - named

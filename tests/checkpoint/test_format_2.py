@@ -14,6 +14,7 @@ import statebackend as sb
 from statebackend.checkpoint import CheckpointStore, StateSnapshot
 from statebackend.checkpoint.files import PosixFiles
 from statebackend.checkpoint.store.reader import CheckpointReader
+from statebackend.checkpoint.store.sealed import seal
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, StoreError, UsageError
 from statebackend.keys import range_for
 
@@ -66,11 +67,47 @@ def test_a_store_without_metadata_and_checkpoints_is_not_given_others(root: Path
         store.rewind(None)
     lost = (root / "metadata.json").read_bytes()
     (root / "metadata.json").unlink()
-    with pytest.raises(CorruptCheckpointError, match=r"a file is missing \(metadata\.json\)"):
+    with pytest.raises(CorruptCheckpointError, match=r"a file is missing \(metadata\.json"):
         CheckpointStore(root).open_for_writing()
     assert not (root / "metadata.json").exists()
     (root / "metadata.json").write_bytes(lost)
     CheckpointStore(root).open_for_writing().close()
+
+
+def test_store_of_format_1_is_refused_and_unchanged(root: Path) -> None:
+    """Format 1 was never released. Its metadata and a manifest, as its writers made them."""
+    store_id = "9fa6a4313695662f2ad8dbde651e2985"
+    metadata = {"store": store_id, "query": None, "key_type": {"type": "string"}, "max_parallelism": 16}
+    manifest = {
+        "store": store_id,
+        "id": 7,
+        "epoch": 1,
+        "snapshots": [],
+        "files": [],
+        "now": None,
+        "progress": {},
+    }
+    for name, content in (("metadata.json", metadata), ("checkpoints/7-1.json", manifest)):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(seal({**content, "format": 1}))
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    reader = CheckpointReader(root)
+    for call in (
+        reader.checkpoints,
+        reader.latest,
+        reader.open_latest,
+        reader.metadata,
+        lambda: reader.open(7),
+        CheckpointStore(root).open_for_writing,
+        lambda: sb.tools.set_time(root, now=7),
+    ):
+        with pytest.raises(
+            CorruptCheckpointError, match="^cannot read format 1; expected format 2"
+        ) as caught:
+            call()
+        assert (caught.value.code, caught.value.detail) == ("CORRUPT_CHECKPOINT.VERSION", "metadata.json")
+    assert [each.code for each in sb.tools.verify(root).problems] == ["CORRUPT_CHECKPOINT.VERSION"]
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
 
 def store_on(disk: Disk, calls: SimulatedCalls | None = None) -> CheckpointStore:

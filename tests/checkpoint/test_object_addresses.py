@@ -148,7 +148,7 @@ def test_arrows_names_in_an_address_reach_the_server(
     endpoint = options["endpoint"].removeprefix("http://")
     query = f"scheme=http&endpoint_override={quote(endpoint)}&region=us-east-1"
     files = open_files(f"s3://key:hunter2@bucket/{request.node.name}?{query}")
-    files.replace("a", b"abc", 1)
+    files.publish("a", b"abc", 1)
     assert pickle.loads(pickle.dumps(files)).read("a") == b"abc"
     assert "hunter2" not in files.uri + repr(files) + repr(ObjectCalls(files._uri))
     assert isinstance(files, ObjectFiles)
@@ -165,7 +165,7 @@ def test_options_are_taken_from_the_environment(
     for name, value in options.items():
         monkeypatch.setenv(f"AWS_{name.upper()}", value)
     files = open_files(f"{uri}/{request.node.name}")
-    files.replace("a", b"abc", 1)
+    files.publish("a", b"abc", 1)
     assert files.read("a") == b"abc"
     other = open_files(
         f"{uri}/{request.node.name}", options={"AWS_ENDPOINT": "http://127.0.0.1:1", "max_retries": "0"}

@@ -173,7 +173,7 @@ class TestEveryService:
 
     def test_names_are_those_directly_in_a_folder(self, files: ObjectFiles) -> None:
         for name in ("checkpoints/2.json", "checkpoints/10.json", "checkpoints/epoch-1/owner.json", "check"):
-            files.replace(name, b"{}", 1)
+            files.publish(name, b"{}", 1)
         assert files.names("checkpoints") == ["10.json", "2.json", "epoch-1"]
         assert files.names("") == ["check", "checkpoints"]
         assert files.names("check") == []
@@ -194,11 +194,6 @@ class TestEveryService:
             files.remove(name)
         assert files.names("savepoints") == []
 
-    def test_a_file_is_replaced(self, files: ObjectFiles) -> None:
-        files.replace("metadata.json", b"{1}", 1)
-        files.replace("metadata.json", b"{two}", 2)
-        assert files.read("metadata.json") == b"{two}"
-
     def test_what_is_missing(self, files: ObjectFiles) -> None:
         files.remove("data/1/gone")
         files.retire(["data/1/gone", ENTRY], 1)
@@ -212,8 +207,8 @@ class TestEveryService:
             source.read()
 
     def test_when_a_file_was_written(self, files: ObjectFiles) -> None:
-        files.replace("a", b"", 1)
-        files.replace("b", b"", 1)
+        files.publish("a", b"", 1)
+        files.publish("b", b"", 1)
         assert 1_600_000_000 < files.modified("a") <= files.modified("b")
 
     def test_files_that_nobody_keeps_are_removed(self, files: ObjectFiles) -> None:
@@ -231,7 +226,7 @@ class TestEveryService:
         assert [name for name in names if files.size(name) is None] == ["data/1/left", "data/3/left"]
 
     def test_a_copy_for_another_process(self, files: ObjectFiles) -> None:
-        files.replace("a", b"abc", 1)
+        files.publish("a", b"abc", 1)
         copy = pickle.loads(pickle.dumps(files))
         assert copy.uri == files.uri
         assert copy.read("a") == b"abc"
@@ -249,7 +244,7 @@ class TestEveryService:
             refused = ObjectFiles(place[0], options=wrong)
             for request in (
                 lambda: refused.names("checkpoints"),
-                lambda: refused.replace("a", b"", 1),
+                lambda: refused.publish("a", b"", 1),
                 lambda: refused.take_epoch(refuse_live=False),
                 lambda: write(refused, "data/1/a", bytes(PART_SIZE + 1)),
             ):
@@ -433,25 +428,11 @@ class TestNumbers:
         files.take_epoch(refuse_live=True)
         assert made(files) == ["list"]
 
-    def test_a_store_of_format_1_goes_on_with_its_numbers(self, bucket: Bucket) -> None:
-        for name in ("0-1.json", "1-4.json", "record-6-0.json", "epoch-9/owner.json", "epoch-x/owner.json"):
-            bucket.write(f"store/checkpoints/{name}", b"{}")
-        files, second = in_bucket(bucket), in_bucket(bucket)
-        # A marker stops counting once it is removed, so it never counts: both take the same number.
-        assert files.take_epoch(refuse_live=False) == 7
-        assert made(files) == ["create", "create", "delete", "list", "delete"]
-        assert second.take_epoch(refuse_live=False) == 7
-        assert files.names("checkpoints") == ["0-1.json", "1-4.json", "epoch-x", "record-6-0.json"]
-        second.publish("checkpoints/7.json", b"second", 7)
-        with pytest.raises(Taken):
-            files.publish("checkpoints/7.json", b"first", 7)
-        assert files.take_epoch(refuse_live=False) == 8
-
     def test_requests(self, bucket: Bucket) -> None:
         files = in_bucket(bucket, part_size=100)
         for call, requests in (
             (lambda: files.holds(1, 2), ["head"]),
-            (lambda: files.replace("metadata.json", b"abc", 1), ["put"]),
+            (lambda: files.publish("metadata.json", b"abc", 1), ["create"]),
             (lambda: files.read("metadata.json"), ["get"]),
             (lambda: files.size("metadata.json"), ["head"]),
             (lambda: files.modified("metadata.json"), ["head"]),

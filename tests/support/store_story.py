@@ -132,7 +132,7 @@ def check_checkpoints(reader: CheckpointReader, told: Told) -> None:
 def entries_beside_commits(reader: CheckpointReader) -> Iterator[str]:
     """What the log has beside the checkpoints that are kept; no checkpoint that was dropped is among it."""
     inventory = Inventory.of(reader)
-    for name in inventory.names_of_others(inventory.found()):
+    for name in inventory.log().names_of_others():
         assert read_entry(inventory._files, name).key is None, name
         yield name
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import random
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -215,19 +214,6 @@ def test_files_that_no_manifest_names(three: Path) -> None:
         # It may name any file.
         assert ([problem.checkpoints for problem in report.problems], report.left_over) == ([[5]], [])
         manifest.write_bytes(content)
-
-
-def test_two_writers_that_both_committed_in_format_1(root: Path) -> None:
-    shutil.copytree(Path(__file__).parents[1] / "golden" / "1" / "store", root)
-    assert sb.tools.verify(root).ok
-    newest = root / "checkpoints" / "2-1.json"
-    manifest: Any = unseal(newest.read_bytes(), newest.name)
-    (root / "checkpoints" / "2-9.json").write_bytes(seal({**manifest, "epoch": 9}))
-    report = sb.tools.verify(root)
-    (problem,) = report.problems
-    assert (problem.file, problem.code) == ("checkpoints", "COMMIT_CONFLICT")
-    assert "2-1.json and checkpoints/2-9.json" in problem.message
-    assert (report.checkpoints, report.newest_intact) == ([2], None)
 
 
 def test_a_disk_that_cannot_be_read_is_a_problem_like_others() -> None:

@@ -156,10 +156,6 @@ class StoreFiles(ABC):
         """
 
     @abstractmethod
-    def replace(self, name: str, content: bytes, epoch: int) -> None:
-        """Replace a file as a whole, durably; after an error either content may be there. `Fenced` changes nothing."""
-
-    @abstractmethod
     def retire(self, names: Iterable[str], epoch: int) -> None:
         """Remove files that a manifest names or has named; `Fenced` if a newer writer may rely on them.
 

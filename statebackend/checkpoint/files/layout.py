@@ -10,16 +10,8 @@
     data/<epoch>/<file>             data files of the writer of that epoch; never changed
     pins/<id>-<token>.json          a reader's: it reads this checkpoint, whose files are to stay for a while
 
-Format 1 had, in the place of entries::
-
-    checkpoints/<id>-<epoch>.json   a manifest
-    checkpoints/record-<epoch>-<number>.json
-                                    what was done to the store beside commits: a restart, a rewind, another time
-
 >>> entry_name(12), parse_entry_name("12.json")
 ('checkpoints/12.json', 12)
->>> manifest_name(7, 3), parse_manifest_name("7-3.json")
-('checkpoints/7-3.json', (7, 3))
 >>> epoch_folder(3), parse_epoch_folder("epoch-3")
 ('checkpoints/epoch-3', 3)
 """
@@ -38,13 +30,9 @@ __all__ = [
     "entry_name",
     "epoch_folder",
     "is_data_file",
-    "manifest_name",
     "newest_epoch",
     "parse_entry_name",
     "parse_epoch_folder",
-    "parse_manifest_name",
-    "parse_record_name",
-    "record_name",
     "split",
 ]
 
@@ -54,11 +42,8 @@ DATA = "data"
 PINS = "pins"
 
 # Numbers have at most 18 digits, so all fit in 64 bits, and no leading zeros, so each number has one name.
-_NUMBER = r"(0|[1-9][0-9]{0,17})"
 _EPOCH = r"([1-9][0-9]{0,17})"
 _ENTRY = re.compile(rf"{_EPOCH}\.json", re.ASCII)
-_MANIFEST = re.compile(rf"{_NUMBER}-{_EPOCH}\.json", re.ASCII)
-_RECORD = re.compile(rf"record-{_EPOCH}-{_NUMBER}\.json", re.ASCII)
 _EPOCH_FOLDER = re.compile(rf"epoch-{_EPOCH}", re.ASCII)
 _DATA_FOLDER = re.compile(_EPOCH, re.ASCII)
 _DATA_FILE = re.compile(rf"{DATA}/{_EPOCH}/[A-Za-z0-9_][A-Za-z0-9_.=-]{{0,199}}", re.ASCII)
@@ -81,44 +66,6 @@ def parse_entry_name(base_name: str) -> int | None:
     """
     found = _ENTRY.fullmatch(base_name)
     return None if found is None else int(found[1])
-
-
-def manifest_name(checkpoint_id: int, epoch: int) -> str:
-    """The name of a manifest of format 1.
-
-    >>> manifest_name(0, 1)
-    'checkpoints/0-1.json'
-    """
-    return f"{CHECKPOINTS}/{checkpoint_id}-{epoch}.json"
-
-
-def parse_manifest_name(base_name: str) -> tuple[int, int] | None:
-    """Id and epoch of a manifest of format 1, parsed from its name within its folder; None for any other name.
-
-    >>> parse_manifest_name("07-3.json") is None
-    True
-    """
-    found = _MANIFEST.fullmatch(base_name)
-    return None if found is None else (int(found[1]), int(found[2]))
-
-
-def record_name(epoch: int, number: int) -> str:
-    """The name of a record of format 1.
-
-    >>> record_name(3, 0)
-    'checkpoints/record-3-0.json'
-    """
-    return f"{CHECKPOINTS}/record-{epoch}-{number}.json"
-
-
-def parse_record_name(base_name: str) -> tuple[int, int] | None:
-    """Epoch and number of a record of format 1, parsed from its name within its folder; None for any other name.
-
-    >>> parse_record_name("record-3-0.json"), parse_record_name("7-3.json")
-    ((3, 0), None)
-    """
-    found = _RECORD.fullmatch(base_name)
-    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def epoch_folder(epoch: int) -> str:
@@ -172,20 +119,12 @@ def is_data_file(name: str) -> bool:
 def newest_epoch(in_checkpoints: list[str], in_data: list[str]) -> int:
     """The largest epoch or sequence that was ever taken, according to the names in the two folders; 0 if none was.
 
-    >>> newest_epoch(["7-3.json", "epoch-4", "record-5-0.json", "6.json"], ["3", "notes.txt"])
+    >>> newest_epoch(["epoch-4", "6.json"], ["3", "notes.txt"])
     6
     """
-    found = [0]
-    for name in in_checkpoints:
-        manifest, record = parse_manifest_name(name), parse_record_name(name)
-        if manifest is not None:
-            found.append(manifest[1])
-        elif record is not None:
-            found.append(record[0])
-        else:
-            found.append(parse_entry_name(name) or parse_epoch_folder(name) or 0)
+    found = [parse_entry_name(name) or parse_epoch_folder(name) or 0 for name in in_checkpoints]
     found += [data_epoch(f"{DATA}/{name}") for name in in_data]
-    return max(found)
+    return max(found, default=0)
 
 
 def split(name: str) -> tuple[str, str]:

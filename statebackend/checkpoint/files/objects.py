@@ -13,10 +13,8 @@ Requests, each a round trip to the service:
 
 ====================  ==========================================================================================
 ``take_epoch``        LIST; PUT, PUT and DELETE to try out if the service keeps its word, once in an object's life;
-                      a DELETE for each marker that a writer of format 1 has left
 ``publish``           PUT; a GET after any error; before, with ``single_writer``, a HEAD
 ``holds``             HEAD
-``replace``           PUT
 ``retire``            a DELETE for each name
 ``remove``            DELETE, which on S3 is a POST
 ``remove_leftovers``  LIST for each 1000 data files, a DELETE for each one left over
@@ -47,12 +45,8 @@ from statebackend.checkpoint.files.layout import (
     DATA,
     data_epoch,
     entry_name,
-    epoch_folder,
     is_data_file,
     parse_entry_name,
-    parse_epoch_folder,
-    parse_manifest_name,
-    parse_record_name,
 )
 from statebackend.checkpoint.files.object_calls import ObjectCalls, ObjectWriter
 from statebackend.checkpoint.files.object_input import RangedFile
@@ -63,8 +57,6 @@ __all__ = ["ObjectFiles", "ObjectSink"]
 _log = logging.getLogger(__name__)
 #: Where objects are created to try out if the service refuses to create one twice.
 _PROBES = "probes"
-#: The marker of format 1, in the folder of its epoch. Its writer stops when it is gone.
-_OWNER = "owner.json"
 
 
 class ObjectSink(FileSink):
@@ -209,17 +201,7 @@ class ObjectFiles(StoreFiles):
         if not self._is_tried_out:
             self._try_out()
             self._is_tried_out = True
-        names = self.names(CHECKPOINTS)
-        for name in names:
-            older = parse_epoch_folder(name)
-            if older is not None:
-                self.remove(f"{epoch_folder(older)}/{_OWNER}")
-        entries = [found for found in map(parse_entry_name, names) if found is not None]
-        # Markers do not count. The number must be the same for all who take it at once, or each of them would create
-        # another entry; so it may depend only on names that nobody removes here.
-        manifests = [found[1] for found in map(parse_manifest_name, names) if found is not None]
-        records = [found[0] for found in map(parse_record_name, names) if found is not None]
-        return max(entries or [0, *manifests, *records]) + 1
+        return max((parse_entry_name(name) or 0 for name in self.names(CHECKPOINTS)), default=0) + 1
 
     def _try_out(self) -> None:
         """Raise `UsageError` if the service creates an object twice, as those do that ignore the condition."""
@@ -295,9 +277,6 @@ class ObjectFiles(StoreFiles):
             raise error from None
         if found != content:
             raise Taken from error
-
-    def replace(self, name: str, content: bytes, epoch: int) -> None:
-        self._calls.put(self._path(name), content)
 
     def retire(self, names: Iterable[str], epoch: int) -> None:
         for name in names:

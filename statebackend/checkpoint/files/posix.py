@@ -363,15 +363,6 @@ class PosixFiles(StoreFiles):
         except OSError as error:
             _log.warning("a manifest's first name stays until the store is next opened: %s", error)
 
-    def replace(self, name: str, content: bytes, epoch: int) -> None:
-        folder, base_name = split(name)
-        aside = self._write_aside(base_name, content, epoch)
-        try:
-            self._calls.rename(self._path(aside), self._path(name))
-        except FileNotFoundError:
-            raise Fenced from None
-        self.sync_folder(folder)
-
     def _write_aside(self, base_name: str, content: bytes, epoch: int) -> str:
         """Write a durable file in the folder of the epoch, and return its name."""
         # Use a new name each time: a failed attempt may have left anything behind, or nothing.

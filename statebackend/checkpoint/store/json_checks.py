@@ -39,7 +39,7 @@ __all__ = [
     "time_of",
 ]
 
-#: The version of stores that this code makes. It reads every version that was ever released.
+#: The version of stores that this code makes and reads.
 FORMAT = 2
 
 MAX_INTEGER = 10**18 - 1
@@ -202,7 +202,6 @@ def parse(
     cls: type[T],
     data: bytes,
     name: str,
-    formats: Collection[int] = (FORMAT,),
     read: Callable[[object], T] | None = None,
 ) -> T:
     """Make an object from the bytes of the sealed file ``name``, with ``read`` or the ``_read`` of its class.
@@ -211,17 +210,16 @@ def parse(
     >>> from statebackend.checkpoint.store.sealed import seal
     >>> parse(Metadata, seal({"format": 2}), "metadata.json")
     Traceback (most recent call last):
-    statebackend.errors.CorruptCheckpointError: not a metadata: the metadata has no key_type, ... (metadata.json) ...
+    statebackend.errors.CorruptCheckpointError: not a metadata: the metadata has no ... (metadata.json) ...
     """
     content = unseal(data, name)
     version = content.get("format")
-    if version not in formats:
+    if version != FORMAT:
         raise CorruptCheckpointError(
-            "the file is of a version that this library does not read",
+            f"cannot read format {version if type(version) is int else 'unknown'}; expected format {FORMAT}",
             code="CORRUPT_CHECKPOINT.VERSION",
-            detail=f"{name}, version {version if type(version) is int else 'unknown'}, "
-            f"read is {' or '.join(map(str, formats))}",
-            hint="open it with the newer version of the library that wrote it",
+            detail=name,
+            hint="use the version of the library that wrote the file",
         )
     try:
         return cls._read(content) if read is None else read(content)  # type: ignore[attr-defined]

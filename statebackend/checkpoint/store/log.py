@@ -8,8 +8,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from statebackend.checkpoint.files import StoreFiles
@@ -17,11 +16,7 @@ from statebackend.checkpoint.files.layout import (
     CHECKPOINTS,
     METADATA,
     entry_name,
-    manifest_name,
     parse_entry_name,
-    parse_manifest_name,
-    parse_record_name,
-    record_name,
     split,
 )
 from statebackend.checkpoint.store.data_files import storing
@@ -29,18 +24,15 @@ from statebackend.checkpoint.store.entries import Entry
 from statebackend.checkpoint.store.log_state import Key, LogState, Run
 from statebackend.checkpoint.store.manifest import LoadPart, Manifest
 from statebackend.checkpoint.store.metadata import Metadata
-from statebackend.checkpoint.store.records import Record, parse_record, state_of_format_1
-from statebackend.errors import CommitConflictError, CorruptCheckpointError, StoreError
+from statebackend.errors import CorruptCheckpointError, StoreError
 
 __all__ = [
     "Log",
     "check_same_store",
-    "conflicts",
     "read_entry",
     "read_log",
     "read_manifest",
     "read_metadata",
-    "read_records",
     "required_metadata",
     "without_metadata",
 ]
@@ -61,19 +53,28 @@ class Log(NamedTuple):
     #: The state without the guesses, for a takeover: a damaged entry that is brought back counts then.
     certain: LogState | None = None
 
+    def names_of_others(self) -> list[str]:
+        """The names of entries that commit nothing that is kept, oldest first.
+
+        >>> Log(4, LogState("0" * 32, (Run(7, 4, 1),)), ("4.json", "3.json", "epoch-3")).names_of_others()
+        ['checkpoints/3.json']
+        """
+        kept = {key.name for key in self.state.kept}
+        sequences = sorted(each for each in map(parse_entry_name, self.names) if each is not None)
+        return [name for name in map(entry_name, sequences) if name not in kept]
+
 
 def read_log(files: StoreFiles, metadata: Metadata | None = None) -> Log:
     """Read the state of a store: lists one folder and reads one small file of it.
 
     Entries that are damaged, and newer than the newest whole one, count as commits of the next ids: what they hold is
-    not known, but nothing is built on what came before them as if they were not there. Of a store of format 1, which
-    has no entries, the incarnation and the times are read only if its ``metadata`` are given.
+    not known, but nothing is built on what came before them as if they were not there.
     """
     for _ in range(_ATTEMPTS):
         names = _listed(files)
         sequences = sorted(each for each in map(parse_entry_name, names) if each is not None)
         try:
-            state, damaged = _newest_state(files, sequences, names, metadata)
+            state, damaged = _newest_state(files, sequences, metadata)
         except FileNotFoundError:
             continue
         newest = sequences[-1] if sequences else 0
@@ -85,7 +86,7 @@ def read_log(files: StoreFiles, metadata: Metadata | None = None) -> Log:
 
 
 def _newest_state(
-    files: StoreFiles, sequences: Sequence[int], names: Sequence[str], metadata: Metadata | None
+    files: StoreFiles, sequences: Sequence[int], metadata: Metadata | None
 ) -> tuple[LogState, list[int]]:
     """The state as far as it is certain, and the entries that are damaged, of which any may have come after it."""
     damaged: list[int] = []
@@ -97,13 +98,7 @@ def _newest_state(
         if brought_back is None:
             return dataclasses.replace(newest.state, unknown=()), damaged
         newest = brought_back
-    keys = sorted(key for key in map(parse_manifest_name, names) if key is not None)
-    for conflict in conflicts(keys, files.uri):
-        raise conflict
-    if metadata is None:
-        return state_of_format_1(_UNKNOWN, keys), damaged
-    records = read_records(files, names, metadata)
-    return state_of_format_1(metadata.store, keys, records), damaged
+    return LogState(_UNKNOWN if metadata is None else metadata.store), damaged
 
 
 def _newest_whole(
@@ -136,22 +131,6 @@ def _with_damaged(state: LogState, damaged: Sequence[int], names: Sequence[str])
     return dataclasses.replace(state, runs=runs)
 
 
-def conflicts(keys: Sequence[tuple[int, int]], uri: str) -> Iterator[CommitConflictError]:
-    """The errors for manifests of format 1 of which one must not be there.
-
-    >>> [error.detail for error in conflicts([(7, 1), (7, 2)], "/nowhere")]
-    ['checkpoints/7-1.json and checkpoints/7-2.json, /nowhere']
-    """
-    for older, newer in itertools.pairwise(keys):
-        if older[0] == newer[0] or older[1] > newer[1]:
-            yield CommitConflictError(
-                "two writers have committed to this store",
-                detail=f"{manifest_name(*older)} and {manifest_name(*newer)}, {uri}",
-                hint="decide which one is right and remove the other manifest; "
-                "then let only one query write to this store",
-            )
-
-
 def _listed(files: StoreFiles) -> tuple[str, ...]:
     with storing(f"listing {CHECKPOINTS}"):
         return tuple(files.names(CHECKPOINTS))
@@ -175,19 +154,13 @@ def read_entry(files: StoreFiles, name: str, load: LoadPart | None = None) -> En
 
 def read_manifest(files: StoreFiles, key: Key, metadata: Metadata | None, load: LoadPart) -> Manifest:
     """Read the manifest of a checkpoint; `FileNotFoundError` if it is not there."""
-    if key.sequence:
-        entry = read_entry(files, key.name, load)
-        check_same_store(entry.store, metadata, key.name)
-        if entry.manifest is None or entry.key != key:
-            raise CorruptCheckpointError(
-                f"the file does not commit checkpoint {key.checkpoint_id}", detail=key.name
-            )
-        return entry.manifest
-    manifest = Manifest.parse(_read(files, key.name), key.name)
-    if manifest.name != key.name:
-        raise CorruptCheckpointError(f"the file holds {manifest.name}", detail=key.name)
-    check_same_store(manifest.store, metadata, key.name)
-    return manifest
+    entry = read_entry(files, key.name, load)
+    check_same_store(entry.store, metadata, key.name)
+    if entry.manifest is None or entry.key != key:
+        raise CorruptCheckpointError(
+            f"the file does not commit checkpoint {key.checkpoint_id}", detail=key.name
+        )
+    return entry.manifest
 
 
 def read_metadata(files: StoreFiles) -> Metadata | None:
@@ -224,13 +197,6 @@ def without_metadata(files: StoreFiles) -> CorruptCheckpointError:
         hint="if a tool was making this store, remove the folder and run the tool again; "
         "otherwise restore the file from a copy of the store",
     )
-
-
-def read_records(files: StoreFiles, names: Sequence[str], metadata: Metadata | None) -> list[Record]:
-    """The records of format 1 that are among these names, oldest first."""
-    found = sorted(key for key in map(parse_record_name, names) if key is not None)
-    store = None if metadata is None else metadata.store
-    return [parse_record(_read(files, record_name(*key)), record_name(*key), store) for key in found]
 
 
 def check_same_store(store: str, metadata: Metadata | None, name: str) -> None:

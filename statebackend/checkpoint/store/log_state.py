@@ -19,13 +19,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from statebackend.checkpoint.files.layout import (
-    entry_name,
-    manifest_name,
-    parse_entry_name,
-    parse_manifest_name,
-    split,
-)
+from statebackend.checkpoint.files.layout import entry_name, parse_entry_name, split
 from statebackend.checkpoint.store.json_checks import (
     Checked,
     Malformed,
@@ -44,13 +38,15 @@ __all__ = ["Key", "LogState", "Restart", "Run", "Times"]
 #: The outputs of so many of the newest checkpoints are kept. A replay needs that of the newest; the one before stays
 #: for readers that are slow.
 _OUTPUTS = 2
+#: A member that entries had at first; it is empty in every store that was never of format 1.
+_OLD = "kept_of_format_1"
 
 
 class Key(NamedTuple):
     """A checkpoint by its id and by the name of the file that commits it.
 
-    >>> Key(7, "checkpoints/12.json").sequence, Key(7, "checkpoints/7-3.json").sequence
-    (12, 0)
+    >>> Key(7, "checkpoints/12.json").sequence
+    12
     """
 
     checkpoint_id: int
@@ -58,7 +54,7 @@ class Key(NamedTuple):
 
     @property
     def sequence(self) -> int:
-        """The sequence of its entry; 0 for a manifest of format 1."""
+        """The sequence of its entry."""
         return parse_entry_name(split(self.name)[1]) or 0
 
 
@@ -148,9 +144,8 @@ class LogState(Checked):
 
     #: The incarnation of checkpoints that are committed from now on; at first, the id of the store.
     incarnation: str
-    #: The checkpoints that are there, by ascending ids, as runs; before them those of format 1.
+    #: The checkpoints that are there, by ascending ids, as runs.
     runs: tuple[Run, ...] = ()
-    kept_of_format_1: tuple[Key, ...] = ()
     #: All restarts, oldest first.
     restarts: tuple[Restart, ...] = ()
     #: The times that were set for kept checkpoints, by id.
@@ -164,8 +159,7 @@ class LogState(Checked):
 
     def _check(self) -> None:
         match(self.incarnation, STORE_ID, "the incarnation is not 32 hexadecimal digits")
-        ends = [(key.checkpoint_id, key.checkpoint_id) for key in self.kept_of_format_1]
-        ends += [(run.first_id, run.first_id + run.length - 1) for run in self.runs]
+        ends = [(run.first_id, run.first_id + run.length - 1) for run in self.runs]
         if any(older[1] >= newer[0] for older, newer in itertools.pairwise(ends)):
             raise Malformed("the checkpoints that are kept are not in order")
         integer(self.outputs_from, "outputs_from")
@@ -176,14 +170,12 @@ class LogState(Checked):
     @property
     def kept(self) -> tuple[Key, ...]:
         """The checkpoints that are there, by ascending ids; O(checkpoints)."""
-        return (*self.kept_of_format_1, *(key for run in self.runs for key in run.checkpoints()))
+        return tuple(key for run in self.runs for key in run.checkpoints())
 
     @property
     def newest(self) -> Key | None:
         """The newest checkpoint; None if there is none."""
-        if self.runs:
-            return self.runs[-1].newest
-        return self.kept_of_format_1[-1] if self.kept_of_format_1 else None
+        return self.runs[-1].newest if self.runs else None
 
     def keeps(self, key: Key) -> bool:
         """Return True if a checkpoint is there.
@@ -191,7 +183,7 @@ class LogState(Checked):
         >>> LogState("0" * 32).keeps(Key(7, "checkpoints/12.json"))
         False
         """
-        return key in self.kept_of_format_1 or any(run.has(key) for run in self.runs)
+        return any(run.has(key) for run in self.runs)
 
     @property
     def newest_restart(self) -> Restart | None:
@@ -241,10 +233,9 @@ class LogState(Checked):
     def without(self, dropped: Collection[Key]) -> LogState:
         """The state without some checkpoints."""
         runs = [run for each in self.runs for run in each.without(dropped)]
-        old = tuple(key for key in self.kept_of_format_1 if key not in dropped)
         ids = {key.checkpoint_id for key in dropped}
         times = tuple(each for each in self.times if each[0] not in ids)
-        return dataclasses.replace(self, runs=tuple(runs), kept_of_format_1=old, times=times)
+        return dataclasses.replace(self, runs=tuple(runs), times=times)
 
     def rewound(self, incarnation: str, dropped: Collection[Key]) -> LogState:
         """The state after going back to before some checkpoints."""
@@ -252,7 +243,7 @@ class LogState(Checked):
 
     def restarted(self, restart: Restart) -> LogState:
         """The state after a restart from empty."""
-        left = dataclasses.replace(self, runs=(), kept_of_format_1=(), times=())
+        left = dataclasses.replace(self, runs=(), times=())
         return dataclasses.replace(left, incarnation=restart.incarnation, restarts=(*self.restarts, restart))
 
     def with_times(self, checkpoint_id: int, times: Times) -> LogState:
@@ -274,9 +265,6 @@ class LogState(Checked):
         return {
             "incarnation": self.incarnation,
             "kept": [list(run) for run in self.runs],
-            "kept_of_format_1": [
-                list(parse_manifest_name(split(key.name)[1]) or ()) for key in self.kept_of_format_1
-            ],
             "restarts": [list(restart) for restart in self.restarts],
             "times": [[checkpoint_id, *times] for checkpoint_id, times in self.times],
             "outputs_from": self.outputs_from,
@@ -287,21 +275,10 @@ class LogState(Checked):
     @classmethod
     def from_json(cls, data: object) -> LogState:
         """Read the JSON form, which is part of an entry."""
-        names = {
-            "incarnation",
-            "kept",
-            "kept_of_format_1",
-            "restarts",
-            "times",
-            "outputs_from",
-            "swept",
-            "unknown",
-        }
-        members = members_of(data, "the state of the log", names)
-        old = [
-            Key(number, manifest_name(number, epoch))
-            for number, epoch in _rows(members, "kept_of_format_1", 2)
-        ]
+        names = {"incarnation", "kept", "restarts", "times", "outputs_from", "swept", "unknown"}
+        members = members_of(data, "the state of the log", names, {_OLD})
+        if members.get(_OLD):
+            raise Malformed("checkpoints of format 1 are kept")
         runs = [Run(*each) for each in _rows(members, "kept", 3)]
         if any(run.length < 1 for run in runs):
             raise Malformed("a run of checkpoints is empty")
@@ -314,7 +291,6 @@ class LogState(Checked):
             cls,
             incarnation=members["incarnation"],
             runs=tuple(runs),
-            kept_of_format_1=tuple(old),
             restarts=tuple(restarts),
             times=tuple(times),
             outputs_from=members["outputs_from"],

@@ -1,8 +1,7 @@
 """The one who appends to the log of a store, until a newer writer comes.
 
 Opening takes the next place in the log for a takeover. An older writer that still wants this place finds it taken, and
-knows that it is over. A store of format 1 is taken over in the way of format 1, and becomes one of format 2 with the
-first entry.
+knows that it is over.
 
 >>> import tempfile
 >>> from statebackend.checkpoint.files import open_files
@@ -17,7 +16,6 @@ first entry.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from contextlib import suppress
 
@@ -26,7 +24,6 @@ from statebackend.checkpoint.files.interface import Fenced, Taken
 from statebackend.checkpoint.files.layout import METADATA, data_folder
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.entries import Entry
-from statebackend.checkpoint.store.json_checks import FORMAT
 from statebackend.checkpoint.store.log import Log, read_log, read_metadata, without_metadata
 from statebackend.checkpoint.store.log_state import LogState
 from statebackend.checkpoint.store.manifest import Manifest
@@ -62,8 +59,6 @@ class LogWriter:
         self._process: int | None = None
         self._metadata: Metadata | None = None
         self._log = Log(0, LogState("0" * 32), ())
-        #: True in a store of format 1, until the first entry makes it one of format 2.
-        self._is_takeover_due = False
         #: Why this writer can write no more; None while it can.
         self._over: Over | None = None
 
@@ -122,13 +117,7 @@ class LogWriter:
     @property
     def next_sequence(self) -> int:
         """The place of the next entry."""
-        assert self._epoch is not None
-        return self._epoch + 1 if self._is_takeover_due else self._log.sequence + 1
-
-    @property
-    def is_takeover_due(self) -> bool:
-        """True until the first entry, in a store of format 1: nothing may be removed before."""
-        return self._is_takeover_due
+        return self._log.sequence + 1
 
     # --- becoming the writer ---
 
@@ -213,48 +202,23 @@ class LogWriter:
     def _took_over(self, epoch: int, metadata: Metadata) -> bool:
         """Become the writer of an epoch that was taken; False if somebody else was quicker."""
         log = read_log(self._files, metadata)
-        is_due = metadata.format < FORMAT and not log.sequence
-        if not is_due:
-            if log.sequence >= epoch:
-                return False
-            takeover = Entry("takeover", epoch, epoch, metadata.store, log.certain or log.state)
-            try:
-                with storing(f"writing {takeover.name}"):
-                    # Whoever made the metadata may have died before their name was durable, and the log names them.
-                    self._files.sync_folder("")
-                    self._files.publish(takeover.name, takeover.sealed(), epoch)
-            except Fenced:
-                raise self._conflict(_AT_THE_SAME_TIME) from None
-            except Taken:
-                return False
-            log = log._replace(sequence=epoch)
+        if log.sequence >= epoch:
+            return False
+        takeover = Entry("takeover", epoch, epoch, metadata.store, log.certain or log.state)
+        try:
+            with storing(f"writing {takeover.name}"):
+                # Whoever made the metadata may have died before their name was durable, and the log names them.
+                self._files.sync_folder("")
+                self._files.publish(takeover.name, takeover.sealed(), epoch)
+        except Fenced:
+            raise self._conflict(_AT_THE_SAME_TIME) from None
+        except Taken:
+            return False
         self._epoch, self._process, self._over = epoch, os.getpid(), None
-        self._metadata, self._log, self._is_takeover_due = metadata, log, is_due
+        self._metadata, self._log = metadata, log._replace(sequence=epoch)
         return True
 
     # --- appending ---
-
-    def upgrade(self) -> bool:
-        """Make a store of format 1 one of format 2, if it is not yet. Return True if it was not.
-
-        Older versions of the library refuse the new metadata before they touch anything.
-        """
-        epoch = self.epoch
-        if not self._is_takeover_due:
-            return False
-        metadata = dataclasses.replace(self.metadata, format=FORMAT)
-        try:
-            with storing(f"replacing {METADATA}"):
-                self._files.replace(METADATA, seal(metadata.to_json()), epoch)
-        except Fenced:
-            raise self.fenced() from None
-        if read_log(self._files).sequence:
-            raise self.fenced()
-        self._metadata = metadata
-        takeover = Entry("takeover", epoch, epoch, metadata.store, self.state)
-        self._append(takeover, "taking the store over")
-        self._is_takeover_due = False
-        return True
 
     def append(
         self,
@@ -271,7 +235,6 @@ class LogWriter:
         With ``names_new_files``, the names in the folder of this epoch are made durable first.
         """
         epoch = self.epoch
-        assert not self._is_takeover_due, "upgrade() comes first"
         entry = Entry(kind, self.next_sequence, epoch, self.metadata.store, state, manifest, record)
         self._append(entry, doing, names_new_files=names_new_files)
 
@@ -324,11 +287,7 @@ class LogWriter:
         """Look whether no newer writer has come; one look at the store."""
         epoch = self.epoch
         with storing("looking for a newer writer"):
-            return self._files.holds(epoch, self._first_foreign())
-
-    def _first_foreign(self) -> int:
-        assert self._epoch is not None
-        return self._epoch if self._is_takeover_due else self._log.sequence + 1
+            return self._files.holds(epoch, self.next_sequence)
 
     def check_held(self) -> None:
         """Raise `CommitConflictError` if a newer writer has come."""

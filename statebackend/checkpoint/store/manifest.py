@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from statebackend.checkpoint.files.layout import data_epoch, entry_name, is_data_file, manifest_name
+from statebackend.checkpoint.files.layout import data_epoch, entry_name, is_data_file
 from statebackend.checkpoint.store.json_checks import (
     Checked,
     Malformed,
@@ -30,7 +30,6 @@ from statebackend.checkpoint.store.json_checks import (
     made,
     match,
     members_of,
-    parse,
     time_of,
 )
 from statebackend.checkpoint.store.metadata import STORE_ID
@@ -232,9 +231,9 @@ class Manifest(Checked):
     now: int | None = None
     #: Free for whoever commits.
     progress: dict[str, Any] = dataclasses.field(default_factory=dict)
-    #: The place of its entry in the log; None in format 1.
+    #: The place of its entry in the log; None if it is not committed.
     sequence: int | None = None
-    #: See `CheckpointStore.incarnation`. None in format 1, which had it in ``progress``.
+    #: See `CheckpointStore.incarnation`; None if it is not committed.
     incarnation: str | None = None
     #: The greatest event time up to and including the batch, less the delay, in milliseconds.
     watermark: int | None = None
@@ -288,16 +287,14 @@ class Manifest(Checked):
 
     @property
     def name(self) -> str:
-        """The name of its file in the store.
+        """The name of its file in the store, or a description if it is not committed.
 
-        >>> Manifest(0, epoch=1, store="0" * 32).name  # of format 1
-        'checkpoints/0-1.json'
+        >>> Manifest(0, epoch=1, store="0" * 32).name
+        'snapshots of checkpoint 0'
         """
-        return (
-            manifest_name(self.checkpoint_id, self.epoch)
-            if self.sequence is None
-            else entry_name(self.sequence)
-        )
+        if self.sequence is None:
+            return f"snapshots of checkpoint {self.checkpoint_id}"
+        return entry_name(self.sequence)
 
     @property
     def all_files(self) -> dict[str, StoredFile]:
@@ -373,30 +370,6 @@ class Manifest(Checked):
             outputs={name: _read_files(files) for name, files in outputs.items()},
             parts=tuple(parts),
             written=members["written"],
-        )
-
-    @classmethod
-    def parse(cls, data: bytes, name: str) -> Manifest:
-        """Read the bytes of the manifest of format 1 called ``name``; `CorruptCheckpointError` if they are not one."""
-        return parse(cls, data, name, formats=(1,))
-
-    @classmethod
-    def _read(cls, data: object) -> Manifest:
-        names = {"format", "store", "id", "epoch", "snapshots", "files", "now", "progress"}
-        members = members_of(data, "the manifest", names)
-        snapshots = instance(members["snapshots"], list, "snapshots")
-        files = _read_files(members["files"])
-        outputs = tuple(file for file in files if file.kind == "output")
-        return made(
-            cls,
-            checkpoint_id=members["id"],
-            epoch=members["epoch"],
-            store=members["store"],
-            snapshots=tuple(StateSnapshot._read(each) for each in snapshots),
-            files=tuple(file for file in files if file.kind != "output"),
-            outputs={MAIN_OUTPUT: outputs} if outputs else {},
-            now=members["now"],
-            progress=members["progress"],
         )
 
 

@@ -27,10 +27,8 @@ from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.errors import StateMigrationError, UsageError
 from statebackend.keys import MAX_PARALLELISM
 
-__all__ = ["FORMATS", "STORE_ID", "Metadata", "check_same_use"]
+__all__ = ["STORE_ID", "Metadata", "check_same_use"]
 
-#: The versions of stores that are read.
-FORMATS = (1, FORMAT)
 #: The pattern of a store's id; manifests repeat the id.
 STORE_ID = re.compile("[0-9a-f]{32}")
 
@@ -49,8 +47,6 @@ class Metadata(Checked):
     max_parallelism: int | None = None
     #: The sizes of encrypted blocks; None: data files are in plain text.
     encryption: JsonObject | None = None
-    #: The version of the store. An older version of the library refuses a store of a newer format when it reads this.
-    format: int = FORMAT
 
     def _check(self) -> None:
         match(self.store, STORE_ID, "the id of the store is not 32 hexadecimal digits")
@@ -60,7 +56,6 @@ class Metadata(Checked):
             instance(self.key_type, dict, "the key type")
         if self.max_parallelism is not None:
             integer(self.max_parallelism, "max_parallelism", 1, MAX_PARALLELISM)
-        integer(self.format, "the format", 1, FORMAT)
         if self.encryption is not None:
             check_sizes(self.encryption)
 
@@ -70,10 +65,7 @@ class Metadata(Checked):
         >>> Metadata("0" * 32).to_json()["format"]
         2
         """
-        content = dataclasses.asdict(self)
-        if self.format == 1:
-            del content["encryption"]  # which that version does not know
-        return content
+        return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @classmethod
     def parse(cls, data: bytes, name: str) -> Metadata:
@@ -83,12 +75,13 @@ class Metadata(Checked):
         >>> Metadata.parse(seal(Metadata("0" * 32).to_json()), "metadata.json") == Metadata("0" * 32)
         True
         """
-        return parse(cls, data, name, FORMATS)
+        return parse(cls, data, name)
 
     @classmethod
     def _read(cls, data: object) -> Metadata:
-        names = {"store", "query", "key_type", "max_parallelism", "format"}
-        return made(cls, **members_of(data, "the metadata", names, {"encryption"}))
+        names = {"store", "query", "key_type", "max_parallelism", "encryption"}
+        members = members_of(data, "the metadata", {"format", *names})
+        return made(cls, **{name: members[name] for name in names})
 
 
 def check_same_use(existing: Metadata, wanted: Metadata, uri: str) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 import pyarrow as pa
 
 from statebackend.checkpoint.files import Place, StoreFiles, open_files, without_secrets
-from statebackend.checkpoint.files.layout import METADATA, entry_name, parse_entry_name
+from statebackend.checkpoint.files.layout import METADATA, entry_name
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.encryption import BlockCipher, agreed, check_cipher
@@ -26,7 +26,6 @@ from statebackend.checkpoint.store.log import (
     read_log,
     read_manifest,
     read_metadata,
-    read_records,
     required_metadata,
 )
 from statebackend.checkpoint.store.log_state import Key, Times
@@ -294,11 +293,7 @@ class CheckpointReader:
         return self._cipher
 
     def checkpoints(self) -> list[int]:
-        """The ids of the committed checkpoints, ascending. Lists one folder, and reads one small file.
-
-        In a store of format 1, two manifests of one id, or one that an older writer committed after a newer one, raise
-        `CommitConflictError`: two writers have written to a place that could not keep the second out.
-        """
+        """The ids of the committed checkpoints, ascending. Lists one folder, and reads one small file."""
         return [key.checkpoint_id for key in self._committed()]
 
     def latest(self, intact: bool = False) -> int | None:
@@ -396,8 +391,8 @@ class CheckpointReader:
         if not log.names:
             return []
         metadata = required_metadata(self._files)
-        found = read_records(self._files, log.names, metadata)
-        for name in self._names_of_others(log):
+        found = []
+        for name in log.names_of_others():
             try:
                 entry = read_entry(self._files, name)
             except FileNotFoundError:
@@ -406,12 +401,6 @@ class CheckpointReader:
             if entry.record is not None:
                 found.append(entry.record)
         return found
-
-    def _names_of_others(self, log: Log) -> list[str]:
-        """The names of entries that commit nothing that is kept, oldest first."""
-        kept = {key.name for key in log.state.kept}
-        sequences = sorted(each for each in map(parse_entry_name, log.names) if each is not None)
-        return [name for name in map(entry_name, sequences) if name not in kept]
 
     def has_folder(self, name: str) -> bool:
         """Return True if a folder of this name, apart from the store's own, exists and is not empty.
@@ -431,7 +420,10 @@ class CheckpointReader:
         return self._files.address(METADATA)
 
     def _log(self, metadata: Metadata | None = None) -> Log:
-        return read_log(self._files, metadata)
+        log = read_log(self._files, metadata)
+        if not log.sequence and metadata is None:
+            read_metadata(self._files)  # raises for a store of another format, whose log is not read
+        return log
 
     def _committed(self) -> tuple[Key, ...]:
         return self._log().state.kept
@@ -454,9 +446,9 @@ class CheckpointReader:
             return read_manifest(self._files, key, metadata, self._parts.read)
         except (FileNotFoundError, CorruptCheckpointError) as error:
             # Its writer may have dropped it since, and removed the file that commits it, or parts of the manifest.
-            is_there = key.sequence and self._log().state.keeps(key)
+            is_there = self._log().state.keeps(key)
             if isinstance(error, FileNotFoundError):
                 raise _lost(key.name) if is_there else _dropped(key.checkpoint_id) from error
-            if key.sequence and not is_there:
+            if not is_there:
                 raise _dropped(key.checkpoint_id) from error
             raise

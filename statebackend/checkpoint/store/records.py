@@ -1,20 +1,17 @@
 """Records of changes to a store other than commits: a restart, a rewind, another time.
 
-An entry of the log has a record of what it did. Format 1 kept each record in a sealed file of its own.
+An entry of the log has a record of what it did.
 
->>> record = Record("rewind", 3, "checkpoints/record-3-0.json", incarnation="1" * 32, keeps=6)
->>> state_of_format_1("0" * 32, [], [record]).incarnation == "1" * 32
-True
+>>> Record("rewind", 3, "checkpoints/12.json", incarnation="1" * 32, keeps=6).keeps
+6
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from statebackend.checkpoint.files.layout import entry_name, manifest_name, record_name
+from statebackend.checkpoint.files.layout import entry_name
 from statebackend.checkpoint.store.json_checks import (
     Checked,
     Malformed,
@@ -23,15 +20,13 @@ from statebackend.checkpoint.store.json_checks import (
     made,
     match,
     members_of,
-    parse,
     time_of,
 )
-from statebackend.checkpoint.store.log_state import Key, LogState, Restart, Times
+from statebackend.checkpoint.store.log_state import Key
 from statebackend.checkpoint.store.metadata import STORE_ID
 from statebackend.checkpoint.store.sealed import JsonObject
-from statebackend.errors import CorruptCheckpointError
 
-__all__ = ["RECORD_KINDS", "Record", "parse_record", "state_of_format_1"]
+__all__ = ["RECORD_KINDS", "Record"]
 
 RECORD_KINDS = ("restart", "rewind", "time")
 
@@ -108,54 +103,3 @@ def _pair(value: object) -> list[Any]:
 
 
 _OWN = ("incarnation", "keeps", "begins_at", "first_batch", "now", "watermark", "upon")
-
-
-# --- format 1 ---
-
-
-def parse_record(data: bytes, name: str, store: str | None) -> Record:
-    """Read the bytes of a record of format 1; `CorruptCheckpointError` if they are not one, or of another store."""
-
-    def read(content: object) -> Record:
-        own = {*_OWN} - {"watermark"}
-        members = members_of(content, "the record", {*own, "format", "kind", "epoch", "number", "store"})
-        if record_name(members["epoch"], members["number"]) != name:  # type: ignore[arg-type]
-            raise Malformed("it has the content of another one")
-        if store is not None and members["store"] != store:
-            raise Malformed("the record and the metadata are of two different stores")
-        given = {each: members[each] for each in own}
-        if given["upon"] is not None:
-            checkpoint_id, epoch = _pair(given["upon"])
-            given["upon"] = Key(checkpoint_id, manifest_name(checkpoint_id, epoch))
-        return made(Record, kind=members["kind"], epoch=members["epoch"], name=name, **given)
-
-    try:
-        return parse(Record, data, name, formats=(1,), read=read)
-    except CorruptCheckpointError as error:
-        error.hint = (
-            "bring the file back from a copy of the store. Without one, remove it: a time that it set is forgotten "
-            "then, and sinks that go by the incarnation are told that of the record before it"
-        )
-        raise
-
-
-def state_of_format_1(
-    store: str, keys: Sequence[tuple[int, int]], records: Iterable[Record] = ()
-) -> LogState:
-    """The state of a store of format 1, from the ids and epochs of its manifests, and its records, oldest first.
-
-    >>> state_of_format_1("0" * 32, [(6, 1), (7, 3)]).newest
-    Key(checkpoint_id=7, name='checkpoints/7-3.json')
-    """
-    kept = tuple(Key(checkpoint_id, manifest_name(checkpoint_id, epoch)) for checkpoint_id, epoch in keys)
-    state = LogState(store, kept_of_format_1=kept)
-    for record in records:
-        if record.upon in kept:
-            assert record.upon is not None
-            state = state.with_times(record.upon.checkpoint_id, Times(record.now))
-        elif record.incarnation is not None:
-            state = dataclasses.replace(state, incarnation=record.incarnation)
-            if record.kind == "restart":
-                restart = Restart(record.incarnation, record.begins_at or 0, record.first_batch)
-                state = dataclasses.replace(state, restarts=(*state.restarts, restart))
-    return state

@@ -13,12 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.interface import Fenced
-from statebackend.checkpoint.files.layout import (
-    entry_name,
-    manifest_name,
-    parse_entry_name,
-    parse_manifest_name,
-)
+from statebackend.checkpoint.files.layout import entry_name, parse_entry_name
 from statebackend.checkpoint.store.at_once import at_once
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.log import read_entry
@@ -83,15 +78,11 @@ class Removal:
         kept = {key.name for key in state.kept}
         dropped = []
         for base_name in self._writer.names:
-            old, sequence = parse_manifest_name(base_name), parse_entry_name(base_name)
-            if old is not None:
-                key: Key | None = Key(old[0], manifest_name(*old))
-            elif sequence is not None and sequence > state.swept and entry_name(sequence) not in kept:
+            sequence = parse_entry_name(base_name)
+            if sequence is not None and sequence > state.swept and entry_name(sequence) not in kept:
                 key = self._committed_by(entry_name(sequence))
-            else:
-                key = None
-            if key is not None and key.name not in kept:
-                dropped.append(key)
+                if key is not None:
+                    dropped.append(key)
         return dropped
 
     def _committed_by(self, name: str) -> Key | None:
@@ -102,7 +93,7 @@ class Removal:
 
     def swept(self, state: LogState, dropped: Iterable[Key]) -> LogState:
         """The state of the next entry, which says up to where no manifest of a dropped checkpoint is left."""
-        left = [key.sequence for key in (*self._removed, *self._dropped, *dropped) if key.sequence]
+        left = [key.sequence for key in (*self._removed, *self._dropped, *dropped)]
         swept = min(left, default=self._writer.next_sequence + 1) - 1
         return dataclasses.replace(state, swept=swept)
 

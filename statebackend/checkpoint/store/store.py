@@ -266,8 +266,7 @@ class CheckpointStore(CheckpointReader):
             else:
                 self._note(key, manifest, self._committed_at(key, manifest))
         self._removal.note_outputs()
-        if not self._writer.is_takeover_due:
-            self._removal.clear_away()
+        self._removal.clear_away()
         if not self._writer.holds():
             raise self._overtaken()
 
@@ -387,7 +386,6 @@ class CheckpointStore(CheckpointReader):
                     hint="checkpoints are committed in the order of their ids",
                 )
             self._check_files(manifest, epoch)
-            self._upgrade()
             parts, made = self._parts.of(taken, self._newest, epoch)
             manifest = dataclasses.replace(manifest, parts=parts)
             try:
@@ -424,10 +422,6 @@ class CheckpointStore(CheckpointReader):
         """Raise `CommitConflictError` if a newer writer has opened the store; one look at the store."""
         with self._lock:
             self._writer.check_held()
-
-    def _upgrade(self) -> None:
-        if self._writer.upgrade():
-            self._removal.clear_away()
 
     def _check_files(self, manifest: Manifest, epoch: int) -> None:
         """Every file that the checkpoint before did not name is there with its size, and is not about to be removed."""
@@ -605,7 +599,6 @@ class CheckpointStore(CheckpointReader):
 
     def _change(self, kind: str, state: LogState, **what: Any) -> None:
         """Append a record of something other than a commit, and remove what it drops."""
-        self._upgrade()
         dropped = [key for key in self._writer.state.kept if not state.keeps(key)]
         record = Record(kind, self._writer.epoch, entry_name(self._writer.next_sequence), **what)
         self._writer.append(
