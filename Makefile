@@ -30,11 +30,12 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 # What runs under sanitizers: the compiled code's own tests, and those of every state.
 SANITIZED ?= tests/core tests/heap tests/rocksdb tests/contract
 
-.PHONY: help demo test debug nightly asan ubsan bench docs lint format clean
+.PHONY: help demo test test-changed debug nightly asan ubsan bench docs lint format clean
 
 help:
 	@echo 'make demo   build, then run a streaming query with state, killed and restarted on the way; BACKEND=rocksdb, MODE=executors'
 	@echo 'make test   release build, the test suite'
+	@echo 'make test-changed  release build, the tests of what has changed since main: about a minute'
 	@echo 'make debug  checked build (bounds checks, invariants, live counters), the test suite'
 	@echo 'make nightly  checked build, the test suite with all cases of each test, and the stress tests: hours'
 	@echo 'make asan   checked build under AddressSanitizer, tests of the core and of the states; ubsan: undefined behaviour'
@@ -65,8 +66,8 @@ $(STAMP).%: $(CREATED) $(SETTINGS)
 
 # The two builds. STATEBACKEND_DEBUG picks one in setup.py, STATEBACKEND_BUILD says which one the tests must
 # find. (Set for a verb, these hold for its prerequisites too: the install already builds the right one.)
-demo test bench: export STATEBACKEND_DEBUG := 0
-demo test bench: export STATEBACKEND_BUILD := release
+demo test test-changed bench: export STATEBACKEND_DEBUG := 0
+demo test test-changed bench: export STATEBACKEND_BUILD := release
 debug nightly: export STATEBACKEND_DEBUG := 1
 debug nightly: export STATEBACKEND_BUILD := checked
 debug nightly: export PYTHONDEVMODE := 1
@@ -79,6 +80,11 @@ demo: $(STAMP).spark
 test: $(STAMP).test+spark
 	@$(BUILD)
 	@$(PYTEST) $(PYTEST_ARGS)
+
+test-changed: $(STAMP).test+spark
+	@$(BUILD)
+	@tests=$$($(PY) scripts/changed_tests.py); \
+	    [ -z "$$tests" ] || $(PYTEST) -m 'not slow and not spark' $$tests $(PYTEST_ARGS)
 
 debug: $(STAMP).test+spark
 	@$(BUILD)

@@ -5,7 +5,7 @@
 
 The same seed on the same sources chooses the same faults. Each fault is a changed operator, constant or condition, or a
 statement left out. It is planted in a copy of the sources below ``build/faults``, and the tests of its folder run there
-until one fails, then those of the folders named after it in `TESTS`. A fault that no test catches survives. A line
+until one fails, then those of the next folders (`changed_tests.FOLDERS`). A fault that no test catches survives. A line
 of JSON is written for each fault; a run goes on after the last line of its file. Call it after a release build, with
 nothing else running.
 """
@@ -26,30 +26,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from changed_tests import folders_of
+
 ROOT = Path(__file__).resolve().parent.parent
 COPY = ROOT / "build" / "faults"
-
-#: The tests of a part of the package, nearest first. The longest prefix of the module's path counts.
-TESTS = {
-    "_core": "core heap contract",
-    "_core/handles": "heap contract core",
-    "_core/rocksdb": "rocksdb contract",
-    "backends": "contract heap rocksdb",
-    "backends/heap": "heap contract checkpoint",
-    "backends/rocksdb": "rocksdb contract checkpoint",
-    "checkpoint": "checkpoint tools runtime",
-    "cluster": "cluster spark",
-    "columns": "heap contract keys",
-    "functions": "functions runtime",
-    "keys": "keys contract heap",
-    "operator_state": "contract checkpoint functions",
-    "runtime": "runtime functions cluster",
-    "spark": "spark",
-    "state": "contract types heap functions",
-    "testing": "functions contract",
-    "tools": "tools checkpoint",
-    "types": "types contract keys",
-}
 
 COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.And: "or", ast.Or: "and"}
@@ -161,12 +141,6 @@ def chosen(seed: int, python: int, compiled: int) -> list[Fault]:
     return rng.sample(of_python, python) + rng.sample(of_cython, compiled)
 
 
-def tests_of(fault: Fault) -> list[str]:
-    part = fault.path.removeprefix("statebackend/")
-    names = [name for name in TESTS if part.startswith(name)]
-    return TESTS[max(names, key=len)].split() if names else ["contract", "functions", "runtime"]
-
-
 def outcome(fault: Fault, seconds: int) -> str:
     """``caught by <folder>``, ``caught by the build``, or ``survived``."""
     path = COPY / fault.path
@@ -188,7 +162,7 @@ def outcome(fault: Fault, seconds: int) -> str:
     try:
         if path.suffix == ".pyx" and not run(build):
             return "caught by the build"
-        for folder in tests_of(fault):
+        for folder in folders_of(fault.path):
             if not run([sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", f"tests/{folder}"]):
                 return f"caught by {folder}"
         return "survived"
