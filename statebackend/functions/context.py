@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, overload
 
 import pyarrow as pa
 
@@ -60,6 +60,33 @@ class At(NamedTuple):
 NOWHERE = At(None)
 
 
+def no_event_time(what: str, *, detail: str | None = None, hint: str = "") -> UsageError:
+    """The error for a job without ``event_time=``.
+
+    >>> print(no_event_time("ctx.timestamp"))
+    ctx.timestamp needs event time. Hint: name the column of the time with event_time= [USAGE.NO_EVENT_TIME]
+    """
+    return UsageError(
+        f"{what} needs event time",
+        code="USAGE.NO_EVENT_TIME",
+        detail=detail,
+        hint=f"name the column of the time with event_time={hint}",
+    )
+
+
+class NoEventTime:
+    """Stands for the row at hand in a job without ``event_time=``, whose rows have no time.
+
+    >>> NoEventTime().timestamp
+    Traceback (most recent call last):
+    statebackend.errors.UsageError: ctx.timestamp needs event time. Hint: ...
+    """
+
+    @property
+    def timestamp(self) -> NoReturn:
+        raise no_event_time("ctx.timestamp", hint="; ctx.now is the time of the batch by the clock")
+
+
 class ProcessingTimers:
     """The timers of a job without event time.
 
@@ -68,7 +95,7 @@ class ProcessingTimers:
     >>> keyed.set_current_key(1)
     >>> ProcessingTimers(keyed.timers).register(10)
     Traceback (most recent call last):
-    statebackend.errors.UsageError: a timer in event time needs rows that tell it. Hint: ...
+    statebackend.errors.UsageError: a timer in event time needs event time. Hint: ...
     """
 
     __slots__ = ("_timers",)
@@ -102,10 +129,7 @@ class ProcessingTimers:
 
     def _of(self, domain: str) -> Timers:
         if domain == "event":
-            raise UsageError(
-                "a timer in event time needs rows that tell it",
-                hint="name their column with event_time=, or write register(ts, 'processing')",
-            )
+            raise no_event_time("a timer in event time", hint=", or write register(ts, 'processing')")
         return self._timers
 
 
@@ -138,6 +162,7 @@ class FunctionContext:
         "_descriptors",
         "_has_event_time",
         "_keys",
+        "_nowhere",
         "_outputs",
         "_timers",
         "batch_id",
@@ -169,8 +194,10 @@ class FunctionContext:
         self.watermark: int | None = None
         #: The id of the running batch.
         self.batch_id: int = 0
+        #: What is at hand between rows and timers, and for every row of a job without event time.
+        self._nowhere: At | NoEventTime = NOWHERE if has_event_time else NoEventTime()
         #: The row or timer at hand: anything with a ``timestamp``.
-        self._at: Any = NOWHERE
+        self._at: Any = self._nowhere
         self._keys: pa.Array | None = None
         #: While a batch runs, what takes the rows of each output.
         self._outputs: Mapping[str, Output] | None = None
@@ -194,7 +221,9 @@ class FunctionContext:
 
     timestamp: int | None = property(  # type: ignore[assignment]
         attrgetter("_at.timestamp"),
-        doc="""The event time of the row or of the timer, in milliseconds; None if it has none, or there is none.
+        doc="""The event time of the row or of the timer, in milliseconds; None if it is null, or no row is at hand.
+
+        `UsageError` in a job without ``event_time=``.
 
         >>> from statebackend.backends import create_backend
         >>> keyed = create_backend("reference").create_keyed_backend(str)
@@ -331,11 +360,7 @@ class FunctionContext:
         event_time = StateTtlConfig.TtlTimeCharacteristic.EventTime
         if config is not None and config.ttl_time_characteristic is event_time:
             if not self._has_event_time:
-                raise UsageError(
-                    "a time to live in event time needs rows that tell it",
-                    detail=f"state {descriptor.name!r}",
-                    hint="name the column with event_time=",
-                )
+                raise no_event_time("a time to live in event time", detail=f"state {descriptor.name!r}")
             if not overrides(self.keyed_state_store, "begin_event_time", "set_event_time"):
                 raise UsageError(
                     f"{type(self.keyed_state_store).__name__} has no time of rows: state would expire by the clock",

@@ -12,7 +12,6 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from statebackend.functions import FunctionContext
-from statebackend.functions.context import NOWHERE
 from statebackend.keys import VOID
 from statebackend.runtime.batches import Batch
 from statebackend.runtime.event_time import RowTimes
@@ -87,7 +86,7 @@ class Calls(ABC):
 
     def leave_rows(self) -> None:
         """No row is at hand any more."""
-        self.context._at = NOWHERE
+        self.context._at = self.context._nowhere
         if self.job.event_time is not None:
             self.keyed.set_event_time(self.after)
 

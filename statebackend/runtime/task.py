@@ -31,7 +31,6 @@ from statebackend.functions import (
     Metrics,
     ProcessFunction,
 )
-from statebackend.functions.context import NOWHERE
 from statebackend.keys import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.runtime.batch_calls import BatchCalls
@@ -198,7 +197,7 @@ class Task:
         self._failed = None
         self._fired_before = self.keyed.timers.fired if self.keyed.has_timers else 0
         self._context.now, self._context.batch_id = now, batch_id
-        self._context.watermark, self._context._at = before, NOWHERE
+        self._context.watermark, self._context._at = before, self._context._nowhere
         self._before, self._after = before, after
         of_operator = self.operator.mark()
         try:

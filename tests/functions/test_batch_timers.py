@@ -178,6 +178,6 @@ def test_event_timers_need_event_time() -> None:
 
     with (
         Harness(Wrong(), int, key="user") as harness,
-        pytest.raises(sb.UsageError, match="needs rows that tell it"),
+        pytest.raises(sb.UsageError, match="needs event time"),
     ):
         harness.process_batch([{"user": 1, "n": 0}])

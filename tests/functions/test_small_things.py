@@ -347,3 +347,56 @@ def test_rows_are_read_by_attribute_position_and_name() -> None:
 
     with Harness(Echo(read), int, key="a b") as harness:
         assert harness.process_batch([{"a b": 1, "nest": {"x.y": 7}}]) == [(1, 7)]
+
+
+class AsksForTime(sb.KeyedProcessFunction):
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        yield (ctx.timestamp,)
+
+
+class TimerAsksForTime(sb.KeyedProcessFunction):
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        ctx.timers.register(ctx.now, "processing")
+        return []
+
+    def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Any:
+        yield (ctx.timestamp,)
+
+
+class BroadcastAsksForTime(AsksForTime):
+    def process_broadcast(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        yield (ctx.timestamp,)
+
+
+class KeyRowsAskForTime(sb.KeyRowsFunction):
+    def process_rows(self, key: Any, rows: list[Any], ctx: sb.FunctionContext) -> Any:
+        yield (ctx.timestamp,)
+
+
+class BatchAsksForTime(sb.BatchProcessFunction):
+    def process_batch(self, batch: pa.RecordBatch, ctx: sb.FunctionContext) -> Any:
+        return pa.record_batch({"at": [ctx.timestamp]})
+
+
+@pytest.mark.parametrize(
+    "function", [AsksForTime, TimerAsksForTime, BroadcastAsksForTime, KeyRowsAskForTime, BatchAsksForTime]
+)
+def test_timestamp_names_event_time_in_a_job_without_it(function: Any) -> None:
+    with Harness(function(), int, key="user", broadcast="all") as harness:
+        for _ in range(2):
+            with pytest.raises(sb.UsageError, match="ctx.timestamp needs event time.*event_time=") as caught:
+                harness.process_batch([{"user": 1, "n": 0, "all": function is BroadcastAsksForTime}])
+            assert caught.value.code == "USAGE.NO_EVENT_TIME"
+
+
+def test_timestamp_of_a_row_names_event_time_in_a_job_without_it() -> None:
+    with (
+        Harness(AsksForTime(), int) as harness,
+        pytest.raises(sb.UsageError, match="event_time="),
+    ):
+        harness.process_element(1, {"n": 0})
+
+
+def test_timestamp_is_none_for_a_null_event_time() -> None:
+    with Harness(AsksForTime(), int, key="user", event_time="at") as harness:
+        assert harness.process_batch([{"user": 1, "at": None}, {"user": 1, "at": 5}]) == [(None,), (5,)]

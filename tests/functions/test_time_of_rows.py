@@ -505,13 +505,21 @@ def test_a_failed_batch_leaves_the_watermark(backend: str, tmp_path: Path) -> No
 
 
 def test_without_event_time_a_watermark_is_kept(backend: str) -> None:
-    def harness_of(event_time: str | None) -> Harness:
-        return Harness(Looking(), int, key="k", event_time=event_time, backend=backend)
+    class ByClock(sb.KeyedProcessFunction):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+            yield ctx.watermark, ctx.now
 
-    with harness_of("at") as rows_tell, harness_of(None) as clock_tells, harness_of("at") as again:
+    def harness_of(function: Any, event_time: str | None) -> Harness:
+        return Harness(function, int, key="k", event_time=event_time, backend=backend)
+
+    with (
+        harness_of(Looking(), "at") as rows_tell,
+        harness_of(ByClock(), None) as clock_tells,
+        harness_of(Looking(), "at") as again,
+    ):
         rows_tell.process_batch(rows((1, 100)))
         clock_tells.restore(rows_tell.snapshot())
-        assert clock_tells.process_batch(rows((1, 500))) == [(None, None, 0)]
+        assert clock_tells.process_batch(rows((1, 500))) == [(None, 0)]
         clock_tells.process_element(1, {"at": 500})
         clock_tells.advance_time(500)
         assert clock_tells.watermark == 100
