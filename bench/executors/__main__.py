@@ -90,7 +90,9 @@ class Simulated(Engine):
         self.plans: dict[int, HostPlan] = {}
         self.parallelism = 0
 
-    def keep_host(self, plan: HostPlan, failed: Callable[[Exception], None]) -> None:
+    def keep_host(
+        self, plan: HostPlan, failed: Callable[[Exception], None], died: Callable[[int, str], bool]
+    ) -> None:
         self.plans[plan.number] = plan._replace(store=plan.store.unopened())
         self.parallelism = plan.parallelism
         self._hosts.start(_as_shipped(plan))
@@ -123,6 +125,9 @@ class Simulated(Engine):
 
     def cancel(self) -> None:
         pass
+
+    def has_ended(self) -> bool:
+        return False
 
     def end_host(self, number: int) -> None:
         pass

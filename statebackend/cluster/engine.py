@@ -1,7 +1,7 @@
 """What a cluster has to do for executors mode: keep hosts running, and let tasks send the rows of a batch to them.
 
 >>> sorted(Engine.__abstractmethods__)
-['cancel', 'close', 'end_host', 'keep_host', 'num_executors', 'pause', 'probe', 'scatter', 'schema']
+['cancel', 'close', 'end_host', 'has_ended', 'keep_host', 'num_executors', 'pause', 'probe', 'scatter', 'schema']
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ class Engine(ABC):
     """Runs the hosts of one query, and the tasks of its batches."""
 
     @abstractmethod
-    def keep_host(self, plan: HostPlan, failed: Callable[[Exception], None]) -> None:
-        """Run a host, and another one whenever it ends, until `close`; ``failed`` is told if that cannot go on."""
+    def keep_host(
+        self, plan: HostPlan, failed: Callable[[Exception], None], died: Callable[[int, str], bool]
+    ) -> None:
+        """Run a host, and another one whenever it ends, until `close`; ``failed`` is told if that cannot go on.
+
+        ``died`` is told the number of a host whose process has ended by itself, and how. It returns True if the host
+        had started.
+        """
 
     @abstractmethod
     def num_executors(self) -> int | None:
@@ -57,6 +63,10 @@ class Engine(ABC):
     @abstractmethod
     def end_host(self, number: int) -> None:
         """End the process of a host that hangs, as far as possible, so that another can take its place."""
+
+    @abstractmethod
+    def has_ended(self) -> bool:
+        """True if the query or its cluster is known to have ended: hosts end then, and are not lost."""
 
     @abstractmethod
     def close(self) -> None:

@@ -19,13 +19,16 @@ from statebackend.cluster.registered_host import Answer, HostLostError, Question
 from statebackend.cluster.wire import Link, LinkError, Listener
 from statebackend.errors import HostError
 
-__all__ = ["Answer", "HostLostError", "Hosts", "Question", "TooFewHostsError"]
+__all__ = ["TELL", "Answer", "HostLostError", "Hosts", "Question", "TooFewHostsError"]
 
 _log = logging.getLogger(__name__)
 
 #: The host of a range is not refused for the sake of balance more often than this: where Spark has no other slot, it
 #: runs better here than not at all.
 _MOST_REFUSALS = 10
+
+#: Whoever waits for hosts or slots says so in the log after as many seconds, and again.
+TELL = 10.0
 
 
 class TooFewHostsError(HostError):
@@ -68,6 +71,9 @@ class Hosts:
         #: How often the host of a range was refused because its executor has its share, since there was one.
         self._crowded: Counter[int] = Counter()
         self._hosts: dict[int, RegisteredHost] = {}
+        #: The ranges whose host has had its state since one was known to have died; and how those died, lately.
+        self._started: set[int] = set()
+        self._ends: dict[int, str] = {}
         self._changed = threading.Condition()
         #: Why there are not enough hosts; and whether there never will be.
         self._failure: Exception | None = None
@@ -78,6 +84,8 @@ class Hosts:
         self.on_loss: Callable[[], None] = lambda: None
         #: Called with the range of a host that was given up, and may never end by itself.
         self.on_hang: Callable[[int], None] = lambda number: None
+        #: Called when a connection ends: True if the query has ended, and its hosts with it.
+        self.has_ended: Callable[[], bool] = lambda: False
         self._is_closed = threading.Event()
         self._listener = Listener(secret, self._serve, bind=bind, ports=ports)
         self._pulse = threading.Thread(target=self._beat, name="statebackend: pulse of hosts", daemon=True)
@@ -124,7 +132,7 @@ class Hosts:
             while not host.is_lost:
                 host.heard(link.receive(None))
         except LinkError as error:
-            if not self._is_closed.is_set():
+            if not host.was_told_to_end and not self._is_closed.is_set() and not self.has_ended():
                 _log.warning("%r was lost: %s", host, error)
         finally:
             was_ready = host.is_ready
@@ -205,12 +213,34 @@ class Hosts:
                 break
             with self._changed:
                 host.is_ready = True
+                self._started.add(host.number)
                 self._changed.notify_all()
+            _log.info("%r is ready, %d of %d", host, len(self._ready()), self.parallelism)
 
     def fail(self, error: Exception) -> None:
         """Let whoever waits for hosts raise this error, now and later: there will be none."""
         self._is_over = True
         self._fail(error)
+
+    def died(self, number: int, how: str) -> bool:
+        """Note how the process of a host has ended; return True if a host of that range had its state."""
+        with self._changed:
+            self._ends[number] = how
+            had_started = number in self._started
+            self._started.discard(number)
+            self._changed.notify_all()
+        return had_started
+
+    def forget_ends(self) -> None:
+        """Forget how hosts have ended until now."""
+        with self._changed:
+            self._ends.clear()
+
+    def ends(self, limit: float) -> dict[int, str]:
+        """How the processes of hosts have ended, by range; waits so many seconds for the first that is known."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ends, limit)
+            return dict(self._ends)
 
     def release(self) -> None:
         """Let all hosts end, and others come later."""
@@ -218,6 +248,7 @@ class Hosts:
             self._stop(host)
 
     def _stop(self, host: RegisteredHost) -> None:
+        host.was_told_to_end = True
         try:
             host.link.send("stop")
         except LinkError:
@@ -247,20 +278,29 @@ class Hosts:
     def wait_ready(self, limit: float) -> list[tuple[str, int]]:
         """Wait until there is a host for every range, with its state; return their addresses by range."""
         with self._changed:
-
-            def are_ready() -> bool:
-                ready = [host for host in self._hosts.values() if host.is_ready and not host.is_lost]
-                return len(ready) == self.parallelism
-
-            self._changed.wait_for(lambda: self._failure is not None or are_ready(), limit)
+            until = time.monotonic() + limit
+            while (left := until - time.monotonic()) > 0:
+                if self._changed.wait_for(
+                    lambda: self._failure is not None or self.are_ready, min(left, TELL)
+                ):
+                    break
+                if left > TELL:
+                    _log.warning(
+                        "waiting for hosts: %d of %d have registered, %d have their state (%.0f of %g s)",
+                        len(self._living()),
+                        self.parallelism,
+                        len(self._ready()),
+                        limit - (until - time.monotonic()),
+                        limit,
+                    )
             failure = self._failure
             if not self._is_over:
                 self._failure = None  # another process has its place now, and may do better
-            if are_ready():
+            if self.are_ready:
                 return [self._hosts[number].address for number in range(self.parallelism)]
             if failure is not None:
                 raise failure
-            there = sum(not host.is_lost for host in self._hosts.values())
+            there = len(self._living())
         raise TooFewHostsError(
             "the hosts of the query have not started",
             detail=f"{there} of {self.parallelism} registered within {limit:g} s",
@@ -271,10 +311,10 @@ class Hosts:
     @property
     def are_ready(self) -> bool:
         """True if there is a host for every range, with its state."""
-        with self._changed:
-            return (
-                sum(host.is_ready and not host.is_lost for host in self._hosts.values()) == self.parallelism
-            )
+        return len(self._ready()) == self.parallelism
+
+    def _ready(self) -> list[RegisteredHost]:
+        return [host for host in self._living() if host.is_ready]
 
     # --- questions ---
 

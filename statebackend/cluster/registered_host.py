@@ -59,6 +59,8 @@ class RegisteredHost:
         self.is_lost = False
         #: True if it was given up although its link lives: nobody knows when it will end.
         self.hangs = False
+        #: True if the driver has let it go.
+        self.was_told_to_end = False
         self.heard_at = time.monotonic()
         self._asked = 0
         #: The answers to questions that were asked; None until they come.

@@ -42,6 +42,9 @@ __all__ = ["ScatteredExecution", "merged_figures", "needed_bytes"]
 
 _log = logging.getLogger(__name__)
 
+#: Seconds that the end of a host's process may take to be known here, once its connection has ended.
+_REPORT = 5.0
+
 
 class ScatteredExecution(Execution):
     """Runs the batches of a job by hosts, which ``engine`` keeps running.
@@ -96,6 +99,7 @@ class ScatteredExecution(Execution):
         self._hosts.on_restored = self._check_token
         self._hosts.on_loss = engine.cancel
         self._hosts.on_hang = engine.end_host
+        self._hosts.has_ended = engine.has_ended
         try:
             self._token = reaching.leave_token(self._writer)
             host, port = self._hosts.address
@@ -117,7 +121,7 @@ class ScatteredExecution(Execution):
                     quota=options.staged_on_disk,
                     has_copies=is_far if options.local_copies is None else options.local_copies,
                 )
-                engine.keep_host(plan, self._hosts.fail)
+                engine.keep_host(plan, self._hosts.fail, self._hosts.died)
         except BaseException:
             self.close()
             raise
@@ -168,6 +172,7 @@ class ScatteredExecution(Execution):
         for nth in range(1, tries + 1):
             with watch.part("hosts"):
                 addresses = self._ready()
+            self._hosts.forget_ends()
             self._attempt += 1
             of_try = Try(self._epoch, batch_id, self._attempt)
             try:
@@ -177,16 +182,26 @@ class ScatteredExecution(Execution):
                 _log.warning("batch %d is taken back, try %d of %d: %s", batch_id, nth, tries, error)
                 self._take_back(of_try)
                 if nth == tries:
-                    raise HostError(
-                        "hosts were lost in every try of a batch",
-                        code="HOST.LOST",
-                        detail=f"batch {batch_id}, {tries} tries",
-                        hint="the logs of the executors say what became of them; often it is memory",
-                    ) from error
+                    raise self._lost(f"batch {batch_id}, {tries} tries") from error
             except BaseException:
                 self._take_back(of_try)
                 raise
         raise AssertionError("max_tries is at least 1")
+
+    def _lost(self, detail: str) -> HostError:
+        """The error for a batch that cost hosts in each try, with all that is known of their ends."""
+        ends = self._hosts.ends(_REPORT)
+        hint = "the logs of the executors say what became of them"
+        if any("SIGKILL" in how for how in ends.values()):
+            hint = "the system ends processes by SIGKILL where memory is short: " + hint
+        return HostError(
+            "hosts were lost in every try of a batch",
+            code="HOST.LOST",
+            detail="; ".join(
+                [detail, *(f"the process of host {number} {how}" for number, how in sorted(ends.items()))]
+            ),
+            hint=hint,
+        )
 
     def _take_back(self, of_try: Try) -> None:
         self._hosts.tell_living(Question("undo", {"batch": of_try.batch_id, "attempt": of_try.attempt}))

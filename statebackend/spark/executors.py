@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import re
 import secrets
 import socket
@@ -27,6 +28,7 @@ from statebackend.cluster.cutting import BatchSurvey, Cutter
 from statebackend.cluster.engine import Engine
 from statebackend.cluster.failures import described, raised
 from statebackend.cluster.host import Host, HostPlan
+from statebackend.cluster.host_process import reported
 from statebackend.cluster.options import HostOptions
 from statebackend.cluster.scattered_execution import ScatteredExecution, needed_bytes
 from statebackend.cluster.sending import ScatterPlan, TaskReport, send_rows
@@ -43,7 +45,8 @@ from statebackend.spark.cluster_checks import (
     check_slots,
     options_at,
 )
-from statebackend.spark.session import column_types, is_connect
+from statebackend.spark.query_run import QueryRun
+from statebackend.spark.session import Query, column_types, is_connect
 from statebackend.spark.ticks import COLUMN as HEARTBEAT
 from statebackend.spark.ways import RowsOfBatch, Way
 from statebackend.types import Type
@@ -77,6 +80,7 @@ class SparkEngine(Engine):
 
     def __init__(self, frame: DataFrame, parallelism: int, profile: Any = None) -> None:
         self._session, self._is_connect = frame.sparkSession, is_connect(frame)
+        self._query_run = None if self._is_connect else QueryRun.of(self._session, Query.of(frame, "any").id)
         self.parallelism = parallelism
         #: The resources of a host, a ``ResourceProfile``; None: those of any task.
         self._profile = profile
@@ -97,31 +101,49 @@ class SparkEngine(Engine):
 
     # --- hosts ---
 
-    def keep_host(self, plan: HostPlan, failed: Callable[[Exception], None]) -> None:
+    def keep_host(
+        self, plan: HostPlan, failed: Callable[[Exception], None], died: Callable[[int, str], bool]
+    ) -> None:
         thread = threading.Thread(
-            target=self._keep, args=(plan, failed), name=f"statebackend: host {plan.number}", daemon=True
+            target=self._keep,
+            args=(plan, failed, died),
+            name=f"statebackend: host {plan.number}",
+            daemon=True,
         )
         self._threads.append(thread)
         thread.start()
 
-    def _keep(self, plan: HostPlan, failed: Callable[[Exception], None]) -> None:
+    def _keep(
+        self, plan: HostPlan, failed: Callable[[Exception], None], died: Callable[[int, str], bool]
+    ) -> None:
+        from pyspark import cloudpickle
+
+        dumps: Callable[[object], bytes] = cloudpickle.dumps
         failures = 0
         while not self._is_closed.is_set():
             began = time.monotonic()
             try:
                 with self._tagged(self._tag_of(plan.number)):
                     one = self._session.range(0, 1, 1, 1)
-                    serve = partial(_serve, plan)
-                    ended = one.mapInArrow(
+                    # As bytes: the worker forks, and is not to load the user's modules before, with their threads.
+                    serve = partial(_serve, dumps(plan))
+                    rows = one.mapInArrow(
                         serve, "report string", barrier=self._may_be_doubled, profile=self._profile
                     ).collect()
+                said = json.loads(rows[0][0])
+                if "failed" in said:
+                    raise raised(said["failed"], f"host {plan.number}")
+                if "died" in said:
+                    if died(plan.number, said["died"]):
+                        failures = 0
+                    raise HostError(
+                        "the process of a host has ended", code="HOST.LOST", detail=f"it {said['died']}"
+                    )
                 self._ended.discard(plan.number)
-                _log.info("host %d has ended: %s", plan.number, ended[0][0])
-                if "unreachable" in (said := json.loads(ended[0][0])):
-                    raise raised(said["unreachable"], f"host {plan.number}")
+                _log.info("host %d has ended: %s", plan.number, said["ended"])
                 failures = 0
             except Exception as error:  # noqa: BLE001 - Spark's, of many classes
-                if self._is_closed.is_set():
+                if self._is_closed.is_set() or self.has_ended():
                     return
                 if plan.number in self._ended:
                     self._ended.discard(plan.number)
@@ -152,6 +174,15 @@ class SparkEngine(Engine):
         # Spark ends a process that does not end by itself.
         self._ended.add(number)
         self._interrupt(self._tag_of(number))
+
+    def has_ended(self) -> bool:
+        if self._is_connect:
+            return False
+        try:
+            has_stopped = self._session.sparkContext._jsc.sc().isStopped()
+        except Exception:  # noqa: BLE001 - Spark is gone
+            return True
+        return has_stopped or (self._query_run is not None and not self._query_run.is_active())
 
     # --- batches ---
 
@@ -289,7 +320,11 @@ def _row(report: object) -> pa.RecordBatch:
 # --- on executors ---
 
 
-def _serve(plan: HostPlan, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _serve(shipped: bytes, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield _row(reported(partial(_serve_here, shipped)))
+
+
+def _serve_here(shipped: bytes) -> dict[str, Any]:
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -301,20 +336,14 @@ def _serve(plan: HostPlan, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
     # The folders of an executor are its own, and it has a name of its own in them.
     place = f"{socket.gethostname()} {os.environ.get('SPARK_LOCAL_DIRS', os.getppid())}"
     host = Host(
-        plan,
+        pickle.loads(shipped),
         attempt=context.taskAttemptId(),
         executor=where,
         place=place,
         folder=folder,
         on_hang=partial(os._exit, 1),
     )
-    try:
-        yield _row({"ended": host.serve()})
-    except LinkError as error:
-        if host.is_registered:
-            raise
-        # Spark would try it four times and say that a stage was aborted.
-        yield _row({"unreachable": described(error)})
+    return {"ended": host.serve()}
 
 
 def _local_folder() -> str | None:

@@ -154,7 +154,7 @@ class Impatient(ThreadCluster):
     """Begins another host at once where one hangs: threads cannot be ended."""
 
     def end_host(self, number: int) -> None:
-        self.keep_host(pickle.loads(self.plans[number]), lambda error: None)
+        self.keep_host(pickle.loads(self.plans[number]), lambda error: None, lambda *how: True)
 
 
 def test_a_function_slower_than_the_silence_is_not_lost(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import resource
 import socket
 import threading
@@ -20,6 +21,7 @@ from thread_cluster import ThreadCluster
 import statebackend as sb
 from statebackend.backends.heap import HeapBackend
 from statebackend.cluster import environment, host
+from statebackend.cluster import hosts as cluster_hosts
 from statebackend.cluster.host import Host
 from statebackend.cluster.hosts import _MOST_REFUSALS, Hosts
 from statebackend.cluster.options import HostOptions
@@ -151,6 +153,47 @@ def test_tokens_are_gone_when_they_have_been_seen(tmp_path: Path) -> None:
 
 
 # --- slots ---
+
+
+def test_hosts_that_are_waited_for_are_counted_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cluster_hosts, "TELL", 0.1)
+    clusters = cluster_with(has_slot=lambda number: number == 0)
+    options = HostOptions(start_timeout=1.0, max_tries=1)
+    query = HostQuery(tmp_path, JOB, PARALLELISM, hosts=options, cluster=clusters)
+    with caplog.at_level(logging.INFO), pytest.raises(sb.HostError, match="1 of 2 registered"):
+        query.run(0, ROWS)
+    query.close()
+    assert "waiting for hosts: 1 of 2 have registered, 1 have their state" in caplog.text
+    assert "host 0 on executor here is ready, 1 of 2" in caplog.text
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_host_that_ends_with_its_query_is_not_called_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_over: bool
+) -> None:
+    """Spark may be stopped before the driver knows that the query has ended."""
+    query = HostQuery(tmp_path, JOB, 1)
+    query.run(0, ROWS)
+    query.cluster.is_over = is_over
+    host = query.execution._hosts._hosts[0]
+    query.cluster.lose(0)
+    wait_until(lambda: host.is_lost)
+    query.close()
+    assert ("was lost" in caplog.text) is not is_over
+
+
+def test_host_that_gives_its_slot_back_is_not_called_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = HostQuery(tmp_path, JOB, 1)
+    query.run(0, ROWS)
+    query.execution._hosts.release()
+    wait_until(lambda: query.cluster.ended)
+    query.run(1, ROWS)
+    query.close()
+    assert "was lost" not in caplog.text
 
 
 def test_hosts_without_slots_are_told_and_all_others_end_meanwhile(

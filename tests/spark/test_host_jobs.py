@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import statebackend as sb
 from statebackend.cluster.pieces import Try
 from statebackend.cluster.sending import ScatterPlan
 from statebackend.cluster.wire import LinkError, Listener, connect
@@ -25,8 +26,14 @@ class Jobs:
     def __init__(self, *jobs: Callable[[], Any]) -> None:
         self._jobs = iter(jobs)
         self.conf: dict[str, str] = {}
+        #: Whether somebody has stopped Spark.
+        self.is_stopped = False
         self.sparkContext = SimpleNamespace(
-            addJobTag=lambda tag: None, removeJobTag=lambda tag: None, cancelJobsWithTag=lambda tag: None
+            addJobTag=lambda tag: None,
+            removeJobTag=lambda tag: None,
+            cancelJobsWithTag=lambda tag: None,
+            getLocalProperty=lambda name: None,
+            _jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: self.is_stopped)),
         )
 
     def range(self, *numbers: int) -> Jobs:
@@ -56,14 +63,16 @@ def cancelled() -> Any:
     raise RuntimeError("the job was cancelled")
 
 
-def kept(*jobs: Callable[[SparkEngine], Any]) -> tuple[list[float], list[Exception]]:
+def kept(
+    *jobs: Callable[[SparkEngine], Any], died: Callable[[int, str], bool] = lambda number, how: False
+) -> tuple[list[float], list[Exception]]:
     """Run the jobs of one host until the last; how long it has waited after each, and the errors that end it."""
     made: list[SparkEngine] = []
     session = Jobs(*(lambda job=job: job(made[0]) for job in jobs))
     made.append(SparkEngine(SimpleNamespace(sparkSession=session), 1))  # type: ignore[arg-type]
     waits = made[0]._is_closed = Waits()
     failures: list[Exception] = []
-    made[0]._keep(SimpleNamespace(number=0), failures.append)  # type: ignore[arg-type]
+    made[0]._keep(SimpleNamespace(number=0), failures.append, died)  # type: ignore[arg-type]
     return waits.noted, failures
 
 
@@ -99,6 +108,35 @@ def test_a_host_whose_jobs_all_fail_at_once_is_given_up() -> None:
     waits, failures = kept(*[lambda engine: cancelled()] * 4)
     assert [str(each.__cause__) for each in failures] == ["the job was cancelled"]
     assert len(waits) == 3
+
+
+@pytest.mark.parametrize("had_started", [True, False])
+def test_host_is_given_up_when_its_process_dies_each_time_before_it_has_started(had_started: bool) -> None:
+    def dies(engine: SparkEngine) -> Any:
+        return [[json.dumps({"died": "was ended by signal 9 (SIGKILL)"})]]
+
+    ends: list[tuple[int, str]] = []
+
+    def died(number: int, how: str) -> bool:
+        ends.append((number, how))
+        return had_started
+
+    jobs = [dies] * (9 if had_started else 4)
+    _, failures = kept(*jobs, *([last] if had_started else []), died=died)
+    assert ends == [(0, "was ended by signal 9 (SIGKILL)")] * len(jobs)
+    assert [type(each) for each in failures] == ([] if had_started else [sb.HostError])
+    if failures:
+        assert "it was ended by signal 9 (SIGKILL)" in str(failures[0].__cause__)
+
+
+def test_job_of_a_host_that_ends_with_spark_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    def stopped(engine: SparkEngine) -> Any:
+        engine._session.is_stopped = True
+        return cancelled()
+
+    waits, failures = kept(stopped)
+    assert (waits, failures) == ([], [])
+    assert "has failed" not in caplog.text
 
 
 def told(secret: bytes) -> str:

@@ -65,11 +65,15 @@ class ThreadCluster(Engine):
         #: Hosts that find a slot.
         self.has_slot: Callable[[int], bool] = lambda number: True
         self.paused: list[float] = []
+        #: Whether the query has ended.
+        self.is_over = False
         self._resumes_at = 0.0
         self._is_closed = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def keep_host(self, plan: HostPlan, failed: Callable[[Exception], None]) -> None:
+    def keep_host(
+        self, plan: HostPlan, failed: Callable[[Exception], None], died: Callable[[int, str], bool]
+    ) -> None:
         self.plans[plan.number] = shipped = pickle.dumps(self.ship(plan))
 
         def end() -> None:
@@ -94,6 +98,7 @@ class ThreadCluster(Engine):
                     self.ended.append(self.serve(host))
                 except (LinkError, Killed) as error:
                     self.ended.append(str(error))
+                    died(plan.number, "has ended as a thread does")
                     time.sleep(0.01)
 
         thread = threading.Thread(target=keep, name=f"host {plan.number}")
@@ -148,6 +153,9 @@ class ThreadCluster(Engine):
 
     def end_host(self, number: int) -> None:
         pass  # nobody can end a thread
+
+    def has_ended(self) -> bool:
+        return self.is_over
 
     def close(self) -> None:
         self._is_closed.set()

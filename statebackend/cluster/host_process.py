@@ -1,0 +1,97 @@
+"""A process of its own for a host, so that its end is known: the exit status, or the signal that ended it.
+
+Spark forks its Python workers from a daemon that ignores how they end. A worker that is to run a host therefore forks
+once more, waits, and reports.
+
+>>> reported(lambda: {"ended": "the driver let it go"})
+{'ended': 'the driver let it go'}
+>>> reported(lambda: os._exit(3))
+{'died': 'ended with exit status 3'}
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import IO, Any
+
+from statebackend.cluster.failures import described
+
+__all__ = ["reported"]
+
+#: The option of Linux's prctl by which a process gets a signal when its parent ends.
+_PR_SET_PDEATHSIG = 1
+
+
+def reported(serve: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Call ``serve`` in a forked process and return what it returns, or what is known of its end without that.
+
+    ``failed`` is an error that it raised, ``died`` says how the process ended. The process ends with this one.
+    """
+    parent = os.getpid()
+    # A pipe would stay open in processes that the host has started.
+    with tempfile.TemporaryFile() as report:
+        process = os.fork()
+        if process == 0:
+            _run(serve, report, parent)
+        try:
+            _, status = os.waitpid(process, 0)
+        except BaseException:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            raise
+        report.seek(0)
+        written = report.read()
+    code = os.waitstatus_to_exitcode(status)
+    if code == 0 and written:
+        said: dict[str, Any] = json.loads(written)
+        return said
+    return {"died": f"ended with exit status {code}" if code >= 0 else f"was ended by {_named(-code)}"}
+
+
+def _named(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _run(serve: Callable[[], dict[str, Any]], report: IO[bytes], parent: int) -> None:
+    status = 1
+    try:
+        _end_with(parent)
+        try:
+            said = serve()
+        except BaseException as error:  # noqa: BLE001 - of code that only this process has loaded
+            said = {"failed": described(error)}
+        report.write(json.dumps(said).encode())
+        report.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        status = 0
+    finally:
+        # No code of the worker's runs here: it would speak to Spark a second time.
+        os._exit(status)
+
+
+def _end_with(parent: int) -> None:
+    """Let this process end when its parent does, also if it is stopped then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    else:
+        threading.Thread(target=_follow, args=(parent,), name="statebackend: parent", daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _follow(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)

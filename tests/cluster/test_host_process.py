@@ -1,0 +1,103 @@
+"""The process that runs a host ends with the worker that has forked it, and the worker knows how it has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from raw_links import wait_until
+
+PROGRAM = """
+import json, os, signal, subprocess, sys
+from statebackend.cluster.host_process import reported
+
+def leaves_a_process():
+    subprocess.Popen(["sleep", "60"], close_fds=False)
+    os._exit(3)
+
+def writes_a_report_and_dies():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def raises():
+    raise SystemExit(7)
+
+print(json.dumps([
+    reported(lambda: {"ended": "ö" * 100_000}),
+    reported(leaves_a_process),
+    reported(lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    reported(writes_a_report_and_dies),
+    reported(lambda: os._exit(0)),
+    reported(raises),
+]))
+"""
+
+
+def test_report_names_the_exit_status_or_the_signal() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    *ends, failed = json.loads(done.stdout)
+    assert ends == [
+        {"ended": "ö" * 100_000},
+        {"died": "ended with exit status 3"},
+        {"died": "was ended by signal 9 (SIGKILL)"},
+        {"died": "was ended by signal 15 (SIGTERM)"},
+        {"died": "ended with exit status 0"},
+    ]
+    assert (failed["failed"]["kind"], failed["failed"]["message"]) == ("SystemExit", "7")
+
+
+WAITS = """
+import os, sys, time
+from statebackend.cluster.host_process import reported
+
+def waits():
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+reported(waits)
+"""
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
+def test_host_process_ends_when_its_worker_is_killed(is_stopped: bool) -> None:
+    """Spark kills the worker it knows, and nothing else."""
+    worker = subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True)
+    try:
+        assert worker.stdout is not None
+        host = int(worker.stdout.readline())
+        assert is_there(host)
+        if is_stopped:
+            os.kill(host, signal.SIGSTOP)
+    finally:
+        worker.kill()
+        worker.wait()
+    wait_until(lambda: not is_there(host))
+
+
+def test_host_process_ends_when_its_worker_is_interrupted() -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WAITS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert worker.stdout is not None
+        assert worker.stderr is not None
+        host = int(worker.stdout.readline())
+        worker.send_signal(signal.SIGINT)
+        worker.wait(30)
+        assert "KeyboardInterrupt" in worker.stderr.read()
+    finally:
+        worker.kill()
+        worker.wait()
+    wait_until(lambda: not is_there(host))
