@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from statebackend.cluster.hosts import TELL
 from statebackend.cluster.options import HostOptions
 from statebackend.errors import UsageError
 from statebackend.spark.session import is_connect
@@ -15,7 +17,9 @@ from statebackend.spark.session import is_connect
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["check_memory", "check_not_encrypted", "check_slots", "options_at", "python_memory"]
+__all__ = ["check_memory", "check_not_encrypted", "check_slots", "most_slots", "options_at", "python_memory"]
+
+_log = logging.getLogger("statebackend.spark")
 
 
 def check_not_encrypted(frame: DataFrame) -> None:
@@ -106,29 +110,74 @@ def _bytes(given: str) -> int:
 def check_slots(frame: DataFrame, parallelism: int, limit: float, taken_by_others: Callable[[], int]) -> None:
     """Raise if hosts would take all slots of the application, as far as that can be told.
 
-    Executors may still be on their way, and the hosts of a query that has ended may go: that is waited for, ``limit``
-    seconds long.
+    Raises at once if the settings exclude more slots. Otherwise executors may still be on their way, and the hosts of a
+    query that has ended may go: that is waited for, ``limit`` seconds long.
     """
+    conf = frame.sparkSession.conf
+    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        return
+    most = most_slots(conf.get)
+    if most is not None and parallelism >= most:
+        raise _too_few_slots(parallelism, f"{most} slots")
     if is_connect(frame):
         return
     context = frame.sparkSession.sparkContext
-    if context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
-        return
-    until = time.monotonic() + limit
+    began = told_at = time.monotonic()
     while True:
         slots, taken = _slots(context), taken_by_others()
         if parallelism < slots - taken:
             return
-        if time.monotonic() > until or (_is_local(context.master or "") and not taken):
-            break
+        there = f"{slots} slots" + (f", {taken} of them taken by hosts of other queries" if taken else "")
+        now = time.monotonic()
+        if now - began > limit or (_is_local(context.master or "") and not taken):
+            raise _too_few_slots(parallelism, there)
+        if now - told_at > TELL:
+            told_at = now
+            _log.warning(
+                "waiting for slots: %d hosts and the batches need %d, the application has %s (%.0f of %g s)",
+                parallelism,
+                parallelism + 1,
+                there,
+                now - began,
+                limit,
+            )
         time.sleep(0.1)
-    others = f", {taken} of them taken by hosts of other queries" if taken else ""
-    raise UsageError(
+
+
+def _too_few_slots(parallelism: int, there: str) -> UsageError:
+    return UsageError(
         "the hosts would take all slots of the application, and its batches need one",
         code="USAGE.SLOTS",
-        detail=f"parallelism={parallelism}, {slots} slots{others}",
+        detail=f"parallelism={parallelism}, {there}",
         hint="give the application more cores, or pass a smaller parallelism",
     )
+
+
+def most_slots(get: Callable[[str, str | None], str | None]) -> int | None:
+    """The most tasks that the application can ever run at once by its settings; None if they do not say.
+
+    >>> most_slots({"spark.master": "local-cluster[2,1,1024]"}.get)
+    2
+    >>> most_slots({"spark.master": "yarn", "spark.executor.instances": "4", "spark.executor.cores": "3"}.get)
+    12
+    >>> most_slots({"spark.master": "spark://host:7077", "spark.cores.max": "8", "spark.executor.cores": "3"}.get)
+    6
+    """
+    master = get("spark.master", None) or ""
+    cores, most = get("spark.executor.cores", None), get("spark.cores.max", None)
+    given = re.fullmatch(r"local(?:-cluster)?\[\s*(\d+)\s*(?:,\s*(\d+)\s*)?(?:,\s*\d+\s*)?\]", master)
+    if master.startswith("local-cluster") and given is not None:
+        executors, each = int(given[1]), int(given[2])
+    elif master.startswith("local") and given is not None:
+        executors, each = 1, int(given[1])  # the second number is of failures
+    elif master.startswith("spark://") and most is not None:
+        each = min(int(cores or most), int(most))
+        executors = int(most) // each if each else 0
+    elif master.startswith(("yarn", "k8s")):
+        executors, each = int(get("spark.executor.instances", None) or 2), int(cores or 1)
+    else:
+        return None
+    return executors * (each // int(get("spark.task.cpus", None) or 1))
 
 
 def _slots(context: Any) -> int:
