@@ -105,6 +105,7 @@ cdef class CurrentKey:
                 "the key belongs to a key group that this backend does not serve",
                 detail=f"key group {group}, served are {self.first_group} to {self.first_group + self.n_groups - 1}",
                 hint="send it to the instance that operator_index_for(...) names")
+        self.store.overlay.come_in()
         self.has_key = False
         self.turn += 1
         if self.codec.is_int:
@@ -193,6 +194,7 @@ cdef class CurrentKey:
     def _namespace(self, bytes name not None):
         if self.store is None:
             return
+        self.store.overlay.come_in()
         self.namespace_object = None
         self.namespace_name = name
         self.turn += 1

@@ -226,8 +226,9 @@ cdef class ListHandle(BaseHandle):
     def clear(self):
         """Remove the list; nothing happens if there is none."""
         cdef size_t n
-        cdef const char *key = self.store.key_here(&n)
+        cdef const char *key
+        self.store.need_key()
         if unlikely(self.watched()) and self.store.get_at(self.table, self.store.place_here):
             self.changed(self.store.place_here)
-            key = self.store.key_here(&n)
+        key = self.store.key_here(&n)        # what was asked above may let other threads run
         self.change(WRITE_DELETE, key, n, NULL, 0)

@@ -241,8 +241,9 @@ cdef class MapHandle(BaseHandle):
         cdef size_t n
         cdef const char *at
         cdef object _inner_owner = self.split(key, &inner)
+        cdef bint is_watched = self.watched()    # first: it may let other threads run
         at = self.entry(&inner, &n)
-        if unlikely(self.watched()):
+        if unlikely(is_watched):
             self.remove_visible(at[:n])
         else:
             self.change(WRITE_DELETE, at, n, NULL, 0)

@@ -24,7 +24,10 @@ cdef class NotedKeys:
     cdef uint32_t *slots
     cdef size_t n_slots               # a power of two, or 0
     cdef Bytes keys
+    cdef bint is_busy                 # a thread reads or writes it without the GIL
 
+    cdef int go_in(self, NotedKeys other=*) except -1
+    cdef void go_out(self, NotedKeys other=*) noexcept
     cdef bint note(self, const char *key, size_t n, int64_t became) noexcept nogil
     cdef bint note_hashed(self, const char *key, size_t n, uint32_t hash, int64_t became) noexcept nogil
     cdef uint32_t *slot_of(self, const char *key, size_t n, uint32_t hash) noexcept nogil

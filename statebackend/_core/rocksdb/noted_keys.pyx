@@ -4,6 +4,9 @@ What becomes of a key is a number: 1, it was written; 0, it was removed; below 0
 appended to what had been there. `followed` says what two changes, one after the other, come to. Of a map that was
 cleared as a whole, its place without the last byte, which no row has for a key, is noted as `CLEARED`.
 
+Threads. A thread that reads or writes many keys without the GIL says so: `is_busy`. Another thread that ends a mark, or
+takes a snapshot, waits for it. A write is refused before it has changed anything (`Store.noted_in`).
+
 >>> noted = NotedKeys()
 >>> noted.add(b"b", 1); noted.add(b"a", -3); noted.add(b"a", -4)
 >>> noted.get(b"a"), noted.get(b"c"), len(noted)
@@ -16,13 +19,16 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
+from posix.unistd cimport usleep
 
 from statebackend._core.memory.platform cimport hash_bytes
 from statebackend._core.memory.byte_rows cimport check_rows, start_of
 from statebackend._core.rocksdb.buffers cimport append, drop
 from statebackend._core.rocksdb.key_order cimport Ranked, put_ranked_in_order, rank
+from statebackend._core.rocksdb.overlay cimport overlap
 
 cdef enum:
+    PATIENCE = 300_000                # times that 0.1 ms are waited for a thread that is inside
     SEED = 0x9E3D
     LEAST_SLOTS = 64
     MOST_KEYS = 0x7FFFFFFF
@@ -54,6 +60,25 @@ cdef class NotedKeys:
 
     def __len__(self):
         return self.n
+
+    cdef int go_in(self, NotedKeys other=None) except -1:
+        """Keep other threads out of these keys, and of others, until `go_out`. Waits for a thread that is inside."""
+        cdef int waited = 0
+        while self.is_busy or other is not None and other.is_busy:
+            if waited == PATIENCE:
+                raise overlap()
+            with nogil:
+                usleep(100)
+            waited += 1
+        self.is_busy = True
+        if other is not None:
+            other.is_busy = True
+        return 0
+
+    cdef void go_out(self, NotedKeys other=None) noexcept:
+        self.is_busy = False
+        if other is not None:
+            other.is_busy = False
 
     cdef uint32_t *slot_of(self, const char *key, size_t n, uint32_t hash) noexcept nogil:
         """Where the number of a key is, or would be."""
@@ -118,16 +143,17 @@ cdef class NotedKeys:
 
     def add(self, bytes key not None, int64_t became):
         """Note what becomes of a key."""
-        if not self.note(key, len(key), became):
+        cdef bint is_done
+        self.go_in()
+        is_done = self.note(key, len(key), became)
+        self.go_out()
+        if not is_done:
             raise MemoryError
 
     def get(self, bytes key not None):
         """What has become of a key; None if nothing is noted."""
-        cdef uint32_t *slot
-        if self.n == 0:
-            return None
-        slot = self.slot_of(key, len(key), hash_bytes(<const unsigned char *><const char *>key, len(key), SEED))
-        return self.entries[slot[0] - 1].became if slot[0] else None
+        (became,) = self.became_of(np.array([0, len(key)], np.int64), np.frombuffer(key, np.uint8))
+        return None if became == NOT_NOTED else int(became)
 
     def became_of(self, const int64_t[::1] offsets not None, const uint8_t[::1] keys not None):
         """What has become of many keys; `NOT_NOTED` of those of which nothing is noted."""
@@ -137,6 +163,7 @@ cdef class NotedKeys:
         cdef int64_t[::1] each
         made = np.full(n, NOT_NOTED, np.int64)
         each = made
+        self.go_in()
         if self.n:
             with nogil:
                 for i in range(n):
@@ -145,6 +172,7 @@ cdef class NotedKeys:
                         hash_bytes(<const unsigned char *>start + offsets[i], offsets[i + 1] - offsets[i], SEED))
                     if slot[0]:
                         each[i] = self.entries[slot[0] - 1].became
+        self.go_out()
         return made
 
     def copy(self):
@@ -158,12 +186,14 @@ cdef class NotedKeys:
         cdef size_t i
         cdef bint is_done = True
         cdef Noted *entry
+        self.go_in(later)
         with nogil:
             for i in range(later.n):
                 entry = &later.entries[i]
                 is_done = self.note_hashed(later.keys.data + entry.at, entry.size, entry.hash, entry.became)
                 if not is_done:
                     break
+        self.go_out(later)
         if not is_done:
             raise MemoryError
 
@@ -173,6 +203,7 @@ cdef class NotedKeys:
         cdef bint is_done = True
         cdef Noted *entry
         cdef uint32_t *slot
+        self.go_in(earlier)
         with nogil:
             for i in range(earlier.n):
                 entry = &earlier.entries[i]
@@ -185,6 +216,7 @@ cdef class NotedKeys:
                     is_done = self.note_hashed(earlier.keys.data + entry.at, entry.size, entry.hash, entry.became)
                     if not is_done:
                         break
+        self.go_out(earlier)
         if not is_done:
             raise MemoryError
 
@@ -193,12 +225,14 @@ cdef class NotedKeys:
         cdef size_t i
         cdef Py_ssize_t at = 0
         cdef Noted *entry
-        cdef Ranked *ranked = <Ranked *>malloc((self.n or 1) * sizeof(Ranked))
+        cdef Ranked *ranked = NULL
         cdef int64_t[::1] end, became
         cdef uint8_t[::1] byte
-        if ranked == NULL:
-            raise MemoryError
+        self.go_in()
         try:
+            ranked = <Ranked *>malloc((self.n or 1) * sizeof(Ranked))
+            if ranked == NULL:
+                raise MemoryError
             ends, of_keys = np.zeros(self.n + 1, np.int64), np.empty(self.n, np.int64)
             data = np.empty(self.keys.size, np.uint8)
             end, became, byte = ends, of_keys, data
@@ -215,4 +249,5 @@ cdef class NotedKeys:
                     became[i] = self.entries[ranked[i].row].became
             return (ends, data), of_keys
         finally:
+            self.go_out()
             free(ranked)

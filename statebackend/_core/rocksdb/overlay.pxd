@@ -112,6 +112,7 @@ cdef class Overlay:
     cdef size_t find_mark(self, uint64_t number) except? 0
 
 
+cdef object overlap()
 cdef int resolve(Change *newest, const char *base, size_t size, bint has_base, Bytes *out) noexcept nogil
 cdef bint needs_base(Change *newest) noexcept nogil
 cdef bint put_in_order(Rows *rows) noexcept nogil

@@ -367,6 +367,12 @@ cdef class Layer:
 
 # ------------------------------------------------------------------------------------------------ the whole
 
+cdef object overlap():
+    """The error for a call while another thread is inside."""
+    return UsageError("two threads are inside one backend", code="USAGE.OVERLAPPING_CALL",
+                      hint="use a backend from one thread at a time")
+
+
 cdef class Overlay:
     """The changes of all column families since the first open mark, and the marks."""
 
@@ -377,8 +383,7 @@ cdef class Overlay:
     cdef int come_in(self) except -1:
         """Refuse a second thread while one is inside."""
         if self.is_busy:
-            raise UsageError("two threads are inside one backend", code="USAGE.OVERLAPPING_CALL",
-                             hint="use a backend from one thread at a time")
+            raise overlap()
         return 0
 
     cdef int come_after(self) except -1:

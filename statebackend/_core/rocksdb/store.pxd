@@ -54,6 +54,7 @@ cdef class Store:
                     size_t size) except -1
     cdef int enter(self, Table table) except -1
     cdef NotedKeys noted_in(self, Table table)
+    cdef bint find_in_database(self, Table table, const char *key, size_t n, Pinned *found) except -1
     cdef bint find_joined(self, Table table, const char *key, size_t n, Node *node, Pinned *found) except -1
     cdef int change_rows(self, Table table, Write what, const int64_t[::1] offsets, const uint8_t[::1] keys,
                          const int64_t[::1] value_offsets, const uint8_t[::1] values,

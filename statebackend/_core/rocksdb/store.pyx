@@ -24,7 +24,7 @@ from statebackend._core.rocksdb.noted_keys cimport NotedKeys
 from statebackend._core.rocksdb.ordered_reads import have_rows, read_many
 from statebackend._core.rocksdb.overlay cimport (
     DONE, NO_MEMORY, TOO_LONG, Change, Layer, Node, Overlay, Written, hash_of, joined, key_of,
-    make_buckets, needs_base, put_in_order, resolve)
+    make_buckets, needs_base, overlap, put_in_order, resolve)
 from statebackend._core.rocksdb.walks import Walk
 
 from statebackend._core.rocksdb.noted_keys import CLEARED
@@ -129,7 +129,7 @@ cdef class Store:
     # ---------------------------------------------------------------------------------- the current place
 
     cdef int begin_place_of_int(self, uint16_t key_group, int64_t number) except -1:
-        """Begin the place of a key; `end_place` must follow."""
+        """Begin the place of a key; `end_place` must follow. The caller has asked the overlay to `come_in`."""
         self.place.size = 0
         if not append_group(&self.place, key_group) or not append_int(&self.place, number):
             raise MemoryError
@@ -152,6 +152,7 @@ cdef class Store:
         return 0
 
     cdef int need_key(self) except -1:
+        self.overlay.come_in()           # another thread may be reading what lies at the place, or behind it
         if not self.has_key:
             self.refuse()
         return 0
@@ -213,7 +214,16 @@ cdef class Store:
                 self.database.pins += 1
                 live.pinned += 1
                 return True
-        return self.database.pin(table.family, key, n, found)
+        return self.find_in_database(table, key, n, found)
+
+    cdef bint find_in_database(self, Table table, const char *key, size_t n, Pinned *found) except -1:
+        """The same without the overlay. Others stay out meanwhile: they would change the place, where the key lies."""
+        self.overlay.come_in()
+        self.overlay.is_busy = True
+        try:
+            return self.database.pin(table.family, key, n, found)
+        finally:
+            self.overlay.is_busy = False
 
     cdef bint find_joined(self, Table table, const char *key, size_t n, Node *node, Pinned *found) except -1:
         """What the database has, and the elements behind it."""
@@ -269,16 +279,22 @@ cdef class Store:
                 self.enter(table)
             self.is_batched = True
             self.gathered += n + size
+        noted = self.noted_in(table)
         raise_unless(self.overlay.write(table.layer, what, key, n, hash_of(key, n), value, size), table)
         table.version += 1
-        noted = self.noted_in(table)
         if noted is not None and not noted.note(key, n, what_becomes(table, what, size)):
             raise MemoryError
         return 0
 
     cdef NotedKeys noted_in(self, Table table):
-        """Where changes of a table are noted, or None."""
-        return None if self.changes is None or table.number < 0 else <NotedKeys>self.changes[table.number]
+        """Where changes of a table are noted, or None; raises while another thread is inside."""
+        cdef NotedKeys noted
+        if self.changes is None or table.number < 0:
+            return None
+        noted = <NotedKeys>self.changes[table.number]
+        if unlikely(noted.is_busy):
+            raise overlap()
+        return noted
 
     def put_at(self, Table table not None, bytes key not None, bytes value not None):
         """Write the value of a composite key."""
@@ -308,17 +324,17 @@ cdef class Store:
         if not self.is_batched or table.layer.rows.n == 0:
             return read_many(table.family, offsets, keys)
         n = check_rows(offsets, keys, "keys")
-        self.enter(table)
         start = start_of(keys)
         is_found, ends, wanted_ends = np.zeros(n, np.bool_), np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
         mark, end, wanted_end = is_found.view(np.uint8), ends, wanted_ends
         memset(&data, 0, sizeof(data))
         memset(&wanted, 0, sizeof(wanted))
-        nodes = <Node **>malloc((n or 1) * sizeof(Node *))
-        if nodes == NULL:
-            raise MemoryError
+        self.enter(table)                # right before `go_in`: nothing in between lets another thread come in
         self.overlay.go_in()
+        nodes = <Node **>malloc((n or 1) * sizeof(Node *))
         try:
+            if nodes == NULL:
+                raise MemoryError
             # What the overlay does not tell by itself is asked of the database at once.
             with nogil:
                 find_nodes(table.layer, &offsets[0], start, n, nodes)
@@ -381,10 +397,12 @@ cdef class Store:
         if self.overlay.n_marks == 0:
             raise UsageError("many keys are written in a batch", hint="open a mark first")
         self.enter(table)
-        table.version += 1
         noted = self.noted_in(table)
+        table.version += 1
         is_noted = noted is not None
         self.overlay.go_in()
+        if is_noted:
+            noted.go_in()
         with nogil:
             if not make_buckets(&table.layer.rows, n) or is_noted and not noted.make_room(n):
                 written = NO_MEMORY
@@ -401,6 +419,8 @@ cdef class Store:
                 if is_noted and not noted.note(start + offsets[i], key_size, what_becomes(table, each, size)):
                     written = NO_MEMORY
                     break
+        if is_noted:
+            noted.go_out()
         self.overlay.go_out()
         return raise_unless(written, table)
 
