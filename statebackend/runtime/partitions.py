@@ -9,16 +9,19 @@ Spark, Hive, Arrow and DuckDB take the columns from the names of the folders, so
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["folder_of", "names_partitions", "partition_in", "partitioned"]
+__all__ = ["columns_in", "folder_of", "names_partitions", "partition_in", "partitioned"]
 
 #: Where the schema of a file says which partition it is.
 _MEMBER = b"statebackend.partition"
+#: And which types the columns have that name it, which readers guess.
+_TYPES = b"statebackend.partition_types"
 #: What Hive calls null; and the empty text, which a folder cannot be named after.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 #: What the name of a folder cannot have as it is, for Spark.
@@ -51,13 +54,14 @@ def partitioned(table: pa.Table, columns: Sequence[str]) -> list[tuple[str, pa.T
     ends = [*starts[1:].tolist(), table.num_rows]
     rows = table.drop_columns(list(columns)).take(order)
     heads = [table[name].take(order[starts]).to_pylist() for name in columns]
+    types = json.dumps({name: str(table.schema.field(name).type) for name in columns}).encode()
     made: dict[str, list[pa.Table]] = {}
     for at, (start, end) in enumerate(zip(starts.tolist(), ends, strict=True)):
         folders = (_named(name, head[at]) for name, head in zip(columns, heads, strict=True))
         # An empty text and null are one folder.
         made.setdefault("/".join(folders), []).append(rows.slice(start, end - start))
     return [
-        (name, pa.concat_tables(parts).replace_schema_metadata({_MEMBER: name.encode()}))
+        (name, pa.concat_tables(parts).replace_schema_metadata({_MEMBER: name.encode(), _TYPES: types}))
         for name, parts in sorted(made.items())
     ]
 
@@ -65,6 +69,18 @@ def partitioned(table: pa.Table, columns: Sequence[str]) -> list[tuple[str, pa.T
 def partition_in(schema: pa.Schema) -> str:
     """The partition that the schema of a file names: folders with slashes; empty if there is none."""
     return str((schema.metadata or {}).get(_MEMBER, b""), "utf-8")
+
+
+def columns_in(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """The types of the columns of a file by their names, with those that name its partition.
+
+    >>> [(_, rows)] = partitioned(pa.table({"day": ["mon"], "n": [1]}), ["day"])
+    >>> columns_in(rows.schema)
+    {'n': DataType(int64), 'day': DataType(string)}
+    """
+    types = json.loads((schema.metadata or {}).get(_TYPES, b"{}"))
+    named = {name: pa.type_for_alias(kind) for name, kind in types.items()}
+    return {**{field.name: field.type for field in schema}, **named}
 
 
 def _named(name: str, value: object) -> str:

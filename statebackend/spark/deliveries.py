@@ -6,13 +6,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from statebackend.errors import UsageError
 from statebackend.runtime import Committed
+from statebackend.runtime.partitions import columns_in
 from statebackend.runtime.progress import Figures
 from statebackend.runtime.row_writer import OutputSchema
 from statebackend.spark.sinks import calling
 from statebackend.spark.sinks.calling import SinkContext
-from statebackend.spark.sinks.committed import CommittedSink, Delivery
+from statebackend.spark.sinks.committed import CommittedSink, Delivery, other_types
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,6 +41,7 @@ class Deliveries:
                 sink.check(output, schemas[output].arrow, most_files)
             else:
                 calling.check(sink)
+        self._check_shared()
 
     @classmethod
     def of(cls, sink: object, schemas: Mapping[str, OutputSchema | None], most_files: int = 1) -> Deliveries:
@@ -51,6 +55,21 @@ class Deliveries:
             raise UsageError("a sink needs to know the schema", hint='write for example schema="user bigint"')
         schemas_given = {name: schema for name, schema in known.items() if schema is not None}
         return cls(given, schemas_given, most_files)
+
+    def _check_shared(self) -> None:
+        """Raise if outputs that go to one place have columns of one name and of different types."""
+        there: dict[str, dict[str, pa.DataType]] = {}
+        for output, address in self.addresses().items():
+            ours = columns_in(self._schemas[output].arrow)
+            differing = other_types(ours, there.get(address, {}), "another output")
+            if differing:
+                raise UsageError(
+                    "two outputs write columns of different types to one place",
+                    code="USAGE.OTHER_SCHEMA",
+                    detail=f"output {output!r}: {'; '.join(differing)}; {self.describe(output)}",
+                    hint="give each output a place of its own",
+                )
+            there[address] = {**there.get(address, {}), **ours}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sinks)

@@ -6,7 +6,7 @@ Such a sink knows which batches it has, so that a batch that comes again changes
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from statebackend.runtime import Committed
 from statebackend.runtime.progress import Figures
 from statebackend.spark.sinks.calling import SinkContext
 
-__all__ = ["CommittedSink", "Delivery", "check_partition_by"]
+__all__ = ["CommittedSink", "Delivery", "check_partition_by", "other_types"]
 
 
 class Delivery(NamedTuple):
@@ -78,6 +78,19 @@ class CommittedSink(ABC):
 
     def __repr__(self) -> str:
         return f"<sink {self.description}>"
+
+
+def other_types(ours: Mapping[str, pa.DataType], there: Mapping[str, pa.DataType], where: str) -> list[str]:
+    """The columns of both that have different types, each as a text for an error.
+
+    >>> other_types({"n": pa.string(), "user": pa.string()}, {"n": pa.int64(), "day": pa.date32()}, "the file")
+    ['n is int64 in the file and string in the output']
+    """
+    return [
+        f"{name} is {there[name]} in {where} and {kind} in the output"
+        for name, kind in ours.items()
+        if there.get(name, kind) != kind
+    ]
 
 
 def check_partition_by(

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 
 from statebackend.checkpoint.files import Place, open_place
 from statebackend.errors import UsageError
-from statebackend.runtime.partitions import folder_of, names_partitions, partition_in
+from statebackend.runtime.partitions import columns_in, folder_of, names_partitions, partition_in
 from statebackend.runtime.progress import Figures
-from statebackend.spark.sinks.committed import CommittedSink, Delivery, check_partition_by
+from statebackend.spark.sinks.committed import CommittedSink, Delivery, check_partition_by, other_types
 from statebackend.spark.sinks.sink_log import Listed, SinkLog
 
 __all__ = ["ParquetSink", "parquet"]
@@ -87,6 +87,7 @@ class ParquetSink(CommittedSink):
         self._place.prepare()
         self._check_layout()
         log = SinkLog(self._place)
+        self._check_types(schema, log)
         if self._has_log or log.is_kept():  # whoever began it may have been killed before it named anything
             self._begin(log)
 
@@ -104,6 +105,31 @@ class ParquetSink(CommittedSink):
                     detail=f"{self._place.address(name)}; partition_by {', '.join(self.partition_by) or 'nothing'}",
                     hint="publish to another folder",
                 )
+
+    def _check_types(self, schema: pa.Schema, log: SinkLog) -> None:
+        """Raise if a column of the output has another type in a published file: readers take all files for one table.
+
+        Each column is compared with the newest file that has it. So a start opens one file, unless a column is new.
+        """
+        unseen = columns_in(schema)
+        names = log.names() if log.is_kept() else self._place.names()
+        for name in sorted(filter(_batch_of, names), key=_batch_of, reverse=True):
+            if not unseen:
+                return
+            try:
+                with self._place.open_input(name) as source:
+                    there = columns_in(pq.read_schema(source))
+            except (FileNotFoundError, pa.ArrowInvalid):
+                continue  # somebody has removed or changed it
+            differing = other_types(unseen, there, self._place.address(name))
+            if differing:
+                raise UsageError(
+                    "the folder has files whose columns have other types",
+                    code="USAGE.OTHER_SCHEMA",
+                    detail=f"{self.description}; {'; '.join(differing)}",
+                    hint="give the columns their earlier types or other names by schema=, or publish to another folder",
+                )
+            unseen = {column: kind for column, kind in unseen.items() if column not in there}
 
     def target(self, output: str, batch_id: int, incarnation: str) -> str:
         if not self._has_log:
@@ -181,6 +207,16 @@ def _name(output: str, batch_id: int, incarnation: str, which: str = "") -> str:
 
 def _around(batch_id: int, incarnation: str) -> tuple[str, str]:
     return f"batch-{batch_id:08}-", f"-{incarnation}.parquet"
+
+
+def _batch_of(name: str) -> int:
+    """The batch of a published file, counted from 1; 0 for a file of another name.
+
+    >>> _batch_of("day=mon/" + _name("main", 7, "0" * 32)), _batch_of("a.parquet")
+    (8, 0)
+    """
+    found = _PUBLISHED.fullmatch(name.rpartition("/")[2])
+    return 0 if found is None else int(found["batch"]) + 1
 
 
 def _age(delivery: Delivery, name: str) -> int | None:
