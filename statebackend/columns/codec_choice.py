@@ -16,11 +16,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 from statebackend._core.codecs.codecs import WIDEST_IN_ENTRY, KeyCodec, ValueCodec
 from statebackend._core.codecs.type_codec import TypeCodec
 from statebackend._core.codecs.value_bytes import ValueBytes
+from statebackend.errors import SerializationError
 from statebackend.keys import key_encoder
 from statebackend.types import (
     PICKLE,
@@ -75,10 +78,21 @@ def value_codec(declared: Type, where: str) -> ValueCodec:
     8
     """
     serializer = serializer_for(declared)
-    copy = serializer.copy if holds_references(declared) and not serializer.is_immutable else None
+    has_copies = holds_references(declared) and not serializer.is_immutable
+    copy = _named_copy(serializer.copy, where) if has_copies else None
     form = value_form(declared)
     typed = type_codec(declared) if form == "serialized" or isinstance(form, int) else None
     return ValueCodec(form, serializer, where, copy, typed)
+
+
+def _named_copy(copy: Callable[[Any], Any], where: str) -> Callable[[Any], Any]:
+    def named(value: Any) -> Any:
+        try:
+            return copy(value)
+        except SerializationError as error:
+            raise error.at(where) from None
+
+    return named
 
 
 def value_bytes(declared: Type, where: str) -> ValueBytes:

@@ -29,6 +29,7 @@ from statebackend.checkpoint.keyed.rows import stamp_count, without_expired
 from statebackend.columns.codec_choice import holds_references
 from statebackend.columns.nested_columns import decoded_keys
 from statebackend.columns.stored_columns import Array, arrow_column
+from statebackend.errors import SerializationError
 from statebackend.keys import KeyEncoder, key_encoder
 from statebackend.types import Type
 from statebackend.types.serializers import serializer_for
@@ -118,10 +119,18 @@ class WrittenState:
         """True if values are kept as Python objects."""
         return holds_references(self._value_type)
 
-    @property
+    @cached_property
     def serialize(self) -> Callable[[Any], bytes]:
         """The function that turns an object into the bytes that checkpoints hold."""
-        return serializer_for(self._value_type).serialize
+        serialize = serializer_for(self._value_type).serialize
+
+        def named(value: Any) -> bytes:
+            try:
+                return serialize(value)
+            except SerializationError as error:
+                raise error.at(f"state {self.name!r}") from None
+
+        return named
 
     @cached_property
     def _map_key_encoder(self) -> KeyEncoder:

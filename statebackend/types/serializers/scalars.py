@@ -191,6 +191,8 @@ class _PickleSerializer(TypeSerializer):
             convert.refuse("PICKLE", value)
         try:
             return pickle.dumps(value, protocol=5)
+        except RecursionError:
+            raise _too_deep(value, "pickled") from None  # its traceback has a thousand lines
         except Exception as error:  # pickling runs the object's own code, which may raise anything
             raise SerializationError(
                 f"an object of type {type(value).__name__} cannot be pickled",
@@ -211,7 +213,18 @@ class _PickleSerializer(TypeSerializer):
             ) from error
 
     def copy(self, value: Any) -> Any:
-        return copy.deepcopy(value)
+        try:
+            return copy.deepcopy(value)
+        except RecursionError:
+            raise _too_deep(value, "copied") from None
+
+
+def _too_deep(value: Any, done: str) -> SerializationError:
+    return SerializationError(
+        f"an object of type {type(value).__name__} is nested too deeply to be {done}",
+        code="SERIALIZATION.PICKLE",
+        hint="store its parts one by one, in a list or map state, or raise sys.setrecursionlimit()",
+    )
 
 
 def _bool_from_byte(number: int) -> bool:
