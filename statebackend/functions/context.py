@@ -393,6 +393,6 @@ class FunctionContext:
                 "the function has asked for no state of this name",
                 code="USAGE.NO_STATE",
                 detail=f"{name!r}; asked for: {', '.join(map(repr, self._descriptors)) or 'none'}",
-                hint="ask for it with its descriptor first; or sb.tools.drop_state makes a copy without it",
+                hint="ask for it with its descriptor first; or drop it with sb.tools.drop_state",
             )
         self.keyed_state_store._clear_state(descriptor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -23,8 +22,6 @@ from statebackend.runtime.task import SnapshotTargets, Task
 from statebackend.types import Type
 
 __all__ = ["LocalExecution"]
-
-_log = logging.getLogger(__name__)
 
 
 class LocalExecution(Execution):
@@ -51,13 +48,12 @@ class LocalExecution(Execution):
         self._store = store
         #: The outputs that have a sink, with the columns that cut them into files.
         self._delivered = dict.fromkeys(job.outputs, ()) if delivered is None else delivered
-        #: True until the log has said which restored states nobody asked for.
-        self._tells_unused = source is not None
         self.task = Task(
             job,
             key_type,
             restore=() if source is None else source,
             restored_id=getattr(source, "id", None),
+            refuses_unrequested=True,
             subtask_index=subtask_index,
             parallelism=parallelism,
             key_group_range=key_group_range,
@@ -112,15 +108,6 @@ class LocalExecution(Execution):
         self._store.abort(batch_id)
 
     def committed(self, batch_id: int) -> None:
-        if self._tells_unused:
-            self._tells_unused = False
-            names = self._unused()
-            if names:
-                _log.warning(
-                    "restored, kept, and not asked for by the function: %s. Is a name misspelt? sb.tools.drop_state "
-                    "makes a copy without a state",
-                    ", ".join(map(repr, names)),
-                )
         self.task.committed(batch_id)
 
     def _check_delivered(self, batch_id: int, rows: dict[str, int]) -> None:
@@ -153,17 +140,12 @@ class LocalExecution(Execution):
             "numTimersFired": self.task.timers_fired,
             "numTimersPending": sum(metrics.get("timers", {}).values()),
             "states": {name: state["entries"] for name, state in metrics["states"].items()},
-            "statesNotAskedFor": self._unused(),
             **_time_figures(batch),
             "customMetrics": self.task.metrics.values(),
         }
         if self.task.rows_failed is not None:
             figures["numRowsFailed"] = self.task.rows_failed
         return storable(figures)
-
-    def _unused(self) -> list[str]:
-        """The states that were restored and that the function has not asked for."""
-        return sorted({*self.task.keyed.undeclared_states(), *self.task.operator.undeclared_states()})
 
     def close(self) -> None:
         self.task.close()

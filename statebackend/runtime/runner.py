@@ -84,6 +84,9 @@ class Runner:
             raise
 
     def _begun(self, source: Checkpoint | Savepoint | None) -> Execution:
+        dropped = self._store.done.dropped_states_of(None)
+        if source is not None and self.last_id is None and dropped:
+            source = source.without(dropped)
         self._time.begin_with(source)
         return self._made_execution(
             self._job,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from statebackend.checkpoint import DataWriter, PendingSnapshot
-from statebackend.errors import UsageError
+from statebackend.errors import StateMigrationError, UsageError
 from statebackend.functions import (
     BatchProcessFunction,
     CheckpointedFunction,
@@ -96,6 +96,7 @@ class Task:
     """A function with its state. Batches run one after the other, and `committed` or `undo` ends each.
 
     ``restore`` is the source that backends restore from; ``restored_id`` is the id of that checkpoint.
+    With ``refuses_unrequested``, the function must request every restored state in `open`.
 
     >>> from statebackend.functions import map_with_state
     >>> from statebackend.types import STRING
@@ -109,6 +110,7 @@ class Task:
         *,
         restore: Beginning | tuple[()] = (),
         restored_id: int | None = None,
+        refuses_unrequested: bool = False,
         subtask_index: int = 0,
         parallelism: int = 1,
         key_group_range: KeyGroupRange | None = None,
@@ -126,6 +128,8 @@ class Task:
         self.operator: OperatorStateBackend = job.backend.create_operator_backend(
             subtask_index=subtask_index, parallelism=parallelism, restore=restore
         )
+        #: All restored states, until it is certain that the function requests them.
+        self._restored = self._unrequested() if refuses_unrequested else []
         self._context = FunctionContext(
             self.keyed,
             self.operator,
@@ -202,6 +206,7 @@ class Task:
         of_operator = self.operator.mark()
         try:
             self._open()
+            self._check_requested()
             # Mark after open: a backend may empty a state that was first asked for after a mark, on a rollback to it.
             self._marks = (self.keyed.mark(), of_operator)
         except BaseException:
@@ -246,6 +251,7 @@ class Task:
 
     def snapshot(self, checkpoint_id: int, store: SnapshotTargets) -> list[PendingSnapshot]:
         """Open a view of all state, to be written in the background; each returned object has ``result()``."""
+        self._check_requested()
         self._taken = checkpoint_id
         return [
             self.keyed.snapshot(checkpoint_id, store.begin_snapshot(checkpoint_id)),
@@ -256,6 +262,7 @@ class Task:
         """Note that the batch is committed: it can no longer be undone."""
         self._end()
         self._last_id = batch_id
+        self._restored = []
         if self._function is not None and isinstance(self._function, CheckpointListener):
             self._function.notify_checkpoint_complete(batch_id)
 
@@ -321,6 +328,22 @@ class Task:
                 FunctionInitializationContext(self.operator, self.keyed, restored_checkpoint_id=self._last_id)
             )
 
+    def _unrequested(self) -> list[str]:
+        return sorted({*self.keyed.undeclared_states(), *self.operator.undeclared_states()})
+
+    def _check_requested(self) -> None:
+        """Raise if the function has not requested a restored state: a misspelt name would begin with an empty state."""
+        missing = self._unrequested() if self._restored else []
+        if missing:
+            requested = sorted({*self.keyed.metrics()["states"], *self.operator.registered_state_names()})
+            raise StateMigrationError(
+                f"the function does not request every stored state: {_listed(missing)} missing",
+                code="STATE_MIGRATION.NOT_REQUESTED",
+                detail=f"stored: {_listed(self._restored)}; requested in open(): {_listed(requested)}",
+                hint="correct the name, or request the state in open(). If the state is no longer needed, run "
+                f"sb.tools.drop_state(store, {missing[0]!r})",
+            )
+
     def _discard_function(self) -> None:
         function, self._function = self._function, None
         if function is not None:
@@ -334,6 +357,10 @@ class Task:
             self._marks = None
             self.keyed.close()
             self.operator.close()
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
 
 
 def _told(method: Callable[..., None], *arguments: object) -> None:

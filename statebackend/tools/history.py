@@ -27,7 +27,7 @@ from statebackend.checkpoint.store.json_checks import MAX_INTEGER
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.runtime.origin import Origin
 
-__all__ = ["Rewound", "TakenBack", "rewind", "set_time"]
+__all__ = ["Rewound", "TakenBack", "rewind", "set_time", "writing"]
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def rewind(store: str | os.PathLike[str] | CheckpointStore, *, to: int | None, s
     take_backs = _take_backs(sink)
     if to is not None and type(to) is not int:
         raise UsageError("to is the id of a checkpoint, an int, or None for before the first")
-    with _writing(store) as opened:
+    with writing(store) as opened:
         committed = opened.checkpoints()
         if to is not None and to not in committed:
             opened.rewind(to)  # which names the existing ones
@@ -206,7 +206,7 @@ def set_time(
     if now is None and watermark is None:
         raise UsageError("now is a number of milliseconds since 1970, or a datetime; so is watermark")
     clock, of_rows = _moment(now, "now"), _moment(watermark, "watermark")
-    with _writing(store) as opened:
+    with writing(store) as opened:
         newest = opened.open_latest()
         opened.set_time(clock, watermark=of_rows)
         return opened.open(newest.id)
@@ -225,7 +225,7 @@ def _moment(time: int | datetime.datetime | None, what: str) -> int | None:
 
 
 @contextmanager
-def _writing(store: str | os.PathLike[str] | CheckpointStore) -> Iterator[CheckpointStore]:
+def writing(store: str | os.PathLike[str] | CheckpointStore) -> Iterator[CheckpointStore]:
     """Open the store for writing; it must exist, and nobody else may be writing to it."""
     try:
         made = store.unopened() if isinstance(store, CheckpointStore) else CheckpointStore(store)

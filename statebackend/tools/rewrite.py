@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +49,7 @@ from statebackend.errors import StateMigrationError, UsageError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.runtime.origin import Origin
+from statebackend.tools.history import writing
 from statebackend.tools.progress import Progress
 from statebackend.tools.saved import names_of, no_state, open_checkpoint
 from statebackend.types import from_config
@@ -56,32 +57,78 @@ from statebackend.types import from_config
 __all__ = ["drop_state", "rescale"]
 
 _CHUNK = 4 << 20
+#: The kinds of files whose content this library wrote in its own format.
+_OWN_FORMAT = ("base", "delta", "operator")
 _PIECE_ROWS = 65_536
 
 Source = str | os.PathLike[str] | CheckpointReader
 Target = str | os.PathLike[str] | CheckpointStore
 
 
-def drop_state(source: Source, target: Target, name: str, *, id: int | None = None) -> Checkpoint:
-    """Copy a checkpoint, by default the newest, into a new store, without the state ``name``.
+@overload
+def drop_state(
+    store: Source, name: str, *, target: Target, id: int | None = None
+) -> Checkpoint: ...  # pragma: no cover
 
-    Rewrites only files that hold the state. O(bytes of the checkpoint). The copy of an encrypted store is encrypted by
-    the same cipher, unless ``target`` is a `CheckpointStore`, which has its own options. If the call fails, no copy is
-    left. If its process is killed, opening the copy raises `CorruptCheckpointError`.
+
+@overload
+def drop_state(store: Source, name: str) -> Checkpoint | None: ...  # pragma: no cover
+
+
+def drop_state(
+    store: Source, name: str, *, target: Target | None = None, id: int | None = None
+) -> Checkpoint | None:
+    """Drop the state ``name`` from a store; return its newest checkpoint without it.
+
+    One record in the store's log does it, in O(1). The rows go with the next checkpoint, which is a whole base. The
+    query must not run meanwhile. Older checkpoints keep the state: a query that goes back to one of them has it again.
+    In a store without checkpoints, the state is dropped from the savepoint or store with which the query begins, and
+    the result is None.
+
+    With ``target``, nothing in the store changes. A checkpoint, by default the newest, is copied into a new store
+    without the state. Rewrites only files that hold the state. O(bytes of the checkpoint). The copy of an encrypted
+    store is encrypted by the same cipher, unless ``target`` is a `CheckpointStore`, which has its own options. If the
+    call fails, no copy is left. If its process is killed, opening the copy raises `CorruptCheckpointError`.
     """
-    checkpoint = open_checkpoint(source, id)
-    if not any(state["name"] == name for each in checkpoint.snapshots for state in each.states):
+    if target is not None:
+        return _copied_without(open_checkpoint(store, id), name, target)
+    if id is not None:
+        raise UsageError(
+            "id= needs target=", hint="without target=, the state is dropped from the newest checkpoint"
+        )
+    if isinstance(store, CheckpointReader) and not isinstance(store, CheckpointStore):
+        raise UsageError(
+            "cannot drop a state from a store that is open for reading only",
+            detail=store.uri,
+            hint="give its path, or an sb.CheckpointStore",
+        )
+    with writing(store) as opened:
+        newest = opened.latest()
+        if newest is not None:
+            _check_has(opened.open(newest), name)
+        opened.drop_state(name)
+        return None if newest is None else opened.open(newest)
+
+
+def _check_has(checkpoint: Checkpoint, name: str) -> None:
+    if name not in names_of(checkpoint):
         raise no_state(name, names_of(checkpoint), f"checkpoint {checkpoint.id}")
+
+
+def _copied_without(checkpoint: Checkpoint, name: str, target: Target) -> Checkpoint:
+    _check_has(checkpoint, name)
 
     def dropped(copy: _Copy, snapshot: StateSnapshot) -> StateSnapshot:
         states = tuple(state for state in snapshot.states if state["name"] != name)
-        is_there = len(states) < len(snapshot.states)
-        files = [copy.without(file, name) if is_there else copy.file(file) for file in snapshot.files]
-        return dataclasses.replace(
-            snapshot, states=states, files=tuple(file for file in files if file is not None)
-        )
+        if len(states) < len(snapshot.states):
+            for file in snapshot.files:
+                copy.check_kind(file)
+        return dataclasses.replace(copy.moved(snapshot), states=states)
 
-    with _copying(checkpoint, target, f"dropping {name!r}", checkpoint.metadata.max_parallelism) as copy:
+    left_out = checkpoint.dropped_states | {name}
+    with _copying(
+        checkpoint, target, f"dropping {name!r}", checkpoint.metadata.max_parallelism, left_out
+    ) as copy:
         copy.commit([dropped(copy, each) for each in checkpoint.snapshots])
     return copy.opened()
 
@@ -100,7 +147,7 @@ def rescale(source: Source, target: Target, max_parallelism: int, *, id: int | N
     keyed = [each for each in checkpoint.snapshots if each.extra.get("part") != OPERATOR]
     operators = [each for each in checkpoint.snapshots if each.extra.get("part") == OPERATOR]
     states = _states_of(keyed)
-    with _copying(checkpoint, target, "rescaling", max_parallelism) as copy:
+    with _copying(checkpoint, target, "rescaling", max_parallelism, checkpoint.dropped_states) as copy:
         snapshots = [copy.moved(each) for each in operators]
         if keyed:
             regroup = _regrouping(checkpoint, keyed[0], max_parallelism)
@@ -153,7 +200,9 @@ def _regrouping(checkpoint: Checkpoint, snapshot: StateSnapshot, max_parallelism
 
 
 @contextmanager
-def _copying(source: Checkpoint, target: Target, doing: str, max_parallelism: int | None) -> Iterator[_Copy]:
+def _copying(
+    source: Checkpoint, target: Target, doing: str, max_parallelism: int | None, left_out: frozenset[str]
+) -> Iterator[_Copy]:
     if isinstance(target, CheckpointStore):
         store = target.unopened()
     else:
@@ -163,19 +212,21 @@ def _copying(source: Checkpoint, target: Target, doing: str, max_parallelism: in
     total = sum(file.size for file in source.files.values())
     made = store.made_whole(query=metadata.query, key_type=key_type, max_parallelism=max_parallelism)
     with made, Progress(doing, total) as progress:
-        yield _Copy(source, store, progress)
+        yield _Copy(source, store, progress, left_out)
 
 
 class _Copy:
-    """Copies the files of a checkpoint into another store."""
+    """Copies the files of a checkpoint into another store, without the states that are left out."""
 
-    def __init__(self, source: Checkpoint, store: CheckpointStore, progress: Progress) -> None:
+    def __init__(
+        self, source: Checkpoint, store: CheckpointStore, progress: Progress, left_out: frozenset[str]
+    ) -> None:
         self._source = source
         self._store = store
         self._progress = progress
         self._writer: DataWriter = store.begin_snapshot(source.id)
-        self._copied: dict[str, StoredFile] = {}
-        self._changed: dict[str, StoredFile | None] = {}
+        self._left_out = left_out
+        self._copied: dict[str, StoredFile | None] = {}
 
     def commit(self, snapshots: list[StateSnapshot]) -> None:
         """Publish the copy, with the files that belong to no snapshot as they are."""
@@ -184,8 +235,8 @@ class _Copy:
         self._store.commit(
             self._source.id,
             [dataclasses.replace(each, epoch=epoch) for each in snapshots],
-            outputs={name: map(self.file, files) for name, files in self._source.outputs.items()},
-            files=map(self.file, manifest.files),
+            outputs={name: self.files(files) for name, files in self._source.outputs.items()},
+            files=self.files(manifest.files),
             now=source.now,
             watermark=source.watermark,
             batch=Origin.of(manifest).to_json(),
@@ -198,61 +249,48 @@ class _Copy:
 
     def moved(self, snapshot: StateSnapshot) -> StateSnapshot:
         """Copy the files of a snapshot as they are."""
-        return dataclasses.replace(snapshot, files=tuple(map(self.file, snapshot.files)))
+        return dataclasses.replace(snapshot, files=self.files(snapshot.files))
 
-    def file(self, file: StoredFile) -> StoredFile:
-        """Copy a file as it is, once even if it is named often; compares its checksum first, or those in it."""
-        if file.name not in self._copied and file.kind in ("base", "delta", "operator"):
+    def files(self, files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
+        """Copy files, each once even if it is named often; compares checksums first. Nothing may be left of a file."""
+        for file in files:
+            if file.name not in self._copied:
+                self._copied[file.name] = self._copy(file)
+        copied = [self._copied[file.name] for file in files]
+        return tuple(file for file in copied if file is not None)
+
+    def _copy(self, file: StoredFile) -> StoredFile | None:
+        if file.kind in _OWN_FORMAT:
             # A data file holds its own name, so its copy has to be rewritten.
             with self._source.open_file(file) as opened:
                 reader = read_data_file(opened, file.name)
                 reader.verify()
-                sections = [Section(each, reader.schema(each), reader.read(each)) for each in reader.states]
-                copied = self._written(file, reader, sections, file.key_groups)
-                assert copied is not None, "a data file has states"
-                self._copied[file.name] = copied
-        if file.name not in self._copied:
-            self._source.verify([file])
-            suffix = os.path.splitext(file.name)[1]
-            created = self._writer.create(
-                file.kind, key_groups=file.key_groups, label=file.label, suffix=suffix
-            )
-            with created as sink, self._source.open_file(file) as opened:
-                while chunk := opened.read(_CHUNK):
-                    sink.write(chunk)
-                    self._progress.advance(len(chunk))
-                self._copied[file.name] = sink.finish()
-        return self._copied[file.name]
+                sections = [
+                    Section(each, reader.schema(each), reader.read(each)) for each in self._states(reader)
+                ]
+                return self._written(file, reader, sections, file.key_groups)
+        self._source.verify([file])
+        suffix = os.path.splitext(file.name)[1]
+        created = self._writer.create(file.kind, key_groups=file.key_groups, label=file.label, suffix=suffix)
+        with created as sink, self._source.open_file(file) as opened:
+            while chunk := opened.read(_CHUNK):
+                sink.write(chunk)
+                self._progress.advance(len(chunk))
+            return sink.finish()
 
-    def without(self, file: StoredFile, name: str) -> StoredFile | None:
-        """Copy a data file without one of its states, once even if it is named often; None if nothing is left."""
-        if file.name not in self._changed:
-            self._changed[file.name] = self._without(file, name)
-        return self._changed[file.name]
-
-    def _without(self, file: StoredFile, name: str) -> StoredFile | None:
-        self._check_kind(file)
-        with self._source.open_file(file) as opened:
-            reader = read_data_file(opened, file.name)
-            if name not in reader.states:
-                return self.file(file)
-            sections = [
-                Section(each, reader.schema(each), reader.read(each))
-                for each in reader.states
-                if each != name
-            ]
-            return self._written(file, reader, sections, file.key_groups)
+    def _states(self, reader: DataFileReader) -> list[str]:
+        return [each for each in reader.states if each not in self._left_out]
 
     def regrouped(
         self, file: StoredFile, own: KeyGroupRange | None, regroup: Regroup, max_parallelism: int
     ) -> StoredFile | None:
         """The rows of a data file that belong to an instance's own key groups, regrouped by the new key groups."""
-        self._check_kind(file)
+        self.check_kind(file)
         with self._source.open_file(file) as opened:
             reader = read_data_file(opened, file.name)
             sections = [
                 Section(each, reader.schema(each), _sorted_rows(reader, each, own, regroup))
-                for each in reader.states
+                for each in self._states(reader)
             ]
             return self._written(file, reader, sections, KeyGroupRange(0, max_parallelism - 1))
 
@@ -270,8 +308,9 @@ class _Copy:
             self._progress.advance(file.size)
             return sink.finish()
 
-    def _check_kind(self, file: StoredFile) -> None:
-        if file.kind not in ("base", "delta", "operator"):
+    def check_kind(self, file: StoredFile) -> None:
+        """Raise unless the states in a file can be changed."""
+        if file.kind not in _OWN_FORMAT:
             raise UsageError(
                 f"files of kind {file.kind!r} cannot be changed",
                 detail=file.name,

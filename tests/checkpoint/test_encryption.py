@@ -294,7 +294,7 @@ def test_tools_work_on_the_object(tmp_path: Path) -> None:
 
     copies = {"rescaled": 64, "dropped": 32}
     sb.tools.rescale(store, tmp_path / "rescaled", 64)
-    sb.tools.drop_state(store, tmp_path / "dropped", "more")
+    sb.tools.drop_state(store, "more", target=tmp_path / "dropped")
     for name, groups in copies.items():
         assert not any(b"ARROW1" in each for each in data_files(tmp_path / name).values())
         copy = sb.CheckpointStore(tmp_path / name, encryption=AesGcm())

@@ -281,4 +281,4 @@ def test_the_time_that_was_set_goes_with_a_copy(tmp_path: Path) -> None:
         store.commit(0, [keyed.snapshot(0, store).result()], now=9000)
     sb.tools.set_time(tmp_path / "store", now=7)
     assert sb.tools.rescale(tmp_path / "store", tmp_path / "other", 64).now == 7
-    assert sb.tools.drop_state(tmp_path / "store", tmp_path / "without", "value").now == 7
+    assert sb.tools.drop_state(tmp_path / "store", "value", target=tmp_path / "without").now == 7

@@ -126,7 +126,7 @@ def test_a_state_that_was_dropped_is_not_restored(tmp_path: Path, backend: str, 
             story.change(300)
             store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
         held = contents(keyed)
-    copy = sb.tools.drop_state(root, tmp_path / "copy", "thing")
+    copy = sb.tools.drop_state(root, "thing", target=tmp_path / "copy")
     left = [name for name in DESCRIPTORS if name != "thing"]
     with create(backend, str, 32, restore=copy) as keyed:
         assert keyed.undeclared_states() == sorted(left)

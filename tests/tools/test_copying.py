@@ -168,7 +168,7 @@ def test_the_original_is_left_as_it_was(made_for: Any, root: Path, target: Path,
         write_history(store, rng, "bigint")
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     sb.tools.rescale(root, target, 32)
-    sb.tools.drop_state(root, target.with_name("other"), "map")
+    sb.tools.drop_state(root, "map", target=target.with_name("other"))
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
 
@@ -238,7 +238,7 @@ def test_a_state_is_dropped_and_the_others_stay(
     made_for: Any, root: Path, target: Path, rng: random.Random, name: str
 ) -> None:
     original, models = write_history(made_for("bigint"), rng, "bigint")
-    copy = sb.tools.drop_state(root, target, name)
+    copy = sb.tools.drop_state(root, name, target=target)
     models.pop(name, None)
     check_same(copy, original, target, models)
     assert copy.metadata.max_parallelism == GROUPS
@@ -264,9 +264,9 @@ def test_the_last_state_is_dropped(store: CheckpointStore, root: Path, target: P
     file = write(store, 3, "base", [model.section("n", is_base=True)])
     store.commit(3, [keyed_snapshot(store, 3, [file], [model.described("n")])])
     with pytest.raises(UsageError) as caught:
-        sb.tools.drop_state(root, target, "m")
+        sb.tools.drop_state(root, "m", target=target)
     assert caught.value.code == "USAGE.NO_STATE"
-    copy = sb.tools.drop_state(root, target, "n", id=3)
+    copy = sb.tools.drop_state(root, "n", target=target, id=3)
     assert (copy.id, copy.files, copy.snapshots[0].states) == (3, {}, ())
 
 
@@ -280,10 +280,13 @@ def test_damage_of_the_original_is_found_and_nothing_is_left(
         changed = bytearray(content)
         changed[len(content) // 3] ^= 4
         path.write_bytes(bytes(changed))
-        for tool, argument in ((sb.tools.rescale, 8), (sb.tools.drop_state, "value")):
-            to = target / f"{number}-{argument}"
+        to = target / str(number)
+        for copies in (
+            lambda: sb.tools.rescale(root, to, 8),  # noqa: B023 - called at once
+            lambda: sb.tools.drop_state(root, "value", target=to),  # noqa: B023
+        ):
             with pytest.raises(CorruptCheckpointError, match=file.name):
-                tool(root, to, argument)  # type: ignore[operator]
+                copies()
             assert CheckpointStore(to).checkpoints() == []
             assert list(to.glob("data/*/*")) == []
         path.write_bytes(content)
@@ -317,7 +320,7 @@ def test_a_file_that_two_instances_name_is_copied_once_or_divided(
     sb.tools.rescale(root, target / "a", 32)
     for name, each in (("n", model), ("m", other)):
         assert shown(sb.tools.read_state(target / "a", name), False) == without_times(each.expected(), False)
-    dropped = sb.tools.drop_state(root, target / "b", "m")
+    dropped = sb.tools.drop_state(root, "m", target=target / "b")
     assert [file.kind for file in dropped.files.values() if file.kind != "manifest"] == ["base"]
     assert shown(sb.tools.read_state(target / "b", "n"), False) == without_times(model.expected(), False)
 

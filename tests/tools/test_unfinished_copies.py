@@ -27,7 +27,7 @@ DROPPED = sb.MapStateDescriptor("dropped", str, int)
 
 TOOLS: dict[str, Callable[[Any, Any], object]] = {
     "rescale": lambda source, target: sb.tools.rescale(source, target, 8),
-    "drop_state": lambda source, target: sb.tools.drop_state(source, target, "dropped"),
+    "drop_state": lambda source, target: sb.tools.drop_state(source, "dropped", target=target),
 }
 
 

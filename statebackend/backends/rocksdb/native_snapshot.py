@@ -63,8 +63,8 @@ class NativeSnapshot:
         self._files[label] = file
 
     def description_of(self, family: NativeFamily) -> StateDescription | None:
-        """What its snapshot says of a column family's state; None for timers in the order of firing."""
-        if family.is_by_time:
+        """What its snapshot says of a column family's state; None for timers in the order of firing, or if dropped."""
+        if family.is_by_time or self.is_dropped(family):
             return None
         found = self._states.get(family.table)
         if found is None:
@@ -73,6 +73,10 @@ class NativeSnapshot:
                 detail=self.where,
             )
         return found
+
+    def is_dropped(self, family: NativeFamily) -> bool:
+        """True if the state was dropped from the checkpoint, which still has its rows."""
+        return family.table in self._checkpoint.dropped_states
 
     @property
     def tables(self) -> dict[str, StoredFile]:

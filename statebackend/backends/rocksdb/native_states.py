@@ -70,6 +70,9 @@ class NativeStates:
             self._held[family.table] = _Held(family, adopted.description_of(family), table)
             if not (family.is_reserved or self.has_all_key_groups):
                 self._cut(table)
+        for family in adopted.families:
+            if adopted.is_dropped(family):
+                self.forget(family.table)
 
     def _cut(self, table: HeldTable) -> None:
         """Remove the key groups of other instances: whole files at once, and what is left behind one marker."""

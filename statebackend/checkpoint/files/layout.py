@@ -4,7 +4,7 @@
 
     metadata.json                   what the store is for
     checkpoints/<sequence>.json     an entry of the store's log: a commit, or a takeover, a restart, a rewind, another
-                                    time; its name coming into being is what makes it happen
+                                    time, a dropped state; its name coming into being is what makes it happen
     checkpoints/epoch-<epoch>/      on POSIX paths, held by the writer of the newest epoch; entries are written in it
                                     before they get their names
     data/<epoch>/<file>             data files of the writer of that epoch; never changed

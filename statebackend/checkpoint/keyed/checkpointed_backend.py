@@ -118,7 +118,9 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
             self.begin_event_time(self._restored.watermark, self._restored.watermark)
         self._take_in_changes()
         self._load_timers()
-        if isinstance(given, Checkpoint):
+        if (
+            isinstance(given, Checkpoint) and not given.dropped_states
+        ):  # else its files have rows that must go
             own = [each for each in keyed_snapshots(given) if each.key_groups == self.key_group_range]
             if len(own) == 1:
                 self._log.restored(own[0].files)

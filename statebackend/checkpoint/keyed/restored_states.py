@@ -195,6 +195,8 @@ def _read_files(
         opened.append(restored)
         close_most(opened)
         for name in restored.states:
+            if name in checkpoint.dropped_states:
+                continue
             if name not in states:
                 raise CorruptCheckpointError(
                     f"the file has a state {name!r} that the manifest does not name", detail=file.name

@@ -31,13 +31,13 @@ from statebackend.checkpoint.store.json_checks import (
 from statebackend.checkpoint.store.log_state import Key, LogState
 from statebackend.checkpoint.store.manifest import LoadPart, Manifest, no_parts
 from statebackend.checkpoint.store.metadata import STORE_ID
-from statebackend.checkpoint.store.records import Record
+from statebackend.checkpoint.store.records import RECORD_KINDS, Record
 from statebackend.checkpoint.store.sealed import JsonObject, seal
 from statebackend.errors import CorruptCheckpointError
 
 __all__ = ["ENTRY_KINDS", "Entry"]
 
-ENTRY_KINDS = ("commit", "takeover", "restart", "rewind", "time")
+ENTRY_KINDS = ("commit", "takeover", *RECORD_KINDS)
 _MEMBERS = {"format", "kind", "sequence", "token", "epoch", "store", "log"}
 
 
@@ -45,8 +45,8 @@ _MEMBERS = {"format", "kind", "sequence", "token", "epoch", "store", "log"}
 class Entry(Checked):
     """One entry of the log, made by the writer of ``epoch``, and the state of the log after it.
 
-    A commit has a manifest; a restart, a rewind and a time have a record. A takeover has neither: a writer makes it
-    when it opens the store, under the number that is its epoch, and ends all older writers by that.
+    A commit has a manifest; a restart, a rewind, a time and a drop have a record. A takeover has neither: a writer
+    makes it when it opens the store, under the number that is its epoch, and ends all older writers by that.
 
     >>> Entry("takeover", 3, epoch=3, store="0" * 32, state=LogState("0" * 32)).name
     'checkpoints/3.json'

@@ -150,6 +150,8 @@ class LogState(Checked):
     restarts: tuple[Restart, ...] = ()
     #: The times that were set for kept checkpoints, by id.
     times: tuple[tuple[int, Times], ...] = ()
+    #: The states that were dropped from kept checkpoints, by id; None: from the source of the first batch.
+    dropped_states: tuple[tuple[int | None, str], ...] = ()
     #: The outputs of checkpoints that were committed before this sequence are dropped.
     outputs_from: int = 0
     #: No dropped checkpoint has left a manifest at or before this sequence.
@@ -212,6 +214,14 @@ class LogState(Checked):
         """
         return dict(self.times).get(checkpoint_id, Times())
 
+    def dropped_states_of(self, checkpoint_id: int | None) -> frozenset[str]:
+        """The states that were dropped from a checkpoint or, for None, from the source of the first batch.
+
+        >>> sorted(LogState("0" * 32).with_dropped_state(7, "old").dropped_states_of(7))
+        ['old']
+        """
+        return frozenset(name for each, name in self.dropped_states if each == checkpoint_id)
+
     def has_outputs(self, key: Key) -> bool:
         """Return True if the outputs of a checkpoint are still there."""
         return key.sequence >= self.outputs_from
@@ -235,7 +245,8 @@ class LogState(Checked):
         runs = [run for each in self.runs for run in each.without(dropped)]
         ids = {key.checkpoint_id for key in dropped}
         times = tuple(each for each in self.times if each[0] not in ids)
-        return dataclasses.replace(self, runs=tuple(runs), times=times)
+        states = tuple(each for each in self.dropped_states if each[0] not in ids)
+        return dataclasses.replace(self, runs=tuple(runs), times=times, dropped_states=states)
 
     def rewound(self, incarnation: str, dropped: Collection[Key]) -> LogState:
         """The state after going back to before some checkpoints."""
@@ -243,13 +254,18 @@ class LogState(Checked):
 
     def restarted(self, restart: Restart) -> LogState:
         """The state after a restart from empty."""
-        left = dataclasses.replace(self, runs=(), times=())
+        left = dataclasses.replace(self, runs=(), times=(), dropped_states=())
         return dataclasses.replace(left, incarnation=restart.incarnation, restarts=(*self.restarts, restart))
 
     def with_times(self, checkpoint_id: int, times: Times) -> LogState:
         """The state after times were set for a checkpoint."""
         others = [each for each in self.times if each[0] != checkpoint_id]
         return dataclasses.replace(self, times=(*others, (checkpoint_id, times)))
+
+    def with_dropped_state(self, checkpoint_id: int | None, name: str) -> LogState:
+        """The state after a state was dropped from a checkpoint or, for None, from the source of the first batch."""
+        names = dict.fromkeys((*self.dropped_states, (checkpoint_id, name)))
+        return dataclasses.replace(self, dropped_states=tuple(names))
 
     # --- its JSON form ---
 
@@ -267,6 +283,7 @@ class LogState(Checked):
             "kept": [list(run) for run in self.runs],
             "restarts": [list(restart) for restart in self.restarts],
             "times": [[checkpoint_id, *times] for checkpoint_id, times in self.times],
+            "dropped_states": [list(each) for each in self.dropped_states],
             "outputs_from": self.outputs_from,
             "swept": self.swept,
             "unknown": list(self.unknown),
@@ -276,7 +293,7 @@ class LogState(Checked):
     def from_json(cls, data: object) -> LogState:
         """Read the JSON form, which is part of an entry."""
         names = {"incarnation", "kept", "restarts", "times", "outputs_from", "swept", "unknown"}
-        members = members_of(data, "the state of the log", names, {_OLD})
+        members = members_of(data, "the state of the log", names, {_OLD, "dropped_states"})
         if members.get(_OLD):
             raise Malformed("checkpoints of format 1 are kept")
         runs = [Run(*each) for each in _rows(members, "kept", 3)]
@@ -287,12 +304,17 @@ class LogState(Checked):
             (integer(each[0], "a checkpoint"), Times(time_of(each[1]), time_of(each[2])))
             for each in _lists(members, "times", 3)
         ]
+        states = [
+            (None if each[0] is None else integer(each[0], "a checkpoint"), instance(each[1], str, "a state"))
+            for each in _lists({"dropped_states": [], **members}, "dropped_states", 2)
+        ]
         return made(
             cls,
             incarnation=members["incarnation"],
             runs=tuple(runs),
             restarts=tuple(restarts),
             times=tuple(times),
+            dropped_states=tuple(states),
             outputs_from=members["outputs_from"],
             swept=members["swept"],
             unknown=tuple(

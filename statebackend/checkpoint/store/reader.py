@@ -10,6 +10,7 @@ import datetime
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
@@ -59,6 +60,7 @@ class Checkpoint:
         times: Times = Times(),  # noqa: B008 - immutable
         has_outputs: bool = True,
         encryption: BlockCipher | None = None,
+        dropped_states: frozenset[str] = frozenset(),
     ) -> None:
         #: The cipher of its store; None if there is none.
         self.encryption = encryption
@@ -70,6 +72,9 @@ class Checkpoint:
         self._files = files
         self._is_committed = is_committed
         self._times = times
+        #: The states that `sb.tools.drop_state` has dropped from it. Its files still have their rows.
+        self.dropped_states = dropped_states
+        self._snapshots = tuple(_without(each, dropped_states) for each in manifest.snapshots)
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.id}, epoch {self.epoch}, {self._files.uri})"
@@ -96,8 +101,21 @@ class Checkpoint:
 
     @property
     def snapshots(self) -> tuple[StateSnapshot, ...]:
-        """The snapshot that each subtask wrote."""
-        return self.manifest.snapshots
+        """The snapshot that each subtask wrote, without the states that were dropped since."""
+        return self._snapshots
+
+    def without(self, states: frozenset[str]) -> Checkpoint:
+        """The same checkpoint without some of its states; nothing is written."""
+        return Checkpoint(
+            self._files,
+            self.metadata,
+            self.manifest,
+            is_committed=self._is_committed,
+            times=self._times,
+            has_outputs=self.has_outputs,
+            encryption=self.encryption,
+            dropped_states=self.dropped_states | states,
+        )
 
     @property
     def files(self) -> dict[str, StoredFile]:
@@ -224,6 +242,11 @@ class Checkpoint:
                 detail=f"{file.name}, bytes 0 to {size}, checkpoint {self.id}",
                 hint="latest(intact=True) finds the newest checkpoint that is whole",
             )
+
+
+def _without(snapshot: StateSnapshot, names: frozenset[str]) -> StateSnapshot:
+    states = tuple(state for state in snapshot.states if state["name"] not in names)
+    return snapshot if len(states) == len(snapshot.states) else replace(snapshot, states=states)
 
 
 def _dropped(checkpoint_id: int) -> UsageError:
@@ -439,6 +462,7 @@ class CheckpointReader:
             times=state.times_of(key.checkpoint_id),
             has_outputs=state.has_outputs(key),
             encryption=self.encryption,
+            dropped_states=state.dropped_states_of(key.checkpoint_id),
         )
 
     def _manifest(self, key: Key, metadata: Metadata | None) -> Manifest:

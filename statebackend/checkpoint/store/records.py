@@ -1,4 +1,4 @@
-"""Records of changes to a store other than commits: a restart, a rewind, another time.
+"""Records of changes to a store other than commits: a restart, a rewind, another time, a dropped state.
 
 An entry of the log has a record of what it did.
 
@@ -28,7 +28,7 @@ from statebackend.checkpoint.store.sealed import JsonObject
 
 __all__ = ["RECORD_KINDS", "Record"]
 
-RECORD_KINDS = ("restart", "rewind", "time")
+RECORD_KINDS = ("restart", "rewind", "time", "drop")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Record(Checked):
 
     A ``restart`` dropped every checkpoint so that the stream could begin at batch ``begins_at``; it happens once for
     each value of ``first_batch``. A ``rewind`` dropped the checkpoints after ``keeps``, or all. A ``time`` gave the
-    checkpoint ``upon`` the times ``now`` and ``watermark``; None left one as it was.
+    checkpoint ``upon`` the times ``now`` and ``watermark``; None left one as it was. A ``drop`` dropped
+    ``dropped_state`` from the checkpoint ``upon`` or, for None, from the source of the first batch.
 
     >>> Record("time", 3, "checkpoints/12.json", now=1000, upon=Key(7, "checkpoints/9.json")).to_json()["now"]
     1000
@@ -53,6 +54,7 @@ class Record(Checked):
     now: int | None = None
     watermark: int | None = None
     upon: Key | None = None
+    dropped_state: str | None = None
 
     def _check(self) -> None:
         if self.kind not in RECORD_KINDS:
@@ -64,31 +66,36 @@ class Record(Checked):
             if self._given(what) is not None:
                 integer(self._given(what), what)
         if self.upon is not None:
-            integer(self.upon.checkpoint_id, "the checkpoint that a time is set for")
-            instance(self.upon.name, str, "the name of the checkpoint that a time is set for")
+            integer(self.upon.checkpoint_id, "the checkpoint that a record changes")
+            instance(self.upon.name, str, "the name of the checkpoint that a record changes")
+        if self.dropped_state is not None:
+            instance(self.dropped_state, str, "the name of a dropped state")
         time_of(self.now)
         time_of(self.watermark)
-        is_time = self.kind == "time"
-        sets_time = (self.now, self.watermark) != (None, None)
-        if (self.incarnation is not None, sets_time, self.upon is not None) != (
-            not is_time,
-            is_time,
-            is_time,
+        found = {
+            "incarnation": self.incarnation is not None,
+            "time": (self.now, self.watermark) != (None, None),
+            "state": self.dropped_state is not None,
+        }
+        wanted = {"time": "time", "drop": "state"}.get(self.kind, "incarnation")
+        has_upon = self.upon is not None
+        if [name for name in found if found[name]] != [wanted] or (
+            self.kind != "drop" and has_upon != (self.kind == "time")
         ):
-            raise Malformed("a record has either an incarnation or a time")
+            raise Malformed("a record has members of another kind")
 
     def to_json(self) -> JsonObject:
         """Its members of the entry that has it.
 
         >>> sorted(Record("rewind", 3, "checkpoints/12.json", incarnation="1" * 32).to_json())
-        ['begins_at', 'first_batch', 'incarnation', 'keeps', 'now', 'upon', 'watermark']
+        ['begins_at', 'dropped_state', 'first_batch', 'incarnation', 'keeps', 'now', 'upon', 'watermark']
         """
         return {name: getattr(self, name) for name in _OWN}
 
     @classmethod
     def of_entry(cls, members: JsonObject) -> Record:
         """Read the record from the members of an entry."""
-        own = members_of(members["record"], "the record", set(_OWN))
+        own = members_of(members["record"], "the record", {*_OWN} - {"dropped_state"}, {"dropped_state"})
         if own["upon"] is not None:
             own["upon"] = Key(*_pair(own["upon"]))
         name = entry_name(integer(members["sequence"], "the sequence", 1))
@@ -96,10 +103,10 @@ class Record(Checked):
 
 
 def _pair(value: object) -> list[Any]:
-    pair = instance(value, list, "what a time is set for")
+    pair = instance(value, list, "the checkpoint that a record changes")
     if len(pair) != 2:
-        raise Malformed("what a time is set for is not a pair")
+        raise Malformed("the checkpoint that a record changes is not a pair")
     return pair
 
 
-_OWN = ("incarnation", "keeps", "begins_at", "first_batch", "now", "watermark", "upon")
+_OWN = ("incarnation", "keeps", "begins_at", "first_batch", "now", "watermark", "upon", "dropped_state")

@@ -95,6 +95,7 @@ class Savepoint:
         self._files = open_files(uri, single_writer=True) if _files is None else _files
         #: True if its parts carry no time: it belongs to no batch.
         self._timeless = timeless
+        self._dropped: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return f"Savepoint({self.uri!r})"
@@ -126,6 +127,16 @@ class Savepoint:
                 hint="give the path of a new folder",
             )
         return cls(where.uri, _files=where._files.below(f"savepoints/{newest}"))
+
+    def without(self, states: frozenset[str]) -> Savepoint:
+        """The same savepoint without some of its states; nothing is written.
+
+        >>> Savepoint("/data/savepoint").without(frozenset({"old"}))
+        Savepoint('/data/savepoint')
+        """
+        left = Savepoint(self.uri, timeless=self._timeless, _files=self._files)
+        left._dropped = self._dropped | states
+        return left
 
     @property
     def uri(self) -> str:
@@ -203,7 +214,8 @@ class Savepoint:
             raise CorruptCheckpointError(
                 f"a part of a savepoint cannot be read: {error}", detail=name
             ) from error
-        return SavepointPart(name, described, states)
+        left = tuple(each for each in states if each.described.get("name") not in self._dropped)
+        return SavepointPart(name, described, left)
 
     @contextmanager
     def open_state(self, state: StoredState) -> Iterator[pq.ParquetFile]:

@@ -509,7 +509,7 @@ class CheckpointStore(CheckpointReader):
         with self._lock:
             self._in_flight.pop(writer, None)
 
-    # --- beginning anew, going back, another time ---
+    # --- beginning anew, going back, another time, a state less ---
 
     @property
     def incarnation(self) -> str:
@@ -588,6 +588,19 @@ class CheckpointStore(CheckpointReader):
             )
             changed = state.with_times(checkpoint_id, times)
             self._change("time", changed, now=now, watermark=watermark, upon=state.newest)
+
+    def drop_state(self, name: str) -> None:
+        """Drop a state from the newest checkpoint or, if there is none, from the source of the first batch.
+
+        One entry of the log does it. The files keep the rows until the next checkpoint, which builds on none of them.
+        """
+        with self._lock:
+            state = self.done
+            self._check_quiet()
+            changed = state.with_dropped_state(
+                None if state.newest is None else state.newest.checkpoint_id, name
+            )
+            self._change("drop", changed, upon=state.newest, dropped_state=name)
 
     def _check_quiet(self) -> None:
         _ = self._writer.epoch

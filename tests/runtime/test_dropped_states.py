@@ -1,0 +1,344 @@
+"""Stored states that a program does not request: the start is refused, until `drop_state` says that it is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from host_queries import HostQuery
+from simulated_disk import Dead, Disk, SimulatedCalls
+
+import statebackend as sb
+from statebackend.checkpoint import CheckpointReader, CheckpointStore
+from statebackend.checkpoint.files import PosixFiles
+from statebackend.runtime import Incoming, Job, Runner
+from statebackend.runtime.progress import Stopwatch
+from statebackend.types import STRING
+
+USERS = [f"user {number}" for number in range(20)]
+BACKENDS: dict[str, Callable[[], Any]] = {
+    "heap": lambda: "heap",
+    "reference": lambda: "reference",
+    "rocksdb": lambda: "rocksdb",
+    "native": lambda: sb.create_backend("rocksdb", checkpoints="native"),
+}
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+class Keeps(sb.KeyedProcessFunction):
+    """Adds each row's number to states of these names, and emits the states as they were before."""
+
+    def __init__(self, *names: str, fails: bool = False, declared: Any = int) -> None:
+        self.names, self.fails, self.declared = names, fails, declared
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.states = [
+            ctx.get_value_state(sb.ValueStateDescriptor(name, self.declared)) for name in self.names
+        ]
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        yield ctx.current_key, repr([state.value() for state in self.states])
+        for state in self.states:
+            state.update(self.declared(state.value() or 0) + self.declared(row.n))
+        if self.fails:
+            raise OSError("as told")
+
+
+class KeepsLists(Keeps, sb.CheckpointedFunction):
+    """The same, with an operator state."""
+
+    def initialize_state(self, ctx: Any) -> None:
+        self.offsets = ctx.operator_state_store.get_list_state(sb.ListStateDescriptor("offsets", int))
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        self.offsets.add(row.n)
+        yield from super().process_element(row, ctx)
+
+    def snapshot_state(self, ctx: Any) -> None:
+        pass
+
+
+def create(backend: str) -> Any:
+    return sb.create_backend(made) if isinstance(made := BACKENDS[backend](), str) else made
+
+
+def job_of(function: Any, backend: str = "heap") -> Job:
+    return Job(function, key="user", schema="user string, states string", backend=BACKENDS[backend]())
+
+
+def rows(number: int, users: int = len(USERS)) -> pa.Table:
+    return pa.table({"user": USERS[:users], "n": [number] * users})
+
+
+def run(
+    folder: Path, batch_id: int, function: Any, backend: str = "heap", users: int = len(USERS), **options: Any
+) -> str:
+    """Start a query, run one batch, and stop it. Returns the states that each of these users had before."""
+    store = CheckpointStore(folder, retain=10)
+    runner = Runner(job_of(function, backend), store, STRING, **options)
+    try:
+        committed = runner.run(batch_id, Incoming(lambda: rows(batch_id + 1, users)), Stopwatch())
+    finally:
+        runner.close()
+    (file,) = committed.output
+    with committed.checkpoint.open_file(file) as source:
+        (before,) = set(pa.parquet.read_table(source)["states"].to_pylist())
+    return str(before)
+
+
+def refused(folder: Path, batch_id: int, function: Any, backend: str = "heap", **options: Any) -> Any:
+    with pytest.raises(sb.StateMigrationError) as caught:
+        run(folder, batch_id, function, backend, **options)
+    assert caught.value.code == "STATE_MIGRATION.NOT_REQUESTED"
+    return caught.value
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    """The data files and entries of a store, without takeovers."""
+    reader = CheckpointReader(folder)
+    names = {name for each in reader.checkpoints() for name in reader.open(each).files}
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+@each_backend
+def test_start_is_refused_when_the_name_of_a_state_is_misspelt(tmp_path: Path, backend: str) -> None:
+    assert run(tmp_path, 0, Keeps("count", "total"), backend) == "[None, None]"
+    before = contents_of(tmp_path)
+    error = refused(tmp_path, 1, Keeps("count", "totl"), backend)
+    assert "'total' missing" in error.message
+    assert error.detail == "stored: 'count', 'total'; requested in open(): 'count', 'totl'"
+    assert "sb.tools.drop_state(store, 'total')" in error.hint
+    assert CheckpointReader(tmp_path).checkpoints() == [0]
+    assert contents_of(tmp_path) == before
+    assert run(tmp_path, 1, Keeps("count", "total"), backend) == "[1, 1]"
+
+
+def test_start_is_refused_when_an_operator_state_is_not_requested(tmp_path: Path) -> None:
+    run(tmp_path, 0, KeepsLists("count"))
+    error = refused(tmp_path, 1, Keeps("count"))
+    assert error.detail == "stored: 'count', 'offsets'; requested in open(): 'count'"
+    sb.tools.drop_state(tmp_path, "offsets")
+    assert run(tmp_path, 1, Keeps("count")) == "[1]"
+    with pytest.raises(sb.UsageError) as caught:
+        sb.tools.read_state(tmp_path, "offsets")
+    assert caught.value.code == "USAGE.NO_STATE"
+
+
+def test_start_is_refused_when_no_rows_come(tmp_path: Path) -> None:
+    run(tmp_path, 0, Keeps("count", "total"))
+    runner = Runner(job_of(Keeps("count")), CheckpointStore(tmp_path), STRING)
+    with pytest.raises(sb.StateMigrationError, match="'total' missing"):
+        runner.run(1, Incoming(lambda: rows(2).slice(0, 0)), Stopwatch())
+    runner.close()
+
+
+def test_state_that_is_requested_after_open_is_refused(tmp_path: Path) -> None:
+    class Late(Keeps):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+            ctx.get_value_state(sb.ValueStateDescriptor("total", int))
+            yield from super().process_element(row, ctx)
+
+    run(tmp_path, 0, Late("count"))
+    refused(tmp_path, 1, Late("count"))
+
+
+@each_backend
+def test_dropped_state_is_gone_and_its_name_begins_empty(tmp_path: Path, backend: str) -> None:
+    store = tmp_path / "store"
+    for batch_id in range(3):
+        run(store, batch_id, Keeps("count", "total"), backend)
+    dropped = sb.tools.drop_state(store, "total")
+    assert dropped is not None
+    assert (dropped.id, dropped.dropped_states) == (2, {"total"})
+    assert [record.kind for record in CheckpointReader(store).records()] == ["drop"]
+    with pytest.raises(sb.UsageError, match="no state 'total'"):
+        sb.tools.drop_state(store, "total")
+    assert [check.name for check in sb.check_compatibility(store, [])] == ["count"]
+    assert sb.tools.verify(store).ok
+    # One user: a delta would do if nothing had been dropped, and the others would have their old totals again.
+    assert run(store, 3, Keeps("count", "total"), backend, users=1) == "[6, None]"
+    assert run(store, 4, Keeps("count", "total"), backend, users=1) == "[10, 4]"
+    with create(backend).create_keyed_backend(str, restore=CheckpointReader(store).open(4)) as keyed:
+        totals = keyed.get_value_state(sb.ValueStateDescriptor("total", int))
+        assert totals.get_many(USERS).to_pylist() == [9, *[None] * (len(USERS) - 1)]
+    assert sb.tools.verify(store).ok
+
+
+@each_backend
+def test_rows_of_dropped_state_go_with_the_next_base(tmp_path: Path, backend: str) -> None:
+    for batch_id in range(2):
+        run(tmp_path, batch_id, Keeps("count", "total"), backend)
+    sb.tools.drop_state(tmp_path, "total")
+    for batch_id in range(2, 4):
+        run(tmp_path, batch_id, Keeps("count"), backend, users=1)
+    with create(backend).create_keyed_backend(str, restore=CheckpointReader(tmp_path).open(3)) as keyed:
+        assert keyed.undeclared_states() == ["count"]
+        if backend == "native":
+            assert "total" not in [family.table for family in keyed.native.families()]
+    before = CheckpointReader(tmp_path).open(1).snapshots[0]
+    after = CheckpointReader(tmp_path).open(2).snapshots[0]
+    assert sum(file.size for file in after.files) < sum(file.size for file in before.files)
+
+
+@each_backend
+def test_name_of_dropped_state_may_get_another_type(tmp_path: Path, backend: str) -> None:
+    run(tmp_path, 0, Keeps("total"), backend)
+    sb.tools.drop_state(tmp_path, "total")
+    assert run(tmp_path, 1, Keeps("total", declared=str), backend) == "[None]"
+    assert run(tmp_path, 2, Keeps("total", declared=str), backend) == "['02']"
+
+
+@each_backend
+def test_state_stays_dropped_when_the_batch_after_it_fails(tmp_path: Path, backend: str) -> None:
+    for batch_id in range(2):
+        run(tmp_path, batch_id, Keeps("count", "total"), backend)
+    sb.tools.drop_state(tmp_path, "total")
+    for _ in range(2):
+        with pytest.raises(OSError, match="as told"):
+            run(tmp_path, 2, Keeps("count", "total", fails=True), backend)
+    assert run(tmp_path, 2, Keeps("count", "total"), backend) == "[3, None]"
+
+
+def test_older_checkpoints_keep_a_dropped_state(tmp_path: Path) -> None:
+    for batch_id in range(3):
+        run(tmp_path, batch_id, Keeps("count", "total"))
+    sb.tools.drop_state(tmp_path, "total")
+    run(tmp_path, 3, Keeps("count"))
+    assert len(sb.tools.read_state(tmp_path, "total", id=1)) == len(USERS)
+    sb.tools.rewind(tmp_path, to=2)
+    assert run(tmp_path, 3, Keeps("count", "total")) == "[6, None]", "checkpoint 2 has lost it"
+    sb.tools.rewind(tmp_path, to=1)
+    assert "'total' missing" in refused(tmp_path, 2, Keeps("count")).message
+    assert run(tmp_path, 2, Keeps("count", "total")) == "[3, 3]"
+    assert run(tmp_path, 3, Keeps("count", "total")) == "[6, 6]"
+
+
+def test_copies_and_savepoints_leave_out_a_dropped_state(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for batch_id in range(3):
+        run(store, batch_id, KeepsLists("count", "total", "old"))
+    sb.tools.drop_state(store, "total")
+    sb.tools.drop_state(store, "offsets")
+    copies: list[Any] = [
+        sb.tools.rescale(store, tmp_path / "rescaled", 32),
+        sb.tools.drop_state(store, "old", target=tmp_path / "copied"),
+        sb.tools.savepoint(store, tmp_path / "savepoint"),
+    ]
+    for copy in copies:
+        groups = 32 if copy is copies[0] else 128
+        factory = sb.create_backend("heap")
+        with factory.create_keyed_backend(str, max_parallelism=groups, restore=copy) as keyed:
+            assert keyed.undeclared_states() == (["count"] if copy is copies[1] else ["count", "old"])
+            counts = keyed.get_value_state(sb.ValueStateDescriptor("count", int))
+            assert counts.get_many(USERS).to_pylist() == [6] * len(USERS)
+        assert factory.create_operator_backend(restore=copy).undeclared_states() == []
+    assert not CheckpointReader(tmp_path / "copied").open(2).dropped_states
+
+
+@pytest.mark.parametrize("source", ["savepoint", "store"])
+def test_state_is_dropped_from_the_source_of_the_first_batch(tmp_path: Path, source: str) -> None:
+    run(tmp_path / "store", 0, KeepsLists("count", "total"))
+    sb.tools.savepoint(tmp_path / "store", tmp_path / "savepoint")
+    started = tmp_path / "started"
+    options = {"restore_from": str(tmp_path / source), "first_batch": 5}
+    refused(started, 5, Keeps("count"), **options)
+    for name in ("total", "offsets"):
+        assert sb.tools.drop_state(started, name) is None
+    assert run(started, 5, Keeps("count"), **options) == "[1]"
+    assert run(started, 6, Keeps("count"), **options) == "[7]"
+    assert len(sb.tools.read_state(tmp_path / source, "total")) == len(USERS), "the source is unchanged"
+
+
+def test_drop_state_is_refused_while_a_query_writes(tmp_path: Path) -> None:
+    run(tmp_path, 0, Keeps("count"))
+    with CheckpointStore(tmp_path).open_for_writing(), pytest.raises(sb.UsageError) as caught:
+        sb.tools.drop_state(tmp_path, "count")
+    assert caught.value.code == "USAGE.STORE_IN_USE"
+    with pytest.raises(sb.UsageError, match="id= needs target="):
+        sb.tools.drop_state(tmp_path, "count", id=0)  # type: ignore[call-overload]
+    with pytest.raises(sb.UsageError, match="open for reading only"):
+        sb.tools.drop_state(CheckpointReader(tmp_path), "count")
+    with pytest.raises(sb.UsageError, match="there is no store"):
+        sb.tools.drop_state(tmp_path / "nowhere", "count")
+    assert CheckpointReader(tmp_path).records() == []
+
+
+def test_drop_state_happens_whole_or_not_when_it_is_killed_at_any_call() -> None:
+    def made() -> Disk:
+        disk = Disk()
+        store = CheckpointStore("/", _files=PosixFiles("/store", SimulatedCalls(disk)))
+        with (
+            store.open_for_writing(key_type=int, max_parallelism=16),
+            sb.create_backend("heap").create_keyed_backend(int, max_parallelism=16) as keyed,
+        ):
+            for name in ("kept", "dropped"):
+                keyed.get_value_state(sb.ValueStateDescriptor(name, int)).update_many([1, 2], [1, 2])
+            store.commit(7, [keyed.snapshot(7, store).result()])
+        return disk
+
+    def on(disk: Disk, calls: SimulatedCalls | None = None) -> CheckpointStore:
+        return CheckpointStore("/", _files=PosixFiles("/store", calls or SimulatedCalls(disk)))
+
+    def names_of(checkpoint: sb.Checkpoint) -> list[str]:
+        names = [state["name"] for state in checkpoint.snapshots[0].states]
+        return [name for name in names if not name.startswith("statebackend.")]
+
+    clean = SimulatedCalls(made())
+    sb.tools.drop_state(on(clean.disk, clean), "dropped")
+    found = set()
+    for at in range(len(clean.made)):
+        disk = made()
+        calls = SimulatedCalls(disk, lambda number, name, at=at: "die" if number == at else None)
+        with pytest.raises(Dead):
+            sb.tools.drop_state(on(disk, calls), "dropped")
+        for policy in ("kept", "lost"):
+            left = disk.crash(policy, at)
+            store = on(left)
+            states = names_of(store.open_latest())
+            found.add(tuple(states))
+            with (
+                store.open_for_writing(),
+                sb.create_backend("heap").create_keyed_backend(
+                    int, max_parallelism=16, restore=store.open(7)
+                ) as keyed,
+            ):
+                assert keyed.undeclared_states() == states, "a takeover keeps what was dropped"
+                store.commit(8, [keyed.snapshot(8, store).result()])
+                assert names_of(store.open(8)) == states
+    assert found == {("dropped", "kept"), ("kept",)}
+
+
+def test_hosts_refuse_a_misspelt_name_and_follow_a_drop(tmp_path: Path) -> None:
+    def batch(batch_id: int, function: Any) -> None:
+        query = HostQuery(tmp_path, job_of(function), 2)
+        try:
+            query.run(batch_id, rows(batch_id + 1))
+        finally:
+            query.close()
+
+    for batch_id in range(2):
+        batch(batch_id, KeepsLists("count", "total"))
+    with pytest.raises(sb.StateMigrationError) as caught:
+        batch(2, KeepsLists("count", "totl"))
+    assert caught.value.code == "STATE_MIGRATION.NOT_REQUESTED"
+    assert "stored: 'count', 'offsets', 'total'" in str(caught.value.detail)
+    assert CheckpointReader(tmp_path).checkpoints() == [0, 1]
+    sb.tools.drop_state(tmp_path, "total")
+    batch(2, KeepsLists("count", "total"))
+    assert set(sb.tools.read_state(tmp_path, "count")["value"].to_pylist()) == {6}
+    assert set(sb.tools.read_state(tmp_path, "total")["value"].to_pylist()) == {3}
+    assert run(tmp_path, 3, KeepsLists("count", "total")) == "[6, 3]"
+
+
+def test_harness_keeps_states_that_a_function_does_not_request() -> None:
+    with (
+        sb.testing.Harness(Keeps("count", "total"), str, key="user") as first,
+        sb.testing.Harness(Keeps("count"), str, key="user") as second,
+    ):
+        first.process_batch(rows(1))
+        second.restore(first.snapshot())
+        second.process_batch(rows(2))
+        assert second.keyed.undeclared_states() == ["total"]
