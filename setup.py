@@ -359,7 +359,7 @@ DELTA = ["deltalake>=1.2"]
 #: Progress for Prometheus.
 METRICS = ["prometheus-client>=0.20"]
 #: What the tests without Spark need: where a package of these is missing, tests fail.
-#: mypy: its stubtest checks the hand-kept stubs of the compiled modules; and with pyright, how handles are typed.
+#: mypy: with pyright, it checks how handles are typed.
 #: pyright fetches its own program when it first runs; where it cannot, that test is skipped.
 #: moto: an S3 server on the loopback interface, for the tests of checkpoints in an object store. The same tests have
 #: npm install Azurite below build/, where there is npm.
@@ -474,7 +474,7 @@ if __name__ == "__main__":
             "all": sorted({*SPARK, *CLOUD, *DELTA, *METRICS, *TEST, *BENCH, *DOCS, *LINT}),
         },
         packages=packages(),
-        package_data={"": ["py.typed", "*.pyi", "*.pxd"]},
+        package_data={"": ["py.typed", "*.pxd"]},
         include_package_data=False,
         ext_modules=extensions(),
         cmdclass={"build": build, "build_ext": build_ext},

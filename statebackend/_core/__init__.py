@@ -73,6 +73,6 @@ Where something new goes:
     a kernel        A module in `batches`, with a `BlockFunction`: it takes up to 32 rows and their maps. Sorting,
                     threads and undoing come from `BatchCall`; see `kernels.pxd`.
 
-Each new module needs a line in the table MODULES of `setup.py` and a stub (`.pyi`) beside it. What is used once per
-record and needed by other modules is a `cdef inline` in a `.pxd`.
+Each new module needs a line in the table MODULES of `setup.py`. What is used once per record and needed by other
+modules is a `cdef inline` in a `.pxd`.
 """

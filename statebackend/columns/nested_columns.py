@@ -346,7 +346,7 @@ def _sink(declared: Type, rules: _Rules) -> SinkPart | None:
     parts = [_sink(*each) for each in inner]
     if any(part is None for part in parts):
         return None
-    return SinkPart(**form, width=width, is_canonical=rules.is_canonical, parts=tuple(parts))  # type: ignore[arg-type]
+    return SinkPart(**form, width=width, is_canonical=rules.is_canonical, parts=tuple(parts))
 
 
 def _arrow_of(part: SinkPart, declared: Type) -> pa.Array:

@@ -121,15 +121,15 @@ def _values(array: pa.Array) -> Sequence[object]:
         return _values(array.dictionary_decode())
     if is_a.is_integer(kind) or is_a.is_floating(kind):
         if not array.null_count:
-            return array.to_numpy().tolist()  # type: ignore[no-any-return]
+            return array.to_numpy().tolist()
         values = array.fill_null(0).to_numpy().tolist()
         for at in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
             values[at] = None
-        return values  # type: ignore[no-any-return]
+        return values
     if is_a.is_decimal128(kind) and len(array) and kind.scale >= 0 and in_use():
         return _decimals(array)
     if is_a.is_string(kind) or is_a.is_binary(kind) or is_a.is_decimal(kind):
-        return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+        return array.to_numpy(zero_copy_only=False).tolist()
     if is_a.is_timestamp(kind) and kind.unit == "us":
         codec = _TIMESTAMP if kind.tz is not None else _TIMESTAMP_NTZ
         return _numbered(codec, array, array.view(pa.int64()))
@@ -141,7 +141,7 @@ def _values(array: pa.Array) -> Sequence[object]:
         return _runs(array, lambda start, length: _values(array.values.slice(start, length)))
     if is_a.is_map(kind):
         return [None if run is None else dict(run) for run in _runs(array, partial(_pairs, array))]
-    return array.to_pylist()  # type: ignore[no-any-return]
+    return array.to_pylist()
 
 
 def _numbered(codec: TypeCodec, array: pa.Array, numbers: pa.Array) -> list[object]:
@@ -162,7 +162,7 @@ def _null_rows(array: pa.Array) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
 def _structs(array: pa.Array) -> list[Row | None]:
     names = tuple(field.name for field in array.type)
     if not names:
-        return array.to_pylist()  # type: ignore[no-any-return]
+        return array.to_pylist()
     make = partial(tuple.__new__, row_class(names))
     rows: list[Row | None] = list(map(make, zip(*map(_values, array.flatten()), strict=True)))
     if array.null_count:

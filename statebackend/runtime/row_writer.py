@@ -113,7 +113,8 @@ class OutputSchema:
     def table_of_written(self, writer: RowWriter) -> pa.Table:
         """The table of the rows that a writer has, which then has none; raises for the first that does not fit."""
         if writer.misfit is not None:
-            raise _no_row(*writer.misfit, self._names)
+            row, position = writer.misfit
+            raise _no_row(row, position, self._names)
         if not writer.count:
             return self.empty()
         arrays = [

@@ -113,7 +113,7 @@ def cython_imports(source: str, module: str) -> set[str]:
 
 
 def sources(root: Path = SOURCES.parent) -> list[Path]:
-    return sorted(p for p in root.glob("statebackend/**/*") if p.suffix in (".py", ".pyi", ".pyx", ".pxd"))
+    return sorted(p for p in root.glob("statebackend/**/*") if p.suffix in (".py", ".pyx", ".pxd"))
 
 
 def known_modules(root: Path = SOURCES.parent) -> set[str]:
@@ -127,7 +127,7 @@ def packages(root: Path = SOURCES.parent) -> set[str]:
 def imports_of(path: Path, root: Path = SOURCES.parent) -> set[str]:
     """Every module that one file imports, of the package or not."""
     module, text = module_name(path, root), path.read_text(encoding="utf-8")
-    if path.suffix in (".py", ".pyi"):
+    if path.suffix == ".py":
         imported = python_imports(text, module, path.stem == "__init__")
     else:
         imported = cython_imports(text, module)

@@ -99,7 +99,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_sdist_holds_sources_and_nothing_built(sdist: Path) -> None:
     with tarfile.open(sdist) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
-    assert {*SHIPPED, *files("pyx", "pxd", "pyi", "py"), "statebackend/py.typed"} - names == set()
+    assert {*SHIPPED, *files("pyx", "pxd", "py"), "statebackend/py.typed"} - names == set()
     tests = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/*") if path.is_file()}
     assert {name for name in tests - names if "/__pycache__/" not in name} == set()
     assert [name for name in names if name.endswith((".so", ".c", ".cpp", ".pyc"))] == []
@@ -126,7 +126,7 @@ def test_the_wheel_from_the_sdist_works_elsewhere(sdist: Path, tmp_path: Path) -
 
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "statebackend/py.typed" in names
-    assert files("pyi", "pxd", "py") - names == set()
+    assert files("pxd", "py") - names == set()
     assert [n for n in names if n.endswith((".pyx", ".c", ".cpp"))] == []
     assert [n for n in names if not n.startswith(("statebackend/", "statebackend-"))] == []
 

@@ -38,7 +38,7 @@ def compiled_modules() -> list[str]:
         {
             module_name(path, PACKAGE.parent)
             for path in PACKAGE.glob("**/*.p*")
-            if path.suffix in (".pyx", ".pxd", ".pyi")
+            if path.suffix in (".pyx", ".pxd")
             and any(path.with_name(path.stem + suffix).exists() for suffix in built)
         }
     )

@@ -64,7 +64,7 @@ class AddingColumns(SingleColumns):
 
     def _added_values(self, values: Any, declared: Type | None) -> list[Any]:
         if not is_decoded(declared):
-            return super()._added_values(values, declared)  # type: ignore[misc, no-any-return]
+            return super()._added_values(values, declared)  # type: ignore[misc]
         with self._naming_state():
             return decoded_values(values, declared)
 

@@ -136,7 +136,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
 
     def _canonical_keys(self, state: Any, namespace: bytes | None) -> Iterable[Any]:
         if namespace is None:
-            return state._entries()[0]  # type: ignore[no-any-return]
+            return state._entries()[0]
         number = self.core.namespaces.find(namespace)
         return [] if number is None else state._entries(number, False)[0]
 
@@ -145,7 +145,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         return zip(keys, map(self.core.namespaces.name, numbers), strict=True)
 
     def _entry_count(self, state: Any) -> int:
-        return state._count()  # type: ignore[no-any-return]
+        return state._count()
 
     def _clear_key_of(self, state: Any) -> None:
         saved = self._save_key()
@@ -334,7 +334,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         return sum(map(len, row_tables(state)))
 
     def _expiry_metrics(self, state: Any) -> dict[str, Any]:
-        return state._expiry_metrics()  # type: ignore[no-any-return]
+        return state._expiry_metrics()
 
     def metrics(self) -> dict[str, Any]:
         """Entries, bytes and copies, in all and by state.

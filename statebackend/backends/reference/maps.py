@@ -75,7 +75,7 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
             return entry if self._shows_expired else None
         if self._refreshes and entry.timestamp != self._now():
             self.table.put(at, {**stored, key: self._stamp(entry.data)})
-        return entry  # type: ignore[no-any-return]
+        return entry
 
     def _drop_entry(self, at: Place, stored: dict[Any, Stamped], key: Any) -> None:
         left = {other: entry for other, entry in stored.items() if other != key}

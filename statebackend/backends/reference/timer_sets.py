@@ -84,7 +84,7 @@ class ReferenceTimers(Timers):
         self._backend.enter(key, namespace)
         self.delete(timestamp, domain)
         self._fired += 1
-        return timestamp  # type: ignore[no-any-return]
+        return timestamp
 
     def next_due(self, domain: str = "event") -> int | None:
         self._backend._check_open()

@@ -268,7 +268,7 @@ class ListColumns(_Columns):
         return pa.array(left > 0)
 
     def _call_time(self) -> int:
-        return self._backend.call_time(self._in_event_time)  # type: ignore[no-any-return]
+        return self._backend.call_time(self._in_event_time)
 
     def _read_lists(self, places: Runs) -> tuple[Array, Runs]:
         """The lists of many places, as reads see them: offsets, and elements. Within a `column_call`.

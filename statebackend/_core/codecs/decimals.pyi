@@ -1,3 +1,0 @@
-"""Decimals as integers at a declared scale, and back."""
-
-def in_use() -> bool: ...

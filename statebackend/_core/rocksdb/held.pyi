@@ -1,1 +1,0 @@
-# Called from compiled modules only; Python sees nothing here.
