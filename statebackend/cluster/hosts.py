@@ -86,6 +86,8 @@ class Hosts:
         self.on_hang: Callable[[int], None] = lambda number: None
         #: Called when a connection ends: True if the query has ended, and its hosts with it.
         self.has_ended: Callable[[], bool] = lambda: False
+        #: Called with the range of a host that registers, and the number of its job: True while that job runs.
+        self.is_job: Callable[[int, int], bool] = lambda number, job: True
         self._is_closed = threading.Event()
         self._listener = Listener(secret, self._serve, bind=bind, ports=ports)
         self._pulse = threading.Thread(target=self._beat, name="statebackend: pulse of hosts", daemon=True)
@@ -151,6 +153,8 @@ class Hosts:
             return f"epoch {said['epoch']} is over"
         if said["parallelism"] != self.parallelism or said["number"] not in range(self.parallelism):
             return f"there is no range {said['number']} of {said['parallelism']}"
+        if not self.is_job(said["number"], said.get("job", 0)):
+            return f"the job of the host has ended, of range {said['number']}"
         error = self._unfit(said)
         if error is not None:
             self._fail(error)

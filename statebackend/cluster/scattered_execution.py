@@ -100,6 +100,7 @@ class ScatteredExecution(Execution):
         self._hosts.on_loss = engine.cancel
         self._hosts.on_hang = engine.end_host
         self._hosts.has_ended = engine.has_ended
+        self._hosts.is_job = engine.is_job
         try:
             self._token = reaching.leave_token(self._writer)
             host, port = self._hosts.address

@@ -6,6 +6,7 @@ thread here begins another job whenever one has ended, until the query does.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -93,6 +94,8 @@ class SparkEngine(Engine):
         self._is_elastic = conf.get("spark.dynamicAllocation.enabled", "false") == "true"
         self._may_be_doubled = conf.get("spark.speculation", "false") == "true" and not self._is_elastic
         self._is_scattering = self._is_cancelled = False
+        #: The number of the job that runs the host of a range.
+        self._jobs: dict[int, int] = {}
         #: The hosts whose job is to fail, because it was ended here.
         self._ended: set[int] = set()
         #: No host begins before.
@@ -120,13 +123,16 @@ class SparkEngine(Engine):
 
         dumps: Callable[[object], bytes] = cloudpickle.dumps
         failures = 0
-        while not self._is_closed.is_set():
+        for job in itertools.count(1):
+            if self._is_closed.is_set():
+                return
             began = time.monotonic()
+            self._jobs[plan.number] = job
             try:
                 with self._tagged(self._tag_of(plan.number)):
                     one = self._session.range(0, 1, 1, 1)
                     # As bytes: the worker forks, and is not to load the user's modules before, with their threads.
-                    serve = partial(_serve, dumps(plan))
+                    serve = partial(_serve, dumps(plan._replace(job_number=job)))
                     rows = one.mapInArrow(
                         serve, "report string", barrier=self._may_be_doubled, profile=self._profile
                     ).collect()
@@ -153,7 +159,11 @@ class SparkEngine(Engine):
                     if failures == _FAILURES:
                         failed(_no_host(plan.number, error))
                         return
+            self._jobs.pop(plan.number, None)
             self._is_closed.wait(max(0.2, self._resumes_at - time.monotonic()))
+
+    def is_job(self, number: int, job: int) -> bool:
+        return self._jobs.get(number) == job
 
     def pause(self, seconds: float) -> None:
         self._resumes_at = time.monotonic() + seconds
@@ -173,6 +183,7 @@ class SparkEngine(Engine):
     def end_host(self, number: int) -> None:
         # Spark ends a process that does not end by itself.
         self._ended.add(number)
+        self._jobs.pop(number, None)
         self._interrupt(self._tag_of(number))
 
     def has_ended(self) -> bool:

@@ -220,6 +220,16 @@ def test_hosts_without_slots_are_told_and_all_others_end_meanwhile(
     query.close()
 
 
+def test_host_that_comes_after_its_job_has_ended_is_refused(tmp_path: Path) -> None:
+    """Else it would run without a slot, and each job that follows would find that its range has a host."""
+    query = HostQuery(tmp_path, JOB, 1, cluster=cluster_with(has_no_job={0}))
+    wait_until(lambda: query.cluster.ended)
+    assert query.cluster.ended[0] == "refused: the job of the host has ended, of range 0"
+    query.cluster.has_no_job.clear()
+    query.run(0, ROWS)
+    query.close()
+
+
 def test_two_queries_that_each_have_half_of_the_slots_both_come_to_run(tmp_path: Path) -> None:
     slots = threading.Semaphore(PARALLELISM)
     both_have_one = threading.Barrier(2)

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -59,6 +59,13 @@ class Waits(threading.Event):
         return self.is_set()
 
 
+class Plan(NamedTuple):
+    """As much of a host's plan as its engine looks at."""
+
+    number: int = 0
+    job_number: int = 0
+
+
 def cancelled() -> Any:
     raise RuntimeError("the job was cancelled")
 
@@ -72,7 +79,7 @@ def kept(
     made.append(SparkEngine(SimpleNamespace(sparkSession=session), 1))  # type: ignore[arg-type]
     waits = made[0]._is_closed = Waits()
     failures: list[Exception] = []
-    made[0]._keep(SimpleNamespace(number=0), failures.append, died)  # type: ignore[arg-type]
+    made[0]._keep(Plan(), failures.append, died)  # type: ignore[arg-type]
     return waits.noted, failures
 
 
@@ -127,6 +134,21 @@ def test_host_is_given_up_when_its_process_dies_each_time_before_it_has_started(
     assert [type(each) for each in failures] == ([] if had_started else [sb.HostError])
     if failures:
         assert "it was ended by signal 9 (SIGKILL)" in str(failures[0].__cause__)
+
+
+def test_host_has_a_job_from_its_beginning_until_its_end() -> None:
+    def ended(engine: SparkEngine) -> Any:
+        assert engine.is_job(0, 1)
+        engine.pause(0.0)
+        assert not engine.is_job(0, 1)
+        return cancelled()
+
+    def failed(engine: SparkEngine) -> Any:
+        assert [engine.is_job(0, job) for job in (1, 2, 3)] == [False, True, False]
+        return cancelled()
+
+    _, failures = kept(ended, failed, last)
+    assert failures == []
 
 
 def test_job_of_a_host_that_ends_with_spark_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:

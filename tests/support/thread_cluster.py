@@ -67,6 +67,8 @@ class ThreadCluster(Engine):
         self.paused: list[float] = []
         #: Whether the query has ended.
         self.is_over = False
+        #: The hosts whose job was ended, though their process goes on.
+        self.has_no_job: set[int] = set()
         self._resumes_at = 0.0
         self._is_closed = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -156,6 +158,9 @@ class ThreadCluster(Engine):
 
     def has_ended(self) -> bool:
         return self.is_over
+
+    def is_job(self, number: int, job: int) -> bool:
+        return number not in self.has_no_job
 
     def close(self) -> None:
         self._is_closed.set()
