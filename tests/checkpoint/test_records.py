@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import statebackend as sb
 from statebackend.checkpoint.files import PosixCalls, PosixFiles
+from statebackend.checkpoint.store.log_state import Key
+from statebackend.checkpoint.store.records import Record
 
 
 def committed(folder: Path, *ids: int) -> sb.CheckpointStore:
@@ -282,3 +285,22 @@ def test_the_time_that_was_set_goes_with_a_copy(tmp_path: Path) -> None:
     sb.tools.set_time(tmp_path / "store", now=7)
     assert sb.tools.rescale(tmp_path / "store", tmp_path / "other", 64).now == 7
     assert sb.tools.drop_state(tmp_path / "store", "value", target=tmp_path / "without").now == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "members"),
+    [
+        ("drop", {}),
+        ("drop", {"dropped_state": 7}),
+        ("drop", {"dropped_state": "a", "incarnation": "1" * 32}),
+        ("drop", {"dropped_state": "a", "now": 5}),
+        ("time", {"now": 5}),
+        ("time", {"now": 5, "dropped_state": "a", "upon": Key(7, "checkpoints/9.json")}),
+        ("rewind", {"dropped_state": "a"}),
+        ("rewind", {"incarnation": "1" * 32, "upon": Key(7, "checkpoints/9.json")}),
+        ("other", {"incarnation": "1" * 32}),
+    ],
+)
+def test_record_is_refused_with_members_of_another_kind(kind: str, members: dict[str, Any]) -> None:
+    with pytest.raises(sb.UsageError, match="not a Record"):
+        Record(kind, 3, "checkpoints/12.json", **members)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,9 @@ def test_dropped_state_is_gone_and_its_name_begins_empty(tmp_path: Path, backend
     dropped = sb.tools.drop_state(store, "total")
     assert dropped is not None
     assert (dropped.id, dropped.dropped_states) == (2, {"total"})
-    assert [record.kind for record in CheckpointReader(store).records()] == ["drop"]
+    (record,) = CheckpointReader(store).records()
+    assert record.upon is not None
+    assert (record.kind, record.dropped_state, record.upon.checkpoint_id) == ("drop", "total", 2)
     with pytest.raises(sb.UsageError, match="no state 'total'"):
         sb.tools.drop_state(store, "total")
     assert [check.name for check in sb.check_compatibility(store, [])] == ["count"]
@@ -309,6 +312,19 @@ def test_drop_state_happens_whole_or_not_when_it_is_killed_at_any_call() -> None
                 store.commit(8, [keyed.snapshot(8, store).result()])
                 assert names_of(store.open(8)) == states
     assert found == {("dropped", "kept"), ("kept",)}
+
+
+@pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
+def test_state_is_dropped_from_a_golden_store(tmp_path: Path, backend: str) -> None:
+    """Its entries were written before a log could say which states are dropped."""
+    golden = Path(__file__).parents[1] / "golden" / "2" / "store"
+    shutil.copytree(golden, tmp_path / "store")
+    names = {"aging", "count", "deep", "joined", "mean", "name", "numbers", "pair", "seen", "tags", "total"}
+    dropped = sb.tools.drop_state(tmp_path / "store", "seen")
+    with create(backend).create_keyed_backend(str, max_parallelism=16, restore=dropped) as keyed:
+        assert set(keyed.undeclared_states()) == names - {"seen"}
+    with CheckpointStore(tmp_path / "store").open_for_writing() as store:
+        assert store.open_latest().dropped_states == {"seen"}
 
 
 def test_hosts_refuse_a_misspelt_name_and_follow_a_drop(tmp_path: Path) -> None:
