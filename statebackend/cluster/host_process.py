@@ -36,8 +36,7 @@ def reported(serve: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     ``failed`` is an error that it raised, ``died`` says how the process ended. The process ends with this one.
     """
     parent = os.getpid()
-    # A pipe would stay open in processes that the host has started.
-    with tempfile.TemporaryFile() as report:
+    with _memory() as report:
         process = os.fork()
         if process == 0:
             _run(serve, report, parent)
@@ -54,6 +53,13 @@ def reported(serve: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         said: dict[str, Any] = json.loads(written)
         return said
     return {"died": f"ended with exit status {code}" if code >= 0 else f"was ended by {_named(-code)}"}
+
+
+def _memory() -> IO[bytes]:
+    """A file of its own for the report: a pipe would stay open in processes that the host has started."""
+    if sys.platform == "linux":
+        return open(os.memfd_create("statebackend-report"), "w+b")  # disks may be full
+    return tempfile.TemporaryFile()
 
 
 def _named(number: int) -> str:

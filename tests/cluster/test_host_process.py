@@ -13,11 +13,12 @@ import pytest
 from raw_links import wait_until
 
 PROGRAM = """
-import json, os, signal, subprocess, sys
+import json, os, signal, subprocess, sys, tempfile
 from statebackend.cluster.host_process import reported
 
 def leaves_a_process():
-    subprocess.Popen(["sleep", "60"], close_fds=False)
+    nowhere = subprocess.DEVNULL
+    subprocess.Popen(["sleep", "60"], close_fds=False, stdout=nowhere, stderr=nowhere)
     os._exit(3)
 
 def writes_a_report_and_dies():
@@ -25,6 +26,8 @@ def writes_a_report_and_dies():
 
 def raises():
     raise SystemExit(7)
+
+tempfile.tempdir = "/nowhere"
 
 print(json.dumps([
     reported(lambda: {"ended": "ö" * 100_000}),
@@ -37,6 +40,7 @@ print(json.dumps([
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a temporary file")
 def test_report_names_the_exit_status_or_the_signal() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     *ends, failed = json.loads(done.stdout)
