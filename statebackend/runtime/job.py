@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import datetime
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from statebackend.backends import create_backend
@@ -22,6 +23,7 @@ from statebackend.functions import (
     KeyRowsFunction,
     ProcessFunction,
 )
+from statebackend.runtime.copying import culprit
 from statebackend.runtime.event_time import EventTime
 from statebackend.runtime.row_writer import OutputSchema
 from statebackend.state import StateBackend, checked_range
@@ -30,6 +32,17 @@ from statebackend.types import ROW, Type, of
 __all__ = ["ERRORS", "ERROR_COLUMNS", "Job"]
 
 _FUNCTIONS = (KeyedProcessFunction, KeyRowsFunction, BatchProcessFunction)
+#: The methods of functions that are called.
+_METHODS = (
+    "open",
+    "close",
+    "process_element",
+    "process_rows",
+    "process_batch",
+    "process_broadcast",
+    "on_timer",
+    "on_timers",
+)
 NULL_KEYS = ("fail", "drop")
 ON_ERROR = ("fail", "route")
 #: The output of rows whose call has failed, and its columns beside those of the rows.
@@ -67,12 +80,13 @@ class Job:
                 hint="give an object of a KeyedProcessFunction, KeyRowsFunction or BatchProcessFunction, or "
                 "map_with_state(...)",
             )
+        _check_methods(function)
         #: The object that was given. It never runs: see `fresh_function`.
         self.function: ProcessFunction = function
+        self.fresh_function()  # that it cannot be copied is said here, not by the first batch
+        names = _names(key, "key")
         #: The column of the key, or the columns of a composite one.
-        self.key: str | tuple[str, ...] = key if isinstance(key, str) else tuple(key)
-        if not self.key or not all(isinstance(each, str) for each in self.columns):
-            raise UsageError("key is the name of a column, or a list of names")
+        self.key: str | tuple[str, ...] = key if isinstance(key, str) else names
         #: The outputs by name, with what each takes; None: rows of any kind, as they are. The first is the main one.
         self.outputs: dict[str, OutputSchema | None] = _outputs(schema)
         self.backend = create_backend(backend) if isinstance(backend, str) else backend
@@ -88,7 +102,7 @@ class Job:
                 "timers='in_order' is for a KeyedProcessFunction",
                 hint="other functions get several rows at once",
             )
-        names = () if order_by is None else (order_by,) if isinstance(order_by, str) else tuple(order_by)
+        names = () if order_by is None else _names(order_by, "order_by")
         self.order_by: tuple[str, ...] = names
         in_order = self.event_time is not None and self.event_time.is_in_order
         #: The columns that rows are sorted by.
@@ -142,12 +156,35 @@ class Job:
         try:
             made: Any = copy.deepcopy(self.function)
         except Exception as error:
-            raise UsageError(
-                f"the function cannot be copied: {type(error).__name__}",
-                detail=f"class {type(self.function).__qualname__}",
-                hint="make connections, locks and the like in open(), not in __init__",
-            ) from error
+            raise self._not_made("copied", copy.deepcopy) from error
         return made  # type: ignore[no-any-return]
+
+    def check_broadcast(self) -> None:
+        """Raise if broadcast rows are to come to a function that has no method for them."""
+        method = type(self.function).process_broadcast  # type: ignore[attr-defined]
+        if self.broadcast is not None and method in (each.process_broadcast for each in _FUNCTIONS):
+            raise UsageError(
+                "broadcast= needs a function with a method process_broadcast",
+                detail=f"class {type(self.function).__qualname__}",
+                hint="write the method, which gets the broadcast rows, or leave broadcast= out",
+            )
+
+    def check_pickled(self, dumps: Callable[[Any], object]) -> None:
+        """Raise unless ``dumps`` can pickle the function, which is to run in another process."""
+        try:
+            dumps(self.function)
+        except Exception as error:
+            raise self._not_made("pickled", dumps) from error
+
+    def _not_made(self, what: str, made: Callable[[Any], object]) -> UsageError:
+        part = culprit(self.function, made)
+        return UsageError(
+            f"the function cannot be {what}",
+            code="USAGE.NOT_COPIED",
+            detail=f"class {type(self.function).__qualname__}"
+            + ("" if part is None else f", attribute {part}"),
+            hint="make connections, locks and the like in open(), not in __init__",
+        )
 
     def key_type(self, columns: Mapping[str, object]) -> Type:
         """The type of the key, given the types of all columns in any notation; for a composite key, a ROW.
@@ -211,10 +248,38 @@ def _outputs(schema: object) -> dict[str, OutputSchema | None]:
     return {name: None if each is None else OutputSchema(each) for name, each in by_name.items()}
 
 
+def _names(given: object, what: str) -> tuple[str, ...]:
+    """The names of columns: one, or several, each once."""
+    names: tuple[object, ...] = ()
+    if isinstance(given, str):
+        names = (given,)
+    elif isinstance(given, Iterable):
+        names = tuple(given)
+    texts = tuple(each for each in names if isinstance(each, str) and each)
+    if not texts or len(texts) < len(names):
+        raise UsageError(f"{what} is the name of a column, or a list of names")
+    if len(set(texts)) < len(texts):
+        raise UsageError(f"{what} names a column twice", detail=f"columns {', '.join(texts)}")
+    return texts
+
+
 def _column(name: object, what: str) -> str | None:
-    if name is not None and not isinstance(name, str):
+    if name is not None and not (isinstance(name, str) and name):
         raise UsageError(f"{what} is the name of a column")
     return name
+
+
+def _check_methods(function: object) -> None:
+    """Raise if a method of the function would do nothing when it is called: it gives what nobody waits for."""
+    for name in _METHODS:
+        if inspect.iscoroutinefunction(method := getattr(function, name, None)) or inspect.isasyncgenfunction(
+            method
+        ):
+            raise UsageError(
+                f"the method {name} of the function is async, and nothing waits for it",
+                detail=f"class {type(function).__qualname__}",
+                hint="write it with def; run coroutines in it with asyncio.run",
+            )
 
 
 def _event_time(given: str | EventTime | None, delay: int | datetime.timedelta) -> EventTime | None:

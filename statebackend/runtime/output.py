@@ -202,7 +202,7 @@ def check_deliverable(
                 "the newest batch has output that is still to be delivered, and there is no sink for it",
                 code="USAGE.NO_SINK",
                 detail=_which(committed, name),
-                hint="run the query with its sink until this batch is done, then take the sink away",
+                hint="run the query with its sink until this batch is done, then take the sink and its output away",
             )
     committed.verify_output()
     for name, files in committed.outputs.items():

@@ -36,6 +36,11 @@ def check_beginning(restore_from: object, first_batch: object, on_gap: str) -> N
         raise UsageError("first_batch is the id of a batch, an int from 0")
     if isinstance(restore_from, (str, list, tuple)) and not restore_from:
         raise UsageError("restore_from is empty", hint="leave it out to begin with no state")
+    kinds = (Checkpoint, CheckpointReader, Savepoint, str, os.PathLike)
+    if restore_from is not None and not isinstance(restore_from, kinds):
+        raise UsageError(
+            "restore_from is a checkpoint, a store, a savepoint, or the address of a store or a savepoint"
+        )
     if restore_from is not None and on_gap != "fail":
         raise UsageError(
             "a job begins with the state of restore_from= or, by on_gap=, with none",

@@ -147,7 +147,8 @@ def _by_output(sink: object, schemas: Mapping[str, object]) -> dict[str, Any]:
     dict_keys(['totals', 'late'])
     """
     if sink is None:
-        return {}
+        sink = {}  # right for a function without output, which has no schema
+        schemas = {name: schema for name, schema in schemas.items() if schema is not None}
     if isinstance(sink, Mapping):
         unknown = [repr(name) for name in sink if name not in schemas]
         if unknown:
@@ -156,7 +157,15 @@ def _by_output(sink: object, schemas: Mapping[str, object]) -> dict[str, Any]:
                 code="USAGE.NO_OUTPUT",
                 detail=f"{', '.join(unknown)}; outputs {', '.join(schemas)}",
             )
-        return {name: sink[name] for name in schemas if name in sink}
+        missing = [repr(name) for name in schemas if name not in sink]
+        if missing:
+            raise UsageError(
+                "sink has none for an output of schema",
+                code="USAGE.NO_SINK",
+                detail=f"output {', '.join(missing)}",
+                hint="give each output a sink, or leave the output out of schema=",
+            )
+        return {name: sink[name] for name in schemas}
     if len(schemas) > 1:
         raise UsageError(
             "there are several outputs, and one sink",

@@ -7,6 +7,7 @@ from batch to batch, and lets go of it when the query ends.
 from __future__ import annotations
 
 import datetime
+import inspect
 import logging
 import os
 import threading
@@ -39,6 +40,7 @@ from statebackend.spark.session import (
     execute,
     is_connect,
 )
+from statebackend.spark.shown_errors import shortened
 from statebackend.spark.sinks.calling import SinkContext
 from statebackend.spark.ways import Way
 from statebackend.state import clocks
@@ -83,8 +85,8 @@ class StatefulBatches:
         clock: clocks.Clock | None,
         way: Way | None = None,
     ) -> None:
-        if on_batch is not None and not callable(on_batch):
-            raise UsageError("on_batch is a function (progress)")
+        _check_options(on_batch, name)
+        clocks.checked_clock(clock)
         check_beginning(restore_from, first_batch, on_gap)
         self._job = job
         if not isinstance(checkpoint, CheckpointStore):
@@ -96,6 +98,8 @@ class StatefulBatches:
         self._unopened_way: Way = Reading() if way is None else way
         #: The sinks by output, in the order of the schema.
         self._deliveries = Deliveries.of(sink, job.outputs, self._unopened_way.most_files)
+        check_not_a_sinks(self._unopened, self._deliveries.addresses())
+        self._unopened_way.check(self._unopened)
         self._restore_from = restore_from
         self._first_batch = first_batch
         self._name = name
@@ -162,15 +166,16 @@ class StatefulBatches:
         except BaseException as error:
             # Spark keeps the error for as long as the query's object lives; its frames would keep the state.
             traceback.clear_frames(error.__traceback__)
+            _log.debug("batch %d of %r failed", batch_id, self, exc_info=error)
             if isinstance(error, Exception):
                 self._name_batch(error, batch_id)
-                raise
+                raise shortened(error)  # noqa: B904 - the same error
             if is_interrupt(error) and not is_connect(frame):
                 raise
             # PySpark answers the JVM for an Exception alone; after any other it would wait for ever.
             exited = _exited(error)
             self._name_batch(exited, batch_id)
-            raise exited from error
+            raise shortened(exited) from shortened(error)
 
     def _name_batch(self, error: Exception, batch_id: int) -> None:
         """Say in the last line of the traceback that Spark shows which batch of which function it was."""
@@ -178,8 +183,8 @@ class StatefulBatches:
             where = f"batch {batch_id} of {self._function}"
             error.detail = f"{error.detail}, {where}" if error.detail else where
         else:
-            # A note comes after the error. Python 3.10 shows none.
-            note = f"In batch {batch_id} of {self!r}"
+            # A note comes after the error, whose text may have many lines. Python 3.10 shows none.
+            note = f"In batch {batch_id} of {self!r}: {summary(error).partition(chr(10))[0]}"
             error.__notes__ = [*getattr(error, "__notes__", ()), note]
 
     def _run(self, frame: DataFrame, batch_id: int) -> None:
@@ -307,7 +312,6 @@ class StatefulBatches:
         """The store, not yet open: not Spark's own folder, and held by no object whose query has ended."""
         store = self._unopened.unopened()
         check_not_sparks_own(store, location)
-        check_not_a_sinks(store, self._deliveries.addresses())
         self._close_ended(store)
         return store
 
@@ -367,6 +371,13 @@ def _exited(error: BaseException) -> UsageError:
         code="USAGE.EXIT",
         hint="raise an Exception to fail the query: code of a job cannot end the process or thread that calls it",
     )
+
+
+def _check_options(on_batch: object, name: object) -> None:
+    if on_batch is not None and (not callable(on_batch) or inspect.iscoroutinefunction(on_batch)):
+        raise UsageError("on_batch is a function (progress), and not async")
+    if name is not None and not (isinstance(name, str) and name):
+        raise UsageError("name is a text that is not empty")
 
 
 def _close_after(batches: StatefulBatches, query_run: QueryRun | None) -> None:

@@ -47,6 +47,7 @@ _RUN = re.compile(r"run-[0-9a-f]{16}")
 _DEFAULT = 256 << 20
 #: A piece, copies of it while it is sorted or joined, and rows out share what rows may take.
 _SHARES = 4
+_ENCRYPTED = "the store is encrypted, and these files are not"
 
 
 class Reading(Way):
@@ -82,6 +83,10 @@ class Reading(Way):
     def unopened(self) -> Reading:
         return Reading(self._way, self._memory)
 
+    def check(self, store: CheckpointReader) -> None:
+        if self._way == FILES and store.encryption is not None:
+            raise _no_files(store, _ENCRYPTED)
+
     def execution(self, frame: DataFrame, job: Job) -> Callable[..., Execution]:
         return LocalExecution
 
@@ -89,7 +94,7 @@ class Reading(Way):
         """Get ready for a run of a query, which holds the store: remove what earlier runs have left."""
         path = local_path(store.address)
         if store.encryption is not None:
-            self._why_not = "the store is encrypted, and these files are not"
+            self._why_not = _ENCRYPTED
         elif path is not None:
             above = os.path.join(os.path.abspath(path), FOLDER)
             with suppress(FileNotFoundError):
@@ -101,12 +106,7 @@ class Reading(Way):
         else:
             self._why_not = "the store is no folder, and executors may be on other machines"
         if self._through_files and self._folder is None:
-            raise UsageError(
-                "batches cannot go through files here",
-                code="USAGE.NOT_AVAILABLE",
-                detail=f"{store.address}: {self._why_not}",
-                hint="leave input='files' out, and keep batches small: maxFilesPerTrigger, maxOffsetsPerTrigger",
-            )
+            raise _no_files(store, self._why_not)
         if self._memory is not None and self._folder is None:
             _log.warning("memory= has no effect, batches come at once: %s", self._why_not)
 
@@ -142,6 +142,15 @@ class Reading(Way):
                 with suppress(OSError):  # another run may have begun
                     os.rmdir(os.path.dirname(self._folder))
             self._folder = None
+
+
+def _no_files(store: CheckpointReader, why: str) -> UsageError:
+    return UsageError(
+        "batches cannot go through files here",
+        code="USAGE.NOT_AVAILABLE",
+        detail=f"{store.address}: {why}",
+        hint="leave input='files' out, and keep batches small: maxFilesPerTrigger, maxOffsetsPerTrigger",
+    )
 
 
 class IncomingRows(RowsOfBatch):

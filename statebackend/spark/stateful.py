@@ -78,6 +78,11 @@ def stateful(
         null_keys=null_keys,
         on_error=on_error,
     )
+    job.check_broadcast()
+    if mode == "executors":
+        from pyspark.cloudpickle import dumps
+
+        job.check_pickled(dumps)
     return StatefulBatches(
         job,
         checkpoint=checkpoint,
@@ -108,6 +113,8 @@ def _way(
         return Reading(input, memory)
     if mode != "executors":
         raise UsageError("mode is 'driver' or 'executors'")
+    if hosts is not None and not isinstance(hosts, HostOptions):
+        raise UsageError("hosts is a HostOptions")
     if type(parallelism) is not int or not 1 <= parallelism <= max_parallelism:
         raise UsageError(
             "parallelism is the number of hosts, from 1 to max_parallelism",

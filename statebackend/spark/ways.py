@@ -44,6 +44,9 @@ class Way(ABC):
     #: How many files the output of a batch may have.
     most_files: int = 1
 
+    def check(self, store: CheckpointReader) -> None:  # noqa: B027 - most ways take any store
+        """Raise if rows cannot come this way to a store like this; it is not open yet."""
+
     @abstractmethod
     def unopened(self) -> Way:
         """One for another run of a query."""

@@ -309,11 +309,8 @@ def test_a_function_that_cannot_be_copied_is_refused_with_a_reason(backend: str)
         def __init__(self) -> None:
             self.generator = (n for n in range(3))
 
-    with (
-        Harness(Locked(), str, backend=backend) as harness,
-        pytest.raises(sb.UsageError, match="in open"),
-    ):
-        harness.process_element("a", {"amount": 1})
+    with pytest.raises(sb.UsageError, match=r"attribute generator, a generator.*in open"):
+        Harness(Locked(), str, backend=backend)
 
 
 def test_a_job_is_picklable(backend: str) -> None:

@@ -111,7 +111,7 @@ def test_the_output_of_late_rows_must_be_one_of_the_schema(stream: Stream) -> No
 def test_what_a_job_says_of_time_is_pickled_with_it(stream: Stream) -> None:
     event_time = sb.spark.EventTime("at", delay=5, late="drop", timers="in_order", max_ahead=7)
     made = sb.spark.stateful(
-        Looking(), key="user", schema=SCHEMA, checkpoint=stream.state, event_time=event_time
+        Looking(), key="user", schema=SCHEMA, checkpoint=stream.state, sink=print, event_time=event_time
     )
     assert pickle.loads(pickle.dumps(event_time)) == event_time
     assert pickle.loads(pickle.dumps(made))._job.event_time == event_time

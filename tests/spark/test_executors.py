@@ -24,7 +24,7 @@ import pytest
 from executors_query import MARK, STORY, check_running, marked, sink_of, waits_for, write_input
 from pyarrow.dataset import dataset, partitioning
 from refusing_disks import may_mount
-from spark_streams import Stream, numbers, spark, stream
+from spark_streams import Stream, len_of, numbers, spark, stream
 
 import statebackend as sb
 from statebackend.checkpoint.files import open_place
@@ -360,7 +360,7 @@ def test_through_connect_where_a_worker_is_killed(folder: Callable[..., Path], t
 
 def test_hosts_that_leave_no_slot_to_batches_are_refused(stream: Stream) -> None:
     stream.add(numbers(("a", 1)))
-    refused = stream.fails(stream.batches(mode="executors", parallelism=2))
+    refused = stream.fails(stream.batches(sink=len_of, mode="executors", parallelism=2))
     assert "parallelism=2, 2 slots" in refused
     assert "USAGE.SLOTS" in refused
 

@@ -50,14 +50,6 @@ def test_each_output_goes_to_its_sink_and_a_replay_goes_to_all(stream: Stream) -
     assert batches.last_progress["outputs"] == {"totals": 1, "large": 0}
 
 
-def test_an_output_without_a_sink_may_have_no_rows(stream: Stream) -> None:
-    stream.add(numbers(("a", 1)))
-    stream.add(numbers(("a", 100)))
-    totals = Collecting()
-    assert "USAGE.NO_SINK" in stream.fails(stream.batches(Sorted(), {"totals": totals}, schema=SCHEMAS))
-    assert totals.calls == [(0, [("a", 1)])]
-
-
 class Picky(Total):
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
         yield from super().process_element(row, ctx)
@@ -107,8 +99,12 @@ def test_late_rows_and_rows_that_fail_go_to_their_outputs(stream: Stream) -> Non
     [
         (print, SCHEMAS, "USAGE"),
         ({"lat": print}, SCHEMAS, "USAGE.NO_OUTPUT"),
-        ({"totals": "print"}, SCHEMAS, "USAGE"),
+        ({"totals": "print", "large": print}, SCHEMAS, "USAGE"),
         ({"totals": print}, {"totals": None}, "USAGE"),
+        ({"totals": print}, SCHEMAS, "USAGE.NO_SINK"),
+        ({}, SCHEMAS, "USAGE.NO_SINK"),
+        (None, SCHEMAS, "USAGE.NO_SINK"),
+        (None, "n int", "USAGE.NO_SINK"),
         (print, None, "USAGE"),
         (lambda df: None, "n int", "USAGE"),
     ],

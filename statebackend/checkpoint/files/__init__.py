@@ -56,7 +56,7 @@ def open_files(
     Traceback (most recent call last):
     statebackend.errors.UsageError: a store cannot lie at a ftp: address. Hint: ...
     """
-    text: Any = os.fspath(uri)
+    text: Any = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
     if not isinstance(text, str) or not text:
         raise UsageError("a store is given by its path or uri, a str")
     name = scheme_of(text)

@@ -294,7 +294,7 @@ def open_place(uri: str | os.PathLike[str], options: Mapping[str, str] | None = 
     Traceback (most recent call last):
     statebackend.errors.UsageError: files cannot be published at a hdfs: address. Hint: ... [USAGE.ADDRESS]
     """
-    text: object = os.fspath(uri)
+    text: object = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
     if not isinstance(text, str) or not text:
         raise UsageError("a place is given by its path or uri, a str")
     scheme = scheme_of(text)

@@ -52,6 +52,12 @@ def check(sink: object) -> None:
     """
     if not callable(sink):
         raise UsageError("sink is a function (DataFrame, batch id)")
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(kind(each) for kind in kinds for each in (sink, getattr(sink, "__call__", None))):  # noqa: B004
+        raise UsageError(
+            "a sink that is async, or that yields, would write nothing: nothing runs what it returns",
+            hint="write it with def and without yield; run coroutines in it with asyncio.run",
+        )
     try:
         signature = inspect.signature(sink, follow_wrapped=False)
     except (TypeError, ValueError):  # a built-in, which does not reveal its parameters

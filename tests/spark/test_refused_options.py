@@ -1,0 +1,147 @@
+"""`stateful` refuses each mistake that it can see by itself: before there is a query, and without Spark."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ciphers import AesGcm
+
+import statebackend as sb
+from statebackend.spark import sinks
+
+
+class Same(sb.KeyedProcessFunction):
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        yield row
+
+
+class Whole(sb.BatchProcessFunction):
+    def process_batch(self, batch: Any, ctx: sb.FunctionContext) -> Any:
+        return batch
+
+
+class Client:
+    def __init__(self) -> None:
+        self.pool = {"secret": [1, threading.Lock()]}
+
+
+class Connected(Same):
+    def __init__(self) -> None:
+        self.size, self.client = 3, Client()
+
+
+class Waiting(Same):
+    async def on_timer(self, timestamp: int, ctx: sb.FunctionContext) -> Any:  # type: ignore[override]
+        return []
+
+
+class AsyncSink:
+    async def __call__(self, frame: Any, batch_id: int) -> None:
+        pass
+
+
+async def async_sink(frame: Any, batch_id: int) -> None:
+    pass
+
+
+def yielding_sink(frame: Any, batch_id: int) -> Any:
+    yield frame
+
+
+def made(folder: Path, function: Any = None, **options: Any) -> Any:
+    settings = {
+        "key": "user",
+        "schema": "user string, n bigint",
+        "checkpoint": folder / "state",
+        "sink": print,
+    }
+    return sb.spark.stateful(function or Same(), **{**settings, **options})
+
+
+TWO = {"a": "n int", "b": "n int"}
+#: What is given, and words of the error.
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no function": ({"function": Same}, "is not a function with state"),
+    "a function that cannot be copied": ({"function": Connected()}, "attribute client.pool[...][1], a lock"),
+    "a method that is async": ({"function": Waiting()}, "the method on_timer"),
+    "no key": ({"key": None}, "key is the name of a column"),
+    "a key that is a number": ({"key": 5}, "key is the name of a column"),
+    "a key without a name": ({"key": ["a", ""]}, "key is the name of a column"),
+    "a key twice": ({"key": ["a", "a"]}, "key names a column twice"),
+    "a schema that cannot be read": ({"schema": "user strin"}, "cannot read a type"),
+    "a schema of no type": ({"schema": 5}, "is not a type"),
+    "an output without a sink": ({"schema": TWO, "sink": {"a": print}}, "output 'b'"),
+    "no sink": ({"sink": None}, "output 'main'"),
+    "a sink for no output": ({"sink": {"mian": print}}, "'mian'; outputs main"),
+    "one sink for two outputs": ({"schema": TWO}, "several outputs"),
+    "a sink without a schema": ({"schema": None}, "a sink needs to know the schema"),
+    "a sink that is a name": ({"sink": "parquet"}, "sink is a function"),
+    "a sink that is not called so": ({"sink": lambda frame: None}, "called with (df, batch_id)"),
+    "a sink that is async": ({"sink": async_sink}, "async"),
+    "a sink object that is async": ({"sink": AsyncSink()}, "async"),
+    "a sink that yields": ({"sink": yielding_sink}, "yields"),
+    "partitions by no column": ({"sink": sinks.parquet("/nowhere", partition_by="day")}, "no column 'day'"),
+    "no such backend": ({"backend": "heep"}, "no backend 'heep'"),
+    "a backend of no kind": ({"backend": 5}, "backend is"),
+    "no such mode": ({"mode": "cluster"}, "mode is"),
+    "hosts in driver mode": ({"parallelism": 2}, "are for mode='executors'"),
+    "no number of hosts": ({"mode": "executors"}, "parallelism is the number"),
+    "hosts of no kind": ({"mode": "executors", "parallelism": 1, "hosts": 5}, "hosts is a HostOptions"),
+    "no key groups": ({"max_parallelism": 0}, "max_parallelism is"),
+    "nothing retained": ({"retain": 0}, "retain is"),
+    "an event time of no kind": ({"event_time": 5}, "event_time is"),
+    "a delay without an event time": ({"delay": 5}, "name its column with event_time="),
+    "an order of no kind": ({"order_by": 5}, "order_by is"),
+    "an order by no name": ({"order_by": [1]}, "order_by is"),
+    "a broadcast column of no kind": ({"broadcast": 5}, "broadcast is"),
+    "broadcast rows for nobody": ({"broadcast": "b"}, "process_broadcast"),
+    "broadcast rows for no batches": ({"function": Whole(), "broadcast": "b"}, "process_broadcast"),
+    "no rule for null keys": ({"null_keys": "x"}, "null_keys is"),
+    "no output for errors": ({"on_error": "route"}, "needs an output of that name"),
+    "errors of batches": ({"function": Whole(), "on_error": "route"}, "is for a KeyedProcessFunction"),
+    "late rows to no output": (
+        {"event_time": sb.spark.EventTime("at", late="late")},
+        "needs an output of that name",
+    ),
+    "a beginning of no kind": ({"restore_from": 5}, "restore_from is"),
+    "a first batch of no kind": ({"first_batch": "5"}, "first_batch is"),
+    "a name of no kind": ({"name": 5}, "name is"),
+    "no name": ({"name": ""}, "name is"),
+    "no rule for gaps": ({"on_gap": "x"}, "on_gap is"),
+    "no such way": ({"input": "disk"}, "input is"),
+    "memory of no kind": ({"memory": "1g"}, "memory is"),
+    "an observer of no kind": ({"on_batch": 5}, "on_batch is"),
+    "a clock of no kind": ({"clock": 5}, "is not a clock"),
+    "a checkpoint of no kind": ({"checkpoint": 5}, "a store is given by its path or uri"),
+    "a checkpoint at no such address": ({"checkpoint": "http://host/x"}, "cannot lie at"),
+    "files of an encrypted store": (
+        {"input": "files", "checkpoint": sb.CheckpointStore("/nowhere", encryption=AesGcm())},
+        "the store is encrypted",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_stateful_refuses_a_mistake_at_once(tmp_path: Path, what: str) -> None:
+    options, words = WRONG[what]
+    with pytest.raises(sb.StateBackendError) as caught:
+        made(tmp_path, **options)
+    assert words in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_function_without_output_needs_no_sink(tmp_path: Path) -> None:
+    made(tmp_path, schema=None, sink=None)
+
+
+@pytest.mark.spark
+def test_a_function_that_hosts_cannot_have_is_refused_at_once(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    counting = sb.map_with_state(lambda row, n: (None, lock and 1), int)
+    made(tmp_path, counting)  # copies share the lock
+    with pytest.raises(sb.UsageError, match=r"attribute _function \(variable lock\), a lock") as caught:
+        made(tmp_path, counting, mode="executors", parallelism=1)
+    assert caught.value.code == "USAGE.NOT_COPIED"
