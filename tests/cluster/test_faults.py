@@ -15,12 +15,15 @@ from typing import Any
 
 import pytest
 from host_worlds import PARALLELISM, PARTITIONS, World, ticks
+from refusing_disks import fill, small_disk
 from thread_cluster import batch_of
 
 import statebackend as sb
 from statebackend.cluster.wire import Link
 from statebackend.runtime.origin import rows_identity
 from statebackend.runtime.progress import Stopwatch
+
+__all__ = ["small_disk"]
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
@@ -199,3 +202,22 @@ def test_faults_at_random(world: World, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.stress
 def test_faults_at_random_for_long(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fail_at_random(world, monkeypatch, 1500) > 300
+
+
+@pytest.mark.parametrize("memory", [0, 1 << 20], ids=["of waiting rows", "of the store"])
+def test_full_disk_fails_the_batch_and_costs_no_host(
+    small_disk: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    world = World(small_disk, rng, monkeypatch)
+    query = world.open(memory=memory)
+    world.batch()
+    fill(small_disk / "ballast")
+    for _ in range(2):
+        with pytest.raises(sb.StoreError, match="No space left on device"):
+            query.run(world.next, world.table(), PARTITIONS)
+    assert not world.cluster.ended
+    (small_disk / "ballast").unlink()
+    world.batch()
+    world.batch()
+    world.nothing_is_staged()
+    world.close()

@@ -42,8 +42,10 @@ def test_state_lives_from_batch_to_batch_and_from_run_to_run(tmp_path: Path) -> 
     assert "pass name=" in first.stderr, first.stderr
     assert first.stdout.split() == ["failed", "done"], first.stderr
     pq.write_table(pa.table({"user": ["a"], "n": [100]}), tmp_path / "in" / "2.parquet")
-    again = run(tmp_path, "mine", "encrypted")
-    assert again.stdout.split() == ["done", "done"], again.stderr
+    again = run(tmp_path, "mine", "encrypted", "interrupted")
+    assert again.stdout.split() == ["done", "done", "failed"], again.stderr
+    assert "KeyboardInterrupt: as told (batch 0 of Total)" in again.stderr
+    assert "[USAGE.EXIT]" in again.stderr
     # The output of an encrypted store goes to the sink through the driver.
     for place in (tmp_path, tmp_path / "encrypted"):
         totals = [

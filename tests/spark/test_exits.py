@@ -32,7 +32,7 @@ def stops(spark: Any) -> Iterator[None]:
 
 
 def wait_for(query: Any) -> None:
-    assert query.awaitTermination(20), "it hangs"
+    assert query.awaitTermination(120), "it hangs"
 
 
 PLACES = [

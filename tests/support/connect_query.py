@@ -1,7 +1,8 @@
 """A program: queries through Spark Connect over the files in a folder: ``python connect_query.py FOLDER NAME...``.
 
 One after the other, in one session whose settings change the meaning of schemas; an empty name is none. Prints whether
-each is done or failed. The query called "encrypted" has an encrypted store, and places of its own.
+each is done or failed. The queries "encrypted" and "interrupted" have places of their own: the first has an encrypted
+store, and the sink of the second raises an exit.
 """
 
 from __future__ import annotations
@@ -58,7 +59,13 @@ def main() -> None:
             place = f"{folder}/{name}"
             checkpoint = sb.CheckpointStore(f"{place}/state", encryption=AesGcm())
 
-        def sink(frame: Any, batch_id: int, place: str = place) -> None:
+        if name == "interrupted":
+            place = f"{folder}/{name}"
+            checkpoint = f"{place}/state"
+
+        def sink(frame: Any, batch_id: int, place: str = place, name: str = name) -> None:
+            if name == "interrupted":
+                raise KeyboardInterrupt("as told")
             frame.write.mode("overwrite").parquet(f"{place}/out/batch={batch_id}")
 
         batches = sb.spark.stateful(
