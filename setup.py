@@ -65,6 +65,7 @@ INLINED = tuple(
 #: out of a wheel by accident.
 MODULES: dict[str, Module] = {
     "statebackend._core.key_groups": Module("Murmur3 as Spark computes it, scalar and batch; ranges"),
+    "statebackend._core.pulse": Module("signs of life between processes, by threads that need no GIL"),
     "statebackend._core.crc32c": Module("CRC-32C, by the processor's instruction where it has one"),
     "statebackend._core.memory.extents": Module(
         "memory from the system, and the thread that makes some ahead"
@@ -244,7 +245,6 @@ def extensions() -> list[Extension]:
             define_macros=macros,
             extra_compile_args=[*COMPILE_ARGS, *module.compile_args],
             extra_link_args=LINK_ARGS,
-            depends=["setup.py"],
         )
         for name, module in MODULES.items()
         if name in on_disk
@@ -252,6 +252,14 @@ def extensions() -> list[Extension]:
 
 
 # --------------------------------------------------------------------------- the commands
+
+
+def is_stale(before: dict[str, list[list[object]]], now: dict[str, list[list[object]]]) -> bool:
+    """Whether modules must be built again because of settings: not because others have been added or removed."""
+    modules_before, modules = (
+        {each[0]: each for each in settings.pop("modules")} for settings in (before, now)
+    )
+    return before != now or any(modules_before.get(name, each) != each for name, each in modules.items())
 
 
 class build(_build):
@@ -279,7 +287,7 @@ class build_ext(_build_ext):
 
         fingerprint = base / f"settings.{platform}.json"
         settings = self._settings()
-        if not fingerprint.exists() or fingerprint.read_text() != settings:
+        if not fingerprint.exists() or is_stale(json.loads(fingerprint.read_text()), json.loads(settings)):
             fingerprint.unlink(missing_ok=True)
             self.force = True
 
