@@ -18,8 +18,9 @@ a core makes its own snapshots, so it loads `snapshots` late.
     |  memory     extents, runs, blobs; logs                    |
     +-----------------------------------------------------------+
 
-Four modules stand at the door, below all rooms, because they know no state: `key_groups` hashes keys as Spark does,
-`crc32c` sums files, `row_digest` hashes columns, `wall_clock` reads the machine's clock as seldom as possible.
+Five modules stand at the door, below all rooms, because they know no state: `key_groups` hashes keys as Spark does,
+`crc32c` sums files, `row_digest` hashes columns, `wall_clock` reads the machine's clock as seldom as possible, `pulse`
+exchanges signs of life between processes.
 
 Start with `tables/cow_map.pxd`. It draws the map, states its invariants and declares every struct. `tables/invariants`
 checks them: that is what `_check()` runs.

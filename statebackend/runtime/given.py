@@ -108,8 +108,7 @@ class Given:
 
     def add(self, rows: Iterable[object] | None) -> None:
         """Add what a call gave; a generator runs to its end here."""
-        if rows is not None:
-            self.output.take(_checked_iterable(rows))
+        self.output.take(None if rows is None else _checked_iterable(rows))
         self.settle()
 
     def settle(self) -> None:
@@ -121,6 +120,7 @@ class Given:
 
     def add_batches(self, given: object) -> None:
         """Add the result of a call over columns; a generator may still run to its end here."""
+        self.output.take(None)  # counts the call
         if isinstance(given, Mapping):
             for name, each in given.items():
                 self._add_to(self._named(name), each)

@@ -15,6 +15,7 @@ from statebackend._core.handles.key_shape cimport (
     MOST_PARTS, PART_BYTES, PART_INTEGER, PART_TEXT, SHAPE_NONE, SHAPE_TUPLE, KeyShape, Writer,
     put_none, put_number, put_run, shape_of)
 from statebackend._core.handles.look_ahead cimport BUCKETS_AHEAD, GUESS_BYTES
+from statebackend._core.pulse cimport call_returned
 
 from statebackend.errors import UsageError
 
@@ -39,7 +40,7 @@ cdef class Output:
         self.rows = []
 
     def take(self, given):
-        """Take the rows of one call; a generator runs to its end here."""
+        """Take the rows of one call, or None; a generator runs to its end here. Counts the call for the pulse."""
         self.take_all(given)
 
     @property
@@ -60,6 +61,7 @@ cdef class Output:
 
     cdef int take_all(self, object given) except -1:
         cdef Py_ssize_t i = 0
+        call_returned()
         if given is None:
             return 0
         if PyList_CheckExact(given):
