@@ -11,7 +11,7 @@ from typing import Any
 
 from statebackend.checkpoint import StateSnapshot
 from statebackend.cluster.environment import environment
-from statebackend.cluster.host import DRIVERS_LINK, HostPlan
+from statebackend.cluster.host import DRIVERS_LINK, HostPlan, connect_pulse
 from statebackend.cluster.reaching import leave_token
 from statebackend.cluster.wire import Link, LinkError, connect
 from statebackend.keys import range_for
@@ -88,19 +88,23 @@ class _Host:
                     environment=environment(),
                     address_space=None,
                 )
-                while self._answered(link):
-                    pass
+                said = link.receive(plan.lease).header
+                if said["op"] == "refuse":
+                    return
+                pulse = connect_pulse(plan, said["generation"], ends_process=False)
+                try:
+                    while self._answered(link):
+                        pass
+                finally:
+                    pulse.stop()
         except LinkError:
             pass
 
     def _answered(self, link: Link) -> bool:
-        header = link.receive(self._plan.lease).header
+        header = link.receive().header
         op = header["op"]
-        if op in ("stop", "refuse"):
+        if op == "stop":
             return False
-        if op == "lease":
-            link.send("alive")
-            return True
         answer: dict[str, Any] = {}
         if op == "restore":
             answer = {"token": leave_token(self._plan.writer)}

@@ -6,6 +6,8 @@ committed, it is told.
 
     driver                                     host                                    tasks
       |  <-- register (range, address) ---------  |                                      |
+      |  --- registered (generation) ---------->  |                                      |
+      |  <-- pulse (generation) ----------------  |  over a link of its own              |
       |  --- restore (checkpoint) ------------->  |  makes its task                      |
       |  --- expect (batch, attempt) ---------->  |  drops the rows of others            |
       |                                           |  <-- piece, rows ..., end ---------  |
@@ -14,8 +16,9 @@ committed, it is told.
       |  <-- snapshots, outputs, figures -------  |                                      |
       |  --- committed, or undo -------------->   |                                      |
 
-A thread answers the driver's heartbeats meanwhile, so that a long function is not a silent host. If the driver is
-silent for the length of the lease, or its link ends, the host ends.
+Signs of life go over the connection of the pulse, in compiled code, so that a function that holds the GIL is not a
+silent host. If the driver is silent for the length of the lease, or one of its connections ends, the host ends; if the
+function does not return for as long again, so does the process.
 """
 
 from __future__ import annotations
@@ -26,12 +29,13 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from statebackend._core.pulse import Pulse
 from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, StoredFile
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
@@ -55,12 +59,12 @@ from statebackend.runtime.pieces import BatchInPieces
 from statebackend.runtime.progress import Stopwatch
 from statebackend.types import Type
 
-__all__ = ["DRIVERS_LINK", "Host", "HostPlan"]
+__all__ = ["DRIVERS_LINK", "PULSES_LINK", "Host", "HostPlan", "connect_pulse"]
 
 _log = logging.getLogger(__name__)
 
-#: The role of a host at the driver.
-DRIVERS_LINK = "host"
+#: The roles of a host at the driver.
+DRIVERS_LINK, PULSES_LINK = "host", "pulse"
 
 
 class HostPlan(NamedTuple):
@@ -82,7 +86,7 @@ class HostPlan(NamedTuple):
     #: Where the driver listens, and what proves that somebody belongs to this run of the query.
     driver: tuple[str, int]
     secret: bytes
-    #: Seconds without a word from the driver after which the host ends.
+    #: Seconds without a sign of life from the driver after which the host ends.
     lease: float
     #: Bytes of rows that wait in memory, and on disk.
     memory: int
@@ -93,13 +97,39 @@ class HostPlan(NamedTuple):
     job_number: int = 0
 
 
+def connect_pulse(plan: HostPlan, generation: int, *, ends_process: bool) -> Pulse:
+    """Connect to the driver once more, and hand the connection over to a pulse."""
+    with connect(plan.driver, plan.secret, role=PULSES_LINK) as link:
+        link.send("pulse", number=plan.number, generation=generation)
+        return Pulse(link.detach(), patience=plan.lease, asks=False, ends_process=ends_process)
+
+
+class _Watch(Stopwatch):
+    """Tells the pulse when the function runs."""
+
+    __slots__ = ("_pulse",)
+
+    def __init__(self, pulse: Pulse) -> None:
+        super().__init__()
+        self._pulse = pulse
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        self._pulse.function_runs = name == "function"
+        try:
+            with super().part(name):
+                yield
+        finally:
+            self._pulse.function_runs = False
+
+
 class Host:
     """Serves one range of key groups until the driver lets go of it. One thread calls `serve`.
 
     ``attempt`` and ``executor`` name the attempt of Spark's that it runs in, for messages; ``place`` is the same for
     all hosts on one executor, and for no others. Rows that do not fit into memory wait in ``folder``, or where the
-    system has temporary files. ``on_hang`` ends the process: it is called if a function has not returned although the
-    driver let go of the host a while ago, or has gone.
+    system has temporary files. With ``ends_process``, the process ends if a function has not returned although the
+    driver let go of the host a lease ago, or has gone.
     """
 
     def __init__(
@@ -110,7 +140,7 @@ class Host:
         executor: str,
         place: str = "",
         folder: str | None = None,
-        on_hang: Callable[[], None] = lambda: None,
+        ends_process: bool = False,
     ) -> None:
         self._plan = plan
         self._attempt, self._executor, self._place = attempt, executor, place
@@ -131,10 +161,8 @@ class Host:
         self._asked: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._link: Link | None = None
         self._ended_by = "the driver let it go"
-        self._on_hang = on_hang
-        self._has_ended = threading.Event()
-        #: True once it has reached the driver.
-        self.is_registered = False
+        self._ends_process = ends_process
+        self._pulse: Pulse | None = None
 
     def _keep_copies(self, folder: str) -> None:
         plan = self._plan
@@ -170,37 +198,41 @@ class Host:
                     environment=environment(),
                     address_space=address_space(),
                 )
-                self.is_registered = True
+                try:
+                    said = link.receive(plan.lease).header
+                except TimeoutError:
+                    return "no word from the driver"
+                except LinkClosed:
+                    return "the driver has gone"
+                if said["op"] == "refuse":
+                    return f"refused: {said['why']}"
+                self._pulse = connect_pulse(plan, said["generation"], ends_process=self._ends_process)
                 reader = threading.Thread(
-                    target=self._read, args=(link,), name="statebackend: driver", daemon=True
+                    target=self._read, args=(link, self._pulse), name="statebackend: driver", daemon=True
                 )
                 reader.start()
                 while (message := self._asked.get()) is not None:
                     self._answer(link, message)
                 return self._ended_by
             finally:
-                self._has_ended.set()
+                if self._pulse is not None:
+                    self._pulse.stop()
                 link.close()
                 listener.close()
                 self._close()
 
-    def _read(self, link: Link) -> None:
-        """Take what the driver says; answer its heartbeats at once, whatever else goes on."""
+    def _read(self, link: Link, pulse: Pulse) -> None:
+        """Take what the driver says, while there is a pulse."""
         try:
-            while True:
-                message = link.receive(self._plan.lease)
-                if message.header["op"] == "lease":
-                    # While an answer goes out, that is the sign of life.
-                    link.send_if_free("alive", self._plan.lease)
-                elif message.header["op"] == "refuse":
-                    self._ended_by = f"refused: {message.header['why']}"
+            while pulse.over is None:
+                try:
+                    message = link.receive(self._plan.lease / 4)
+                except TimeoutError:
+                    continue
+                if message.header["op"] == "stop":
                     return
-                elif message.header["op"] == "stop":
-                    return
-                else:
-                    self._asked.put(message)
-        except TimeoutError:
-            self._ended_by = "no word from the driver"
+                self._asked.put(message)
+            self._ended_by = "no word from the driver" if pulse.over == "silent" else "the driver has gone"
         except LinkClosed:
             self._ended_by = "the driver has gone"
         except LinkError as error:
@@ -208,8 +240,7 @@ class Host:
         finally:
             self._asked.put(None)
             # Nobody waits for what the function may give, and it has a slot.
-            if not self._has_ended.wait(self._plan.lease):
-                self._on_hang()
+            pulse.cut()
 
     def _answer(self, link: Link, message: Message) -> None:
         answers: dict[str, Callable[[Message], dict[str, Any]]] = {
@@ -279,7 +310,8 @@ class Host:
                 "the host is not ready for this batch", code="HOST.LOST_PIECES", detail=str(of_try)
             )
         self._expected = None  # what comes from now on belongs to nobody
-        watch = Stopwatch()
+        assert self._pulse is not None
+        watch = _Watch(self._pulse)
         with watch.part("staged"):
             staged = self._staged(of_try, header["tasks"])
         try:

@@ -6,6 +6,7 @@ ends; where the host before has been lost, the new one takes its place and is to
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 from statebackend.cluster.environment import differences
 from statebackend.cluster.failures import raised
+from statebackend.cluster.host import DRIVERS_LINK, PULSES_LINK
 from statebackend.cluster.registered_host import Answer, HostLostError, Question, RegisteredHost, checked
 from statebackend.cluster.wire import Link, LinkError, Listener
 from statebackend.errors import HostError
@@ -26,6 +28,10 @@ _log = logging.getLogger(__name__)
 #: The host of a range is not refused for the sake of balance more often than this: where Spark has no other slot, it
 #: runs better here than not at all.
 _MOST_REFUSALS = 10
+#: The log tells of a function that has stood still for so many seconds, and again after as many more.
+_STANDSTILL = 60.0
+#: Seconds between two looks at all hosts, at most.
+_LOOKS = 5.0
 
 #: Whoever waits for hosts or slots says so in the log after as many seconds, and again.
 TELL = 10.0
@@ -44,9 +50,9 @@ class TooFewHostsError(HostError):
 class Hosts:
     """The hosts of one run of a query, ``parallelism`` of them. ``restore`` is asked of each that is new.
 
-    A host that has not been heard of for ``silence`` seconds is lost; it is asked for a sign of life three times as
-    often. A host maps ``needs_bytes`` of memory at least, 0 if that is not known. An executor has one host more than
-    others at most, as far as ``num_executors`` tells how many there are.
+    A host whose pulse is silent for ``silence`` seconds is lost. A host maps ``needs_bytes`` of memory at least, 0 if
+    that is not known. An executor has one host more than others at most, as far as ``num_executors`` tells how many
+    there are.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class Hosts:
         #: The ranges whose host has had its state since one was known to have died; and how those died, lately.
         self._started: set[int] = set()
         self._ends: dict[int, str] = {}
+        self._generations = itertools.count(1)
         self._changed = threading.Condition()
         #: Why there are not enough hosts; and whether there never will be.
         self._failure: Exception | None = None
@@ -90,8 +97,8 @@ class Hosts:
         self.is_job: Callable[[int, int], bool] = lambda number, job: True
         self._is_closed = threading.Event()
         self._listener = Listener(secret, self._serve, bind=bind, ports=ports)
-        self._pulse = threading.Thread(target=self._beat, name="statebackend: pulse of hosts", daemon=True)
-        self._pulse.start()
+        self._watcher = threading.Thread(target=self._watch, name="statebackend: watch of hosts", daemon=True)
+        self._watcher.start()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -107,6 +114,9 @@ class Hosts:
 
     def _serve(self, link: Link, role: str) -> None:
         said = link.receive(self._silence).header
+        if role == PULSES_LINK:
+            self._begin_pulse(link, said)
+            return
         why_not = self._why_not(said, role)
         share = None if why_not else self._share()
         host = None
@@ -121,21 +131,23 @@ class Hosts:
                     why_not = f"executor {said['executor']} has its share of hosts, {share}"
                 else:
                     del self._crowded[said["number"]]
-                    host = self._hosts[said["number"]] = RegisteredHost(link, said)
+                    host = RegisteredHost(link, said, next(self._generations))
+                    self._hosts[host.number] = host
         if host is None:
             _log.info("a host is refused: %s", why_not)
             link.send("refuse", why=why_not)
             return
-        # The answer comes over this link, so another thread asks.
-        threading.Thread(
-            target=self._begin, args=(host,), name="statebackend: restore of a host", daemon=True
-        ).start()
         try:
+            link.send("registered", generation=host.generation)
+            # The answer comes over this link, so another thread asks.
+            threading.Thread(
+                target=self._begin, args=(host,), name="statebackend: restore of a host", daemon=True
+            ).start()
             while not host.is_lost:
                 host.heard(link.receive(None))
         except LinkError as error:
-            if not host.was_told_to_end and not self._is_closed.is_set() and not self.has_ended():
-                _log.warning("%r was lost: %s", host, error)
+            if not host.is_lost:
+                self._tell_lost(host, str(error))
         finally:
             was_ready = host.is_ready
             host.lose()
@@ -146,8 +158,12 @@ class Hosts:
             if host.hangs and not self._is_closed.is_set():
                 self.on_hang(host.number)
 
+    def _tell_lost(self, host: RegisteredHost, why: str) -> None:
+        if not (host.was_told_to_end or self._is_closed.is_set() or self.has_ended()):
+            _log.warning("%r was lost: %s", host, why)
+
     def _why_not(self, said: Mapping[str, Any], role: str) -> str | None:
-        if role != "host" or said["op"] != "register":
+        if role != DRIVERS_LINK or said["op"] != "register":
             return "that is no registration"
         if said["epoch"] != self._epoch:
             return f"epoch {said['epoch']} is over"
@@ -261,19 +277,29 @@ class Hosts:
 
     # --- life ---
 
-    def _beat(self) -> None:
-        while not self._is_closed.wait(self._silence / 3):
-            for host in self._living():
-                if time.monotonic() - host.heard_at > self._silence:
-                    _log.warning("%r has been silent for %s s", host, self._silence)
-                    host.hangs = True
+    def _begin_pulse(self, link: Link, said: Mapping[str, Any]) -> None:
+        with self._changed:
+            host = self._hosts.get(said["number"])
+        if host is not None and host.generation == said["generation"]:
+            host.begin_pulse(link, self._silence)
+
+    def _watch(self) -> None:
+        told: dict[RegisteredHost, int] = {}
+        while not self._is_closed.wait(min(self._silence / 4, _STANDSTILL / 4, _LOOKS)):
+            living = self._living()
+            for host in living:
+                over = host.end_of_pulse(self._silence)
+                if over is not None:
+                    self._tell_lost(host, f"its pulse is {over}, the timeout is {self._silence:g} s")
+                    host.hangs = over != "closed"
                     host.lose()
-                    continue
-                try:
-                    # Not behind a question that a host which hangs does not take.
-                    host.link.send_if_free("lease", self._silence / 3)
-                except LinkError:
-                    host.lose()
+            stands = {host: int(host.stands_for / _STANDSTILL) for host in living}
+            for host, times in stands.items():
+                if times > told.get(host, 0):
+                    _log.warning(
+                        "%r: no call of the function has returned for %g s", host, times * _STANDSTILL
+                    )
+            told = stands
 
     def _living(self) -> list[RegisteredHost]:
         with self._changed:
@@ -401,4 +427,4 @@ class Hosts:
         self._is_closed.set()
         self.release()
         self._listener.close()
-        self._pulse.join()
+        self._watcher.join()

@@ -80,39 +80,17 @@ class Link:
         """
         pieces = _frame(op, body, header)
         with self._sending:
-            self._write(pieces)
-
-    def send_if_free(self, op: str, /, patience: float) -> bool:
-        """The same for a sign of life: return False, with nothing sent, while another thread sends a frame.
-
-        A peer that takes nothing for ``patience`` seconds is lost.
-        """
-        if not self._sending.acquire(blocking=False):
-            return False
-        try:
-            self._write(_frame(op, (), {}), patience)
-        except TimeoutError:
-            raise LinkClosed(
-                "the peer takes nothing",
-                code="CLUSTER.STALLED",
-                detail=f"{place(self.peer)}, for {patience:g} s",
-            ) from None
-        finally:
-            self._sending.release()
-        return True
-
-    def _write(self, pieces: Iterable[Buffer], patience: float | None = None) -> None:
-        if self._is_cut:
-            raise LinkClosed("a frame was cut short, and none can follow", detail=place(self.peer))
-        self._is_cut = True
-        try:
-            self._stream.write(pieces, patience)
-        except LinkError:
-            raise  # perhaps the peer has said why it closed: that can still be received
-        except BaseException:
-            self.close()
-            raise
-        self._is_cut = False
+            if self._is_cut:
+                raise LinkClosed("a frame was cut short, and none can follow", detail=place(self.peer))
+            self._is_cut = True
+            try:
+                self._stream.write(pieces)
+            except LinkError:
+                raise  # perhaps the peer has said why it closed: that can still be received
+            except BaseException:
+                self.close()
+                raise
+            self._is_cut = False
 
     def receive(self, timeout: float | None = None) -> Message:
         """Return the next frame. `TimeoutError` if none begins within ``timeout`` seconds; the link is as it was.
@@ -143,6 +121,10 @@ class Link:
     def close(self) -> None:
         """Close the connection, and wake whoever sends or receives. Idempotent, from any thread."""
         self._stream.close()
+
+    def detach(self) -> int:
+        """Hand the descriptor of the socket over to the caller, for what comes after the last frame."""
+        return self._stream.detach()
 
     def __enter__(self) -> Link:
         return self

@@ -19,15 +19,15 @@ __all__ = ["HostOptions"]
 class HostOptions:
     """Options of executors mode: pass it as ``hosts=``.
 
-    Hosts must be there after ``start_timeout`` seconds. One that has been silent for ``silence`` seconds is lost, and
-    ends by itself if it has not heard from the driver for as long. ``host_timeout`` is the longest that the function
-    may take for a batch on a host; None: any time. A batch is tried ``max_tries`` times while hosts are lost. Rows that
-    wait for their batch take ``staged_on_disk`` bytes at most on the disk of each host, beside ``memory=`` bytes in
-    memory. The driver listens at ``bind``, the interface at which Spark's own listens unless given, at one of
-    ``ports``, and hosts find it at ``advertise``, which is the same unless given. Each host is a task with the
-    resources of ``profile``, a ``pyspark.resource.ResourceProfile``; None: with those of any task. With
-    ``local_copies``, a host keeps the newest base of its range on its disk as well, where a host that takes its place
-    reads it; None: if the checkpoint is in an object store.
+    Hosts must be there after ``start_timeout`` seconds. A host whose process is silent for ``silence`` seconds is lost;
+    it ends by itself if it has not heard from the driver for as long. A long call of the function is not silence.
+    ``host_timeout`` is the longest that the function may take for a batch on a host; None: any time. A batch is tried
+    ``max_tries`` times while hosts are lost. Rows that wait for their batch take ``staged_on_disk`` bytes at most on
+    the disk of each host, beside ``memory=`` bytes in memory. The driver listens at ``bind``, the interface at which
+    Spark's own listens unless given, at one of ``ports``, and hosts find it at ``advertise``, which is the same unless
+    given. Each host is a task with the resources of ``profile``, a ``pyspark.resource.ResourceProfile``; None: with
+    those of any task. With ``local_copies``, a host keeps the newest base of its range on its disk as well, where a
+    host that takes its place reads it; None: if the checkpoint is in an object store.
 
     >>> HostOptions(max_tries=0)
     Traceback (most recent call last):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from statebackend._core.pulse import Pulse
 from statebackend.cluster.failures import LOST_PIECES, raised
 from statebackend.cluster.wire import Link, LinkError, Message
 from statebackend.errors import HostError
@@ -45,10 +46,14 @@ Answer = dict[str, Any]
 
 
 class RegisteredHost:
-    """A host that has registered, as long as its link lives."""
+    """A host that has registered, as long as its link and its pulse live.
 
-    def __init__(self, link: Link, said: Mapping[str, Any]) -> None:
+    ``generation`` tells it from the hosts of the same range before and after it.
+    """
+
+    def __init__(self, link: Link, said: Mapping[str, Any], generation: int) -> None:
         self.link = link
+        self.generation = generation
         self.number: int = said["number"]
         self.executor: str = said["executor"]
         #: Tells executors apart.
@@ -61,7 +66,8 @@ class RegisteredHost:
         self.hangs = False
         #: True if the driver has let it go.
         self.was_told_to_end = False
-        self.heard_at = time.monotonic()
+        self._registered_at = time.monotonic()
+        self._pulse: Pulse | None = None
         self._asked = 0
         #: The answers to questions that were asked; None until they come.
         self._answers: dict[int, Answer | None] = {}
@@ -107,7 +113,6 @@ class RegisteredHost:
 
     def heard(self, message: Message) -> None:
         """Take what it has said."""
-        self.heard_at = time.monotonic()
         if message.header["op"] == "answer":
             number = message.header["question"]
             with self._changed:
@@ -115,12 +120,34 @@ class RegisteredHost:
                     self._answers[number] = message.header
                     self._changed.notify_all()
 
+    def begin_pulse(self, link: Link, silence: float) -> None:
+        """Have the connection of a link for signs of life."""
+        with self._changed:
+            if not self.is_lost and self._pulse is None:
+                self._pulse = Pulse(link.detach(), patience=silence, asks=True)
+
+    def end_of_pulse(self, silence: float) -> str | None:
+        """Why it gives no sign of life; None if it does, or has registered less than ``silence`` seconds ago."""
+        if self._pulse is None:
+            return None if time.monotonic() - self._registered_at < silence else "silent"
+        over: str | None = self._pulse.over
+        return over
+
+    @property
+    def stands_for(self) -> float:
+        """The seconds for which the function has run there and none of its calls has returned; 0.0 if it does not
+        run.
+        """
+        return 0.0 if self._pulse is None else self._pulse.stands_for
+
     def lose(self) -> None:
         """Give it up: whoever waits for it is told."""
         with self._changed:
             self.is_lost = True
             self._changed.notify_all()
         self.link.close()
+        if self._pulse is not None:
+            self._pulse.stop()
 
 
 def checked(answer: Answer, host: object) -> Answer:

@@ -31,7 +31,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Protocol
 
-from statebackend.errors import StateBackendError
+from statebackend.errors import StateBackendError, UsageError
 
 __all__ = ["Buffer", "LinkClosed", "LinkError", "Stream", "WireError", "place"]
 
@@ -185,6 +185,15 @@ class Stream:
                 pass  # the peer was first
             if not self._inside:
                 self._socket.close()
+
+    def detach(self) -> int:
+        """Hand the descriptor of the socket over to the caller: the stream is closed, and the connection goes on."""
+        with self._state:
+            self._check_open()
+            if self._inside:
+                raise UsageError("another thread reads or writes", detail=place(self.peer))
+            self._is_closed = True
+            return self._socket.detach()
 
     def _end_writing(self) -> None:
         self._enter()

@@ -352,7 +352,7 @@ def _serve_here(shipped: bytes) -> dict[str, Any]:
         executor=where,
         place=place,
         folder=folder,
-        on_hang=partial(os._exit, 1),
+        ends_process=True,
     )
     return {"ended": host.serve()}
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from host_queries import HostQuery, LocalQuery, data_files
-from host_worlds import JOB, PARALLELISM, World
+from host_worlds import JOB, PARALLELISM, ROWS, World
 from raw_links import HOST, wait_until
 from thread_cluster import ThreadCluster
 
@@ -30,8 +30,6 @@ from statebackend.keys import range_for
 from statebackend.runtime import Job
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
-
-ROWS = pa.table({"user": ["ann", "bob", "eve", "kim"], "n": [1, 2, 3, 4], "rule": [False] * 4})
 
 
 def cluster_with(**attributes: Any) -> Any:

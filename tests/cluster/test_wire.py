@@ -403,7 +403,7 @@ def test_nothing_follows_half_a_frame(pair: tuple[Link, Link], monkeypatch: pyte
     near, far = pair
     write = near._stream.write
 
-    def interrupted(pieces: Any, patience: float | None = None) -> None:
+    def interrupted(pieces: Any) -> None:
         write([b"".join(map(bytes, pieces))[:-1]])
         raise KeyboardInterrupt
 
@@ -415,31 +415,6 @@ def test_nothing_follows_half_a_frame(pair: tuple[Link, Link], monkeypatch: pyte
         near.send("rows", b"body")
     with pytest.raises(LinkClosed, match="middle"):
         far.receive(LONG)
-
-
-def test_a_sign_of_life_does_not_wait_for_a_frame(pair: tuple[Link, Link]) -> None:
-    near, far = pair
-    assert near.send_if_free("alive", LONG)
-    assert far.receive(LONG) == ({"op": "alive"}, b"")
-    sender = threading.Thread(target=near.send, args=("rows", [bytes(1 << 20)] * 100))
-    sender.start()
-    wait_until(lambda: near._is_cut and not select.select([], [near._stream._socket], [], 0)[1])
-    assert not near.send_if_free("alive", LONG)
-    assert len(far.receive(LONG).body) == 100 << 20
-    sender.join(LONG)
-    assert near.send_if_free("alive", LONG)
-    assert far.receive(LONG).header["op"] == "alive"
-
-
-def test_a_peer_that_takes_no_sign_of_life_is_lost(pair: tuple[Link, Link]) -> None:
-    near, _ = pair
-    with pytest.raises(TimeoutError):
-        near._stream.write([bytes(1 << 20)] * 100, 0)  # more than the system keeps
-    with pytest.raises(LinkClosed, match="takes nothing") as caught:
-        near.send_if_free("alive", 0.01)
-    assert caught.value.code == "CLUSTER.STALLED"
-    with pytest.raises(LinkClosed):
-        near.receive(LONG)
 
 
 @pytest.mark.parametrize("patience", [0.0, LONG])

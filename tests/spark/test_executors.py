@@ -270,6 +270,25 @@ def test_a_function_that_hangs_on_a_host_ends_with_its_process(
 
 
 @ONE_OF_MANY
+@pytest.mark.parametrize("where", ["function", "sink", "on_batch"])
+def test_no_host_is_lost_while_user_code_holds_the_gil(
+    cluster: Cluster, folder: Callable[..., Path], tmp_path: Path, where: str
+) -> None:
+    place, notes = folder("holding", 3), tmp_path / "notes"
+    notes.mkdir()
+    silence = 2.0
+    hosts = {"silence": silence, "max_tries": 10}
+    ran = cluster.ask("run_holding", folder=place, notes=notes, where=where, seconds=3 * silence, hosts=hosts)
+    assert ran["error"] is None
+    assert check_running(place) == 3
+    processes = [{row[3] for row in rows} for rows in sink_of(place).values()]
+    assert len(processes[0]) == 2
+    assert processes == [processes[0]] * 3, "the hosts of the first batch are those of the last"
+    called = Counter(path.name.split("-")[1] for path in notes.iterdir())
+    assert set(called.values()) == ({1} if where == "function" else set()), "each row was processed once"
+
+
+@ONE_OF_MANY
 def test_a_task_that_fails_after_half_its_rows(
     cluster: Cluster, folder: Callable[..., Path], tmp_path: Path
 ) -> None:

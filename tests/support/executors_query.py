@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from connect_query import started
 from connect_session import connect_session
+from held_gil import hold_gil
 
 import statebackend as sb
 
@@ -145,6 +146,22 @@ class Raising(Running):
         yield from super().process_element(row, ctx)
 
 
+class Holding(Running):
+    """Holds the GIL at a number, once, and notes each call for it; the token is the process of the host."""
+
+    def __init__(self, n: int | None, notes: str, seconds: float) -> None:
+        self.n, self.notes, self.seconds = n, notes, seconds
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        if row.n == self.n:
+            is_first = not list(Path(self.notes).glob("called-*"))
+            Path(self.notes, f"called-{row.id}-{time.time_ns()}").touch()
+            if is_first:
+                hold_gil(self.seconds)
+        for user, total, number, _ in super().process_element(row, ctx):
+            yield user, total, number, str(os.getpid())
+
+
 class Story(sb.KeyedProcessFunction):
     """Totals by rates that are broadcast, of late with a time to live; closes a user some time after each row."""
 
@@ -248,6 +265,18 @@ class Writing:
         rows = [list(row.values()) for row in frame.toArrow().to_pylist()]
         with open(self.path, "ab", buffering=0) as file:
             file.write(json.dumps({"batch": batch_id, "rows": rows}).encode() + b"\n")
+
+
+class HoldingOnce:
+    """Calls something, and holds the GIL of the driver when it is called for the first time."""
+
+    def __init__(self, call: Callable[..., Any], seconds: float) -> None:
+        self._call, self._seconds = call, seconds
+
+    def __call__(self, *arguments: Any) -> None:
+        self._call(*arguments)
+        hold_gil(self._seconds)
+        self._seconds = 0.0
 
 
 class Query:
@@ -378,6 +407,20 @@ class Program:
         if "raises" in options:
             options["function"] = Raising(**options.pop("raises"))
         return options
+
+    def run_holding(
+        self, folder: str, notes: str, where: str, seconds: float, **options: Any
+    ) -> dict[str, Any]:
+        """Run a query in which the function, the sink or ``on_batch`` holds the GIL once."""
+        # In the second batch, so that the first one has told which processes are the hosts.
+        before = rows_of(0)["n"].to_pylist()
+        n = next(n for n in rows_of(1)["n"].to_pylist() if n not in before) if where == "function" else None
+        options["function"] = Holding(n, notes, seconds)
+        if where == "sink":
+            options["sink"] = HoldingOnce(Writing(Path(folder)), seconds)
+        if where == "on_batch":
+            options["on_batch"] = HoldingOnce(lambda progress: None, seconds)
+        return self.run(folder, **options)
 
     def _profile(self, cpus: int) -> Any:
         """The resources of a task that takes so many cores."""

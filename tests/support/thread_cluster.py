@@ -54,8 +54,6 @@ class ThreadCluster(Engine):
         #: The plans of hosts as they were shipped.
         self.plans: dict[int, bytes] = {}
         self.ended: list[str] = []
-        #: Hosts whose process would have been ended.
-        self.hung: list[int] = []
         self.cancelled = 0
         #: How many executors it says there are, and the one that a host is on by its number.
         self.executors: int | None = None
@@ -78,23 +76,13 @@ class ThreadCluster(Engine):
     ) -> None:
         self.plans[plan.number] = shipped = pickle.dumps(self.ship(plan))
 
-        def end() -> None:
-            self.hung.append(plan.number)
-            self.end_host(plan.number)
-
         def keep() -> None:
             while not self._is_closed.is_set():
                 if time.monotonic() < self._resumes_at or not self.has_slot(plan.number):
                     time.sleep(0.01)
                     continue
                 place = self.place_of(plan.number)
-                host = Host(
-                    pickle.loads(shipped),
-                    attempt=next(_tasks),
-                    executor="here",
-                    place=place,
-                    on_hang=end,
-                )
+                host = Host(pickle.loads(shipped), attempt=next(_tasks), executor="here", place=place)
                 self.hosts[plan.number] = host
                 try:
                     self.ended.append(self.serve(host))

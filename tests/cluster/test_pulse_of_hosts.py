@@ -1,0 +1,178 @@
+"""A host lives while its process does: neither the function nor the driver needs to let Python run for that."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import process_cluster
+import pytest
+from held_gil import hold_gil
+from host_worlds import World, ticks
+from process_cluster import Orders, ProcessCluster
+from raw_links import LONG, told, wait_until
+
+from statebackend.cluster import hosts
+
+pytestmark = pytest.mark.usefixtures("nothing_left_open")
+
+#: The timeout of all hosts here, and how long the GIL is held.
+SILENCE = 1.0
+HELD = 3 * SILENCE
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Orders:
+    return Orders(tmp_path / "orders")
+
+
+@pytest.fixture
+def begun(world: World, orders: Orders) -> Callable[..., ProcessCluster]:
+    """Opens the world over hosts that are processes, and runs its first batch."""
+
+    def begin(**options: Any) -> ProcessCluster:
+        world.open(cluster=partial(ProcessCluster, orders.folder), **{"silence": SILENCE, **options})
+        world.batch()
+        cluster = world.cluster
+        assert isinstance(cluster, ProcessCluster)
+        return cluster
+
+    return begin
+
+
+def test_host_is_kept_while_its_function_holds_the_gil(
+    world: World, orders: Orders, begun: Callable[..., ProcessCluster]
+) -> None:
+    cluster = begun()
+    before, pids = orders.rows, cluster.pids
+    orders.give("hold", HELD)
+    table = world.table()
+    world.batch(table)
+    assert len(orders.taken_by) == 1
+    assert orders.rows - before == table["rule"].to_pylist().count(False), "each row was processed once"
+    assert cluster.pids == pids
+    world.close()
+
+
+def test_hosts_are_kept_while_the_driver_holds_the_gil(
+    world: World, begun: Callable[..., ProcessCluster]
+) -> None:
+    cluster = begun()
+    pids = cluster.pids
+    hold_gil(HELD)
+    world.batch()
+    assert cluster.pids == pids
+    world.close()
+
+
+def test_stopped_host_is_replaced_and_ends_when_it_goes_on(
+    world: World, begun: Callable[..., ProcessCluster], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = begun(max_tries=10)
+    (stopped,) = cluster.processes[0]
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        world.batch()
+        assert "its pulse is silent" in caplog.text
+        assert stopped.poll() is None
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+    assert stopped.wait(LONG) == 0, "it has ended by itself, in order"
+    world.batch()
+    world.close()
+
+
+def test_function_that_holds_the_gil_longer_than_the_limit_costs_a_try_and_the_process(
+    world: World, orders: Orders, begun: Callable[..., ProcessCluster]
+) -> None:
+    cluster = begun(host_timeout=HELD, max_tries=10)
+    orders.give("hold", 3600.0)
+    world.batch()
+    (pid,) = orders.taken_by
+    (hung,) = (each for processes in cluster.processes.values() for each in processes if each.pid == pid)
+    assert hung.wait(LONG) == 1
+    world.batch()
+    world.close()
+
+
+@pytest.fixture
+def driver(tmp_path: Path, orders: Orders) -> Iterator[Callable[[str], tuple[subprocess.Popen[bytes], int]]]:
+    """Starts a driver with hosts, one of which hangs; gives the process of the driver and a descriptor that is at its
+    end when all hosts have ended.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    reads, writes = os.pipe()
+
+    def start(what: str) -> tuple[subprocess.Popen[bytes], int]:
+        command = [sys.executable, process_cluster.__file__, str(orders.folder), str(tmp_path / "state")]
+        process = subprocess.Popen([*command, what, str(SILENCE), str(writes)], pass_fds=[writes])
+        started.append(process)
+        os.close(writes)
+        wait_until(lambda: orders.taken_by or process.poll() is not None)
+        return process, reads
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+    if started and not select.select([reads], [], [], 0)[0]:
+        for pid in orders.taken_by:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    os.close(reads)
+
+
+@pytest.mark.parametrize(
+    ("what", "happens"),
+    [("hold", signal.SIGKILL), ("hold", signal.SIGSTOP), ("wait", signal.SIGKILL)],
+    ids=["GIL held, driver killed", "GIL held, driver stopped", "GIL free, driver killed"],
+)
+def test_host_whose_function_does_not_return_ends_without_its_driver(
+    driver: Callable[[str], tuple[subprocess.Popen[bytes], int]], what: str, happens: signal.Signals
+) -> None:
+    process, hosts_live = driver(what)
+    assert process.poll() is None
+    assert not select.select([hosts_live], [], [], 0)[0]
+    process.send_signal(happens)
+    assert select.select([hosts_live], [], [], LONG)[0], "a host lives"
+
+
+# --- what the driver tells of it ---
+
+
+def test_function_that_stands_still_is_logged_once_for_each_minute(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hosts, "_STANDSTILL", 0.6)
+    world.open(silence=LONG / 20)
+    world.batch()
+
+    def lines() -> list[str]:
+        return [line for line in told(caplog) if "no call of the function has returned" in line]
+
+    stands = [True]
+
+    def stand() -> None:
+        if stands:
+            stands.clear()
+            wait_until(lambda: len(lines()) == 2)
+
+    assert not lines()
+    ticks[:] = [stand]
+    world.batch()
+    assert [line.partition(": ")[2] for line in lines()] == [
+        "no call of the function has returned for 0.6 s",
+        "no call of the function has returned for 1.2 s",
+    ]
+    assert world.query is not None
+    registered = world.query.execution._hosts._living()
+    wait_until(lambda: not any(host.stands_for for host in registered))
+    world.close()
