@@ -19,7 +19,7 @@ from statebackend.cluster.environment import environment
 from statebackend.cluster.host import Host
 from statebackend.cluster.hosts import Hosts, Question
 from statebackend.cluster.streams import Stream
-from statebackend.cluster.wire import Link, LinkError, connect
+from statebackend.cluster.wire import Link, LinkError, Listener, connect
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
@@ -220,7 +220,7 @@ def test_a_host_that_was_replaced_takes_no_part(world: World, monkeypatch: pytes
 class Silent:
     """A host that registers, begins a pulse and never answers it, and takes nothing any more."""
 
-    def __init__(self, hosts: Hosts, secret: bytes) -> None:
+    def __init__(self, hosts: Hosts, secret: bytes, *, begins_pulse: bool = True) -> None:
         self.link = connect(hosts.address, secret, role="host")
         self.pulse = connect(hosts.address, secret, role="pulse")
         self.link.send(
@@ -235,8 +235,9 @@ class Silent:
             environment=environment(),
             address_space=None,
         )
-        generation = self.link.receive(LONG).header["generation"]
-        self.pulse.send("pulse", number=0, generation=generation)
+        self.generation = self.link.receive(LONG).header["generation"]
+        if begins_pulse:
+            self.pulse.send("pulse", number=0, generation=self.generation)
 
     def __enter__(self) -> Link:
         return self.link
@@ -244,6 +245,52 @@ class Silent:
     def __exit__(self, *_: object) -> None:
         self.link.close()
         self.pulse.close()
+
+
+@pytest.mark.parametrize(("number", "after"), [(0, 0), (0, 1), (0, -1), (1, 0)])
+def test_connection_that_is_not_the_pulse_of_a_registered_host_is_closed(number: int, after: int) -> None:
+    """The second one of its own registration, one of another registration, and one of another range."""
+    hosts = Hosts(1, b"secret", 1, lambda: Question("restore"), silence=LONG)
+    is_second = number == after == 0
+    try:
+        silent = Silent(hosts, b"secret", begins_pulse=is_second)
+        with silent, connect(hosts.address, b"secret", role="pulse") as other:
+            if is_second:
+                wait_until(lambda: hosts._hosts[0]._pulse is not None)
+            other.send("pulse", number=number, generation=silent.generation + after)
+            with pytest.raises(LinkError, match="the peer has closed the link"):
+                other.receive(LONG)
+            assert hosts._living()
+    finally:
+        hosts.close()
+
+
+def test_host_ends_when_the_driver_is_silent_although_its_connections_live(world: World) -> None:
+    world.open()
+    world.batch()
+    is_over = threading.Event()
+
+    def serve(link: Link, role: str) -> None:
+        if role == "host":
+            link.receive(LONG)
+            link.send("registered", generation=1)
+        is_over.wait(LONG)
+
+    with Listener(b"secret", serve) as listener:
+        plan = pickle.loads(world.cluster.plans[0])
+        plan = plan._replace(driver=listener.address, secret=b"secret", lease=0.4)
+        assert Host(plan, attempt=1, executor="here").serve() == "no word from the driver"
+        is_over.set()
+    world.close()
+
+
+def test_host_that_begins_no_pulse_is_lost() -> None:
+    hosts = Hosts(1, b"secret", 1, lambda: Question("restore"), silence=0.3)
+    try:
+        with Silent(hosts, b"secret", begins_pulse=False):
+            wait_until(lambda: not hosts._living())
+    finally:
+        hosts.close()
 
 
 def silent_and_ready(hosts: Hosts) -> Silent:
