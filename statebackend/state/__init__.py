@@ -54,7 +54,14 @@ from statebackend.state.timers import (
     timer_state,
     timestamp_column,
 )
-from statebackend.state.ttl import MAX_TIMESTAMP, StateTtlConfig, expiration_timestamp, expired
+from statebackend.state.ttl import (
+    MAX_TIMESTAMP,
+    StateTtlConfig,
+    expiration_timestamp,
+    expired,
+    newest_expired,
+    written_at,
+)
 from statebackend.state.value_columns import (
     check_lengths,
     check_values,
@@ -115,6 +122,7 @@ __all__ = [
     "has_objects",
     "named_aggregate",
     "named_reduction",
+    "newest_expired",
     "overrides",
     "timer_state",
     "times_of_rows",
@@ -122,4 +130,5 @@ __all__ = [
     "to_arrow",
     "to_values",
     "undisturbed",
+    "written_at",
 ]

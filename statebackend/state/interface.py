@@ -286,9 +286,10 @@ class KeyedStateBackend(ABC):
         """Let states with a time to live in event time go by the time of rows, apart from that of `begin_batch`.
 
         ``before`` and ``after`` are the watermarks before the batch and after it. Values are read and stamped by
-        ``after`` until `set_event_time`, and by vectorised calls always; they are cleaned up by ``before``. While a
-        watermark is None, nothing expires by it. Until the first call, what was restored goes by the watermark of its
-        checkpoint, if that has one. O(1).
+        ``after`` until `set_event_time`, and by vectorised calls always. Only what has expired by ``before`` is
+        removed: a row that comes later with an earlier time, on time, still sees the rest. While a watermark is None,
+        nothing expires by it. Until the first call, what was restored goes by the watermark of its checkpoint, if that
+        has one. O(1).
 
         A job refuses a time to live in event time on a backend that overrides this and `set_event_time` not both: it
         would go by the clock.

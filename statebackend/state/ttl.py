@@ -1,5 +1,11 @@
 """Time to live: the expiry of state, its visibility after that, and its cleanup.
 
+The rules of expiry. State expires at a time (`expired`), and a call goes by two times. State that has expired by the
+first, that of the call, is not visible to it. Only state that has expired by the second, too, is dead, and removed. In
+processing time both are the clock's. In event time the first is that of the row or timer at hand, and the second is the
+watermark: a row that comes later with an earlier time still finds what this one does not see. `written_at` is the
+timestamp of a write that builds on stored state. `_core/tables/expiry` holds the same rules in C.
+
 >>> from datetime import timedelta
 >>> config = StateTtlConfig.new_builder(timedelta(hours=1)).update_ttl_on_read_and_write().build()
 >>> config == StateTtlConfig(3_600_000, update_type=StateTtlConfig.UpdateType.OnReadAndWrite)
@@ -19,7 +25,15 @@ import numpy as np
 
 from statebackend.errors import UsageError
 
-__all__ = ["IncrementalCleanup", "RocksDBCleanup", "StateTtlConfig", "expiration_timestamp", "expired"]
+__all__ = [
+    "IncrementalCleanup",
+    "RocksDBCleanup",
+    "StateTtlConfig",
+    "expiration_timestamp",
+    "expired",
+    "newest_expired",
+    "written_at",
+]
 
 MAX_TIMESTAMP = 2**63 - 1
 _MIN_TIMESTAMP = -(2**63)
@@ -45,6 +59,26 @@ def expired(timestamp: int, ttl: int, now: int) -> bool:
     (False, True)
     """
     return expiration_timestamp(timestamp, ttl) <= now
+
+
+def newest_expired(ttl: int, now: int) -> int:
+    """The newest timestamp that has expired at ``now``: all older ones have, too, and may be compared in columns. O(1).
+
+    >>> newest_expired(10, 15), expired(5, 10, 15), expired(6, 10, 15)
+    (5, True, False)
+    """
+    return MAX_TIMESTAMP if now == MAX_TIMESTAMP else now - ttl
+
+
+def written_at(timestamp: int | None, time: int, in_event_time: bool) -> int:
+    """The timestamp of state that builds on what was stamped ``timestamp``, at ``time``; None: on nothing. O(1).
+
+    Values that are added, merged or renewed by reads build on what is there. In event time they never become older.
+
+    >>> written_at(7, 5, in_event_time=True), written_at(7, 5, in_event_time=False), written_at(None, 5, True)
+    (7, 5, 5)
+    """
+    return max(timestamp, time) if in_event_time and timestamp is not None else time
 
 
 class IncrementalCleanup(NamedTuple):
@@ -219,6 +253,30 @@ class StateTtlConfig:
         return self.ttl_time_characteristic is _TtlTimeCharacteristic.EventTime
 
     @property
+    def renews_on_read(self) -> bool:
+        """True if reads renew timestamps.
+
+        >>> StateTtlConfig(1, update_type=StateTtlConfig.UpdateType.OnReadAndWrite).renews_on_read
+        True
+        """
+        return self.update_type is _UpdateType.OnReadAndWrite
+
+    @property
+    def shows_expired(self) -> bool:
+        """True if reads return what has expired and is still there; never in event time: cuts of batches would show.
+
+        >>> visibility = StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
+        >>> in_event_time = StateTtlConfig.TtlTimeCharacteristic.EventTime
+        >>> config = StateTtlConfig(1, state_visibility=visibility)
+        >>> config.shows_expired
+        True
+        >>> StateTtlConfig(1, state_visibility=visibility, ttl_time_characteristic=in_event_time).shows_expired
+        False
+        """
+        is_asked_for = self.state_visibility is _StateVisibility.ReturnExpiredIfNotCleanedUp
+        return is_asked_for and not self.is_in_event_time
+
+    @property
     def incremental_cleanup(self) -> IncrementalCleanup | None:
         """The incremental cleanup in force: the configured one, otherwise the default while cleanup is on.
 
@@ -304,7 +362,7 @@ class Builder:
         return self.set_state_visibility(_StateVisibility.NeverReturnExpired)
 
     def return_expired_if_not_cleaned_up(self) -> Builder:
-        """Return expired state as long as it is still there."""
+        """Return expired state as long as it is still there; in event time, the same as `never_return_expired`."""
         return self.set_state_visibility(_StateVisibility.ReturnExpiredIfNotCleanedUp)
 
     def set_ttl_time_characteristic(self, characteristic: _TtlTimeCharacteristic) -> Builder:

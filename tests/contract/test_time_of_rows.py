@@ -71,8 +71,15 @@ def test_a_state_is_stamped_and_read_by_the_time_that_is_set(make_keyed: MakeKey
     assert read(state, kind)
     keyed.set_event_time(1100)
     assert not read(state, kind)
-    keyed.set_event_time(1000)
-    assert not read(state, kind), "the read has removed it"
+    keyed.set_event_time(1099)
+    assert read(state, kind), (
+        "an on-time row may come later with an earlier time: the read has removed nothing"
+    )
+    for watermark, is_left in ((1099, True), (1100, False)):
+        keyed.begin_event_time(watermark, 5000)
+        keyed.set_event_time(1100)
+        assert not read(state, kind)
+        assert keyed.num_entries("s") == is_left
 
 
 def test_without_a_watermark_nothing_expires(make_keyed: MakeKeyed, kind: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from statebackend.errors import UsageError
-from statebackend.state.ttl import StateTtlConfig, expiration_timestamp, expired
+from statebackend.state.ttl import StateTtlConfig, expiration_timestamp, expired, newest_expired
 
 UpdateType = StateTtlConfig.UpdateType
 Visibility = StateTtlConfig.StateVisibility
@@ -161,3 +161,4 @@ def test_expiry_is_clamped(timestamp: int, ttl: int, expires: int) -> None:
     assert expiration_timestamp(timestamp, ttl) == expires
     assert not expired(timestamp, ttl, expires - 1)
     assert expired(timestamp, ttl, expires)
+    assert newest_expired(ttl, expires) >= timestamp > newest_expired(ttl, expires - 1)

@@ -13,7 +13,7 @@ from statebackend._core.tables.cow_map cimport (
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.batches.kernels cimport (
     FAILED_MEMORY, FAILED_NOT, FAILED_OVERFLOW, Batch, BatchCall, LaneRun, RowKey, blob_of_row, find_row, map_of_row,
-    stage_block, stamp_of)
+    stage_block, stamp_of, stamp_on)
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.reductions cimport OP_BLOCK_WRITE, OP_FIRST, OP_LAST, OP_UPDATE, Operation
 from statebackend._core.tables.state_table cimport StateTable
@@ -47,6 +47,7 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
     cdef const char *source
     cdef const char *old = NULL
     cdef uint32_t slot
+    cdef int64_t stamp
     cdef Blob *blob = NULL
     cdef PyObject *last                  # NULL: batches have no objects
     cdef CoreKey k
@@ -92,7 +93,8 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
     k.length = key.length
     k.namespace = key.ns
     k.hash = key.hash
-    slot = write_value(lane, table, map, &k, slot, source, stamp_of(batch, key.row), &last)
+    stamp = stamp_on(batch, key.row, entry_at(lane.core, slot)) if slot else stamp_of(batch, key.row)
+    slot = write_value(lane, table, map, &k, slot, source, stamp, &last)
     if unlikely(slot == 0):
         if blob != NULL:
             blob_drop(lane.core.blobs, blob)
@@ -103,10 +105,11 @@ cdef int add_row(Batch *batch, Lane *lane, CowMap **where, RowKey *key) noexcept
 
 
 def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, nulls=None, namespace=0, timestamp=0,
-             int64_t ttl=0, int threads=1, rows=None, return_touched=False):
+             int64_t ttl=0, bint in_event_time=False, int threads=1, rows=None, return_touched=False):
     """Add each value to the value of its key, in order; a null clears. Atomic; overflow raises.
 
-    With `ttl`, a value that has expired at `timestamp` counts as absent. `values` is an array of the plan's numbers,
+    With `ttl`, a value that has expired at `timestamp` counts as absent; `in_event_time`, a later timestamp than that
+    stays. `values` is an array of the plan's numbers,
     (offsets, data), or an array of bytes by row. With `return_touched`, and without nulls, it returns the first row
     of each distinct key, in order, and the keys' new values. Errors give a row the number that `rows` has for it.
 
@@ -145,6 +148,7 @@ def add_many(StateTable table not None, keys, values, AddPlan plan not None, *, 
     call.set_nulls(nulls)
     call.set_timestamps(timestamp)
     call.batch.ttl = ttl
+    call.batch.keeps_latest = in_event_time and ttl
     if op == OP_BLOCK_WRITE or nulls is not None or ttl:
         call.batch.block = add_block
         call.batch.extra = &plan.adding

@@ -1,4 +1,4 @@
-"""Reads many keys whose values may expire: removes what has expired, and may renew what is read."""
+"""Reads many keys whose values may expire: removes what is dead, and may renew what is read."""
 
 import numpy as np
 
@@ -10,7 +10,8 @@ from statebackend._core.tables.cow_map cimport (
     CowMap, Lane, Table, before_operation, entry_at, payload_of, remove, value_of)
 from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.batches.kernels cimport (
-    FAILED_MEMORY, Batch, BatchCall, LaneRun, Reading, RowKey, find_row, stage_block, stamp_of)
+    FAILED_MEMORY, Batch, BatchCall, LaneRun, Reading, RowKey, find_row, stage_block, stamp_of, stamp_on,
+    time_of_death)
 from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.tables.reductions cimport OP_BLOCK_READ, OP_READ
 from statebackend._core.tables.state_table cimport StateTable
@@ -37,14 +38,15 @@ cdef bint read_row(Batch *batch, Lane *lane, CowMap *map, RowKey *key) noexcept 
     cdef const Reading *reading = <const Reading *>batch.extra
     cdef uint32_t slot
     cdef char *value
+    cdef int64_t timestamp
     cdef bint gone
     if unlikely(not before_operation(lane, table, map)):
         return False
     slot = find_row(batch, map, key)
     if slot == 0:
         return True
-    gone = is_expired((<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0], batch.ttl,
-                      stamp_of(batch, key.row))
+    timestamp = (<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0]
+    gone = is_expired(timestamp, batch.ttl, stamp_of(batch, key.row))
     if not gone or reading.shows_expired:
         batch.found[key.row] = 1
         value = value_of(table, entry_at(lane.core, slot))
@@ -56,15 +58,17 @@ cdef bint read_row(Batch *batch, Lane *lane, CowMap *map, RowKey *key) noexcept 
     if reading.looks_only:
         return True
     if gone:
-        return remove(lane, table, map, slot, key.hash)
-    return not reading.renews or restamp(lane, table, map, slot, key.hash, stamp_of(batch, key.row)) != 0
+        return not is_expired(timestamp, batch.ttl, reading.dead_at) or remove(lane, table, map, slot, key.hash)
+    return not reading.renews or restamp(
+        lane, table, map, slot, key.hash, stamp_on(batch, key.row, entry_at(lane.core, slot))) != 0
 
 
-def read_many(StateTable table not None, keys, *, now, int64_t ttl, bint shows_expired=False,
+def read_many(StateTable table not None, keys, *, now, int64_t ttl, dead_at=None, bint shows_expired=False,
               bint renews=False, namespace=0, int threads=1):
     """As `kernels.get_many` at a time `now`: removes what has expired and, with `renews`, stamps what has not. Atomic.
 
-    `now` is one for all, or an array.
+    `now` is one for all, or an array. In event time, only what has expired by the time `dead_at`, too, is removed, and
+    no timestamp becomes older.
 
     >>> from statebackend._core.tables.state_core import StateCore
     >>> from statebackend._core.tables.state_table import StateTable
@@ -78,6 +82,7 @@ def read_many(StateTable table not None, keys, *, now, int64_t ttl, bint shows_e
     if table.value_code >= CODE_OBJECT or not table.table.layout.has_timestamp or ttl <= 0:
         raise UsageError("this table has no timestamps, or does not hold values that are read in batches")
     reading.shows_expired, reading.renews, reading.looks_only = shows_expired, renews, False
+    reading.dead_at, call.batch.keeps_latest = time_of_death(dead_at), dead_at is not None
     call.batch.block, call.batch.extra = read_block, &reading
     call.set_timestamps(now)
     call.batch.ttl = ttl

@@ -4,10 +4,11 @@ A `BlockFunction` applies up to 32 rows in their order. It gets the maps of thei
 needed. If a row fails, it sets `run.failure` and `run.failed_row` and returns False.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from statebackend._core.memory.arena cimport Blob, blob_new
-from statebackend._core.tables.cow_map cimport CowMap, Lane, Table, find_blob, find_int, hash_int_key
+from statebackend._core.tables.cow_map cimport CowMap, Entry, Lane, Table, find_blob, find_int, hash_int_key, payload_of
+from statebackend._core.tables.expiry cimport written_at
 from statebackend._core.key_groups cimport HashProgram
 from statebackend._core.tables.reductions cimport Operation
 from statebackend._core.tables.state_table cimport StateTable
@@ -75,17 +76,28 @@ cdef struct Batch:
     BlockFunction block
     const uint8_t *nulls                 # by row: whether the value is null; NULL where none is
     int64_t ttl                          # 0: none
+    bint keeps_latest                    # values build on what is there, whose timestamps they keep if those are later
     Table *inner                         # of map states: the table of the entries
     void *extra
 
 cdef struct Reading:
     # The `extra` of reads where values expire.
+    int64_t dead_at                      # what has expired by then, too, is removed
     bint shows_expired
     bint renews
     bint looks_only                      # only reports what exists, and changes nothing
 
 cdef inline int64_t stamp_of(const Batch *batch, int64_t row) noexcept nogil:
     return batch.timestamp if batch.timestamps == NULL else batch.timestamps[row]
+
+cdef inline int64_t stamp_on(const Batch *batch, int64_t row, Entry *entry) noexcept nogil:
+    """The timestamp of a row that overwrites an entry."""
+    cdef int64_t stamp = stamp_of(batch, row)
+    return written_at((<int64_t *>payload_of(batch.table, entry))[0], stamp, True) if batch.keeps_latest else stamp
+
+cdef inline int64_t time_of_death(dead_at) except? -1:
+    """None: whatever a call does not see is dead."""
+    return INT64_MAX if dead_at is None else dead_at
 
 cdef inline uint32_t namespace_of_row(const Batch *batch, int64_t row) noexcept nogil:
     return batch.ns if batch.namespaces == NULL else batch.namespaces[row]

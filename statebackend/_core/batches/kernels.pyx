@@ -49,7 +49,7 @@ from statebackend._core.tables.writing cimport put_value, write_bytes, write_val
 from statebackend._core.tables.reductions cimport (
     OP_ALL, OP_APPEND, OP_COUNT, OP_FIND, OP_GET, OP_PRODUCT, OP_READ, OP_REDUCE, OP_REMOVE, OP_SUM, OP_UPDATE,
     Operation, add_overflow, is_write, reduce_into)
-from statebackend._core.tables.expiry cimport is_expired
+from statebackend._core.tables.expiry cimport is_expired, written_at
 from statebackend._core.tables.state_core cimport StateCore, discard_log
 from statebackend._core.tables.lists cimport list_append
 
@@ -529,6 +529,7 @@ cdef inline int write_in_place(Batch *batch, Entry *entry, uint32_t ref, uint32_
     old = load_bits(value, width)
     if is_stamped:
         old_stamp = (<int64_t *>(value - 8))[0]
+        stamp = written_at(old_stamp, stamp, batch.keeps_latest)
     if op == OP_SUM or op == OP_REDUCE:
         if is_stamped and batch.ttl and is_expired(old_stamp, batch.ttl, stamp):
             begin_with(batch, &bits, op)
@@ -659,6 +660,8 @@ cdef inline bint fast_rows(Batch *batch, LaneRun *run, CowMap *map, int64_t at, 
             if not is_gone or reading.shows_expired:
                 store_bits(out + width * rows[i], load_bits(<char *>entry + off_value, width), width)
                 found[rows[i]] = 1
+            if is_gone and not is_expired((<int64_t *>(<char *>entry + off_value - 8))[0], batch.ttl, reading.dead_at):
+                continue
             if is_gone:
                 if not clear_row(batch, run, map, at + i):
                     return False
@@ -805,14 +808,16 @@ cdef inline uint32_t overwrite(Batch *batch, Lane *lane, CowMap *map, uint32_t s
     cdef bint kept = False
     cdef const char *value
     cdef uint64_t length
+    cdef int64_t stamp
     if batch.value_offsets != NULL:
         value = batch.values + batch.value_offsets[row]
         length = batch.value_offsets[row + 1] - batch.value_offsets[row]
-        return slot if write_bytes(lane, table, map, slot, value, length, stamp_of(batch, row)) else 0
+        return slot if write_bytes(lane, table, map, slot, value, length, stamp_on(batch, row, entry)) else 0
+    stamp = stamp_on(batch, row, entry)
     if not keep_payload(lane, table, map, slot, RECORD_WRITE, &kept):
         return 0
     entry.version = lane.core.state_version
-    put_value(table, slot, kept, batch.values + table.layout.value_width * row, stamp_of(batch, row))
+    put_value(table, slot, kept, batch.values + table.layout.value_width * row, stamp)
     return slot
 
 
@@ -826,6 +831,7 @@ cdef inline uint32_t replace(Batch *batch, Lane *lane, CowMap *map, Staged *stag
     cdef Log *log = NULL
     cdef Blob *blob = NULL
     cdef const char *value = batch.values + table.layout.value_width * row
+    cdef int64_t stamp = stamp_on(batch, row, staged.entries[i])
     cdef uint32_t slot
     if not may_replace_head(lane, table, map, staged, i, &log):
         return 0
@@ -836,7 +842,7 @@ cdef inline uint32_t replace(Batch *batch, Lane *lane, CowMap *map, Staged *stag
         value = <const char *>&blob
     slot = clone_head(lane, table, map, staged.buckets[i], is_blob, log)
     if slot != 0:
-        put_value(table, slot, True, value, stamp_of(batch, row))
+        put_value(table, slot, True, value, stamp)
     elif blob != NULL:
         blob_drop(lane.core.blobs, blob)
     return slot

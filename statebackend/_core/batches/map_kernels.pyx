@@ -13,9 +13,10 @@ from libc.string cimport memcpy, memset
 from statebackend._core.memory.arena cimport Blob, blob_drop
 from statebackend._core.tables.cow_map cimport (
     CoreKey, CowMap, Lane, Table, active_table, before_operation, bucket, entry_at, find, map_new, payload_of, value_of)
-from statebackend._core.tables.expiry cimport is_expired
+from statebackend._core.tables.expiry cimport is_expired, written_at
 from statebackend._core.batches.kernels cimport (
-    FAILED_MEMORY, Batch, BatchCall, LaneRun, RowKey, blob_of_row, find_row, map_of_row, stage_block, stamp_of)
+    FAILED_MEMORY, Batch, BatchCall, LaneRun, RowKey, blob_of_row, find_row, map_of_row, stage_block, stamp_of,
+    time_of_death)
 from statebackend._core.tables.map_table cimport MapTable, anchor_ref, hash_map_key, put_threaded, remove_threaded
 from statebackend._core.memory.platform cimport prefetch, unlikely
 from statebackend._core.tables.reductions cimport OP_BLOCK_READ, OP_BLOCK_WRITE
@@ -35,6 +36,7 @@ cdef struct MapRows:
     const int64_t *keys                  # map keys by row, or their offsets and data
     const int64_t *offsets
     const char *data
+    int64_t dead_at                      # what has expired by then, too, is removed
     bint shows_expired
     bint renews
 
@@ -94,6 +96,7 @@ cdef bint map_row(Batch *batch, LaneRun *run, CowMap **where, RowKey *key, CoreK
     cdef CowMap *map
     cdef CoreKey head
     cdef uint32_t head_slot, slot = 0, group
+    cdef int64_t timestamp = 0
     cdef bint gone = False
     if head_map == NULL:
         if rows.op != MAP_PUT:
@@ -122,8 +125,8 @@ cdef bint map_row(Batch *batch, LaneRun *run, CowMap **where, RowKey *key, CoreK
         hash_map_key(table, inner, anchor_ref(heads, head_slot))
         slot = find(table, map, inner)
     if slot and batch.ttl:
-        gone = is_expired((<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0], batch.ttl,
-                          stamp_of(batch, key.row))
+        timestamp = (<int64_t *>payload_of(table, entry_at(lane.core, slot)))[0]
+        gone = is_expired(timestamp, batch.ttl, stamp_of(batch, key.row))
     if slot == 0 and rows.op != MAP_PUT:
         return True
     if rows.op == MAP_GET:
@@ -131,7 +134,11 @@ cdef bint map_row(Batch *batch, LaneRun *run, CowMap **where, RowKey *key, CoreK
             if not is_null(table, entry_at(lane.core, slot)):
                 take_value(batch, value_of(table, entry_at(lane.core, slot)), key.row)
         if not gone:
-            return not rows.renews or restamp(lane, table, map, slot, inner.hash, stamp_of(batch, key.row)) != 0
+            return not rows.renews or restamp(
+                lane, table, map, slot, inner.hash,
+                written_at(timestamp, stamp_of(batch, key.row), batch.keeps_latest)) != 0
+        if not is_expired(timestamp, batch.ttl, rows.dead_at):
+            return True
     if rows.op == MAP_REMOVE or gone:
         # An expired entry does not keep its place in the order either.
         if rows.op == MAP_REMOVE:
@@ -229,10 +236,11 @@ def put_many(MapTable maps not None, keys, map_keys, values, *, nulls=None, name
 
 
 def get_many(MapTable maps not None, keys, map_keys, *, namespace=0, now=0, int64_t ttl=0,
-             bint shows_expired=False, bint renews=False, int threads=1):
+             dead_at=None, bint shows_expired=False, bint renews=False, int threads=1):
     """The values of each row's map key and a mask of those found, where None does not count; bytes as (offsets, data).
 
-    With `ttl`, it removes what has expired at `now` and, with `renews`, stamps the rest.
+    With `ttl`, it removes what has expired at `now` and, with `renews`, stamps the rest. In event time, only what has
+    expired by the time `dead_at`, too, is removed, and no timestamp becomes older.
 
     >>> from statebackend._core.tables.map_table import MapTable
     >>> from statebackend._core.tables.state_core import StateCore
@@ -245,7 +253,9 @@ def get_many(MapTable maps not None, keys, map_keys, *, namespace=0, now=0, int6
     rows.op, rows.shows_expired, rows.renews = MAP_GET, shows_expired, renews and ttl
     if maps.entries.value_code >= CODE_OBJECT:
         raise UsageError("objects are not read in batches")
+    rows.dead_at = time_of_death(dead_at)
     cdef BatchCall call = batch_of(maps, keys, map_keys, &rows, namespace, now, ttl, threads)
+    call.batch.keeps_latest = dead_at is not None
     return call.read(OP_BLOCK_WRITE if ttl else OP_BLOCK_READ, call.batch.code, call.batch.width, True)
 
 

@@ -5,9 +5,10 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.codecs.codecs cimport ValueCodec
 from statebackend._core.tables.cow_map cimport CoreKey, CowMap, Entry, Table, find
+from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.handles.look_ahead cimport Visit
-from statebackend._core.memory.platform cimport unlikely
+from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.tables.state_table cimport StateTable
 
@@ -81,3 +82,10 @@ cdef inline int64_t time_of(BaseHandle handle) except? -1:
     if unlikely(handle.in_event_time):
         return handle.event_time()
     return handle.context.time()
+
+cdef inline bint is_dead(BaseHandle handle, int64_t timestamp) noexcept:
+    # Whether something that has expired by the time of the call may be removed: in event time, only when the watermark
+    # says so, too. A row that comes later with an earlier time may still see it.
+    if likely(not (handle.in_event_time and handle.context.has_event_time)):
+        return True
+    return is_expired(timestamp, handle.ttl, handle.context.event_cleaned)

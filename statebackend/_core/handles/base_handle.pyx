@@ -9,7 +9,8 @@ second table, for all others.
 
 Time. `time_of(handle)` is the time by which a state is read and stamped, `cleanup_time` that by which it is cleaned up.
 They differ in event time, where each row goes by its own: what has expired for this row may not have for another key's,
-or for a row that comes later with an earlier time. So cleanup goes by the watermark, below which only late rows come.
+or for a row that comes later with an earlier time. So cleanup goes by the watermark, below which only late rows come,
+and a read removes only what it does not see and `is_dead` by the watermark.
 """
 
 cimport cython

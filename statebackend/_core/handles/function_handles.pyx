@@ -9,6 +9,10 @@ from statebackend._core.memory.interpreter cimport ROWS_IN_TURN, give_way
 cdef class AddingHandle(SingleHandle):
     """The shared part of reducing, aggregating and folding states: user functions, which may do anything."""
 
+    def __init__(self, *arguments, **options):
+        SingleHandle.__init__(self, *arguments, **options)
+        self.keeps_latest = self.in_event_time
+
     cdef object copied(self, object value):
         """The value as the function gets it: a copy, of the declared type, if values have one."""
         return value

@@ -14,7 +14,7 @@ cdef class ListHandle(Handle):
     cdef int put_elements(self, char *elements, uint64_t n, bint replace) except -1
     cdef int store_given(self, object values, bint replace) except -1
     cdef int store_all(self, list values, bint replace) except -1
-    cdef char *unexpired_elements(self, bint renews, uint64_t *n) except? NULL
+    cdef char *living_elements(self, bint renews, uint64_t *n) except? NULL
     cdef bint all_expired(self) except -1
     cdef list read_last(self, list found, uint64_t n)
     cdef list read_list(self, list found)

@@ -17,8 +17,8 @@ from statebackend._core.codecs.codecs cimport MAX_STORED
 from statebackend._core.tables.cow_map cimport (
     CoreKey, CowMap, Entry, ExpiringHead, ListHead, Table, element_timestamp, elements_of, entry_at, key_object,
     live_elements, namespace_of, stamp_element, value_of)
-from statebackend._core.tables.expiry cimport is_expired
-from statebackend._core.handles.base_handle cimport WANT_ALIVE, WANT_EXPIRED, Place, find_key, time_of
+from statebackend._core.tables.expiry cimport is_expired, written_at
+from statebackend._core.handles.base_handle cimport WANT_ALIVE, WANT_EXPIRED, Place, find_key, is_dead, time_of
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.tables.lists cimport (
     ListCursor, cursor_close, cursor_next, cursor_open, drop_elements, list_extend, list_skip, pass_expired,
@@ -77,13 +77,15 @@ cdef class ListHandle(Handle):
             cursor_close(&cursor)
         return found
 
-    cdef char *unexpired_elements(self, bint renews, uint64_t *n) except? NULL:
-        """Copies of the unexpired elements in stored form, to be freed; with the current time if `renews`."""
+    cdef char *living_elements(self, bint renews, uint64_t *n) except? NULL:
+        """Copies of the elements that are not dead in stored form, to be freed; `renews` the timestamps of unexpired ones.
+        """
         cdef ListCursor cursor
         cdef char *element
         cdef char *copies
         cdef uint32_t width = self.table.element_width
-        cdef int64_t now = time_of(self)
+        cdef int64_t timestamp = 0, now = time_of(self)
+        cdef bint is_seen
         n[0] = 0
         copies = <char *>PyMem_RawMalloc(live_elements(self.table, self.head()) * width + 1)
         if copies == NULL:
@@ -93,11 +95,14 @@ cdef class ListHandle(Handle):
             self.no_memory()
         element = cursor_next(self.table, &cursor)
         while element != NULL:
-            if self.ttl == 0 or not is_expired(element_timestamp(element), self.ttl, now):
+            if self.ttl:
+                timestamp = element_timestamp(element)
+            is_seen = self.ttl == 0 or not is_expired(timestamp, self.ttl, now)
+            if is_seen or not is_dead(self, timestamp):
                 memcpy(copies + n[0] * width, element, width)
                 refer_to_element(self.table, copies + n[0] * width)
-                if renews:
-                    stamp_element(copies + n[0] * width, now)
+                if renews and is_seen:
+                    stamp_element(copies + n[0] * width, written_at(timestamp, now, self.in_event_time))
                 n[0] += 1
             element = cursor_next(self.table, &cursor)
         cursor_close(&cursor)
@@ -196,15 +201,16 @@ cdef class ListHandle(Handle):
         cdef char *copies
         cdef uint64_t n = 0
         cdef Py_ssize_t i
-        cdef bint is_gone = self.ttl != 0 and self.all_expired()
-        if not is_gone or self.shows_expired:
+        cdef bint is_hidden = self.ttl != 0 and self.all_expired()
+        if not is_hidden or self.shows_expired:
             self.raw_elements(self.ttl == 0 or self.shows_expired, found)
         if self.ttl:
-            if is_gone:
-                self.expired_on_read += 1
-                self.remove_here()
+            if is_hidden:
+                if is_dead(self, (<ExpiringHead *>self.head()).newest):
+                    self.expired_on_read += 1
+                    self.remove_here()
             elif self.refreshes:
-                copies = self.unexpired_elements(True, &n)
+                copies = self.living_elements(True, &n)
                 try:
                     self.put_elements(copies, n, True)
                 finally:
@@ -316,7 +322,7 @@ cdef class ListHandle(Handle):
                     self.no_memory()
                 self.core.calls += 1
                 return True
-        copies = self.unexpired_elements(False, &n)
+        copies = self.living_elements(False, &n)
         try:
             self.put_elements(copies, n, True)
         finally:
@@ -342,7 +348,7 @@ cdef class ListHandle(Handle):
                 return parts
         self.ttl = 0                     # all elements, expired or not
         try:
-            copies = self.unexpired_elements(False, &n)
+            copies = self.living_elements(False, &n)
         finally:
             self.ttl = ttl
         parts.join(copies, n)

@@ -20,8 +20,9 @@ from statebackend._core.codecs.codecs cimport FORM_BOOL, FORM_OBJECT, KEY_NUMBER
 from statebackend._core.tables.cow_map cimport (
     Anchor, CoreKey, CowMap, Entry, Table, Thread, before_operation, entry_at, find, find_stored, hash_key, hash_of,
     hash_stored, key_object, namespace_of, payload_of, thread_of, value_of)
-from statebackend._core.tables.expiry cimport is_expired
-from statebackend._core.handles.base_handle cimport NEVER, WANT_ALIVE, WANT_EXPIRED, Place, find_key, time_of
+from statebackend._core.tables.expiry cimport is_expired, written_at
+from statebackend._core.handles.base_handle cimport (
+    NEVER, WANT_ALIVE, WANT_EXPIRED, Place, find_key, is_dead, time_of)
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.handles.look_ahead cimport LOOKS_AHEAD, REACH_THREAD, note_map_entry, note_part
 from statebackend._core.tables.map_table cimport (
@@ -45,6 +46,11 @@ cdef object ABSENT = object()            # in place of a value
 cdef inline Table *entries_here(MapHandle handle) noexcept:
     """The entries of maps in the current namespace; NULL if nothing was ever put there."""
     return handle.plain_entries if handle.context.key.namespace == 0 else handle.spaced_entries
+
+
+cdef inline int64_t timestamp_at(Table *table, uint32_t slot) noexcept:
+    """The timestamp of a map entry."""
+    return (<int64_t *>payload_of(table, entry_at(table.core, slot)))[0]
 
 
 cdef inline bint split_number(MapHandle handle, object key, CoreKey *inner) noexcept:
@@ -115,8 +121,7 @@ cdef class MapHandle(Handle):
         return find(table, map, inner)
 
     cdef bint entry_expired(self, Table *table, uint32_t slot) except -1:
-        return is_expired((<int64_t *>payload_of(table, entry_at(table.core, slot)))[0], self.ttl,
-                          time_of(self))
+        return is_expired(timestamp_at(table, slot), self.ttl, time_of(self))
 
     cdef object load_entry(self, StateTable entries, CoreKey *inner, uint32_t slot):
         """The value of an entry. A deserialiser may run anything."""
@@ -141,9 +146,10 @@ cdef class MapHandle(Handle):
         """Stamp an entry with the current time."""
         cdef StateTable entries = self.map_here().entries
         cdef Table *table = entries.table
-        cdef int64_t now = time_of(self)
+        cdef int64_t timestamp = timestamp_at(table, slot[0])
+        cdef int64_t now = written_at(timestamp, time_of(self), self.in_event_time)
         cdef uint32_t renewed
-        if (<int64_t *>payload_of(table, entry_at(table.core, slot[0])))[0] == now:
+        if timestamp == now:
             return 0
         renewed = restamp(&table.lane, table, entries.map_or_null(inner.group), slot[0], inner.hash, now)
         if renewed == 0:
@@ -208,7 +214,7 @@ cdef class MapHandle(Handle):
     cdef object read_entry(self, object key, bint only_look):
         """The value, or ABSENT; `only_look` leaves the value out.
 
-        It removes an expired entry, and returns it this once if it may be seen. It renews the rest if reads do so.
+        It removes a dead entry, and returns it this once if it may be seen. It renews what it sees if reads do so.
         """
         cdef CoreKey inner
         cdef object _owner = None, value = None
@@ -225,6 +231,8 @@ cdef class MapHandle(Handle):
             return ABSENT
         if self.ttl:
             if self.entry_expired(entries_here(self), slot):
+                if not is_dead(self, timestamp_at(entries_here(self), slot)):
+                    return ABSENT
                 self.expired_on_read += 1
                 if self.shows_expired:
                     if not only_look:
@@ -274,8 +282,7 @@ cdef class MapHandle(Handle):
             self.find_here()
         self.make_map()
         slot = self.find_entry(inner)
-        if slot and self.ttl and is_expired(
-                (<int64_t *>payload_of(entries_here(self), entry_at(self.table.core, slot)))[0], self.ttl, now):
+        if slot and self.ttl and is_expired(timestamp_at(entries_here(self), slot), self.ttl, now):
             self.remove_entry(inner, slot, False)        # an expired entry does not keep its place
             self.find_here()
             self.make_map()
@@ -472,8 +479,7 @@ cdef class MapHandle(Handle):
         is_hinted = anchor.alive_from != 0 and anchor.setbacks == setbacks
         slot = anchor.alive_from if is_hinted and wanted == WANT_ALIVE else anchor.first
         while slot:
-            if is_expired((<int64_t *>payload_of(entries, entry_at(entries.core, slot)))[0], self.ttl, now) == (
-                    wanted == WANT_EXPIRED):
+            if is_expired(timestamp_at(entries, slot), self.ttl, now) == (wanted == WANT_EXPIRED):
                 break
             slot = thread_of(entries, entry_at(entries.core, slot)).next
         if wanted == WANT_ALIVE:
@@ -730,6 +736,12 @@ cdef class MapIterator:
                 if handle.refreshes:
                     handle.renew_entry(&inner, &slot)
                 return self.visit(slot)
+            if not is_dead(handle, timestamp_at(table, slot)):
+                self.map_key = key
+                visit_entry(&self.place, table, slot)
+                self.calls = handle.core.calls
+                slot = self.step()
+                continue
             if handle.shows_expired and self.shown != SHOW_KEYS:
                 value = handle.load_entry(entries, &inner, slot)
                 slot = handle.find_entry(&inner)

@@ -1,9 +1,13 @@
 """Handles of states with one value for a key; see `single_handle.pyx`."""
 
+from libc.stdint cimport int64_t
+
 from statebackend._core.codecs.codecs cimport ValueCodec
 from statebackend._core.handles.handle cimport Handle
 
 cdef class SingleHandle(Handle):
+    cdef bint keeps_latest               # writes build on what is there, whose timestamp they keep if it is later
+    cdef int64_t timestamp_here(self) noexcept
     cdef object read(self)
     cdef object unexpired(self)
     cdef object load_here(self)
@@ -12,5 +16,6 @@ cdef class SingleHandle(Handle):
     cdef bint expired_here(self) except -1
     cdef int write(self, object value) except -1
     cdef int write_by_serializer(self, object value) except -1
+    cdef int64_t time_to_write(self) except? -1
     cdef int write_stored(self, char *stored) except -1
     cdef object stored_copy(self, ValueCodec codec, object value)

@@ -6,8 +6,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.codecs.codecs cimport FORM_FLOAT, FORM_LONG, FORM_OBJECT, MAX_STORED, ValueCodec
 from statebackend._core.tables.cow_map cimport CowMap, Table, entry_at, payload_of, value_of
-from statebackend._core.tables.expiry cimport is_expired
-from statebackend._core.handles.base_handle cimport NEVER, Place, time_of
+from statebackend._core.tables.expiry cimport is_expired, written_at
+from statebackend._core.handles.base_handle cimport NEVER, Place, is_dead, time_of
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.writing cimport restamp, taken_over, write_value
@@ -18,9 +18,11 @@ cdef class SingleHandle(Handle):
 
     # --- reading ---
 
+    cdef int64_t timestamp_here(self) noexcept:
+        return (<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0]
+
     cdef bint expired_here(self) except -1:
-        return is_expired((<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0], self.ttl,
-                          time_of(self))
+        return is_expired(self.timestamp_here(), self.ttl, time_of(self))
 
     cdef object load_here(self):
         """Load the value of the entry that was found. If a mark or a snapshot needs an object, this copies it first."""
@@ -51,7 +53,7 @@ cdef class SingleHandle(Handle):
         return value
 
     cdef object read(self):
-        """Return the value, or None. An expired value is removed, and returned this once if it may be seen."""
+        """Return the value, or None. A dead value is removed, and returned this once if it may be seen."""
         cdef object value = None
         cdef uint64_t turn
         if self.cleanup_size:
@@ -62,6 +64,8 @@ cdef class SingleHandle(Handle):
             return None
         if self.ttl:
             if self.expired_here():
+                if not is_dead(self, self.timestamp_here()):
+                    return None
                 self.expired_on_read += 1
                 turn = self.context.turn
                 if self.shows_expired:
@@ -80,8 +84,8 @@ cdef class SingleHandle(Handle):
     cdef int renew(self) except -1:
         """Stamp the entry that was found with the current time."""
         cdef uint32_t slot
-        cdef int64_t now = time_of(self)
-        if (<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0] == now:
+        cdef int64_t now = written_at(self.timestamp_here(), time_of(self), self.in_event_time)
+        if self.timestamp_here() == now:
             return 0
         slot = restamp(&self.table.lane, self.table, self.map, self.slot, self.context.key.hash, now)
         if slot == 0:
@@ -109,7 +113,7 @@ cdef class SingleHandle(Handle):
         if self.slot == 0:
             return None
         if self.ttl:
-            timestamp = (<int64_t *>payload_of(self.table, entry_at(self.table.core, self.slot)))[0]
+            timestamp = self.timestamp_here()
         self.keep_place(&place)
         try:
             value = self.load_here()
@@ -122,6 +126,14 @@ cdef class SingleHandle(Handle):
             self.drop_place(&place)
         return value, timestamp
 
+    def _moved(self, stored):
+        """The value and timestamp that a merge goes on with, or None; in event time, an expired value is dropped."""
+        cdef int64_t now
+        if not self.in_event_time:
+            return stored
+        now = time_of(self)
+        return None if is_expired(stored[1], self.ttl, now) else (stored[0], written_at(stored[1], now, True))
+
     def _merge_stored(self, a, b):
         """Merge two values and their timestamps, and stamp the result now. An expired value counts as none."""
         cdef int64_t now = time_of(self) if self.ttl else 0
@@ -131,7 +143,7 @@ cdef class SingleHandle(Handle):
             return None
         if a_expired or b_expired:
             return (b if a_expired else a)[0], now
-        return self._merged(a[0], b[0]), now
+        return self._merged(a[0], b[0]), written_at(max(a[1], b[1]), now, self.in_event_time)
 
     def _put_stored(self, value, int64_t timestamp):
         """Set the value of the current key, with a timestamp."""
@@ -181,10 +193,16 @@ cdef class SingleHandle(Handle):
         finally:
             self.drop_place(&place)
 
+    cdef int64_t time_to_write(self) except? -1:
+        cdef int64_t now = time_of(self) if self.ttl else 0
+        if unlikely(self.keeps_latest) and self.slot:
+            return written_at(self.timestamp_here(), now, True)
+        return now
+
     cdef int write_stored(self, char *stored) except -1:
         """Put a stored form in. It belongs to the table afterwards, even if this raises."""
         cdef Table *table = self.table
-        cdef int64_t now = time_of(self) if self.ttl else 0
+        cdef int64_t now = self.time_to_write()
         cdef PyObject *last
         cdef object _dropped = None      # an object ends with this call, when the table is whole again
         cdef uint32_t slot = write_value(&table.lane, table, self.map, &self.context.key, self.slot, stored, now, &last)

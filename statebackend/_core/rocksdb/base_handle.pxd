@@ -2,6 +2,7 @@
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t
+from libc.string cimport memcpy
 
 from statebackend._core.rocksdb.batches cimport Write
 from statebackend._core.rocksdb.current_key cimport CurrentKey
@@ -29,6 +30,7 @@ cdef class BaseHandle:
 
     cdef int64_t time(self) noexcept
     cdef bint has_gone(self, const char *stored, size_t n) except -1
+    cdef bint is_dead(self, int64_t stamp) noexcept
     cdef int change(self, Write what, const char *key, size_t n, const char *value, size_t size) except -1
     cdef bint watched(self) except -1
     cdef tuple place_of_call(self)
@@ -37,3 +39,8 @@ cdef class BaseHandle:
 
 
 cdef object damaged()
+
+cdef inline int64_t stamp_at(const char *stored) noexcept nogil:
+    cdef int64_t stamp
+    memcpy(&stamp, stored, STAMP_BYTES)
+    return stamp

@@ -9,9 +9,8 @@ or after all is written: it may make another key current, write, or close the ba
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t
-from libc.string cimport memcpy
 
-from statebackend._core.memory.platform cimport unlikely
+from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.rocksdb.batches cimport Write
 from statebackend._core.rocksdb.current_key cimport CurrentKey
 from statebackend._core.rocksdb.store cimport Table
@@ -68,14 +67,18 @@ cdef class BaseHandle:
         return self.context.event_cleaned_now if self.in_event_time else self.context.time()
 
     cdef bint has_gone(self, const char *stored, size_t n) except -1:
-        """Whether what begins with this timestamp, if there is one, has expired."""
-        cdef int64_t stamp
+        """Whether what begins with this timestamp, if there is one, has expired: this call does not see it."""
         if not self.lifetime:
             return False
         if unlikely(n < STAMP_BYTES):
             raise damaged()
-        memcpy(&stamp, stored, STAMP_BYTES)
-        return is_expired(stamp, self.lifetime, self.time())
+        return is_expired(stamp_at(stored), self.lifetime, self.time())
+
+    cdef bint is_dead(self, int64_t stamp) noexcept:
+        """Whether what has expired may be removed: a row that comes later with an earlier time may still see it."""
+        if likely(not (self.in_event_time and self.context.has_event_time)):
+            return True
+        return is_expired(stamp, self.lifetime, self.context.event_cleaned)
 
     def has_expired(self, bytes stored not None):
         """Return True if a stored value, which begins with its timestamp, has expired now."""

@@ -14,7 +14,7 @@ from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE
 from statebackend._core.rocksdb.buffers cimport Bytes, append, drop
 from statebackend._core.rocksdb.database cimport Pinned
 from statebackend._core.rocksdb.held cimport Held, hold
-from statebackend._core.tables.expiry cimport is_expired
+from statebackend._core.tables.expiry cimport is_expired, written_at
 
 from statebackend.errors import SerializationError
 
@@ -62,6 +62,15 @@ cdef class ListHandle(BaseHandle):
             left += not self.lifetime or not is_expired(element.stamp, self.lifetime, now)
         return left
 
+    cdef bint is_all_dead(self, Held *held) except -1:
+        """Whether a list of which all elements have expired may be removed."""
+        cdef Element element
+        cdef size_t at = 0
+        while self.next_element(held, &at, &element):
+            if not self.is_dead(element.stamp):
+                return False
+        return True
+
     # --- reading ---
 
     def get(self):
@@ -71,7 +80,6 @@ cdef class ListHandle(BaseHandle):
         cdef Element element
         cdef size_t n, at = 0
         cdef int64_t now = 0
-        cdef bint is_left = True
         cdef list shown = []
         cdef const char *key = self.store.key_here(&n)
         if not self.store.find(self.table, key, n, &found):
@@ -82,10 +90,10 @@ cdef class ListHandle(BaseHandle):
             return shown
         if self.lifetime:
             now = self.time()
-            is_left = self.count_unexpired(&held, now) > 0
-            if not is_left:
-                self.expired_on_read += 1
-                self.change(WRITE_DELETE, key, n, NULL, 0)
+            if self.count_unexpired(&held, now) == 0:
+                if self.is_all_dead(&held):
+                    self.expired_on_read += 1
+                    self.change(WRITE_DELETE, key, n, NULL, 0)
             elif self.renews:
                 self.renew(key, n, &held, now)
         while self.next_element(&held, &at, &element):
@@ -94,21 +102,25 @@ cdef class ListHandle(BaseHandle):
         return shown
 
     cdef int renew(self, const char *key, size_t n, Held *held, int64_t now) except -1:
-        """Write the elements that have not expired, stamped with the time."""
+        """Write the elements that are not dead; those that have not expired are stamped with the time."""
         cdef Bytes made
         cdef Element element
         cdef size_t at = 0
         cdef uint32_t length
+        cdef int64_t stamp
         cdef bint is_done = True
         memset(&made, 0, sizeof(made))
         try:
             while is_done and self.next_element(held, &at, &element):
-                if is_expired(element.stamp, self.lifetime, now):
+                stamp = element.stamp
+                if not is_expired(stamp, self.lifetime, now):
+                    stamp = written_at(stamp, now, self.in_event_time)
+                elif self.is_dead(stamp):
                     continue
                 length = <uint32_t>(element.size + STAMP_BYTES)
                 if not self.codec.width:
                     is_done = append(&made, <const char *>&length, LENGTH_BYTES)
-                is_done = is_done and append(&made, <const char *>&now, STAMP_BYTES)
+                is_done = is_done and append(&made, <const char *>&stamp, STAMP_BYTES)
                 is_done = is_done and append(&made, element.data, element.size)
             if not is_done:
                 raise MemoryError

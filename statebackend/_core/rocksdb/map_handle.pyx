@@ -11,12 +11,13 @@ from libc.string cimport memcpy, memset
 from statebackend._core.codecs.codecs cimport KEY_ENCODED, KeyCodec
 from statebackend._core.codecs.type_codec cimport Room, close_room, open_room, take_room
 from statebackend._core.memory.platform cimport likely, unlikely
-from statebackend._core.rocksdb.base_handle cimport STAMP_BYTES, BaseHandle, damaged
+from statebackend._core.rocksdb.base_handle cimport STAMP_BYTES, BaseHandle, damaged, stamp_at
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_PUT
 from statebackend._core.rocksdb.composite_keys cimport INT_BYTES, int_at
 from statebackend._core.rocksdb.database cimport Pinned
 from statebackend._core.rocksdb.held cimport Held, hold
 from statebackend._core.tables.cow_map cimport CoreKey
+from statebackend._core.tables.expiry cimport written_at
 
 from statebackend.errors import SerializationError
 
@@ -88,7 +89,7 @@ cdef class MapHandle(BaseHandle):
     cdef object read_entry(self, object key, bint is_loaded):
         """The value of a map key, or ABSENT; without `is_loaded`, something else for a value.
 
-        An entry that has expired is removed, one that is seen is renewed if reads do so.
+        An entry that is dead is removed, one that is seen is renewed if reads do so.
         """
         cdef CoreKey inner
         cdef Pinned found
@@ -110,12 +111,14 @@ cdef class MapHandle(BaseHandle):
         cdef int64_t stamp, now
         cdef bytes renewed
         if self.has_gone(stored, size):
+            if not self.is_dead(stamp_at(stored)):
+                return False
             self.expired_on_read += 1
             self.change(WRITE_DELETE, at, n, NULL, 0)
             return self.shows_expired
         if self.renews:
-            memcpy(&stamp, stored, STAMP_BYTES)
-            now = self.time()
+            stamp = stamp_at(stored)
+            now = written_at(stamp, self.time(), self.in_event_time)
             if stamp != now:
                 renewed = PyBytes_FromStringAndSize(stored, size)
                 memcpy(PyBytes_AS_STRING(renewed), &now, STAMP_BYTES)

@@ -4,25 +4,28 @@ cimport cython
 import numpy as np
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport INT64_MIN, int64_t, uint8_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from statebackend._core.codecs.type_codec cimport Room, close_room, open_room, take_room
 from statebackend._core.memory.byte_rows cimport start_of
 from statebackend._core.memory.interpreter cimport ROWS_IN_TURN, give_way
 from statebackend._core.memory.platform cimport likely, unlikely
-from statebackend._core.rocksdb.base_handle cimport STAMP_BYTES, BaseHandle
+from statebackend._core.rocksdb.base_handle cimport STAMP_BYTES, BaseHandle, stamp_at
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_PUT
 from statebackend._core.rocksdb.database cimport Pinned
 from statebackend._core.codecs.value_bytes cimport ValueBytes
 from statebackend._core.rocksdb.held cimport Held, hold
+from statebackend._core.tables.expiry cimport written_at
+
+cdef int64_t ON_NOTHING = INT64_MIN      # in place of the timestamp of what a write builds on
 
 
 cdef class SingleHandle(BaseHandle):
     """One value for a key: its timestamp, if there is a time to live, and its bytes."""
 
     cdef object read(self):
-        """The value, or None. One that has expired is removed; it is returned this once if the visibility says so."""
+        """The value, or None. One that is dead is removed; it is returned this once if the visibility says so."""
         cdef Pinned found
         cdef Held held
         cdef size_t n
@@ -34,13 +37,15 @@ cdef class SingleHandle(BaseHandle):
         if likely(not self.lifetime):
             return self.codec.read(held.data, held.size)
         if self.has_gone(held.data, held.size):
+            if not self.is_dead(stamp_at(held.data)):
+                return None
             self.expired_on_read += 1
             self.change(WRITE_DELETE, key, n, NULL, 0)
             if not self.shows_expired:
                 return None
         elif self.renews:
-            memcpy(&stamp, held.data, STAMP_BYTES)
-            now = self.time()
+            stamp = stamp_at(held.data)
+            now = written_at(stamp, self.time(), self.in_event_time)
             if stamp != now:
                 if owner is None:
                     memcpy(held.few, &now, STAMP_BYTES)
@@ -50,8 +55,8 @@ cdef class SingleHandle(BaseHandle):
                 self.change(WRITE_PUT, key, n, held.data, held.size)
         return self.codec.read(held.data + STAMP_BYTES, held.size - STAMP_BYTES)
 
-    cdef int write(self, object value, bytes at) except -1:
-        """Set the value of a place; None stands for the current one."""
+    cdef int write(self, object value, bytes at, int64_t on) except -1:
+        """Set the value of a place; None stands for the current one. `on` is the timestamp of what it builds on."""
         cdef Room room
         cdef int64_t now
         cdef size_t n
@@ -65,7 +70,7 @@ cdef class SingleHandle(BaseHandle):
                     return self.write_by_serializer(value)
                 self.codec.write(value, &room)
             if self.front:
-                now = self.time()
+                now = written_at(on, self.time(), True)
                 memcpy(room.data, &now, STAMP_BYTES)
             if at is None:
                 key = self.store.key_here(&n)
@@ -78,7 +83,7 @@ cdef class SingleHandle(BaseHandle):
     cdef int write_by_serializer(self, object value) except -1:
         """Set the value of the place that is current now: the serializer may make others current."""
         cdef tuple place = self.place_of_call()
-        cdef bytes stored = self.stored_form(value)
+        cdef bytes stored = self.stored_form(value, ON_NOTHING)
         cdef object moved_to = self.back_to(place)
         cdef size_t n
         cdef const char *key
@@ -93,18 +98,28 @@ cdef class SingleHandle(BaseHandle):
         cdef const char *key = self.store.key_here(&n)
         return self.change(WRITE_DELETE, key, n, NULL, 0)
 
-    cdef object read_unexpired(self):
-        """The value that a write builds on, or None: one that has expired is never merged with new input."""
+    cdef object read_unexpired(self, int64_t *on):
+        """The value that a write builds on, or None: one that has expired is never merged with new input.
+
+        And its timestamp, which the write keeps in event time if it is later.
+        """
         cdef Pinned found
         cdef Held held
         cdef size_t n
         cdef const char *key = self.store.key_here(&n)
+        on[0] = ON_NOTHING
         if not self.store.find(self.table, key, n, &found):
             return None
         cdef object _owner = hold(self.store.database, &found, &held)
-        if self.has_gone(held.data, held.size):
+        return self.unexpired_at(held.data, held.size, on)
+
+    cdef object unexpired_at(self, const char *stored, size_t n, int64_t *on):
+        on[0] = ON_NOTHING
+        if self.has_gone(stored, n):
             return None
-        return self.codec.read(held.data + self.front, held.size - self.front)
+        if self.in_event_time:
+            on[0] = stamp_at(stored)
+        return self.codec.read(stored + self.front, n - self.front)
 
     def exists(self):
         """Return True if a read would return something stored."""
@@ -123,15 +138,24 @@ cdef class SingleHandle(BaseHandle):
 
     def unexpired(self, bytes stored not None):
         """Return a stored value, or None if it has expired."""
+        cdef int64_t on
+        return self.unexpired_at(PyBytes_AS_STRING(stored), PyBytes_GET_SIZE(stored), &on)
+
+    def moved(self, bytes stored not None):
+        """What a merge of namespaces takes of a stored value; in event time, None if it has expired."""
+        cdef int64_t now
+        if not self.in_event_time:
+            return stored
         if self.has_gone(stored, PyBytes_GET_SIZE(stored)):
             return None
-        return self.codec.read(PyBytes_AS_STRING(stored) + self.front, PyBytes_GET_SIZE(stored) - self.front)
+        now = written_at(stamp_at(stored), self.time(), True)
+        return (<char *>&now)[:STAMP_BYTES] + stored[STAMP_BYTES:]
 
-    def stored(self, value):
-        """Return a value as it is stored, stamped with the time."""
-        return self.stored_form(value)
+    def stored(self, value, on=None):
+        """Return a value as it is stored, stamped with the time; `on` is the timestamp of what it builds on."""
+        return self.stored_form(value, ON_NOTHING if on is None else on)
 
-    cdef bytes stored_form(self, object value):
+    cdef bytes stored_form(self, object value, int64_t on):
         cdef Room room
         cdef int64_t now
         open_room(&room)
@@ -140,7 +164,7 @@ cdef class SingleHandle(BaseHandle):
                 take_room(&room, STAMP_BYTES)
             self.codec.write(value, &room)
             if self.front:
-                now = self.time()
+                now = written_at(on, self.time(), True)
                 memcpy(room.data, &now, STAMP_BYTES)
             return PyBytes_FromStringAndSize(room.data, room.used)
         finally:
@@ -173,7 +197,7 @@ cdef class ValueHandle(SingleHandle):
         if unlikely(value is None):
             self.remove()
         else:
-            self.write(value, None)
+            self.write(value, None, ON_NOTHING)
 
 
 cdef object default_of(descriptor):
@@ -224,6 +248,7 @@ cdef class AddingHandle(SingleHandle):
         """Add a value; None clears. If the function raises, nothing has changed."""
         cdef object accumulator
         cdef bytes at
+        cdef int64_t on
         cdef bint is_spaced
         if value is None:
             self.remove()
@@ -231,8 +256,8 @@ cdef class AddingHandle(SingleHandle):
         # The function may make another key current.
         at = self.store.place_here
         is_spaced = self.store.is_spaced
-        accumulator = self.read_unexpired()
-        self.write(self.combined(accumulator, self.copied(value)), at)
+        accumulator = self.read_unexpired(&on)
+        self.write(self.combined(accumulator, self.copied(value)), at, on)
         if unlikely(is_spaced):
             self.table.has_namespaces = True
 
@@ -251,8 +276,9 @@ cdef class AddingHandle(SingleHandle):
         cdef Py_ssize_t row = 0
         cdef uint64_t version = self.table.version
         cdef bint is_alone = True
-        cdef object canonical, value
+        cdef object canonical, value, accumulator
         cdef bytes at
+        cdef int64_t on
         for canonical in rows:
             if row % ROWS_IN_TURN == 0:
                 give_way()
@@ -267,30 +293,29 @@ cdef class AddingHandle(SingleHandle):
                 self.remove()
                 known.kept[numbers[row]] = False
             else:
-                known.kept[numbers[row]] = self.add_at(
-                    at, self.known_value(known, numbers[row]) if is_alone else self.read_unexpired(),
-                    value if are_copies else self.copied(value))
+                accumulator = (self.known_value(known, numbers[row], &on) if is_alone
+                               else self.read_unexpired(&on))
+                known.kept[numbers[row]] = self.add_at(at, accumulator, value if are_copies else self.copied(value), on)
             version += 1
             row += 1
 
-    cdef bytes add_at(self, bytes at, object accumulator, object value):
+    cdef bytes add_at(self, bytes at, object accumulator, object value, int64_t on):
         """Add a value to the accumulator of a place; return what is stored there then."""
         cdef bint is_spaced = self.store.is_spaced
-        cdef bytes stored = self.stored_form(self.combined(accumulator, value))
+        cdef bytes stored = self.stored_form(self.combined(accumulator, value), on)
         self.change(WRITE_PUT, PyBytes_AS_STRING(at), PyBytes_GET_SIZE(at),
                     PyBytes_AS_STRING(stored), PyBytes_GET_SIZE(stored))
         if unlikely(is_spaced):
             self.table.has_namespaces = True
         return stored
 
-    cdef object known_value(self, KnownRows known, Py_ssize_t number):
-        """The value that a write builds on, or None, of what was read, or stored by a row before."""
+    cdef object known_value(self, KnownRows known, Py_ssize_t number, int64_t *on):
+        """As `read_unexpired`, of what was read, or stored by a row before."""
         cdef size_t size
         cdef object _owner = known.kept[number]
         cdef const char *stored = known.stored(number, &size)
-        if stored == NULL or self.has_gone(stored, size):
-            return None
-        return self.codec.read(stored + self.front, size - self.front)
+        on[0] = ON_NOTHING
+        return None if stored == NULL else self.unexpired_at(stored, size, on)
 
     def get(self):
         """The result of the added values; None if none was added."""

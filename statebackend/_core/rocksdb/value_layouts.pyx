@@ -11,12 +11,12 @@ Timestamps are eight bytes, little-endian, of states with a time to live only. `
 import numpy as np
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from statebackend._core.memory.byte_rows cimport check_rows, start_of
 from statebackend._core.rocksdb.buffers cimport Bytes, append, drop
-from statebackend._core.tables.expiry cimport is_expired
+from statebackend._core.tables.expiry cimport is_expired, written_at
 
 from statebackend.errors import StoreError
 
@@ -125,11 +125,13 @@ def split_values(const int64_t[::1] offsets not None, const uint8_t[::1] data no
 
 def seen_values(const uint8_t[::1] found not None, const int64_t[::1] offsets not None,
                 const uint8_t[::1] data not None, int64_t lifetime, int64_t now, bint shows_expired,
-                bint is_map_entry, int width=0):
+                bint is_map_entry, int width=0, dead_at=None):
     """Return what reads of many values, or map entries, see at a time; a `lifetime` of 0 is none.
 
-    That is: which are values that may be seen and are not None; which have expired; which have a timestamp that is
-    not `now`; and the values as offsets and bytes, with `width` zeros in place of what is not seen.
+    That is: which are values that may be seen and are not None; which are dead; which have not expired, and get another
+    timestamp if reads renew; and the values as offsets and bytes, with `width` zeros in place of what is not seen.
+
+    What has expired is dead. In event time, only if it has expired by the time `dead_at`, too.
 
     >>> found, offsets, data = np.array([1, 0], np.uint8), np.array([0, 2, 2]), np.array([0, 7], np.uint8)
     >>> seen_values(found, offsets, data, 0, 0, False, True, 1)[0].tolist()
@@ -142,7 +144,8 @@ def seen_values(const uint8_t[::1] found not None, const int64_t[::1] offsets no
     cdef bint is_done = True, is_whole = True, is_gone
     cdef bytes zeros = bytes(width)
     cdef const char *zero = zeros
-    cdef int64_t stamp
+    cdef bint in_event_time = dead_at is not None
+    cdef int64_t stamp, removed_at = dead_at if in_event_time else INT64_MAX
     cdef Bytes made
     cdef uint8_t[::1] valid, old, other
     cdef int64_t[::1] end
@@ -163,8 +166,8 @@ def seen_values(const uint8_t[::1] found not None, const int64_t[::1] offsets no
                 if lifetime:
                     memcpy(&stamp, value, 8)
                     is_gone = is_expired(stamp, lifetime, now)
-                    old[i] = is_gone
-                    other[i] = stamp != now
+                    old[i] = is_gone and is_expired(stamp, lifetime, removed_at)
+                    other[i] = not is_gone and stamp != written_at(stamp, now, in_event_time)
                 valid[i] = (not is_gone or shows_expired) and not (is_map_entry and value[front - 1])
             if valid[i]:
                 is_done = append(&made, value + front, size - front)

@@ -93,10 +93,11 @@ class AddingColumns(SingleColumns):
         return self._of_changed(call, first[order], pa.concat_arrays(results).take(pa.array(order)))
 
     def _add_part(self, part: Part, column: Column, plan: AddPlan, wants_changed: bool) -> Changed | None:
-        nulls = part.of(column.nulls)
+        nulls, config = part.of(column.nulls), self.descriptor.ttl_config
         touched = adding_kernels.add_many(
             self._table_to_write(part), part.keys, part.of(column.values), plan, nulls=nulls,
             timestamp=part.times, ttl=self._ttl(), rows=part.rows,
+            in_event_time=config is not None and config.is_in_event_time,
             return_touched=wants_changed and nulls is None, **self._options(part),
         )  # fmt: skip
         if not wants_changed:

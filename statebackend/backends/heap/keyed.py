@@ -185,12 +185,14 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
                 continue
             self._namespace = namespace
             stored = state._take()
+            stored = None if stored is None else state._moved(stored)
             if stored is not None:
                 merged = stored if merged is None else state._merge_stored(merged, stored)
         if merged is None:
             return
         self._namespace = target
         old = state._take()
+        old = None if old is None else state._moved(old)
         if old is not None:
             merged = state._merge_stored(old, merged)
         if merged is not None:

@@ -31,6 +31,7 @@ from statebackend.columns.nested_columns import decoded_keys
 from statebackend.columns.stored_columns import Array, arrow_column
 from statebackend.errors import SerializationError
 from statebackend.keys import KeyEncoder, key_encoder
+from statebackend.state import newest_expired
 from statebackend.types import Type
 from statebackend.types.serializers import serializer_for
 
@@ -146,7 +147,7 @@ class WrittenState:
         expired_at = times.of(ttl)
         if ttl is None or expired_at is None:
             return None
-        return LeftOut(expired_at - ttl.ttl, counts)
+        return LeftOut(newest_expired(ttl.ttl, expired_at), counts)
 
     # --- rows ---
 

@@ -24,7 +24,7 @@ from statebackend.backends.heap.additions import AggregatingColumns, FoldingColu
 from statebackend.backends.heap.vectorised import ListColumns, MapColumns, ValueColumns
 from statebackend.columns.additions import aggregate_plan, reduction_plan
 from statebackend.columns.codec_choice import key_codec, value_codec
-from statebackend.state import AggregatingStateDescriptor, StateDescriptor, StateTtlConfig
+from statebackend.state import AggregatingStateDescriptor, StateDescriptor
 
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
@@ -40,9 +40,6 @@ __all__ = [
     "make_state",
     "table_shape",
 ]
-
-_OnReadAndWrite = StateTtlConfig.UpdateType.OnReadAndWrite
-_ReturnExpired = StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
 
 
 class HeapValueState(ValueHandle, ValueColumns):
@@ -129,9 +126,9 @@ def make_handle(handle: type[Handle], backend: HeapKeyedBackend, descriptor: Sta
     options: dict[str, Any] = {}
     if config is not None:
         options["ttl"] = config.ttl
-        options["refreshes"] = config.update_type is _OnReadAndWrite
+        options["refreshes"] = config.renews_on_read
         options["in_event_time"] = config.is_in_event_time
-        options["shows_expired"] = config.state_visibility is _ReturnExpired
+        options["shows_expired"] = config.shows_expired
         if config.incremental_cleanup is not None:
             options["cleanup_size"] = config.incremental_cleanup.cleanup_size
     if codec.layout == "object":

@@ -28,7 +28,6 @@ from statebackend.state import (
     KeyedListState,
     KeyedState,
     MapState,
-    StateTtlConfig,
     ValueState,
     check_lengths,
     times_of_rows,
@@ -37,9 +36,6 @@ from statebackend.state import (
 from statebackend.types import Type
 
 __all__ = ["Call", "ColumnsState", "ListColumns", "MapColumns", "Part", "ValueColumns"]
-
-_UpdateType = StateTtlConfig.UpdateType
-_Visibility = StateTtlConfig.StateVisibility
 
 
 @dataclass(frozen=True)
@@ -208,14 +204,15 @@ class ColumnsState(KeyedState):
     def _expiry(self, part: Part) -> dict[str, Any]:
         """The options of kernels that read state with a time to live."""
         config = self.descriptor.ttl_config
-        return {
-            "now": part.times,
-            "ttl": config.ttl,
-            "shows_expired": config.state_visibility is _Visibility.ReturnExpiredIfNotCleanedUp,
-        }
+        return {"now": part.times, "ttl": config.ttl, "shows_expired": config.shows_expired}
 
-    def _renews(self) -> bool:
-        return self.descriptor.ttl_config.update_type is _UpdateType.OnReadAndWrite
+    def _removal(self, part: Part) -> dict[str, Any]:
+        """The options of kernels that remove what is dead, and renew what they read."""
+        config, backend = self.descriptor.ttl_config, self.backend
+        dead_at = None
+        if config.is_in_event_time:
+            dead_at = part.times if backend._event_now is None else backend._event_cleaned
+        return {"renews": config.renews_on_read, "dead_at": dead_at}
 
     # --- what several kinds do alike ---
 
@@ -265,7 +262,7 @@ class SingleColumns(ColumnsState):
         if self._ttl():
             before = len(table)
             found = expiring_kernels.read_many(
-                table, part.keys, renews=self._renews(), **self._expiry(part), **self._options(part)
+                table, part.keys, **self._removal(part), **self._expiry(part), **self._options(part)
             )
             self._count_expired(before - len(table))
             return found
@@ -408,7 +405,7 @@ class MapColumns(ColumnsState, MapState):
             nothing = np.zeros(len(part), dtype=np.uint32)
             values, found = gathering.values_at(self.plain_map.entries, nothing), nothing != 0
         else:
-            expiry = {"renews": self._renews(), **self._expiry(part)} if self._ttl() else {}
+            expiry = {**self._removal(part), **self._expiry(part)} if self._ttl() else {}
             maps = self._map(part)
             before = len(maps)
             values, found = map_kernels.get_many(maps, part.keys, inner, **expiry, **self._options(part))

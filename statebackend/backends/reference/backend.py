@@ -166,11 +166,14 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
             stored = state.table.get(at)
             if stored is not None:
                 state.drop(at)
+                stored = state.moved(stored)
+            if stored is not None:
                 merged = stored if merged is None else state.merged(merged, stored)
         if merged is None:
             return
         at = Place(self._key_group, target, self._key)
         old = state.table.get(at)
+        old = None if old is None else state.moved(old)
         if old is not None:
             merged = state.merged(old, merged)
         if merged is None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from statebackend.backends.reference.table import NestedTable, Place
 from statebackend.errors import ClosedError, SerializationError, SerializationTypeError
-from statebackend.state import KeyedState, StateDescriptor, StateTtlConfig, expired
+from statebackend.state import KeyedState, StateDescriptor, expired, written_at
 from statebackend.types.serializers import TypeSerializer
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["ReferenceState", "Stamped"]
 
 S = TypeVar("S")
-_UpdateType = StateTtlConfig.UpdateType
-_Visibility = StateTtlConfig.StateVisibility
 
 
 class Stamped(NamedTuple):
@@ -50,13 +48,10 @@ class ReferenceState(KeyedState, Generic[S]):
         self._iterations: weakref.WeakSet[_Iteration] = weakref.WeakSet()
         config = descriptor.ttl_config
         self._ttl: int | None = None if config is None else config.ttl
-        self._refreshes = config is not None and config.update_type is _UpdateType.OnReadAndWrite
-        self._shows_expired = (
-            config is not None and config.state_visibility is _Visibility.ReturnExpiredIfNotCleanedUp
-        )
+        self._refreshes = config is not None and config.renews_on_read
+        self._shows_expired = config is not None and config.shows_expired
         cleanup = None if config is None else config.incremental_cleanup
         self._in_event_time = config is not None and config.is_in_event_time
-        self._is_cleaning = False
         self._cleanup_size = 0 if cleanup is None else cleanup.cleanup_size
         self._round: list[Place] = []
         #: How much has expired, by the cause that removed it.
@@ -81,19 +76,24 @@ class ReferenceState(KeyedState, Generic[S]):
         return self._backend.place()
 
     def _expired(self, stamped: Stamped) -> bool:
+        """Return True if it has expired by the time of the call: no read sees it, and no write builds on it."""
         return self._ttl is not None and expired(stamped.timestamp, self._ttl, self._now())
+
+    def _dead(self, stamped: Stamped) -> bool:
+        """Return True if expiry may remove it. In event time, a row with an earlier time may still see the rest."""
+        time = self._backend.event_cleaned if self._in_event_time else self._backend.now
+        return self._ttl is not None and expired(stamped.timestamp, self._ttl, time)
 
     def _visible(self, stamped: Stamped) -> bool:
         return self._shows_expired or not self._expired(stamped)
 
-    def _stamp(self, data: bytes | None) -> Stamped:
-        return Stamped(data, 0 if self._ttl is None else self._now())
+    def _stamp(self, data: bytes | None, on: int | None = None) -> Stamped:
+        """Stamp what the call writes; ``on`` is the timestamp of what it builds on."""
+        return Stamped(data, 0 if self._ttl is None else written_at(on, self._now(), self._in_event_time))
 
     def _now(self) -> int:
-        """The time by which it is read and stamped; while it is cleaned up, that of cleanup."""
-        if not self._in_event_time:
-            return self._backend.now
-        return self._backend.event_cleaned if self._is_cleaning else self._backend.event_now
+        """The time by which it is read and stamped."""
+        return self._backend.event_now if self._in_event_time else self._backend.now
 
     def _serialize(self, serializer: TypeSerializer, value: Any) -> bytes:
         if value is None:
@@ -111,7 +111,7 @@ class ReferenceState(KeyedState, Generic[S]):
     # --- cleaning up ---
 
     def accessed(self) -> None:
-        """Look at the next few entries and remove what has expired; rounds repeat over all entries."""
+        """Look at the next few entries and remove what is dead; rounds repeat over all entries."""
         if self._cleanup_size and not self._round:
             self._round = [at for at, _ in self.table]
         for at in self._round[: self._cleanup_size]:
@@ -121,10 +121,8 @@ class ReferenceState(KeyedState, Generic[S]):
         del self._round[: self._cleanup_size]
 
     def clean(self, at: Place, stored: S, budget: int) -> int:
-        """Remove up to ``budget`` expired map entries, values, or lists with expired elements; return how many."""
-        self._is_cleaning = True
-        left, done = self.without_expired(stored, budget)
-        self._is_cleaning = False
+        """Remove up to ``budget`` dead map entries, values, or lists with dead elements; return how many."""
+        left, done = self.without_dead(stored, budget)
         if left is None:
             self.table.remove(at)
         elif done:
@@ -144,8 +142,8 @@ class ReferenceState(KeyedState, Generic[S]):
         """Return True if one of the values, elements or entries satisfies ``wanted``."""
 
     @abstractmethod
-    def without_expired(self, stored: S, budget: int = 2**63) -> tuple[S | None, int]:
-        """Drop up to ``budget`` expired things; return the rest (None if nothing is left) and how many were dropped."""
+    def without_dead(self, stored: S, budget: int = 2**63) -> tuple[S | None, int]:
+        """Drop up to ``budget`` dead things; return the rest (None if nothing is left) and how many were dropped."""
 
     @abstractmethod
     def _timestamps(self, stored: S) -> Iterable[int]:
@@ -154,6 +152,10 @@ class ReferenceState(KeyedState, Generic[S]):
     def rows_of(self, stored: S | None) -> dict[Any, Any]:
         """The rows stored for a key: one, except for maps."""
         return {} if stored is None else {None: stored}
+
+    def moved(self, stored: S) -> S | None:
+        """What a merge of namespaces takes of what one of them stores; None if nothing of it counts."""
+        return stored
 
     def merged(self, a: S, b: S) -> S | None:
         """Merge what two namespaces store, ``a`` first."""

@@ -39,10 +39,10 @@ class ReferenceListState(ReferenceState["tuple[Stamped, ...]"], KeyedListState):
     def _any(self, stored: tuple[Stamped, ...], wanted: Callable[[Stamped], bool]) -> bool:
         return any(map(wanted, stored))
 
-    def without_expired(
+    def without_dead(
         self, stored: tuple[Stamped, ...], budget: int = 2**63
     ) -> tuple[tuple[Stamped, ...] | None, int]:
-        left = tuple(element for element in stored if not self._expired(element))
+        left = tuple(element for element in stored if not self._dead(element))
         return left or None, int(left != stored)
 
     def _timestamps(self, stored: tuple[Stamped, ...]) -> Iterable[int]:
@@ -52,14 +52,17 @@ class ReferenceListState(ReferenceState["tuple[Stamped, ...]"], KeyedListState):
         self.accessed()
         at = self._here()
         stored = self.table.get(at) or ()
-        left, _ = self.without_expired(stored)
         values = [self._serializer.deserialize(each.data) for each in stored if self._visible(each)]
-        if stored and left is None:
+        left = tuple(each for each in stored if not (self._expired(each) and self._dead(each)))
+        if stored and not left:
             self.expired_on_read += 1
             self.table.remove(at)
-        elif left is not None and self._refreshes:
-            self.table.put(at, tuple(self._stamp(element.data) for element in left))
+        elif self._refreshes and not all(map(self._expired, left)):
+            self.table.put(at, tuple(map(self._renewed, left)))
         return values
+
+    def _renewed(self, element: Stamped) -> Stamped:
+        return element if self._expired(element) else self._stamp(element.data, element.timestamp)
 
     def __iter__(self) -> Iterator[Any]:
         return self.watched(self._here(), iter(self.get()))

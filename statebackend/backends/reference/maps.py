@@ -39,10 +39,10 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
     def _any(self, stored: dict[Any, Stamped], wanted: Callable[[Stamped], bool]) -> bool:
         return any(map(wanted, stored.values()))
 
-    def without_expired(
+    def without_dead(
         self, stored: dict[Any, Stamped], budget: int = 2**63
     ) -> tuple[dict[Any, Stamped] | None, int]:
-        gone = [key for key, entry in stored.items() if self._expired(entry)][:budget]
+        gone = [key for key, entry in stored.items() if self._dead(entry)][:budget]
         return {key: entry for key, entry in stored.items() if key not in gone} or None, len(gone)
 
     def rows_of(self, stored: dict[Any, Stamped] | None) -> dict[Any, Any]:
@@ -64,17 +64,19 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
         return None if value is None else self._serialize(self._serializer, value)
 
     def _read(self, at: Place, key: Any) -> Stamped | None:
-        """The entry if it may be seen. Removes it if it has expired, renews it if reads do so."""
+        """The entry if it may be seen. Removes it if it is dead, renews it if reads do so."""
         stored = self.table.get(at) or {}
         entry = stored.get(key)
         if entry is None:
             return None
         if self._expired(entry):
-            self.expired_on_read += 1
-            self._drop_entry(at, stored, key)
+            if self._dead(entry):
+                self.expired_on_read += 1
+                self._drop_entry(at, stored, key)
             return entry if self._shows_expired else None
-        if self._refreshes and entry.timestamp != self._now():
-            self.table.put(at, {**stored, key: self._stamp(entry.data)})
+        renewed = self._stamp(entry.data, entry.timestamp)
+        if self._refreshes and renewed != entry:
+            self.table.put(at, {**stored, key: renewed})
         return entry
 
     def _drop_entry(self, at: Place, stored: dict[Any, Stamped], key: Any) -> None:

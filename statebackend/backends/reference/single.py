@@ -39,17 +39,17 @@ class _SingleState(ReferenceState[Stamped]):
     def _any(self, stored: Stamped, wanted: Callable[[Stamped], bool]) -> bool:
         return wanted(stored)
 
-    def without_expired(self, stored: Stamped, budget: int = 2**63) -> tuple[Stamped | None, int]:
-        return (None, 1) if self._expired(stored) else (stored, 0)
+    def without_dead(self, stored: Stamped, budget: int = 2**63) -> tuple[Stamped | None, int]:
+        return (None, 1) if self._dead(stored) else (stored, 0)
 
     def _timestamps(self, stored: Stamped) -> Iterable[int]:
         return (stored.timestamp,)
 
-    def _store(self, at: Place, value: Any) -> None:
-        self.table.put(at, self._stamp(self._serialize(self._serializer, value)))
+    def _store(self, at: Place, value: Any, on: int | None = None) -> None:
+        self.table.put(at, self._stamp(self._serialize(self._serializer, value), on))
 
     def _read(self) -> Any:
-        """The value, or None. An expired value is removed; it is returned this once if the visibility allows that."""
+        """The value, or None. A dead value is removed; it is returned this once if the visibility allows that."""
         self.accessed()
         at = self._here()
         stored = self.table.get(at)
@@ -57,26 +57,34 @@ class _SingleState(ReferenceState[Stamped]):
             return None
         value = self._serializer.deserialize(stored.data)
         if self._expired(stored):
-            self.expired_on_read += 1
-            self.table.remove(at)
+            if self._dead(stored):
+                self.expired_on_read += 1
+                self.table.remove(at)
             return value if self._shows_expired else None
-        if self._refreshes and stored.timestamp != self._now():
-            self.table.put(at, self._stamp(stored.data))
+        renewed = self._stamp(stored.data, stored.timestamp)
+        if self._refreshes and renewed != stored:
+            self.table.put(at, renewed)
         return value
 
-    def _unexpired(self, at: Place) -> Any:
-        """The value that a write builds on. An expired value is never merged with new input."""
+    def _unexpired(self, at: Place) -> tuple[Any, int | None]:
+        """The value that a write builds on, and its timestamp. An expired value is never merged with new input."""
         stored = self.table.get(at)
         if stored is None or self._expired(stored):
-            return None
-        return self._serializer.deserialize(stored.data)
+            return None, None
+        return self._serializer.deserialize(stored.data), stored.timestamp
+
+    def moved(self, stored: Stamped) -> Stamped | None:
+        if not self._in_event_time:
+            return stored
+        return None if self._expired(stored) else self._stamp(stored.data, stored.timestamp)
 
     def _merged_by(self, merge: Callable[[Any, Any], Any], a: Stamped, b: Stamped) -> Stamped | None:
         if self._expired(a) or self._expired(b):
             left = a if self._expired(b) else b
             return None if self._expired(left) else self._stamp(left.data)
         first, second = (self._serializer.deserialize(each.data) for each in (a, b))  # type: ignore[arg-type]
-        return self._stamp(self._serialize(self._serializer, merge(first, second)))
+        merged = self._serialize(self._serializer, merge(first, second))
+        return self._stamp(merged, max(a.timestamp, b.timestamp))
 
 
 class ReferenceValueState(_SingleState, ValueState):
@@ -116,8 +124,8 @@ class ReferenceReducingState(_SingleState, ReducingState):
             self.drop(at)
             return
         value = self._serializer.deserialize(self._serialize(self._serializer, value))
-        old = self._unexpired(at)
-        self._store(at, value if old is None else self._descriptor.reduce(old, value))
+        old, timestamp = self._unexpired(at)
+        self._store(at, value if old is None else self._descriptor.reduce(old, value), timestamp)
 
     def merged(self, a: Stamped, b: Stamped) -> Stamped | None:
         return self._merged_by(self._descriptor.reduce, a, b)
@@ -143,10 +151,10 @@ class ReferenceAggregatingState(_SingleState, AggregatingState):
         if self._descriptor.type is not None:
             serializer = serializer_for(self._descriptor.type)
             value = serializer.deserialize(self._serialize(serializer, value))
-        accumulator = self._unexpired(at)
+        accumulator, timestamp = self._unexpired(at)
         if accumulator is None:
             accumulator = self._descriptor.aggregate.create_accumulator()
-        self._store(at, self._descriptor.aggregate.add(value, accumulator))
+        self._store(at, self._descriptor.aggregate.add(value, accumulator), timestamp)
 
     def merged(self, a: Stamped, b: Stamped) -> Stamped | None:
         return self._merged_by(self._descriptor.aggregate.merge, a, b)
@@ -168,7 +176,7 @@ class ReferenceFoldingState(_SingleState, FoldingState):
         if value is None:
             self.drop(at)
             return
-        accumulator = self._unexpired(at)
+        accumulator, timestamp = self._unexpired(at)
         if accumulator is None:
             accumulator = self._descriptor.initial_copy()
-        self._store(at, self._descriptor.fold(accumulator, value))
+        self._store(at, self._descriptor.fold(accumulator, value), timestamp)

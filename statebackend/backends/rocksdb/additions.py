@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from statebackend._core.batches import adding_kernels, kernels
 from statebackend._core.rocksdb.sorted_rows import order_and_places, picked
-from statebackend._core.rocksdb.value_layouts import join_values, seen_values
+from statebackend._core.rocksdb.value_layouts import join_values, seen_values, split_values
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
@@ -201,26 +201,32 @@ class AddingColumns(SingleColumns):
         there, _, _, ends, values = seen_values(
             found.view(np.uint8), offsets, data, lifetime, now, False, False, width
         )
-        table = StateTable(
-            StateCore(),
-            key="bytes" if isinstance(touched.keys, tuple) else "int",
-            value=value_codec(declared, self.descriptor.name).layout,
-            plan=self._backend.codec.plan,
-            namespaces=isinstance(touched.numbers, np.ndarray),
-            max_parallelism=min(128, 1 + count_of(canonical) // _ROWS_OF_A_PART),
-        )
-        if there.any():
-            known = touched.chosen(there)
-            before = stored_column(chosen_rows((ends, values), there), declared)
-            kernels.update_many(table, known.keys, before, namespace=known.numbers)
-        numbers = _number_in_table(spaces)
-        with self._named():
-            adding_kernels.add_many(
-                table, canonical, column.values, plan, nulls=column.nulls, namespace=numbers
+        known, numbers = touched.chosen(there), _number_in_table(spaces)
+
+        def added(layout: Any, before: Any, new: Any, plan: AddPlan) -> tuple[StateTable, Any, Array]:
+            """What the keys have when the rows are added to what they had before; and the table that tells it."""
+            table = StateTable(
+                StateCore(),
+                key="bytes" if isinstance(touched.keys, tuple) else "int",
+                value=layout,
+                plan=self._backend.codec.plan,
+                namespaces=isinstance(touched.numbers, np.ndarray),
+                max_parallelism=min(128, 1 + count_of(canonical) // _ROWS_OF_A_PART),
             )
-        became, is_there = kernels.get_many(table, touched.keys, namespace=touched.numbers)
+            if there.any():
+                kernels.update_many(table, known.keys, before, namespace=known.numbers)
+            adding_kernels.add_many(table, canonical, new, plan, nulls=column.nulls, namespace=numbers)
+            return table, *kernels.get_many(table, touched.keys, namespace=touched.numbers)
+
+        before = stored_column(chosen_rows((ends, values), there), declared)
+        with self._named():
+            layout = value_codec(declared, self.descriptor.name).layout
+            table, became, is_there = added(layout, before, column.values, plan)
         entries = serialised_column(became)
         stamps = self._stamps(count_of(touched.keys))
+        if stamps is not None and self._in_event_time:
+            old = split_values(*chosen_rows((offsets, data), there), True, False)[0]
+            _, stamps, _ = added("long", old, self._stamps(count_of(canonical)), AddPlan("max", "long"))
         if stamps is not None:
             entries = join_values(*entries, stamps)
         self._store.put_many(

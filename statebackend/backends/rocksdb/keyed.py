@@ -190,6 +190,12 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
         assert self._fixed_now is not None
         return self._event_now if in_event_time and self._event_now is not None else self._fixed_now
 
+    def dead_at(self, in_event_time: bool) -> int | None:
+        """The time by which the running vectorised call removes what it does not see; None: all of it goes."""
+        if not in_event_time:
+            return None
+        return self._fixed_now if self._event_now is None else self._event_cleaned
+
     @contextmanager
     def column_call(self) -> Iterator[None]:
         """A vectorised call, at one time; an error undoes it. The caller looks at key groups."""
@@ -345,13 +351,15 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
             if state.is_there(stored) or (state.has_drops and state.may_have(namespace)):
                 store.delete_at(table, at)
                 state.changed(at)
-            if state.is_there(stored):
+            stored = state.moved(stored) if state.is_there(stored) else None
+            if stored is not None:
                 merged = stored if merged is None else state.merged(merged, stored)
         if merged is None:
             return
         at = composite_key(self._key_group, self._key, target)
         old = store.get_at(table, at)
-        if state.is_there(old):
+        old = state.moved(old) if state.is_there(old) else None
+        if old is not None:
             merged = state.merged(old, merged)
         if merged is None:
             store.delete_at(table, at)

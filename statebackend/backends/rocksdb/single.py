@@ -44,7 +44,7 @@ class RocksDbSingleState(SingleColumns, RocksDbState):
     """One value for a key: its timestamp, if there is a time to live, and its bytes."""
 
     unexpired: Callable[[bytes], Any]
-    stored: Callable[[Any], bytes]
+    stored: Callable[..., bytes]
 
     def _merge_by(self, merge: Callable[[Any, Any], Any], a: bytes, b: bytes) -> bytes | None:
         first, second = self.unexpired(a), self.unexpired(b)
@@ -52,7 +52,8 @@ class RocksDbSingleState(SingleColumns, RocksDbState):
             return None
         if first is None or second is None:
             return self.stored(second if first is None else first)
-        return self.stored(merge(first, second))
+        latest = max(self.stamps_of(a) + self.stamps_of(b)) if self._in_event_time else None
+        return self.stored(merge(first, second), latest)
 
 
 class RocksDbValueState(ValueHandle, ValueColumns, RocksDbSingleState, ValueState):

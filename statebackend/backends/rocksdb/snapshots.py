@@ -32,6 +32,7 @@ from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed import ExpiredAt, RowSource
 from statebackend.checkpoint.keyed.points import Point, Points
 from statebackend.checkpoint.keyed.rows import grouped, stamp_count, without_expired
+from statebackend.state import newest_expired
 
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
@@ -194,7 +195,7 @@ class RocksDbView(RowSource):
         for rows in view.rows():
             batch, groups = state.batch(rows.keys, rows.values, None)
             if ttl is not None and expired_at is not None:
-                left, kept = without_expired(batch, expired_at - ttl.ttl)
+                left, kept = without_expired(batch, newest_expired(ttl.ttl, expired_at))
                 self.expired[state.name] += stamp_count(batch) - stamp_count(left)
                 batch, groups = left, groups[kept]
             if batch.num_rows:

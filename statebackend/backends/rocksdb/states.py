@@ -43,15 +43,12 @@ class RocksDbState(KeyedState):
         #: Milliseconds, or None.
         self.ttl = None if config is None else config.ttl
         self._in_event_time = config is not None and config.is_in_event_time
-        self._shows_expired = (
-            config is not None
-            and config.state_visibility is StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
-        )
+        self._shows_expired = config is not None and config.shows_expired
         #: Where `advance` goes on.
         self.cursor = b""
         #: What compactions had dropped of it when it was cleared for all keys.
         self.dropped_at_clearing = 0
-        self._renews = config is not None and config.update_type is StateTtlConfig.UpdateType.OnReadAndWrite
+        self._renews = config is not None and config.renews_on_read
         #: True if compactions drop what has expired.
         self.has_drops = config is not None and config.rocksdb_cleanup is not None
         #: What compactions go by; they count there what they drop.
@@ -114,6 +111,10 @@ class RocksDbState(KeyedState):
         """What is left of it at a time; None if nothing is."""
         assert self.ttl is not None
         return None if expired(STAMP.unpack_from(stored)[0], self.ttl, now) else stored
+
+    def moved(self, stored: bytes) -> bytes | None:
+        """What a merge of namespaces takes of what one of them stores; None if nothing of it counts."""
+        return stored
 
     def merged(self, a: bytes, b: bytes) -> bytes | None:
         """Merge what two namespaces store, ``a`` first."""

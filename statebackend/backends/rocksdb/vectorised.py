@@ -117,7 +117,7 @@ class _Columns(KeyedState):
     def _read(self, places: Runs, is_map_entry: bool) -> tuple[Array, Runs]:
         """Which of many places have a value that may be seen and is not None; and the values, zeros for the rest.
 
-        What has expired is removed, and what is seen gets the time, if reads give it. Within a `column_call`.
+        What is dead is removed, and what is seen gets the time, if reads give it. Within a `column_call`.
         """
         found, offsets, data = self._store.get_many(self.table, *places)
         now = 0 if self.ttl is None else self._backend.call_time(self._in_event_time)
@@ -130,18 +130,19 @@ class _Columns(KeyedState):
             self._shows_expired,
             is_map_entry,
             self.codec.width,
+            self._backend.dead_at(self._in_event_time),
         )
         if old.any():
             first = self._remove_expired(places, old)
             valid[old & ~first] = False
         if self._renews:
-            renewed = chosen_rows((offsets, data), found & other & ~old)
+            renewed = chosen_rows((offsets, data), other)
             set_stamps(*renewed, now)
-            self._store.put_many(self.table, *chosen_rows(places, found & other & ~old), *renewed)
+            self._store.put_many(self.table, *chosen_rows(places, other), *renewed)
         return valid, (ends, values)
 
     def _remove_expired(self, places: Runs, old: Array) -> Array:
-        """Remove what has expired; return in which rows it is met for the first time, and so for the last."""
+        """Remove what is dead; return in which rows it is met for the first time, and so for the last."""
         gone = chosen_rows(places, old)
         rows: dict[bytes, int] = {}
         for key, row in zip(canonical_list(gone), np.flatnonzero(old).tolist(), strict=True):
@@ -273,7 +274,7 @@ class ListColumns(_Columns):
     def _read_lists(self, places: Runs) -> tuple[Array, Runs]:
         """The lists of many places, as reads see them: offsets, and elements. Within a `column_call`.
 
-        Lists of which all has expired are removed, and others get the time, if reads give it.
+        Lists of which all is dead are removed, and others get the time, if reads give it.
         """
         found, ends, data = self._store.get_many(self.table, *places)
         width = self.codec.width
@@ -281,9 +282,11 @@ class ListColumns(_Columns):
         runs = ends, data
         if self.ttl is None or stamps is None:
             return offsets, runs
-        is_left = ~are_expired(stamps, self.ttl, self._call_time())
+        now, dead_at = self._call_time(), self._backend.dead_at(self._in_event_time)
+        is_left = ~are_expired(stamps, self.ttl, now)
+        stays = is_left if dead_at is None else is_left | ~are_expired(stamps, self.ttl, dead_at)
         n_left = _count_chosen(is_left, offsets)
-        gone = found & (n_left == 0)
+        gone = found & (_count_chosen(stays, offsets) == 0)
         is_shown = np.ones(len(is_left), np.bool_) if self._shows_expired else is_left
         if gone.any():
             first = self._remove_expired(places, gone & (np.diff(offsets) > 0))
@@ -295,9 +298,11 @@ class ListColumns(_Columns):
                 first_of = {key: row for row, key in reversed(list(enumerate(of_rows)))}
                 again = np.array([first_of[key] != row for row, key in enumerate(of_rows)], np.bool_)
                 is_shown &= is_left | ~np.repeat(again & rows, np.diff(offsets))
-            left, ends = chosen_rows(runs, is_left), np.concatenate(([0], np.cumsum(n_left[rows])))
-            times = np.full(len(left[0]) - 1, self._call_time(), np.int64)
-            lists = join_lists(ends, *left, width, times)
+            stays = stays & np.repeat(rows, np.diff(offsets))
+            ends = np.concatenate(([0], np.cumsum(_count_chosen(stays, offsets)[rows])))
+            renewed = np.maximum(stamps, now) if self._in_event_time else np.full(len(stamps), now, np.int64)
+            times = np.where(is_left, renewed, stamps)[stays]
+            lists = join_lists(ends, *chosen_rows(runs, stays), width, times)
             self._store.put_many(self.table, *chosen_rows(places, rows), *lists)
         ends = np.concatenate(([0], np.cumsum(_count_chosen(is_shown, offsets))))
         return ends, chosen_rows(runs, is_shown)
