@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO, Any
 
 from statebackend.cluster.failures import described
@@ -28,12 +29,15 @@ __all__ = ["reported"]
 
 #: The option of Linux's prctl by which a process gets a signal when its parent ends.
 _PR_SET_PDEATHSIG = 1
+#: The characters of a trace that are reported.
+_LONGEST = 20_000
 
 
 def reported(serve: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Call ``serve`` in a forked process and return what it returns, or what is known of its end without that.
 
-    ``failed`` is an error that it raised, ``died`` says how the process ended. The process ends with this one.
+    ``failed`` is an error that it raised, ``died`` says how the process ended, ``trace`` where it was then, if it is
+    known. The process ends with this one.
     """
     parent = os.getpid()
     with _memory() as report:
@@ -52,14 +56,27 @@ def reported(serve: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     if code == 0 and written:
         said: dict[str, Any] = json.loads(written)
         return said
-    return {"died": f"ended with exit status {code}" if code >= 0 else f"was ended by {_named(-code)}"}
+    if code >= 0:
+        return {"died": f"ended with exit status {code}"}
+    return {"died": f"was ended by {_named(-code)}", **_trace()}
 
 
 def _memory() -> IO[bytes]:
     """A file of its own for the report: a pipe would stay open in processes that the host has started."""
     if sys.platform == "linux":
         return open(os.memfd_create("statebackend-report"), "w+b")  # disks may be full
-    return tempfile.TemporaryFile()
+    else:
+        return tempfile.TemporaryFile()
+
+
+def _trace() -> dict[str, Any]:
+    """The traces of all threads, where Spark lets its workers write them when a signal ends them."""
+    folder = os.environ.get("PYTHON_FAULTHANDLER_DIR")
+    try:
+        trace = "" if folder is None else Path(folder, str(os.getpid())).read_text(errors="replace")
+    except OSError:
+        return {}
+    return {"trace": trace[:_LONGEST]} if trace else {}
 
 
 def _named(number: int) -> str:

@@ -140,6 +140,8 @@ class SparkEngine(Engine):
                 if "failed" in said:
                     raise raised(said["failed"], f"host {plan.number}")
                 if "died" in said:
+                    if "trace" in said:
+                        _log.warning("the process of host %d was there:\n%s", plan.number, said["trace"])
                     if died(plan.number, said["died"]):
                         failures = 0
                     raise HostError(

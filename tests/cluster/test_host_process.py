@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import pytest
 from raw_links import wait_until
 
 PROGRAM = """
-import json, os, signal, subprocess, sys, tempfile
+import faulthandler, json, os, signal, subprocess, sys, tempfile
 from statebackend.cluster.host_process import reported
 
 def leaves_a_process():
@@ -29,6 +30,13 @@ def raises():
 
 tempfile.tempdir = "/nowhere"
 
+def crashes():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+# As PySpark does in a worker, where Spark is told to.
+traces = open(os.path.join(os.environ["PYTHON_FAULTHANDLER_DIR"], str(os.getpid())), "w")
+faulthandler.enable(traces)
+
 print(json.dumps([
     reported(lambda: {"ended": "ö" * 100_000}),
     reported(leaves_a_process),
@@ -36,14 +44,17 @@ print(json.dumps([
     reported(writes_a_report_and_dies),
     reported(lambda: os._exit(0)),
     reported(raises),
+    reported(crashes),
 ]))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a temporary file")
-def test_report_names_the_exit_status_or_the_signal() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    *ends, failed = json.loads(done.stdout)
+def test_report_names_the_exit_status_or_the_signal(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHON_FAULTHANDLER_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    *ends, failed, crashed = json.loads(done.stdout)
     assert ends == [
         {"ended": "ö" * 100_000},
         {"died": "ended with exit status 3"},
@@ -51,6 +62,9 @@ def test_report_names_the_exit_status_or_the_signal() -> None:
         {"died": "was ended by signal 15 (SIGTERM)"},
         {"died": "ended with exit status 0"},
     ]
+    assert crashed["died"] == "was ended by signal 11 (SIGSEGV)"
+    assert "Segmentation fault" in crashed["trace"]
+    assert "in crashes" in crashed["trace"]
     assert (failed["failed"]["kind"], failed["failed"]["message"]) == ("SystemExit", "7")
 
 
@@ -98,8 +112,10 @@ def test_host_process_ends_when_its_worker_is_interrupted() -> None:
         assert worker.stdout is not None
         assert worker.stderr is not None
         host = int(worker.stdout.readline())
-        worker.send_signal(signal.SIGINT)
-        worker.wait(30)
+        while worker.poll() is None:  # Python drops an interrupt that comes within its own part of a fork
+            worker.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(5)
         assert "KeyboardInterrupt" in worker.stderr.read()
     finally:
         worker.kill()
