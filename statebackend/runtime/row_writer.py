@@ -23,7 +23,7 @@ from statebackend.columns.codec_choice import type_codec
 from statebackend.columns.stored_columns import arrow_column
 from statebackend.errors import SerializationError, SerializationTypeError, UsageError
 from statebackend.runtime.row_reader import column_values
-from statebackend.state import check_values, to_arrow
+from statebackend.state import check_values, to_chunks
 from statebackend.types import (
     DATE,
     TIMESTAMP,
@@ -135,7 +135,7 @@ class OutputSchema:
                 return [by_name[name] for name in self._names]
         return self._read(row)
 
-    def _column(self, name: str, kind: Type, values: list[object]) -> pa.Array:
+    def _column(self, name: str, kind: Type, values: list[object]) -> pa.Array | pa.ChunkedArray:
         if kind.name in _CODECS:
             numbers, nulls = np.empty(len(values), np.int64), np.empty(len(values), np.uint8)
             if not _CODECS[kind.name].numbers_of(values, numbers, nulls):
@@ -156,12 +156,12 @@ class OutputSchema:
             return found <= exact
         return kind.name == "DECIMAL" and found <= {decimal.Decimal, type(None)}
 
-    def _checked(self, name: str, kind: Type, values: list[object]) -> pa.Array:
+    def _checked(self, name: str, kind: Type, values: list[object]) -> pa.Array | pa.ChunkedArray:
         if kind.name in _CODECS:  # pandas and numpy have a time of their own for none
             values = [None if is_not_a_time(value) else value for value in values]
         try:
             check_values(values, kind, nullable=True)
-            return to_arrow(values, kind)
+            return to_chunks(values, kind)
         except SerializationError as error:
             raise error.at(f"output column {name!r}") from None
         except OverflowError as error:

@@ -183,8 +183,9 @@ class StatefulBatches:
             where = f"batch {batch_id} of {self._function}"
             error.detail = f"{error.detail}, {where}" if error.detail else where
         else:
-            # A note comes after the error, whose text may have many lines. Python 3.10 shows none.
-            note = f"In batch {batch_id} of {self!r}: {summary(error).partition(chr(10))[0]}"
+            # A note comes after the error, whose text may have many lines: py4j has the reason in the second. Python
+            # 3.10 shows none.
+            note = f"In batch {batch_id} of {self!r}: {' '.join(summary(error).splitlines()[:2])}"
             error.__notes__ = [*getattr(error, "__notes__", ()), note]
 
     def _run(self, frame: DataFrame, batch_id: int) -> None:

@@ -68,6 +68,7 @@ from statebackend.state.value_columns import (
     from_arrow,
     has_objects,
     to_arrow,
+    to_chunks,
     to_values,
 )
 from statebackend.state.vectorised import times_of_rows
@@ -128,6 +129,7 @@ __all__ = [
     "times_of_rows",
     "timestamp_column",
     "to_arrow",
+    "to_chunks",
     "to_values",
     "undisturbed",
     "written_at",

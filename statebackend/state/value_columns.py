@@ -23,9 +23,11 @@ from statebackend.keys import as_columnar
 from statebackend.types import CustomType, ListType, MapType, RowType, TupleType, Type, convert, record_reader
 from statebackend.types.serializers import serializer_for
 
-__all__ = ["check_lengths", "check_values", "from_arrow", "has_objects", "to_arrow", "to_values"]
+__all__ = ["check_lengths", "check_values", "from_arrow", "has_objects", "to_arrow", "to_chunks", "to_values"]
 
 Convert = Callable[[Any], Any]
+#: Values with maps that are converted at once: fewer than make 2 GiB, if each has less than 32 MiB.
+_ROWS_OF_MAPS = 64
 #: Of numpy's types: those whose values are Python's as a list. Numpy's own would calculate in their width.
 _PLAIN_KINDS = "biufSU"
 #: Types that take these from Python as from numpy. FLOAT rounds only numpy's integers, PICKLE keeps what it is given.
@@ -193,11 +195,29 @@ def to_arrow(values: Sequence[Any], declared: Type | None) -> pa.Array:
                 detail=type(error).__name__,
                 hint="set result_type on the AggregateFunction, for example result_type = 'bigint'",
             ) from None
+    array = to_chunks(values, declared)
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def to_chunks(values: Sequence[Any], declared: Type) -> pa.Array | pa.ChunkedArray:
+    """The same, in several chunks if one cannot hold all: an array has at most 2 GiB of texts or bytes.
+
+    >>> from statebackend.types import LONG
+    >>> to_chunks([1, None], LONG).type
+    DataType(int64)
+    """
     shown = _to_arrow(declared)
     if shown is not None:
         values = [None if value is None else shown(value) for value in values]
-    array = pa.array(values, declared.arrow)
-    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+    if not _has_map(declared.arrow):
+        return pa.array(values, declared.arrow)
+    # Arrow ends the process, instead of beginning another chunk, where a map has more.
+    parts = [values[at : at + _ROWS_OF_MAPS] for at in range(0, len(values), _ROWS_OF_MAPS)]
+    return pa.chunked_array([pa.array(part, declared.arrow) for part in parts], declared.arrow)
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    return pa.types.is_map(kind) or any(_has_map(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _to_arrow(declared: Type) -> Convert | None:

@@ -49,7 +49,7 @@ def test_last_line_says_what_the_function_raised(stream: Stream) -> None:
     lines = shown(stream, stream.batches(Failing(), sink=len_of))
     assert lines[-3:-1] == ["ValueError: of one line", "and of another"]
     assert lines[-1].startswith("In batch 0 of <stateful Failing, key 'user'")
-    assert lines[-1].endswith(": ValueError: of one line")
+    assert lines[-1].endswith(": ValueError: of one line and of another")
     assert len(library_frames(lines)) == 1
     assert sum(f'File "{__file__}"' in line for line in lines) == 1
 
