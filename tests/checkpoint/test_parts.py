@@ -1,8 +1,9 @@
-"""Manifests of several key-group ranges: each range has a part, which is named again while nothing in it changes."""
+"""Manifests whose parts lie in files of their own, for ranges and for states; each is named again while unchanged."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import errno
 import json
 import threading
@@ -250,3 +251,65 @@ def test_files_that_cannot_be_removed_are_removed_after_the_next_commit(root: Pa
         ranges.commit(2)
         assert len(list(root.glob("data/*/*"))) == 128
         assert sb.tools.verify(root).ok
+
+
+# --- descriptions of states ---
+
+
+def described(checkpoint: sb.Checkpoint) -> list[str | None]:
+    return [None if file is None else file.name for file in checkpoint.manifest.described]
+
+
+def many(count: int, kind: str = "value") -> list[dict[str, str]]:
+    return [{"name": f"state {number}", "kind": kind} for number in range(count)]
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_descriptions_of_many_states_are_sealed_once_and_named_again(root: Path, parallelism: int) -> None:
+    def commit(checkpoint_id: int, states: list[dict[str, str]]) -> sb.Checkpoint:
+        taken = ranges.snapshots(checkpoint_id, 0)
+        return store.commit(checkpoint_id, [dataclasses.replace(each, states=states) for each in taken])
+
+    with CheckpointStore(root, retain=2).open_for_writing(max_parallelism=GROUPS) as store:
+        ranges = Ranges(store, parallelism)
+        few = commit(0, many(20))
+        assert described(few) == [None] * parallelism
+        first, second = commit(1, many(2_000)), commit(2, many(2_000))
+        (name,) = {*described(first), *described(second)}
+        assert name is not None
+        assert (root / second.manifest.name).stat().st_size < 8_000
+        assert len([*root.glob("data/*/*-states-*")]) == 1
+        for checkpoint_id in (1, 2):
+            opened = CheckpointStore(root).open(checkpoint_id)
+            assert [list(each.states) for each in opened.snapshots] == [many(2_000)] * parallelism
+            assert opened.files[name].size == (root / name).stat().st_size
+            opened.verify()
+    with CheckpointStore(root, retain=2).open_for_writing() as store:
+        ranges.store = store
+        assert {*described(commit(3, many(2_000)))} == {name}, "the next writer names them again"
+        assert {*described(commit(4, many(2_001)))} != {name}
+        assert (root / name).exists()
+        (other,) = {*described(commit(5, many(2_001)))}
+        assert not (root / name).exists(), "they have gone with the last checkpoint that named them"
+        assert described(commit(6, many(2_001, "list"))) != [other] * parallelism
+    assert sb.tools.verify(root).ok
+
+
+@pytest.mark.parametrize("damage", ["lost", "cut", "flipped"])
+def test_descriptions_that_are_not_as_they_were_written(root: Path, damage: str) -> None:
+    with CheckpointStore(root, retain=3).open_for_writing(max_parallelism=GROUPS) as store:
+        for checkpoint_id in range(2):
+            states = many(200 + checkpoint_id)
+            checkpoint = store.commit(
+                checkpoint_id, [StateSnapshot(checkpoint_id, store.epoch, states=states)]
+            )
+    path = root / str(described(checkpoint)[0])
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "lost":
+        flipped = content[:30] + bytes([content[30] ^ 1]) + content[31:]
+        path.write_bytes({"cut": content[:-3], "flipped": flipped}[damage])
+    with pytest.raises(sb.CorruptCheckpointError, match=path.name):
+        CheckpointStore(root).open(1)
+    assert CheckpointStore(root).latest(intact=True) == 0
+    assert not sb.tools.verify(root).ok

@@ -29,7 +29,7 @@ from statebackend.checkpoint.store.json_checks import (
     parse,
 )
 from statebackend.checkpoint.store.log_state import Key, LogState
-from statebackend.checkpoint.store.manifest import LoadPart, Manifest, no_parts
+from statebackend.checkpoint.store.manifest import LoadParts, Manifest
 from statebackend.checkpoint.store.metadata import STORE_ID
 from statebackend.checkpoint.store.records import RECORD_KINDS, Record
 from statebackend.checkpoint.store.sealed import JsonObject, seal
@@ -113,18 +113,18 @@ class Entry(Checked):
         return made
 
     @classmethod
-    def parse(cls, data: bytes, name: str, load: LoadPart | None = None) -> Entry:
+    def parse(cls, data: bytes, name: str, load: LoadParts | None = None) -> Entry:
         """Read the bytes of the entry called ``name``; `CorruptCheckpointError` if they are not it.
 
         ``load`` reads the parts of a manifest that lie in files of their own; without it, they are not looked at.
         """
-        entry = parse(cls, data, name, read=partial(cls._read, load=load or no_parts))
+        entry = parse(cls, data, name, read=partial(cls._read, load=load))
         if entry.name != name:
             raise CorruptCheckpointError(f"the file holds {entry.name}", detail=name)
         return entry
 
     @classmethod
-    def _read(cls, data: object, load: LoadPart) -> Entry:
+    def _read(cls, data: object, load: LoadParts | None) -> Entry:
         kind = instance(data, dict, "the entry").get("kind")
         own = Manifest.MEMBERS if kind == "commit" else set() if kind == "takeover" else {"record"}
         members = members_of(data, "the entry", {*_MEMBERS, *own})

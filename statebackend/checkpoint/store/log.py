@@ -22,7 +22,7 @@ from statebackend.checkpoint.files.layout import (
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.entries import Entry
 from statebackend.checkpoint.store.log_state import Key, LogState, Run
-from statebackend.checkpoint.store.manifest import LoadPart, Manifest
+from statebackend.checkpoint.store.manifest import LoadParts, Manifest
 from statebackend.checkpoint.store.metadata import Metadata
 from statebackend.errors import CorruptCheckpointError, StoreError
 
@@ -147,12 +147,12 @@ def _read(files: StoreFiles, name: str) -> bytes:
         raise
 
 
-def read_entry(files: StoreFiles, name: str, load: LoadPart | None = None) -> Entry:
+def read_entry(files: StoreFiles, name: str, load: LoadParts | None = None) -> Entry:
     """Read one entry; `FileNotFoundError` if it is not there. ``load`` reads the parts of its manifest."""
     return Entry.parse(_read(files, name), name, load)
 
 
-def read_manifest(files: StoreFiles, key: Key, metadata: Metadata | None, load: LoadPart) -> Manifest:
+def read_manifest(files: StoreFiles, key: Key, metadata: Metadata | None, load: LoadParts) -> Manifest:
     """Read the manifest of a checkpoint; `FileNotFoundError` if it is not there."""
     entry = read_entry(files, key.name, load)
     check_same_store(entry.store, metadata, key.name)

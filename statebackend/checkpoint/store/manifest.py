@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 from statebackend.checkpoint.files.layout import data_epoch, entry_name, is_data_file
 from statebackend.checkpoint.store.json_checks import (
@@ -36,7 +36,16 @@ from statebackend.checkpoint.store.metadata import STORE_ID
 from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 
-__all__ = ["FILE_KINDS", "MAIN_OUTPUT", "LoadPart", "Manifest", "StateSnapshot", "StoredFile", "no_parts"]
+__all__ = [
+    "FILE_KINDS",
+    "MAIN_OUTPUT",
+    "CheckedStates",
+    "LoadParts",
+    "Manifest",
+    "StateSnapshot",
+    "StoredFile",
+    "checked_states",
+]
 
 FILE_KINDS = ("base", "delta", "sst", "operator", "output", "manifest")
 #: The name of the output that a function gives its rows to without naming one.
@@ -124,6 +133,31 @@ class StoredFile(Checked):
         return made(cls, **members)
 
 
+class CheckedStates(tuple[dict[str, Any], ...]):
+    """Descriptions of states that were found right. Snapshots share them while nothing is declared."""
+
+    __slots__ = ()
+
+
+def checked_states(states: Iterable[dict[str, Any]]) -> CheckedStates:
+    """Check descriptions of states, once.
+
+    >>> states = checked_states([{"name": "sum", "kind": "value"}])
+    >>> checked_states(states) is states
+    True
+    """
+    if isinstance(states, CheckedStates):
+        return states
+    made = CheckedStates(states)
+    for state in made:
+        instance(state, dict, "a state")
+        for member in ("name", "kind"):
+            if not isinstance(state.get(member), str):
+                raise Malformed(f"a state has no {member}")
+    jsonable(made, "a state")
+    return made
+
+
 @dataclass(frozen=True)
 class StateSnapshot(Checked):
     """The part of a checkpoint that one subtask wrote: all files that a restore needs, in the order of applying.
@@ -152,16 +186,10 @@ class StateSnapshot(Checked):
         integer(self.subtask_index, "the subtask index", 0, self.parallelism - 1)
         self._set("key_groups", groups_of(self.key_groups, "the snapshot"))
         self._set("files", _files(self.files))
-        self._set("states", tuple(self.states))
-        for state in self.states:
-            instance(state, dict, "a state")
-            for member in ("name", "kind"):
-                if not isinstance(state.get(member), str):
-                    raise Malformed(f"a state has no {member}")
+        self._set("states", checked_states(self.states))
         time_of(self.now)
         instance(self.extra, dict, "extra")
         jsonable(self.extra, "extra")
-        jsonable(self.states, "a state")
 
     def to_json(self) -> JsonObject:
         """The JSON form, which `CheckpointStore.commit` also takes.
@@ -191,7 +219,8 @@ class StateSnapshot(Checked):
         return from_json(cls, data)
 
     @classmethod
-    def _read(cls, data: object) -> StateSnapshot:
+    def _read(cls, data: object, states: CheckedStates | None = None) -> StateSnapshot:
+        """Read the JSON form; ``states`` are those that lie in a file of their own."""
         names = {"id", "epoch", "subtask", "parallelism", "key_groups", "files", "states", "now", "extra"}
         members = members_of(data, "a snapshot", names)
         return made(
@@ -202,14 +231,20 @@ class StateSnapshot(Checked):
             parallelism=members["parallelism"],
             key_groups=members["key_groups"],
             files=_read_files(members["files"]),
-            states=tuple(instance(members["states"], list, "states")),
+            states=tuple(instance(members["states"], list, "states")) if states is None else states,
             now=members["now"],
             extra=members["extra"],
         )
 
 
-#: Reads a snapshot that lies in a file of its own; None leaves it out.
-LoadPart: TypeAlias = Callable[[StoredFile], StateSnapshot | None]
+class LoadParts(Protocol):
+    """Reads what lies in files of its own."""
+
+    def snapshot(self, part: StoredFile) -> StateSnapshot:
+        """A snapshot, without the states that lie in another file."""
+
+    def states(self, part: StoredFile) -> CheckedStates:
+        """The descriptions of the states of a snapshot."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +278,8 @@ class Manifest(Checked):
     outputs: dict[str, tuple[StoredFile, ...]] = dataclasses.field(default_factory=dict)
     #: The files in which snapshots lie, in the order of snapshots; None for one that lies in the manifest itself.
     parts: tuple[StoredFile | None, ...] = ()
+    #: The files in which the states of snapshots are described, likewise.
+    described: tuple[StoredFile | None, ...] = ()
     #: When it was committed, by the clock of the machine, in milliseconds.
     written: int | None = None
 
@@ -257,6 +294,7 @@ class Manifest(Checked):
         match(self.store, STORE_ID, "the id of the store is not 32 hexadecimal digits")
         self._set("snapshots", tuple(self.snapshots))
         self._set("parts", tuple(self.parts) or (None,) * len(self.snapshots))
+        self._set("described", tuple(self.described) or (None,) * len(self.snapshots))
         for snapshot in self.snapshots:
             if instance(snapshot, StateSnapshot, "a snapshot").checkpoint_id != self.checkpoint_id:
                 raise Malformed("a snapshot is one of another checkpoint")
@@ -272,7 +310,7 @@ class Manifest(Checked):
 
     def _named(self) -> dict[str, StoredFile]:
         named: dict[str, StoredFile] = {}
-        parts = [part for part in self.parts if part is not None]
+        parts = [part for part in (*self.parts, *self.described) if part is not None]
         for files in (
             *(snapshot.files for snapshot in self.snapshots),
             parts,
@@ -321,7 +359,7 @@ class Manifest(Checked):
         return outputs - others
 
     def to_json(self) -> JsonObject:
-        """Its members of the entry that commits it. A snapshot in a file of its own is named by this file.
+        """Its members of the entry that commits it. A snapshot in a file of its own is named by this file, and states.
 
         >>> sorted(Manifest(0, epoch=1, store="0" * 32).to_json()) == sorted(Manifest.MEMBERS)
         True
@@ -329,8 +367,7 @@ class Manifest(Checked):
         return {
             "id": self.checkpoint_id,
             "snapshots": [
-                snapshot.to_json() if part is None else {"part": part.to_json()}
-                for snapshot, part in zip(self.snapshots, self.parts, strict=True)
+                _snapshot_json(*each) for each in zip(self.snapshots, self.parts, self.described, strict=True)
             ],
             "outputs": {name: [file.to_json() for file in files] for name, files in self.outputs.items()},
             "files": [file.to_json() for file in self.files],
@@ -341,18 +378,25 @@ class Manifest(Checked):
         }
 
     @classmethod
-    def of_entry(cls, members: JsonObject, incarnation: str, load: LoadPart) -> Manifest:
-        """Read the manifest from the members of a commit; ``load`` reads the parts that lie in files of their own."""
+    def of_entry(cls, members: JsonObject, incarnation: str, load: LoadParts | None) -> Manifest:
+        """Read the manifest from the members of a commit; ``load`` reads the parts that lie in files of their own.
+
+        Without it, snapshots of which something lies there are left out.
+        """
         checkpoint_id = integer(members["id"], "the checkpoint id")
         times = members_of(members["times"], "times", {"now", "watermark"})
-        snapshots, parts = [], []
+        snapshots, parts, described = [], [], []
         for each in instance(members["snapshots"], list, "snapshots"):
-            is_part = isinstance(each, dict) and each.keys() == {"part"}
-            part = StoredFile._read(each["part"]) if is_part else None
-            snapshot = StateSnapshot._read(each) if part is None else load(part)
-            if snapshot is not None:
-                parts.append(part)
-                snapshots.append(snapshot if part is None else _again(snapshot, checkpoint_id, times["now"]))
+            part, states = _files_of(instance(each, dict, "a snapshot"))
+            if load is None and (part is not None or states is not None):
+                continue
+            parts.append(part)
+            described.append(states)
+            own = None if load is None or states is None else load.states(states)
+            if load is None or part is None:
+                snapshots.append(StateSnapshot._read(each, own))
+            else:
+                snapshots.append(_again(load.snapshot(part), checkpoint_id, times["now"], own))
         outputs = instance(members["outputs"], dict, "outputs")
         return made(
             cls,
@@ -369,23 +413,39 @@ class Manifest(Checked):
             batch=members["batch"],
             outputs={name: _read_files(files) for name, files in outputs.items()},
             parts=tuple(parts),
+            described=tuple(described),
             written=members["written"],
         )
 
 
-def _again(snapshot: StateSnapshot, checkpoint_id: int, now: object) -> StateSnapshot:
+def _again(
+    snapshot: StateSnapshot, checkpoint_id: int, now: object, states: CheckedStates | None
+) -> StateSnapshot:
     """The same files as the part of a later checkpoint, for which they did not change."""
     members = {field.name: getattr(snapshot, field.name) for field in dataclasses.fields(snapshot)}
-    return made(StateSnapshot, **{**members, "checkpoint_id": checkpoint_id, "now": now})
+    changed = {"checkpoint_id": checkpoint_id, "now": now} | ({} if states is None else {"states": states})
+    return made(StateSnapshot, **(members | changed))
 
 
-def no_parts(part: StoredFile) -> None:
-    """Leave out a snapshot that lies in a file of its own.
+def _snapshot_json(
+    snapshot: StateSnapshot, part: StoredFile | None, described: StoredFile | None
+) -> JsonObject:
+    """A snapshot in a manifest, which names the files of what lies elsewhere."""
+    made: JsonObject = snapshot.to_json() if part is None else {"part": part.to_json()}
+    if described is not None:
+        made["states"] = {"part": described.to_json()}
+    return made
 
-    >>> no_parts(StoredFile("data/3/a.json", "manifest", 10, 0)) is None
-    True
-    """
-    return
+
+def _files_of(data: JsonObject) -> tuple[StoredFile | None, StoredFile | None]:
+    """The file in which a snapshot lies, and that of its states; None for what lies in the manifest."""
+    part, states = data.get("part"), data.get("states")
+    if part is not None:
+        members_of(data, "a snapshot", {"part"}, {"states"})
+    if states is not None and not isinstance(states, list):
+        states = members_of(states, "states", {"part"})["part"]
+        return None if part is None else StoredFile._read(part), StoredFile._read(states)
+    return None if part is None else StoredFile._read(part), None
 
 
 def _files(files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:

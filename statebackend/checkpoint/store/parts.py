@@ -1,6 +1,7 @@
-"""The parts of a manifest that lie in files of their own: one for each range of key groups, where there are several.
+"""The parts of a manifest that lie in files of their own, so that it grows with what is new.
 
-A part is named again while its range has not changed, so a manifest grows with what is new, not with the ranges.
+They are the snapshots of ranges of key groups, where there are several, and the descriptions of states, where there are
+many. A part is named again while it has not changed.
 """
 
 from __future__ import annotations
@@ -8,18 +9,39 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.layout import data_folder
 from statebackend.checkpoint.store.at_once import at_once
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.data_files import storing
-from statebackend.checkpoint.store.json_checks import FORMAT, members_of, parse
-from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile
-from statebackend.checkpoint.store.sealed import seal
+from statebackend.checkpoint.store.json_checks import FORMAT, instance, members_of, parse
+from statebackend.checkpoint.store.manifest import (
+    CheckedStates,
+    Manifest,
+    StateSnapshot,
+    StoredFile,
+    checked_states,
+)
+from statebackend.checkpoint.store.sealed import JsonObject, seal
 from statebackend.errors import CorruptCheckpointError
 
 __all__ = ["Parts"]
+
+T = TypeVar("T")
+
+#: So many states of a snapshot are described in a file of their own.
+MANY_STATES = 100
+
+
+class Written(NamedTuple):
+    """Where the snapshots of a manifest lie, and the descriptions of their states; None for the manifest itself."""
+
+    parts: tuple[StoredFile | None, ...]
+    described: tuple[StoredFile | None, ...]
+    #: Those that are new.
+    made: list[StoredFile]
 
 
 class Parts:
@@ -27,19 +49,57 @@ class Parts:
 
     >>> from statebackend.checkpoint.files import open_files
     >>> Parts(open_files("/nowhere")).of([StateSnapshot(7, epoch=3)], None, 3)
-    ((None,), [])
+    Written(parts=(None,), described=(None,), made=[])
     """
 
     def __init__(self, files: StoreFiles) -> None:
         self._files = files
-        self._read: dict[str, StateSnapshot] = {}
+        #: What was read, by the name of its file.
+        self._snapshots: dict[str, StateSnapshot] = {}
+        self._states: dict[str, CheckedStates] = {}
 
-    def of(
-        self, snapshots: Sequence[StateSnapshot], before: Manifest | None, epoch: int
-    ) -> tuple[tuple[StoredFile | None, ...], list[StoredFile]]:
-        """The parts in which snapshots lie, those of ``before`` where nothing has changed; and the new ones."""
+    def of(self, snapshots: Sequence[StateSnapshot], before: Manifest | None, epoch: int) -> Written:
+        """The files in which a manifest's parts lie, those of ``before`` where nothing has changed."""
+        made: list[StoredFile] = []
+        try:
+            described = self._described(snapshots, before, epoch, made)
+            return Written(self._parts(snapshots, before, epoch, described, made), described, made)
+        except BaseException:
+            self.remove(made)
+            raise
+
+    def _described(
+        self, snapshots: Sequence[StateSnapshot], before: Manifest | None, epoch: int, made: list[StoredFile]
+    ) -> tuple[StoredFile | None, ...]:
+        known: list[tuple[tuple[object, ...], StoredFile]] = []
+        if before is not None:
+            for each, file in zip(before.snapshots, before.described, strict=True):
+                if file is not None and all(file.name != other.name for _, other in known):
+                    known.append((each.states, file))
+
+        def file_of(snapshot: StateSnapshot) -> StoredFile | None:
+            if len(snapshot.states) < MANY_STATES:
+                return None
+            for states, file in known:
+                if states == snapshot.states:
+                    return file
+            file = self._write("states", snapshot, {"states": list(snapshot.states)}, epoch)
+            made.append(file)
+            known.append((snapshot.states, file))
+            return file
+
+        return tuple(map(file_of, snapshots))
+
+    def _parts(
+        self,
+        snapshots: Sequence[StateSnapshot],
+        before: Manifest | None,
+        epoch: int,
+        described: Sequence[StoredFile | None],
+        made: list[StoredFile],
+    ) -> tuple[StoredFile | None, ...]:
         if sum(each.key_groups is not None for each in snapshots) < 2:
-            return (None,) * len(snapshots), []
+            return (None,) * len(snapshots)
         known = {}
         if before is not None:
             known = {
@@ -56,18 +116,16 @@ class Parts:
                     parts[at] = part
                 else:
                     changed.append(at)
-        made: list[StoredFile] = []
 
         def write(at: int) -> None:
-            part = parts[at] = self._write(snapshots[at], epoch)
+            snapshot = snapshots[at]
+            own = snapshot if described[at] is None else dataclasses.replace(snapshot, states=())
+            part = self._write("manifest", snapshot, {"snapshot": own.to_json()}, epoch)
+            parts[at] = dataclasses.replace(part, key_groups=snapshot.key_groups)
             made.append(part)
 
-        try:
-            at_once(write, changed)
-        except BaseException:
-            self.remove(made)
-            raise
-        return tuple(parts), made
+        at_once(write, changed)
+        return tuple(parts)
 
     def remove(self, made: Sequence[StoredFile]) -> None:
         """Remove parts that no manifest names, as far as that is possible."""
@@ -77,27 +135,53 @@ class Parts:
             except OSError:
                 pass  # the next opening removes it
 
-    def _write(self, snapshot: StateSnapshot, epoch: int) -> StoredFile:
-        base_name = f"{snapshot.checkpoint_id}-{snapshot.subtask_index}-manifest-{secrets.token_hex(8)}.json"
+    def _write(self, what: str, snapshot: StateSnapshot, members: JsonObject, epoch: int) -> StoredFile:
+        base_name = f"{snapshot.checkpoint_id}-{snapshot.subtask_index}-{what}-{secrets.token_hex(8)}.json"
         name = f"{data_folder(epoch)}/{base_name}"
-        content = seal({"format": FORMAT, "snapshot": snapshot.to_json()})
+        content = seal({"format": FORMAT, **members})
         with storing(f"writing {name}"):
             self._files.write(name, content)
-        return StoredFile(name, "manifest", len(content), crc32c(content), snapshot.key_groups)
+        return StoredFile(name, "manifest", len(content), crc32c(content))
 
-    def read(self, part: StoredFile) -> StateSnapshot:
-        """The snapshot in a part; `CorruptCheckpointError` if it is missing or not as it was written."""
-        found = self._read.get(part.name)  # another thread may forget it meanwhile
+    def snapshot(self, part: StoredFile) -> StateSnapshot:
+        """The snapshot in a part; `CorruptCheckpointError` if it is missing or not as it was written.
+
+        States that are described in a file of their own are left out.
+        """
+        found = self._snapshots.get(part.name)  # another thread may forget it meanwhile
         if found is None:
-            found = self._read[part.name] = self._read_file(part)
+
+            def read(content: object) -> StateSnapshot:
+                return StateSnapshot._read(
+                    members_of(content, "the part", {"format", "snapshot"})["snapshot"]
+                )
+
+            found = self._snapshots[part.name] = parse(
+                StateSnapshot, self._read_file(part), part.name, read=read
+            )
+        return found
+
+    def states(self, part: StoredFile) -> CheckedStates:
+        """The descriptions of states in a part; `CorruptCheckpointError` if it is missing or not as it was written."""
+        found = self._states.get(part.name)
+        if found is None:
+
+            def read(content: object) -> CheckedStates:
+                states = members_of(content, "the part", {"format", "states"})["states"]
+                return checked_states(instance(states, list, "states"))
+
+            found = self._states[part.name] = parse(
+                CheckedStates, self._read_file(part), part.name, read=read
+            )
         return found
 
     def keep_only(self, manifest: Manifest) -> None:
         """Forget what was read of other manifests."""
-        named = {part.name for part in manifest.parts if part is not None}
-        self._read = {name: snapshot for name, snapshot in list(self._read.items()) if name in named}
+        named = {part.name for part in (*manifest.parts, *manifest.described) if part is not None}
+        self._snapshots = _named(self._snapshots, named)
+        self._states = _named(self._states, named)
 
-    def _read_file(self, part: StoredFile) -> StateSnapshot:
+    def _read_file(self, part: StoredFile) -> bytes:
         try:
             with storing(f"reading {part.name}"):
                 data = self._files.read(part.name)
@@ -107,11 +191,11 @@ class Parts:
             raise
         if (len(data), crc32c(data)) != (part.size, part.checksum):
             raise CorruptCheckpointError("a file does not match its checksum", detail=part.name)
+        return data
 
-        def read(content: object) -> StateSnapshot:
-            return StateSnapshot._read(members_of(content, "the part", {"format", "snapshot"})["snapshot"])
 
-        return parse(StateSnapshot, data, part.name, read=read)
+def _named(read: dict[str, T], names: set[str]) -> dict[str, T]:
+    return {name: each for name, each in list(read.items()) if name in names}
 
 
 def _say_the_same(before: StateSnapshot, now: StateSnapshot) -> bool:

@@ -467,7 +467,7 @@ class CheckpointReader:
 
     def _manifest(self, key: Key, metadata: Metadata | None) -> Manifest:
         try:
-            return read_manifest(self._files, key, metadata, self._parts.read)
+            return read_manifest(self._files, key, metadata, self._parts)
         except (FileNotFoundError, CorruptCheckpointError) as error:
             # Its writer may have dropped it since, and removed the file that commits it, or parts of the manifest.
             is_there = self._log().state.keeps(key)

@@ -386,8 +386,8 @@ class CheckpointStore(CheckpointReader):
                     hint="checkpoints are committed in the order of their ids",
                 )
             self._check_files(manifest, epoch)
-            parts, made = self._parts.of(taken, self._newest, epoch)
-            manifest = dataclasses.replace(manifest, parts=parts)
+            parts, described, made = self._parts.of(taken, self._newest, epoch)
+            manifest = dataclasses.replace(manifest, parts=parts, described=described)
             try:
                 dropped = self._append_commit(manifest)
             except BaseException:
