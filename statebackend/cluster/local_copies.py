@@ -157,8 +157,8 @@ class FilesWithCopies(StoreFiles):
     def room(self) -> int | None:
         return self._inner.room()
 
-    def make_folder(self, folder: str) -> None:
-        self._inner.make_folder(folder)
+    def make_folder(self, folder: str, *, durably: bool = True) -> None:
+        self._inner.make_folder(folder, durably=durably)
 
     def sync_folder(self, folder: str) -> None:
         self._inner.sync_folder(folder)

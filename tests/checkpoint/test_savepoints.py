@@ -19,6 +19,7 @@ from simulated_disk import Disk, SimulatedCalls
 import statebackend as sb
 from statebackend import types as t
 from statebackend.checkpoint.files import PosixFiles
+from statebackend.checkpoint.files.posix import PosixCalls
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.checkpoint.store.sealed import seal, unseal
 from statebackend.errors import (
@@ -408,3 +409,26 @@ def test_a_savepoint_is_of_its_own_moment(tmp_path: Path) -> None:
             state = again.get_value_state(sb.ValueStateDescriptor("n", int))
             assert state.get_many([1]).to_pylist() == [6]
             assert pa.types.is_int64(state.get_many([1]).type)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_savepoint_of_many_states_waits_for_the_disk_once_for_each_file_and_its_folder(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, synced, sync = 150, [], PosixCalls.sync
+
+    def syncing(calls: PosixCalls, descriptor: int) -> None:
+        synced.append(descriptor)
+        sync(calls, descriptor)
+
+    monkeypatch.setattr(PosixCalls, "sync", syncing)
+    with create(backend, int) as keyed:
+        for number in range(count):
+            keyed.get_state(sb.ValueStateDescriptor(f"s{number}", int)).update_many([1], [number])
+        synced.clear()
+        savepoint = keyed.savepoint(tmp_path / "it")
+    assert 2 * count <= len(synced) <= 2 * count + 40
+    with create(backend, int, restore=savepoint) as again:
+        for number in range(count):
+            state = again.get_state(sb.ValueStateDescriptor(f"s{number}", int))
+            assert state.get_many([1]).to_pylist() == [number]

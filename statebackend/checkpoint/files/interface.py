@@ -118,8 +118,8 @@ class StoreFiles(ABC):
         return None
 
     @abstractmethod
-    def make_folder(self, folder: str) -> None:
-        """Create a folder, and its missing parents, durably."""
+    def make_folder(self, folder: str, *, durably: bool = True) -> None:
+        """Create a folder, and its missing parents; without ``durably``, its own name and theirs may still be lost."""
 
     @abstractmethod
     def sync_folder(self, folder: str) -> None:

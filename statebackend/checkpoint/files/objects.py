@@ -182,7 +182,7 @@ class ObjectFiles(StoreFiles):
         # Their names have a random part: none is taken.
         return ObjectSink(self._calls, self._path(name))
 
-    def make_folder(self, folder: str) -> None:
+    def make_folder(self, folder: str, *, durably: bool = True) -> None:
         pass  # object names need no folders
 
     def sync_folder(self, folder: str) -> None:

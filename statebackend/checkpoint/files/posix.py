@@ -183,10 +183,11 @@ class PosixFiles(StoreFiles):
         except OSError:
             return None
 
-    def make_folder(self, folder: str) -> None:
+    def make_folder(self, folder: str, *, durably: bool = True) -> None:
         path = self._path(folder)
         self._make_folders(path)
-        self._sync_outwards(path)  # also if it exists already: whoever made it may have failed to sync it
+        if durably:
+            self._sync_outwards(path)  # also if it exists already: whoever made it may have failed to sync it
 
     def sync_folder(self, folder: str) -> None:
         self._calls.sync_folder(self._path(folder))

@@ -34,6 +34,7 @@ import pyarrow as pa
 
 from statebackend.checkpoint.files import FileSink, StoreFiles, open_files
 from statebackend.checkpoint.files.interface import Buffer
+from statebackend.checkpoint.store.at_once import at_once
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.json_checks import Malformed, instance, integer
@@ -49,6 +50,8 @@ __all__ = ["PartWriter", "Savepoint", "SavepointPart", "StoredState"]
 #: The folder of descriptions. Spark and Arrow skip folders whose names begin like this.
 _PARTS = "_savepoint"
 _CHUNK = 4 << 20
+#: So many files, or `_CHUNK` bytes of them, wait until they are made durable together.
+_WAIT = 64
 #: The version of savepoints. Every version of the library reads it, so a savepoint is the way back to an older one.
 _FORMAT = 1
 #: Bytes of a column to read at a time; buffered as a whole, row groups would cost a restore memory.
@@ -252,11 +255,16 @@ class Savepoint:
 
     def write_part(self, kind: str, own: str, described: Mapping[str, object]) -> PartWriter:
         """Write a part in a ``with`` block; it exists when the block ends. ``own`` names the instance in the file."""
+        return self._write_part(kind, own, described, _Waiting(self._files))
+
+    def _write_part(
+        self, kind: str, own: str, described: Mapping[str, object], waiting: _Waiting
+    ) -> PartWriter:
         name = _part_name(kind, own)
         if name in self._part_names():
             raise self._is_there()
         times = {"now": None} if self._timeless else {}
-        return PartWriter(self._files, kind, own, name, {**described, **times})
+        return PartWriter(self._files, kind, own, name, {**described, **times}, waiting)
 
     @contextmanager
     def write_whole(
@@ -270,7 +278,10 @@ class Savepoint:
         if self._part_names():
             raise self._is_there()
         names = [_part_name(kind, own) for kind, own, _ in parts]
-        writers = [self.write_part(kind, own, {**each, "parts": names}) for kind, own, each in parts]
+        waiting = _Waiting(self._files)
+        writers = [
+            self._write_part(kind, own, {**each, "parts": names}, waiting) for kind, own, each in parts
+        ]
         with ExitStack() as undo:
             for writer in writers:
                 undo.callback(writer.remove)
@@ -332,8 +343,11 @@ class PartWriter:
     On any earlier error it removes what it has written.
     """
 
-    def __init__(self, files: StoreFiles, kind: str, own: str, name: str, described: JsonObject) -> None:
+    def __init__(
+        self, files: StoreFiles, kind: str, own: str, name: str, described: JsonObject, waiting: _Waiting
+    ) -> None:
         self._files = files
+        self._waiting = waiting
         self._kind = kind
         self._own = own
         self._name = name
@@ -348,7 +362,7 @@ class PartWriter:
     def write_state(
         self, described: Mapping[str, Any], schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     ) -> None:
-        """Write a state to a Parquet file of its own, which is durable when this returns."""
+        """Write a state to a Parquet file of its own, which is durable before the part exists."""
         import pyarrow.parquet as pq  # the import loads Arrow's file systems
 
         rows = 0
@@ -364,16 +378,15 @@ class PartWriter:
 
     @contextmanager
     def _creating(self, state: str) -> Iterator[_Sink]:
-        """Create the file of a state; it is durable when the block ends."""
+        """Create the file of a state; when the block ends, it is written, and waits with others to be made durable."""
         folder = f"{self._kind}/{_folder_name(state)}"
         with storing(f"creating {folder}"):
-            self._files.make_folder(folder)
-        with _Sink(self._files, f"{folder}/{self._own}.parquet") as sink:
+            self._files.make_folder(folder, durably=False)
+        with ExitStack() as undo:
+            sink = undo.enter_context(_Sink(self._files, f"{folder}/{self._own}.parquet"))
             yield sink
-            sink.finish()
-            self._made.append(sink.name)
-        with storing(f"syncing {folder}"):
-            self._files.sync_folder(folder)
+            undo.pop_all()
+        self._waiting.add(sink, folder, self._made)
 
     def _add_file(self, described: Mapping[str, Any], sink: _Sink, rows: int) -> None:
         file = {"name": sink.name, "size": sink.size, "checksum": sink.checksum, "rows": rows}
@@ -399,6 +412,9 @@ class PartWriter:
 
     def finish(self) -> None:
         """Write the description: from now on the part exists."""
+        self._waiting.settle()
+        with storing(f"syncing {self._kind}"):
+            self._files.make_folder(self._kind)  # the names of the folders of all states
         content = seal({"format": _FORMAT, **self._described, "states": self._states})
         with storing(f"writing {self._name}"):
             self._files.make_folder(_PARTS)
@@ -413,6 +429,7 @@ class PartWriter:
 
     def remove(self) -> None:
         """Remove what has been written."""
+        self._waiting.drop()
         while self._made:
             with storing(f"removing {self._made[0]}"):
                 self._files.remove(self._made[0])
@@ -427,6 +444,42 @@ class PartWriter:
                 self._made = []
         finally:
             self.remove()
+
+
+class _Waiting:
+    """Files that are written and not durable yet. The disk takes little longer for many of them than for one."""
+
+    def __init__(self, files: StoreFiles) -> None:
+        self._files = files
+        #: With the folder of each, and the list in which to note it.
+        self._sinks: list[tuple[_Sink, str, list[str]]] = []
+
+    def add(self, sink: _Sink, folder: str, made: list[str]) -> None:
+        """Have a file wait; ``made`` gets its name when it is durable."""
+        self._sinks.append((sink, folder, made))
+        if len(self._sinks) == _WAIT or sum(each.size for each, _, _ in self._sinks) >= _CHUNK:
+            self.settle()
+
+    def settle(self) -> None:
+        """Make them durable, with their folders."""
+
+        def settle(waiting: tuple[_Sink, str, list[str]]) -> None:
+            sink, folder, made = waiting
+            sink.finish()
+            made.append(sink.name)
+            with storing(f"syncing {folder}"):
+                self._files.sync_folder(folder)
+
+        try:
+            at_once(settle, self._sinks)
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """Remove those that are not durable."""
+        sinks, self._sinks = self._sinks, []
+        for sink, _, _ in sinks:
+            sink.close()
 
 
 class _Sink(io.RawIOBase):
