@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import process_time_ns
 from typing import Any
 
 import numpy as np
@@ -677,3 +678,90 @@ def test_restoring_a_row_in_a_namespace_of_its_own_takes_little_longer_than_one_
 
     few, many = checkpoint(10), checkpoint(count)
     assert least(lambda: restoring(many) / min(restoring(few) for _ in range(3)), 10.0) <= 10.0
+
+
+# ------------------------------------------------------------------------------------------------ 12: many states
+
+
+def declared(keyed: Any, count: int, filled: int) -> list[Any]:
+    """So many states, of which the first few have a row."""
+    states = [keyed.get_state(sb.ValueStateDescriptor(f"s{number}", int)) for number in range(count)]
+    keyed.set_current_key(1)
+    for state in states[:filled]:
+        state.update(1)
+    return states
+
+
+class Batches:
+    """Batches that change one state of many, each committed to a store on disk."""
+
+    def __init__(self, keyed: Any, path: Path, count: int, filled: int) -> None:
+        self.keyed, self.state = keyed, declared(keyed, count, filled)[0]
+        self.store = sb.CheckpointStore(path).open_for_writing(key_type=int)
+        self.number = 0
+        for _ in range(3):
+            self.run()
+
+    def run(self) -> list[str]:
+        """One batch; returns the kinds of the files that it left."""
+        mark = self.keyed.mark()
+        self.keyed.set_current_key(1)
+        self.state.update(self.number)
+        taken = self.keyed.snapshot(self.number, self.store).result()
+        checkpoint = self.store.commit(self.number, [taken])
+        self.keyed.release(mark)
+        self.number += 1
+        return [file.kind for file in taken.files if file.name in checkpoint.files]
+
+    def cost(self) -> float:
+        """The processor time of a batch, of all threads, in nanoseconds: the least of a few."""
+        found = []
+        with no_collections():
+            for _ in range(5):
+                before = process_time_ns()
+                self.run()
+                found.append(process_time_ns() - before)
+        return min(found)
+
+
+@timed
+@pytest.mark.parametrize("rows", ["in all", "in one"])
+def test_a_batch_with_one_change_costs_nothing_for_the_other_states(
+    make: Callable[..., Any], tmp_path: Path, rows: str
+) -> None:
+    """Each batch is a change to a base if all states have rows; if only one has, it is a base."""
+    few, many = (
+        Batches(make(), tmp_path / str(count), count, count if rows == "in all" else 1)
+        for count in (100, 5_000)
+    )
+    with few.store, many.store:
+        assert many.run()[-1] == ("delta" if rows == "in all" else "base")
+        assert least(lambda: many.cost() / few.cost()) <= LIMIT
+
+
+@timed
+def test_a_mark_costs_nothing_for_the_states_that_are_not_written_under_it(make: Callable[..., Any]) -> None:
+    """Each state has a journal, and each write of an object leaves something there to be reclaimed."""
+
+    def marks(count: int) -> Side:
+        keyed = make()
+        states = [
+            keyed.get_state(sb.ValueStateDescriptor(f"s{number}", sb.types.PICKLE)) for number in range(count)
+        ]
+        keyed.set_current_key(1)
+        for state in states:
+            state.update(("an", "object"))
+
+        def call(number: int) -> None:
+            older, newer = keyed.mark(), keyed.mark()
+            states[number % 50].update(("another", number))
+            assert keyed.count_changes(older) == (1, 0)
+            keyed.release(newer)
+            states[number % 50].update(("a third", number))
+            keyed.rollback(older)
+            keyed.release(older)
+            states[number % 50].value()
+
+        return Side(call, most=2_000)
+
+    assert least(lambda: growth(marks(50), marks(5_000))) <= LIMIT

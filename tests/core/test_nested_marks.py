@@ -131,3 +131,54 @@ def test_an_entry_that_was_written_under_two_marks_counts_once(rng: random.Rando
                 core.release(short)
         assert count_changes(table, batch) == (len(written), 0)
         core.close()
+
+
+@pytest.mark.parametrize("value", ["long", "object"])
+def test_a_mark_knows_the_tables_that_were_written_since(rng: random.Random, value: str) -> None:
+    """Whatever marks and snapshots come and go, no table is missed, and none is named that nobody has touched."""
+    core = StateCore()
+    tables = [table_of(core, value) for _ in range(12)]
+    marks: list[Any] = []
+    touched: list[set[int]] = []  # since each mark
+    views: list[Any] = []
+    for step in range(4_000):
+        chance = rng.random()
+        if chance < 0.5:
+            at = rng.randrange(len(tables))
+            if rng.random() < 0.3:
+                tables[at].remove(rng.randrange(6))
+            else:
+                tables[at].put(rng.randrange(6), step if value == "long" else ("object", step))
+            for since in touched:
+                since.add(at)
+        elif chance < 0.7:
+            marks.append(core.mark())
+            touched.append(set())
+        elif chance < 0.82 and marks:
+            at = rng.choice([0, len(marks) - 1, rng.randrange(len(marks))])
+            core.release(marks.pop(at))
+            touched.pop(at)
+        elif chance < 0.88 and marks:
+            at = rng.randrange(len(marks))
+            core.rollback(marks[at])
+            del marks[at + 1 :], touched[at + 1 :]
+        elif chance < 0.94:
+            views.append(core.snapshot())
+        elif views:
+            views.pop(rng.randrange(len(views))).release()
+        if step % 20 == 0:
+            core._check()
+            for mark, since in zip(marks, touched, strict=True):
+                named = core.written_since(mark)
+                changed = {at for at, table in enumerate(tables) if count_changes(table, mark) != (0, 0)}
+                assert len(named) == len({*named})
+                assert (
+                    {tables[at].journal for at in changed} <= {*named} <= {tables[at].journal for at in since}
+                )
+    for view in views:
+        view.release()
+    for mark in marks:
+        core.release(mark)
+    while core.advance():
+        pass
+    core._check()

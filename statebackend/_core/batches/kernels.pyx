@@ -36,8 +36,8 @@ from statebackend._core.tables.cow_map cimport (
     PAGE_BUCKETS, PAGE_SHIFT, RECORD_INSERT, RECORD_REPLACED, RECORD_WRITE, VALUE_BLOB, VALUE_FIXED, BucketTable, Core,
     CoreKey, CowMap, Entry, Journal, Lane, PageRef, Table, active_table, before_operation, begin_rehash, blob_hash,
     bucket, capacity_for, count_namespace, drop_written, entry_at, find_blob, find_int, forget_moves, hash_blob_key,
-    hash_int_key, keep_payload, map_new, namespace_of, own_entry, presize, record_log, rehash_some, remove,
-    see_snapshots, segment_for_writing, slot_alloc, value_of)
+    hash_int_key, keep_payload, let_die, map_new, namespace_of, note_filled, own_entry, presize, record_log,
+    rehash_some, remove, see_snapshots, segment_for_writing, slot_alloc, value_of)
 from statebackend._core.memory.journal cimport Log, log_append, log_reserve, log_take
 from statebackend._core.key_groups cimport key_groups_of_byte_runs, key_groups_of_ints
 from statebackend._core.memory.platform cimport (
@@ -1437,8 +1437,8 @@ cdef class BatchCall:
                 owner.settle_undone(journal, &carried)
             except MemoryError:
                 for i in range(self.batch.n_lanes):      # the backend is closed; what the logs hold goes with it
-                    log_append(core.arena, &journal.dead, &self.runs[i].used.undo)
-                    log_append(core.arena, &journal.dead, &self.runs[i].lane.own_journal)
+                    let_die(core, journal, &self.runs[i].used.undo)
+                    let_die(core, journal, &self.runs[i].lane.own_journal)
                 raise
             finally:
                 forget_moves(core)
@@ -1448,6 +1448,7 @@ cdef class BatchCall:
             if core.newest != NULL and 2 * (lane.copied_entries - self.runs[i].copied_before) >= lane.undo.records:
                 # Most of these are slots that clones replaced, because of a snapshot that is still there: no snapshot
                 # ever keeps more of them than it has entries.
+                note_filled(core, journal)
                 log_append(core.arena, &journal.waiting, &lane.undo)
             else:
                 discard_log(core, journal, &lane.undo)

@@ -31,13 +31,6 @@ cdef enum:
     AHEAD = 16                           # rows: memory is asked for so far ahead
 
 
-def has_changes(StateTable table not None, Mark mark not None):
-    """Return True if this table, or one that shares its journal, journalled anything since `mark`. O(open marks)."""
-    table.usable()
-    (<StateCore>table.owner).require_open(mark)
-    return count_records(table.table.journal, mark.version) != 0
-
-
 def changed_entries(StateTable table not None, Mark mark not None):
     """Return the rows inserted, written or removed since `mark`: each key once, with its present value if it has one.
 

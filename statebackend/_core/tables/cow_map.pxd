@@ -61,7 +61,7 @@ from libc.string cimport memcpy
 
 from statebackend._core.memory.arena cimport (
     LIVE_ENTRIES, UNIT_SHIFT, ArenaCore, Blob, BlobHeap, address, blob_data, count)
-from statebackend._core.memory.journal cimport Log, LogChunk, chunk_data
+from statebackend._core.memory.journal cimport Log, LogChunk, chunk_data, log_append
 from statebackend._core.memory.platform cimport (
     add_i64, hash_bytes, hash_int, likely, prefetch, prefetch_write, unlikely)
 
@@ -246,6 +246,10 @@ cdef struct Journal:
     Log dead                             # records no rollback can reach, to be reclaimed
     Log waiting                          # as `dead`, of slots that a snapshot needs: not looked at before one ends
     Journal *next                        # of the backend
+    Journal *next_filled                 # of those with something that a rollback or a snapshot may need
+    Journal *next_dying                  # of those with something in `dead`
+    uint32_t is_filled                   # it is among these
+    uint32_t is_dying                    # likewise
 
 cdef struct Snapshot:
     uint32_t version
@@ -288,6 +292,8 @@ cdef struct Core:
     Directory *dead_directories
     Table *dead_lists                    # tables with chunks of dropped lists that await reclaiming
     Journal *journals
+    Journal *filled_journals             # with anything in segments, `carried` or `waiting`; some may be empty by now
+    Journal *dying_journals              # with anything in `dead`
     uint32_t iterators                   # over tables: as long as there are any, no map shrinks
     uint32_t is_loading                  # nor while changes are not journalled
     CowMap *sparse                       # maps that are to be shrunk; `sparse_last` the last of them
@@ -611,6 +617,7 @@ cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil
 cdef void drop_chunks(Table *table, ListChunk *chunk, int at_once) noexcept nogil
 cdef void drop_list(Table *table, ListChunk *tail) noexcept nogil
 cdef bint segment_for_writing(Core *core, Journal *journal, Log **log) noexcept nogil
+cdef void forget_empty_journals(Core *core) noexcept nogil
 cdef object key_object(Table *table, Entry *entry)
 cdef void forget_moves(Core *core) noexcept nogil
 cdef void drain(Core *core, int64_t budget) noexcept nogil
@@ -711,6 +718,27 @@ cdef inline bint record_log(Lane *lane, Table *table, Log **log) noexcept nogil:
     elif lane.keep_undo:
         log[0] = &lane.undo
     return True
+
+cdef inline bint is_journal_empty(const Journal *journal) noexcept nogil:
+    """Return True if a journal has nothing, apart from what is dead."""
+    return journal.n_segments == 0 and journal.carried.last == NULL and journal.waiting.last == NULL
+
+cdef inline void note_filled(Core *core, Journal *journal) noexcept nogil:
+    """Note a journal that is about to get something: only what is noted is looked at again."""
+    if not journal.is_filled:
+        journal.is_filled = True
+        journal.next_filled = core.filled_journals
+        core.filled_journals = journal
+
+cdef inline void let_die(Core *core, Journal *journal, Log *log) noexcept nogil:
+    """Leave the records of a log, which no rollback can reach any more, to `drain`."""
+    if log.last == NULL:
+        return
+    log_append(core.arena, &journal.dead, log)
+    if not journal.is_dying:
+        journal.is_dying = True
+        journal.next_dying = core.dying_journals
+        core.dying_journals = journal
 
 cdef inline uint32_t unwritten_version(Core *core) noexcept nogil:
     return core.journal_version - 1 if core.journal_version else core.state_version

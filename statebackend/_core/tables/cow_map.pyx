@@ -426,12 +426,24 @@ cdef bint segment_for_writing(Core *core, Journal *journal, Log **log) noexcept 
             raw_free(core.arena.budget, journal.segments, journal.capacity * sizeof(Segment))
             journal.segments = segments
             journal.capacity = capacity
+        note_filled(core, journal)
         memset(&journal.segments[journal.n_segments], 0, sizeof(Segment))
         journal.segments[journal.n_segments].version = core.journal_version
         journal.segments[journal.n_segments].log.until = core.highest_required_snapshot_version
         journal.n_segments += 1
     log[0] = &journal.segments[journal.n_segments - 1].log
     return True
+
+
+cdef void forget_empty_journals(Core *core) noexcept nogil:
+    """Take the journals that have nothing in them any more off the list of those that have. O(the list)."""
+    cdef Journal **link = &core.filled_journals
+    while link[0] != NULL:
+        if is_journal_empty(link[0]):
+            link[0].is_filled = False
+            link[0] = link[0].next_filled
+        else:
+            link = &link[0].next_filled
 
 
 cdef bint keep_payload(Lane *lane, Table *table, CowMap *map, uint32_t slot, RecordOp op,
@@ -1582,6 +1594,30 @@ cdef void reclaim_log(Core *core, Journal *journal, Log *log, int64_t *budget) n
         log_pop(core.arena, log, width)
 
 
+cdef void reclaim_journals(Core *core, int64_t *budget) noexcept nogil:
+    """Reclaim what is dead in journals. Each is off the list meanwhile: an object's finaliser may call anything."""
+    cdef Journal *journal
+    cdef Journal *blocked = NULL         # for which there was no memory
+    while budget[0] > 0 and core.dying_journals != NULL:
+        journal = core.dying_journals
+        core.dying_journals = journal.next_dying
+        journal.is_dying = False
+        reclaim_log(core, journal, &journal.dead, budget)
+        if journal.dead.last != NULL and not journal.is_dying:
+            journal.is_dying = True
+            if budget[0] > 0:
+                journal.next_dying = blocked
+                blocked = journal
+            else:
+                journal.next_dying = core.dying_journals
+                core.dying_journals = journal
+    while blocked != NULL:
+        journal = blocked
+        blocked = journal.next_dying
+        journal.next_dying = core.dying_journals
+        core.dying_journals = journal
+
+
 cdef void reclaim_garbage(Core *core, int64_t *budget) noexcept nogil:
     """Free what ended snapshots have left, or leave it to an older one that sees it, too."""
     cdef uint64_t last, first
@@ -1623,7 +1659,7 @@ cdef void reclaim_lists(Core *core, int64_t *budget) noexcept nogil:
 cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil:
     """Unlink a released snapshot. What it kept is looked at again, step by step: an older one may need it, too."""
     cdef Snapshot *older = snapshot.older
-    cdef Journal *journal = core.journals
+    cdef Journal *journal = core.filled_journals
     spin_lock(&core.directory_lock)
     if snapshot.newer != NULL:
         snapshot.newer.older = older
@@ -1641,8 +1677,8 @@ cdef void end_snapshot(Core *core, Snapshot *snapshot) noexcept nogil:
     spin_unlock(&core.directory_lock)
     log_append(core.arena, &core.garbage, &snapshot.retired)
     while journal != NULL:
-        log_append(core.arena, &journal.dead, &journal.waiting)
-        journal = journal.next
+        let_die(core, journal, &journal.waiting)
+        journal = journal.next_filled
     raw_free(core.arena.budget, snapshot, sizeof(Snapshot))
     count(core.arena.budget.probe, LIVE_SNAPSHOTS, -1)
 
@@ -1677,7 +1713,6 @@ cdef void drain(Core *core, int64_t budget) noexcept nogil:
     """End released snapshots and reclaim up to `budget` things that nobody needs. Only on the mutating side."""
     cdef Snapshot *snapshot = core.oldest
     cdef Snapshot *newer
-    cdef Journal *journal = core.journals
     cdef bint goes_on
     store_u32(&core.pending, 0)
     if load_u32(&core.any_released):
@@ -1690,9 +1725,7 @@ cdef void drain(Core *core, int64_t budget) noexcept nogil:
     free_directories(core, &budget)
     reclaim_lists(core, &budget)
     reclaim_garbage(core, &budget)
-    while journal != NULL and budget > 0:
-        reclaim_log(core, journal, &journal.dead, &budget)
-        journal = journal.next
+    reclaim_journals(core, &budget)
     goes_on = shrink_maps(core, &budget)
     if (budget <= 0 or core.dead_directories != NULL or core.dead_lists != NULL or core.garbage.records
             or (goes_on and core.sparse != NULL)):

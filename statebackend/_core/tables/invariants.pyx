@@ -8,8 +8,8 @@ from statebackend._core.tables.cow_map cimport (
     FREE_BLOCK, FREE_SLOT, RECORD_BYTES, RECORD_INSERT, RECORD_MOVED, RECORD_REMOVE, RECORD_REPLACED, RETIRED_RUN,
     RETIRED_SLOT, VALUE_ANCHOR, VALUE_FIXED, VALUE_LIST, Anchor, BucketTable, Core, CowMap, Entry, ExpiringHead,
     Journal, ListChunk, ListHead, Snapshot, Table, Thread, active_table, bucket, element_timestamp, elements_of,
-    entry_at, free_refs, hash_of, head_anchor, is_old, key_object, namespace_of, next_chunk_of, record_width,
-    slots_of_run, thread_of, value_of)
+    entry_at, free_refs, hash_of, head_anchor, is_journal_empty, is_old, key_object, namespace_of, next_chunk_of,
+    record_width, slots_of_run, thread_of, value_of)
 
 
 cdef object check_map(Table *table, CowMap *map):
@@ -153,15 +153,31 @@ cdef object check_list(Table *table, uint32_t slot, ListHead *head):
 cdef object check_logs(Core *core):
     """Verify the logs of all journals and snapshots. O(records)."""
     cdef Journal *journal = core.journals
+    cdef Journal *noted = core.filled_journals
     cdef Snapshot *snapshot = core.oldest
     cdef uint32_t i
+    cdef int64_t filled = 0, dying = 0
+    while noted != NULL:
+        assert noted.is_filled, "a journal is in the list of those with records, and says that it is not"
+        filled += 1
+        noted = noted.next_filled
+    noted = core.dying_journals
+    while noted != NULL:
+        assert noted.is_dying, "a journal is in the list of those with dead records, and says that it is not"
+        dying += 1
+        noted = noted.next_dying
     while journal != NULL:
+        assert journal.is_filled or is_journal_empty(journal), "a journal with records is overlooked"
+        assert journal.is_dying or journal.dead.last == NULL, "a journal with dead records is overlooked"
+        filled -= journal.is_filled
+        dying -= journal.is_dying
         for i in range(journal.n_dropped, journal.n_segments):
             check_log(journal, &journal.segments[i].log, f"segment {i}", True)
         check_log(journal, &journal.carried, "carried", True)
         check_log(journal, &journal.waiting, "waiting", True)
         check_log(journal, &journal.dead, "dead", False)
         journal = journal.next
+    assert filled == 0 and dying == 0, "a journal is missing in a list, or in it twice"
     while snapshot != NULL:
         check_log(NULL, &snapshot.retired, f"retired by snapshot {snapshot.version}", True)
         snapshot = snapshot.newer

@@ -12,7 +12,7 @@ makes objects holds off collections (`hold`).
 import os
 
 cimport cython
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove, memset
 
@@ -21,8 +21,8 @@ from statebackend._core.memory.arena cimport (
     count, give_back_unused, raw_alloc, raw_free)
 from statebackend._core.tables.cow_map cimport (
     FREE_SLOT, LAST_VERSION, RETIRED_RUN, VALUE_FIXED, BucketTable, CowMap, Directory, Entry, Journal, Segment, Table,
-    count_records, drain, entry_at, first_of_run, forget_moves, map_clear_storage, payload_drop, payload_of,
-    segment_for_writing, undo_log, wait_for_others)
+    count_records, drain, entry_at, first_of_run, forget_empty_journals, forget_moves, let_die, map_clear_storage,
+    payload_drop, payload_of, segment_for_writing, undo_log, wait_for_others)
 from statebackend._core.memory.collecting cimport go_on_collecting, stop_collecting
 from statebackend._core.memory.journal cimport Log, LogChunk, chunk_data, log_append, log_clear
 from statebackend._core.tables.invariants cimport check_logs
@@ -238,11 +238,11 @@ cdef class StateCore:
             while self.open_marks[len(self.open_marks) - 1] is not mark:
                 other = self.open_marks.pop()
                 other.is_open = False
-            journal = self.core.journals
+            journal = self.core.filled_journals
             try:
                 while journal != NULL:
                     self.undo_to(journal, mark.version)
-                    journal = journal.next
+                    journal = journal.next_filled
             finally:
                 # Undone changes are no longer journalled: a new segment takes them when they are written again.
                 self.bump_version()
@@ -251,11 +251,11 @@ cdef class StateCore:
             while note != NULL:
                 note.mark = min(note.mark, mark.number)
                 note = note.next
-            journal = self.core.journals
+            journal = self.core.filled_journals
             while journal != NULL:
                 if not self.keep_carried(journal):
                     self.out_of_memory()
-                journal = journal.next
+                journal = journal.next_filled
         finally:
             forget_moves(&self.core)
             self.arena.budget.limit = limit
@@ -297,12 +297,12 @@ cdef class StateCore:
         if undo_log(journal, log, down_to, carried, self.dropped) \
                 or undo_log(journal, log, down_to, carried, self.dropped):
             return 0
-        log_append(self.core.arena, &journal.dead, log)
+        let_die(&self.core, journal, log)
         self.give_up(journal, carried)
 
     cdef int give_up(self, Journal *journal, Log *carried) except -1:
         """End the backend, because half a call cannot be undone and nobody may see it."""
-        log_append(self.core.arena, &journal.dead, carried)
+        let_die(&self.core, journal, carried)
         self.end()
         raise MemoryError("no memory to undo a failed call; the backend was closed, restore its last checkpoint")
 
@@ -334,7 +334,7 @@ cdef class StateCore:
     def release(self, Mark mark not None):
         """Give up the possibility to roll back to `mark`. Idempotent. Reclaiming continues step by step.
 
-        O(states), however many marks are open or were opened before.
+        O(states written since the oldest mark), however many marks are open or were opened before.
         """
         cdef Journal *journal
         cdef Mark last
@@ -355,17 +355,18 @@ cdef class StateCore:
                         # What was journalled for the mark before need not be journalled again.
                         back_to = mark.before
                         self.core.journal_version = back_to
-                    journal = self.core.journals
+                    journal = self.core.filled_journals
                     while journal != NULL:
                         join_segments(&self.core, journal, mark.version, last.version, back_to)
-                        journal = journal.next
+                        journal = journal.next_filled
             else:
                 keep_from = FREE_SLOT
                 self.core.journal_version = 0
-            journal = self.core.journals
+            journal = self.core.filled_journals
             while journal != NULL:
                 drop_segments(&self.core, journal, keep_from)
-                journal = journal.next
+                journal = journal.next_filled
+            forget_empty_journals(&self.core)
         finally:
             self.leave()
 
@@ -381,15 +382,44 @@ cdef class StateCore:
         return low
 
     def changes_since(self, Mark mark not None):
-        """The minimum number of changes journalled since `mark`, over all tables. O(states and marks)."""
-        cdef Journal *journal = self.core.journals
+        """The minimum number of changes journalled since `mark`, over all tables.
+
+        O(marks, and states written since the oldest one).
+        """
+        cdef Journal *journal = self.core.filled_journals
         cdef uint64_t total = 0
         wait_for_others(&self.core)
         self.require_open(mark)
         while journal != NULL:
             total += count_records(journal, mark.version)
-            journal = journal.next
+            journal = journal.next_filled
         return total
+
+    def written_since(self, Mark mark not None):
+        """The journals that have anything since `mark`, by the `journal` of their tables; O(what `changes_since` is).
+
+        >>> from statebackend._core.tables.state_table import StateTable
+        >>> core = StateCore()
+        >>> one, other = StateTable(core), StateTable(core)
+        >>> mark = core.mark()
+        >>> one.put(1, 10)
+        >>> core.written_since(mark) == [one.journal]
+        True
+        """
+        cdef Journal *journal
+        cdef list found = []
+        wait_for_others(&self.core)
+        self.require_open(mark)
+        stop_collecting()                # a finaliser in between could write, or release marks
+        try:
+            journal = self.core.filled_journals
+            while journal != NULL:
+                if count_records(journal, mark.version):
+                    found.append(<uintptr_t>journal)
+                journal = journal.next_filled
+        finally:
+            go_on_collecting()
+        return found
 
     def begin_load(self):
         """Until `end_load`, treat changes as if they had always been there, whatever the mark."""
@@ -717,7 +747,7 @@ cdef void discard_log(Core *core, Journal *journal, Log *log) noexcept nogil:
     if log.held == 0:
         log_clear(core.arena, log)
     elif log.records:
-        log_append(core.arena, &journal.dead, log)
+        let_die(core, journal, log)
         core.pending = 1
 
 
@@ -737,10 +767,10 @@ cdef void teardown(Core *core) noexcept nogil:
     core.sparse = NULL
     while journal != NULL:
         for i in range(journal.n_segments):
-            log_append(core.arena, &journal.dead, &journal.segments[i].log)
+            let_die(core, journal, &journal.segments[i].log)
         journal.n_segments = 0
-        log_append(core.arena, &journal.dead, &journal.carried)
-        log_append(core.arena, &journal.dead, &journal.waiting)
+        let_die(core, journal, &journal.carried)
+        let_die(core, journal, &journal.waiting)
         journal = journal.next
     core.pending = 1
     while core.pending:
@@ -760,7 +790,7 @@ cdef void teardown(Core *core) noexcept nogil:
         raw_free(core.arena.budget, journal.segments, journal.capacity * sizeof(Segment))
         raw_free(core.arena.budget, journal, sizeof(Journal))
         journal = next_journal
-    core.journals = NULL
+    core.journals = core.filled_journals = core.dying_journals = NULL
 
 
 cdef void teardown_table(Table *table) noexcept nogil:

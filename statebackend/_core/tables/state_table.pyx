@@ -8,7 +8,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.long cimport PyLong_AsLongLong
 from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
 from statebackend._core.memory.arena cimport Blob, raw_alloc, raw_free
@@ -142,6 +142,11 @@ cdef class StateTable:
         table.next = owner.core.tables
         owner.core.tables = table
         self.table = table
+
+    @property
+    def journal(self):
+        """A number for its journal, which the two tables of a map state share; see `StateCore.written_since`."""
+        return <uintptr_t>self.table.journal
 
     cdef int _make_nullable(self, Table *table) except -1:
         """Let values be None. Then a blob is NULL, an object is None; a fixed width gets a byte of the payload."""

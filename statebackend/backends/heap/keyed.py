@@ -80,6 +80,8 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         self.shape_changes = 0
         self._max_bytes = max_bytes
         self._written: list[WrittenState] = []
+        #: The place of a state in that list, by its journals.
+        self._written_by: dict[int, int] = {}
         self._written_made_of = (0, 0)
         self._open(
             StateCore(max_bytes=max_bytes),
@@ -263,8 +265,8 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
     def count_changes(self, mark: Any) -> tuple[int, int]:
         self._check_open()
         point = self._marks.point_of(mark)
-        tables = [table for state in self._states.values() for table in row_tables(state)]
-        counts = [count_changes(table, point) for table in tables]
+        states = [state for state in self.written_since(point) if state.name in self._states]
+        counts = [count_changes(table, point) for state in states for table in state.tables]
         return sum(written for written, _ in counts), sum(removed for _, removed in counts)
 
     # --- checkpoints ---
@@ -292,8 +294,16 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         if self._written_made_of != made_of:
             self._written = [WrittenState(self, state) for state in self._states.values()]
             self._written += [WrittenTimers(self, handle) for handle in self._timers._handles().values()]
+            self._written_by = {
+                journal: at for at, state in enumerate(self._written) for journal in state.journals
+            }
             self._written_made_of = made_of
         return self._written
+
+    def written_since(self, point: Any) -> list[WrittenState]:
+        """The states in which anything has changed since a point."""
+        states, known = self._written_states(), self._written_by
+        return [states[at] for at in sorted({known[each] for each in self.core.written_since(point)})]
 
     @contextmanager
     def _loading(self) -> Iterator[None]:

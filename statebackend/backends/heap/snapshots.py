@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,12 +58,12 @@ class HeapPoints(Points):
     def changes_since(self, point: Point) -> int:
         return self._core.changes_since(point)
 
-    def rows_held(self) -> int:
-        return sum(len(table) for state in self._backend._written_states() for table in state.tables)
+    def row_counts(self) -> Iterator[int]:
+        return (len(table) for state in self._backend._written_states() for table in state.tables)
 
     def is_outgrown(self, point: Point) -> bool:
         changes = self._core.changes_since(point) if point.is_open else 0
-        return changes > MOST_CHANGES and changes > 2 * self.rows_held()
+        return changes > MOST_CHANGES and not self.holds((changes + 1) // 2)
 
 
 class HeapView(RowSource):
@@ -74,28 +73,22 @@ class HeapView(RowSource):
         super().__init__()
         self._states = backend._written_states()
         self._expired_at = expired_at or ExpiredAt()
+        self._have_rows = [any(map(len, state.tables)) for state in self._states]
         self._view = backend.core.snapshot()
-
-    @cached_property
-    def _sizes(self) -> list[Array]:
-        """The number of entries in each key group, by state."""
-        return [
-            np.sum([self._view.group_sizes(table) for table in state.tables], axis=0)
-            for state in self._states
-        ]
 
     @property
     def is_empty(self) -> bool:
-        return not any(sizes.any() for sizes in self._sizes)
+        return not any(self._have_rows)
 
     def sections(self) -> Sequence[Section]:
         return [
-            Section(state.name, state.schema, self._batches(state, sizes))
-            for state, sizes in zip(self._states, self._sizes, strict=True)
+            Section(state.name, state.schema, self._batches(state) if has_rows else ())
+            for state, has_rows in zip(self._states, self._have_rows, strict=True)
         ]
 
-    def _batches(self, state: WrittenState, sizes: Array) -> Iterator[GroupedBatch]:
+    def _batches(self, state: WrittenState) -> Iterator[GroupedBatch]:
         left_out = state.left_out(self._expired_at, self.expired)
+        sizes = np.sum([self._view.group_sizes(table) for table in state.tables], axis=0)
         for first, last in _ranges(sizes, state.first_group):
             yield from _batched(state.parts_of(self._view, first, last, left_out))
 
@@ -109,11 +102,10 @@ class HeapChanges(RowSource):
     def __init__(self, backend: HeapKeyedBackend, mark: Any) -> None:
         super().__init__()
         self._changes = []
-        for state in backend._written_states():
-            if state.has_changed_since(mark):
-                parts = [part for part in state.changes_since(mark) if len(part)]
-                if parts:
-                    self._changes.append((state, parts))
+        for state in backend.written_since(mark):
+            parts = [part for part in state.changes_since(mark) if len(part)]
+            if parts:
+                self._changes.append((state, parts))
 
     @property
     def is_empty(self) -> bool:
@@ -177,6 +169,9 @@ def _ranges(sizes: Array, first_group: int) -> Iterator[tuple[int, int]]:
     filled = np.flatnonzero(sizes)
     if not len(filled):
         return
+    if sizes.sum() <= BATCH_ROWS:
+        yield first_group + int(filled[0]), first_group + int(filled[-1])
+        return
     number = (np.cumsum(sizes[filled]) - 1) // BATCH_ROWS
     starts = np.flatnonzero(np.diff(number, prepend=-1))
     for of_range in np.split(filled, starts[1:]):
@@ -192,6 +187,9 @@ def _pieces(part: Part | Copied, limit: int) -> Iterator[tuple[Copied, int]]:
         yield from part.copied().serialised(sizes, limit)
         return
     ends = np.cumsum(sizes)
+    if ends[-1] <= limit:
+        yield part.copied(), int(ends[-1])
+        return
     starts = np.flatnonzero(np.diff((ends - 1) // limit, prepend=-1)).tolist()
     for start, end in zip(starts, [*starts[1:], len(part)], strict=True):
         yield part.take(slice(start, end)).copied(), int(sizes[start:end].sum())

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from statebackend._core.snapshots.changes import changed_entries, has_changes
+from statebackend._core.snapshots.changes import changed_entries
 from statebackend._core.snapshots.entry_rows import EntryRows
 from statebackend.backends.heap.core_columns import bytes_of_rows, sliced
 from statebackend.checkpoint.format import Op
@@ -86,7 +86,8 @@ class WrittenState:
         #: The tables whose entries are rows of a checkpoint.
         self.tables = row_tables(state)
         self.first_group = backend.key_group_range.start
-        self._all_tables = state._tables()
+        #: Those of all tables, as `StateCore.written_since` calls them.
+        self.journals = {table.journal for table in state._tables()}
         self._key_encoder = backend._encoder
         self._namespaces = backend.core.namespaces
 
@@ -165,10 +166,6 @@ class WrittenState:
             owners = by_number[np.searchsorted(numbers, anchors[order], sorter=by_number)]
             parts.append(Part(self, entries.take(order), heads.take(owners), left_out))
         return parts
-
-    def has_changed_since(self, mark: Any) -> bool:
-        """Return True if an entry was inserted, written, removed or moved since a mark."""
-        return any(has_changes(table, mark) for table in self._all_tables)
 
     def changes_since(self, mark: Any) -> list[Copied]:
         """The changes since a mark, in the order in which a restore applies them within a key group."""

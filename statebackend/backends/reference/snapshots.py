@@ -119,8 +119,8 @@ class ReferencePoints(Points):
     def changes_since(self, point: Point) -> int:
         return sum(len(point.changed_places(state)) for state in written_states(self._backend))
 
-    def rows_held(self) -> int:
-        return sum(len(state.table) for state in written_states(self._backend))
+    def row_counts(self) -> Iterator[int]:
+        return (len(state.table) for state in written_states(self._backend))
 
 
 _NOTHING = Stamped(serializer_for(bool).serialize(False), 0)

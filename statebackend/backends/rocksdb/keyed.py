@@ -304,10 +304,10 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
         estimate = self.scratch.database.int_property("rocksdb.estimate-num-keys", table.family)
         return max(found, (estimate or 0) + len(table.layer))  # of the database, and what lies in front of it
 
-    def rows_held(self) -> int:
-        """About how many rows there are, timers included."""
+    def row_counts(self) -> Iterator[int]:
+        """About how many rows there are, state by state, timers included."""
         states = self.written_states()
-        return sum(self._count(each.table, each.descriptor, of_rows=True) for each in states)
+        return (self._count(each.table, each.descriptor, of_rows=True) for each in states)
 
     def _clear_key_of(self, state: Any) -> None:
         prefix = self.store.key_prefix

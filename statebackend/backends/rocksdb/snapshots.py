@@ -65,12 +65,12 @@ class RocksDbPoints(Points):
     def changes_since(self, point: Point) -> int:
         return self._backend.changes.count_since(point)
 
-    def rows_held(self) -> int:
-        return self._backend.rows_held()
+    def row_counts(self) -> Iterator[int]:
+        return self._backend.row_counts()
 
     def is_outgrown(self, point: Point) -> bool:
         changes = self.changes_since(point) if point.is_valid else 0
-        return changes > MOST_CHANGES and changes > 2 * self.rows_held()
+        return changes > MOST_CHANGES and not self.holds((changes + 1) // 2)
 
 
 class _Rows(NamedTuple):

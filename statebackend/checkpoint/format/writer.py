@@ -202,6 +202,7 @@ class _Writer:
         self._pieces: list[bytes] = []
         #: Batches that are held back until it is known if compression pays.
         self._early: list[pa.RecordBatch] = []
+        self._early_bytes = 0
         self._at = 0
         self._start: Region | None = None
         self._batches: list[StoredBatch] = []
@@ -218,7 +219,8 @@ class _Writer:
         self._runs.append(runs)
         self.n_runs += len(runs)
         self._early.append(batch)
-        if self._arrow is not None or sum(each.nbytes for each in self._early) >= COMPRESS_FROM:
+        self._early_bytes += batch.nbytes
+        if self._arrow is not None or self._early_bytes >= COMPRESS_FROM:
             self._write_early(self._compression)
 
     def _write_early(self, compression: str | None) -> None:

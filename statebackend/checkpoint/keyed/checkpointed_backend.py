@@ -62,6 +62,7 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         self._restored = RestoredStates({}, None)
         self._checkpoint_to_restore = restore
         self._threads = WritingThreads()
+        self._newest_states = TakenStates((), ())
         self._expired_in_snapshots: Counter[str] = Counter()
         self._counting = threading.Lock()  # several threads may end their writing at once
 
@@ -255,10 +256,12 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         return TakenRows("delta", source, (), self.key_group_range, self._count_expired)
 
     def _taken_states(self) -> TakenStates:
-        declared = [state.descriptor for state in self._states.values()]
-        if self.has_timers:
-            declared += _TIMER_STATES
-        return TakenStates(tuple(declared), tuple(self._restored))
+        timers = _TIMER_STATES if self.has_timers else ()
+        declared = (*[state.descriptor for state in self._states.values()], *timers)
+        undeclared = tuple(self._restored)
+        if not self._newest_states.are(declared, undeclared):
+            self._newest_states = TakenStates(declared, undeclared)
+        return self._newest_states
 
     def savepoint(self, store_or_uri: Savepoint | CheckpointReader | str | os.PathLike[str]) -> Savepoint:
         """Write everything in it, as it is now, as Parquet files that any backend restores from. O(entries).

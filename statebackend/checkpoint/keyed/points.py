@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 __all__ = ["Point", "Points"]
@@ -31,8 +33,12 @@ class Points(ABC):
         """About how many changes have been made since a valid point."""
 
     @abstractmethod
-    def rows_held(self) -> int:
-        """About how many rows there are now."""
+    def row_counts(self) -> Iterator[int]:
+        """About how many rows there are now, table by table, each counted when it is asked for."""
+
+    def holds(self, rows: int) -> bool:
+        """Return True if there are about so many rows, or more. Looks at no more tables than it must."""
+        return rows <= 0 or any(found >= rows for found in itertools.accumulate(self.row_counts()))
 
     def is_outgrown(self, point: Point) -> bool:
         """Return True if keeping what has changed since a point costs more than it can be worth; asked often."""

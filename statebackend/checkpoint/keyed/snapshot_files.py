@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
+from operator import is_
 from typing import NamedTuple, Protocol
 
 from statebackend.checkpoint.format import Section, write_data_file
@@ -17,7 +19,7 @@ from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.restored_states import PART, RestoredState
 from statebackend.checkpoint.keyed.rows import RowSource
 from statebackend.checkpoint.store.data_files import DataWriter
-from statebackend.checkpoint.store.manifest import StateSnapshot, StoredFile
+from statebackend.checkpoint.store.manifest import CheckedStates, StateSnapshot, StoredFile, checked_states
 from statebackend.keys import KeyGroupRange
 from statebackend.state import StateDescriptor
 from statebackend.types import Type
@@ -32,18 +34,38 @@ class Releasable(Protocol):
         """Let go. Idempotent."""
 
 
-class TakenStates(NamedTuple):
-    """The states that there were when a snapshot was taken. A state that is declared anew gets another descriptor."""
+class TakenStates:
+    """The states that there were when a snapshot was taken. A state that is declared anew gets another descriptor.
 
-    declared: tuple[StateDescriptor, ...]
-    #: What was restored and nobody has asked for.
-    undeclared: tuple[RestoredState, ...]
+    Snapshots share it until something is declared; what is known of it is computed once, on first use.
+    """
+
+    def __init__(self, declared: tuple[StateDescriptor, ...], undeclared: tuple[RestoredState, ...]) -> None:
+        self.declared = declared
+        #: What was restored and nobody has asked for.
+        self.undeclared = undeclared
+
+    def are(self, declared: tuple[StateDescriptor, ...], undeclared: tuple[RestoredState, ...]) -> bool:
+        """Return True if these are the same objects."""
+        return all(
+            len(mine) == len(others) and all(map(is_, mine, others))
+            for mine, others in ((self.declared, declared), (self.undeclared, undeclared))
+        )
 
     def descriptions(self) -> list[StateDescription]:
         """All of them as a checkpoint describes them, by name."""
+        return self._descriptions
+
+    @cached_property
+    def _descriptions(self) -> list[StateDescription]:
         described = [StateDescription.of(descriptor) for descriptor in self.declared]
         described += [restored.description for restored in self.undeclared]
         return sorted(described, key=lambda each: each.name)
+
+    @cached_property
+    def checked(self) -> CheckedStates:
+        """The descriptions in the form of a `StateSnapshot`."""
+        return checked_states(each.to_json() for each in self._descriptions)
 
 
 class Taken(Protocol):
@@ -85,11 +107,15 @@ class TakenRows(NamedTuple):
         """All states that have rows, or might have."""
         return [*self.source.sections(), *(each.section() for each in self.undeclared if each.rows)]
 
+    def _filled(self) -> list[Section]:
+        """The sections of a file: a state that is known to have no rows costs nothing there."""
+        return [each for each in self.sections() if each.batches != ()]
+
     def _file(self, writer: DataWriter) -> tuple[StoredFile, ...]:
         if self.source.is_empty and not any(each.rows for each in self.undeclared):
             return ()
         with writer.create(self.kind, key_groups=self.key_groups) as file:
-            write_data_file(file, self.sections(), name=file.name, compression=writer.compression)
+            write_data_file(file, self._filled(), name=file.name, compression=writer.compression)
             return (file.finish(),)
 
 
@@ -122,7 +148,7 @@ class SnapshotWriting(NamedTuple):
             self.flight.target.epoch,
             files=files,
             key_groups=self.rows.key_groups,
-            states=tuple(each.to_json() for each in self.states.descriptions()),
+            states=self.states.checked,
             now=self.flight.now,
             extra={
                 "part": PART,

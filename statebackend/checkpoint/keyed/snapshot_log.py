@@ -139,7 +139,7 @@ class SnapshotLog:
         chain, points = self._chain, self._points
         if chain is None or not points.is_valid(chain.point) or not chain.is_kept_for(target):
             return None  # rolled back behind it; or another store, or one whose checkpoints were dropped
-        is_small = 2 * points.changes_since(chain.point) <= points.rows_held()
+        is_small = points.holds(2 * points.changes_since(chain.point))
         return chain if is_small else None
 
     def _is_valid(self, rewriting: Rewriting) -> bool:
