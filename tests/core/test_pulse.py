@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from raw_links import LONG, exactly, open_files, rest_of, wait_until
-from statebackend._core.pulse import Pulse
 
+from statebackend._core.pulse import Pulse
 from statebackend.runtime.given import Given
 
 pytestmark = pytest.mark.checked
