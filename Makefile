@@ -56,8 +56,9 @@ $(CREATED): scripts/make_venv.sh
 # One stamp per set of extras: .venv/installed.<extras, joined by +>, "none" for the library alone.
 comma := ,
 $(STAMP).%: $(CREATED) $(SETTINGS)
-	@echo 'installing statebackend, extras $*, into $(VENV)'
+	@echo 'building statebackend, then installing it with extras $* into $(VENV)'
 	@$(PY) -m pip install -q --disable-pip-version-check -r $(VENV)/build-requirements.txt
+	@$(BUILD)
 	@PYTHONWARNINGS=ignore $(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
 	    -e '.$(if $(filter none,$*),,[$(subst +,$(comma),$*)])'
 	@touch $@

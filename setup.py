@@ -26,8 +26,9 @@ import re
 import shutil
 import sys
 import sysconfig
+import threading
+import time
 from pathlib import Path
-from typing import NamedTuple
 
 from setuptools import Extension, setup
 from setuptools.command.build import build as _build
@@ -46,13 +47,6 @@ FLAVOUR = "-".join(
 # --------------------------------------------------------------------------- the compiled modules
 
 
-class Module(NamedTuple):
-    """One compiled module: what it is for, and the flags that only it needs."""
-
-    note: str
-    compile_args: tuple[str, ...] = ()
-
-
 #: For a loop over rows that is written once and compiled for each operation: gcc by itself leaves one copy of so large
 #: a function and looks at the operation for every row (get: 7 % slower).
 INLINED = tuple(
@@ -61,115 +55,8 @@ INLINED = tuple(
     for argument in ("--param", limit)
 )
 
-#: Every compiled module of the package. A .pyx that is not named here is an error, so that none is left
-#: out of a wheel by accident.
-MODULES: dict[str, Module] = {
-    "statebackend._core.key_groups": Module("Murmur3 as Spark computes it, scalar and batch; ranges"),
-    "statebackend._core.pulse": Module("signs of life between processes, by threads that need no GIL"),
-    "statebackend._core.crc32c": Module("CRC-32C, by the processor's instruction where it has one"),
-    "statebackend._core.memory.extents": Module(
-        "memory from the system, and the thread that makes some ahead"
-    ),
-    "statebackend._core.memory.arena": Module(
-        "extents cut into page runs; size-classed bytes; live counters"
-    ),
-    "statebackend._core.memory.blob_columns": Module("the bytes of many blobs as one column"),
-    "statebackend._core.memory.collecting": Module("collections that wait, counted once for all"),
-    "statebackend._core.memory.byte_rows": Module("rows of bytes as offsets and data"),
-    "statebackend._core.memory.journal": Module("undo segments of marks; the dirty set"),
-    "statebackend._core.tables.cow_map": Module(
-        "entries, copy-on-write map, snapshot view, visitor: one unit"
-    ),
-    "statebackend._core.tables.invariants": Module("verification of maps"),
-    "statebackend._core.tables.state_core": Module(
-        "versions, marks and snapshots of all tables of a backend"
-    ),
-    "statebackend._core.tables.namespaces": Module("namespaces by number"),
-    "statebackend._core.tables.lists": Module("list values: chunks that only grow"),
-    "statebackend._core.tables.state_table": Module(
-        "key groups -> maps of one state, one operation at a time"
-    ),
-    "statebackend._core.tables.entry_views": Module(
-        "entries seen from Python: slots, iteration, the visitor"
-    ),
-    "statebackend._core.snapshots.entry_rows": Module("entries of a moment as rows, and their columns"),
-    "statebackend._core.snapshots.snapshot_view": Module("the reader's side of a snapshot"),
-    "statebackend._core.snapshots.changes": Module("what has changed since a mark, as rows"),
-    "statebackend._core.tables.map_table": Module("map states: entries threaded by key, in insertion order"),
-    "statebackend._core.batches.kernels": Module(
-        "batch operations without the GIL, over threads by key group", INLINED
-    ),
-    "statebackend._core.codecs.decimals": Module("decimals to integers and back, without Python's methods"),
-    "statebackend._core.codecs.type_codec": Module(
-        "Python objects to the bytes of a declared type, and back"
-    ),
-    "statebackend._core.codecs.value_bytes": Module("values of a type to stored bytes, and back"),
-    "statebackend._core.codecs.codecs": Module("Python objects to stored values and keys, and back"),
-    "statebackend._core.codecs.nested_columns": Module("what writing and reading nested columns share"),
-    "statebackend._core.codecs.nested_writing": Module(
-        "Arrow's buffers of nested types to stored values and keys"
-    ),
-    "statebackend._core.codecs.nested_reading": Module(
-        "stored values and keys of nested types to Arrow's buffers"
-    ),
-    "statebackend._core.codecs.row_maker": Module("rows as Python objects out of Arrow's buffers"),
-    "statebackend._core.codecs.row_writer": Module("rows as Python objects to columns that grow"),
-    "statebackend._core.handles.look_ahead": Module("asking for memory that the next keys will need"),
-    "statebackend._core.handles.key_shape": Module("bytes of keys from where their objects lie"),
-    "statebackend._core.handles.key_context": Module("the current key, namespace and time"),
-    "statebackend._core.handles.base_handle": Module(
-        "the tables of a state, and the place of the current key's entry"
-    ),
-    "statebackend._core.handles.cleanup": Module("handles: removal of what has expired"),
-    "statebackend._core.handles.enumeration": Module("handles: the keys and namespaces of a state"),
-    "statebackend._core.handles.handle": Module("what the handles of all states have in common"),
-    "statebackend._core.handles.single_handle": Module("handles of states with one value for a key"),
-    "statebackend._core.handles.row_loop": Module("the loop of a job that goes row by row"),
-    "statebackend._core.handles.function_handles": Module(
-        "handles of states that call the user's function for each value"
-    ),
-    "statebackend._core.handles.list_handle": Module("the handle of list states"),
-    "statebackend._core.handles.map_handle": Module("the handle of map states"),
-    "statebackend._core.tables.sweeping": Module(
-        "finding what has expired: a walk, and an index of when it is due"
-    ),
-    "statebackend._core.handles.time_index": Module(
-        "timers: their set, and the queue in the order of firing"
-    ),
-    "statebackend._core.handles.timer_columns": Module("many timers at once, as columns"),
-    "statebackend._core.tables.accumulators": Module("what a stored value becomes when another is added"),
-    "statebackend._core.batches.adding_kernels": Module("batches of additions to reductions and aggregates"),
-    "statebackend._core.batches.gathering": Module("values and lists of many entries as columns"),
-    "statebackend._core.batches.expiring_kernels": Module("batches of reads where values expire"),
-    "statebackend._core.batches.map_kernels": Module("batches over map states"),
-    "statebackend._core.row_digest": Module("hashes of columns, added up row by row"),
-    "statebackend._core.rocksdb.library": Module(
-        "RocksDB's C API, from a library opened at run time; errors"
-    ),
-    "statebackend._core.rocksdb.callbacks": Module("the compaction filter and the merge operator"),
-    "statebackend._core.rocksdb.options": Module("options of databases, and their shared memory"),
-    "statebackend._core.rocksdb.database": Module("a database and its column families"),
-    "statebackend._core.rocksdb.batches": Module("batches of writes"),
-    "statebackend._core.rocksdb.iterators": Module("iterators within bounds"),
-    "statebackend._core.rocksdb.composite_keys": Module(
-        "key groups, keys, namespaces and map keys as one key"
-    ),
-    "statebackend._core.rocksdb.value_layouts": Module("timestamps, nulls and lengths beside stored values"),
-    "statebackend._core.rocksdb.sorted_rows": Module("rows in the order of their keys, and some of them"),
-    "statebackend._core.rocksdb.ordered_reads": Module("reads of many keys in the order of the database"),
-    "statebackend._core.rocksdb.noted_keys": Module("keys that have changed, and what has become of each"),
-    "statebackend._core.rocksdb.table_files": Module("files of rows that a database takes in whole"),
-    "statebackend._core.rocksdb.overlay": Module("what an open batch has changed, and how to take it back"),
-    "statebackend._core.rocksdb.walks": Module("walks over the database and the open batch together"),
-    "statebackend._core.rocksdb.store": Module("reads and writes at the current key, and of many keys"),
-    "statebackend._core.rocksdb.held": Module("values that were read, apart from RocksDB"),
-    "statebackend._core.rocksdb.current_key": Module("the current key, namespace and time on RocksDB"),
-    "statebackend._core.rocksdb.base_handle": Module("what the handles of all states on RocksDB share"),
-    "statebackend._core.rocksdb.single_handles": Module("handles of one value for a key on RocksDB"),
-    "statebackend._core.rocksdb.list_handle": Module("the handle of list states on RocksDB"),
-    "statebackend._core.rocksdb.map_handle": Module("the handle of map states on RocksDB"),
-    "statebackend._core.handles.adding_handles": Module("the scalar handles of operations with a name"),
-}
+#: Flags that only one module needs. Every .pyx of the package is compiled.
+OWN_COMPILE_ARGS = {"statebackend._core.batches.kernels": INLINED}
 
 #: The directives of every module, and the only place where one is set.
 DIRECTIVES: dict[str, object] = {
@@ -212,54 +99,24 @@ for _sanitizer in SANITIZERS:
     LINK_ARGS.append(f"-fsanitize={_sanitizer}")
 
 
-def cython_sources() -> list[Path]:
-    return sorted(path for pattern in ("*.pyx", "*.pxd") for path in ROOT.glob(f"statebackend/**/{pattern}"))
-
-
 def extensions() -> list[Extension]:
-    """The extensions to build: every module of the table that has a source."""
-    on_disk = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.relative_to(ROOT)
-        for path in cython_sources()
-        if path.suffix == ".pyx"
+    sources = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.relative_to(ROOT).as_posix()
+        for path in sorted(ROOT.glob("statebackend/**/*.pyx"))
     }
-    unknown = sorted(on_disk.keys() - MODULES.keys())
-    if unknown:
-        raise SystemExit(f"setup.py: not in the table MODULES: {', '.join(unknown)}")
-
-    include_dirs: list[str] = []
-    macros = list(DEFINE_MACROS)
-    if any(
-        re.search(r"^\s*(cimport numpy|from numpy\S* cimport)", p.read_text(), re.M) for p in cython_sources()
-    ):
-        import numpy
-
-        include_dirs.append(numpy.get_include())
-        macros.append(("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"))
-
     return [
         Extension(
             name,
-            [on_disk[name].as_posix()],
-            include_dirs=include_dirs,
-            define_macros=macros,
-            extra_compile_args=[*COMPILE_ARGS, *module.compile_args],
+            [source],
+            define_macros=DEFINE_MACROS,
+            extra_compile_args=[*COMPILE_ARGS, *OWN_COMPILE_ARGS.get(name, ())],
             extra_link_args=LINK_ARGS,
         )
-        for name, module in MODULES.items()
-        if name in on_disk
+        for name, source in sources.items()
     ]
 
 
 # --------------------------------------------------------------------------- the commands
-
-
-def is_stale(before: dict[str, list[list[object]]], now: dict[str, list[list[object]]]) -> bool:
-    """Whether modules must be built again because of settings: not because others have been added or removed."""
-    modules_before, modules = (
-        {each[0]: each for each in settings.pop("modules")} for settings in (before, now)
-    )
-    return before != now or any(modules_before.get(name, each) != each for name, each in modules.items())
 
 
 class build(_build):
@@ -270,14 +127,28 @@ class build(_build):
         self.build_base = f"build/{FLAVOUR}"
 
 
+class Progress:
+    """Prints a line for each tenth of the modules, once a step has taken some seconds."""
+
+    def __init__(self, step: str, total: int) -> None:
+        self.step, self.total, self.done, self.printed = step, total, 0, 0
+        self.start = time.monotonic()
+        self.lock = threading.Lock()
+
+    def add(self, count: int = 1) -> None:
+        with self.lock:
+            self.done += count
+            tenths = 10 * self.done // self.total
+            if tenths > self.printed and time.monotonic() - self.start > 3:
+                self.printed = tenths
+                left = self.total - self.done
+                print(f"{self.step}: {self.done} of {self.total} modules, {left} left", file=sys.stderr)
+
+
 class build_ext(_build_ext):
     """``build_ext`` that generates C per flavour, and rebuilds whatever a changed setting makes stale."""
 
     def run(self) -> None:
-        if not self.extensions:
-            return
-        from Cython.Build import cythonize
-
         platform = f"{self.plat_name}-{sys.implementation.cache_tag}"
         base = Path("build", FLAVOUR)
         if self.inplace or getattr(self, "editable_mode", False):
@@ -287,26 +158,42 @@ class build_ext(_build_ext):
 
         fingerprint = base / f"settings.{platform}.json"
         settings = self._settings()
-        if not fingerprint.exists() or is_stale(json.loads(fingerprint.read_text()), json.loads(settings)):
+        if not fingerprint.exists() or fingerprint.read_text() != settings:
             fingerprint.unlink(missing_ok=True)
             self.force = True
 
-        jobs = self.parallel or os.cpu_count() or 1
-        generated = cythonize(
-            self.extensions,
-            build_dir=str(base / f"c.{platform}"),
-            compiler_directives=DIRECTIVES,
-            emit_linenums=CHECKED,
-            force=bool(self.force),
-            nthreads=min(jobs, len(self.extensions)) if jobs > 1 else 0,
-        )
-        sources = {extension.name: extension.sources for extension in generated}
-        for extension in self.extensions:
-            extension.sources = sources[extension.name]
-        self.parallel = jobs
+        self.parallel = self.parallel or os.cpu_count() or 1
+        self._generate(str(base / f"c.{platform}"))
+        self.progress = Progress("compiling", len(self.extensions))
         super().run()
         fingerprint.parent.mkdir(parents=True, exist_ok=True)
         fingerprint.write_text(settings)
+
+    def _generate(self, folder: str) -> None:
+        """Generate C, a tenth of the modules at a time, large and small ones in each."""
+        from Cython.Build import cythonize
+
+        by_size = sorted(self.extensions, key=lambda extension: os.path.getsize(extension.sources[0]))
+        progress = Progress("generating C", len(by_size))
+        for start in range(10):
+            some = by_size[start::10]
+            generated = cythonize(
+                some,
+                build_dir=folder,
+                compiler_directives=DIRECTIVES,
+                emit_linenums=CHECKED,
+                force=bool(self.force),
+                nthreads=self.parallel if self.parallel > 1 else 0,
+                quiet=True,
+            )
+            sources = {extension.name: extension.sources for extension in generated}
+            for extension in some:
+                extension.sources = sources[extension.name]
+            progress.add(len(some))
+
+    def build_extension(self, extension: Extension) -> None:
+        super().build_extension(extension)
+        self.progress.add()
 
     def _settings(self) -> str:
         """What a time stamp cannot show to have changed, as text."""
@@ -318,10 +205,7 @@ class build_ext(_build_ext):
                 "python": sys.version,
                 "cc": sysconfig.get_config_var("CC"),
                 "directives": DIRECTIVES,
-                "modules": [
-                    (e.name, e.define_macros, e.include_dirs, e.extra_compile_args, e.extra_link_args)
-                    for e in self.extensions
-                ],
+                "flags": [DEFINE_MACROS, COMPILE_ARGS, OWN_COMPILE_ARGS, LINK_ARGS],
                 "environment": {
                     n: os.environ.get(n) for n in ("CC", "CFLAGS", "CPPFLAGS", "LDFLAGS", "ARCHFLAGS")
                 },
@@ -367,7 +251,7 @@ DELTA = ["deltalake>=1.2"]
 #: Progress for Prometheus.
 METRICS = ["prometheus-client>=0.20"]
 #: What the tests without Spark need: where a package of these is missing, tests fail.
-#: mypy: with pyright, it checks how handles are typed.
+#: mypy: its stubtest checks the hand-kept stubs of the compiled modules; and with pyright, how handles are typed.
 #: pyright fetches its own program when it first runs; where it cannot, that test is skipped.
 #: moto: an S3 server on the loopback interface, for the tests of checkpoints in an object store. The same tests have
 #: npm install Azurite below build/, where there is npm.
