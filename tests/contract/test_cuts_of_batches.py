@@ -21,7 +21,7 @@ from contract.conftest import MakeKeyed
 import statebackend as sb
 from statebackend.state import StateTtlConfig
 
-TTL, DELAY, KEYS = 30, 10, 3
+TTL, DELAY, KEYS = 30, 10, 2
 Update = StateTtlConfig.UpdateType
 DESCRIPTORS: dict[str, Callable[[], Any]] = {
     "value": lambda: sb.ValueStateDescriptor("s", int),
@@ -157,9 +157,9 @@ def sample(kind: str, rng: random.Random) -> Any:
 
 
 SPACES = [sb.VOID, 7]
-#: How rows come to a backend: one by one; so, with timers after each batch; in columns with a time for each row; in
-#: columns at one time, that of the watermark after the batch.
-MODES = ["rows", "timers", "times", "columns"]
+#: How rows come to a backend: one by one; so, with timers after each batch; in columns with a time for each row; in any
+#: of these ways, or in columns at one time, that of the watermark after the batch.
+MODES = ["rows", "timers", "times", "mixed"]
 
 
 def a_call(kind: str, of: str, rng: random.Random, in_columns: bool) -> tuple[str, tuple[Any, ...]]:
@@ -239,19 +239,25 @@ class Run:
 
     def rows(self) -> list[Row]:
         """Rows of which none is late, wherever batches end."""
-        newest, rows = 1000, []
-        for _ in range(self.rng.randrange(4, 25)):
-            newest += self.rng.choice([0, 0, 1, 5, 11, 25, 70])
-            time = newest if self.rng.random() < 0.4 else newest - self.rng.randrange(DELAY + 1)
-            call = a_call(self.kind, self.descriptor.kind, self.rng, self.mode in ("times", "columns"))
-            rows.append(Row(time, self.rng.randrange(KEYS), self.rng.choice(SPACES), *call))
+        newest = 1000
+        rows: list[Row] = []
+        for _ in range(self.rng.randrange(4, 40)):
+            time = max(newest, self.rng.choice(rows).time + TTL) if rows else newest  # when something expires
+            if self.rng.random() < 0.5:
+                time = newest + self.rng.choice([0, 0, 1, 3, 5, 9, 70])
+            newest = max(newest, time)
+            time -= self.rng.choice([0, self.rng.randrange(DELAY + 1)])
+            call = a_call(self.kind, self.descriptor.kind, self.rng, self.mode in ("times", "mixed"))
+            space = SPACES[self.rng.random() < 0.2]
+            rows.append(Row(time, self.rng.choice([0, 0, 0, 1]), space, *call))
         return rows
 
     def batch(self, rows: list[Row]) -> None:
         self.newest = max(row.time for row in rows) if self.newest is None else max(self.newest, *(
             row.time for row in rows))  # fmt: skip
         before, after = self.watermark, self.newest - DELAY
-        if self.mode == "columns":
+        mode = self.rng.choice(["rows", "times", "columns"]) if self.mode == "mixed" else self.mode
+        if mode == "columns":
             rows = [row._replace(time=after) for row in rows]
         expected = [self.model.run(row) for row in rows]
         registered = [(row.time + TTL // 2, row.key) for row in rows] if self.mode == "timers" else []
@@ -264,11 +270,10 @@ class Run:
         for is_last in self.rng.choice([[True], [False, True]]):  # a batch that fails is run again
             mark = self.keyed.mark()
             self.keyed.begin_event_time(before, after)
-            seen = (
-                self.in_columns(rows)
-                if self.mode in ("times", "columns")
-                else [self.call(row) for row in rows]
-            )
+            if mode in ("times", "columns"):
+                seen = self.in_columns(rows, at_own_times=mode == "times")
+            else:
+                seen = [self.call(row) for row in rows]
             seen += self.fire(registered, after)
             assert normal(seen) == normal(expected)
             self.keyed.begin_event_time(after, after)
@@ -289,13 +294,13 @@ class Run:
         found = getattr(self.state, row.call)(*row.arguments)
         return list(found) if row.call == "items" else found
 
-    def in_columns(self, rows: list[Row]) -> list[Any]:
+    def in_columns(self, rows: list[Row], *, at_own_times: bool) -> list[Any]:
         """Each run of rows that do the same, in one call."""
         seen: list[Any] = []
         for name, group in itertools.groupby(rows, key=lambda row: row.call):
             same = list(group)
             arguments = [list(column) for column in zip(*(row.arguments for row in same), strict=True)]
-            options = {"times": [row.time for row in same]} if self.mode == "times" else {}
+            options = {"times": [row.time for row in same]} if at_own_times else {}
             found = getattr(self.state, ("get" if name == "value" else name) + "_many")(
                 [row.key for row in same], *arguments, namespaces=[row.namespace for row in same], **options
             )
@@ -351,7 +356,7 @@ def normal(seen: list[Any]) -> list[Any]:
 def test_the_cut_into_batches_is_not_seen(
     make_keyed: MakeKeyed, kind: str, mode: str, rng: random.Random
 ) -> None:
-    for _ in range(5):
+    for _ in range(12):
         Run(make_keyed, kind, rng, mode, None).run()
 
 
