@@ -6,9 +6,9 @@ cdef extern from *:
     """
     #include <stdint.h>
 
-    /* One thread writes, others read, and nothing depends on the order of two such values. */
-    static inline int64_t sb_load(const int64_t *from) { return __atomic_load_n(from, __ATOMIC_RELAXED); }
-    static inline void sb_store(int64_t *to, int64_t value) { __atomic_store_n(to, value, __ATOMIC_RELAXED); }
+    /* One thread writes, others read: one that reads a new value finds what was stored before it. */
+    static inline int64_t sb_load(const int64_t *from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
+    static inline void sb_store(int64_t *to, int64_t value) { __atomic_store_n(to, value, __ATOMIC_RELEASE); }
     """
     int64_t load "sb_load"(const int64_t *place) noexcept nogil
     void store "sb_store"(int64_t *place, int64_t value) noexcept nogil

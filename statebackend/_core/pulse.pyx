@@ -175,7 +175,7 @@ cdef int talk(End *end) noexcept nogil:
                     return GARBLED
                 heard, since = incoming[i].time, at
                 if end.asks and incoming[i].progress != end.progress:
-                    store(&end.moved_at, at)
+                    store(&end.moved_at, at)     # first: it is read after the other
                     store(&end.progress, incoming[i].progress)
             size -= count * sizeof(Message)
             memmove(incoming, &incoming[count], size)
