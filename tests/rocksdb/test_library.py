@@ -209,6 +209,11 @@ db.close()
             "STORE.DATABASE_FULL",
         ),
         (
+            "IO error: While lock file: /d/LOCK: Too many open files",
+            StoreError,
+            "STORE.DATABASE_OPEN_FILES",
+        ),
+        (
             "IO error: While lock file: /d/LOCK: Resource temporarily unavailable",
             StoreError,
             "STORE.DATABASE_LOCKED",

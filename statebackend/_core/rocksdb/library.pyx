@@ -484,15 +484,18 @@ def error_of(str text not None, str where not None):
     if status == "Corruption":
         return refused("a file of the database is damaged", code="STORE.DATABASE_CORRUPT", number=_errno.EIO,
                        hint="restore the database from a checkpoint; see to the disk")
+    if "Too many open files" in rest:
+        return refused("the process has too many open files", code="STORE.DATABASE_OPEN_FILES",
+                       number=_errno.EMFILE, hint="raise the limit (ulimit -n), then restore the state from a checkpoint")
     if re.search(r"lock hold by current process|While lock file|lock file", rest):
         return refused("the database is in use", code="STORE.DATABASE_LOCKED", number=_errno.EAGAIN,
                        hint="close it where it is open, in this process or another, or use another folder")
     if re.search(r"No space left|NoSpace|File too large|Disk quota", rest + status):
         return refused("there is no room for the files of the database", code="STORE.DATABASE_FULL",
-                       number=_errno.ENOSPC, hint="make room on the disk, then open the database again")
+                       number=_errno.ENOSPC, hint="make room on the disk, then restore the state from a checkpoint")
     if status in ("Result incomplete", "Resource busy", "Operation timed out", "Operation aborted",
                   "Operation failed. Try again.", "Merge in progress", "Operation expired"):
         return refused("RocksDB has not done the work", code="STORE.DATABASE_BUSY", number=_errno.EAGAIN,
                        hint="try again")
     return refused("RocksDB cannot go on", code="STORE.DATABASE", number=_errno.EIO,
-                   hint="mend the cause, then open the database again")
+                   hint="fix the cause, then restore the state from a checkpoint")

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import weakref
 from collections.abc import Collection
@@ -34,11 +35,19 @@ _IN_ORDER: dict[str, str | int | bool] = {
     "memtable_insert_with_hint_prefix_extractor": "rocksdb.FixedPrefix.1",
 }
 
+#: A lower limit of open files than this, which is usual, makes RocksDB close files and open them again.
+FEW_FILES = 1024
 #: The errors of files that are not a database.
 _DAMAGED = ("STORE.DATABASE_LOST_FILE", "STORE.DATABASE_CORRUPT")
 
 _budgets: weakref.WeakValueDictionary[tuple[int, int], MemoryBudget] = weakref.WeakValueDictionary()
 _making = threading.Lock()
+
+
+def _open_files() -> dict[str, str | int | bool]:
+    """The setting for a process that may open few files: RocksDB has all files of a database open otherwise."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {"max_open_files": limit // 4} if 0 <= limit < FEW_FILES else {}
 
 
 def shared_budget(limit: int) -> MemoryBudget:
@@ -114,6 +123,7 @@ class Scratch:
         chosen = predefined(self._settings.predefined)
         settings = {
             **database_settings(chosen),
+            **_open_files(),
             "avoid_flush_during_shutdown": True,
             **_IN_ORDER,
             **column_family_settings(
