@@ -484,15 +484,27 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
-        mark = self.mark()
+        before = len(self._marks)
         try:
-            yield
+            mark = self.mark()
+            try:
+                yield
+            except BaseException:
+                if not self._closed:
+                    self.rollback(mark)
+                raise
+            finally:
+                self.release(mark)
         except BaseException:
+            # An interrupt may strike between a mark and what holds it, or before it is released.
             if not self._closed:
-                self.rollback(mark)
+                for lost in self._marks.newer_than(before):
+                    self.release(lost)
+                self._drop_lost_marks()
             raise
-        finally:
-            self.release(mark)
+
+    def _drop_lost_marks(self) -> None:
+        """Let go of what an interrupt has left of marks that are not open."""
 
     def _check_groups(self, canonical_keys: Sequence[Any]) -> None:
         """Raise if a key belongs to a key group that the backend does not serve."""

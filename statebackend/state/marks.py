@@ -129,6 +129,20 @@ class MarkStack:
         self._marks[mark] = None
         return mark
 
+    def points(self) -> list[Any]:
+        """The points of all open marks, oldest first."""
+        return [mark.point for mark in self._marks]
+
+    def newer_than(self, count: int) -> list[Mark]:
+        """The open marks but for the oldest ones, newest first.
+
+        >>> stack = MarkStack("a backend")
+        >>> older, newer = stack.open(1), stack.open(2)
+        >>> stack.newer_than(1) == [newer]
+        True
+        """
+        return list(self._marks)[count:][::-1]
+
     def point_of(self, mark: Mark) -> Any:
         """The point of an open mark. O(1)."""
         self._check_own(mark)
@@ -153,8 +167,8 @@ class MarkStack:
         self._check_own(mark)
         if not mark.is_open:
             return False
-        mark.is_open = False
         del self._marks[mark]
+        mark.is_open = False
         return True
 
     def close(self) -> None:

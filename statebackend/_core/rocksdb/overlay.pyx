@@ -565,6 +565,10 @@ cdef class Overlay:
         self.n_marks += 1
         return self.next_number
 
+    def numbers(self):
+        """List the numbers of the open marks, oldest first."""
+        return [self.marks[i].number for i in range(self.n_marks)]
+
     cdef size_t find_mark(self, uint64_t number) except? 0:
         cdef size_t low = 0, high = self.n_marks, middle
         while low < high:

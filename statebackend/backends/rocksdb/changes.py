@@ -18,7 +18,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from statebackend._core.rocksdb.noted_keys import NotedKeys
 
@@ -32,9 +32,11 @@ class Segment:
     2
     """
 
-    __slots__ = ("is_valid", "tables")
+    __slots__ = ("is_of_mark", "is_valid", "tables")
 
-    def __init__(self, tables: int) -> None:
+    def __init__(self, tables: int, *, is_of_mark: bool = False) -> None:
+        #: True for a mark, or for the batch that the first mark begins; False for a snapshot.
+        self.is_of_mark = is_of_mark
         #: By the number of the table: each key, and what has become of it.
         self.tables = [NotedKeys() for _ in range(tables)]
         #: False once it was dropped, or a rollback went behind it.
@@ -68,9 +70,9 @@ class Changes:
             segment.tables.append(NotedKeys())
         return self._tables - 1
 
-    def open(self) -> Segment:
+    def open(self, *, is_of_mark: bool = False) -> Segment:
         """Remember this moment. O(tables)."""
-        self._segments.append(Segment(self._tables))
+        self._segments.append(Segment(self._tables, is_of_mark=is_of_mark))
         self._note()
         return self._segments[-1]
 
@@ -89,6 +91,19 @@ class Changes:
             for number, noted in enumerate(segment.tables):
                 before[number] = _joined(before[number], noted)
         self._note()
+
+    def drop_lost(self, known: Collection[Segment | None]) -> bool:
+        """Forget the moments of marks that are not among the known ones, and what has changed since.
+
+        Return True if there were any: then the next snapshot must be a base.
+        """
+        lost = [each for each in self._segments if each.is_of_mark and each not in known]
+        for segment in lost:
+            segment.is_valid = False
+            self._segments.remove(segment)
+        if lost:
+            self._note()
+        return bool(lost)
 
     def back_to(self, segment: Segment) -> None:
         """Forget what has changed since a moment, and the moments after it. O(changes)."""

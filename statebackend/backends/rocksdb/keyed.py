@@ -212,7 +212,7 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
     @contextmanager
     def together(self) -> Iterator[None]:
         """Writes within go in together, or not at all."""
-        if self.store.has_marks:
+        if len(self._marks):
             yield
             return
         with self._undone_on_error():
@@ -470,10 +470,11 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
         self._let_expire()
         assert isinstance(self._timers, RocksDbTimers)
         if not len(self._marks):
+            self._drop_lost_marks()
             self._end_batch()  # what was written without a mark, or could not be written after the last one
         if self.batch_segment is None:
-            self.batch_segment = self.changes.open()
-        return _Mark(self.store.mark(), self.changes.open(), self._timers.mark())
+            self.batch_segment = self.changes.open(is_of_mark=True)
+        return _Mark(self.store.mark(), self.changes.open(is_of_mark=True), self._timers.mark())
 
     def _return_to(self, point: _Mark) -> None:
         assert isinstance(self._timers, RocksDbTimers)
@@ -489,6 +490,15 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
         if not len(self._marks):
             self._end_batch()
             self._let_expire()
+
+    def _drop_lost_marks(self) -> None:
+        points = self._marks.points()
+        for number in {*self.store.overlay.numbers()} - {point.number for point in points}:
+            self.store.release(number)
+        if not points:
+            self.batch_segment = None
+        if self.changes.drop_lost([self.batch_segment, *(point.segment for point in points)]):
+            self._log.forget()
 
     def _end_batch(self) -> None:
         """Write the batch into the database. If that fails it stays, and the next mark or write tries again."""

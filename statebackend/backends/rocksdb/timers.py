@@ -130,8 +130,8 @@ class RocksDbTimers(Timers):
         with self._backend.together():
             self._store.put_at(queue.by_key, place + time, _VALUE)
             self._store.put_at(queue.by_time, time + behind, group_prefix(group))
-        queue.count += 1
-        queue.floor = min(queue.floor, time + behind)
+            queue.count += 1
+            queue.floor = min(queue.floor, time + behind)
 
     def delete(self, timestamp: int, domain: str = "event") -> None:
         timestamp, queue = checked_time(timestamp), self._queues.get(checked_domain(domain))
@@ -145,7 +145,7 @@ class RocksDbTimers(Timers):
         with self._backend.together():
             self._store.delete_at(queue.by_key, place + time)
             self._store.delete_at(queue.by_time, time + behind)
-        queue.count -= 1
+            queue.count -= 1
 
     def pending(self, domain: str = "event") -> list[int]:
         queue = self._queues.get(checked_domain(domain))
