@@ -640,7 +640,7 @@ cdef inline uint32_t record_width(Table *table, const char *end) noexcept nogil:
     """Bytes of the record of a journal that ends there, its trailer included."""
     cdef int op = <int>((<const uint64_t *>(end - 8))[0] >> 56)
     if op == RECORD_BYTES:
-        return (<const BytesEnd *>end)[-1].width
+        return (<const BytesEnd *>end - 1).width
     if op == RECORD_WRITE or op == RECORD_COPIED:
         return 8 + ((table.layout.payload_width + 7) & ~7u)
     return 16 if op == RECORD_MOVED or op == RECORD_REPLACED else 8
