@@ -78,7 +78,7 @@ cdef class ListHandle(Handle):
         return found
 
     cdef char *living_elements(self, bint renews, uint64_t *n) except? NULL:
-        """Copies of the elements that are not dead in stored form, to be freed; `renews` the timestamps of unexpired ones.
+        """Copies of the elements that are not dead in stored form, to be freed; `renews` timestamps of unexpired ones.
         """
         cdef ListCursor cursor
         cdef char *element

@@ -486,7 +486,8 @@ def error_of(str text not None, str where not None):
                        hint="restore the database from a checkpoint; see to the disk")
     if "Too many open files" in rest:
         return refused("the process has too many open files", code="STORE.DATABASE_OPEN_FILES",
-                       number=_errno.EMFILE, hint="raise the limit (ulimit -n), then restore the state from a checkpoint")
+                       number=_errno.EMFILE,
+                       hint="raise the limit (ulimit -n), then restore the state from a checkpoint")
     if re.search(r"lock hold by current process|While lock file|lock file", rest):
         return refused("the database is in use", code="STORE.DATABASE_LOCKED", number=_errno.EAGAIN,
                        hint="close it where it is open, in this process or another, or use another folder")
