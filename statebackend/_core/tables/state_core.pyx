@@ -88,9 +88,8 @@ cdef class StateCore:
         wait_for_others(&self.core)
         if self.closed:
             return
-        if CHECKED:
-            self.enter()
-            self.leave()
+        if CHECKED and self.inside:
+            refuse_overlap()
         self.end()
         self.after_close()
 
