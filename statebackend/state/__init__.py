@@ -17,7 +17,7 @@ backend, and works on the backend's current key and namespace.
 
 from statebackend.state import clocks
 from statebackend.state.aggregates import AGGREGATE_NAMES, AggregateFunction, NamedAggregate, named_aggregate
-from statebackend.state.base import BaseKeyedStateBackend, checked_budget, checked_range
+from statebackend.state.base import NO_TIME, BaseKeyedStateBackend, checked_budget, checked_range
 from statebackend.state.clocks import SystemClock
 from statebackend.state.descriptors import (
     AggregatingStateDescriptor,
@@ -79,6 +79,7 @@ __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
+    "NO_TIME",
     "BaseKeyedStateBackend",
     "DOMAINS",
     "FoldingState",

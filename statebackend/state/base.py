@@ -37,10 +37,10 @@ from statebackend.state.timers import DOMAINS, RESERVED, Timers
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.types import Type
 
-__all__ = ["BaseKeyedStateBackend", "checked_budget", "checked_range"]
+__all__ = ["NO_TIME", "BaseKeyedStateBackend", "checked_budget", "checked_range"]
 
 #: The event time while there is none: nothing has expired by then.
-_NO_TIME = -(2**63)
+NO_TIME = -(2**63)
 _MERGING = ("list", "reducing", "aggregating")
 #: Represents all namespaces where an encoded one is expected.
 ALL = None
@@ -85,7 +85,7 @@ def checked_budget(budget: Any) -> int:
 
 
 def _event_time(time: int | None) -> int:
-    return _NO_TIME if time is None else clocks.checked_now(time)
+    return NO_TIME if time is None else clocks.checked_now(time)
 
 
 class BaseKeyedStateBackend(KeyedStateBackend):
@@ -124,7 +124,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         #: The time that states in event time go by: that of the row or timer at hand. None: all states go by one time.
         self._event_now: int | None = None
         #: The time by which they are cleaned up, and the watermark after the batch.
-        self._event_cleaned = _NO_TIME
+        self._event_cleaned = NO_TIME
         self._watermark: int | None = None
         #: Set by a backend that has timers.
         self._timers: Timers | None = None
@@ -418,9 +418,9 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         # At a time before all others: what has expired goes, too, or a longer time to live would bring it back.
         state = self.get_state(descriptor)
         saved, time_before, event_before = self._save_key(), self._fixed_now, self._event_now
-        self._fixed_now = self._now = _NO_TIME
+        self._fixed_now = self._now = NO_TIME
         if event_before is not None:
-            self._event_now = _NO_TIME
+            self._event_now = NO_TIME
         try:
             entries = list(self._canonical_entries(state))
         finally:

@@ -96,6 +96,27 @@ def test_compactions_remove_expired_values_that_nobody_reads(make: Make, clock: 
     assert state.get_many(range(100)).to_pylist() == [None if key % 2 else "x" * key for key in range(100)]
 
 
+def test_compactions_remove_nothing_in_event_time_while_there_is_no_watermark(
+    make: Make, clock: ManualClock, tmp_path: Path
+) -> None:
+    clock.set(10 * TTL)
+    store = sb.CheckpointStore(tmp_path / "store")
+    with store.open_for_writing(query="q", key_type=int, max_parallelism=128):
+        first = make()
+        first.begin_event_time(None, None)
+        store.commit(0, [first.snapshot(0, store).result()], now=10 * TTL)
+    keyed = make(restore=store.open(0))
+    keyed.advance()  # before the first batch tells that rows have times
+    keyed.begin_event_time(None, 0)
+    event = StateTtlConfig.TtlTimeCharacteristic.EventTime
+    state = keyed.get_value_state(expiring(ValueStateDescriptor("s", int), ttl_time_characteristic=event))
+    keyed.set_event_time(0)
+    keyed.set_current_key(1)
+    state.update(7)
+    assert compact(keyed, state) == 1
+    assert state.value() == 7
+
+
 def test_compactions_remove_single_elements_of_lists(make: Make, clock: ManualClock) -> None:
     for element_type, value in ((int, lambda n: n), (str, lambda n: "é" * n)):
         keyed = make()

@@ -54,7 +54,15 @@ from statebackend.checkpoint.keyed.snapshot_files import Taken
 from statebackend.columns.codec_choice import key_codec
 from statebackend.errors import KeyGroupError
 from statebackend.keys import VOID, KeyGroupRange, TimeWindow, encode_namespace, runs_of_list
-from statebackend.state import StateDescriptor, StateTtlConfig, checked_budget, clocks, expired, timer_state
+from statebackend.state import (
+    NO_TIME,
+    StateDescriptor,
+    StateTtlConfig,
+    checked_budget,
+    clocks,
+    expired,
+    timer_state,
+)
 from statebackend.types import Type
 
 __all__ = ["RocksDbKeyedBackend"]
@@ -383,8 +391,8 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
         if log.committed_now is not None:
             by_clock.now = log.committed_now
             watermark = log.committed_now if self._event_now is None else log.committed_watermark
-            if watermark is not None:
-                by_event.now = watermark
+            # Without a watermark nothing expires, also if the clock's time was told before event time began.
+            by_event.now = NO_TIME if watermark is None else watermark
         elif len(self._marks) or self.scratch.has_readers:
             return False
         else:

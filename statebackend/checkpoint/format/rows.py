@@ -59,7 +59,7 @@ class GroupedBatch(NamedTuple):
         [2, 1]
         """
         groups = np.asarray(key_group_of_rows, np.int64)
-        if len(groups) and groups[0] == groups[-1]:
+        if len(groups) and (groups == groups[0]).all():
             return cls(batch, groups[:1], np.array([len(groups)]))
         starts = np.flatnonzero(np.concatenate(([len(groups) > 0], groups[1:] != groups[:-1])))
         return cls(batch, groups[starts], np.diff(np.append(starts, len(groups))))
