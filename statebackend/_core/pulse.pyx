@@ -71,7 +71,8 @@ cdef extern from *:
     static inline void sb_end_process(void) {
         static const char why[] = "statebackend: the driver has gone or has given up this host, whose function has "
                                   "not returned since; the process ends\\n";
-        if (write(2, why, sizeof why - 1)) {}
+        struct pollfd stderr_now = {2, POLLOUT, 0};
+        if (poll(&stderr_now, 1, 0) > 0 && write(2, why, sizeof why - 1)) {}
         _exit(1);
     }
 

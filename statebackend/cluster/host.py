@@ -215,11 +215,15 @@ class Host:
                     self._answer(link, message)
                 return self._ended_by
             finally:
-                if self._pulse is not None:
-                    self._pulse.stop()
-                link.close()
-                listener.close()
-                self._close()
+                try:
+                    if self._pulse is not None:
+                        self._pulse.cut()  # and it ends the process if the function's close() does not return
+                    link.close()
+                    listener.close()
+                    self._close()
+                finally:
+                    if self._pulse is not None:
+                        self._pulse.stop()
 
     def _read(self, link: Link, pulse: Pulse) -> None:
         """Take what the driver says, while there is a pulse."""

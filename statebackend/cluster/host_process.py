@@ -40,6 +40,8 @@ def reported(serve: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     known. The process ends with this one.
     """
     parent = os.getpid()
+    sys.stdout.flush()  # or both processes would write what waits there
+    sys.stderr.flush()
     with _memory() as report:
         process = os.fork()
         if process == 0:

@@ -291,7 +291,7 @@ class Hosts:
                 over = host.end_of_pulse(self._silence)
                 if over is not None:
                     self._tell_lost(host, f"its pulse is {over}, the timeout is {self._silence:g} s")
-                    host.hangs = over != "closed"
+                    host.hangs = host.hangs or over != "closed"
                     host.lose()
             stands = {host: int(host.stands_for / _STANDSTILL) for host in living}
             for host, times in stands.items():
@@ -309,12 +309,14 @@ class Hosts:
         """Wait until there is a host for every range, with its state; return their addresses by range."""
         with self._changed:
             until = time.monotonic() + limit
-            while (left := until - time.monotonic()) > 0:
+            told_at = time.monotonic()
+            while (left := until - time.monotonic()) > 0 and not self.has_ended():
                 if self._changed.wait_for(
-                    lambda: self._failure is not None or self.are_ready, min(left, TELL)
+                    lambda: self._failure is not None or self.are_ready, min(left, TELL, 1.0)
                 ):
                     break
-                if left > TELL:
+                if time.monotonic() - told_at > TELL:
+                    told_at = time.monotonic()
                     _log.warning(
                         "waiting for hosts: %d of %d have registered, %d have their state (%.0f of %g s)",
                         len(self._living()),

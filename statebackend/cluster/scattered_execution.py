@@ -145,7 +145,7 @@ class ScatteredExecution(Execution):
             try:
                 return self._hosts.wait_ready(limit)
             except TooFewHostsError as error:
-                if nth == tries:
+                if nth == tries or self._engine.has_ended():
                     raise
                 pause = random.uniform(0.0, limit)
                 _log.warning(
@@ -153,7 +153,9 @@ class ScatteredExecution(Execution):
                 )
                 self._engine.pause(pause)
                 self._hosts.release()
-                time.sleep(pause)
+                until = time.monotonic() + pause
+                while (left := until - time.monotonic()) > 0 and not self._engine.has_ended():
+                    time.sleep(min(left, 1.0))
         raise AssertionError("max_tries is at least 1")
 
     def _probe(self, addresses: list[tuple[str, int]]) -> None:

@@ -4,7 +4,9 @@
 >>> class Client:
 ...     def __init__(self):
 ...         self.pool = {"idle": [threading.Lock()]}
->>> culprit(Client(), copy.deepcopy)
+>>> client = Client()
+>>> client.me = client
+>>> culprit(client, copy.deepcopy)
 'pool[...][0], a lock'
 """
 
@@ -22,12 +24,14 @@ _MOST = 8
 
 def culprit(value: object, copied: Callable[[Any], object]) -> str | None:
     """The path to the innermost part of an object that ``copied`` raises for, and its class; None if no part does."""
-    path = ""
+    path, seen = "", {id(value)}
     for _ in range(_MOST):
-        step = next((step for step in _parts(value) if not _succeeds(copied, step[1])), None)
+        parts = [step for step in _parts(value) if id(step[1]) not in seen]
+        step = next((step for step in parts if not _succeeds(copied, step[1])), None)
         if step is None:
             break
         path, value = path + step[0], step[1]
+        seen.add(id(value))
     return f"{path.removeprefix('.')}, a {type(value).__qualname__}" if path else None
 
 
@@ -41,6 +45,8 @@ def _succeeds(copied: Callable[[Any], object], value: object) -> bool:
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
     """The parts of an object, each with its step of the path. Keys of dicts may be data, and are not shown."""
+    if inspect.ismodule(value):
+        return
     if isinstance(value, Mapping):
         for each in value.values():
             yield "[...]", each

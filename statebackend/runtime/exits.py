@@ -2,6 +2,8 @@
 
 >>> summary(SystemExit(3)), summary(GeneratorExit())
 ('SystemExit: 3', 'GeneratorExit')
+>>> text_of(ValueError("no file '\udcff'"))
+"no file '\\udcff'"
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ def summary(error: BaseException) -> str:
 def text_of(error: object) -> str:
     """The text of an error, whose class is the user's and may fail at that, too."""
     try:
-        return str(error)
+        # PySpark sends it to the JVM in UTF-8, which has no lone surrogates.
+        return str(error).encode("utf-8", "backslashreplace").decode("utf-8")
     except BaseException as other:  # noqa: BLE001 - any: another error is to be told
         return f"its text cannot be had: {type(other).__name__}"

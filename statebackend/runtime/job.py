@@ -161,8 +161,9 @@ class Job:
 
     def check_broadcast(self) -> None:
         """Raise if broadcast rows are to come to a function that has no method for them."""
-        method = type(self.function).process_broadcast  # type: ignore[attr-defined]
-        if self.broadcast is not None and method in (each.process_broadcast for each in _FUNCTIONS):
+        method: Any = self.function.process_broadcast  # type: ignore[attr-defined]
+        own = getattr(method, "__func__", method)
+        if self.broadcast is not None and own in (each.process_broadcast for each in _FUNCTIONS):
             raise UsageError(
                 "broadcast= needs a function with a method process_broadcast",
                 detail=f"class {type(self.function).__qualname__}",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from statebackend.cluster.hosts import TELL
 from statebackend.cluster.options import HostOptions
 from statebackend.errors import UsageError
-from statebackend.spark.session import is_connect
+from statebackend.spark.session import is_connect, is_set
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,7 +34,7 @@ def check_not_encrypted(frame: DataFrame) -> None:
         ),
         ("spark.io.encryption.enabled", "what it keeps on local disks, and rows would wait there"),
     ):
-        if str(conf.get(name, "false")).lower() == "true":
+        if is_set(conf.get, name):
             raise UsageError(
                 f"Spark encrypts {what} as plain text",
                 code="USAGE.NOT_AVAILABLE",
@@ -114,7 +114,7 @@ def check_slots(frame: DataFrame, parallelism: int, limit: float, taken_by_other
     query that has ended may go: that is waited for, ``limit`` seconds long.
     """
     conf = frame.sparkSession.conf
-    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+    if is_set(conf.get, "spark.dynamicAllocation.enabled"):
         return
     most = most_slots(conf.get)
     if most is not None and parallelism >= most:

@@ -14,6 +14,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -186,7 +187,8 @@ class StatefulBatches:
             # A note comes after the error, whose text may have many lines: py4j has the reason in the second. Python
             # 3.10 shows none.
             note = f"In batch {batch_id} of {self!r}: {' '.join(summary(error).splitlines()[:2])}"
-            error.__notes__ = [*getattr(error, "__notes__", ()), note]
+            with suppress(Exception):  # the class of a user's error may refuse any attribute
+                error.__notes__ = [*getattr(error, "__notes__", ()), note]
 
     def _run(self, frame: DataFrame, batch_id: int) -> None:
         watch = Stopwatch()

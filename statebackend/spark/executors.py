@@ -47,7 +47,7 @@ from statebackend.spark.cluster_checks import (
     options_at,
 )
 from statebackend.spark.query_run import QueryRun
-from statebackend.spark.session import Query, column_types, is_connect
+from statebackend.spark.session import Query, column_types, is_connect, is_set
 from statebackend.spark.ticks import COLUMN as HEARTBEAT
 from statebackend.spark.ways import RowsOfBatch, Way
 from statebackend.types import Type
@@ -74,6 +74,13 @@ _OF_LINKS = re.compile(r"\[CLUSTER(\.(CLOSED|WIRE|STALLED|CONNECT|TOO_MANY|SECRE
 
 #: The engines of this process that are open: their hosts have slots that no other query gets.
 _engines: weakref.WeakSet[SparkEngine] = weakref.WeakSet()
+_engines_lock = threading.Lock()
+
+
+def slots_of_hosts() -> int:
+    """The slots of the hosts of all queries of this process."""
+    with _engines_lock:
+        return sum(engine.parallelism for engine in _engines)
 
 
 class SparkEngine(Engine):
@@ -90,9 +97,9 @@ class SparkEngine(Engine):
         self._threads: list[threading.Thread] = []
         # Spark may take a host for a slow task, and end it when another attempt is refused here; not in a barrier
         # stage, which it has only without dynamic allocation.
-        conf = self._session.conf
-        self._is_elastic = conf.get("spark.dynamicAllocation.enabled", "false") == "true"
-        self._may_be_doubled = conf.get("spark.speculation", "false") == "true" and not self._is_elastic
+        get = self._session.conf.get
+        self._is_elastic = is_set(get, "spark.dynamicAllocation.enabled")
+        self._may_be_doubled = is_set(get, "spark.speculation") and not self._is_elastic
         self._is_scattering = self._is_cancelled = False
         #: The number of the job that runs the host of a range.
         self._jobs: dict[int, int] = {}
@@ -100,7 +107,8 @@ class SparkEngine(Engine):
         self._ended: set[int] = set()
         #: No host begins before.
         self._resumes_at = 0.0
-        _engines.add(self)
+        with _engines_lock:
+            _engines.add(self)
 
     # --- hosts ---
 
@@ -298,7 +306,8 @@ class SparkEngine(Engine):
             if thread.is_alive():
                 self._interrupt(self._tag_of(number))
         self._join()
-        _engines.discard(self)
+        with _engines_lock:
+            _engines.discard(self)
 
     def _join(self) -> None:
         until = time.monotonic() + _JOIN
@@ -334,10 +343,10 @@ def _row(report: object) -> pa.RecordBatch:
 
 
 def _serve(shipped: bytes, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield _row(reported(partial(_serve_here, shipped)))
+    yield _row(reported(partial(_serve_here, shipped, os.getppid())))
 
 
-def _serve_here(shipped: bytes) -> dict[str, Any]:
+def _serve_here(shipped: bytes, daemon: int) -> dict[str, Any]:
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -347,7 +356,7 @@ def _serve_here(shipped: bytes) -> dict[str, Any]:
     if folder is not None:
         remove_orphans(folder)
     # The folders of an executor are its own, and it has a name of its own in them.
-    place = f"{socket.gethostname()} {os.environ.get('SPARK_LOCAL_DIRS', os.getppid())}"
+    place = f"{socket.gethostname()} {os.environ.get('SPARK_LOCAL_DIRS', daemon)}"
     host = Host(
         pickle.loads(shipped),
         attempt=context.taskAttemptId(),
@@ -433,7 +442,7 @@ class Scattering(Way):
                 frame,
                 self._parallelism,
                 self._options.start_timeout,
-                lambda: sum(engine.parallelism for engine in _engines),
+                slots_of_hosts,
             )
         options = options_at(frame, self._options)
 

@@ -6,9 +6,9 @@ Nothing here imports pyspark: the session comes with the batch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -29,6 +29,7 @@ __all__ = [
     "execute",
     "is_connect",
     "output_frame",
+    "is_set",
     "reading_error",
     "runs_here",
     "settings",
@@ -139,7 +140,7 @@ def _unreachable(checkpoint: str, frame: DataFrame) -> UsageError:
 
 def check_output_names(frame: DataFrame, schema: pa.Schema) -> None:
     """Raise if Spark could not read an output of this schema: it may take two of the names for one."""
-    if str(frame.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true":
+    if is_set(frame.sparkSession.conf.get, "spark.sql.caseSensitive"):
         return
     twice = _twice(list(schema))
     if twice:
@@ -201,6 +202,15 @@ def _spark_path(address: str) -> str:
     if address.startswith("s3://"):
         return "s3a://" + address.removeprefix("s3://")
     return f"file://{address}" if scheme_of(address) is None else address
+
+
+def is_set(get: Callable[[str, str | None], Any], name: str) -> bool:
+    """Return True if a setting of Spark is true, which Spark takes in any case.
+
+    >>> is_set({"spark.speculation": " True"}.get, "spark.speculation")
+    True
+    """
+    return str(get(name, None)).strip().lower() == "true"
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Spark puts the whole traceback into the text of its own error, above a descripti
 from __future__ import annotations
 
 import sysconfig
+from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -30,7 +31,8 @@ def shortened(error: E) -> E:
         seen.add(id(each))
         frames = _frames(each.__traceback__)
         if isinstance(each, StateBackendError) or any(map(_is_users, frames)):
-            each.__traceback__ = _joined([frame for frame in frames if not _is_library(frame)])
+            with suppress(Exception):  # the class of a user's error may refuse any attribute
+                each.__traceback__ = _joined([frame for frame in frames if not _is_library(frame)])
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
     return error
 

@@ -145,6 +145,43 @@ def test_host_whose_function_does_not_return_ends_without_its_driver(
     assert select.select([hosts_live], [], [], LONG)[0], "a host lives"
 
 
+#: A host that is let go, and whose function's close() does not return.
+STUCK = """
+import os, secrets, time
+from types import SimpleNamespace
+from statebackend.cluster.host import Host
+from statebackend.cluster.hosts import Hosts, Question
+
+secret = secrets.token_bytes(32)
+restore = Question("restore", {"checkpoint": None, "token": ["a", "b"]})
+hosts = Hosts(1, secret, 1, lambda: restore, silence=SILENCE)
+pid = os.fork()
+if pid == 0:
+    plan = SimpleNamespace(
+        memory=1 << 20, quota=1 << 20, store=None, writer=SimpleNamespace(epoch=1), has_copies=False,
+        driver=hosts.address, secret=secret, number=0, job_number=0, parallelism=1, lease=SILENCE, job=None,
+    )
+    host = Host(plan, attempt=1, executor="x", ends_process=True)
+    host._execution = SimpleNamespace(close=lambda: time.sleep(3600))
+    host.serve()
+    os._exit(0)
+while not hosts._hosts:
+    time.sleep(0.01)
+hosts.close()
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_host_ends_whose_function_does_not_return_from_close() -> None:
+    script = STUCK.replace("SILENCE", str(SILENCE))
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert process.communicate(timeout=LONG)[0] == b"1\n"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 # --- what the driver tells of it ---
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import resource
+import secrets
 import socket
 import threading
 from contextlib import suppress
@@ -23,7 +24,7 @@ from statebackend.backends.heap import HeapBackend
 from statebackend.cluster import environment, host
 from statebackend.cluster import hosts as cluster_hosts
 from statebackend.cluster.host import Host
-from statebackend.cluster.hosts import _MOST_REFUSALS, Hosts
+from statebackend.cluster.hosts import _MOST_REFUSALS, Hosts, Question
 from statebackend.cluster.options import HostOptions
 from statebackend.cluster.wire import LinkError
 from statebackend.keys import range_for
@@ -165,6 +166,14 @@ def test_hosts_that_are_waited_for_are_counted_in_the_log(
     query.close()
     assert "waiting for hosts: 1 of 2 have registered, 1 have their state" in caplog.text
     assert "host 0 on executor here is ready, 1 of 2" in caplog.text
+
+
+def test_query_that_has_ended_does_not_wait_for_hosts() -> None:
+    hosts = Hosts(1, secrets.token_bytes(32), 1, lambda: Question("restore", {}))
+    hosts.has_ended = lambda: True
+    with pytest.raises(sb.HostError, match="0 of 1 registered"):
+        hosts.wait_ready(3600.0)
+    hosts.close()
 
 
 @pytest.mark.parametrize("is_over", [True, False])

@@ -133,6 +133,12 @@ def test_stateful_refuses_a_mistake_at_once(tmp_path: Path, what: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_broadcast_rows_may_go_to_a_method_of_one_object(tmp_path: Path) -> None:
+    function: Any = Same()
+    function.process_broadcast = lambda row, ctx: ()
+    made(tmp_path, function, broadcast="b")
+
+
 def test_a_function_without_output_needs_no_sink(tmp_path: Path) -> None:
     made(tmp_path, schema=None, sink=None)
 
