@@ -10,7 +10,7 @@ holds the GIL for long is not silent. A process that is stopped, has ended or ca
 Each message is a `Message`, as it lies in memory: a host on another platform is refused before it has a pulse.
 
 The asking end hears silence when it has waited `patience` for an answer; the answering end when no tick has come for so
-long. Both read first and judge then, so a process that was stopped does not blame its peer. A pulse that is over stays
+long. Both read first and judge then, and time in which a process was stopped does not count. A pulse that is over stays
 over. At a host, its thread then waits `patience` once more for `stop`, and ends the process if that does not come.
 """
 
@@ -161,10 +161,13 @@ cdef int talk(End *end) noexcept nogil:
     cdef ssize_t n
     cdef int64_t at, until, next_tick = now()
     cdef int64_t since = next_tick       # when the peer was last heard, or was first asked after that
+    cdef int64_t wakes = next_tick       # when the thread goes on at the latest, unless the process is stopped
     cdef int64_t heard = 0, said = 0     # the times in the newest messages that came and went
     memset(&outgoing, 0, sizeof(Message))
     while not load(&end.is_stopped):
         at = now()
+        if at - wakes > end.patience // 4:
+            since = at                   # this process was stopped, and the peer perhaps with it: it has its time again
         n = receive(end.fd, <char *>incoming + size, sizeof(incoming) - size)
         if n == 0 or (n < 0 and not would_block()):
             return CLOSED
@@ -201,10 +204,12 @@ cdef int talk(End *end) noexcept nogil:
                 return CLOSED
             left -= max(n, 0)
             if left == 0 and not end.asks and said < heard:
+                wakes = at
                 continue                 # another tick has come since this answer was begun
         until = since + end.patience if not end.asks or heard < said else next_tick
         if end.asks and left == 0:
             until = min(until, next_tick)
+        wakes = max(until, at)
         wait(end.fd, left > 0, until - at)
     return CLOSED
 

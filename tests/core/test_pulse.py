@@ -375,3 +375,39 @@ def test_number_that_is_no_socket_is_an_error() -> None:
     wait_until(lambda: pulse.over == "closed")
     pulse.stop()
     assert open_files() == files
+
+
+#: Both processes are stopped for longer than the patience, as by a pause of their machine.
+STOPPED = """
+import os, signal, socket, time
+from statebackend._core.pulse import Pulse
+
+ends = socket.socketpair()
+pids = []
+for asks, end, other in ((True, *ends), (False, *ends[::-1])):
+    pid = os.fork()
+    if pid == 0:
+        other.close()
+        pulse = Pulse(end.detach(), patience=1.0, asks=asks)
+        time.sleep(4.5)
+        print(pulse.over, flush=True)
+        time.sleep(1.0)
+        os._exit(0)
+    pids.append(pid)
+for end in ends:
+    end.close()
+time.sleep(0.8)
+for pid in pids:
+    os.kill(pid, signal.SIGSTOP)
+time.sleep(2.5)
+for pid in reversed(pids):
+    os.kill(pid, signal.SIGCONT)
+    time.sleep(0.02)
+for pid in pids:
+    os.waitpid(pid, 0)
+"""
+
+
+def test_pulse_goes_on_when_both_processes_were_stopped() -> None:
+    done = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "None"]
