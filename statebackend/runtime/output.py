@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -19,10 +19,12 @@ from statebackend.runtime.partitions import partitioned
 from statebackend.runtime.progress import Figures
 from statebackend.runtime.row_writer import OutputSchema
 
-__all__ = ["Committed", "check_deliverable", "OutputFiles", "encodings"]
+__all__ = ["Committed", "check_deliverable", "OutputFiles", "encodings", "read_batches"]
 
 #: Rows in a row group of the output, which Spark's tasks divide among themselves.
 _ROW_GROUP = 262_144
+#: Bytes in Arrow of a row group that has more than one row: Arrow reads no nested column of 2 GiB at once.
+_ROW_GROUP_BYTES = 512 << 20
 
 
 class Committed(NamedTuple):
@@ -60,9 +62,21 @@ class Committed(NamedTuple):
         """Read the rows of a file of the output; `CorruptCheckpointError` if they are not as they were written."""
         with self.checkpoint.open_file(file) as source:
             try:
-                return pq.ParquetFile(source, page_checksum_verification=True).read()
+                opened = pq.ParquetFile(source, page_checksum_verification=True)
+                return pa.Table.from_batches(read_batches(opened), opened.schema_arrow)
+            except pa.ArrowNotImplementedError:
+                self.checkpoint.verify(
+                    [file]
+                )  # of a file as it was written, Arrow's own error says what it lacks
+                raise
             except (pa.ArrowException, OSError) as error:
                 raise CorruptCheckpointError("the output cannot be read", detail=file.name) from error
+
+
+def read_batches(file: pq.ParquetFile, rows: int = _ROW_GROUP) -> Iterator[pa.RecordBatch]:
+    """The rows of an output, up to so many at a time, and never more than a row group, which Arrow can read at once."""
+    for group in range(file.num_row_groups):
+        yield from file.iter_batches(rows, row_groups=[group])
 
 
 class OutputFiles:
@@ -86,15 +100,20 @@ class OutputFiles:
         """Add rows to an output. O(bytes)."""
         columns = self._partition_by.get(name, ())
         for table in tables:
-            if not table.num_rows:
-                continue
-            files = self._files.setdefault(name, {})
-            for partition, rows in partitioned(table, columns) if columns else [("", table)]:
-                if partition not in files:
-                    files[partition] = _OutputFile(self._created, rows.schema)
-                files[partition].write(rows)
-            while columns and sum(file.num_held for file in files.values()) > _ROW_GROUP:
-                max(files.values(), key=lambda file: file.num_held).flush()
+            if table.num_rows:
+                for piece in _pieces(table):
+                    self._write(self._files.setdefault(name, {}), piece, columns)
+
+    def _write(self, files: dict[str, _OutputFile], table: pa.Table, columns: Sequence[str]) -> None:
+        for partition, rows in partitioned(table, columns) if columns else [("", table)]:
+            if partition not in files:
+                files[partition] = _OutputFile(self._created, rows.schema)
+            files[partition].write(rows)
+        while columns and (
+            sum(file.num_held for file in files.values()) > _ROW_GROUP
+            or sum(file.bytes_held for file in files.values()) > _ROW_GROUP_BYTES
+        ):
+            max(files.values(), key=lambda file: file.num_held).flush()
 
     def _created(self) -> DataFile:
         if self._writer is None:
@@ -116,6 +135,16 @@ class OutputFiles:
                 file.abandon()
 
 
+def _pieces(table: pa.Table) -> Iterator[pa.Table]:
+    """The rows in tables that each fit in a row group by their bytes, or have one row."""
+    if table.num_rows <= 1 or table.nbytes <= _ROW_GROUP_BYTES:
+        yield table
+        return
+    half = table.num_rows // 2
+    yield from _pieces(table.slice(0, half))
+    yield from _pieces(table.slice(half))
+
+
 class _OutputFile:
     """A file of an output, which is made when a row group is full, or at the end.
 
@@ -129,7 +158,7 @@ class _OutputFile:
         self._parquet: pq.ParquetWriter | None = None
         #: Rows that do not fill a row group yet.
         self._held: list[pa.Table] = []
-        self.num_held = self.rows = 0
+        self.num_held = self.bytes_held = self.rows = 0
 
     def _opened(self) -> tuple[DataFile, pq.ParquetWriter]:
         if self._file is None or self._parquet is None:
@@ -146,8 +175,12 @@ class _OutputFile:
         return self._file, self._parquet
 
     def write(self, table: pa.Table) -> None:
+        size = table.nbytes
+        if self.bytes_held + size > _ROW_GROUP_BYTES:
+            self.flush()
         self._held.append(table)
         self.num_held += table.num_rows
+        self.bytes_held += size
         self.rows += table.num_rows
         self._write_held(self.num_held // _ROW_GROUP * _ROW_GROUP)
 
@@ -159,8 +192,10 @@ class _OutputFile:
         if count:
             held = pa.concat_tables(self._held)
             self._opened()[1].write_table(held.slice(0, count), row_group_size=_ROW_GROUP)
-            self._held = [held.slice(count)]
-            self.num_held -= count
+            rest = held.slice(count)
+            self._held = [rest] if rest.num_rows else []
+            self.num_held = rest.num_rows
+            self.bytes_held = sum(table.nbytes for table in self._held)
 
     def finish(self) -> StoredFile:
         file, parquet = self._opened()

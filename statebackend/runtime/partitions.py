@@ -41,7 +41,8 @@ def names_partitions(kind: pa.DataType) -> bool:
 def partitioned(table: pa.Table, columns: Sequence[str]) -> list[tuple[str, pa.Table]]:
     """The partitions of a table, each with its rows in their order, without the columns. O(bytes), and a sort.
 
-    The schema of each says which partition it is, see `partition_in`.
+    The schema of each says which partition it is, see `partition_in`. A column is joined into one array, so a table of
+    more than one row has to be smaller than 2 GiB.
     """
     numbers = np.zeros(table.num_rows, np.int64)
     for name in columns:

@@ -241,14 +241,18 @@ def _check_parquet(source: pa.NativeFile, name: str) -> None:
     """Read every row with the schema that the file was written with."""
     import pyarrow.parquet as pq  # the import loads Arrow's file systems
 
+    from statebackend.runtime.output import read_batches
+
     try:
         opened = pq.ParquetFile(source, page_checksum_verification=True)
         rows = 0
-        for batch in opened.iter_batches(_BATCH_ROWS):
+        for batch in read_batches(opened, _BATCH_ROWS):
             batch.validate(full=True)
             rows += batch.num_rows
         if rows != opened.metadata.num_rows:
             raise CorruptCheckpointError("the output has other rows than it says", detail=name)
+    except pa.ArrowNotImplementedError as error:
+        raise StoreError("this version of pyarrow cannot read the output", detail=name) from error
     except (pa.ArrowException, OSError) as error:
         raise CorruptCheckpointError(
             "the output cannot be read, although its checksum is right", detail=name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import statebackend as sb
-from statebackend.runtime import Incoming, Job, Runner
+from statebackend.runtime import Committed, Incoming, Job, Runner, output
 from statebackend.runtime.origin import plan_identity
 from statebackend.runtime.progress import Stopwatch
 from statebackend.runtime.row_writer import OutputSchema
+from statebackend.spark.sinks.calling import SinkContext
+from statebackend.spark.sinks.committed import Delivery
+from statebackend.spark.sinks.delta_table import _batches
 
+CONTEXT = SinkContext(0, 1, "0" * 32, False)
 TEXT = "x" * (1 << 20)
 ROWS = 2200
 #: What a function gives for a text.
@@ -35,22 +41,75 @@ class Given(sb.KeyedProcessFunction):
         yield row.user, VALUES[self.kind](row.text)
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize("kind", VALUES)
-def test_a_column_of_a_batch_has_more_than_two_gigabytes(tmp_path: Path, kind: str) -> None:
-    """Takes 8 GiB of memory."""
-    one = pa.array([TEXT])
-    rows = pa.table({"user": np.arange(ROWS) % 7, "text": pa.chunked_array([one] * ROWS)})
+@contextmanager
+def committed_output(folder: Path, kind: str, rows: pa.Table, columns: Sequence[str]) -> Iterator[Committed]:
     job = Job(Given(kind), key="user", schema=f"user bigint, value {kind}")
-    runner = Runner(job, sb.CheckpointStore(tmp_path / "state"), sb.types.LONG, query="q")
+    store = sb.CheckpointStore(folder)
+    runner = Runner(job, store, sb.types.LONG, query="q", delivered={"main": columns})
     try:
-        committed = runner.run(0, Incoming(lambda: rows, plan_identity(0, [])), Stopwatch())
-        (file,) = committed.output
-        with committed.checkpoint.open_file(file) as source:
-            found = [batch.num_rows for batch in pq.ParquetFile(source).iter_batches(100)]
+        yield runner.run(0, Incoming(lambda: rows, plan_identity(0, [])), Stopwatch())
     finally:
         runner.close()
-    assert sum(found) == ROWS
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("columns", [(), ("user",)], ids=["whole", "partitions"])
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_column_of_a_batch_has_more_than_two_gigabytes(
+    tmp_path: Path, kind: str, columns: Sequence[str]
+) -> None:
+    """Takes 8 GiB of memory."""
+    rows = pa.table({"user": np.arange(ROWS) % 2, "text": pa.chunked_array([pa.array([TEXT])] * ROWS)})
+    with committed_output(tmp_path, kind, rows, columns) as committed:
+        found = [committed.read_output(file).num_rows for file in committed.output]
+    assert found == ([ROWS // 2] * 2 if columns else [ROWS])
+    assert sb.tools.verify(tmp_path).ok
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_row_groups_are_cut_by_their_bytes(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 1 << 10
+    monkeypatch.setattr(output, "_ROW_GROUP_BYTES", limit)
+    # One row is longer than a row group may be.
+    texts = [None if n % 9 == 0 else str(n) * (limit if n == 50 else n % 70) for n in range(200)]
+    rows = pa.table({"user": np.arange(200) % 3, "text": texts})
+    schema = OutputSchema(f"user bigint, value {kind}")
+    given = schema.table_of_rows([(n % 3, VALUES[kind](text)) for n, text in enumerate(texts)])
+    for columns in ((), ("user",)):
+        with committed_output(tmp_path / f"{len(columns)}", kind, rows, columns) as committed:
+            for user, file in enumerate(committed.output):
+                with committed.checkpoint.open_file(file) as source:
+                    opened = pq.ParquetFile(source)
+                    groups = [opened.read_row_group(at) for at in range(opened.num_row_groups)]
+                assert len(groups) > 3
+                assert all(group.num_rows == 1 or group.nbytes <= limit for group in groups)
+                wanted = given.take(np.arange(user, 200, 3)).drop_columns("user") if columns else given
+                assert committed.read_output(file).equals(wanted)
+                delivery = Delivery("main", (file,), wanted.schema, committed, CONTEXT)
+                assert _batches(delivery).read_all().equals(wanted)
+            assert len(committed.output) == (3 if columns else 1)
+        assert sb.tools.verify(tmp_path / f"{len(columns)}").ok
+
+
+def test_what_arrow_cannot_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unable(*_: object) -> None:
+        raise pa.ArrowNotImplementedError("nested data")
+
+    rows = pa.table({"user": [1], "text": ["a"]})
+    with committed_output(tmp_path, "array<string>", rows, ()) as committed:
+        monkeypatch.setattr(output, "read_batches", unable)
+        with pytest.raises(pa.ArrowNotImplementedError):
+            committed.read_output(committed.output[0])
+        (problem,) = sb.tools.verify(tmp_path).problems
+        assert problem.code == "STORE"
+        path = tmp_path / committed.output[0].name
+        path.write_bytes(path.read_bytes()[:-9] + bytes(9))
+        with pytest.raises(sb.CorruptCheckpointError):
+            committed.read_output(committed.output[0])
 
 
 def test_maps_that_are_converted_a_few_at_a_time_come_in_one_column() -> None:

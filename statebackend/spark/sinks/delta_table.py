@@ -20,13 +20,12 @@ import pyarrow.parquet as pq
 
 from statebackend.checkpoint.files import PosixCalls, PosixFiles, local_path, scheme_of, without_secrets
 from statebackend.errors import StateBackendError, StoreError, UsageError
+from statebackend.runtime.output import read_batches
 from statebackend.runtime.progress import Figures
 from statebackend.spark.sinks.committed import CommittedSink, Delivery, check_partition_by
 
 __all__ = ["DeltaSink", "delta"]
 
-#: Rows that are in memory at once, beside what deltalake gathers for a file.
-_ROWS = 262_144
 #: The members of a commit's information that say what it wrote, ``incarnation/batch/output``, or which batch it took
 #: back, ``incarnation/batch``: all outputs of it that are in the table.
 _WROTE, _TOOK_BACK = "statebackend.batch", "statebackend.takenBack"
@@ -292,14 +291,14 @@ def _newest_first(table: Any) -> Iterator[tuple[dict[str, Any], tuple[str, str],
 
 
 def _batches(delivery: Delivery) -> pa.RecordBatchReader:
-    """The rows, a part at a time, in their order."""
+    """The rows, a row group at a time, in their order."""
     checkpoint, schema = delivery.committed.checkpoint, delivery.schema
 
     def parts() -> Iterator[pa.RecordBatch]:
         for file in delivery.files:
             with checkpoint.open_file(file) as source:
                 read = pq.ParquetFile(source, page_checksum_verification=True)
-                for batch in read.iter_batches(_ROWS):
+                for batch in read_batches(read):
                     yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
     return pa.RecordBatchReader.from_batches(schema, parts())
