@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from statebackend.checkpoint import DataWriter, PendingSnapshot
@@ -55,6 +55,9 @@ _log = logging.getLogger(__name__)
 #: After each batch, remove up to this much of what has expired from states with ``cleanup_idle``, or four times the
 #: batch's rows: more than can have been added.
 _CLEANED = 10_000
+
+#: The name of a state, and "keyed" or "operator".
+_Named = tuple[str, str]
 
 
 class BatchClock:
@@ -328,20 +331,21 @@ class Task:
                 FunctionInitializationContext(self.operator, self.keyed, restored_checkpoint_id=self._last_id)
             )
 
-    def _unrequested(self) -> list[str]:
-        return sorted({*self.keyed.undeclared_states(), *self.operator.undeclared_states()})
+    def _unrequested(self) -> list[_Named]:
+        return _named(self.keyed.undeclared_states(), self.operator.undeclared_states())
 
     def _check_requested(self) -> None:
         """Raise if the function has not requested a restored state: a misspelt name would begin with an empty state."""
         missing = self._unrequested() if self._restored else []
         if missing:
-            requested = sorted({*self.keyed.metrics()["states"], *self.operator.registered_state_names()})
+            requested = _named(self.keyed.metrics()["states"], self.operator.registered_state_names())
+            shared = _shared([*self._restored, *requested])
             raise StateMigrationError(
-                f"the function does not request every stored state: {_listed(missing)} missing",
+                f"the function does not request every stored state: {_listed(missing, shared)} missing",
                 code="STATE_MIGRATION.NOT_REQUESTED",
-                detail=f"stored: {_listed(self._restored)}; requested in open(): {_listed(requested)}",
-                hint="correct the name, or request the state in open(). If the state is no longer needed, run "
-                f"sb.tools.drop_state(store, {missing[0]!r})",
+                detail=f"stored: {_listed(self._restored, shared)}; "
+                f"requested in open(): {_listed(requested, shared)}",
+                hint=f"correct the name, or request the state in open(). {_how_to_drop(missing, self._restored)}",
             )
 
     def _discard_function(self) -> None:
@@ -359,8 +363,26 @@ class Task:
             self.operator.close()
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(map(repr, names)) or "none"
+def _named(keyed: Iterable[str], operator: Iterable[str]) -> list[_Named]:
+    return sorted({*((name, "keyed") for name in keyed), *((name, "operator") for name in operator)})
+
+
+def _shared(states: Iterable[_Named]) -> set[str]:
+    """The names that a keyed and an operator state have."""
+    names = [name for name, _ in set(states)]
+    return {name for name in names if names.count(name) > 1}
+
+
+def _listed(states: Iterable[_Named], shared: set[str]) -> str:
+    return ", ".join(f"{part} {name!r}" if name in shared else repr(name) for name, part in states) or "none"
+
+
+def _how_to_drop(missing: list[_Named], stored: list[_Named]) -> str:
+    shared = _shared(stored)
+    names = [name for name, _ in missing if name not in shared]
+    if not names:
+        return "sb.tools.drop_state cannot drop one of two stored states that share a name"
+    return f"If the state is no longer needed, run sb.tools.drop_state(store, {names[0]!r})"
 
 
 def _told(method: Callable[..., None], *arguments: object) -> None:

@@ -24,9 +24,10 @@ from statebackend.checkpoint.store.savepoint_folder import PartWriter, Savepoint
 from statebackend.errors import SerializationError, StateMigrationError, UsageError
 from statebackend.operator_state.element_columns import column_type, to_column
 from statebackend.operator_state.savepoints import operator_parts
+from statebackend.runtime.state_names import no_state
 from statebackend.state import MapStateDescriptor
 from statebackend.tools.progress import Progress
-from statebackend.tools.saved import no_state, open_saved
+from statebackend.tools.saved import open_saved
 from statebackend.tools.tables import map_entries, unreadable
 from statebackend.types import PICKLE
 from statebackend.types.serializers import describe, serializer_for

@@ -26,7 +26,8 @@ from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import UsageError
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.operator_state.operator_snapshots import type_roles
-from statebackend.tools.saved import ambiguous, names_of, no_state, open_saved
+from statebackend.runtime.state_names import ambiguous, names_of, no_state
+from statebackend.tools.saved import open_saved
 from statebackend.tools.savepoint_tables import savepoint_table
 from statebackend.tools.snapshot_files import SnapshotFiles
 from statebackend.tools.tables import (

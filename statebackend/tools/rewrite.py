@@ -49,9 +49,10 @@ from statebackend.errors import StateMigrationError, UsageError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.runtime.origin import Origin
+from statebackend.runtime.state_names import check_droppable, check_name
 from statebackend.tools.history import writing
 from statebackend.tools.progress import Progress
-from statebackend.tools.saved import names_of, no_state, open_checkpoint
+from statebackend.tools.saved import open_checkpoint
 from statebackend.types import from_config
 
 __all__ = ["drop_state", "rescale"]
@@ -80,16 +81,20 @@ def drop_state(
 ) -> Checkpoint | None:
     """Drop the state ``name`` from a store; return its newest checkpoint without it.
 
-    One record in the store's log does it, in O(1). The rows go with the next checkpoint, which is a whole base. The
-    query must not run meanwhile. Older checkpoints keep the state: a query that goes back to one of them has it again.
-    In a store without checkpoints, the state is dropped from the savepoint or store with which the query begins, and
-    the result is None.
+    One record in the store's log does it, in O(1). The rows go with the next checkpoint, which writes the other states
+    in full; native checkpoints of RocksDB name the files of the other states again. The query must not run meanwhile.
+    Older checkpoints keep the state: a query that goes back to one of them has it again. In a store without
+    checkpoints, the state is dropped from the savepoint or store with which the query begins, and the result is None.
+    If that has no such state, the query does not start; ``rewind(store, to=None)`` takes the drop back.
+
+    `UsageError` if there is no such state, if a keyed and an operator state share the name, or for timers.
 
     With ``target``, nothing in the store changes. A checkpoint, by default the newest, is copied into a new store
     without the state. Rewrites only files that hold the state. O(bytes of the checkpoint). The copy of an encrypted
     store is encrypted by the same cipher, unless ``target`` is a `CheckpointStore`, which has its own options. If the
     call fails, no copy is left. If its process is killed, opening the copy raises `CorruptCheckpointError`.
     """
+    check_name(name)
     if target is not None:
         return _copied_without(open_checkpoint(store, id), name, target)
     if id is not None:
@@ -105,31 +110,24 @@ def drop_state(
     with writing(store) as opened:
         newest = opened.latest()
         if newest is not None:
-            _check_has(opened.open(newest), name)
+            check_droppable(name, opened.open(newest))
         opened.drop_state(name)
         return None if newest is None else opened.open(newest)
 
 
-def _check_has(checkpoint: Checkpoint, name: str) -> None:
-    if name not in names_of(checkpoint):
-        raise no_state(name, names_of(checkpoint), f"checkpoint {checkpoint.id}")
-
-
 def _copied_without(checkpoint: Checkpoint, name: str, target: Target) -> Checkpoint:
-    _check_has(checkpoint, name)
-
-    def dropped(copy: _Copy, snapshot: StateSnapshot) -> StateSnapshot:
-        states = tuple(state for state in snapshot.states if state["name"] != name)
-        if len(states) < len(snapshot.states):
-            for file in snapshot.files:
-                copy.check_kind(file)
-        return dataclasses.replace(copy.moved(snapshot), states=states)
-
+    check_droppable(name, checkpoint)
     left_out = checkpoint.dropped_states | {name}
+    # The manifest names states that were dropped before, too: their rows are in the files.
+    for snapshot in checkpoint.manifest.snapshots:
+        if any(state["name"] in left_out for state in snapshot.states):
+            for file in snapshot.files:
+                _check_kind(file)
+    left = checkpoint.without(frozenset({name}))
     with _copying(
         checkpoint, target, f"dropping {name!r}", checkpoint.metadata.max_parallelism, left_out
     ) as copy:
-        copy.commit([dropped(copy, each) for each in checkpoint.snapshots])
+        copy.commit([copy.moved(each) for each in left.snapshots])
     return copy.opened()
 
 
@@ -285,7 +283,7 @@ class _Copy:
         self, file: StoredFile, own: KeyGroupRange | None, regroup: Regroup, max_parallelism: int
     ) -> StoredFile | None:
         """The rows of a data file that belong to an instance's own key groups, regrouped by the new key groups."""
-        self.check_kind(file)
+        _check_kind(file)
         with self._source.open_file(file) as opened:
             reader = read_data_file(opened, file.name)
             sections = [
@@ -308,14 +306,15 @@ class _Copy:
             self._progress.advance(file.size)
             return sink.finish()
 
-    def check_kind(self, file: StoredFile) -> None:
-        """Raise unless the states in a file can be changed."""
-        if file.kind not in _OWN_FORMAT:
-            raise UsageError(
-                f"files of kind {file.kind!r} cannot be changed",
-                detail=file.name,
-                hint="restore the checkpoint into the backend that wrote it, and take a savepoint",
-            )
+
+def _check_kind(file: StoredFile) -> None:
+    """Raise unless the states in a file can be changed."""
+    if file.kind not in _OWN_FORMAT:
+        raise UsageError(
+            f"files of kind {file.kind!r} cannot be changed",
+            detail=file.name,
+            hint="restore the checkpoint into the backend that wrote it, and take a savepoint",
+        )
 
 
 def _sorted_rows(

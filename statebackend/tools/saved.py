@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from statebackend.checkpoint import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import StoreError, UsageError
 
-__all__ = ["ambiguous", "names_of", "no_state", "open_checkpoint", "open_saved", "pinned_checkpoint"]
+__all__ = ["open_checkpoint", "open_saved", "pinned_checkpoint"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,27 +68,3 @@ def open_saved(uri: Any, checkpoint_id: int | None) -> Checkpoint | Savepoint:
         if savepoint.parts("keyed") or savepoint.parts("operator"):
             return savepoint
     return open_checkpoint(uri, checkpoint_id)
-
-
-def no_state(name: str, known: Iterable[str], where: str) -> UsageError:
-    """The error for a state that a checkpoint or savepoint does not have."""
-    return UsageError(
-        f"there is no state {name!r}",
-        code="USAGE.NO_STATE",
-        detail=where,
-        hint=f"there are: {', '.join(map(repr, sorted(set(known)))) or 'none'}",
-    )
-
-
-def names_of(checkpoint: Checkpoint) -> list[str]:
-    """The names of all states of a checkpoint."""
-    return [state["name"] for each in checkpoint.snapshots for state in each.states]
-
-
-def ambiguous(name: str, where: str) -> UsageError:
-    """The error for a name that two states share."""
-    return UsageError(
-        f"both a keyed state and an operator state are called {name!r}",
-        detail=where,
-        hint="give one of them another name",
-    )

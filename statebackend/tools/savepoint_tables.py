@@ -18,7 +18,7 @@ from statebackend.checkpoint.keyed.savepoints import keyed_parts, with_encoded_n
 from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
 from statebackend.operator_state.operator_snapshots import type_roles
 from statebackend.operator_state.savepoints import operator_parts
-from statebackend.tools.saved import ambiguous, no_state
+from statebackend.runtime.state_names import ambiguous, no_state
 from statebackend.tools.tables import empty_table, joined, stored_type, with_namespaces
 
 __all__ = ["savepoint_table"]

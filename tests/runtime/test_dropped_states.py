@@ -51,8 +51,10 @@ class Keeps(sb.KeyedProcessFunction):
 class KeepsLists(Keeps, sb.CheckpointedFunction):
     """The same, with an operator state."""
 
+    operator = "offsets"
+
     def initialize_state(self, ctx: Any) -> None:
-        self.offsets = ctx.operator_state_store.get_list_state(sb.ListStateDescriptor("offsets", int))
+        self.offsets = ctx.operator_state_store.get_list_state(sb.ListStateDescriptor(self.operator, int))
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
         self.offsets.add(row.n)
@@ -60,6 +62,12 @@ class KeepsLists(Keeps, sb.CheckpointedFunction):
 
     def snapshot_state(self, ctx: Any) -> None:
         pass
+
+
+class KeepsBoth(KeepsLists):
+    """The same, with an operator state that is called like a keyed one."""
+
+    operator = "count"
 
 
 def create(backend: str) -> Any:
@@ -253,6 +261,74 @@ def test_state_is_dropped_from_the_source_of_the_first_batch(tmp_path: Path, sou
     assert run(started, 5, Keeps("count"), **options) == "[1]"
     assert run(started, 6, Keeps("count"), **options) == "[7]"
     assert len(sb.tools.read_state(tmp_path / source, "total")) == len(USERS), "the source is unchanged"
+
+
+def test_name_of_a_keyed_and_an_operator_state_is_not_dropped(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    run(store, 0, KeepsBoth("count", "total"))
+    with pytest.raises(sb.UsageError, match="both a keyed state and an operator state are called 'count'"):
+        sb.tools.drop_state(store, "count")
+    with pytest.raises(sb.UsageError, match="both a keyed state and an operator state are called 'count'"):
+        sb.tools.drop_state(store, "count", target=tmp_path / "copy")
+    error = refused(store, 1, Keeps("count", "total"))
+    assert "operator 'count' missing" in error.message
+    stored = "keyed 'count', operator 'count', 'total'"
+    assert error.detail == f"stored: {stored}; requested in open(): keyed 'count', 'total'"
+    assert "cannot drop one of two stored states that share a name" in error.hint
+    assert "drop_state(store, 'total')" in refused(store, 1, Keeps("count")).hint
+    assert run(store, 1, KeepsBoth("count", "total")) == "[1, 1]"
+
+
+def test_state_of_the_other_kind_may_have_the_name_of_a_dropped_one(tmp_path: Path) -> None:
+    run(tmp_path, 0, KeepsLists("count", "total"))
+
+    class Moved(KeepsLists):
+        operator = "total"
+
+    sb.tools.drop_state(tmp_path, "offsets")
+    error = refused(tmp_path, 1, Moved("count"))
+    assert "keyed 'total' missing" in error.message
+    assert error.detail == "stored: 'count', keyed 'total'; requested in open(): 'count', operator 'total'"
+    assert "drop_state(store, 'total')" in error.hint
+    sb.tools.drop_state(tmp_path, "total")
+    assert run(tmp_path, 1, Moved("count")) == "[1]"
+    assert sb.tools.read_state(tmp_path, "total")["value"].to_pylist() == [2] * len(USERS)
+
+
+def test_files_of_a_database_that_hold_a_dropped_state_are_not_copied(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    run(store, 0, KeepsLists("count", "total"), "native")
+    copy = sb.tools.drop_state(store, "offsets", target=tmp_path / "before")
+    with create("native").create_keyed_backend(str, restore=copy) as keyed:
+        assert keyed.undeclared_states() == ["count", "total"]
+    sb.tools.drop_state(store, "total")
+    with pytest.raises(sb.UsageError, match="files of kind 'sst' cannot be changed"):
+        sb.tools.drop_state(store, "offsets", target=tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    run(store, 1, KeepsLists("count"), "native")
+    copy = sb.tools.drop_state(store, "offsets", target=tmp_path / "after")
+    with create("native").create_keyed_backend(str, restore=copy) as keyed:
+        assert keyed.undeclared_states() == ["count"]
+
+
+def test_timers_are_not_dropped(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with CheckpointStore(store).open_for_writing(key_type=str, max_parallelism=128) as opened:
+        for named in ("statebackend.timers.event", 5):
+            with pytest.raises(sb.UsageError, match=r"timers cannot be dropped|not a int"):
+                sb.tools.drop_state(opened.uri, named)  # type: ignore[call-overload]
+        with create("heap").create_keyed_backend(str) as keyed:
+            keyed.get_value_state(sb.ValueStateDescriptor("count", int)).update_many(["a"], [1])
+            keyed.set_current_key("a")
+            keyed.timers.register(100, "event")
+            opened.commit(0, [keyed.snapshot(0, opened).result()])
+    for options in ({}, {"target": tmp_path / "copy"}):
+        with pytest.raises(sb.UsageError, match="timers cannot be dropped"):
+            sb.tools.drop_state(store, "statebackend.timers.event", **options)  # type: ignore[call-overload]
+        with pytest.raises(sb.UsageError) as caught:
+            sb.tools.drop_state(store, "cuont", **options)  # type: ignore[call-overload]
+        assert caught.value.hint == "there are: 'count'"
+    assert CheckpointReader(store).records() == []
 
 
 def test_drop_state_is_refused_while_a_query_writes(tmp_path: Path) -> None:
