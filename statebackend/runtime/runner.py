@@ -19,7 +19,7 @@ from statebackend.runtime.local_execution import LocalExecution
 from statebackend.runtime.origin import Incoming
 from statebackend.runtime.output import Committed
 from statebackend.runtime.progress import Stopwatch
-from statebackend.runtime.start import Beginning, check_beginning, source_of
+from statebackend.runtime.start import Beginning, check_beginning, source_of, without_dropped
 from statebackend.state import clocks
 from statebackend.types import Type
 
@@ -84,9 +84,8 @@ class Runner:
             raise
 
     def _begun(self, source: Checkpoint | Savepoint | None) -> Execution:
-        dropped = self._store.done.dropped_states_of(None)
-        if source is not None and self.last_id is None and dropped:
-            source = source.without(dropped)
+        if self.last_id is None:
+            source = without_dropped(source, self._store.done.dropped_states_of(None), self._store.uri)
         self._time.begin_with(source)
         return self._made_execution(
             self._job,

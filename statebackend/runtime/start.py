@@ -16,8 +16,9 @@ from statebackend.checkpoint import Checkpoint, CheckpointReader, CheckpointStor
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import StateBackendError, StateMigrationError, UsageError
 from statebackend.runtime.origin import Origin
+from statebackend.runtime.state_names import check_droppable, no_state
 
-__all__ = ["Beginning", "check_beginning", "check_key_columns", "other_query", "source_of"]
+__all__ = ["Beginning", "check_beginning", "check_key_columns", "other_query", "source_of", "without_dropped"]
 
 #: What a job may begin with: a checkpoint, a store, a savepoint, or the path or uri of a store or a savepoint.
 Beginning: TypeAlias = Checkpoint | CheckpointReader | Savepoint | str | os.PathLike[str]
@@ -61,6 +62,34 @@ def source_of(restore_from: Beginning) -> Checkpoint | Savepoint:
     store = CheckpointStore(restore_from, single_writer=True)
     newest = store.latest()
     return Savepoint(restore_from) if newest is None else store.open(newest)
+
+
+def without_dropped(
+    source: Checkpoint | Savepoint | None, dropped: frozenset[str], uri: str
+) -> Checkpoint | Savepoint | None:
+    """What a job begins with, less the states that were dropped from it; `UsageError` if it has no such state.
+
+    >>> without_dropped(Savepoint("/data/savepoint"), frozenset(), "/data/store")
+    Savepoint('/data/savepoint')
+    """
+    if not dropped:
+        return source
+    if isinstance(source, Savepoint):
+        source.check_exists()
+    try:
+        for name in sorted(dropped):
+            if source is None:
+                raise no_state(name, [], "the job begins with no state")
+            check_droppable(name, source)
+    except UsageError as error:
+        raise UsageError(
+            error.message,
+            code=error.code,
+            detail=error.detail,
+            hint=f"{error.hint}. The state was dropped in {uri} before the first batch: "
+            "sb.tools.rewind(store, to=None) takes that back",
+        ) from None
+    return None if source is None else source.without(dropped)
 
 
 def check_key_columns(checkpoint: Checkpoint, columns: tuple[str, ...], uri: str) -> None:

@@ -276,6 +276,11 @@ def test_name_of_a_keyed_and_an_operator_state_is_not_dropped(tmp_path: Path) ->
     assert error.detail == f"stored: {stored}; requested in open(): keyed 'count', 'total'"
     assert "cannot drop one of two stored states that share a name" in error.hint
     assert "drop_state(store, 'total')" in refused(store, 1, Keeps("count")).hint
+    started = tmp_path / "started"
+    refused(started, 5, Keeps("count"), restore_from=str(store), first_batch=5)
+    sb.tools.drop_state(started, "count")
+    with pytest.raises(sb.UsageError, match="both a keyed state and an operator state"):
+        run(started, 5, Keeps("total"), restore_from=str(store), first_batch=5)
     assert run(store, 1, KeepsBoth("count", "total")) == "[1, 1]"
 
 
@@ -309,6 +314,42 @@ def test_files_of_a_database_that_hold_a_dropped_state_are_not_copied(tmp_path: 
     copy = sb.tools.drop_state(store, "offsets", target=tmp_path / "after")
     with create("native").create_keyed_backend(str, restore=copy) as keyed:
         assert keyed.undeclared_states() == ["count"]
+
+
+def test_rewind_to_before_the_first_batch_takes_drops_from_its_source_back(tmp_path: Path) -> None:
+    run(tmp_path / "source", 0, Keeps("count", "total"))
+    started = tmp_path / "started"
+    options = {"restore_from": str(tmp_path / "source"), "first_batch": 5}
+    refused(started, 5, Keeps("count"), **options)
+    sb.tools.drop_state(started, "total")
+    assert sb.tools.rewind(started, to=None).taken_back == []
+    refused(started, 5, Keeps("count"), **options)
+    sb.tools.drop_state(started, "total")
+    run(started, 5, Keeps("count"), **options)
+    run(started, 6, Keeps("count"), **options)
+    sb.tools.rewind(started, to=5)
+    assert run(started, 6, Keeps("count"), **options) == "[7]"
+    sb.tools.rewind(started, to=None)
+    refused(started, 5, Keeps("count"), **options)
+    assert run(started, 5, Keeps("count", "total"), **options) == "[1, 1]"
+
+
+@pytest.mark.parametrize("source", ["savepoint", "store", None])
+def test_start_is_refused_when_its_source_lacks_a_dropped_state(tmp_path: Path, source: str | None) -> None:
+    run(tmp_path / "store", 0, KeepsLists("count"))
+    sb.tools.savepoint(tmp_path / "store", tmp_path / "savepoint")
+    options = {"restore_from": None if source is None else str(tmp_path / source), "first_batch": 5}
+    started = tmp_path / "started"
+    CheckpointStore(started).open_for_writing(key_type=str, max_parallelism=128).close()
+    sb.tools.drop_state(started, "cuont")
+    for _ in range(2):
+        with pytest.raises(sb.UsageError, match="there is no state 'cuont'") as caught:
+            run(started, 5, KeepsLists("count"), **options)
+        assert caught.value.code == "USAGE.NO_STATE"
+        named = "none" if source is None else "'count', 'offsets'"
+        assert f"there are: {named}. The state was dropped in " in str(caught.value.hint)
+    sb.tools.rewind(started, to=None)
+    assert run(started, 5, KeepsLists("count"), **options) == ("[None]" if source is None else "[1]")
 
 
 def test_timers_are_not_dropped(tmp_path: Path) -> None:

@@ -249,8 +249,13 @@ class LogState(Checked):
         return dataclasses.replace(self, runs=tuple(runs), times=times, dropped_states=states)
 
     def rewound(self, incarnation: str, dropped: Collection[Key]) -> LogState:
-        """The state after going back to before some checkpoints."""
-        return dataclasses.replace(self.without(dropped), incarnation=incarnation)
+        """The state after going back to before some checkpoints; before all of them, no state is dropped any more.
+
+        >>> LogState("0" * 32).with_dropped_state(None, "old").rewound("1" * 32, []).dropped_states
+        ()
+        """
+        left = dataclasses.replace(self.without(dropped), incarnation=incarnation)
+        return left if left.runs else dataclasses.replace(left, dropped_states=())
 
     def restarted(self, restart: Restart) -> LogState:
         """The state after a restart from empty."""

@@ -36,9 +36,10 @@ class Record(Checked):
     """One change to a store, made by the writer of ``epoch``; ``name`` is that of the file that has it.
 
     A ``restart`` dropped every checkpoint so that the stream could begin at batch ``begins_at``; it happens once for
-    each value of ``first_batch``. A ``rewind`` dropped the checkpoints after ``keeps``, or all. A ``time`` gave the
-    checkpoint ``upon`` the times ``now`` and ``watermark``; None left one as it was. A ``drop`` dropped
-    ``dropped_state`` from the checkpoint ``upon`` or, for None, from the source of the first batch.
+    each value of ``first_batch``. A ``rewind`` dropped the checkpoints after ``keeps``, or all, with what was dropped
+    from the source. A ``time`` gave the checkpoint ``upon`` the times ``now`` and ``watermark``; None left one as it
+    was. A ``drop`` dropped ``dropped_state`` from the checkpoint ``upon`` or, for None, from the source of the first
+    batch.
 
     >>> Record("time", 3, "checkpoints/12.json", now=1000, upon=Key(7, "checkpoints/9.json")).to_json()["now"]
     1000

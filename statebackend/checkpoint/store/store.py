@@ -542,7 +542,8 @@ class CheckpointStore(CheckpointReader):
         """Drop every checkpoint after ``to``, or all for None; what was dropped, oldest first.
 
         `UsageError` if ``to`` is not there, `CorruptCheckpointError` if it is damaged: every file of it is read first.
-        One entry of the log does it; removing the files follows.
+        One entry of the log does it; removing the files follows. For None, states that were dropped from the source of
+        the first batch are there again.
         """
         with self._lock:
             state = self.done
@@ -562,7 +563,7 @@ class CheckpointStore(CheckpointReader):
             except (UsageError, CorruptCheckpointError):
                 self._writer.check_held()  # a newer writer may have dropped what is read here
                 raise
-            if keys:
+            if keys or (to is None and state.dropped_states):
                 self._check_quiet()
                 incarnation = secrets.token_hex(16)
                 self._change("rewind", state.rewound(incarnation, keys), incarnation=incarnation, keeps=to)
@@ -592,7 +593,7 @@ class CheckpointStore(CheckpointReader):
     def drop_state(self, name: str) -> None:
         """Drop a state from the newest checkpoint or, if there is none, from the source of the first batch.
 
-        One entry of the log does it. The files keep the rows until the next checkpoint, which builds on none of them.
+        One entry of the log does it. The rows go with the next checkpoint, which names no file that has any of them.
         """
         with self._lock:
             state = self.done
