@@ -2,8 +2,8 @@
 
 >>> summary(SystemExit(3)), summary(GeneratorExit())
 ('SystemExit: 3', 'GeneratorExit')
->>> text_of(ValueError("no file '\udcff'"))
-"no file '\\udcff'"
+>>> text_of(ValueError("\\udcff"))
+'\\\\udcff'
 """
 
 from __future__ import annotations

@@ -235,5 +235,5 @@ def test_refusals(stream: Stream, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert caught.value.code == "STORE.DELTA"
     monkeypatch.setitem(sys.modules, "deltalake", None)
     monkeypatch.setitem(sys.modules, "deltalake.exceptions", None)
-    with pytest.raises(sb.UsageError, match=r"pip install 'statebackend\[delta\]'"):
+    with pytest.raises(sb.UsageError, match="pip install deltalake"):
         stream.batches(sink=delta(table))

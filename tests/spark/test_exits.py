@@ -9,14 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from spark_streams import Collecting, Stream, Total, numbers, spark, stream
 
 import statebackend as sb
 
 __all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
-
-StreamingQueryException = pytest.importorskip("pyspark.errors").StreamingQueryException
 
 
 class Leave(BaseException):
