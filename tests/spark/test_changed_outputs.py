@@ -76,8 +76,6 @@ def sink_of(kind: str, path: Path) -> Any:
 
 @pytest.mark.parametrize("kind", ["parquet", "delta"])
 def test_sink_refuses_another_type_in_a_column(spark: Any, tmp_path: Path, kind: str) -> None:
-    if kind == "delta":
-        pytest.importorskip("deltalake")
     sink, before = sink_of(kind, tmp_path / "out"), {name: old for name, (old, _) in TYPES.items()}
     run(spark, tmp_path, sink, before, 0)
     for name, (_, other) in TYPES.items():
