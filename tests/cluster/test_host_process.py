@@ -69,8 +69,10 @@ def test_report_names_the_exit_status_or_the_signal(tmp_path: Path) -> None:
 
 
 WAITS = """
-import os, sys, time
+import os, signal, time
 from statebackend.cluster.host_process import reported
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
 
 def waits():
     print(os.getpid(), flush=True)
