@@ -224,6 +224,20 @@ def test_small_files_are_not_compressed() -> None:
     assert compresses(100_000)
 
 
+def test_batches_of_many_small_states_are_not_compressed() -> None:
+    def compresses(*sizes: int) -> bool:
+        rows = [pa.record_batch([pa.array([7] * n)] * 2, schema=LONG) for n in sizes]
+        sections = [
+            Section(f"{at:05}", LONG, [GroupedBatch.of(each, [0] * each.num_rows)])
+            for at, each in enumerate(rows)
+        ]
+        return written(sections) != written(sections, compression=None)
+
+    assert not compresses(*[1] * 1_000)
+    assert compresses(*[16] * 1_000)
+    assert compresses(*[1] * 1_000, 100_000)
+
+
 def test_a_part_is_read_without_the_rest() -> None:
     """Of a large file the index, the schema and one batch."""
 

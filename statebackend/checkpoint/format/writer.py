@@ -32,8 +32,10 @@ __all__ = ["write_data_file"]
 BATCH_ROWS = 65_536
 #: A batch also ends when it reaches this size, since single rows may be large.
 BATCH_BYTES = 64 << 20
-#: A smaller file is not compressed.
-COMPRESS_FROM = 4096
+#: A smaller file is not compressed, nor one whose batches are smaller on average: of many states with a few rows each.
+COMPRESS_FROM, COMPRESS_BATCHES_FROM = 4096, 256
+#: Batches that are held back at most until that is known.
+MOST_EARLY = 16_384
 
 
 class Sink(Protocol):
@@ -220,7 +222,9 @@ class _Writer:
         self.n_runs += len(runs)
         self._early.append(batch)
         self._early_bytes += batch.nbytes
-        if self._arrow is not None or self._early_bytes >= COMPRESS_FROM:
+        count = len(self._early)
+        pays = self._early_bytes >= max(COMPRESS_FROM, COMPRESS_BATCHES_FROM * count)
+        if self._arrow is not None or pays or count >= MOST_EARLY:
             self._write_early(self._compression)
 
     def _write_early(self, compression: str | None) -> None:
