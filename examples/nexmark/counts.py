@@ -1,7 +1,8 @@
 """How many bids has a person made in a row? Counts that expire: after twenty seconds without a bid they begin anew.
 
-Row by row, the state has a time to live in event time, which goes by the time of each row. Over columns, the time of
-the last bid is in the state, and a timer removes it. "In a row" is in the order of arrival, so `order_by` says it.
+Row by row, the state has a time to live in event time: a bid sees counts by its own time, and a count keeps the latest
+time of its bids. Over columns, that time is in the state, and a timer removes it. "In a row" is in the order of
+arrival, so `order_by` says it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,12 @@ class OverColumns(sb.BatchProcessFunction):
         order = np.argsort(group, kind="stable")
         group, at = group[order], batch["at"].to_numpy()[order]
         is_first = begins(group)
-        previous = np.where(is_first, last[group], np.roll(at, 1))
+        # The latest time of a person's bids so far: a maximum that goes on within each person's rows alone.
+        lowest = min(int(at.min()), int(last.min())) if len(at) else 0
+        offset = group.astype(np.int64) * (int(max(at.max(), last.max())) - lowest + 1) if len(at) else group
+        latest = np.maximum(at, np.where(is_first, last[group], lowest)) - lowest
+        latest = np.maximum.accumulate(latest + offset) - offset + lowest
+        previous = np.where(is_first, last[group], np.roll(latest, 1))
         # Where a row finds nothing, counting begins anew; the first row of a person may go on from the state.
         anew = at >= previous + TTL
         begin = np.flatnonzero(anew | is_first)
@@ -55,7 +61,7 @@ class OverColumns(sb.BatchProcessFunction):
         nth = np.arange(len(group)) - begin[run] + 1 + np.where(anew[begin], 0, n[group[begin]])[run]
         is_last = np.append(is_first[1:], [True] * bool(len(group)))
         keys = persons.take(pa.array(group[is_last]))
-        after = pa.StructArray.from_arrays([pa.array(at[is_last]), pa.array(nth[is_last])], ["last", "n"])
+        after = pa.StructArray.from_arrays([pa.array(latest[is_last]), pa.array(nth[is_last])], ["last", "n"])
         self.bids.update_many(keys, after)
         ctx.timers.register_many(keys, pc.add(after.field("last"), TTL))
         shown = batch.take(pa.array(order))
@@ -81,7 +87,8 @@ JOB = Job(
             select seq, person, row_number() over (partition by person, run order by seq) as nth from (
                 select seq, person, sum(anew) over (partition by person order by seq) as run from (
                     select seq, person, if(
-                        at < lag(at) over (partition by person order by seq) + {TTL}, 0, 1) as anew
+                        at < max(at) over (partition by person order by seq
+                            rows between unbounded preceding and 1 preceding) + {TTL}, 0, 1) as anew
                     from events where kind = 'bid'))"""
     },
 )
