@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import statebackend as sb
+from statebackend.state.marks import COLLECTIONS
 
 MAP = sb.MapStateDescriptor("map", int, int)
 LIST = sb.ListStateDescriptor("list", int)
@@ -46,7 +47,10 @@ def interrupted(at: int) -> Iterator[list[int]]:
         yield count
     finally:
         sys.settrace(None)
-        gc.enable()  # `mark` holds collections off, and here an interrupt strikes also where no signal can
+        # An interrupt strikes here also where no signal can: collections that were stopped then would stay so.
+        for _ in range(20):
+            COLLECTIONS.go_on()
+        gc.enable()
 
 
 def contents(keyed: Any) -> list[Any]:
