@@ -153,19 +153,22 @@ from statebackend.cluster.host import Host
 from statebackend.cluster.hosts import Hosts, Question
 
 secret = secrets.token_bytes(32)
-restore = Question("restore", {"checkpoint": None, "token": ["a", "b"]})
-hosts = Hosts(1, secret, 1, lambda: restore, silence=SILENCE)
-pid = os.fork()
+reads, writes = os.pipe()
+pid = os.fork()  # before there are threads and sockets that the host would have, too
 if pid == 0:
+    name, port = os.read(reads, 100).decode().split()
     plan = SimpleNamespace(
         memory=1 << 20, quota=1 << 20, store=None, writer=SimpleNamespace(epoch=1), has_copies=False,
-        driver=hosts.address, secret=secret, number=0, job_number=0, parallelism=1, lease=SILENCE, job=None,
+        driver=(name, int(port)), secret=secret, number=0, job_number=0, parallelism=1, lease=SILENCE, job=None,
     )
     host = Host(plan, attempt=1, executor="x", ends_process=True)
     host._execution = SimpleNamespace(close=lambda: time.sleep(3600))
     host.serve()
     os._exit(0)
-while not hosts._hosts:
+restore = Question("restore", {"checkpoint": None, "token": ["a", "b"]})
+hosts = Hosts(1, secret, 1, lambda: restore, silence=SILENCE)
+os.write(writes, "{} {}".format(*hosts.address).encode())
+while not any(host._pulse for host in hosts._living()):
     time.sleep(0.01)
 hosts.close()
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
