@@ -1,4 +1,4 @@
-"""Measures what checkpoints cost: ``python -m bench.checkpoint P5 P10 P11 P23 slow-down operator``, or all by default.
+"""Measures checkpoints: ``python -m bench.checkpoint P5 P10 P11 P23 slow-down operator many``, or all by default.
 
 Prints a table and writes ``build/bench/checkpoint.json``. Nothing else should run on the machine meanwhile. ``--n``
 entries, ``--folder`` on the disk that is to be measured.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.checkpoint import amplification, costs, operator_lists
+from bench.checkpoint import amplification, costs, many, operator_lists
 from bench.common.report import Report
 
 CHANGED = (1000, 10_000, 100_000, 1_000_000)
@@ -93,7 +93,28 @@ def slow_down(report: Report, args: argparse.Namespace) -> None:
         report.row("slow-down", f"time to write it, {what}", taken["writing"], "s")
 
 
-FIGURES = {"P5": p5, "P10": p10, "P11": p11, "P23": p23, "slow-down": slow_down, "operator": operator}
+def many_of(report: Report, args: argparse.Namespace) -> None:
+    for count, allowed in ((2_000, 20), (10_000, 40)):
+        taken = many.states(count, args.samples, args.folder)
+        of = f"{count:,} value states"
+        report.row("many", f"batch that changes one of {of}; at most {allowed}", taken["one"], "ms")
+        report.row("many", f"its time of the processor, {of}", taken["processor"], "ms")
+        report.row("many", f"base of {of} with a row each; at most 100", taken["base"], "us/state")
+    n = min(args.n, 1_000_000)
+    for kind in many.KINDS:
+        restored = many.namespaces(n, kind, args.samples, args.folder)
+        report.row("many", f"restore of {n:,} namespaces of a {kind} state; at least 1", restored, "M/s")
+
+
+FIGURES = {
+    "P5": p5,
+    "P10": p10,
+    "P11": p11,
+    "P23": p23,
+    "slow-down": slow_down,
+    "operator": operator,
+    "many": many_of,
+}
 
 
 def main() -> None:

@@ -127,19 +127,19 @@ class LocalExecution(Execution):
         rows: dict[str, int],
         changed: tuple[int | None, int | None],
     ) -> Figures:
-        metrics = self.task.keyed.metrics()
+        counts = self.task.keyed.counts()
         figures = {
             "batchId": batch_id,
             "numInputRows": batch.num_input_rows,
             "numOutputRows": sum(rows.values()),
             "outputs": rows,
             "numRowsDroppedByNullKey": batch.dropped_rows,
-            **sizes(metrics),
+            **sizes(counts),
             "numRowsUpdated": changed[0],
             "numRowsRemoved": changed[1],
             "numTimersFired": self.task.timers_fired,
-            "numTimersPending": sum(metrics.get("timers", {}).values()),
-            "states": {name: state["entries"] for name, state in metrics["states"].items()},
+            "numTimersPending": sum(counts.get("timers", {}).values()),
+            "states": counts["states"],
             **_time_figures(batch),
             "customMetrics": self.task.metrics.values(),
         }

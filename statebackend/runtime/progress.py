@@ -89,6 +89,8 @@ def storable(figures: Mapping[str, object]) -> Figures:
 def _storable(figure: object) -> Json:
     if figure is None or isinstance(figure, bool):
         return figure
+    if type(figure) is int:  # most are, and the way to the end is long
+        return figure if -(2**63) <= figure < 2**63 else None
     if isinstance(figure, str):
         return str(figure)
     if isinstance(figure, Mapping):

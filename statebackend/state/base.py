@@ -543,19 +543,21 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         return 0
 
     def metrics(self) -> dict[str, Any]:
-        self._check_open()
-        states: dict[str, dict[str, Any]] = {
-            name: {"kind": state.descriptor.kind, "entries": self._entry_count(state)}
-            for name, state in self._states.items()
+        metrics = self.counts()
+        metrics["states"] = {
+            name: {"kind": self._states[name].descriptor.kind, "entries": entries}
+            for name, entries in metrics["states"].items()
         }
         for name, state in self._states.items():
             if state.descriptor.ttl_config is not None:
-                states[name].update(self._expiry_metrics(state))
-        metrics = {
-            "entries": sum(each["entries"] for each in states.values()),
-            "rows": sum(map(self._row_count, self._states.values())),
-            "states": states,
-        }
+                metrics["states"][name].update(self._expiry_metrics(state))
+        return metrics
+
+    def counts(self) -> dict[str, Any]:
+        self._check_open()
+        states = {name: self._entry_count(state) for name, state in self._states.items()}
+        rows = sum(map(self._row_count, self._states.values()))
+        metrics: dict[str, Any] = {"entries": sum(states.values()), "rows": rows, "states": states}
         if self._timers is not None:
             metrics["timers"] = {domain: self._timers.count(domain) for domain in DOMAINS}
             metrics["timers_fired"] = self._timers.fired

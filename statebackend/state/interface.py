@@ -417,6 +417,11 @@ class KeyedStateBackend(ABC):
         ``timers_fired``. Counts begin with the backend.
         """
 
+    def counts(self) -> dict[str, Any]:
+        """The figures of `metrics` that the progress of each batch has, with the entries of each state by its name."""
+        metrics = self.metrics()
+        return {**metrics, "states": {name: each["entries"] for name, each in metrics["states"].items()}}
+
     @abstractmethod
     def close(self) -> None:
         """Drop everything; every later call except `close` raises `ClosedError`."""

@@ -304,7 +304,7 @@ def test_a_signal_is_handled_while_a_function_that_is_not_pythons_runs(backend: 
         taken.clear()
         state.clear_many([1])
         before = signal.signal(signal.SIGALRM, interrupt)
-        gc.disable()  # Python ignores an error that a callback of a collection raises, and hypothesis has such callbacks
+        gc.disable()  # Python ignores an error of a callback of a collection, and hypothesis has callbacks
         try:
             signal.setitimer(signal.ITIMER_REAL, took / 5)
             with pytest.raises(Interrupted):

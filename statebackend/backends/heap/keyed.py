@@ -343,7 +343,7 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
     # --- figures ---
 
     def _row_count(self, state: Any) -> int:
-        return sum(map(len, row_tables(state)))
+        return state._count() if state.descriptor.kind != "map" else sum(map(len, row_tables(state)))
 
     def _expiry_metrics(self, state: Any) -> dict[str, Any]:
         return state._expiry_metrics()
@@ -358,9 +358,11 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
         metrics = super().metrics()
         for name, state in self._states.items():
             metrics["states"][name].update(state._metrics())
-        core = self.core.metrics()
-        metrics.update({each: core[each] for each in _OF_CORE})
         return metrics
+
+    def counts(self) -> dict[str, Any]:
+        core = self.core.metrics()
+        return {**super().counts(), **{each: core[each] for each in _OF_CORE}}
 
 
 def _cleans_on_record(descriptor: StateDescriptor) -> bool:

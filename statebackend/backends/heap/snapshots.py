@@ -88,7 +88,7 @@ class HeapView(RowSource):
 
     def _batches(self, state: WrittenState) -> Iterator[GroupedBatch]:
         left_out = state.left_out(self._expired_at, self.expired)
-        sizes = np.sum([self._view.group_sizes(table) for table in state.tables], axis=0)
+        sizes = sum(map(self._view.group_sizes, state.tables))
         for first, last in _ranges(sizes, state.first_group):
             yield from _batched(state.parts_of(self._view, first, last, left_out))
 
@@ -153,7 +153,7 @@ def _whole(parts: Sequence[Part | Copied]) -> list[Copied] | None:
 
 
 def _rows_of(part: Part | Copied, first: int, last: int) -> slice:
-    start, end = np.searchsorted(part.groups, [first, last + 1])
+    start, end = part.groups.searchsorted([first, last + 1])
     return slice(int(start), int(end))
 
 
@@ -166,7 +166,7 @@ def _not_empty(parts: list[tuple[pa.RecordBatch, Array]]) -> Iterator[GroupedBat
 
 def _ranges(sizes: Array, first_group: int) -> Iterator[tuple[int, int]]:
     """Ranges of key groups that each hold about a batch of rows; empty key groups at both ends are left out."""
-    filled = np.flatnonzero(sizes)
+    filled = sizes.nonzero()[0]
     if not len(filled):
         return
     if sizes.sum() <= BATCH_ROWS:
@@ -186,10 +186,11 @@ def _pieces(part: Part | Copied, limit: int) -> Iterator[tuple[Copied, int]]:
     if part.has_objects:
         yield from part.copied().serialised(sizes, limit)
         return
-    ends = np.cumsum(sizes)
-    if ends[-1] <= limit:
-        yield part.copied(), int(ends[-1])
+    whole = int(sizes.sum())
+    if whole <= limit:
+        yield part.copied(), whole
         return
+    ends = np.cumsum(sizes)
     starts = np.flatnonzero(np.diff((ends - 1) // limit, prepend=-1)).tolist()
     for start, end in zip(starts, [*starts[1:], len(part)], strict=True):
         yield part.take(slice(start, end)).copied(), int(sizes[start:end].sum())

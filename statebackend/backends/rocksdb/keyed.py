@@ -645,5 +645,7 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
             metrics["states"][name]["filter"] = state.rules.counters()
         metrics["marks"] = len(self.changes) - (self.batch_segment is not None)
         metrics["batch_bytes"] = self.store.overlay.nbytes
-        metrics.update(figures_of_database(database, self.scratch.budget))
         return metrics
+
+    def counts(self) -> dict[str, Any]:
+        return {**super().counts(), **figures_of_database(self.scratch.database, self.scratch.budget)}

@@ -151,12 +151,12 @@ def _check_rows(section: Section, rows: GroupedBatch, last_group: int) -> int:
     where = f"state {section.name!r}"
     if rows.batch.schema.names != section.schema.names or rows.batch.schema.types != section.schema.types:
         raise UsageError("a batch has other columns than its section", detail=where)
-    if len(rows.key_groups) != len(rows.counts) or int(np.sum(rows.counts)) != rows.batch.num_rows:
+    if len(rows.key_groups) != len(rows.counts) or int(rows.counts.sum()) != rows.batch.num_rows:
         raise UsageError("the key groups of a batch do not count its rows", detail=where)
     if not len(rows.key_groups):
         return last_group
-    groups = np.asarray(rows.key_groups, np.int64)
-    if int(np.min(rows.counts)) < 1 or np.any(np.diff(groups) <= 0) or groups[0] < last_group:
+    groups = rows.key_groups.astype(np.int64, copy=False)
+    if int(rows.counts.min()) < 1 or (groups[1:] <= groups[:-1]).any() or groups[0] < last_group:
         raise UsageError("rows are sorted by key group", detail=where)
     if groups[-1] >= MAX_PARALLELISM:
         raise UsageError("there is no such key group", detail=f"{where}, key group {int(groups[-1])}")
@@ -215,9 +215,12 @@ class _Writer:
         self, batch: pa.RecordBatch, key_groups: NDArray[np.integer], counts: NDArray[np.integer]
     ) -> None:
         runs = np.empty(len(counts), RUN)
-        runs["key_group"], runs["rows"] = key_groups, counts
-        runs["batch"] = len(self._batches) + len(self._early)
-        runs["start"] = np.cumsum(counts) - counts
+        number = len(self._batches) + len(self._early)
+        if len(counts) == 1:  # at once: many states have few rows
+            runs[0] = (key_groups[0], number, 0, counts[0])
+        else:
+            runs["key_group"], runs["rows"], runs["batch"] = key_groups, counts, number
+            runs["start"] = np.cumsum(counts) - counts
         self._runs.append(runs)
         self.n_runs += len(runs)
         self._early.append(batch)
