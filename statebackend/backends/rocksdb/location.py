@@ -26,7 +26,6 @@ import os
 import platform
 import re
 import stat
-import struct
 import sys
 import sysconfig
 import tempfile
@@ -44,9 +43,6 @@ LIBRARY = "STATEBACKEND_ROCKSDB_LIB"
 CACHE = "STATEBACKEND_ROCKSDB_CACHE"
 
 _ANY_OTHER = f"install pyspark, or a librocksdb of the system, or set {LIBRARY} to one"
-#: ELF's and Mach-O's numbers of processors.
-_ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
-_MACH_MACHINES = {"x86_64": 0x01000007, "aarch64": 0x0100000C}
 _STALE_SECONDS = 86_400
 
 
@@ -66,7 +62,7 @@ class Location(NamedTuple):
 def find_library() -> Location:
     """Find the library to use here; raises `BackendUnavailableError` if there is none, or if it cannot be trusted.
 
-    It looks at the file, but does not load it. O(size of the file).
+    It looks for the file, but does not load it. O(size of the file).
 
     >>> import os
     >>> with_variable = dict(os.environ, STATEBACKEND_ROCKSDB_LIB="/nowhere/librocksdb.so")
@@ -81,7 +77,7 @@ def find_library() -> Location:
     """
     named = os.environ.get(LIBRARY)
     if named:
-        path = _checked(named, f"correct {LIBRARY}, or unset it")
+        path = _readable(named, f"correct {LIBRARY}, or unset it")
         return Location(path, "environment", _version_of_name(path))
     looked_at: list[str] = []
     jar = _find_jar(looked_at)
@@ -89,7 +85,7 @@ def find_library() -> Location:
         return Location(_unpacked(jar), "pyspark", _version_of_name(jar))
     system = _find_in_system(looked_at)
     if system is not None:
-        path = _checked(system, f"mend the installation, or set {LIBRARY} to another")
+        path = _readable(system, f"mend the installation, or set {LIBRARY} to another")
         return Location(path, "system", _version_of_name(path))
     raise BackendUnavailableError(
         "there is no library of RocksDB",
@@ -188,9 +184,7 @@ def _unpacked(jar: Path) -> str:
                     return str(path)
                 # Cut short, or meddled with by somebody with the rights of this user.
                 path.unlink(missing_ok=True)
-            return _checked(
-                _unpack(archive, info, folder, stem, suffix), "remove the file; it is unpacked again"
-            )
+            return _unpack(archive, info, folder, stem, suffix)
     except (OSError, zipfile.BadZipFile, EOFError) as error:
         raise BackendUnavailableError(
             "the library of RocksDB cannot be unpacked",
@@ -339,12 +333,11 @@ def _unavailable(detail: str, *, hint: str) -> NoReturn:
     )
 
 
-def _checked(path: str, hint: str) -> str:
-    """Return the path if a shared library for this processor is there, whole: mapping a cut one would be the end."""
+def _readable(path: str, hint: str) -> str:
+    """Return the path if a file is there and can be read. If it is no library, the system's loader says so later."""
     try:
-        size = os.stat(path).st_size
-        with open(path, "rb") as file:
-            reason = _why_no_library(file.read(64 << 10), size, _processor(), sys.platform)
+        with open(path, "rb"):
+            return path
     except OSError as error:
         raise BackendUnavailableError(
             "the library of RocksDB cannot be read",
@@ -352,51 +345,3 @@ def _checked(path: str, hint: str) -> str:
             detail=f"{path}: {error.strerror or error}",
             hint=hint,
         ) from error
-    if reason is not None:
-        raise BackendUnavailableError(
-            "the file is no library that this process can load",
-            code="BACKEND_UNAVAILABLE.LIBRARY_FILE",
-            detail=f"{path}: {reason}",
-            hint=hint,
-        )
-    return path
-
-
-def _processor() -> str:
-    machine = platform.machine().lower()
-    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
-
-
-def _why_no_library(head: bytes, size: int, processor: str, system: str) -> str | None:
-    """Say why these first bytes of a file are not those of a whole library for this processor; None if they are.
-
-    >>> _why_no_library(b"hello", 5, "x86_64", "linux")
-    'it is no ELF file'
-    """
-    if system == "darwin":
-        if head[:4] != b"\xcf\xfa\xed\xfe":
-            # A library for several processors begins otherwise; the linker picks from it.
-            return None if head[:4] == b"\xca\xfe\xba\xbe" else "it is no Mach-O file"
-        wrong = struct.unpack_from("<I", head, 4)[0] != _MACH_MACHINES.get(processor)
-        return f"it is for another processor than {processor}" if wrong else None
-    if head[:4] != b"\x7fELF":
-        return "it is no ELF file"
-    if len(head) < 64 or head[4] != 2 or head[5] != 1:
-        return "it is no ELF file of 64 bits"
-    kind, machine = struct.unpack_from("<HH", head, 16)
-    if kind != 3:
-        return "it is no shared library"
-    if machine != _ELF_MACHINES.get(processor, machine):
-        return f"it is for another processor than {processor}"
-    table, sections = struct.unpack_from("<QQ", head, 32)
-    entry, n, section, n_sections = struct.unpack_from("<HHHH", head, 54)
-    ends = [sections + section * n_sections]
-    for i in range(n):
-        at = table + i * entry
-        if entry < 56 or at + entry > len(head):
-            return "its headers are damaged"
-        offset, _, _, in_file = struct.unpack_from("<QQQQ", head, at + 8)
-        ends.append(offset + in_file)
-    if size < max(ends):
-        return f"it is cut short: {size} bytes of {max(ends)}"
-    return None
