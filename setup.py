@@ -7,10 +7,7 @@ Builds share one source tree and never share an object file. The two of every da
   assertions, and the C macro ``STATEBACKEND_DEBUG``, which turns on the core's own invariants and
   live-object counters.
 
-Two variables make variants of them, for tests:
-
-* ``STATEBACKEND_LOOK_AHEAD=0``: no memory is read whose contents are only guessed, see `look_ahead.pxd`;
-* ``STATEBACKEND_SANITIZE=address``, or ``undefined``, or both with a comma: with these sanitizers.
+``STATEBACKEND_SANITIZE=address``, or ``undefined``, or both with a comma, builds either with these sanitizers.
 
 Each writes below its own folder, such as ``build/release`` or ``build/checked-address``: generated C, objects
 and linked modules. What ``build_ext --inplace`` then puts next to the sources is a copy, renewed whenever it differs
@@ -37,11 +34,8 @@ from setuptools.command.build_ext import build_ext as _build_ext
 ROOT = Path(__file__).resolve().parent
 
 CHECKED = os.environ.get("STATEBACKEND_DEBUG", "") not in ("", "0")
-LOOK_AHEAD = os.environ.get("STATEBACKEND_LOOK_AHEAD", "") != "0"
 SANITIZERS = sorted(filter(None, os.environ.get("STATEBACKEND_SANITIZE", "").split(",")))
-FLAVOUR = "-".join(
-    ["checked" if CHECKED else "release", *([] if LOOK_AHEAD else ["without-look-ahead"]), *SANITIZERS]
-)
+FLAVOUR = "-".join(["checked" if CHECKED else "release", *SANITIZERS])
 
 
 # --------------------------------------------------------------------------- the compiled modules
@@ -76,8 +70,6 @@ DIRECTIVES: dict[str, object] = {
 
 #: STATEBACKEND_DEBUG is defined in the checked build only, so that both #if and #ifdef mean the same.
 DEFINE_MACROS: list[tuple[str, str | None]] = [("STATEBACKEND_DEBUG", "1")] if CHECKED else [("NDEBUG", None)]
-if not LOOK_AHEAD:
-    DEFINE_MACROS.append(("STATEBACKEND_LOOK_AHEAD", "0"))
 
 COMPILE_ARGS: list[str] = [
     # Pages are read through pointers of the type that is stored in them, not the one they were made as.

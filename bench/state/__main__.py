@@ -43,6 +43,8 @@ P2_OPERATIONS = ("value_update", "value_get")
 TTL_AGAINST_WITHOUT = 1.3
 P8_TARGETS = {"random": 2.0, "cached": 0.6}
 DICT = "dict"
+#: Ours with `set_current_key` for each key instead of `each`.
+PLAIN = "plain loop"
 
 
 class Bench(Sides):
@@ -66,6 +68,11 @@ class Bench(Sides):
                     make_local, operation, self.args.backend, rounds, self.args.max_parallelism, ttl
                 )
                 contenders[f"{OURS} {ttl}"] = stack.enter_context(ours)
+            if PLAIN in peers:
+                plain = OwnProcess(
+                    make_local, operation, self.args.backend, rounds, self.args.max_parallelism, "off", PLAIN
+                )
+                contenders[PLAIN] = stack.enter_context(plain)
             if DICT in peers and not self.args.no_dict:
                 contenders[DICT] = stack.enter_context(OwnProcess(make_local, operation, DICT, rounds))
             return self.best_collector(take_turns(operation, contenders, rounds))
@@ -103,12 +110,13 @@ class Bench(Sides):
     def against_flink(self, figure: str, targets: Mapping[str, float], n: int) -> None:
         """P1 and collections; the dict beside them has no target but in P8."""
         for operation, target in targets.items():
-            timings = self.run(operation, self.rounds(n), ("Flink", DICT))
+            timings = self.run(operation, self.rounds(n), ("Flink", DICT, PLAIN))
             if operation == "value_rmw":
                 self._read_modify_write[n] = timings
             what = f"{operation}, {n:,} keys"
             self.row(figure, what, operation, n, timings, "Flink", target)
             self.row(figure, what, operation, n, timings, DICT, None)
+            self.row(figure, what, operation, n, timings, PLAIN, None)
 
     def against_dict(self, n: int) -> None:
         """P8: all keys in random order, and few keys again and again."""

@@ -66,6 +66,8 @@ TIMERS = {
     "timer_move": (0.8, "service_move"),
 }
 _BIGINT = "bigint"
+#: Ours with `set_current_key` for each key instead of `each`.
+PLAIN = "plain loop"
 #: Entries whose objects are alive at once while memory is measured.
 _PART = 1000
 
@@ -104,7 +106,7 @@ class ByType(Sides):
         rounds = self.rounds(n)
         with ExitStack() as stack:
             contenders = self.flink_sides(stack, operation, rounds, suite="types", type_name=kind)
-            kinds = dict.fromkeys((*contenders, OURS), kind)
+            kinds = dict.fromkeys((*contenders, OURS, PLAIN), kind)
             if kind != _BIGINT:
                 kinds[_BIGINT] = _BIGINT
             for who in list(kinds)[len(contenders) :]:
@@ -116,12 +118,25 @@ class ByType(Sides):
                         self.args.backend,
                         rounds,
                         self.args.max_parallelism,
+                        PLAIN if who == PLAIN else "each",
                     )
                 )
             checksums = {who: expected(operation, held, rounds) for who, held in kinds.items()}
             timings = self.best_collector(in_turns(operation, contenders, rounds, n, checksums))
         what = f"{operation}, {kind}, {n:,} keys"
         self.against_flink(figure, what, operation, n, timings, of_flink, type=kind)
+        self.report.row(
+            figure,
+            f"{what}: our time",
+            timings[OURS].ns_per_operation,
+            "ns",
+            timings[PLAIN].ns_per_operation,
+            peer_name=PLAIN,
+            at_most=True,
+            operation=operation,
+            type=kind,
+            n=n,
+        )
         if kind != _BIGINT:
             self.report.row(
                 figure,

@@ -123,10 +123,12 @@ class Local:
         return {}
 
 
-def make_local(name: str, who: str, rounds: Rounds, max_parallelism: int = 128, ttl: str = "off") -> Local:
+def make_local(
+    name: str, who: str, rounds: Rounds, max_parallelism: int = 128, ttl: str = "off", loops: str = "each"
+) -> Local:
     """The contender of a backend, by its name, or of a dict."""
     kind = OPERATIONS[name].kind
-    subject = DictSubject(kind) if who == "dict" else BackendSubject(who, kind, max_parallelism, ttl)
+    subject = DictSubject(kind) if who == "dict" else BackendSubject(who, kind, max_parallelism, ttl, loops)
     return Local(name, subject, rounds)
 
 

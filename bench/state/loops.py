@@ -11,7 +11,87 @@ from typing import Any
 
 
 class BackendLoops:
-    """Through the state API: `set_current_key`, then the handle."""
+    """Through the state API: `each` over the keys, and the handle."""
+
+    @staticmethod
+    def value_update(backend: Any, state: Any, keys: list[Any], values: list[Any]) -> None:
+        update = state.update
+        for _, value in zip(backend.each(keys), values, strict=True):
+            update(value)
+
+    value_add = value_update
+
+    @staticmethod
+    def value_get(backend: Any, state: Any, keys: list[int]) -> int:
+        value = state.value
+        total = 0
+        for _ in backend.each(keys):
+            total += value()
+        return total
+
+    @staticmethod
+    def value_there(backend: Any, state: Any, keys: list[Any]) -> int:
+        """Reads values that cannot be added up; how many there were."""
+        value = state.value
+        total = 0
+        for _ in backend.each(keys):
+            if value() is not None:
+                total += 1
+        return total
+
+    @staticmethod
+    def value_rmw(backend: Any, state: Any, keys: list[int]) -> None:
+        value, update = state.value, state.update
+        for _ in backend.each(keys):
+            update(value() + 1)
+
+    @staticmethod
+    def reducing_add(backend: Any, state: Any, keys: list[int]) -> None:
+        add = state.add
+        for _ in backend.each(keys):
+            add(1)
+
+    @staticmethod
+    def map_get(backend: Any, state: Any, keys: list[int], map_keys: list[Any]) -> int:
+        get = state.get
+        total = 0
+        for _, map_key in zip(backend.each(keys), map_keys, strict=True):
+            total += get(map_key)
+        return total
+
+    @staticmethod
+    def map_update(backend: Any, state: Any, keys: list[int], map_keys: list[Any], values: list[int]) -> None:
+        put = state.put
+        for _, map_key, value in zip(backend.each(keys), map_keys, values, strict=True):
+            put(map_key, value)
+
+    @staticmethod
+    def map_iterate(backend: Any, state: Any, keys: list[int]) -> int:
+        items = state.items
+        total = 0
+        for _ in backend.each(keys):
+            for map_key, value in items():
+                total += map_key + value
+        return total
+
+    @staticmethod
+    def list_append(backend: Any, state: Any, keys: list[int], values: list[int]) -> None:
+        add = state.add
+        for _, value in zip(backend.each(keys), values, strict=True):
+            add(value)
+
+    @staticmethod
+    def list_get(backend: Any, state: Any, keys: list[int]) -> int:
+        get = state.get
+        total = 0
+        for _ in backend.each(keys):
+            for element in get():
+                total += element
+        return total
+
+
+class PlainLoops:
+    """The same with `set_current_key` for each key."""
 
     @staticmethod
     def value_update(backend: Any, state: Any, keys: list[Any], values: list[Any]) -> None:
@@ -158,3 +238,7 @@ class DictLoops:
             for element in plain[key]:
                 total += element
         return total
+
+
+#: Ways to go over keys.
+LOOPS = {"each": BackendLoops, "plain loop": PlainLoops}

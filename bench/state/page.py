@@ -58,14 +58,17 @@ def surroundings(run: Mapping[str, Any], timed: bool = True) -> str:
 def against_peers(rows: list[Row]) -> list[str]:
     """The table of P1 and of the collections."""
     lines = [
-        "| million operations a second | keys | Flink | collector | dict | statebackend | of Flink | target |",
-        "|---|---|---|---|---|---|---|---|",
+        "| million operations a second | keys | Flink | collector | dict | statebackend, `each` | of Flink | target "
+        "| plain loop |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for flink, plain in zip(_of_peer(rows, "Flink"), _of_peer(rows, "dict"), strict=True):
+    peers = (_of_peer(rows, name) for name in ("Flink", "dict", "plain loop"))
+    for flink, plain, loop in zip(*peers, strict=True):
         collector = flink["peer_details"].get("gc", "")
         lines.append(
             f"| {_LABELS[flink['operation']]} | {flink['n']:,} | {rate(flink['peer'])} | {collector} "
-            f"| {rate(plain['peer'])} | {rate(flink['ours'])} | {ratio(flink)} | {target(flink)} |"
+            f"| {rate(plain['peer'])} | {rate(flink['ours'])} | {ratio(flink)} | {target(flink)} "
+            f"| {rate(loop['peer'])} |"
         )
     return lines
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import statebackend as sb
 from bench.flink.keys import Int64Array
-from bench.state.loops import BackendLoops, DictLoops
+from bench.state.loops import LOOPS, DictLoops
 from bench.state.operations import MAP_ENTRIES
 
 #: Nothing expires during a run, as in ``bench.flink``: what is measured is the cost of having it.
@@ -25,8 +25,10 @@ TTL_CONFIGS: dict[str, Callable[[], sb.StateTtlConfig]] = {
 class BackendSubject:
     """A state of a keyed backend with LONG keys, all key groups in one instance, and its handle."""
 
-    def __init__(self, backend_name: str, kind: str, max_parallelism: int, ttl: str = "off") -> None:
-        self.kind = kind
+    def __init__(
+        self, backend_name: str, kind: str, max_parallelism: int, ttl: str = "off", loops: str = "each"
+    ) -> None:
+        self.kind, self.loops = kind, LOOPS[loops]
         self.factory = sb.create_backend(backend_name)
         self.max_parallelism = max_parallelism
         self.ttl = ttl
@@ -64,7 +66,7 @@ class BackendSubject:
 
     def loop(self, name: str) -> Callable[..., int | None]:
         """The timed loop of an operation, bound to the backend and the handle."""
-        run, keyed, state = getattr(BackendLoops, name), self.keyed, self.state
+        run, keyed, state = getattr(self.loops, name), self.keyed, self.state
         return lambda *columns: run(keyed, state, *columns)
 
     def entries(self) -> int:

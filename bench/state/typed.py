@@ -18,7 +18,7 @@ import statebackend as sb
 from bench.flink.keys import Int64Array
 from bench.state.kinds import KINDS, Kind
 from bench.state.lockstep import Rounds, WrongResult
-from bench.state.loops import BackendLoops
+from bench.state.loops import LOOPS
 from bench.state.operations import MAP_ENTRIES, MapGet, MapUpdate, contents, parts_of
 
 _BIGINT = KINDS["bigint"]
@@ -38,8 +38,10 @@ class Typed(ABC):
     #: Whether it is the keys of the backend that are of the kind; else they are LONG.
     of_keys: ClassVar[bool] = False
 
-    def __init__(self, kind: Kind, backend: str, rounds: Rounds, max_parallelism: int) -> None:
-        self.kind, self.rounds = kind, rounds
+    def __init__(
+        self, kind: Kind, backend: str, rounds: Rounds, max_parallelism: int, loops: str = "each"
+    ) -> None:
+        self.kind, self.rounds, self.loops = kind, rounds, LOOPS[loops]
         self.key_kind = kind if self.of_keys else _BIGINT
         self.keyed = keyed_backend(backend, self.key_kind, max_parallelism)
         self.state = self.keyed.get_state(self.descriptor())
@@ -133,7 +135,7 @@ class ValueUpdate(_OnValues):
 
     def prepare(self, order: Int64Array, number: int) -> Callable[[], Any]:
         columns = self.key_kind.objects(order), self.value_kind.objects(order + (number + 1))
-        return partial(BackendLoops.value_update, self.keyed, self.state, *columns)
+        return partial(self.loops.value_update, self.keyed, self.state, *columns)
 
 
 class KeyUpdate(ValueUpdate):
@@ -150,7 +152,7 @@ class ValueGet(_OnValues):
         return kind.held(keys)
 
     def prepare(self, order: Int64Array, number: int) -> Callable[[], Any]:
-        return partial(BackendLoops.value_there, self.keyed, self.state, self.key_kind.objects(order))
+        return partial(self.loops.value_there, self.keyed, self.state, self.key_kind.objects(order))
 
     def is_right(self, order: Int64Array, number: int, returned: Any) -> bool:
         return bool(returned == len(order))
@@ -224,7 +226,7 @@ class MapPut(_OnMaps):
 
     def prepare(self, order: Int64Array, number: int) -> Callable[[], Any]:
         keys, _, values = MapUpdate().columns(order, number)
-        loop = BackendLoops.map_update
+        loop = self.loops.map_update
         return partial(loop, self.keyed, self.state, keys, self.map_keys(order, number), values)
 
 
@@ -237,7 +239,7 @@ class MapRead(_OnMaps):
 
     def prepare(self, order: Int64Array, number: int) -> Callable[[], Any]:
         columns = order.tolist(), self.map_keys(order, number)
-        return partial(BackendLoops.map_get, self.keyed, self.state, *columns)
+        return partial(self.loops.map_get, self.keyed, self.state, *columns)
 
     def is_right(self, order: Int64Array, number: int, returned: Any) -> bool:
         return bool(returned == MapGet().returned(order, number))
@@ -256,9 +258,16 @@ TYPED: dict[str, type[Typed]] = {
 }
 
 
-def make_typed(operation: str, kind: str, backend: str, rounds: Rounds, max_parallelism: int = 128) -> Typed:
+def make_typed(
+    operation: str,
+    kind: str,
+    backend: str,
+    rounds: Rounds,
+    max_parallelism: int = 128,
+    loops: str = "each",
+) -> Typed:
     """The contender of an operation and a type, both by name."""
-    return TYPED[operation](KINDS[kind], backend, rounds, max_parallelism)
+    return TYPED[operation](KINDS[kind], backend, rounds, max_parallelism, loops)
 
 
 def expected(operation: str, kind: str, rounds: Rounds) -> int:

@@ -152,6 +152,29 @@ class KeyedStateBackend(ABC):
         Raises for a key of the wrong type or of a key group outside the range; the old key then stays current.
         """
 
+    def each(self, keys: Any) -> Iterator[Any]:
+        """Iterate over ``keys``, an iterable or an array, with each key as the current one in its turn.
+
+        The memory that the next keys need is fetched ahead. So keys are taken from an iterator up to eight before
+        their turn. The last key stays current.
+
+        >>> from statebackend.backends import create_backend
+        >>> from statebackend.state import ValueStateDescriptor
+        >>> with create_backend("heap").create_keyed_backend(str) as keyed:
+        ...     count = keyed.get_value_state(ValueStateDescriptor("count", int))
+        ...     for key in keyed.each(["a", "b", "a"]):
+        ...         count.update((count.value() or 0) + 1)
+        ...     count.get_many(["a", "b"]).to_pylist()
+        [2, 1]
+        """
+        convert = getattr(keys, "to_pylist", None) or getattr(keys, "tolist", None)
+        return self._each(keys if convert is None else convert())
+
+    def _each(self, keys: Iterable[Any]) -> Iterator[Any]:
+        for key in keys:
+            self.set_current_key(key)
+            yield key
+
     def clear_current_key(self) -> None:  # noqa: B027 - optional
         """Have no current key, as in the beginning. A backend without this method keeps the last one."""
 

@@ -1,12 +1,12 @@
 """The current key, namespace and time of one keyed backend; see `key_context.pyx`."""
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.codecs.codecs cimport KeyCodec
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.handles.key_shape cimport KeyShape
-from statebackend._core.handles.look_ahead cimport LookAhead
+from statebackend._core.handles.look_ahead cimport Coming, LookAhead
 from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.wall_clock cimport WallClock
 
@@ -67,18 +67,16 @@ cdef class KeyContext:
     cdef LookAhead ahead
     cdef int set_number(self, int64_t number) except -1
     cdef int set_key_of_run(self, object key, int64_t number, const int64_t *later) except -1
-    cdef void look_ahead(self, bint has_guess) noexcept
-    cdef void expect(self, uint32_t place) noexcept
+    cdef void expect(self, Coming *coming) noexcept
+    cdef void look_ahead(self) noexcept
+    cdef Coming *begin_turn(self) noexcept
     cdef void ask_for_buckets(self) noexcept
     cdef int64_t time(self) except? -1
     cdef void begin_at(self, int64_t now) noexcept
     cdef int clean_on_record(self) except -1
     cdef int set_other_key(self, object key) except -1
     cdef int set_bytes_of_run(self, object key, const char *later, int64_t length) except -1
-    cdef bint peek_before(self, PyObject *key, int keys) noexcept
-    cdef bint peek_bytes(self, PyObject *key, int keys) noexcept
-    cdef void catch_up(self, PyObject *key) noexcept
-    cdef int take_key(self, object key, uintptr_t at) except -1
+    cdef int take_key(self, object key, Coming *expected) except -1
     cdef object room_for_key(self)
     cdef int adopt(self, CoreKey *key, object owner) except -1
     cdef void hash_key(self) noexcept

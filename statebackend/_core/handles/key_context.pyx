@@ -2,7 +2,8 @@
 
 Setting a key converts and hashes it once, for all states: the key group by Spark's hash, and the bucket hash, which is
 the same for all tables of a core. It increments `StateCore.calls`, so handles forget the slots that they remember. And
-it asks for the memory that handles will need for this key, and for the keys that probably follow: see `look_ahead.pxd`.
+it asks for the memory that handles will need for this key and, in a run of known keys, for the next ones: see
+`look_ahead.pxd`.
 
 Time. `now` is read once per key. A clock that the caller gave is read when the key is set. The machine's clock is read
 when a state with a time to live first asks for it, so that other programs do not pay for it. In a job whose rows tell
@@ -12,7 +13,7 @@ their time, states in event time go by `event_now`, which the loop over the rows
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, intptr_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 from statebackend._core.codecs.codecs cimport KEY_NUMBER, KEY_STRING, KeyCodec
@@ -20,10 +21,9 @@ from statebackend._core.tables.objects cimport long_as_int64
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, hash_canonical_int
 from statebackend._core.handles.look_ahead cimport (
-    BUCKETS_AHEAD, ENTRIES_AHEAD, GUESS_BYTES, GUESSES, LOOKS_AHEAD, Guess, ask_for_bucket, ask_for_entry, begins_run,
-    can_peek, follow_values, goes_on, guess_of, peek, peek_int)
-from statebackend._core.handles.key_shape cimport (
-    SHAPE_NONE, SHAPE_TUPLE, bytes_ahead, bytes_of_tuple, holders, shape_of)
+    BUCKETS_AHEAD, COMING, COMING_BYTES, ENTRIES_AHEAD, Coming, ask_for_bucket, ask_for_entry, coming_in,
+    follow_values)
+from statebackend._core.handles.key_shape cimport SHAPE_NONE, SHAPE_TUPLE, bytes_of_key, bytes_of_tuple, holders, shape_of
 from statebackend._core.memory.platform cimport hash_bytes, hash_int, likely, same_bytes, unlikely
 from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.wall_clock cimport wall_clock_init, wall_clock_ms
@@ -34,22 +34,14 @@ cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
     bint PyUnicode_CheckExact(object o)
 
+cdef enum:
+    MOST_PASSED = 256                    # keys of a run that were current, and are still held
+
+
 cdef inline uint32_t near_set(object namespace) noexcept:
     """The first place of the set in which a namespace is looked for."""
     cdef uint64_t mixed = <uint64_t><uintptr_t><PyObject *>namespace * <uint64_t>0x9E3779B97F4A7C15
     return <uint32_t>(mixed >> NEAR_SHIFT) * NEAR_WAYS
-
-cdef inline void expect_number(KeyContext context, Guess *guess) noexcept:
-    """Hash an integer key that was guessed, and ask for its buckets."""
-    cdef LookAhead *ahead = &context.ahead
-    cdef uint32_t i
-    guess.group = group_of_hash(hash_canonical_int(&context.codec.plan.program, guess.number), context.max_parallelism)
-    guess.hash = hash_int(guess.number, context.key.namespace, context.core.core.seed)
-    if unlikely(guess.group - context.first_group >= context.n_groups):
-        guess.at = 0
-        return
-    for i in range(ahead.n_visits):
-        ask_for_bucket(ahead.visits[i].table, guess.group, guess.hash)
 
 
 @cython.no_gc_clear                      # a C pointer into `core` must not outlive it
@@ -84,7 +76,6 @@ cdef class KeyContext:
     def set_current_key(self, key):
         """Make `key` the one that handles work on. O(1)."""
         cdef int64_t number
-        cdef uintptr_t at = <uintptr_t><PyObject *>key
         if unlikely(self.core.closed):
             raise ClosedError("the backend is closed", hint="create another one")
         if unlikely(self.codec.form != KEY_NUMBER or not PyLong_CheckExact(key) or not long_as_int64(key, &number)
@@ -92,45 +83,50 @@ cdef class KeyContext:
             self.set_other_key(key)
             return
         self.set_number(number)
+        self.ahead.in_run = False
         if self.ahead.is_wide:
-            if LOOKS_AHEAD and likely(goes_on(&self.ahead, at)):
-                self.look_ahead(peek(&self.ahead, &self.ahead.guesses[self.ahead.turn & (GUESSES - 1)]))
-            elif LOOKS_AHEAD and begins_run(&self.ahead, at):
-                self.ask_for_buckets()
-                if peek(&self.ahead, &self.ahead.guesses[self.ahead.turn & (GUESSES - 1)]):
-                    expect_number(self, &self.ahead.guesses[self.ahead.turn & (GUESSES - 1)])
-                    self.catch_up(<PyObject *>key)
-            else:
-                self.ask_for_buckets()
+            self.ask_for_buckets()
         if unlikely(self.on_record is not None):
             self.clean_on_record()
+
+    def _each(self, keys):
+        """Iterate over `keys`, each of them current in its turn, and ask for the memory that the next ones need."""
+        cdef Each run = Each.__new__(Each)
+        run.context = self
+        run.keys, run.source = (keys, None) if type(keys) is list else ([], iter(keys))
+        return run
 
     cdef int set_key_of_run(self, object key, int64_t number, const int64_t *later) except -1:
         """As `set_current_key(key)`, for an exact int of this number, in a run of keys whose numbers are known.
 
         `later` is the number of the key that comes BUCKETS_AHEAD keys later; NULL: none does, or it is not known.
         """
-        cdef Guess *guess
+        cdef Coming *coming = self.begin_turn()
         if unlikely(self.core.closed or number < self.codec.low or number > self.codec.high):
             self.set_current_key(key)
             return 0
         self.set_number(number)
         self.key_object, self.key_turn = key, self.turn
-        self.ahead.turn += 1
-        # Places in the run take the part of addresses; nobody reads there.
-        self.ahead.key_at = self.ahead.turn
-        self.ahead.stride = 1
-        guess = &self.ahead.guesses[self.ahead.turn & (GUESSES - 1)]
-        guess.at = 0
         if self.ahead.is_wide:
-            # A guess counts only once its key group is found, which `look_ahead` does.
             if later != NULL:
-                guess.at = self.ahead.key_at + BUCKETS_AHEAD
-                guess.number = later[0]
-            self.look_ahead(later != NULL)
+                coming.number = later[0]
+                coming.group = group_of_hash(
+                    hash_canonical_int(&self.codec.plan.program, coming.number), self.max_parallelism)
+                coming.hash = hash_int(coming.number, self.key.namespace, self.core.core.seed)
+                self.expect(coming)
+            self.look_ahead()
         if unlikely(self.on_record is not None):
             self.clean_on_record()
         return 0
+
+    cdef Coming *begin_turn(self) noexcept:
+        """Begin the turn of the next key of a run; returns where the key goes that comes BUCKETS_AHEAD later."""
+        cdef Coming *coming
+        self.ahead.in_run = True
+        self.ahead.turn += 1
+        coming = &self.ahead.coming[(self.ahead.turn + BUCKETS_AHEAD) & (COMING - 1)]
+        coming.turn = 0
+        return coming
 
     cdef int set_number(self, int64_t number) except -1:
         """Make the key with this canonical form current."""
@@ -164,44 +160,27 @@ cdef class KeyContext:
             self.on_record = []
         self.on_record.append(state)
 
-    cdef void look_ahead(self, bint has_guess) noexcept:
-        """Ask for what the keys will need that are probably set next; `has_guess`: there is one for this turn."""
+    cdef void expect(self, Coming *coming) noexcept:
+        """Expect a key that is hashed, BUCKETS_AHEAD keys later, and ask for its buckets."""
+        cdef uint32_t i
+        if unlikely(coming.group - self.first_group >= self.n_groups):
+            return                       # an error when it is set
+        coming.turn = self.ahead.turn + BUCKETS_AHEAD
+        for i in range(self.ahead.n_visits):
+            ask_for_bucket(self.ahead.visits[i].table, coming.group, coming.hash)
+
+    cdef void look_ahead(self) noexcept:
+        """Ask for what the next keys of the run will need."""
         cdef LookAhead *ahead = &self.ahead
-        cdef Guess *guess = &ahead.guesses[ahead.turn & (GUESSES - 1)]
+        cdef Coming *coming = coming_in(ahead, ENTRIES_AHEAD)
         cdef uint32_t i
         cdef bint is_deep = not self.codec.is_int
-        if unlikely(is_deep):
-            if has_guess:
-                self.expect(ahead.turn & (GUESSES - 1))
-        elif likely(has_guess):
-            expect_number(self, guess)
-        guess = guess_of(ahead, ENTRIES_AHEAD)
         for i in range(ahead.n_visits):
             is_deep |= ahead.visits[i].reach != 0
-            if guess != NULL:
-                ask_for_entry(ahead.visits[i].table, guess.group, guess.hash)
+            if coming != NULL:
+                ask_for_entry(ahead.visits[i].table, coming.group, coming.hash)
         if is_deep:
             follow_values(ahead, self.key.namespace)
-
-    cdef void expect(self, uint32_t place) noexcept:
-        """Hash a key that was guessed, and ask for its buckets."""
-        cdef LookAhead *ahead = &self.ahead
-        cdef Guess *guess = &ahead.guesses[place]
-        cdef uint32_t i
-        if self.codec.is_int:
-            expect_number(self, guess)
-            return
-        guess.group = group_of_hash(
-            hash_canonical_bytes(&self.codec.plan.program, <const uint8_t *>ahead.bytes[place], guess.number),
-            self.max_parallelism)
-        guess.namespace = self.key.namespace
-        guess.hash = hash_bytes(<const unsigned char *>ahead.bytes[place], guess.number,
-                                self.core.core.seed + guess.namespace)
-        if unlikely(guess.group - self.first_group >= self.n_groups):
-            guess.at = 0
-        else:
-            for i in range(ahead.n_visits):
-                ask_for_bucket(ahead.visits[i].table, guess.group, guess.hash)
 
     cdef void ask_for_buckets(self) noexcept:
         """Ask for the buckets that the handles will look at for the current key."""
@@ -211,22 +190,9 @@ cdef class KeyContext:
 
     cdef int set_other_key(self, object key) except -1:
         """`set_current_key` for all other keys."""
-        cdef uintptr_t at = <uintptr_t><PyObject *>key
-        cdef intptr_t stride
-        cdef bint has_guess
-        if not self.take_key(key, at):
-            self.ask_for_buckets()
-        if LOOKS_AHEAD and self.shape.form != SHAPE_NONE:
-            stride = <intptr_t>(at - self.ahead.key_at)
-            self.ahead.key_at = at
-            if stride == self.ahead.stride and stride != 0:
-                self.ahead.turn += 1
-                has_guess = self.peek_bytes(<PyObject *>key, BUCKETS_AHEAD)
-                self.look_ahead(has_guess)
-                if has_guess and unlikely(guess_of(&self.ahead, BUCKETS_AHEAD - 1) == NULL):
-                    self.catch_up(<PyObject *>key)
-            else:
-                self.ahead.stride = stride
+        self.ahead.in_run = False
+        self.take_key(key, NULL)
+        self.ask_for_buckets()
         if unlikely(self.on_record is not None):
             self.clean_on_record()
         return 0
@@ -236,65 +202,29 @@ cdef class KeyContext:
 
         They are at `later`; a length of 0: there are none, or they are not known.
         """
-        cdef Guess *guess
-        if not self.take_key(key, self.ahead.turn + 1):
+        cdef Coming *coming = self.begin_turn()
+        if not self.take_key(key, coming_in(&self.ahead, 0)):
             self.ask_for_buckets()
-        self.ahead.turn += 1
-        self.ahead.key_at = self.ahead.turn      # a place in the run, as in `set_key_of_run`
-        self.ahead.stride = 1
-        guess = &self.ahead.guesses[self.ahead.turn & (GUESSES - 1)]
-        guess.at = 0
         if length:
-            guess.at = self.ahead.key_at + BUCKETS_AHEAD
-            guess.number = length
-            memcpy(self.ahead.bytes[self.ahead.turn & (GUESSES - 1)], later, length)
-        self.look_ahead(length != 0)
+            coming.number, coming.namespace = length, self.key.namespace
+            memcpy(self.ahead.bytes[(self.ahead.turn + BUCKETS_AHEAD) & (COMING - 1)], later, length)
+            coming.group = group_of_hash(
+                hash_canonical_bytes(&self.codec.plan.program, <const uint8_t *>later, length), self.max_parallelism)
+            coming.hash = hash_bytes(<const unsigned char *>later, length, self.core.core.seed + coming.namespace)
+            self.expect(coming)
+        self.look_ahead()
         if unlikely(self.on_record is not None):
             self.clean_on_record()
         return 0
 
-    cdef bint peek_before(self, PyObject *key, int keys) noexcept:
-        """Read a key between this one and that which is BUCKETS_AHEAD; False if nothing there looks like one."""
-        cdef Guess *guess = &self.ahead.guesses[(self.ahead.turn - (BUCKETS_AHEAD - keys)) & (GUESSES - 1)]
-        cdef uintptr_t at = self.ahead.key_at + keys * self.ahead.stride
-        if not self.codec.is_int:
-            return self.peek_bytes(key, keys)
-        guess.at = at if can_peek(at, self.ahead.key_at) and peek_int(at, &guess.number) else 0
-        return guess.at != 0
-
-    cdef bint peek_bytes(self, PyObject *key, int keys) noexcept:
-        """Read the key that probably lies so many keys ahead of this one; False if nothing there looks like one."""
-        cdef uint32_t place = (self.ahead.turn - (BUCKETS_AHEAD - keys)) & (GUESSES - 1)
-        cdef Guess *guess = &self.ahead.guesses[place]
-        cdef uintptr_t at = self.ahead.key_at + keys * self.ahead.stride
-        guess.number = bytes_ahead(&self.shape, at, key, self.ahead.bytes[place])
-        guess.at = at if guess.number else 0
-        return guess.number != 0
-
-    cdef void catch_up(self, PyObject *key) noexcept:
-        """Guess what comes before the key that was just guessed, and lay on a page that could not be read before."""
-        cdef LookAhead *ahead = &self.ahead
-        cdef Guess *guess
-        cdef int keys = BUCKETS_AHEAD - 1
-        cdef uint32_t i
-        while keys and guess_of(ahead, keys) == NULL and self.peek_before(key, keys):
-            self.expect((ahead.turn - (BUCKETS_AHEAD - keys)) & (GUESSES - 1))
-            keys -= 1
-        for keys in range(keys + 1, ENTRIES_AHEAD):
-            guess = guess_of(ahead, keys)
-            for i in range(ahead.n_visits if guess != NULL else 0):
-                ask_for_entry(ahead.visits[i].table, guess.group, guess.hash)
-
-    cdef int take_key(self, object key, uintptr_t at) except -1:
-        """Make a key current that lies at an address, or at a place in a run; return whether it was guessed."""
+    cdef int take_key(self, object key, Coming *expected) except -1:
+        """Make a key current; return whether it is the one that was expected, if one was, so that its hash is known."""
         cdef CoreKey new
-        cdef char written[GUESS_BYTES]
+        cdef char written[COMING_BYTES]
         cdef object owner = None
         cdef object _old_owner           # ends with this call, when all is set
-        cdef uint32_t made = (self.ahead.turn + 1 - BUCKETS_AHEAD) & (GUESSES - 1)
-        cdef Guess *guess = &self.ahead.guesses[made]
-        cdef uint32_t guessed_hash = 0, guessed_namespace = 0
-        cdef bint is_guessed = False
+        cdef uint32_t hash_made = 0, namespace_of_hash = 0
+        cdef bint is_expected = False
         memset(&new, 0, sizeof(CoreKey))
         if self.shape.form == SHAPE_TUPLE:
             new.data = written
@@ -303,9 +233,10 @@ cdef class KeyContext:
             owner = self.codec.split(key, &new)
         if self.codec.is_int:
             new.group = group_of_hash(hash_canonical_int(&self.codec.plan.program, new.number), self.max_parallelism)
-        elif guess.at == at and guess.number == <int64_t>new.length and same_bytes(
-                self.ahead.bytes[made], new.data, new.length):
-            new.group, guessed_hash, guessed_namespace, is_guessed = guess.group, guess.hash, guess.namespace, True
+        elif expected != NULL and expected.number == <int64_t>new.length and same_bytes(
+                self.ahead.bytes[expected.turn & (COMING - 1)], new.data, new.length):
+            new.group, is_expected = expected.group, True
+            hash_made, namespace_of_hash = expected.hash, expected.namespace
         else:
             new.group = group_of_hash(
                 hash_canonical_bytes(&self.codec.plan.program, <const uint8_t *>new.data, new.length),
@@ -326,20 +257,20 @@ cdef class KeyContext:
         self.key.number, self.key.data, self.key.length, self.key.group = new.number, new.data, new.length, new.group
         self.key_owner = owner
         self.has_key = True
-        if is_guessed and guessed_namespace == self.key.namespace:
-            self.key.hash = guessed_hash
+        if is_expected and namespace_of_hash == self.key.namespace:
+            self.key.hash = hash_made
             self.turn += 1
             self.core.calls += 1
         else:
-            is_guessed = False
+            is_expected = False
             self.hash_key()
         self.ahead.is_complete = True
-        return is_guessed
+        return is_expected
 
     cdef object room_for_key(self):
         """Memory for the bytes of the next key: that of the last one, if nobody else holds it."""
         if self.key_room is None or holders(<PyObject *>self.key_room) > 1 + (self.key_owner is self.key_room):
-            self.key_room = PyBytes_FromStringAndSize(NULL, GUESS_BYTES)
+            self.key_room = PyBytes_FromStringAndSize(NULL, COMING_BYTES)
         return self.key_room
 
     cdef int adopt(self, CoreKey *key, object owner) except -1:
@@ -612,3 +543,62 @@ cdef class KeyContext:
             self.now = now
             self.now_known = True
             self.time_source = TIME_FIXED
+
+
+@cython.final
+cdef class Each:
+    """Makes each of some keys current in its turn; made by `KeyContext._each`."""
+    cdef KeyContext context
+    cdef object source                   # an iterator over more keys; None: there are no more
+    cdef list keys                       # the next ones, as far as they are known
+    cdef Py_ssize_t at                   # of the next key in them
+    cdef object failure                  # of the source, when it was asked for a key whose turn has not come
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef KeyContext context = self.context
+        cdef object key
+        cdef PyObject *later = NULL
+        cdef int64_t number, number_later, length = 0
+        cdef char bytes_later[COMING_BYTES]
+        if self.source is not None:
+            self.read_on()
+        if self.at >= len(self.keys):
+            failure, self.failure = self.failure, None
+            if failure is not None:
+                raise failure
+            raise StopIteration
+        key = self.keys[self.at]
+        if self.at + BUCKETS_AHEAD < len(self.keys):
+            later = <PyObject *>self.keys[self.at + BUCKETS_AHEAD]
+        self.at += 1
+        if context.codec.form == KEY_NUMBER and PyLong_CheckExact(key) and long_as_int64(key, &number):
+            context.set_key_of_run(
+                key, number,
+                &number_later if later != NULL and PyLong_CheckExact(<object>later)
+                and long_as_int64(<object>later, &number_later) else NULL)
+        elif context.shape.form != SHAPE_NONE and not context.core.closed:
+            if later != NULL:
+                length = bytes_of_key(&context.shape, later, bytes_later)
+            context.set_bytes_of_run(key, bytes_later, length)
+        else:
+            context.set_current_key(key)
+        return key
+
+    cdef int read_on(self) except -1:
+        """Take keys from the source until those are known that come next."""
+        if self.at >= MOST_PASSED:
+            del self.keys[:self.at]
+            self.at = 0
+        while len(self.keys) <= self.at + BUCKETS_AHEAD:
+            try:
+                self.keys.append(next(self.source))
+            except StopIteration:
+                self.source = None
+                return 0
+            except Exception as error:   # raised when it is its turn, as in a loop over the source
+                self.source, self.failure = None, error
+                return 0
+        return 0

@@ -1,7 +1,7 @@
-"""How keys that become bytes lie in memory; see `key_shape.pyx`."""
+"""Of which parts keys consist that become bytes; see `key_shape.pyx`."""
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint32_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy
 
 from statebackend._core.codecs.codecs cimport KeyCodec
@@ -63,7 +63,7 @@ cdef inline bint put_none(Writer *writer) noexcept:
 
 cdef void shape_of(KeyCodec codec, KeyShape *shape)
 cdef int64_t bytes_of_tuple(const KeyShape *shape, PyObject *key, char *out) noexcept
-cdef int64_t bytes_ahead(const KeyShape *shape, uintptr_t at, PyObject *near, char *out) noexcept
+cdef int64_t bytes_of_key(const KeyShape *shape, PyObject *key, char *out) noexcept
 
 cdef extern from *:
     """

@@ -24,7 +24,7 @@ from statebackend._core.tables.expiry cimport is_expired, written_at
 from statebackend._core.handles.base_handle cimport (
     NEVER, WANT_ALIVE, WANT_EXPIRED, Place, find_key, is_dead, time_of)
 from statebackend._core.handles.handle cimport Handle
-from statebackend._core.handles.look_ahead cimport LOOKS_AHEAD, REACH_THREAD, note_map_entry, note_part
+from statebackend._core.handles.look_ahead cimport REACH_THREAD, note_map_entry
 from statebackend._core.tables.map_table cimport (
     MapTable, ThreadPlace, begin_thread, find_again, is_same_map, next_in_thread, visit_entry)
 from statebackend._core.memory.platform cimport likely, unlikely
@@ -54,14 +54,12 @@ cdef inline int64_t timestamp_at(Table *table, uint32_t slot) noexcept:
 
 
 cdef inline bint split_number(MapHandle handle, object key, CoreKey *inner) noexcept:
-    """Take a map key that is a number of the declared width, and guess those that come after it; False for others."""
+    """Take a map key that is a number of the declared width; False for others."""
     cdef KeyCodec codec = handle.keys_codec
     memset(inner, 0, sizeof(CoreKey))
     if unlikely(not (codec.form == KEY_NUMBER and PyLong_CheckExact(key) and long_as_int64(key, &inner.number)
                      and codec.low <= inner.number <= codec.high)):
         return False
-    if handle.followed != NULL:
-        note_part(&handle.context.ahead, handle.followed, <uintptr_t><PyObject *>key)
     return True
 
 
@@ -104,7 +102,7 @@ cdef class MapHandle(Handle):
         if self.stamp != self.core.calls:
             self.find_here()
         table = entries_here(self)
-        if LOOKS_AHEAD and self.followed != NULL:
+        if self.followed != NULL and self.context.ahead.in_run:
             note_map_entry(self.followed, table, inner, self.context.ahead.turn)
         if self.slot == 0:
             return 0

@@ -14,7 +14,7 @@ from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.handles.key_shape cimport (
     MOST_PARTS, PART_BYTES, PART_INTEGER, PART_TEXT, SHAPE_NONE, SHAPE_TUPLE, KeyShape, Writer,
     put_none, put_number, put_run, shape_of)
-from statebackend._core.handles.look_ahead cimport BUCKETS_AHEAD, GUESS_BYTES
+from statebackend._core.handles.look_ahead cimport BUCKETS_AHEAD, COMING_BYTES
 from statebackend._core.pulse cimport call_returned
 
 from statebackend.errors import UsageError
@@ -116,11 +116,11 @@ cdef int64_t bytes_at(RowMaker rows, const KeyShape *shape, const Py_ssize_t *co
     cdef bint is_put
     if shape.form != SHAPE_TUPLE:
         length = rows.run_at(columns[0], at, &data)
-        if not 0 < length <= GUESS_BYTES:
+        if not 0 < length <= COMING_BYTES:
             return 0
         memcpy(out, data, length)
         return length
-    writer.at, writer.end = out, out + GUESS_BYTES
+    writer.at, writer.end = out, out + COMING_BYTES
     for i in range(shape.n):
         is_put = False
         if shape.parts[i].form == PART_INTEGER and rows.integer_at(columns[i], at, &number):
@@ -153,7 +153,7 @@ def run_rows(RowMaker rows not None, tuple key_columns not None, bint is_composi
     cdef Py_ssize_t columns[MOST_PARTS]
     cdef int64_t at, number, later, length
     cdef bint is_number, is_bytes
-    cdef char bytes_later[GUESS_BYTES]
+    cdef char bytes_later[COMING_BYTES]
     cdef PyObject *row
     arguments[0] = NULL
     for column in key_columns:
@@ -208,10 +208,10 @@ def run_rows(RowMaker rows not None, tuple key_columns not None, bint is_composi
 
 
 def _key_bytes(RowMaker rows not None, tuple key_columns not None, KeyCodec codec not None, int64_t at):
-    """The canonical form of the key in a row as looking ahead sees it, or None. For tests."""
+    """The canonical form of the key in a row as the loop takes it, or None. For tests."""
     cdef KeyShape shape
     cdef Py_ssize_t columns[MOST_PARTS]
-    cdef char out[GUESS_BYTES]
+    cdef char out[COMING_BYTES]
     cdef Py_ssize_t i
     cdef int64_t length
     shape_of(codec, &shape)
