@@ -23,8 +23,9 @@ from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, 
 from statebackend._core.handles.look_ahead cimport (
     BUCKETS_AHEAD, COMING, COMING_BYTES, ENTRIES_AHEAD, Coming, ask_for_bucket, ask_for_entry, coming_in,
     follow_values)
-from statebackend._core.handles.key_shape cimport SHAPE_NONE, SHAPE_TUPLE, bytes_of_key, bytes_of_tuple, holders, shape_of
-from statebackend._core.memory.platform cimport hash_bytes, hash_int, likely, same_bytes, unlikely
+from statebackend._core.handles.key_shape cimport (
+    SHAPE_NONE, SHAPE_TUPLE, bytes_of_key, bytes_of_tuple, holders, shape_of)
+from statebackend._core.memory.platform cimport hash_bytes, hash_int, same_bytes, unlikely
 from statebackend._core.tables.state_core cimport StateCore
 from statebackend._core.wall_clock cimport wall_clock_init, wall_clock_ms
 

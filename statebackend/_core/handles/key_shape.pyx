@@ -1,7 +1,7 @@
 """The canonical bytes of a key, made without an object.
 
-STRING and BYTES keys, and composite ones of up to eight integers, truths, texts and byte strings, have a shape: they are
-a `str`, a `bytes`, or a tuple of such objects. All others take the general way, by their codec.
+STRING and BYTES keys, and composite ones of up to eight integers, truths, texts and byte strings, have a shape: they
+are a `str`, a `bytes`, or a tuple of such objects. All others take the general way, by their codec.
 """
 
 from cpython.object cimport PyObject

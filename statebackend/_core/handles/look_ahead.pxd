@@ -14,9 +14,9 @@ the first entry in the bucket are asked for if its hash is the same, else the se
 that. What lies behind an entry is followed by its hash alone. Hashes that were made ahead are used if the key has the
 expected bytes when it is set.
 
-This happens in the tables in which the last key was looked up. For a map, those of the last four different map keys are
-expected that have come more than once lately: maps mostly have the same few keys. A key that has no map yet will have an
-anchor whose place is known, so that the bucket is known in which its first entry will come.
+This happens in the tables in which the last key was looked up. For a map, those of the last four different map keys
+are expected that have come more than once lately: maps mostly have the same few keys. A key that has no map yet will
+have an anchor whose place is known, so that the bucket is known in which its first entry will come.
 
 While the entries of all tables that a key was looked up in fit in a processor's cache, nothing of this happens. For a
 key outside of a run, only its own buckets are asked for.

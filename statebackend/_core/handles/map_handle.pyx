@@ -10,7 +10,7 @@ last is removed as expired, it steps back to the entry before.
 
 cimport cython
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from collections.abc import Mapping
