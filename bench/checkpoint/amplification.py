@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.checkpoint.costs import filled, memory, store_in
-from statebackend.checkpoint.keyed.rewriting_rules import is_base_due, run_to_merge
+from statebackend.checkpoint.keyed.chain import is_base_due, run_to_merge
 
 #: A key and a value of eight bytes each.
 CHANGE = 16

@@ -33,7 +33,6 @@ from statebackend.functions import (
 )
 from statebackend.keys import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
-from statebackend.runtime.batch_calls import BatchCalls
 from statebackend.runtime.batches import Batch
 from statebackend.runtime.calls import Calls, Pair
 from statebackend.runtime.event_time import RowTimes
@@ -43,7 +42,7 @@ from statebackend.runtime.given import Given, Result
 from statebackend.runtime.job import Job
 from statebackend.runtime.output import OutputFiles
 from statebackend.runtime.pieces import BatchInPieces
-from statebackend.runtime.row_calls import KeyRowsCalls, RowCalls
+from statebackend.runtime.row_calls import BatchCalls, KeyRowsCalls, RowCalls
 from statebackend.runtime.start import Beginning
 from statebackend.state import Mark
 from statebackend.types import Type

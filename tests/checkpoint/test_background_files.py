@@ -14,7 +14,7 @@ import pytest
 from all_backends import BACKENDS
 
 import statebackend as sb
-from statebackend.checkpoint.keyed import merged_deltas, rewriting_rules, stored_rows
+from statebackend.checkpoint.keyed import chain, merged_deltas, stored_rows
 
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 COUNT = sb.ValueStateDescriptor("count", int)
@@ -67,7 +67,7 @@ def test_a_merged_file_stays_if_two_commits_are_told_at_once(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process commits: the first checkpoint names the merged file, the second, a base, does not."""
-    monkeypatch.setattr(rewriting_rules, "FAN", 2)
+    monkeypatch.setattr(chain, "FAN", 2)
     keyed, count = filled(backend)
     with keyed, open_store(tmp_path, retain=10) as store:
 
@@ -102,8 +102,8 @@ def test_two_snapshots_always_in_flight(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each builds on the last but one: merges of one lineage wait for it, and files stay few."""
-    monkeypatch.setattr(rewriting_rules, "FAN", 3)
-    monkeypatch.setattr(rewriting_rules, "SMALLEST_BASE", 1 << 40)
+    monkeypatch.setattr(chain, "FAN", 3)
+    monkeypatch.setattr(chain, "SMALLEST_BASE", 1 << 40)
     keyed, count = filled(backend)
     longest = 0
     with keyed, open_store(tmp_path, retain=3) as store:
@@ -125,7 +125,7 @@ def test_two_snapshots_always_in_flight(
 def test_a_store_may_be_restarted_or_rewound_while_files_are_merged(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rewriting_rules, "FAN", 2)
+    monkeypatch.setattr(chain, "FAN", 2)
     keyed, count = filled(backend)
     with keyed, open_store(tmp_path, retain=4) as store:
         checkpoint_id = 0
@@ -153,7 +153,7 @@ def test_a_store_may_be_restarted_or_rewound_while_files_are_merged(
 def test_a_forked_process_removes_nothing(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rewriting_rules, "FAN", 2)
+    monkeypatch.setattr(chain, "FAN", 2)
     keyed, count = filled(backend)
     with keyed, open_store(tmp_path) as store:
         for checkpoint_id in range(12):
@@ -178,7 +178,7 @@ def test_namespaces_in_some_pieces_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random
 ) -> None:
     """A piece whose files know no namespaces is merged beside one whose files do."""
-    monkeypatch.setattr(rewriting_rules, "FAN", 4)
+    monkeypatch.setattr(chain, "FAN", 4)
     monkeypatch.setattr(merged_deltas, "PIECE_ROWS", 5)
     keyed, count = filled("heap")
     with keyed, open_store(tmp_path) as store:
@@ -209,7 +209,7 @@ def test_merging_in_pieces_is_merging_as_a_whole(
     tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(merged_deltas, limit, 50)
-    monkeypatch.setattr(rewriting_rules, "FAN", 2)
+    monkeypatch.setattr(chain, "FAN", 2)
     with create("heap") as keyed, open_store(tmp_path) as store:
         seen = keyed.get_map_state(sb.MapStateDescriptor("seen", int, str))
         tags = keyed.get_list_state(sb.ListStateDescriptor("tags", int))
@@ -238,7 +238,7 @@ def test_merging_in_pieces_is_merging_as_a_whole(
 @needs_proc
 def test_a_restore_from_more_files_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_rows, "_MOST_OPEN", 2)
-    monkeypatch.setattr(rewriting_rules, "FAN", 100)
+    monkeypatch.setattr(chain, "FAN", 100)
     keyed, count = filled("heap")
     with keyed, open_store(tmp_path) as store:
         for checkpoint_id in range(20):

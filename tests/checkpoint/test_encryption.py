@@ -26,7 +26,7 @@ from store_files import commit, write
 import statebackend as sb
 from statebackend.checkpoint import DataWriter, StateSnapshot, StoredFile
 from statebackend.checkpoint.files import PosixFiles
-from statebackend.checkpoint.keyed import rewriting_rules
+from statebackend.checkpoint.keyed import chain
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.encryption import BLOCK
 from statebackend.checkpoint.store.entries import Entry
@@ -198,7 +198,7 @@ def test_a_chain_with_merges_restores_at_any_parallelism(
     tmp_path: Path, backend: str, key_type: Any, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All kinds of state and timers."""
-    monkeypatch.setattr(rewriting_rules, "FAN", 2)
+    monkeypatch.setattr(chain, "FAN", 2)
     merged = 0
     with create(backend, key_type) as keyed, open_store(tmp_path, key_type) as store:
         story = Story(keyed, rng, key_type)

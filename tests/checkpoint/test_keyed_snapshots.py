@@ -16,7 +16,7 @@ from keyed_story import DESCRIPTORS, Story, contents
 import statebackend as sb
 from statebackend.backends.heap import snapshots as heap_snapshots
 from statebackend.checkpoint.format import Op
-from statebackend.checkpoint.keyed import rewriting_rules
+from statebackend.checkpoint.keyed import chain
 from statebackend.checkpoint.keyed import snapshot_files as writing
 from statebackend.keys import VOID
 
@@ -92,8 +92,8 @@ def test_any_history_of_commits_aborts_and_rollbacks_restores_to_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Several in flight, some given up, rolled back to before the last commit, files merged in between."""
-    monkeypatch.setattr(rewriting_rules, "FAN", fan)
-    monkeypatch.setattr(rewriting_rules, "SMALLEST_BASE", smallest_base)
+    monkeypatch.setattr(chain, "FAN", fan)
+    monkeypatch.setattr(chain, "SMALLEST_BASE", smallest_base)
     other = BACKENDS[1 - BACKENDS.index(backend)]
     rewritten = 0
     with create(backend, int) as keyed, open_store(tmp_path, int, retain=3) as store:
@@ -523,7 +523,7 @@ def test_a_chain_of_230_checkpoints_with_merges_in_between(tmp_path: Path, rng: 
                 for backend in BACKENDS:
                     assert restored(backend, int, committed, names=names) == held
     assert merged >= 10
-    assert longest <= 1 + 3 * rewriting_rules.FAN
+    assert longest <= 1 + 3 * chain.FAN
 
 
 def test_one_element_of_a_large_collection_is_written_alone(tmp_path: Path) -> None:

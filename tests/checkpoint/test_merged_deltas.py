@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from statebackend.checkpoint.format import Op
-from statebackend.checkpoint.keyed import rewriting_rules
+from statebackend.checkpoint.keyed import chain
 from statebackend.checkpoint.keyed.merged_deltas import merged
 from statebackend.checkpoint.keyed.merged_rows import applied
 from statebackend.checkpoint.keyed.rows import RANK
@@ -103,7 +103,7 @@ def test_files_are_few_and_written_seldom(rng: random.Random) -> None:
             own = int(size * rng.uniform(0.5, 1.5))
             given += own
             sizes.append(own)
-            run = rewriting_rules.run_to_merge(sizes)
+            run = chain.run_to_merge(sizes)
             if run is not None:
                 made = sum(sizes[at] for at in run)
                 written += made

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statebackend.checkpoint.files.object_input import RangedFile
+from statebackend.checkpoint.files.objects import RangedFile
 
 
 def test_random_reads_are_those_of_the_content(rng: random.Random) -> None:

@@ -12,7 +12,7 @@ from all_backends import BACKENDS
 
 import statebackend as sb
 from statebackend.checkpoint import DataWriter
-from statebackend.checkpoint.keyed import rewriting_rules
+from statebackend.checkpoint.keyed import chain
 
 
 class Host:
@@ -67,7 +67,7 @@ def test_a_long_story(
     tmp_path: Path, backend: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some are aborted, bases are rewritten, batches are rolled back: every commit is whole and as it was."""
-    monkeypatch.setattr(rewriting_rules, "FAN", 2)
+    monkeypatch.setattr(chain, "FAN", 2)
     store = sb.CheckpointStore(tmp_path, retain=1).open_for_writing(key_type="bigint", max_parallelism=8)
     host = Host(backend)
     host.count(list(range(200)))
@@ -112,7 +112,7 @@ def test_a_long_story(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_committed_base_stays(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewriting_rules, "SMALLEST_BASE", 0)
+    monkeypatch.setattr(chain, "SMALLEST_BASE", 0)
     store = sb.CheckpointStore(tmp_path, retain=1).open_for_writing(key_type="bigint", max_parallelism=8)
     host = Host(backend)
     host.count(list(range(100)))

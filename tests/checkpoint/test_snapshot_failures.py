@@ -12,7 +12,7 @@ from all_backends import BACKENDS
 
 import statebackend as sb
 from statebackend.checkpoint.files import PosixCalls
-from statebackend.checkpoint.keyed import rewriting_rules
+from statebackend.checkpoint.keyed import chain
 from statebackend.checkpoint.keyed import snapshot_files as writing
 
 COUNT = sb.ValueStateDescriptor("count", int)
@@ -49,7 +49,7 @@ def data_files(path: Path) -> set[str]:
 
 def with_rewritten_base(backend: str, store: sb.CheckpointStore, monkeypatch: Any) -> tuple[Any, Any, int]:
     """A backend with a base that has been rewritten, which the next snapshot names."""
-    monkeypatch.setattr(rewriting_rules, "SMALLEST_BASE", 0)
+    monkeypatch.setattr(chain, "SMALLEST_BASE", 0)
     keyed, count = filled(backend)
     checkpoint_id = 0
     while keyed._log.rewriting is None:
@@ -114,7 +114,7 @@ def test_an_error_while_writing(tmp_path: Path, backend: str, monkeypatch: pytes
 def test_a_base_that_cannot_be_begun_spoils_no_snapshot(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rewriting_rules, "SMALLEST_BASE", 0)
+    monkeypatch.setattr(chain, "SMALLEST_BASE", 0)
     keyed, count = filled(backend)
     with keyed, open_store(tmp_path) as store:
         begin = store.begin_snapshot
@@ -146,7 +146,7 @@ def test_a_base_that_cannot_be_begun_spoils_no_snapshot(
 def test_nothing_is_merged_while_the_disk_has_no_room(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rewriting_rules, "FAN", 2)
+    monkeypatch.setattr(chain, "FAN", 2)
     room = [1000]
     monkeypatch.setattr(PosixCalls, "free_space", lambda calls, path: room[0])
     keyed, count = filled(backend)
@@ -181,7 +181,7 @@ def test_a_rewritten_base_is_not_built_on_in_another_store(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_stores_in_turn(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each checkpoint is whole in its own store, whichever base was rewritten for which."""
-    monkeypatch.setattr(rewriting_rules, "SMALLEST_BASE", 0)
+    monkeypatch.setattr(chain, "SMALLEST_BASE", 0)
     rng = random.Random(5)
     keyed, count = filled(backend)
     with keyed, open_store(tmp_path / "a") as first, open_store(tmp_path / "b") as second:

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import statebackend as sb
-from statebackend.backends.heap import additions as on_heap
-from statebackend.backends.rocksdb import additions as on_rocksdb
+from statebackend.backends.heap import states as on_heap
+from statebackend.backends.rocksdb import single as on_rocksdb
 from statebackend.state import StateTtlConfig
 from statebackend.testing import ManualClock
 

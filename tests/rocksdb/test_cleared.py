@@ -14,7 +14,7 @@ import pytest
 
 import statebackend as sb
 from statebackend.checkpoint.format import Op, read_data_file
-from statebackend.checkpoint.keyed import rewriting_rules
+from statebackend.checkpoint.keyed import chain
 from statebackend.keys import KeyGroupRange
 from statebackend.state import StateTtlConfig
 from statebackend.testing import ManualClock
@@ -271,7 +271,7 @@ def test_an_aborted_snapshot_passes_its_clears_on(running: Any) -> None:
 def test_deltas_that_are_merged_clear_what_they_cleared(
     running: Any, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rewriting_rules, "FAN", 3)
+    monkeypatch.setattr(chain, "FAN", 3)
     run = running()
     run.fill(20)
     run.take("base")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import statebackend as sb
-from statebackend.backends.rocksdb import folders
-from statebackend.backends.rocksdb.folders import LockedFolder, remove_left_folders
+from statebackend.backends.rocksdb import scratch as folders
+from statebackend.backends.rocksdb.scratch import LockedFolder, remove_left_folders
 from statebackend.errors import StoreError
 
 LIVING = """
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 STARTING = """
 import sys
-from statebackend.backends.rocksdb.folders import LockedFolder, remove_left_folders
+from statebackend.backends.rocksdb.scratch import LockedFolder, remove_left_folders
 import pathlib
 while True:
     remove_left_folders(sys.argv[1])

@@ -22,7 +22,7 @@ from statebackend.backends import create_backend
 from statebackend.backends.rocksdb.native_families import FAMILIES, FORMAT
 from statebackend.checkpoint import DataWriter
 from statebackend.checkpoint.files.objects import ObjectFiles
-from statebackend.checkpoint.keyed import rewriting_rules
+from statebackend.checkpoint.keyed import chain
 from statebackend.errors import BackendUnavailableError, CorruptCheckpointError, StoreError, UsageError
 from statebackend.keys import KeyGroupRange
 from statebackend.state import StateTtlConfig
@@ -97,7 +97,7 @@ def test_a_random_history_restores_into_every_backend(
     tmp_path: Path, local: Path, key_type: Any, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With open batches, rollbacks, aborted snapshots, restarts in place, and bases forced often."""
-    monkeypatch.setattr(rewriting_rules, "SMALLEST_BASE", 20_000)
+    monkeypatch.setattr(chain, "SMALLEST_BASE", 20_000)
     keyed, restarts, seen = create(local, key_type), 0, set()
     try:
         with open_store(tmp_path / "store", key_type) as store:
@@ -232,7 +232,7 @@ def test_two_databases_that_began_with_one_checkpoint_share_no_label_but_its_own
 def test_a_base_in_the_background_names_what_is_there(
     tmp_path: Path, native: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rewriting_rules, "SMALLEST_BASE", 0)
+    monkeypatch.setattr(chain, "SMALLEST_BASE", 0)
     with open_store(tmp_path / "store", retain=1) as store, native() as keyed:
         count = keyed.get_value_state(COUNT)
         texts = keyed.get_value_state(sb.ValueStateDescriptor("texts", str))
@@ -574,7 +574,7 @@ def test_a_checkpoint_of_the_database_that_fails_leaves_no_folder(
 def test_a_background_base_that_is_not_what_was_written_is_given_up(
     tmp_path: Path, native: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rewriting_rules, "SMALLEST_BASE", 0)
+    monkeypatch.setattr(chain, "SMALLEST_BASE", 0)
     add = DataWriter.add
 
     def damaged(writer: Any, path: Any, *given: Any, **options: Any) -> Any:

@@ -18,7 +18,7 @@ from spark_streams import Stream, len_of, spark, stream
 from stream_process import Numbered, input_of
 
 import statebackend as sb
-from statebackend.checkpoint.keyed.rewriting_rules import FAN
+from statebackend.checkpoint.keyed.chain import FAN
 
 __all__ = ["spark", "stream"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

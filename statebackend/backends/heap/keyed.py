@@ -24,8 +24,7 @@ from statebackend.backends.heap.mutations import MutationWatcher
 from statebackend.backends.heap.snapshots import HeapChanges, HeapPoints, HeapView
 from statebackend.backends.heap.state_rows import WrittenState, row_tables
 from statebackend.backends.heap.states import make_state
-from statebackend.backends.heap.timer_rows import WrittenTimers
-from statebackend.backends.heap.timers import HeapTimers
+from statebackend.backends.heap.timers import HeapTimers, WrittenTimers
 from statebackend.checkpoint import CheckpointStore, DataWriter, PendingSnapshot
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import CheckpointedKeyedBackend, ExpiredAt

@@ -28,11 +28,10 @@ from statebackend.backends.rocksdb.figures import figures_of_database, figures_o
 from statebackend.backends.rocksdb.lists import RocksDbListState
 from statebackend.backends.rocksdb.load_rows import load
 from statebackend.backends.rocksdb.maps import RocksDbMapState
-from statebackend.backends.rocksdb.native_base import can_be_native, native_base
+from statebackend.backends.rocksdb.native_base import NativeStates, can_be_native, native_base
 from statebackend.backends.rocksdb.native_families import BY_TIME
 from statebackend.backends.rocksdb.native_rows import open_native_rows
 from statebackend.backends.rocksdb.native_snapshot import NativeSnapshot, snapshot_to_adopt
-from statebackend.backends.rocksdb.native_states import NativeStates
 from statebackend.backends.rocksdb.scratch import Scratch
 from statebackend.backends.rocksdb.settings import Settings
 from statebackend.backends.rocksdb.single import (

@@ -13,9 +13,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 
-from statebackend.checkpoint.keyed.background_files import Patience, has_room, written_and_read_back
 from statebackend.checkpoint.keyed.chain import Chain, Flight, Rewriting
-from statebackend.checkpoint.keyed.merged_deltas import write_merged
+from statebackend.checkpoint.keyed.merged_deltas import (
+    Patience,
+    has_room,
+    write_merged,
+    written_and_read_back,
+)
 from statebackend.checkpoint.keyed.points import Points
 from statebackend.checkpoint.keyed.snapshot_files import Taken
 from statebackend.checkpoint.store.data_files import DataWriter
