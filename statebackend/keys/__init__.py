@@ -29,8 +29,7 @@ from statebackend.keys.run_batch import (
     runs_of_list,
     take_rows,
 )
-from statebackend.keys.time_columns import TimeColumn, time_column
-from statebackend.keys.window_columns import AssignedWindows
+from statebackend.keys.window_columns import AssignedWindows, TimeColumn, time_column
 
 __all__ = [
     "ALL_NAMESPACES",

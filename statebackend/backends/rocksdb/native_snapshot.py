@@ -14,12 +14,55 @@ from statebackend.checkpoint import Checkpoint, StateSnapshot, StoredFile
 from statebackend.checkpoint.keyed import StateDescription
 from statebackend.checkpoint.keyed.native_files import NATIVE, has_native
 from statebackend.checkpoint.keyed.restored_states import check_use, keyed_snapshots
-from statebackend.checkpoint.store.fetching import fetch
+from statebackend.checkpoint.store.checksums import crc32c
+from statebackend.checkpoint.store.data_files import storing
 from statebackend.errors import CorruptCheckpointError
 from statebackend.keys import KeyGroupRange
 from statebackend.types import Type
 
-__all__ = ["SST", "NativeSnapshot", "snapshot_to_adopt"]
+__all__ = ["NativeSnapshot", "SST", "snapshot_to_adopt"]
+
+_CHUNK = 4 << 20
+
+
+def fetch(checkpoint: Checkpoint, file: StoredFile, path: str, *, may_link: bool = False) -> None:
+    """Put the content of a file under a new local path, in plain text. O(bytes).
+
+    With ``may_link`` it is a hard link where that can be: then nobody may write into it.
+    """
+    if may_link and _linked(checkpoint, file, path):
+        checkpoint.verify([file])
+        return
+    checksum = 0
+    with (
+        checkpoint.open_file(file) as source,
+        storing(f"copying {file.name} to {path}"),
+        open(path, "xb") as target,
+    ):
+        while chunk := source.read(_CHUNK):
+            checksum = crc32c(chunk, checksum)
+            target.write(chunk)
+    if checkpoint.encryption is not None:
+        checkpoint.verify([file])  # its checksum is one of what is stored
+    elif checksum != file.checksum:
+        raise CorruptCheckpointError(
+            "a file does not match its checksum",
+            detail=f"{file.name}, checkpoint {checkpoint.id}",
+            hint="latest(intact=True) finds the newest checkpoint that is whole",
+        )
+
+
+def _linked(checkpoint: Checkpoint, file: StoredFile, path: str) -> bool:
+    """Make a hard link, if the store is a folder of this file system, and not encrypted."""
+    address = checkpoint.address(file)
+    if checkpoint.encryption is not None or not os.path.isabs(address):
+        return False
+    try:
+        os.link(address, path)
+    except OSError:  # another file system, or not allowed, or not there: reading it says what is wrong
+        return False
+    return True
+
 
 #: The end of RocksDB's names of files with data. It never changes such a file, and gives no name to two of them.
 SST = ".sst"
