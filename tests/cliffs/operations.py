@@ -345,6 +345,7 @@ OPERATIONS: dict[str, dict[str, Call]] = {
     "folding": _ADDING,
     "backend": {
         "set_current_key": keyed(lambda keyed, world, number: keyed.set_current_key(number % 64)),
+        "each": keyed(lambda keyed, world, number: next(keyed.each([number % 64]))),
         "clear_current_key": keyed(_clear_current_key),
         "current_key": keyed(lambda keyed, world, number: keyed.current_key),
         "set_current_namespace": keyed(_set_current_namespace),
@@ -383,6 +384,7 @@ OPERATIONS: dict[str, dict[str, Call]] = {
         "notify_checkpoint_aborted": keyed(_aborted),
         "undeclared_states": keyed(lambda keyed, world, number: keyed.undeclared_states()),
         "metrics": keyed(lambda keyed, world, number: keyed.metrics()),
+        "counts": keyed(lambda keyed, world, number: keyed.counts()),
     },
     "timers": {
         "register": timers(_register),

@@ -82,7 +82,7 @@ class HeapView(RowSource):
 
     def sections(self) -> Sequence[Section]:
         return [
-            Section(state.name, state.schema, self._batches(state) if has_rows else ())
+            Section(state.name, state.schema, self._batches(state)) if has_rows else state.without_rows
             for state, has_rows in zip(self._states, self._have_rows, strict=True)
         ]
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from statebackend._core.snapshots.changes import changed_entries
 from statebackend._core.snapshots.entry_rows import EntryRows
-from statebackend.checkpoint.format import Op
+from statebackend.checkpoint.format import Op, Section
 from statebackend.checkpoint.keyed import ExpiredAt, state_schema
 from statebackend.checkpoint.keyed.description import value_role
 from statebackend.checkpoint.keyed.rows import stamp_count, without_expired
@@ -148,6 +148,11 @@ class WrittenState:
     def schema(self) -> pa.Schema:
         """The columns of a base file."""
         return self._schema(ops=False)
+
+    @cached_property
+    def without_rows(self) -> Section:
+        """Its section in a base, if it has no rows."""
+        return Section(self.name, self.schema, ())
 
     @cached_property
     def delta_schema(self) -> pa.Schema:
