@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,8 @@ class HeapPoints(Points):
         return self._core.changes_since(point)
 
     def row_counts(self) -> Iterator[int]:
-        return (len(table) for state in self._backend._written_states() for table in state.tables)
+        tables = (state.tables for state in self._backend._written_states())
+        return map(len, itertools.chain.from_iterable(tables))
 
     def is_outgrown(self, point: Point) -> bool:
         changes = self._core.changes_since(point) if point.is_open else 0

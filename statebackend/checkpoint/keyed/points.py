@@ -38,7 +38,7 @@ class Points(ABC):
 
     def holds(self, rows: int) -> bool:
         """Return True if there are about so many rows, or more. Looks at no more tables than it must."""
-        return rows <= 0 or any(found >= rows for found in itertools.accumulate(self.row_counts()))
+        return rows <= 0 or any(map(rows.__le__, itertools.accumulate(self.row_counts())))
 
     def is_outgrown(self, point: Point) -> bool:
         """Return True if keeping what has changed since a point costs more than it can be worth; asked often."""

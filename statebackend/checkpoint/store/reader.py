@@ -245,6 +245,8 @@ class Checkpoint:
 
 
 def _without(snapshot: StateSnapshot, names: frozenset[str]) -> StateSnapshot:
+    if not names:
+        return snapshot
     states = tuple(state for state in snapshot.states if state["name"] not in names)
     return snapshot if len(states) == len(snapshot.states) else replace(snapshot, states=states)
 
