@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import pytest
 from house_tools import ROOT, SOURCES, python_modules, reads_sources
 
 import statebackend as sb
@@ -113,23 +112,26 @@ def real(member: Any, is_method: bool) -> list[tuple[str, str]]:
     return listed
 
 
-@pytest.mark.parametrize("row", member_rows(), ids=lambda row: f"{row.owner}.{row.cell}")
-def test_what_a_table_lists_is_there_with_these_parameters(row: Row) -> None:
-    owner = found(row.owner)
-    name = member_name(row.cell)
+def mistake(row: Row) -> str:
+    """What a row of a table of members says wrongly, or nothing."""
+    owner, name = found(row.owner), member_name(row.cell)
     if row.cell in OPERATORS:
-        assert hasattr(owner, name)
-        return
+        return "" if hasattr(owner, name) else "is not there"
     if isinstance(owner, type) and not hasattr(owner, name):
-        assert re.search(rf"self\.{name}\b[^=\n]* = |^    {name}: ", inspect.getsource(owner), re.M), row.page
-        return
+        source = inspect.getsource(owner)
+        return "" if re.search(rf"self\.{name}\b[^=\n]* = |^    {name}: ", source, re.M) else "is not there"
     static = inspect.getattr_static(owner, name)
     is_method = isinstance(owner, type) and not isinstance(static, (staticmethod, classmethod))
     if "(" not in row.cell:
-        assert not callable(static), f"{row.page}: {row.cell} is a method: show its parameters"
-        return
-    member = getattr(owner, name)
-    assert said(row.cell) == real(member, is_method), row.page
+        return "is a method: show its parameters" if callable(static) else ""
+    parameters = real(getattr(owner, name), is_method)
+    return "" if said(row.cell) == parameters else f"has the parameters {parameters}"
+
+
+def test_what_a_table_lists_is_there_with_these_parameters() -> None:
+    assert {
+        f"{row.page}: {row.owner}.{row.cell}": wrong for row in member_rows() if (wrong := mistake(row))
+    } == {}
 
 
 def public_members(owner: type) -> set[str]:
@@ -144,16 +146,19 @@ def classes_with_members() -> list[str]:
     return sorted(wanted | {name for name in named if isinstance(found(name), type)})
 
 
-@pytest.mark.parametrize("owner", classes_with_members())
-def test_every_public_member_of_a_class_is_listed(owner: str) -> None:
-    listed = {member_name(row.cell) for row in member_rows() if row.owner == owner}
-    assert public_members(found(owner)) - listed - NOT_FOR_USERS.get(owner, set()) == set()
+def test_every_public_member_of_a_class_is_listed() -> None:
+    rows = member_rows()
+    missing = set()
+    for owner in classes_with_members():
+        listed = {member_name(row.cell) for row in rows if row.owner == owner}
+        unlisted = public_members(found(owner)) - listed - NOT_FOR_USERS.get(owner, set())
+        missing |= {f"{owner}.{name}" for name in unlisted}
+    assert missing == set()
 
 
-@pytest.mark.parametrize("name", sb.__all__)
-def test_every_public_name_is_in_the_pages(name: str) -> None:
-    mention = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
-    assert any(mention.search(page.read_text(encoding="utf-8")) for page in PAGES)
+def test_every_public_name_is_in_the_pages() -> None:
+    words = {word for page in PAGES for word in re.findall(r"\w+", page.read_text(encoding="utf-8"))}
+    assert set(sb.__all__) - words == set()
 
 
 def test_the_reference_has_every_public_name_once() -> None:
@@ -176,13 +181,15 @@ def test_the_reference_has_every_public_name_once() -> None:
         assert wanted - set(named) == set()
 
 
-@pytest.mark.parametrize("name", [n for n in sb.__all__ if inspect.isclass(getattr(sb, n))])
-def test_every_public_class_has_a_docstring_with_an_example(name: str) -> None:
+def has_example(name: str) -> bool:
     cls = getattr(sb, name)
     texts = [cls.__doc__ or "", *(getattr(m, "__doc__", "") or "" for m in vars(cls).values())]
     module = inspect.getmodule(cls).__doc__ or ""  # type: ignore[union-attr]
-    assert cls.__doc__
-    assert ">>>" in "".join(texts) or (">>>" in module and name in module)
+    return bool(cls.__doc__) and (">>>" in "".join(texts) or (">>>" in module and name in module))
+
+
+def test_every_public_class_has_a_docstring_with_an_example() -> None:
+    assert [n for n in sb.__all__ if inspect.isclass(getattr(sb, n)) and not has_example(n)] == []
 
 
 # --- error codes
