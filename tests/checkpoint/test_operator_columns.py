@@ -212,6 +212,7 @@ def test_keys_are_taken_and_refused_as_by_the_encoder(sort: str, rng: random.Ran
         assert outcome(lambda: keys.key(2**62)) == outcome(lambda: encoder.decode(2**62))
 
 
+@pytest.mark.sampled(80)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("sort", SORTS)
 def test_columns_of_every_type_and_layout_are_added(sort: str, layout: str, rng: random.Random) -> None:

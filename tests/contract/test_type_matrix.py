@@ -31,6 +31,9 @@ from statebackend.state import (
 every_sort = pytest.mark.parametrize("sort", SORTS)
 every_sort_of_key = pytest.mark.parametrize("sort", SORTS_OF_KEYS)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+#: Each sort in each layout runs in one of the tests of values at least, most days.
+some_values = pytest.mark.sampled(230, of="columns of values")
+some_keys = pytest.mark.sampled(110, of="columns of keys")
 
 
 def listed(rows: list[tuple[int, Any]]) -> dict[int, list[str]]:
@@ -43,6 +46,7 @@ def listed(rows: list[tuple[int, Any]]) -> dict[int, list[str]]:
 # ----------------------------------------------------------------------------------------------- batches
 
 
+@some_values
 @every_layout
 @every_sort
 def test_columns_of_values(keyed: KeyedStateBackend, sort: str, layout: str, rng: random.Random) -> None:
@@ -65,6 +69,7 @@ def test_columns_of_values(keyed: KeyedStateBackend, sort: str, layout: str, rng
     state.update_many([], given.column("plain", []))
 
 
+@some_values
 @every_layout
 @every_sort
 def test_columns_of_elements(keyed: KeyedStateBackend, sort: str, layout: str, rng: random.Random) -> None:
@@ -86,6 +91,7 @@ def test_columns_of_elements(keyed: KeyedStateBackend, sort: str, layout: str, r
         assert texts(state.get()) == texts(given.present[::-1])
 
 
+@some_values
 @every_layout
 @every_sort
 def test_columns_of_map_values(keyed: KeyedStateBackend, sort: str, layout: str, rng: random.Random) -> None:
@@ -101,6 +107,7 @@ def test_columns_of_map_values(keyed: KeyedStateBackend, sort: str, layout: str,
         assert texts(state[place] for place in places[number::3]) == texts(given.values[number::3])
 
 
+@some_keys
 @every_layout
 @every_sort_of_key
 def test_columns_of_map_keys(
@@ -122,6 +129,7 @@ def test_columns_of_map_keys(
     assert_same(backend, texts(state), texts(keys[1:]))
 
 
+@some_keys
 @every_layout
 @every_sort_of_key
 def test_columns_of_keys(make_keyed: MakeKeyed, sort: str, layout: str, rng: random.Random) -> None:

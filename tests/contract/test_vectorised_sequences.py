@@ -227,6 +227,7 @@ def name_of(case: Any) -> str:
     return repr(case)
 
 
+@pytest.mark.sampled(240)
 @pytest.mark.parametrize(("declared", "descriptor"), CASES, ids=name_of)
 def test_calls_one_after_the_other(
     make_keyed: MakeKeyed, declared: t.Type, descriptor: StateDescriptor, rng: random.Random
