@@ -12,12 +12,13 @@ from statebackend.tools.history import rewind, set_time
 from statebackend.tools.map_migration import value_map_to_map_state
 from statebackend.tools.read import read_state
 from statebackend.tools.rewrite import drop_state, rescale
-from statebackend.tools.verification import verify
+from statebackend.tools.verification import repair, verify
 
 __all__ = [
     "bootstrap",
     "drop_state",
     "read_state",
+    "repair",
     "rescale",
     "rewind",
     "savepoint",

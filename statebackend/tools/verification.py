@@ -1,4 +1,4 @@
-"""Reads everything in a store and reports all that is damaged.
+"""Reads everything in a store and reports all that is damaged, and repairs its log.
 
 >>> import tempfile
 >>> from statebackend.checkpoint import CheckpointStore, StateSnapshot
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from statebackend.checkpoint import Checkpoint, CheckpointReader, Metadata, StoredFile
+from statebackend.checkpoint import Checkpoint, CheckpointReader, CheckpointStore, Metadata, StoredFile
 from statebackend.checkpoint.files.layout import METADATA
 from statebackend.checkpoint.format import read_data_file
 from statebackend.checkpoint.store.inventory import Inventory
@@ -29,7 +29,7 @@ from statebackend.checkpoint.store.log_state import Key
 from statebackend.errors import CorruptCheckpointError, StateBackendError, StoreError, UsageError
 from statebackend.tools.progress import Progress
 
-__all__ = ["Problem", "Report", "verify"]
+__all__ = ["Problem", "Repaired", "Report", "repair", "verify"]
 
 #: The kinds of files whose content this library wrote in its own format.
 _OWN_FORMAT = ("base", "delta", "operator")
@@ -61,7 +61,8 @@ class Report(NamedTuple):
 
     #: The ids of the checkpoints that were checked, ascending. Those that were dropped meanwhile are left out.
     checkpoints: list[int]
-    #: The newest checkpoint that is whole; None if there is none, or if the store as a whole cannot be opened.
+    #: The newest checkpoint that is whole; None if there is none, or if the metadata are damaged. If the newest entry
+    #: of the log is damaged, the store can be opened after `repair`, which goes back to this checkpoint.
     newest_intact: int | None
     #: How many files were checked, and their size.
     files: int
@@ -97,13 +98,64 @@ def verify(store: str | os.PathLike[str] | CheckpointReader) -> Report:
     (False, 6)
     >>> for problem in report.problems:
     ...     print(problem.checkpoints, problem.code, problem.message)
-    [7] CORRUPT_CHECKPOINT the file is cut short or damaged at its end (checkpoints/3.json, bytes 0 to 7)
+    [] CORRUPT_CHECKPOINT the file is cut short or damaged at its end (checkpoints/3.json, bytes 0 to 7)
     >>> folder.cleanup()
     """
     inventory = Inventory.of(store)
     if not inventory.exists:
         inventory.open_latest()  # raises the error for a store that is not there
     return _Verification(inventory).report()
+
+
+class Repaired(NamedTuple):
+    """The result of `repair`.
+
+    >>> Repaired(6, []).to
+    6
+    """
+
+    #: The newest checkpoint now; None if the store has none and is not damaged.
+    to: int | None
+    #: The damaged files of the log, which were removed. Empty if there were none.
+    removed: list[str]
+
+
+def repair(store: str | os.PathLike[str] | CheckpointStore) -> Repaired:
+    """Make a store usable whose log is damaged: go back to its newest checkpoint that is whole.
+
+    Use it after `CORRUPT_CHECKPOINT.LOG`, when no copy of the store has the damaged file. The query must not run
+    meanwhile. The batches after that checkpoint are gone from the store, but sinks keep their rows. If Spark delivers
+    these batches again, they run again; if not, the query refuses to go on (`BATCH_GAP`). Reads all files of the newest
+    checkpoint. It changes nothing in a store whose log is whole, or that has no whole checkpoint.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from statebackend.checkpoint import CheckpointStore
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with CheckpointStore(folder.name).open_for_writing() as store:
+    ...     for batch_id in (6, 7):
+    ...         _ = store.commit(batch_id)
+    >>> _ = Path(folder.name, "checkpoints", "3.json").write_bytes(b"damaged")
+    >>> repair(folder.name)
+    Repaired(to=6, removed=['checkpoints/3.json'])
+    >>> CheckpointStore(folder.name).latest()
+    6
+    >>> folder.cleanup()
+    """
+    made = store.unopened() if isinstance(store, CheckpointStore) else CheckpointStore(store)
+    inventory = Inventory.of(made)
+    damaged = inventory.damaged_entries()
+    if not damaged:
+        return Repaired(inventory.latest(), [])
+    newest = inventory.latest(intact=True)
+    if newest is None:
+        raise CorruptCheckpointError(
+            "the store has no whole checkpoint to go back to",
+            detail=made.uri,
+            hint="restore the folder of the store from a copy",
+        )
+    made.repair(newest, damaged)
+    return Repaired(newest, damaged)
 
 
 class _Verification:
@@ -207,7 +259,7 @@ class _Verification:
             files=len(files),
             bytes=sum(files.values()),
             problems=sorted(problems),
-            left_over=[] if unreadable & set(now) else sorted(left_over),
+            left_over=[] if unreadable & set(now) or log.damaged else sorted(left_over),
         )
 
 

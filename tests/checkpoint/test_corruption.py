@@ -64,8 +64,7 @@ def test_any_change_of_a_manifest_is_found(three: Path) -> None:
     for how, changed in changes(content, others):
         path.write_bytes(changed)
         assert refused(lambda: store.open(2), f"checkpoints/{path.name}"), how
-        assert store.latest() == 2
-    assert store.latest(intact=True) == 1
+        assert refused(store.latest, f"checkpoints/{path.name}"), how
     path.write_bytes(content)
     store.open(2).verify()
 
@@ -151,6 +150,7 @@ def test_a_manifest_that_vanishes_while_its_checkpoint_is_read(three: Path) -> N
 def test_nothing_is_removed_while_a_manifest_cannot_be_read(three: Path) -> None:
     """It may name anything. When retention has dropped it, the next open removes what it left."""
     damaged = manifests(three)[-1]
+    CheckpointStore(three, retain=3).open_for_writing().close()  # the newest entry of the log is whole
     damaged.write_bytes(damaged.read_bytes()[:-1])
     (three / "data/1/0-0-delta-left.arrow").write_bytes(b"left over")
     before = {path.name for path in three.glob("data/1/*")}
@@ -283,8 +283,6 @@ def altered(path: tuple[object, ...], value: object) -> bytes:
         (("log", "dropped_states"), [[7, 3]]),
         (("log", "outputs_from"), None),
         (("log", "swept"), -1),
-        (("log", "unknown"), None),
-        (("log", "unknown"), [0]),
         (("log", "more"), 1),
         (("format",), 1),
         (("format",), 3),

@@ -14,7 +14,7 @@ import statebackend as sb
 from statebackend.checkpoint import CheckpointStore, StateSnapshot
 from statebackend.checkpoint.files import PosixFiles
 from statebackend.checkpoint.store.reader import CheckpointReader
-from statebackend.checkpoint.store.sealed import seal
+from statebackend.checkpoint.store.sealed import seal, unseal
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, StoreError, UsageError
 from statebackend.keys import range_for
 
@@ -245,36 +245,33 @@ def test_a_pin_that_comes_after_its_outputs_were_dropped_knows() -> None:
         assert not pin.checkpoint.files
 
 
-def test_a_damaged_entry_that_is_brought_back_counts_though_the_store_was_opened(root: Path) -> None:
+def test_a_damaged_newest_entry_is_refused_until_it_is_brought_back(root: Path) -> None:
     with CheckpointStore(root).open_for_writing() as store:
         commit(store, 7)
         commit(store, 20)
     entry = root / "checkpoints" / "3.json"
     whole = entry.read_bytes()
     entry.write_bytes(b"damaged")
-    CheckpointStore(root).open_for_writing().close()  # a query that is started again, and fails
-    assert CheckpointReader(root).latest(intact=True) == 7
-    CheckpointStore(root).open_for_writing().close()
+    before = sorted(root.rglob("*"))
+    reader, writer = CheckpointReader(root), CheckpointStore(root)
+    for call in (reader.latest, reader.checkpoints, lambda: reader.open(7), writer.open_for_writing):
+        with pytest.raises(
+            CorruptCheckpointError, match=r"newest entry.*3\.json.*sb\.tools\.repair"
+        ) as caught:
+            call()
+        assert caught.value.code == "CORRUPT_CHECKPOINT.LOG"
+    assert sorted(root.rglob("*")) == before
     entry.write_bytes(whole)
     assert CheckpointReader(root).checkpoints() == [7, 20]
-    assert CheckpointReader(root).latest(intact=True) == 20
     with CheckpointStore(root).open_for_writing() as store:
         commit(store, 21)
         assert store.checkpoints() == [20, 21]
 
 
-def test_a_damaged_entry_that_is_removed_is_not_taken_for_none(root: Path) -> None:
+def test_entries_that_a_version_before_0_1_0_found_damaged_are_ignored(root: Path) -> None:
     with CheckpointStore(root).open_for_writing() as store:
         commit(store, 7)
-        commit(store, 8)
-    entry = root / "checkpoints" / "3.json"
-    entry.write_bytes(b"damaged")
-    CheckpointStore(root).open_for_writing().close()
-    entry.unlink()
-    with CheckpointStore(root).open_for_writing() as store:
-        for reader in (CheckpointReader(root), store):
-            with pytest.raises(CorruptCheckpointError):
-                reader.open_latest()
-            assert reader.latest(intact=True) == 7
-    sb.tools.rewind(root, to=7)
-    assert CheckpointReader(root).open_latest().id == 7
+    entry = root / "checkpoints" / "2.json"
+    body = unseal(entry.read_bytes(), entry.name)
+    entry.write_bytes(seal({**body, "log": {**body["log"], "unknown": [1]}}))
+    assert CheckpointReader(root).checkpoints() == [7]

@@ -69,6 +69,7 @@ def test_going_back_to_what_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_a_checkpoint_whose_manifest_is_damaged_can_be_taken_back(tmp_path: Path) -> None:
     committed(tmp_path, 5, 6).close()
+    sb.CheckpointStore(tmp_path).open_for_writing().close()  # the newest entry of the log is whole
     path = tmp_path / "checkpoints/3.json"
     path.write_bytes(path.read_bytes()[:-7])
     rewound = sb.tools.rewind(tmp_path, to=5)
@@ -198,12 +199,11 @@ def test_a_damaged_record_is_found(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[20] ^= 1
     path.write_bytes(content)
-    # What it did cannot be told, so nothing goes on from what was there before it, until somebody decides.
-    for store in (sb.CheckpointStore(tmp_path), sb.CheckpointStore(tmp_path).open_for_writing()):
-        with pytest.raises(sb.CorruptCheckpointError, match=r"checkpoints/5\.json"):
-            store.open_latest()
-        store.close()
-    sb.tools.rewind(tmp_path, to=5)
+    for call in (sb.CheckpointStore(tmp_path).open_latest, sb.CheckpointStore(tmp_path).open_for_writing):
+        with pytest.raises(sb.CorruptCheckpointError, match=r"checkpoints/5\.json") as caught:
+            call()
+        assert caught.value.code == "CORRUPT_CHECKPOINT.LOG"
+    assert sb.tools.repair(tmp_path) == (5, ["checkpoints/5.json"])
     assert sb.CheckpointStore(tmp_path).open_latest().id == 5
 
 

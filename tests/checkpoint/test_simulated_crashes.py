@@ -25,8 +25,10 @@ from store_story import (
 
 from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.files import PosixFiles
+from statebackend.checkpoint.store.inventory import Inventory
 from statebackend.checkpoint.store.reader import CheckpointReader
 from statebackend.errors import CommitConflictError, StateBackendError, StoreError, UsageError
+from statebackend.tools import repair
 
 ROOT = "/disk/made/by/the/store"
 
@@ -105,6 +107,44 @@ def test_killed_twice(rng) -> None:  # type: ignore[no-untyped-def]
             pass
         disk = disk.crash("mixed", seed + 1)
         check_recovery(files_on(disk), listing(disk), again)
+
+
+@pytest.mark.parametrize("policy", ["kept", "lost", "mixed"])
+def test_a_repair_that_is_killed_can_be_repeated(policy: str) -> None:
+    """Killed at each of its calls: then the log is damaged as before, or it is repaired."""
+
+    def damaged() -> Disk:
+        disk, told = new_disk(), Told()
+        store = open_store(files_on(disk))
+        for checkpoint_id in range(3):
+            take(store, checkpoint_id, told)
+        store.close()
+        newest = max(
+            int(name.partition(".")[0]) for name in files_on(disk).names("checkpoints") if ".json" in name
+        )
+        file = disk.file(f"{ROOT}/checkpoints/{newest}.json")
+        file.data[9] ^= 1
+        file.durable = bytes(file.data)
+        return disk
+
+    def repaired(files: PosixFiles) -> None:
+        assert repair(CheckpointStore("/", retain=RETAIN, _files=files)).to == 1
+
+    calls = SimulatedCalls(damaged())
+    repaired(files_on(calls.disk, calls))
+    for at in range(len(calls.made)):
+        disk = damaged()
+        dying = SimulatedCalls(disk, lambda number, name, at=at: "die" if number == at else None)
+        with pytest.raises(Dead):
+            repaired(files_on(disk, dying))
+        disk = disk.crash(policy, at)
+        repaired(files_on(disk))
+        store = open_store(files_on(disk))
+        assert store.latest() == 1
+        take(store, 2, Told(1))
+        store.close()
+        inventory = Inventory.of(CheckpointReader("/", _files=files_on(disk)))
+        assert (inventory.latest(intact=True), inventory.damaged_entries()) == (2, [])
 
 
 # ------------------------------------------------------------------------------------ calls that fail

@@ -38,7 +38,7 @@ WITHOUT_TABLE = {
 }
 #: Public to the backend alone.
 NOT_FOR_USERS = {
-    "sb.CheckpointStore": {"made_whole", "over"},
+    "sb.CheckpointStore": {"made_whole", "over", "repair"},
     "sb.OperatorStateBackend": {"check_open"},
     "sb.BroadcastState": {"contents", "keep", "put_back", "view", "mode"},
 }

@@ -157,7 +157,7 @@ TOTALS = (
 def test_a_job_gives_what_it_gives_in_the_driver_batch_by_batch(
     cluster: Cluster, folder: Callable[..., Path]
 ) -> None:
-    made = {mode: folder(mode, 12) for mode in ("driver", "executors")}
+    made = {mode: folder(mode, 6) for mode in ("driver", "executors")}
     ran = {mode: cluster.ask("run", folder=made[mode], mode=mode, story=True) for mode in made}
     for each in ran.values():
         assert each["error"] is None

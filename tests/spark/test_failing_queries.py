@@ -138,6 +138,7 @@ def in_a_process_of_its_own(request: pytest.FixtureRequest) -> None:
     assert "1 passed" in done.stdout
 
 
+@pytest.mark.sampled(2, of="long queries")
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_memory_and_files_of_the_driver_stay_flat(stream: Stream, request: pytest.FixtureRequest) -> None:
     """Over a thousand batches in the long run, forty otherwise.

@@ -77,7 +77,7 @@ FRAMES = pytest.mark.parametrize(
 
 
 @FRAMES
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_killed_at_every_step(
     tmp_path: Path, options: tuple[str, ...], request: pytest.FixtureRequest, day_rng: random.Random
 ) -> None:

@@ -97,7 +97,7 @@ def run(master: str, mode: str, folder: Path, *checkpoints: str) -> list[str]:
     return lines
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="long queries")
 @pytest.mark.parametrize("mode", ["classic", "connect"])
 def test_executors_are_asked_whether_they_can_read_the_checkpoint(
     master: str, folder: Path, mode: str

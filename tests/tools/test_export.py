@@ -122,6 +122,7 @@ def target(tmp_path: Path) -> Path:
 # ---------------------------------------------------------------------------------------- what is in it
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("key_type", "rows"),
     [(int, 1 << 20), (str, 50), ("struct<a:int,b:string>", 50)],

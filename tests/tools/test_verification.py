@@ -119,9 +119,8 @@ def test_every_file_that_is_damaged_is_named_with_what_needs_it(three: Path, dam
             continue
         if damage == "missing" and path.parent.name == "checkpoints":
             continue  # nothing tells that it was there
-        # What the newest entry did cannot be told when it is damaged: it may have been a commit.
         is_newest = name == f"checkpoints/{newest}.json"
-        needed_by = [8] if is_newest else needing(three, name)
+        needed_by = needing(three, name)
         content = path.read_bytes()
         changed = DAMAGE[damage](content)
         path.unlink() if changed is None else path.write_bytes(changed)
@@ -132,10 +131,10 @@ def test_every_file_that_is_damaged_is_named_with_what_needs_it(three: Path, dam
         assert problem.code == "CORRUPT_CHECKPOINT"
         assert name in problem.message
         assert not report.ok
-        assert report.checkpoints == [5, 6, 7] + [8] * is_newest
+        assert report.checkpoints == [5, 6, 7]
         expected = None if name == "metadata.json" else max({5, 6, 7} - set(needed_by), default=None)
         assert report.newest_intact == expected
-        if name != "metadata.json":
+        if name != "metadata.json" and not is_newest:
             assert report.newest_intact == CheckpointReader(three).latest(intact=True)
         assert report.left_over == []
         path.write_bytes(content)
@@ -351,3 +350,76 @@ def test_while_a_writer_commits_and_retires(root: Path, rng: random.Random) -> N
     keyed.close()
     store.close()
     assert sb.tools.verify(root).ok
+
+
+# ------------------------------------------------------------------------------------------- a damaged log
+
+
+def entries(root: Path) -> list[Path]:
+    return sorted(root.glob("checkpoints/*.json"), key=lambda path: int(path.stem))
+
+
+@pytest.mark.parametrize("newest", ["a commit", "a rewind", "an opening", "two commits"])
+def test_a_damaged_log_is_repaired(three: Path, newest: str) -> None:
+    """The store goes back to the newest whole checkpoint, and its writer goes on from there."""
+    expected = 7
+    with CheckpointStore(three, retain=9).open_for_writing() as store:
+        if "commit" in newest:
+            commit(store, 8, kind="sst")
+        if newest == "two commits":
+            commit(store, 9, kind="sst")
+    if newest == "a rewind":
+        sb.tools.rewind(three, to=6)
+        expected = 6
+    damaged = entries(three)[-1:]
+    if newest == "two commits":
+        damaged = entries(three)[-2:]
+        expected = 6  # the second commit removed the output of 7, which is therefore not whole
+    for path in damaged:
+        path.write_bytes(flipped(path.read_bytes()))
+    for call in (CheckpointStore(three).open_latest, CheckpointStore(three).open_for_writing):
+        with pytest.raises(sb.CorruptCheckpointError) as caught:
+            call()
+        assert caught.value.code == "CORRUPT_CHECKPOINT.LOG"
+    assert sb.tools.verify(three).newest_intact == expected
+    names = [path.relative_to(three).as_posix() for path in damaged]
+    assert sb.tools.repair(three) == (expected, names)
+    assert sb.tools.verify(three).ok
+    assert sb.tools.repair(three) == (expected, [])
+    with CheckpointStore(three, retain=9).open_for_writing() as store:
+        assert store.latest() == expected
+        commit(store, expected + 1, kind="sst")
+    assert sb.tools.verify(three).ok
+
+
+def test_a_repair_passes_over_checkpoints_that_are_damaged_too(three: Path) -> None:
+    with CheckpointStore(three, retain=9).open_for_writing() as store:
+        commit(store, 8, kind="sst")
+    reader = CheckpointReader(three)
+    newer = set(reader.open(7).files) - set(reader.open(6).files)
+    (three / min(newer)).unlink()
+    entries(three)[-1].write_bytes(b"")
+    assert sb.tools.repair(three).to == 6
+    assert CheckpointReader(three).checkpoints() == [5, 6]
+
+
+def test_a_repair_that_cannot_help_changes_nothing(root: Path) -> None:
+    with CheckpointStore(root, retain=1).open_for_writing() as store:
+        commit(store, 0)
+        commit(store, 1)  # checkpoint 0 goes with it
+    entries(root)[-1].write_bytes(b"damaged")
+    before = contents_of(root)
+    with pytest.raises(sb.CorruptCheckpointError, match="no whole checkpoint to go back to"):
+        sb.tools.repair(root)
+    assert contents_of(root) == before
+
+
+def test_a_store_in_use_is_not_repaired(three: Path) -> None:
+    with CheckpointStore(three).open_for_writing() as store:
+        commit(store, 8, kind="sst")
+        entries(three)[-1].write_bytes(b"damaged")
+        before = contents_of(three)
+        with pytest.raises(sb.UsageError) as caught:
+            sb.tools.repair(three)
+        assert caught.value.code == "USAGE.STORE_IN_USE"
+        assert contents_of(three) == before

@@ -22,6 +22,7 @@ from statebackend.checkpoint.store.log import Log, check_same_store, read_entry,
 from statebackend.checkpoint.store.log_state import Key
 from statebackend.checkpoint.store.metadata import Metadata
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
+from statebackend.errors import CorruptCheckpointError
 
 __all__ = ["Inventory"]
 
@@ -58,8 +59,11 @@ class Inventory(CheckpointReader):
         return any(parse_entry_name(name) is not None for name in found)
 
     def log(self) -> Log:
-        """The log, whatever the metadata say."""
-        return read_log(self._files)
+        """The log, whatever the metadata say. If its newest entries are damaged, it ends before them."""
+        return read_log(self._files, over_damage=True)
+
+    def _log(self, metadata: Metadata | None = None) -> Log:
+        return read_log(self._files, metadata, over_damage=True)
 
     def data_files(self) -> set[str]:
         """The names of all data files, named by a manifest or not. Lists every folder of data files."""
@@ -91,6 +95,16 @@ class Inventory(CheckpointReader):
         except FileNotFoundError:
             return  # a checkpoint that was dropped
         check_same_store(entry.store, metadata, name)
+
+    def damaged_entries(self) -> list[str]:
+        """The names of the damaged entries that commit nothing that is kept."""
+        damaged = []
+        for name in self.log().names_of_others():
+            try:
+                self.check_other(name, None)
+            except CorruptCheckpointError:
+                damaged.append(name)
+        return damaged
 
     def open_key(self, key: Key, log: Log, metadata: Metadata | None) -> Checkpoint:
         """Open a checkpoint for its files. Without metadata, nothing is compared with them."""

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from statebackend.checkpoint.files.layout import (
 )
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.entries import Entry
-from statebackend.checkpoint.store.log_state import Key, LogState, Run
+from statebackend.checkpoint.store.log_state import Key, LogState
 from statebackend.checkpoint.store.manifest import LoadParts, Manifest
 from statebackend.checkpoint.store.metadata import Metadata
 from statebackend.errors import CorruptCheckpointError, StoreError
@@ -48,14 +47,13 @@ class Log(NamedTuple):
     sequence: int
     state: LogState
     names: tuple[str, ...]
-    #: Damaged entries that are newer than the newest whole one, or were unknown to it; ``state`` has guesses for them.
+    #: The entries after the newest whole one, which are damaged. Only `sb.tools.repair` and `verify` read such a log.
     damaged: tuple[int, ...] = ()
-    #: The state without the guesses, for a takeover: a damaged entry that is brought back counts then.
-    certain: LogState | None = None
 
     def names_of_others(self) -> list[str]:
         """The names of entries that commit nothing that is kept, oldest first.
 
+        >>> from statebackend.checkpoint.store.log_state import Run
         >>> Log(4, LogState("0" * 32, (Run(7, 4, 1),)), ("4.json", "3.json", "epoch-3")).names_of_others()
         ['checkpoints/3.json']
         """
@@ -64,71 +62,52 @@ class Log(NamedTuple):
         return [name for name in map(entry_name, sequences) if name not in kept]
 
 
-def read_log(files: StoreFiles, metadata: Metadata | None = None) -> Log:
+def read_log(files: StoreFiles, metadata: Metadata | None = None, *, over_damage: bool = False) -> Log:
     """Read the state of a store: lists one folder and reads one small file of it.
 
-    Entries that are damaged, and newer than the newest whole one, count as commits of the next ids: what they hold is
-    not known, but nothing is built on what came before them as if they were not there.
+    If the newest entry is damaged, nobody knows what it did: it may be the commit of a batch. So that is an error, but
+    ``over_damage`` reads the newest entry that is whole.
     """
     for _ in range(_ATTEMPTS):
         names = _listed(files)
         sequences = sorted(each for each in map(parse_entry_name, names) if each is not None)
+        damaged: list[int] = []
         try:
-            state, damaged = _newest_state(files, sequences, metadata)
+            newest = _newest_whole(files, sequences, damaged if over_damage else None)
         except FileNotFoundError:
             continue
-        newest = sequences[-1] if sequences else 0
-        certain = dataclasses.replace(state, unknown=tuple(sorted(damaged)))
-        return Log(newest, _with_damaged(state, sorted(damaged), names), names, certain.unknown, certain)
+        if newest is None:
+            state = LogState(_UNKNOWN if metadata is None else metadata.store)
+        else:
+            check_same_store(newest.store, metadata, newest.name)
+            state = newest.state
+        if damaged:  # they may have dropped what the state still keeps
+            there = set(names)
+            state = state.without([key for key in state.kept if split(key.name)[1] not in there])
+        return Log(sequences[-1] if sequences else 0, state, names, tuple(damaged))
     raise StoreError(
         "the newest entry of the log is always gone when it is read", detail=f"{CHECKPOINTS}, {files.uri}"
     )
 
 
-def _newest_state(
-    files: StoreFiles, sequences: Sequence[int], metadata: Metadata | None
-) -> tuple[LogState, list[int]]:
-    """The state as far as it is certain, and the entries that are damaged, of which any may have come after it."""
-    damaged: list[int] = []
-    newest = _newest_whole(files, sequences, damaged)
-    while newest is not None:
-        check_same_store(newest.store, metadata, newest.name)
-        # Its writer took over without knowing these entries. One that is there now says all that there was.
-        brought_back = _newest_whole(files, newest.state.unknown, damaged, may_be_lost=True)
-        if brought_back is None:
-            return dataclasses.replace(newest.state, unknown=()), damaged
-        newest = brought_back
-    return LogState(_UNKNOWN if metadata is None else metadata.store), damaged
-
-
-def _newest_whole(
-    files: StoreFiles, sequences: Sequence[int], damaged: list[int], *, may_be_lost: bool = False
-) -> Entry | None:
-    """The newest whole entry of some, or None; adds those that are damaged, or lost, and newer to a list."""
+def _newest_whole(files: StoreFiles, sequences: Sequence[int], damaged: list[int] | None) -> Entry | None:
+    """The newest entry, or None if there is none. With a list, damaged ones are added to it, and passed over."""
     for sequence in reversed(sequences):
         try:
             return read_entry(files, entry_name(sequence))
         except CorruptCheckpointError as error:
             if error.code == "CORRUPT_CHECKPOINT.VERSION":
                 raise
-            damaged.append(sequence)
-        except FileNotFoundError:
-            if not may_be_lost:
-                raise
+            if damaged is None:
+                raise CorruptCheckpointError(
+                    f"the newest entry of the log is damaged: {error.message}",
+                    code="CORRUPT_CHECKPOINT.LOG",
+                    detail=f"{error.detail}, {files.uri}",
+                    hint="restore the file from a copy of the store; "
+                    "if there is none, sb.tools.repair(store) goes back to the newest whole checkpoint",
+                ) from error
             damaged.append(sequence)
     return None
-
-
-def _with_damaged(state: LogState, damaged: Sequence[int], names: Sequence[str]) -> LogState:
-    if not damaged:
-        return state
-    there = set(names)
-    state = state.without([key for key in state.kept if split(key.name)[1] not in there])
-    runs = state.runs
-    for sequence in damaged:
-        newest = dataclasses.replace(state, runs=runs).newest
-        runs = (*runs, Run(0 if newest is None else newest.checkpoint_id + 1, sequence, 1))
-    return dataclasses.replace(state, runs=runs)
 
 
 def _listed(files: StoreFiles) -> tuple[str, ...]:

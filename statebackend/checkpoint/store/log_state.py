@@ -156,8 +156,6 @@ class LogState(Checked):
     outputs_from: int = 0
     #: No dropped checkpoint has left a manifest at or before this sequence.
     swept: int = 0
-    #: The entries that were damaged when a writer took over, and that are newer than what is said here.
-    unknown: tuple[int, ...] = ()
 
     def _check(self) -> None:
         match(self.incarnation, STORE_ID, "the incarnation is not 32 hexadecimal digits")
@@ -291,12 +289,13 @@ class LogState(Checked):
             "dropped_states": [list(each) for each in self.dropped_states],
             "outputs_from": self.outputs_from,
             "swept": self.swept,
-            "unknown": list(self.unknown),
+            "unknown": [],
         }
 
     @classmethod
     def from_json(cls, data: object) -> LogState:
         """Read the JSON form, which is part of an entry."""
+        # Versions before 0.1.0 put damaged entries into "unknown".
         names = {"incarnation", "kept", "restarts", "times", "outputs_from", "swept", "unknown"}
         members = members_of(data, "the state of the log", names, {_OLD, "dropped_states"})
         if members.get(_OLD):
@@ -322,9 +321,6 @@ class LogState(Checked):
             dropped_states=tuple(states),
             outputs_from=members["outputs_from"],
             swept=members["swept"],
-            unknown=tuple(
-                integer(each, "an unknown entry", 1) for each in instance(members["unknown"], list, "unknown")
-            ),
         )
 
 

@@ -158,16 +158,25 @@ class LogWriter:
 
     # --- becoming the writer ---
 
-    def open(self, wanted: Metadata, *, refuse_live: bool = False, is_whole_later: bool = False) -> None:
+    def open(
+        self,
+        wanted: Metadata,
+        *,
+        refuse_live: bool = False,
+        is_whole_later: bool = False,
+        over_damage: bool = False,
+    ) -> None:
         """Take the next epoch, and fence every other writer; see `CheckpointStore.open_for_writing`.
 
         With ``is_whole_later``, a new store gets its metadata from `complete`; until then every opening refuses it.
+        With ``over_damage``, a log whose newest entries are damaged is gone on with from the newest whole one.
         """
         existing = read_metadata(self._files)
         if existing is not None:
             if is_whole_later:
                 raise self._is_there()
             check_same_use(existing, wanted, self._files.uri)  # before another writer is disturbed
+            read_log(self._files, existing, over_damage=over_damage)
         elif self._has_log() and read_metadata(self._files) is None:
             # Looked for again: another writer may be making the store.
             raise without_metadata(self._files)
@@ -183,7 +192,7 @@ class LogWriter:
                 else:
                     metadata = existing or self._write_metadata(wanted, epoch)
                 check_same_use(metadata, wanted, self._files.uri)
-                if self._took_over(epoch, metadata):
+                if self._took_over(epoch, metadata, over_damage):
                     return
             except BaseException:
                 self._files.release(epoch)
@@ -204,8 +213,7 @@ class LogWriter:
 
     def _has_log(self) -> bool:
         """Return True if there is anything that only a writer with metadata makes, even if nothing is kept."""
-        log = read_log(self._files)
-        return bool(log.sequence or log.state.kept)
+        return bool(read_log(self._files, over_damage=True).sequence)
 
     def _take_epoch(self, refuse_live: bool) -> int:
         try:
@@ -236,12 +244,12 @@ class LogWriter:
             return existing
         return wanted
 
-    def _took_over(self, epoch: int, metadata: Metadata) -> bool:
+    def _took_over(self, epoch: int, metadata: Metadata, over_damage: bool) -> bool:
         """Become the writer of an epoch that was taken; False if somebody else was quicker."""
-        log = read_log(self._files, metadata)
+        log = read_log(self._files, metadata, over_damage=over_damage)
         if log.sequence >= epoch:
             return False
-        takeover = Entry("takeover", epoch, epoch, metadata.store, log.certain or log.state)
+        takeover = Entry("takeover", epoch, epoch, metadata.store, log.state)
         try:
             with storing(f"writing {takeover.name}"):
                 # Whoever made the metadata may have died before their name was durable, and the log names them.

@@ -16,7 +16,7 @@ from functools import partial
 import pyarrow as pa
 
 from statebackend.checkpoint.files import Place, StoreFiles, open_files, without_secrets
-from statebackend.checkpoint.files.layout import METADATA, entry_name
+from statebackend.checkpoint.files.layout import METADATA
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.encryption import BlockCipher, agreed, check_cipher
@@ -344,8 +344,6 @@ class CheckpointReader:
         log = self._log(metadata)
         committed = {key.checkpoint_id: key for key in log.state.kept}
         if checkpoint_id not in committed:
-            for sequence in log.damaged:
-                read_entry(self._files, entry_name(sequence))  # raises: it may have committed this checkpoint
             there = ", ".join(map(str, committed)) or "none"
             raise UsageError(
                 f"there is no checkpoint {checkpoint_id}",

@@ -190,12 +190,28 @@ class CheckpointStore(CheckpointReader):
                 check_same_use(self._writer.metadata, wanted, self.uri)
                 return self
             self._writer.open(wanted, refuse_live=refuse_live)
-            try:
-                self._begin()
-            except BaseException:
-                self._writer.close()
-                raise
+            self._begin_or_close()
         return self
+
+    def repair(self, to: int, damaged: list[str]) -> None:
+        """Continue from checkpoint ``to`` although the newest entries of the log are damaged; remove those entries.
+
+        `sb.tools.repair` finds both.
+        """
+        with self._lock:
+            self._writer.open(self._wanted(None, None, None), refuse_live=True, over_damage=True)
+            self._begin_or_close()
+            with self:
+                self.rewind(to)
+                with storing("removing damaged entries"):
+                    self._files.retire(damaged, self.epoch)
+
+    def _begin_or_close(self) -> None:
+        try:
+            self._begin()
+        except BaseException:
+            self._writer.close()
+            raise
 
     def _wanted(self, query: str | None, key_type: object, max_parallelism: int | None) -> Metadata:
         return Metadata(
