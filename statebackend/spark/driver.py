@@ -28,10 +28,9 @@ from statebackend.runtime.origin import Identity
 from statebackend.runtime.progress import Figures, Stopwatch, describe
 from statebackend.runtime.start import Beginning, check_beginning
 from statebackend.spark import display
-from statebackend.spark.deliveries import Deliveries
-from statebackend.spark.outputs import Outputs
+from statebackend.spark.deliveries import Deliveries, Outputs
 from statebackend.spark.query_run import SPARKS_FOLDERS, QueryRun, SparkLog, local_folder, shown_location
-from statebackend.spark.reading import Reading
+from statebackend.spark.reading import Reading, Way
 from statebackend.spark.session import (
     Query,
     check_output_names,
@@ -43,7 +42,6 @@ from statebackend.spark.session import (
 )
 from statebackend.spark.shown_errors import shortened
 from statebackend.spark.sinks.calling import SinkContext
-from statebackend.spark.ways import Way
 from statebackend.state import clocks
 
 if TYPE_CHECKING:

@@ -47,9 +47,9 @@ from statebackend.spark.cluster_checks import (
     options_at,
 )
 from statebackend.spark.query_run import QueryRun
+from statebackend.spark.reading import RowsOfBatch, Way
 from statebackend.spark.session import Query, column_types, is_connect, is_set
 from statebackend.spark.ticks import COLUMN as HEARTBEAT
-from statebackend.spark.ways import RowsOfBatch, Way
 from statebackend.types import Type
 
 if TYPE_CHECKING:

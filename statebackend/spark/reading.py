@@ -2,6 +2,11 @@
 
 >>> Reading("files", memory=256 << 20)
 <rows through files, in pieces of 64 MiB>
+
+A `Way` brings the rows to the state; driver mode and executors mode have one each.
+
+>>> sorted(Way.__abstractmethods__)
+['close', 'execution', 'open', 'rows_of', 'unopened']
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import re
 import secrets
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -21,21 +27,66 @@ import pyarrow as pa
 from statebackend.checkpoint import CheckpointReader
 from statebackend.checkpoint.files import local_path
 from statebackend.errors import UsageError
-from statebackend.runtime import Incoming
+from statebackend.runtime import Incoming, Job
 from statebackend.runtime.execution import Execution
-from statebackend.runtime.job import Job
 from statebackend.runtime.local_execution import LocalExecution
 from statebackend.runtime.origin import Identity
 from statebackend.runtime.progress import Figures
 from statebackend.spark.batch_files import BatchFiles, write_batch
 from statebackend.spark.session import arrow_of, runs_here
 from statebackend.spark.ticks import without_heartbeats
-from statebackend.spark.ways import RowsOfBatch, Way
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["FOLDER", "IncomingRows", "Reading"]
+__all__ = ["FOLDER", "IncomingRows", "Reading", "RowsOfBatch", "Way"]
+
+
+class RowsOfBatch(ABC):
+    """The rows of one batch on their way."""
+
+    @abstractmethod
+    def incoming(self, planned: Identity | None, execute: Callable[[], None]) -> Incoming:
+        """What a runner takes; `Incoming` says what ``planned`` and ``execute`` are."""
+
+    @abstractmethod
+    def figures(self) -> Figures:
+        """What there is to say of the way in the progress of the batch, once it has run."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Remove what is left of them on the way. Idempotent."""
+
+
+class Way(ABC):
+    """Decides where state is, and how rows get there. Picklable until it is opened."""
+
+    #: How many files the output of a batch may have.
+    most_files: int = 1
+
+    def check(self, store: CheckpointReader) -> None:  # noqa: B027 - most ways take any store
+        """Raise if rows cannot come this way to a store like this; it is not open yet."""
+
+    @abstractmethod
+    def unopened(self) -> Way:
+        """One for another run of a query."""
+
+    @abstractmethod
+    def execution(self, frame: DataFrame, job: Job) -> Callable[..., Execution]:
+        """What makes the execution of the job for the query of this frame."""
+
+    @abstractmethod
+    def open(self, store: CheckpointReader, frame: DataFrame) -> None:
+        """Get ready for a run of a query, which holds the store."""
+
+    @abstractmethod
+    def rows_of(self, frame: DataFrame, job: Job) -> RowsOfBatch:
+        """The rows of a batch, not yet read."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what `open` has made. Idempotent."""
+
 
 _log = logging.getLogger("statebackend.spark")
 

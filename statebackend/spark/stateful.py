@@ -15,8 +15,7 @@ from statebackend.runtime.progress import Figures
 from statebackend.runtime.start import Beginning
 from statebackend.spark.driver import StatefulBatches
 from statebackend.spark.executors import Scattering
-from statebackend.spark.reading import Reading
-from statebackend.spark.ways import Way
+from statebackend.spark.reading import Reading, Way
 from statebackend.state import StateBackend, clocks
 
 __all__ = ["stateful"]

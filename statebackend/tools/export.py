@@ -32,7 +32,7 @@ from statebackend.keys import KeyGroupRange
 from statebackend.operator_state.restored_contents import operator_snapshots
 from statebackend.operator_state.savepoints import operator_part
 from statebackend.tools.progress import Progress
-from statebackend.tools.saved import pinned_checkpoint
+from statebackend.tools.read import pinned_checkpoint
 from statebackend.tools.snapshot_files import SnapshotFiles
 from statebackend.tools.tables import unreadable
 

@@ -27,7 +27,7 @@ from statebackend.operator_state.savepoints import operator_parts
 from statebackend.runtime.state_names import no_state
 from statebackend.state import MapStateDescriptor
 from statebackend.tools.progress import Progress
-from statebackend.tools.saved import open_saved
+from statebackend.tools.read import open_saved
 from statebackend.tools.tables import map_entries, unreadable
 from statebackend.types import PICKLE
 from statebackend.types.serializers import describe, serializer_for

@@ -43,8 +43,8 @@ from statebackend.checkpoint.format import (
     read_data_file,
     write_data_file,
 )
-from statebackend.checkpoint.keyed.key_group_columns import grouping
 from statebackend.checkpoint.keyed.rows import RANK
+from statebackend.checkpoint.keyed.savepoints import grouping
 from statebackend.errors import StateMigrationError, UsageError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
@@ -52,7 +52,7 @@ from statebackend.runtime.origin import Origin
 from statebackend.runtime.state_names import check_droppable, check_name
 from statebackend.tools.history import writing
 from statebackend.tools.progress import Progress
-from statebackend.tools.saved import open_checkpoint
+from statebackend.tools.read import open_checkpoint
 from statebackend.types import from_config
 
 __all__ = ["drop_state", "rescale"]

@@ -13,19 +13,19 @@ from typing import Any
 import pyarrow as pa
 
 from statebackend.backends.reference.base import ReferenceState
-from statebackend.backends.reference.lists import ReferenceListState
 from statebackend.backends.reference.maps import ReferenceMapState
-from statebackend.backends.reference.single import (
-    ReferenceAggregatingState,
-    ReferenceFoldingState,
-    ReferenceReducingState,
-    ReferenceValueState,
-)
 from statebackend.backends.reference.snapshots import (
     HeldStates,
     ReferencePoints,
     ReferenceRows,
     load,
+)
+from statebackend.backends.reference.states import (
+    ReferenceAggregatingState,
+    ReferenceFoldingState,
+    ReferenceListState,
+    ReferenceReducingState,
+    ReferenceValueState,
 )
 from statebackend.backends.reference.table import Journal, Place
 from statebackend.backends.reference.timer_sets import ReferenceTimers

@@ -5,6 +5,12 @@
 >>> columns = namespace_columns(pa.array(encoded))
 >>> [name for name, _ in columns], encoded_namespaces(dict(columns)).to_pylist() == encoded
 (['namespace'], True)
+
+The compiled core computes the key groups of columns of keys.
+
+>>> from statebackend.types import LONG
+>>> grouping(LONG, 128)(pa.array([-1, 42])).tolist()
+[41, 88]
 """
 
 from __future__ import annotations
@@ -15,10 +21,10 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from statebackend.checkpoint.format import COLUMNS, GroupedBatch, Section
 from statebackend.checkpoint.keyed.description import StateDescription
-from statebackend.checkpoint.keyed.key_group_columns import grouping
 from statebackend.checkpoint.keyed.merged_rows import applied
 from statebackend.checkpoint.keyed.restored_states import PART, RestoredState, RestoredStates
 from statebackend.checkpoint.keyed.stored_rows import StoredRows
@@ -31,6 +37,7 @@ from statebackend.keys import (
     KeyGroupRange,
     TimeWindow,
     encode_namespace,
+    key_encoder,
     readable_namespaces,
 )
 from statebackend.types import Type
@@ -40,6 +47,7 @@ __all__ = [
     "ShownNamespaces",
     "are_whole",
     "encoded_namespaces",
+    "grouping",
     "keyed_part",
     "keyed_parts",
     "namespace_columns",
@@ -47,6 +55,31 @@ __all__ = [
     "with_encoded_namespaces",
     "write_savepoint",
 ]
+
+
+def grouping(key_type: Type, max_parallelism: int) -> Callable[[pa.Array], NDArray[np.uint16]]:
+    """Return the function from keys of a type to their key groups, O(n). Loads the core, which the module does not.
+
+    >>> from statebackend.types import STRING
+    >>> grouping(STRING, 1)(pa.array(["a", "b"])).tolist()
+    [0, 0]
+    """
+    from statebackend._core.key_groups import HashPlan
+
+    encoder = key_encoder(key_type)
+    plan = HashPlan(encoder.hash_plan)
+
+    def found(keys: pa.Array) -> NDArray[np.uint16]:
+        canonical = encoder.encode_many(keys)
+        groups: NDArray[np.uint16]
+        if encoder.kind == "int":
+            groups = plan.key_groups_of_ints(canonical, max_parallelism)
+        else:
+            groups = plan.key_groups_of_bytes(*canonical, max_parallelism)
+        return groups
+
+    return found
+
 
 _BATCH_ROWS = 65_536
 #: If namespaces are shown as text, this column holds their bytes.
