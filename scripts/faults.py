@@ -4,10 +4,10 @@
     .venv/bin/python scripts/faults.py --python 60 --compiled 20 --seed 1 --out build/faults.jsonl
 
 The same seed on the same sources chooses the same faults. Each fault is a changed operator, constant or condition, or a
-statement left out. It is planted in a copy of the sources below ``build/faults``, and the tests of its folder run there
-until one fails, then those of the next folders (`changed_tests.FOLDERS`). A fault that no test catches survives. A line
-of JSON is written for each fault; a run goes on after the last line of its file. Call it after a release build, with
-nothing else running.
+statement left out. It is planted in a copy of the sources below ``build/faults``. There, the test files that name its
+module run until a test fails, and then those of the two nearest folders (`changed_tests.FOLDERS`), but for slow ones. A
+fault that no test catches survives. A line of JSON is written for each fault; a run goes on after the last line of its
+file. Call it after a release build, with nothing else running.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from changed_tests import folders_of
+from changed_tests import folders_of, tests_of
 
 ROOT = Path(__file__).resolve().parent.parent
 COPY = ROOT / "build" / "faults"
@@ -162,9 +162,10 @@ def outcome(fault: Fault, seconds: int) -> str:
     try:
         if path.suffix == ".pyx" and not run(build):
             return "caught by the build"
-        for folder in folders_of(fault.path):
-            if not run([sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", f"tests/{folder}"]):
-                return f"caught by {folder}"
+        naming = sorted(file.relative_to(ROOT).as_posix() for file in tests_of(fault.path))
+        for tests in (naming, *([f"tests/{folder}"] for folder in folders_of(fault.path)[:2])):
+            if not run([sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "-m", "not slow", *tests]):
+                return f"caught by {'those that name it' if tests is naming else tests[0]}"
         return "survived"
     finally:
         path.write_text(original, encoding="utf-8")
