@@ -64,20 +64,6 @@ def test_rows_that_do_not_fit_change_nothing(db: Database) -> None:
     assert len(batch) == 0
 
 
-def test_a_plain_batch_goes_back_to_its_save_points(db: Database) -> None:
-    a = db.column_family("a")
-    batch = WriteBatch(db)
-    batch.put(a, b"1", b"")
-    batch.set_save_point()
-    batch.put(a, b"2", b"")
-    batch.rollback_to_save_point()
-    with pytest.raises(UsageError, match="no save point"):
-        batch.rollback_to_save_point()
-    batch.delete_range(a, b"5", b"6")
-    batch.write()
-    assert contents(db) == [(b"1", b"")]
-
-
 def test_a_batch_that_cannot_be_written_is_kept(db: Database) -> None:
     b = db.create_column_family("b", Options())
     a = db.column_family("a")

@@ -254,7 +254,6 @@ def all_calls(db: Database) -> list[Callable[[], object]]:
         lambda: db.multi_get(a, offsets, keys),
         lambda: db.flush(),
         lambda: db.flush([]),
-        lambda: db.sync_log(),
         lambda: db.compact(a),
         lambda: db.delete_files_in_range(a),
         lambda: db.checkpoint("nowhere"),
@@ -264,7 +263,6 @@ def all_calls(db: Database) -> list[Callable[[], object]]:
         lambda: db.int_property("rocksdb.estimate-num-keys", a),
         lambda: db.statistics(a),
         lambda: db.memory(),
-        lambda: db.sequence_number(),
         lambda: db.column_family("a"),
         lambda: db.column_families(),
         lambda: db.create_column_family("b", Options()),
@@ -280,16 +278,11 @@ def all_calls(db: Database) -> list[Callable[[], object]]:
         lambda: batch.put_many(a, offsets, keys, offsets, keys),
         lambda: batch.merge_many(a, offsets, keys, offsets, keys),
         lambda: batch.delete_many(a, offsets, keys),
-        lambda: batch.set_save_point(),
-        lambda: batch.rollback_to_save_point(),
         lambda: batch.clear(),
         lambda: batch.write(),
         lambda: iterator.seek(b"k"),
         lambda: iterator.seek_to_first(),
-        lambda: iterator.seek_to_last(),
-        lambda: iterator.seek_for_previous(b"k"),
         lambda: iterator.next(),
-        lambda: iterator.previous(),
         lambda: iterator.key(),
         lambda: iterator.value(),
         lambda: iterator.read_many(1),
@@ -408,12 +401,6 @@ assert counts["databases"] == counts["families"] == counts["iterators"] == count
         timeout=900,
     )
     assert int(done.stdout) < 6_000  # kilobytes
-
-
-def test_the_files_of_a_database_are_removed(tmp_path: Path) -> None:
-    open_database(tmp_path / "db").close()
-    database_module.destroy(tmp_path / "db", Options())
-    assert not (tmp_path / "db").exists()
 
 
 def test_a_setting_of_an_open_family_is_changed(db: Database) -> None:

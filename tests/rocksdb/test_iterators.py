@@ -64,21 +64,11 @@ def test_bounds(db: Database, bounds: dict[str, bytes], expected: list[bytes]) -
     iterator = Iterator(db.column_family("a"), **bounds)
     assert [key for key, _ in iterator] == expected
     assert all(value == b"v" + key for key, value in iterator)
-    backwards = []
-    at = iterator.seek_to_last()
-    while at:
-        backwards.append(iterator.key())
-        at = iterator.previous()
-    assert backwards == expected[::-1]
     for target in [b"", b"ab", b"abc", b"abd", b"c", b"\xff", b"\xff\xff\xff"]:
         behind = [key for key in expected if key >= target]
-        before = [key for key in expected if key <= target]
         assert iterator.seek(target) == bool(behind)
         if behind:
             assert iterator.key() == behind[0]
-        assert iterator.seek_for_previous(target) == bool(before)
-        if before:
-            assert iterator.key() == before[-1]
 
 
 def test_successors() -> None:
@@ -103,7 +93,7 @@ def test_an_iterator_sees_its_moment(db: Database) -> None:
 def test_standing_nowhere(db: Database) -> None:
     iterator = Iterator(db.column_family("a"))
     assert not iterator.is_valid
-    assert iterator.next() is iterator.previous() is iterator.seek_to_first() is False
+    assert iterator.next() is iterator.seek_to_first() is False
     for read in (iterator.key, iterator.value):
         with pytest.raises(UsageError, match="stands on no entry"):
             read()

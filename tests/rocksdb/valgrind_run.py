@@ -60,9 +60,6 @@ def use(path: Path) -> None:
     iterator = Iterator(b, prefix=b"1")
     iterator.seek_to_first()
     assert len(iterator.read_many(1_000)[0]) == 101
-    batch.set_save_point()
-    batch.delete(a, b"007")
-    batch.rollback_to_save_point()
     batch.merge(b, b"000", element(1_000, b"last"))
     batch.write()
     clock.now = 250

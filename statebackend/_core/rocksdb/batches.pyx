@@ -126,18 +126,6 @@ cdef class WriteBatch:
         self.database.leave()
         return 0
 
-    def set_save_point(self):
-        """Remember the batch as it is now, on top of what is remembered already."""
-        self.begin()
-        api.writebatch_set_save_point(self.batch)
-
-    def rollback_to_save_point(self):
-        """Take back what was added since the newest save point, and forget that one."""
-        cdef char *error = NULL
-        self.begin()
-        api.writebatch_rollback_to_save_point(self.batch, &error)
-        _check_point(error, self.database)
-
     def clear(self):
         """Forget everything that was added."""
         self.begin()
@@ -159,14 +147,6 @@ cdef class WriteBatch:
         check(error, self.database.where("writing a batch"))
         api.writebatch_clear(self.batch)
         self.database.keep_to_budget()
-
-
-cdef int _check_point(char *error, Database database) except -1:
-    """Raise if there was no save point to roll back to, or if RocksDB could not read its own batch."""
-    if error != NULL and (<bytes>error).startswith(b"NotFound"):
-        api.free(error)
-        raise UsageError("the batch has no save point", code="USAGE.STALE_MARK", detail=database.path)
-    return check(error, database.where("rolling a batch back"))
 
 
 cdef int _check_pairs(const int64_t[::1] key_offsets, const uint8_t[::1] keys, const int64_t[::1] value_offsets,

@@ -546,15 +546,6 @@ cdef class Database:
                 pass
         return 0
 
-    def sync_log(self):
-        """Make everything that was written with the log survive a crash of the machine."""
-        cdef char *error = NULL
-        self.enter()
-        with nogil:
-            api.flush_wal(self.db, True, &error)
-        self.leave()
-        check(error, self.where("syncing the log"))
-
     def compact(self, ColumnFamily family not None, bytes start=None, bytes end=None):
         """Compact the keys from `start` to `end`, all if they are None, on all levels: the filter sees each of them."""
         cdef rocksdb_family_t *handle = self.handle_of(family)
@@ -725,15 +716,6 @@ cdef class Database:
         api.approximate_memory_usage_destroy(usage)
         return found
 
-    def sequence_number(self):
-        """The number of the newest write; each entry of a batch has one."""
-        cdef uint64_t number
-        self.enter()
-        with nogil:
-            number = api.get_latest_sequence_number(self.db)
-        self.leave()
-        return number
-
 
 cdef dict _STATISTICS = {
     "estimated_keys": "estimate-num-keys",
@@ -869,14 +851,3 @@ def families_in(path not None, Options options not None):
     """List the names of the column families of a database that need not be open; none if there is no database."""
     need_library()
     return _existing_families(os.fsdecode(path), options)
-
-
-def destroy(path not None, Options options not None):
-    """Remove the files of a database that is not open, and its folder if nothing else is there."""
-    cdef char *error = NULL
-    cdef bytes encoded = _c_string(os.fsencode(path), "path")
-    cdef const char *folder = encoded
-    need_library()
-    with nogil:
-        api.destroy_db(options.options, folder, &error)
-    check(error, f"removing, database {os.fsdecode(path)}")

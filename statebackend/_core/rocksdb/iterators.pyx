@@ -149,40 +149,6 @@ cdef class Iterator:
         """Go to the first key; returns whether there is one."""
         return self.seek(b"" if self.lower is None else self.lower)
 
-    def seek_for_previous(self, bytes key not None):
-        """Go to the last key that is not above `key`; returns whether there is one."""
-        cdef const char *to = key
-        cdef size_t n = len(key)
-        if self.upper is not None and key >= self.upper:
-            return self.seek_to_last()
-        self.enter()
-        with nogil:
-            api.iter_seek_for_prev(self.link.iterator, to, n)
-            self.settle()
-        self.leave()
-        return self.has_entry
-
-    def seek_to_last(self):
-        """Go to the last key; returns whether there is one."""
-        cdef const char *to = NULL
-        cdef size_t n = 0, found
-        cdef const char *key
-        if self.upper is not None:
-            to, n = self.upper, len(self.upper)
-        self.enter()
-        with nogil:
-            if to == NULL:
-                api.iter_seek_to_last(self.link.iterator)
-            else:
-                api.iter_seek_for_prev(self.link.iterator, to, n)
-                if api.iter_valid(self.link.iterator):
-                    key = api.iter_key(self.link.iterator, &found)
-                    if compare(key, found, to, n) == 0:
-                        api.iter_prev(self.link.iterator)
-            self.settle()
-        self.leave()
-        return self.has_entry
-
     def next(self):
         """Go to the next key; returns whether there is one."""
         if not self.has_entry:
@@ -192,19 +158,6 @@ cdef class Iterator:
         self.enter()
         with nogil:
             api.iter_next(self.link.iterator)
-            self.settle()
-        self.leave()
-        return self.has_entry
-
-    def previous(self):
-        """Go to the key before; returns whether there is one."""
-        if not self.has_entry:
-            self.enter()
-            self.leave()
-            return False
-        self.enter()
-        with nogil:
-            api.iter_prev(self.link.iterator)
             self.settle()
         self.leave()
         return self.has_entry

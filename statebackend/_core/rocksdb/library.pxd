@@ -178,7 +178,6 @@ cdef struct Api:
                                        rocksdb_family_t **families, char **error) noexcept nogil
     void (*close)(rocksdb_t *db) noexcept nogil
     void (*cancel_all_background_work)(rocksdb_t *db, flag_t wait) noexcept nogil
-    void (*destroy_db)(const rocksdb_options_t *options, const char *path, char **error) noexcept nogil
     char **(*list_column_families)(const rocksdb_options_t *options, const char *path, size_t *n,
                                    char **error) noexcept nogil
     void (*list_column_families_destroy)(char **names, size_t n) noexcept nogil
@@ -206,11 +205,8 @@ cdef struct Api:
                                               rocksdb_family_t *family) noexcept nogil
     void (*iter_destroy)(rocksdb_iterator_t *iterator) noexcept nogil
     flag_t (*iter_valid)(const rocksdb_iterator_t *iterator) noexcept nogil
-    void (*iter_seek_to_last)(rocksdb_iterator_t *iterator) noexcept nogil
     void (*iter_seek)(rocksdb_iterator_t *iterator, const char *key, size_t n) noexcept nogil
-    void (*iter_seek_for_prev)(rocksdb_iterator_t *iterator, const char *key, size_t n) noexcept nogil
     void (*iter_next)(rocksdb_iterator_t *iterator) noexcept nogil
-    void (*iter_prev)(rocksdb_iterator_t *iterator) noexcept nogil
     const char *(*iter_key)(const rocksdb_iterator_t *iterator, size_t *n) noexcept nogil
     const char *(*iter_value)(const rocksdb_iterator_t *iterator, size_t *n) noexcept nogil
     void (*iter_get_error)(const rocksdb_iterator_t *iterator, char **error) noexcept nogil
@@ -243,15 +239,12 @@ cdef struct Api:
                                  size_t key_size) noexcept nogil
     void (*writebatch_delete_range_cf)(rocksdb_batch_t *batch, rocksdb_family_t *family, const char *start,
                                        size_t start_size, const char *end, size_t end_size) noexcept nogil
-    void (*writebatch_set_save_point)(rocksdb_batch_t *batch) noexcept nogil
-    void (*writebatch_rollback_to_save_point)(rocksdb_batch_t *batch, char **error) noexcept nogil
 
     # files
     rocksdb_flush_t *(*flushoptions_create)() noexcept nogil
     void (*flushoptions_destroy)(rocksdb_flush_t *options) noexcept nogil
     void (*flush_cfs)(rocksdb_t *db, const rocksdb_flush_t *options, rocksdb_family_t **families, int n,
                       char **error) noexcept nogil
-    void (*flush_wal)(rocksdb_t *db, flag_t sync, char **error) noexcept nogil
     rocksdb_compact_t *(*compactoptions_create)() noexcept nogil
     void (*compactoptions_destroy)(rocksdb_compact_t *options) noexcept nogil
     void (*compactoptions_set_exclusive_manual_compaction)(rocksdb_compact_t *options, flag_t yes) noexcept nogil
@@ -295,7 +288,6 @@ cdef struct Api:
                                     const rocksdb_ingest_t *options, char **error) noexcept nogil
     char *(*property_value_cf)(rocksdb_t *db, rocksdb_family_t *family, const char *name) noexcept nogil
     int (*property_int_cf)(rocksdb_t *db, rocksdb_family_t *family, const char *name, uint64_t *out) noexcept nogil
-    uint64_t (*get_latest_sequence_number)(rocksdb_t *db) noexcept nogil
     rocksdb_wait_t *(*wait_for_compact_options_create)() noexcept nogil
     void (*wait_for_compact_options_destroy)(rocksdb_wait_t *options) noexcept nogil
     void (*wait_for_compact)(rocksdb_t *db, rocksdb_wait_t *options, char **error) noexcept nogil
