@@ -32,6 +32,7 @@ def run(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
 
+@pytest.mark.sampled(1, of="connect")
 def test_state_lives_from_batch_to_batch_and_from_run_to_run(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for n in range(2):

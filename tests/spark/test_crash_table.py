@@ -45,6 +45,7 @@ def connect_outcomes(folder: Path, cells: list[tuple[str, str]]) -> dict[tuple[s
     return {(before, then): shown(outcome) for before, then, outcome in lines}
 
 
+@pytest.mark.sampled(1, of="connect")
 def test_cells_through_connect(
     tmp_path: Path, request: pytest.FixtureRequest, day_rng: random.Random
 ) -> None:

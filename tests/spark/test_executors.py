@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 CLUSTER = "local-cluster[2,3,1024]"
 KINDS = ("host", "task", "executor", "stop")
 #: Each takes a cluster's minute: a run without ``--stress`` has some of them.
-ONE_OF_MANY = pytest.mark.sampled(5, of="clusters")
+ONE_OF_MANY = pytest.mark.sampled(4, of="clusters")
 
 
 @pytest.fixture(autouse=True, scope="module")
