@@ -1,38 +1,95 @@
-"""Time to live: exact expiry, renewal, visibility, per element and per entry."""
+"""Rules of time to live, each once: its configuration, expiry, renewal, visibility, cleanup, merges and marks.
+
+`test_ttl_model` has the same rules as a model, for random use.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import pickle
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from contract.conftest import MakeKeyed, in_order
 
+import statebackend as sb
 from statebackend.errors import UsageError
 from statebackend.keys import VOID
-from statebackend.state import (
-    AggregatingStateDescriptor,
-    FoldingStateDescriptor,
-    KeyedStateBackend,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    StateBackend,
-    ValueStateDescriptor,
-)
-from statebackend.state.ttl import StateTtlConfig
+from statebackend.state import KeyedStateBackend, StateBackend, StateTtlConfig
+from statebackend.state.ttl import MAX_TIMESTAMP, expiration_timestamp, expired, newest_expired
 from statebackend.testing import ManualClock
 from statebackend.types import PICKLE
 
 pytestmark = pytest.mark.checked
 
-ON_READ = StateTtlConfig.UpdateType.OnReadAndWrite
-SHOW = StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
 TTL = 100
+UpdateType = StateTtlConfig.UpdateType
+OnWrite, OnRead = UpdateType.OnCreateAndWrite, UpdateType.OnReadAndWrite
+Visibility = StateTtlConfig.StateVisibility
+Never, Show = Visibility.NeverReturnExpired, Visibility.ReturnExpiredIfNotCleanedUp
+Time = StateTtlConfig.TtlTimeCharacteristic
+
+CLEANUPS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "off": {"cleanup_in_background": False},
+    "often": {"cleanup_incrementally": (1_000, True)},
+    "slowly": {"cleanup_incrementally": (1, False)},
+    "snapshot": {"cleanup_full_snapshot": True, "cleanup_in_background": False},
+    "rocksdb": {"cleanup_in_rocksdb_compact_filter": (10,), "cleanup_in_background": False},
+    "idle": {"cleanup_idle": True, "cleanup_in_background": False},
+}
+
+
+class Kind(NamedTuple):
+    """How a state of one kind is made, written and read: always to hold one text, or nothing."""
+
+    make: Callable[[], Any]
+    write: Callable[[Any, str], None]
+    read: Callable[[Any], Any]
+
+
+def last_of(elements: list[str]) -> str | None:
+    return elements[-1] if elements else None
+
+
+def join(old: str, new: str) -> str:
+    return old + new
+
+
+KINDS = {
+    "value": Kind(lambda: sb.ValueStateDescriptor("s", str), lambda s, v: s.update(v), lambda s: s.value()),
+    "list": Kind(
+        lambda: sb.ListStateDescriptor("s", str), lambda s, v: s.update([v]), lambda s: last_of(s.get())
+    ),
+    "iterated list": Kind(
+        lambda: sb.ListStateDescriptor("s", str), lambda s, v: s.update([v]), lambda s: last_of(list(s))
+    ),
+    "map": Kind(
+        lambda: sb.MapStateDescriptor("s", str, str), lambda s, v: s.put("k", v), lambda s: s.get("k")
+    ),
+    "iterated map": Kind(
+        lambda: sb.MapStateDescriptor("s", str, str),
+        lambda s, v: s.put_all({"k": v}),
+        lambda s: last_of(list(s.values())),
+    ),
+    "reducing": Kind(
+        lambda: sb.ReducingStateDescriptor("s", join, str), lambda s, v: s.add(v), lambda s: s.get()
+    ),
+    "aggregating": Kind(
+        lambda: sb.AggregatingStateDescriptor("s", "max", str), lambda s, v: s.add(v), lambda s: s.get()
+    ),
+    "folding": Kind(
+        lambda: sb.FoldingStateDescriptor("s", "", join, str), lambda s, v: s.add(v), lambda s: s.get()
+    ),
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture
 def keyed(make_keyed: MakeKeyed) -> KeyedStateBackend:
-    return make_keyed()
+    return make_keyed(max_parallelism=4)
 
 
 class At:
@@ -52,98 +109,266 @@ def at(keyed: KeyedStateBackend, clock: ManualClock) -> At:
 
 
 def with_ttl(descriptor: Any, **options: Any) -> Any:
-    if options.get("state_visibility") is SHOW:  # whatever cleanup has not removed yet: let there be none
+    if options.get("state_visibility") is Show:  # whatever cleanup has not removed yet: let there be none
         options["cleanup_in_background"] = False
     return descriptor.enable_time_to_live(StateTtlConfig(TTL, **options))
 
 
-def single(kind: str, **options: Any) -> Any:
-    made = {
-        "value": lambda: ValueStateDescriptor("s", int),
-        "reducing": lambda: ReducingStateDescriptor("s", "sum", int),
-        "aggregating": lambda: AggregatingStateDescriptor("s", "sum", int),
-        "folding": lambda: FoldingStateDescriptor("s", 0, lambda old, new: old + new, int),
-    }[kind]()
-    return with_ttl(made, **options)
+def state_of(keyed: KeyedStateBackend, kind: str, **options: Any) -> Any:
+    return keyed.get_state(with_ttl(KINDS[kind].make(), **options))
 
 
-def write(state: Any, value: int) -> None:
-    state.update(value) if state.descriptor.kind == "value" else state.add(value)
+def write(state: Any, kind: str, value: str) -> None:
+    KINDS[kind].write(state, value)
 
 
-def read(state: Any) -> Any:
-    return state.value() if state.descriptor.kind == "value" else state.get()
+def read(state: Any, kind: str) -> Any:
+    return KINDS[kind].read(state)
 
 
-singles = pytest.mark.parametrize("kind", ["value", "reducing", "aggregating", "folding"])
+# --- configuration ---
 
 
-@singles
-def test_expiry_is_exact(keyed: KeyedStateBackend, at: At, kind: str) -> None:
-    state = keyed.get_state(single(kind))
-    at(0)
-    write(state, 5)
-    at(TTL - 1)
-    assert read(state) == 5
+def test_defaults_are_flinks() -> None:
+    config = StateTtlConfig.new_builder(timedelta(seconds=1)).build()
+    assert config.ttl == 1000
+    assert config.update_type is OnWrite
+    assert config.state_visibility is Never
+    assert config.ttl_time_characteristic is Time.ProcessingTime
+    assert config.incremental_cleanup == (5, False)
+    assert config.rocksdb_cleanup == (1000, 30 * 24 * 3_600_000)
+    assert not config.cleanup_full_snapshot
+    assert not config.cleanup_idle
+    assert config.cleanup_in_background
+
+
+BUILT: list[tuple[Any, dict[str, Any]]] = [
+    (lambda b: b.set_ttl(7), {"ttl": 7}),
+    (lambda b: b.set_update_type(UpdateType.Disabled), {"update_type": UpdateType.Disabled}),
+    (lambda b: b.update_ttl_on_create_and_write(), {"update_type": OnWrite}),
+    (lambda b: b.update_ttl_on_read_and_write(), {"update_type": OnRead}),
+    (lambda b: b.never_return_expired(), {"state_visibility": Never}),
+    (lambda b: b.return_expired_if_not_cleaned_up(), {"state_visibility": Show}),
+    (lambda b: b.set_state_visibility(Show), {"state_visibility": Show}),
+    (lambda b: b.use_processing_time(), {"ttl_time_characteristic": Time.ProcessingTime}),
+    (lambda b: b.set_ttl_time_characteristic(Time.EventTime), {"ttl_time_characteristic": Time.EventTime}),
+    (lambda b: b.cleanup_full_snapshot(), {"cleanup_full_snapshot": True}),
+    (lambda b: b.cleanup_incrementally(9, True), {"cleanup_incrementally": (9, True)}),
+    (lambda b: b.cleanup_in_rocksdb_compact_filter(10), {"cleanup_in_rocksdb_compact_filter": (10,)}),
+    (
+        lambda b: b.cleanup_in_rocksdb_compact_filter(10, periodic_compaction_time=timedelta(days=1)),
+        {"cleanup_in_rocksdb_compact_filter": (10, 24 * 3_600_000)},
+    ),
+    (lambda b: b.disable_cleanup_in_background(), {"cleanup_in_background": False}),
+]
+
+
+@pytest.mark.parametrize(("build", "keywords"), BUILT)
+def test_builder_and_keywords_agree(build: Any, keywords: dict[str, Any]) -> None:
+    builder = StateTtlConfig.new_builder(5)
+    assert build(builder) is builder
+    config = StateTtlConfig(**{"ttl": 5, **keywords})
+    assert builder.build() == config
+    assert hash(builder.build()) == hash(config)
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_what_is_configured_stays_without_background_cleanup() -> None:
+    kept = StateTtlConfig(5, cleanup_in_background=False, cleanup_incrementally=(3, True))
+    assert kept.incremental_cleanup == (3, True)
+    assert kept.rocksdb_cleanup is None
+    assert StateTtlConfig(5, cleanup_in_background=False).incremental_cleanup is None
+
+
+@pytest.mark.parametrize("ttl", [1, np.int64(1), timedelta(milliseconds=1)])
+def test_a_duration_is_milliseconds_or_a_timedelta(ttl: Any) -> None:
+    config = StateTtlConfig(ttl)
+    assert config.ttl == 1
+    assert type(config.ttl) is int
+
+
+BAD_TTL = [0, -1, 1.0, "1 h", True, None, 2**63, timedelta(0), timedelta(-1), timedelta(microseconds=1)]
+DURATION, SIZE = "write a datetime.timedelta", r"\(5, False\)"
+FILTER = "query_time_after_num_entries"
+
+
+@pytest.mark.parametrize(
+    ("keywords", "hint"),
+    [
+        *(({"ttl": ttl}, DURATION) for ttl in BAD_TTL),
+        ({"update_type": "OnReadAndWrite"}, "StateTtlConfig.UpdateType.OnReadAndWrite"),
+        ({"update_type": 1}, "StateTtlConfig.UpdateType.Disabled"),
+        ({"update_type": Never}, "UpdateType"),
+        ({"state_visibility": True}, "StateTtlConfig.StateVisibility.NeverReturnExpired"),
+        ({"ttl_time_characteristic": "EventTime"}, "StateTtlConfig.TtlTimeCharacteristic.EventTime"),
+        ({"cleanup_full_snapshot": 1}, "True or False"),
+        ({"cleanup_in_background": None}, "True or False"),
+        ({"cleanup_idle": "yes"}, "True or False"),
+        ({"cleanup_incrementally": 5}, SIZE),
+        ({"cleanup_incrementally": (0, False)}, SIZE),
+        ({"cleanup_incrementally": (1.5, False)}, SIZE),
+        ({"cleanup_incrementally": (5, 1)}, "True or False"),
+        ({"cleanup_in_rocksdb_compact_filter": 1000}, FILTER),
+        ({"cleanup_in_rocksdb_compact_filter": (0,)}, FILTER),
+        ({"cleanup_in_rocksdb_compact_filter": (1, -1)}, "timedelta"),
+        ({"legacy_timestamp": 1.5}, "milliseconds"),
+        ({"legacy_timestamp": datetime(2024, 1, 1)}, "time zone"),
+    ],
+    ids=repr,
+)
+def test_a_bad_option_is_refused_with_what_to_write(keywords: dict[str, Any], hint: str) -> None:
+    with pytest.raises(UsageError, match=f"Hint: .*{hint}"):
+        StateTtlConfig(**{"ttl": 1, **keywords})
+    if "ttl" in keywords:
+        for builder in (
+            StateTtlConfig.new_builder(**keywords),
+            StateTtlConfig.new_builder(1).set_ttl(**keywords),
+        ):
+            with pytest.raises(UsageError, match=f"Hint: {hint}"):
+                builder.build()
+
+
+def test_a_legacy_timestamp_may_be_a_datetime() -> None:
+    at = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
+    assert StateTtlConfig(1, legacy_timestamp=at).legacy_timestamp == 1000
+
+
+def test_a_config_cannot_be_changed() -> None:
+    config = StateTtlConfig(1)
+    with pytest.raises(AttributeError):
+        config.ttl = 2
+    with pytest.raises(AttributeError):
+        del config.ttl
+
+
+# --- expiry, renewal, visibility ---
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "ttl", "expires"),
+    [
+        (0, 1, 1),
+        (5, 10, 15),
+        (-5, 10, 5),
+        (2**63 - 1, 1, 2**63 - 1),
+        (2**63 - 5, 100, 2**63 - 1),
+        (1, 2**63 - 1, 2**63 - 1),
+        (0, 2**63 - 1, 2**63 - 1),
+        (-(2**63), 2**63 - 1, -1),
+    ],
+)
+def test_expiry_is_clamped(timestamp: int, ttl: int, expires: int) -> None:
+    assert expiration_timestamp(timestamp, ttl) == expires
+    assert not expired(timestamp, ttl, expires - 1)
+    assert expired(timestamp, ttl, expires)
+    assert newest_expired(ttl, expires) >= timestamp > newest_expired(ttl, expires - 1)
+
+
+@each_kind
+@pytest.mark.parametrize("now", [-5, 0, 2**40])
+def test_state_expires_to_the_millisecond(keyed: KeyedStateBackend, at: At, kind: str, now: int) -> None:
+    state = state_of(keyed, kind)
+    at(now)
+    write(state, kind, "x")
+    at(now + TTL - 1)
+    assert read(state, kind) == "x"
     assert list(keyed.keys("s")) == [1]
-    at(TTL)
+    at(now + TTL)
     assert not state.exists()
     assert list(keyed.keys("s")) == []
     assert list(keyed.keys_and_namespaces("s")) == []
     assert keyed.num_entries("s") == 1
-    assert read(state) is None
+    assert read(state, kind) is None
     assert keyed.num_entries("s") == 0
 
 
-@singles
-def test_reads_renew_if_asked_to(keyed: KeyedStateBackend, at: At, kind: str) -> None:
-    for update_type, expected in ((ON_READ, 5), (StateTtlConfig.UpdateType.OnCreateAndWrite, None)):
-        descriptor = single(kind, update_type=update_type)
-        descriptor.name = update_type.name
-        state = keyed.get_state(descriptor)
-        at(0)
-        write(state, 5)
-        at(60)
-        state.exists()
-        keyed.num_entries()
-        assert read(state) == 5
-        at(120)
-        assert read(state) == expected
-        at(160)
-        assert not keyed.get_state(descriptor).exists() or update_type is ON_READ
-        at(219)
-        assert read(state) == expected
-        at(319)
-        assert read(state) is None
+@each_kind
+def test_the_longest_time_to_live_does_not_overflow(keyed: KeyedStateBackend, at: At, kind: str) -> None:
+    config = StateTtlConfig(MAX_TIMESTAMP, cleanup_idle=True)
+    state = keyed.get_state(KINDS[kind].make().enable_time_to_live(config))
+    at(1_000)
+    write(state, kind, "x")
+    at(MAX_TIMESTAMP - 1)
+    assert keyed.advance() == 0
+    assert read(state, kind) == "x"
+    at(MAX_TIMESTAMP, key=2)
+    assert keyed.advance() == 1
+    assert keyed.num_entries() == 0
 
 
-@singles
-def test_expired_may_be_seen_once_if_asked_to(keyed: KeyedStateBackend, at: At, kind: str) -> None:
-    state = keyed.get_state(single(kind, state_visibility=SHOW, update_type=ON_READ))
+@each_kind
+@pytest.mark.parametrize("update", [OnWrite, OnRead], ids=lambda each: each.name)
+def test_reads_renew_if_asked_to(keyed: KeyedStateBackend, at: At, kind: str, update: Any) -> None:
+    state = state_of(keyed, kind, update_type=update)
+    renewed = "x" if update is OnRead else None
     at(0)
-    write(state, 5)
+    write(state, kind, "x")
+    at(60)
+    assert state.exists()
+    assert keyed.num_entries() == 1
+    at(70)
+    assert read(state, kind) == "x"
+    at(TTL + 69)
+    assert read(state, kind) == renewed
+    at(2 * TTL + 68)
+    assert read(state, kind) == renewed
+    at(3 * TTL + 68)
+    assert read(state, kind) is None
+
+
+@each_kind
+def test_expired_state_is_seen_once_if_asked_to(keyed: KeyedStateBackend, at: At, kind: str) -> None:
+    state = state_of(keyed, kind, state_visibility=Show, update_type=OnRead)
+    at(0)
+    write(state, kind, "x")
     at(TTL)
     assert state.exists()
     assert list(keyed.keys("s")) == []
-    assert read(state) == 5
-    assert read(state) is None
+    assert read(state, kind) == "x"
+    assert read(state, kind) is None
     assert not state.exists()
+    assert keyed.num_entries() == 0
 
 
-@singles
-def test_an_expired_value_is_never_merged_into_new_input(keyed: KeyedStateBackend, at: At, kind: str) -> None:
-    state = keyed.get_state(single(kind, state_visibility=SHOW))
-    at(0)
-    write(state, 5)
-    at(TTL)
-    write(state, 7)
-    assert read(state) == 7
+@each_kind
+def test_a_write_is_stamped_anew_and_never_builds_on_what_has_expired(
+    keyed: KeyedStateBackend, at: At, kind: str
+) -> None:
+    state = state_of(keyed, kind, state_visibility=Show)
+    for now in (0, TTL):
+        at(now)
+        write(state, kind, "b" if now == 0 else "a")
+    assert read(state, kind) == "a"
     at(2 * TTL - 1)
-    assert read(state) == 7
+    assert read(state, kind) == "a"
+
+
+@each_kind
+@pytest.mark.parametrize("update", [OnWrite, OnRead], ids=lambda each: each.name)
+def test_state_keeps_its_stamp_when_the_clock_is_set_back(
+    keyed: KeyedStateBackend, at: At, kind: str, update: Any
+) -> None:
+    """What is read or written then has the time of then; what had expired and is still there is seen again."""
+    state = state_of(keyed, kind, update_type=update, cleanup_in_background=False)
+    at(1_000)
+    write(state, kind, "later")
+    at(0)
+    assert read(state, kind) == "later"
+    end = TTL if update is OnRead else 1_000 + TTL
+    at(end - 1)
+    assert state.exists()
+    at(end)
+    assert read(state, kind) is None
+    at(0, key=2)
+    write(state, kind, "earlier")
+    at(TTL, key=2)
+    assert not state.exists()
+    at(TTL - 1, key=2)
+    assert read(state, kind) == "earlier"
 
 
 def test_the_default_is_returned_with_ttl_too(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_value_state(with_ttl(ValueStateDescriptor("s", int, default=9)))
+    state = keyed.get_value_state(with_ttl(sb.ValueStateDescriptor("s", int, default=9)))
     at(0)
     assert state.value() == 9
     state.update(1)
@@ -152,16 +377,16 @@ def test_the_default_is_returned_with_ttl_too(keyed: KeyedStateBackend, at: At) 
 
 
 def test_adding_none_clears_with_ttl_too(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_reducing_state(single("reducing"))
+    state = state_of(keyed, "reducing")
     at(0)
     state.add(None)
-    state.add(1)
+    state.add("x")
     state.add(None)
     assert keyed.num_entries() == 0
 
 
 def test_lists_expire_by_element(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_list_state(with_ttl(ListStateDescriptor("s", int)))
+    state = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("s", int)))
     at(0)
     state.add_all([1, 2])
     at(50)
@@ -176,22 +401,23 @@ def test_lists_expire_by_element(keyed: KeyedStateBackend, at: At) -> None:
     assert keyed.num_entries("s") == 0
 
 
-def test_reading_a_list_renews_what_is_left(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_list_state(with_ttl(ListStateDescriptor("s", int), update_type=ON_READ))
-    at(0)
+@pytest.mark.parametrize("begin", [0, -111], ids=["", "before 1970"])
+def test_reading_a_list_renews_what_is_left(keyed: KeyedStateBackend, at: At, begin: int) -> None:
+    state = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("s", int), update_type=OnRead))
+    at(begin)
     state.add(1)
-    at(50)
+    at(begin + 50)
     state.add(2)
-    at(110)
+    at(begin + 110)
     assert state.get() == [2]
-    at(160)
+    at(begin + 160)
     assert list(state) == [2]
-    at(260)
+    at(begin + 260)
     assert state.get() == []
 
 
 def test_expired_elements_may_be_seen(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_list_state(with_ttl(ListStateDescriptor("s", int), state_visibility=SHOW))
+    state = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("s", int), state_visibility=Show))
     at(0)
     state.add(1)
     at(50)
@@ -204,7 +430,7 @@ def test_expired_elements_may_be_seen(keyed: KeyedStateBackend, at: At) -> None:
 
 
 def test_maps_expire_by_entry(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_map_state(with_ttl(MapStateDescriptor("s", str, int)))
+    state = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("s", str, int)))
     at(0)
     state.put_all({"a": 1, "b": None})
     at(50)
@@ -225,7 +451,7 @@ def test_maps_expire_by_entry(keyed: KeyedStateBackend, at: At) -> None:
 
 
 def test_reading_a_map_renews_what_is_read(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_map_state(with_ttl(MapStateDescriptor("s", str, int), update_type=ON_READ))
+    state = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("s", str, int), update_type=OnRead))
     at(0)
     state.put_all({"a": 1, "b": 2, "c": 3})
     at(60)
@@ -238,7 +464,7 @@ def test_reading_a_map_renews_what_is_read(keyed: KeyedStateBackend, at: At) -> 
 
 
 def test_expired_entries_may_be_seen_once(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_map_state(with_ttl(MapStateDescriptor("s", str, int), state_visibility=SHOW))
+    state = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("s", str, int), state_visibility=Show))
     at(0)
     state.put_all({"a": 1, "b": 2})
     at(TTL)
@@ -247,11 +473,10 @@ def test_expired_entries_may_be_seen_once(keyed: KeyedStateBackend, at: At) -> N
     assert state.get("a") is None
     assert list(state.items()) == [("b", 2)]
     assert state.is_empty()
-    assert keyed.num_entries("s") == 0
 
 
 def test_an_expired_entry_keeps_no_place(keyed: KeyedStateBackend, at: At, backend: StateBackend) -> None:
-    state = keyed.get_map_state(with_ttl(MapStateDescriptor("s", str, int)))
+    state = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("s", str, int)))
     at(0)
     state["a"] = 1
     at(50)
@@ -261,50 +486,91 @@ def test_an_expired_entry_keeps_no_place(keyed: KeyedStateBackend, at: At, backe
     assert list(state.items()) == in_order(backend, [("b", 2), ("a", 3)], [("a", 3), ("b", 2)])
 
 
-def test_reads_that_clean_up_do_not_disturb_iterators(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_map_state(with_ttl(MapStateDescriptor("s", str, int)))
-    at(0)
-    state.put_all({"a": 1, "b": 2})
-    at(50)
-    state.put_all({"c": 3, "d": 4})
+@pytest.mark.parametrize("cleanup", ["default", "often"])
+def test_what_expires_does_not_disturb_iterators(keyed: KeyedStateBackend, at: At, cleanup: str) -> None:
+    names = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("list", int), **CLEANUPS[cleanup]))
+    counts = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("map", int, int), **CLEANUPS[cleanup]))
+    for now in (0, 50):
+        at(now)
+        names.add_all([now, now + 1])
+        counts.put_all({now: 1, now + 1: 2})
     at(TTL)
-    steps = iter(state)
-    assert next(steps) == "c"
-    assert "b" not in state
-    assert list(steps) == ["d"]
+    elements, entries = iter(names), iter(counts.items())
+    seen = [next(elements)], [next(entries)]
+    assert 1 not in counts
+    for key in (2, 1):
+        at(TTL, key)
+        names.get()
+        counts.get(7)
+    assert [*seen[0], *elements] == [50, 51]
+    assert [*seen[1], *entries] == [(50, 1), (51, 2)]
+
+
+def test_vectorised_calls_have_one_now(backend: StateBackend) -> None:
+    class Running:
+        calls = 0
+
+        def now(self) -> int:
+            self.calls += 1
+            return self.calls
+
+    clock = Running()
+    with backend.create_keyed_backend(int, clock=clock) as running:
+        state = running.get_value_state(with_ttl(sb.ValueStateDescriptor("s", int)))
+        state.update_many([1, 2, 3], [1, 2, 3])
+        assert clock.calls == 1
+        assert state.get_many([1, 2, 3]).to_pylist() == [1, 2, 3]
+        assert clock.calls == 2
+        running.set_current_key(1)
+        state.value()
+        state.update(1)
+        assert clock.calls == 3
+
+
+def test_event_time_needs_a_clock_that_is_advanced(backend: StateBackend) -> None:
+    descriptor = with_ttl(sb.ValueStateDescriptor("s", int), ttl_time_characteristic=Time.EventTime)
+    with (
+        backend.create_keyed_backend(int) as keyed,
+        pytest.raises(UsageError, match=r"event time.*'s'.*clock="),
+    ):
+        keyed.get_state(descriptor)
+    with backend.create_keyed_backend(int, clock=ManualClock()) as keyed:
+        keyed.get_state(descriptor)
+
+
+# --- merges and marks ---
 
 
 @pytest.mark.parametrize(
-    ("target_at", "source_at", "expected"), [(0, 50, 7), (50, 0, 5), (50, 60, 12), (0, 0, None)]
+    ("target_at", "source_at", "expected"), [(0, 50, "s"), (50, 0, "t"), (50, 60, "ts"), (0, 0, None)]
 )
-def test_merging_namespaces(
-    keyed: KeyedStateBackend, at: At, target_at: int, source_at: int, expected: int | None
+def test_what_lives_is_merged_and_stamped_with_the_merge(
+    keyed: KeyedStateBackend, at: At, target_at: int, source_at: int, expected: str | None
 ) -> None:
-    descriptor = single("reducing")
-    state = keyed.get_reducing_state(descriptor)
-    for namespace, now, value in (("t", target_at, 5), ("s", source_at, 7)):
+    state = state_of(keyed, "reducing")
+    for namespace, now in (("t", target_at), ("s", source_at)):
         at(now)
         keyed.set_current_namespace(namespace)
-        state.add(value)
+        state.add(namespace)
     at(120)
-    keyed.merge_namespaces(descriptor, "t", ["s"])
+    keyed.merge_namespaces(state.descriptor, "t", ["s", "none"])
+    assert keyed.num_entries() == (expected is not None)
     keyed.set_current_namespace("t")
     assert state.get() == expected
     at(120 + TTL - 1)
-    assert state.get() == expected  # stamped anew by the merge
+    assert state.get() == expected
     at(120 + TTL)
     assert state.get() is None
 
 
 def test_merged_lists_keep_their_timestamps(keyed: KeyedStateBackend, at: At) -> None:
-    descriptor = with_ttl(ListStateDescriptor("s", int))
-    state = keyed.get_list_state(descriptor)
+    state = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("s", int)))
     for namespace, now in (("t", 50), ("s", 0)):
         at(now)
         keyed.set_current_namespace(namespace)
         state.add(now)
     at(60)
-    keyed.merge_namespaces(descriptor, "t", ["s"])
+    keyed.merge_namespaces(state.descriptor, "t", ["s"])
     keyed.set_current_namespace("t")
     assert state.get() == [50, 0]
     at(TTL)
@@ -312,7 +578,7 @@ def test_merged_lists_keep_their_timestamps(keyed: KeyedStateBackend, at: At) ->
 
 
 def test_rollback_returns_timestamps(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_value_state(single("value", update_type=ON_READ))
+    state = keyed.get_value_state(with_ttl(sb.ValueStateDescriptor("s", int), update_type=OnRead))
     at(0)
     state.update(1)
     mark = keyed.mark()
@@ -329,54 +595,142 @@ def test_rollback_returns_timestamps(keyed: KeyedStateBackend, at: At) -> None:
     assert state.value() == 1
 
 
-def test_vectorised_calls_have_one_now(backend: StateBackend) -> None:
-    class Running:
-        calls = 0
+@each_kind
+@pytest.mark.parametrize("cleanup", ["often", "idle"])
+def test_rollback_returns_what_cleanup_has_removed_and_cleanup_finds_it_again(
+    keyed: KeyedStateBackend, at: At, backend: StateBackend, kind: str, cleanup: str
+) -> None:
+    if cleanup == "often" and not backend.cleans_up_incrementally:
+        pytest.skip("the backend defines incremental cleanup as without effect")
+    state = state_of(keyed, kind, **CLEANUPS[cleanup])
+    for key in range(50):
+        at(key, key)
+        write(state, kind, str(key))
 
-        def now(self) -> int:
-            self.calls += 1
-            return self.calls
+    def cleaned(now: int) -> int:
+        at(now, key=99)
+        keyed.advance()
+        read(state, kind)
+        return keyed.num_entries()
 
-    clock = Running()
-    running = backend.create_keyed_backend(int, clock=clock)
-    state = running.get_value_state(single("value"))
-    state.update_many([1, 2, 3], [1, 2, 3])
-    assert clock.calls == 1
-    assert state.get_many([1, 2, 3]).to_pylist() == [1, 2, 3]
-    assert clock.calls == 2
-    running.set_current_key(1)
-    state.value()
-    state.update(1)
-    assert clock.calls == 3
-    running.close()
-
-
-def test_vectorised_reads_expire_and_renew(keyed: KeyedStateBackend, at: At, clock: ManualClock) -> None:
-    state = keyed.get_value_state(single("value", update_type=ON_READ))
-    clock.set(0)
-    state.update_many([1, 2], [1, 2])
-    clock.set(50)
-    assert state.get_many([1]).to_pylist() == [1]
-    clock.set(TTL)
-    assert state.exists_many([1, 2]).to_pylist() == [True, False]
-    assert state.get_many([1, 2]).to_pylist() == [1, None]
-    assert keyed.num_entries() == 1
+    for is_set_back in (False, True, False):
+        mark = keyed.mark()
+        assert cleaned(TTL + 24) == 25
+        keyed.rollback(mark)
+        keyed.release(mark)
+        assert keyed.num_entries() == 50
+        for key in range(50) if is_set_back else ():
+            at(40, key)
+            assert read(state, kind) == str(key)
+    assert cleaned(TTL + 10) == 39
+    assert cleaned(TTL + 24) == 25
 
 
-def test_a_clock_going_backwards(keyed: KeyedStateBackend, at: At) -> None:
-    state = keyed.get_value_state(single("value"))
-    at(1000)
-    state.update(1)
-    at(0)
-    assert state.value() == 1
-    state.update(2)
-    at(TTL)
-    assert state.value() is None
+@pytest.mark.parametrize("read", ["get", "contains", "items"])
+def test_a_read_that_renews_does_not_give_away_what_a_mark_needs(
+    keyed: KeyedStateBackend, at: At, read: str
+) -> None:
+    state = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("m", int, PICKLE), update_type=OnRead))
+    at(1_000)
+    state.put(1, [1, 2])
+    mark = keyed.mark()
+    at(1_050)
+    if read == "contains":
+        assert 1 in state
+    held = dict(state.items())[1] if read == "items" else state.get(1)
+    held.append(99)
+    state.put(1, held)
+    keyed.rollback(mark)
+    at(1_060)
+    assert state.get(1) == [1, 2]
 
 
-def test_idle_state_leaves_memory_in_advance(keyed: KeyedStateBackend, at: At) -> None:
-    idle = with_ttl(MapStateDescriptor("idle", str, int), cleanup_idle=True)
-    kept = with_ttl(ValueStateDescriptor("kept", int))
+# --- cleanup ---
+
+
+def is_incremental(cleanup: str, backend: StateBackend) -> bool:
+    return cleanup in ("default", "often", "slowly") and backend.cleans_up_incrementally
+
+
+@each_kind
+@pytest.mark.parametrize("visibility", [Never, Show], ids=lambda each: each.name)
+@pytest.mark.parametrize("cleanup", CLEANUPS)
+def test_cleanup_removes_all_that_has_expired_and_nothing_else(
+    keyed: KeyedStateBackend, at: At, backend: StateBackend, kind: str, visibility: Any, cleanup: str
+) -> None:
+    config = StateTtlConfig(TTL, state_visibility=visibility, **CLEANUPS[cleanup])
+    state = keyed.get_state(KINDS[kind].make().enable_time_to_live(config))
+    cleans_up = is_incremental(cleanup, backend)
+    for key in range(60):
+        at(key, key)
+        keyed.set_current_namespace("n" if key % 3 else VOID)
+        write(state, kind, str(key))
+    keyed.set_current_namespace(VOID)
+    at(TTL + 29, key=1_000)
+    at_once = 30 if cleanup == "often" and cleans_up else 60
+    assert keyed.num_entries("s") == at_once, "a record cleans up, or only an access"
+    assert keyed.advance(budget=10_000) == (30 if cleanup == "idle" else 0)
+    for _ in range(200):
+        assert read(state, kind) is None
+    assert keyed.num_entries("s") == (30 if cleans_up or cleanup == "idle" else 60)
+    figures = keyed.metrics()["states"]["s"]
+    assert figures["expired_by_cleanup"] == 60 - keyed.num_entries("s")
+    assert figures["expired_on_read"] == 0
+    assert not cleans_up or figures["oldest_timestamp"] == 30
+    keyed.set_current_namespace("n")
+    for key in (key for key in range(60) if key % 3):
+        at(TTL + 29, key)
+        found = read(state, kind)
+        assert found == (str(key) if key >= 30 else None) or (visibility is Show and found == str(key))
+
+
+@each_kind
+@pytest.mark.parametrize("cleanup", ["default", "idle"])
+def test_cleanup_misses_nothing_when_the_clock_is_set_back(
+    keyed: KeyedStateBackend, at: At, backend: StateBackend, kind: str, cleanup: str
+) -> None:
+    state = state_of(keyed, kind, **CLEANUPS[cleanup])
+    for key, now in ((1, 1_000), (2, 0), (3, 500)):
+        at(now, key)
+        write(state, kind, "x")
+        keyed.advance()
+    for now, left in ((500 + TTL, 1), (1_000 + TTL, 0)):
+        at(now, key=4)
+        keyed.advance()
+        for _ in range(200):
+            assert read(state, kind) is None
+        assert keyed.num_entries() == (left if cleanup == "idle" or is_incremental(cleanup, backend) else 3)
+
+
+@pytest.mark.parametrize("cleanup", ["often", "idle"])
+def test_lists_and_maps_expire_in_parts_in_the_background(
+    keyed: KeyedStateBackend, at: At, backend: StateBackend, cleanup: str
+) -> None:
+    if cleanup == "often" and not backend.cleans_up_incrementally:
+        pytest.skip("the backend defines incremental cleanup as without effect")
+    names = keyed.get_list_state(with_ttl(sb.ListStateDescriptor("list", str), **CLEANUPS[cleanup]))
+    counts = keyed.get_map_state(with_ttl(sb.MapStateDescriptor("map", str, int), **CLEANUPS[cleanup]))
+    for now in (0, 50):
+        for key in range(20):
+            at(now, key)
+            names.add_all([f"a{now}", f"b{now}"])
+            counts.put_all({f"a{now}": 1, f"b{now}": 2})
+    at(TTL, key=99)
+    removed = keyed.advance()
+    names.get(), counts.get("x")
+    assert removed == (20 + 40 if cleanup == "idle" else 0)
+    assert keyed.metrics()["states"]["list"]["expired_by_cleanup"] == 20
+    assert keyed.metrics()["states"]["map"]["expired_by_cleanup"] == 40
+    assert keyed.num_entries() == 40
+    for key in range(20):
+        keyed.set_current_key(key)
+        assert names.get() == ["a50", "b50"]
+        assert dict(counts.items()) == {"a50": 1, "b50": 2}
+
+
+def test_idle_state_leaves_memory_in_advance_within_its_budget(keyed: KeyedStateBackend, at: At) -> None:
+    idle = with_ttl(sb.MapStateDescriptor("idle", str, int), cleanup_idle=True)
+    kept = with_ttl(sb.ValueStateDescriptor("kept", int))
     counts, value = keyed.get_map_state(idle), keyed.get_value_state(kept)
     for key in (1, 2, 3):
         at(key, key)
@@ -397,46 +751,44 @@ def test_idle_state_leaves_memory_in_advance(keyed: KeyedStateBackend, at: At) -
     assert keyed.current_key == 9
 
 
-def test_event_time_needs_a_clock_that_is_advanced(backend: StateBackend) -> None:
-    descriptor = with_ttl(
-        ValueStateDescriptor("s", int),
-        ttl_time_characteristic=StateTtlConfig.TtlTimeCharacteristic.EventTime,
-    )
-    with (
-        backend.create_keyed_backend(int) as keyed,
-        pytest.raises(UsageError, match=r"event time.*'s'.*clock="),
-    ):
-        keyed.get_state(descriptor)
-    with backend.create_keyed_backend(int, clock=ManualClock()) as keyed:
-        keyed.get_state(descriptor)
+@pytest.mark.usefixtures("incremental_cleanup")
+def test_cleanup_for_every_record_needs_no_access(make_keyed: MakeKeyed, clock: ManualClock) -> None:
+    for for_every_record, left in ((True, 0), (False, 40)):
+        keyed = make_keyed(max_parallelism=4)
+        state = state_of(keyed, "value", cleanup_incrementally=(5, for_every_record))
+        for now in (0, TTL):
+            clock.set(now)
+            for key in range(40):
+                keyed.set_current_key(key)
+                if now == 0:
+                    state.update("x")
+        assert keyed.num_entries() == left
 
 
-@pytest.mark.parametrize("read", ["get", "contains", "items"])
-def test_a_read_that_renews_does_not_give_away_what_a_mark_needs(
-    keyed: KeyedStateBackend, at: At, read: str
-) -> None:
-    config = StateTtlConfig(TTL, update_type=ON_READ)
-    state = keyed.get_map_state(MapStateDescriptor("m", int, PICKLE).enable_time_to_live(config))
-    at(1_000)
-    state.put(1, [1, 2])
-    mark = keyed.mark()
-    at(1_050)
-    if read == "contains":
-        assert 1 in state
-    held = dict(state.items())[1] if read == "items" else state.get(1)
-    held.append(99)
-    state.put(1, held)
-    keyed.rollback(mark)
-    at(1_060)
-    assert state.get(1) == [1, 2]
+@pytest.mark.usefixtures("incremental_cleanup")
+def test_a_step_of_cleanup_is_bounded(make_keyed: MakeKeyed, clock: ManualClock) -> None:
+    keyed = make_keyed(max_parallelism=1)
+    state = state_of(keyed, "value", cleanup_incrementally=(5, False))
+    clock.set(0)
+    state.update_many(range(1_000), ["x"] * 1_000)
+    clock.set(TTL)
+    keyed.set_current_key(10_000)
+    for _ in range(40):
+        before = keyed.num_entries()
+        state.value()
+        assert 0 <= before - keyed.num_entries() <= 5
+    assert keyed.num_entries() <= 1_000 - 100
 
 
-def test_a_list_is_renewed_at_any_time(keyed: KeyedStateBackend, at: At) -> None:
-    """Also one millisecond before 1970."""
-    state = keyed.get_list_state(with_ttl(ListStateDescriptor("s", int), update_type=ON_READ))
-    at(-50)
-    state.add(7)
-    at(-1)
-    assert list(state.get()) == [7]
-    at(TTL - 10)
-    assert list(state.get()) == [7]
+@pytest.mark.usefixtures("incremental_cleanup")
+def test_vectorised_calls_clean_up_for_each_of_their_rows(make_keyed: MakeKeyed, clock: ManualClock) -> None:
+    keyed = make_keyed(max_parallelism=1)
+    state = state_of(keyed, "value")
+    clock.set(0)
+    state.update_many(range(1_000), ["x"] * 1_000)
+    clock.set(TTL)
+    state.update_many([5_000, 5_001, 5_002, 5_003], ["y"] * 4)
+    assert 1_000 - 20 + 4 <= keyed.num_entries() < 1_004
+    for _ in range(4):
+        state.get_many(range(10_000, 10_100))
+    assert keyed.num_entries() == 4

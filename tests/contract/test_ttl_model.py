@@ -1,20 +1,22 @@
 """Random use of state with a time to live, in every combination of the options, against a model.
 
 The model is written from the rules alone. It holds each part (a value, a list element, a map entry) with its stamp and
-says what a call may give. Between any two steps the backend may be started anew: from a full checkpoint, a delta or a
-savepoint, as this backend or as another one, with this duration or another one.
+says what a call may give. State is wide (many keys with few parts) or deep (few keys with many). Between any two steps
+the backend may be started anew: from a full checkpoint, a delta or a savepoint, as this backend or as another one, with
+this duration or another one. Iterators and snapshots stay open over the steps.
 """
 
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from contract.ttl_samples import CLEANUPS, TTL, OnRead, OnWrite, Show
+from contract.test_ttl import CLEANUPS, TTL, OnRead, OnWrite, Show
 
 from statebackend.backends import create_backend
 from statebackend.checkpoint import CheckpointStore
@@ -30,17 +32,41 @@ from statebackend.state import (
 )
 from statebackend.state.ttl import StateTtlConfig, expired
 from statebackend.testing import ManualClock
+from statebackend.types import PICKLE
 
 #: What removes nothing but what a read finds, as these backends have no compaction filter.
 EXACT = ("off", "rocksdb")
 
 pytestmark = [pytest.mark.checked, pytest.mark.usefixtures("no_fsync")]
 
-KEYS = [f"k{number}" * (1 + number % 3) for number in range(9)]
-MAP_KEYS = ["", "a", "b", "é" * 20]
 TEXTS = ["", "x", "yy", "z" * 60]
 NUMBERS = range(-20, 20)
 NAMESPACES = [VOID, VOID, "n", 7]
+
+
+class Shape(NamedTuple):
+    """Where a programme writes, how many parts at once, and how time goes on between its steps."""
+
+    keys: list[str]
+    map_keys: list[str]
+    bursts: list[int]
+    pauses: list[int]
+
+
+SHAPES = {
+    "wide": Shape(
+        [f"k{number}" * (1 + number % 3) for number in range(9)],
+        ["", "a", "b", "é" * 20],
+        [1, 1, 3],
+        [0, 1, 1, TTL // 2, TTL - 1, TTL],
+    ),
+    "deep": Shape(
+        ["k", "k", "k", "kk"],
+        [f"key {number}" for number in range(80)],
+        [1, 3, 30],
+        [0, 1, 1, 3, 10, TTL // 2, TTL],
+    ),
+}
 
 
 class Kind(NamedTuple):
@@ -54,6 +80,10 @@ class Kind(NamedTuple):
     shown: Callable[[Any], Any] = lambda stored: stored
 
 
+def fold(old: int, new: int) -> int:
+    return (2 * old + new) % 1_000_003
+
+
 def plus(old: Any, new: Any) -> Any:
     return new if old is None else old + new
 
@@ -63,6 +93,9 @@ KINDS = {
     "text": Kind(lambda: ValueStateDescriptor("s", str), TEXTS),
     "list": Kind(lambda: ListStateDescriptor("s", int), NUMBERS, merged=plus),
     "list of texts": Kind(lambda: ListStateDescriptor("s", str), TEXTS, merged=plus),
+    "list of objects": Kind(
+        lambda: ListStateDescriptor("s", PICKLE), [[number] for number in NUMBERS], merged=plus
+    ),
     "map": Kind(lambda: MapStateDescriptor("s", str, int), NUMBERS),
     "map of texts": Kind(lambda: MapStateDescriptor("s", str, str), TEXTS),
     "sum": Kind(lambda: ReducingStateDescriptor("s", "sum", int), NUMBERS, plus, plus),
@@ -75,9 +108,7 @@ KINDS = {
         lambda stored: stored[0] / stored[1],
     ),
     "fold": Kind(
-        lambda: FoldingStateDescriptor("s", 0, lambda old, new: 2 * old + new, int),
-        NUMBERS,
-        lambda old, new: 2 * (old or 0) + new,
+        lambda: FoldingStateDescriptor("s", 0, fold, int), NUMBERS, lambda old, new: fold(old or 0, new)
     ),
 }
 
@@ -132,12 +163,18 @@ class Model:
             old = next((part.value for part in self.alive(at, now)), None)
             self.put(at, [Part(None, self.kind.added(old, value), now)])
 
+    def shown(self, at: Any, keys: Iterable[Any] | None, now: int) -> list[Any]:
+        """What a read of everything, or of some map keys, gives; what has expired may have been cleaned up."""
+        read = [part for part in self.parts.get(at, []) if keys is None or part.key in keys]
+        visible = [part for part in read if self.shows or self.is_alive(part, now)]
+        return [(part.key, self.kind.shown(part.value)) for part in visible]
+
     def check_read(self, at: Any, keys: Iterable[Any] | None, now: int, found: list[Any]) -> None:
-        """What a read of everything, or of some map keys, gave; and what it does."""
+        """What a read gave; and what it does."""
         there = self.parts.get(at, [])
         read = [part for part in there if keys is None or part.key in keys]
         alive = [part for part in read if self.is_alive(part, now)]
-        self.check(found, read, alive)
+        self.check(found, self.shown(at, keys, now), alive)
         renewed = [part._replace(stamp=now) if self.refreshes else part for part in alive]
         if self.of == "list":
             if not alive or self.refreshes:
@@ -149,15 +186,14 @@ class Model:
         ]
         self.put(at, left)
 
-    def check(self, found: list[Any], read: list[Part], alive: list[Part]) -> None:
-        shown = [(part.key, self.kind.shown(part.value)) for part in (read if self.shows else alive)]
+    def check(self, found: list[Any], shown: list[Any], alive: list[Part]) -> None:
         if self.is_exact or not self.shows:
             assert found == shown
             return
         # What has expired may have been cleaned up, part by part.
         rest = iter(shown)
         assert all(each in rest for each in found)
-        assert {(part.key, self.kind.shown(part.value)) for part in alive} <= set(found)
+        assert all((part.key, self.kind.shown(part.value)) in found for part in alive)
 
     def merge(self, key: Any, target: Any, sources: list[Any], now: int) -> None:
         found = [parts for parts in (self.parts.pop((key, each), None) for each in sources) if parts]
@@ -178,13 +214,37 @@ class Model:
         return [Part(None, self.kind.merged(*both) if len(both) == 2 else both[0], now)] if both else []
 
 
+class Iteration:
+    """An open iterator of a list, of which ``rest`` comes, or of a map, of which ``rest`` are the keys to come."""
+
+    def __init__(self, at: Any, steps: Iterator[Any], rest: list[Any]) -> None:
+        self.at, self.steps, self.rest = at, steps, rest
+        #: Something else was put there, or removed: it may go on or say so; where something lives it must say so.
+        self.is_stale = self.must_say_so = False
+
+    def step(self) -> tuple[str, Any]:
+        try:
+            return "next", next(self.steps)
+        except StopIteration:
+            return "end", None
+        except RuntimeError:
+            return "changed", None
+
+
 class Driver:
     """Does the same to a backend and to the model."""
 
     def __init__(
-        self, backend: StateBackend, folder: Path, name: str, options: dict[str, Any], rng: random.Random
+        self,
+        backend: StateBackend,
+        folder: Path,
+        name: str,
+        shape: str,
+        options: dict[str, Any],
+        rng: random.Random,
     ) -> None:
         self.rng, self.folder, self.options, self.kind = rng, folder, options, KINDS[name]
+        self.shape = SHAPES[shape]
         self.cleanup = options["cleanup"]
         self.ttl = TTL
         self.clock = ManualClock(rng.choice([0, -1_000, 10**12, 10**18 - 10**6]))
@@ -195,8 +255,13 @@ class Driver:
         self.numbers = itertools.count()
         self.model = Model(self.kind, self.config, is_exact=self.cleanup in EXACT)
         self.marks: list[Any] = []
+        self.iterations: list[Iteration] = []
+        self.views: list[tuple[Any, list[Any]]] = []
         self.start(backend)
-        self.key, self.namespace, self.now = KEYS[0], VOID, 0
+        # Most of what there is stays as it is, so that deltas are written.
+        others = self.keyed.get_value_state(ValueStateDescriptor("others", int))
+        others.update_many([f"other {number}" for number in range(100)], range(100))
+        self.key, self.namespace, self.now = self.shape.keys[0], VOID, 0
         self.set_key()
 
     @property
@@ -208,10 +273,10 @@ class Driver:
         return self.kind.make().enable_time_to_live(self.config)
 
     def start(self, backend: StateBackend, restore: Any = ()) -> None:
-        self.keyed = backend.create_keyed_backend(
+        self.keyed: Any = backend.create_keyed_backend(
             str, max_parallelism=self.max_parallelism, clock=self.clock, restore=restore
         )
-        self.state = self.keyed.get_state(self.descriptor())
+        self.state: Any = self.keyed.get_state(self.descriptor())
         self.model.keep_sorted(not backend.keeps_insertion_order)
         # What compactions and merges remove nobody knows; and it does not come back.
         self.model.is_exact &= self.cleanup != "rocksdb" or not backend.cleans_up_in_compactions
@@ -229,6 +294,10 @@ class Driver:
             (self.write, 6),
             (self.read, 6),
             (self.clear, 1),
+            (self.replace, 1),
+            (self.begin_to_iterate, 2),
+            (self.iterate, 4),
+            (self.take_or_end_snapshot, 1),
             (self.write_many, 2),
             (self.read_many, 2),
             (self.look, 2),
@@ -239,6 +308,12 @@ class Driver:
             (self.restart, 1),
         ]
         self.rng.choices([each for each, _ in steps], [weight for _, weight in steps])[0]()
+        for table in self.tables():
+            table._check()
+
+    def tables(self) -> list[Any]:
+        """Those of the compiled maps, where the backend has some."""
+        return list(self.state._tables()) if hasattr(self.keyed, "core") else []
 
     def set_key(self) -> None:
         self.keyed.set_current_key(self.key)
@@ -246,8 +321,10 @@ class Driver:
         self.now = self.clock.now()
 
     def let_time_pass(self) -> None:
-        self.clock.advance(self.rng.choice([0, 1, 1, TTL // 2, TTL - 1, TTL]))
-        self.key = self.rng.choice(KEYS)
+        # What was cleaned up does not come back when the clock is set back.
+        back = [-5] if self.cleanup == "off" else []
+        self.clock.advance(self.rng.choice([*self.shape.pauses, *back]))
+        self.key = self.rng.choice(self.shape.keys)
         self.set_key()
 
     def set_namespace(self) -> None:
@@ -255,15 +332,45 @@ class Driver:
         self.keyed.set_current_namespace(self.namespace)
 
     def write(self) -> None:
-        for _ in range(self.rng.choice([1, 1, 3])):
-            key, value = self.rng.choice(MAP_KEYS), self.rng.choice(self.kind.values)
+        for _ in range(self.rng.choice(self.shape.bursts)):
+            if self.rng.random() < 0.3:
+                self.clock.advance(1)
+                self.set_key()
+            key, value = self.rng.choice(self.shape.map_keys), self.rng.choice(self.kind.values)
+            if self.model.of == "map" and self.rng.random() < 0.2:
+                self.state.remove(key)
+                there = self.model.parts.get(self.at, [])
+                gone = [part for part in there if part.key == key]
+                if gone:
+                    self.now_stale(self.at, [part for part in gone if self.model.is_alive(part, self.now)])
+                self.model.put(self.at, [part for part in there if part not in gone])
+                continue
             if self.model.of == "map":
                 self.state.put(key, value)
             elif self.model.of == "value":
                 self.state.update(value)
             else:
                 self.state.add(value)
-            self.model.write(self.at, key, value, self.now)
+            self.written(self.at, key, value, self.now)
+
+    def written(self, at: Any, key: Any, value: Any, now: int) -> None:
+        alive = self.model.alive(at, now)
+        if self.model.of == "list" or key not in [part.key for part in alive]:
+            self.now_stale(at, alive)
+        self.model.write(at, key, value, now)
+
+    def now_stale(self, at: Any, alive: list[Part]) -> None:
+        """Other parts are there now; these parts were there before, or went."""
+        for each in self.iterations:
+            if each.at == at and not each.is_stale:
+                each.is_stale, each.must_say_so = True, bool(alive)
+
+    def replace(self) -> None:
+        values = [self.rng.choice(self.kind.values) for _ in range(self.rng.randrange(3))]
+        if self.model.of == "list":
+            self.state.update(values)
+            self.now_stale(self.at, self.model.alive(self.at, self.now))
+            self.model.put(self.at, [Part(None, value, self.now) for value in values])
 
     def read(self) -> None:
         keys = None
@@ -272,7 +379,7 @@ class Driver:
             if way == 0:
                 found = list(self.state.items())
             else:
-                keys = [self.rng.choice(MAP_KEYS)]
+                keys = [self.rng.choice(self.shape.map_keys)]
                 if way == 1:
                     value = self.state.get(keys[0])
                     found = [] if value is None else [(keys[0], value)]
@@ -289,7 +396,56 @@ class Driver:
 
     def clear(self) -> None:
         self.state.clear()
-        self.model.put(self.at, []) if self.at in self.model.parts else None
+        self.now_stale(self.at, self.model.alive(self.at, self.now))
+        self.model.put(self.at, [])
+
+    def begin_to_iterate(self) -> None:
+        if self.model.of in ("list", "map") and (self.model.is_exact or not self.model.shows):
+            steps = iter(self.state) if self.model.of == "list" else iter(self.state.items())
+            rest = self.model.shown(self.at, None, self.now)
+            if self.model.of == "map":
+                rest = [part.key for part in self.model.parts.get(self.at, [])]
+            else:
+                self.model.check_read(self.at, None, self.now, rest)
+            self.iterations.append(Iteration(self.at, steps, rest))
+
+    def iterate(self) -> None:
+        """A few steps of an iterator; to its end, or until it says that there was a change."""
+        if not self.iterations:
+            return
+        one = self.rng.choice(self.iterations)
+        for _ in range(self.rng.choice([1, 5, 1_000])):
+            step, found = one.step()
+            if step == "changed" or one.is_stale:
+                assert step == "changed" or not one.must_say_so
+                self.iterations.remove(one)
+                return
+            expected = self.next_of(one)
+            assert ([] if step == "end" else [found if self.model.of == "map" else (None, found)]) == expected
+            if step == "end":
+                self.iterations.remove(one)
+                return
+
+    def next_of(self, one: Iteration) -> list[Any]:
+        while one.rest:
+            first = one.rest.pop(0)
+            if self.model.of == "list":
+                return [first]
+            shown = self.model.shown(one.at, [first], self.now)
+            self.model.check_read(one.at, [first], self.now, shown)
+            if shown:
+                return shown
+        return []
+
+    def take_or_end_snapshot(self) -> None:
+        """A compiled map clones what a snapshot has; what that one shows stays as it is."""
+        if self.views and self.rng.random() < 0.6:
+            view, shown = self.views.pop(self.rng.randrange(len(self.views)))
+            assert [view.items(table) for table in self.tables()[: len(shown)]] == shown
+            view.release()
+        elif hasattr(self.keyed, "core"):
+            view = self.keyed.core.snapshot()
+            self.views.append((view, [view.items(table) for table in self.tables()]))
 
     def look(self) -> None:
         """What changes nothing: `exists`, and the keys."""
@@ -305,8 +461,8 @@ class Driver:
     def write_many(self) -> None:
         if self.kind.make().kind == "folding":
             return
-        rows = [self.rng.choice(KEYS) for _ in range(self.rng.randrange(8))]
-        map_keys = [self.rng.choice(MAP_KEYS) for _ in rows]
+        rows = [self.rng.choice(self.shape.keys) for _ in range(self.rng.randrange(8))]
+        map_keys = [self.rng.choice(self.shape.map_keys) for _ in rows]
         values = [self.rng.choice(self.kind.values) for _ in rows]
         if self.model.of == "map":
             self.state.put_many(rows, map_keys, values)
@@ -315,15 +471,16 @@ class Driver:
         else:
             self.state.add_many(rows, values)
         for key, map_key, value in zip(rows, map_keys, values, strict=True):
-            self.model.write((key, self.namespace), map_key, value, self.clock.now())
+            self.written((key, self.namespace), map_key, value, self.clock.now())
 
     def read_many(self) -> None:
-        rows = [self.rng.choice(KEYS) for _ in range(self.rng.randrange(8))]
-        map_keys = [self.rng.choice(MAP_KEYS) for _ in rows]
+        rows = [self.rng.choice(self.shape.keys) for _ in range(self.rng.randrange(8))]
+        map_keys = [self.rng.choice(self.shape.map_keys) for _ in rows]
         is_map = self.model.of == "map"
         found = (self.state.get_many(rows, map_keys) if is_map else self.state.get_many(rows)).to_pylist()
         for key, map_key, given in zip(rows, map_keys, found, strict=True):
             parts = [] if given is None else given if self.model.of == "list" else [given]
+            parts = [pickle.loads(part) if isinstance(part, bytes) else part for part in parts]
             named = [(map_key if is_map else None, part) for part in parts]
             wanted = [map_key] if is_map else None
             self.model.check_read((key, self.namespace), wanted, self.clock.now(), named)
@@ -332,7 +489,9 @@ class Driver:
         self.keyed.advance(10**9)
         now = self.clock.now()
         if self.cleanup == "idle":
-            assert self.keyed.num_entries() == sum(1 for at in self.model.parts if self.model.alive(at, now))
+            assert self.keyed.num_entries("s") == sum(
+                1 for at in self.model.parts if self.model.alive(at, now)
+            )
             self.model.parts = {at: self.model.alive(at, now) for at in self.model.parts}
             self.model.parts = {at: parts for at, parts in self.model.parts.items() if parts}
 
@@ -347,6 +506,8 @@ class Driver:
             # What is merged with something expired is stamped anew, what is merged with nothing is not.
             return
         self.keyed.merge_namespaces(self.descriptor(), target, sources)
+        for _, namespace in places:
+            self.now_stale((self.key, namespace), [])
         self.model.merge(self.key, target, sources, self.now)
 
     def mark(self) -> None:
@@ -358,16 +519,21 @@ class Driver:
             if self.rng.random() < 0.6:
                 self.keyed.rollback(mark)
                 self.model.parts = parts
+                for each in self.iterations:
+                    each.is_stale = True
             self.keyed.release(mark)
 
     def restart(self) -> None:
-        """From what is stored now, whatever is written afterwards."""
-        self.marks.clear()
+        """From what is stored now, whatever is written afterwards; or go on."""
+        self.release()
         number = next(self.numbers)
         if self.rng.random() < 0.3:
             stored: Any = self.keyed.savepoint(str(self.folder / f"savepoint {number}"))
         else:
             pending = self.keyed.snapshot(number, self.store, incremental=self.rng.random() < 0.6)
+            if self.rng.random() < 0.3:
+                self.store.commit(number, [pending.result()], now=self.clock.now())
+                return
             self.keyed.advance(10**9)
             self.write_elsewhere()
             stored = self.store.commit(number, [pending.result()], now=self.clock.now())
@@ -384,30 +550,46 @@ class Driver:
 
     def write_elsewhere(self) -> None:
         """What the snapshot must not see."""
-        rows = [*KEYS, "other"]
+        rows = [*self.shape.keys, "other"]
         if self.model.of == "value":
             self.state.clear_many(rows)
         elif self.model.of == "map":
-            self.state.put_many(rows, MAP_KEYS[:1] * len(rows), [self.kind.values[3]] * len(rows))
+            self.state.put_many(rows, self.shape.map_keys[:1] * len(rows), [self.kind.values[3]] * len(rows))
         else:
             for key in rows:
                 self.keyed.set_current_key(key)
                 self.state.add(self.kind.values[3])
 
+    def read_all(self) -> None:
+        for place in itertools.product(dict.fromkeys(self.shape.keys), dict.fromkeys(NAMESPACES)):
+            self.key, self.namespace = place
+            self.set_key()
+            self.read()
+
+    def release(self) -> None:
+        self.marks.clear()
+        self.iterations.clear()
+        for view, _ in self.views:
+            view.release()
+        self.views.clear()
+
     def close(self) -> None:
+        self.release()
         self.keyed.close()
         self.store.close()
 
 
-@pytest.mark.parametrize("steps", [60, pytest.param(600, marks=pytest.mark.stress)])
-@pytest.mark.parametrize("cleanup", list(CLEANUPS))
-@pytest.mark.parametrize("visibility", list(StateTtlConfig.StateVisibility), ids=lambda each: each.name)
+@pytest.mark.parametrize("steps", [100, pytest.param(1_000, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("cleanup", CLEANUPS)
+@pytest.mark.parametrize("visibility", StateTtlConfig.StateVisibility, ids=lambda each: each.name)
 @pytest.mark.parametrize("update", [OnWrite, OnRead], ids=lambda each: each.name)
-@pytest.mark.parametrize("name", list(KINDS))
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", KINDS)
 def test_random_use_agrees_with_the_rules(
     backend: StateBackend,
     tmp_path: Path,
     name: str,
+    shape: str,
     update: Any,
     visibility: Any,
     cleanup: str,
@@ -415,9 +597,10 @@ def test_random_use_agrees_with_the_rules(
     rng: random.Random,
 ) -> None:
     options = {"update_type": update, "state_visibility": visibility, "cleanup": cleanup}
-    driver = Driver(backend, tmp_path, name, options, rng)
+    driver = Driver(backend, tmp_path, name, shape, options, rng)
     try:
         for _ in range(steps):
             driver.step()
+        driver.read_all()
     finally:
         driver.close()

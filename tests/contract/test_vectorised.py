@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,13 @@ from contract.samples import KEYS, VALUES, Longest, dump, join
 from type_strategies import same
 
 from statebackend import types as t
-from statebackend.errors import KeyGroupError, SerializationError, SerializationTypeError, UsageError
+from statebackend.errors import (
+    ClosedError,
+    KeyGroupError,
+    SerializationError,
+    SerializationTypeError,
+    UsageError,
+)
 from statebackend.keys import VOID, key_encoder
 from statebackend.keys.key_groups import KeyGroupRange
 from statebackend.state import (
@@ -24,11 +29,9 @@ from statebackend.state import (
     MapStateDescriptor,
     ReducingStateDescriptor,
     StateDescriptor,
-    StateTtlConfig,
     ValueStateDescriptor,
 )
 from statebackend.state.value_columns import to_arrow, to_values
-from statebackend.testing import ManualClock
 
 pytestmark = pytest.mark.checked
 
@@ -169,50 +172,6 @@ def test_numpy_columns(make_keyed: MakeKeyed, key_type: t.Type, value_type: t.Ty
     twin.each("add", rows)
     twin.many_state.add_many(*columns(rows, [key_type, value_type], "numpy"))
     twin.check_equal()
-
-
-@pytest.mark.parametrize(
-    "descriptor",
-    [
-        ReducingStateDescriptor("s", "sum", int),
-        ReducingStateDescriptor("s", "min", int),
-        ReducingStateDescriptor("s", lambda old, new: old - new, int),
-        AggregatingStateDescriptor("s", "avg", int),
-        AggregatingStateDescriptor("s", "stddev", int),
-        AggregatingStateDescriptor("s", "count", int),
-        FoldingStateDescriptor("s", 1, lambda old, new: old - (new or 0), int),
-    ],
-    ids=lambda d: f"{d.kind}-{d._function_name()}",
-)
-def test_adding_with_duplicates_and_nulls(
-    make_keyed: MakeKeyed, descriptor: StateDescriptor, rng: random.Random
-) -> None:
-    twin = Twin(make_keyed, t.LONG, descriptor)
-    for _ in range(3):
-        rows: Rows = [
-            (rng.randrange(12), None if rng.random() < 0.1 else rng.randrange(-50, 50)) for _ in range(80)
-        ]
-        twin.each("add", rows)
-        given = columns(rows, [t.LONG, t.LONG], rng.choice(["list", "arrow"]))
-        keys, results = twin.many_state.add_many(*given, return_changed=True)
-        twin.check_equal()
-        distinct = list(dict.fromkeys(row[0] for row in rows))
-        assert keys.type == pa.int64()
-        assert keys.to_pylist() == distinct
-        assert results.to_pylist() == twin.each("get", [(key,) for key in distinct])
-        asked = list(range(15))
-        assert twin.many_state.get_many(asked).to_pylist() == twin.each("get", [(key,) for key in asked])
-    assert twin.many_state.add_many([1], [1]) is None
-
-
-def test_lists_in_order_of_rows(make_keyed: MakeKeyed, rng: random.Random) -> None:
-    twin = Twin(make_keyed, t.STRING, ListStateDescriptor("s", str))
-    rows: Rows = [(rng.choice("abc"), f"{number}") for number in range(60)]
-    twin.each("add", rows)
-    twin.many_state.add_many(*columns(rows, [t.STRING, t.STRING], "arrow"))
-    twin.check_equal()
-    got = twin.many_state.get_many(["c", "x", "a", "c"])
-    assert got.to_pylist() == twin.each("get", [("c",), ("x",), ("a",), ("c",)])
 
 
 def test_results_of_a_users_aggregate(keyed: KeyedStateBackend) -> None:
@@ -392,22 +351,38 @@ def test_what_comes_between_rows_is_stored(
         assert state.get() == expected
 
 
-@pytest.mark.parametrize("visibility", list(StateTtlConfig.StateVisibility))
-def test_maps_exist_as_one_by_one_while_they_expire(
-    make_keyed: MakeKeyed, clock: ManualClock, visibility: StateTtlConfig.StateVisibility
-) -> None:
-    descriptor = MapStateDescriptor("m", int, int)
-    config = StateTtlConfig(100, state_visibility=visibility, cleanup_in_background=False)
-    descriptor.enable_time_to_live(config)
-    twin = Twin(make_keyed, t.LONG, descriptor)
-    rows: Rows = [(key,) for key in range(6)]
-    for map_key, keys in ((0, [0, 1]), (60, [1, 2])):
-        twin.each("put", [(key, map_key, 1) for key in keys])
-        twin.many_state.put_many(keys, [map_key, map_key], [1, 1])
-        clock.advance(60)
-    for _ in range(3):
-        assert twin.many_state.exists_many([key for (key,) in rows]).to_pylist() == twin.each("exists", rows)
-        clock.advance(60)
+@pytest.mark.parametrize("form", ["arrow", "list"])
+def test_errors_name_the_state_and_the_position(keyed: KeyedStateBackend, form: str) -> None:
+    columns: Any = pa.array if form == "arrow" else list
+    value = keyed.get_value_state(ValueStateDescriptor("v", str))
+    maps = keyed.get_map_state(MapStateDescriptor("m", str, int))
+    for call in (
+        lambda: value.update_many([1, 2], columns([1, 2])),
+        lambda: maps.put_many([1, 2], ["a", "b"], columns(["x", "y"])),
+        lambda: maps.get_many([1, 2], columns([1, 2])),
+    ):
+        with pytest.raises(SerializationError, match=r"state '[vm]'.*position 0"):
+            call()
+    with pytest.raises(OverflowError, match="position 1"):
+        keyed.get_value_state(ValueStateDescriptor("b", "tinyint")).update_many([1, 2], columns([1, 300]))
+    assert keyed.num_entries() == 0
+
+
+@pytest.mark.parametrize("columns", [{}, {"namespaces": ["n"]}], ids=["", "namespaces"])
+def test_a_closed_backend_refuses(make_keyed: MakeKeyed, columns: dict[str, Any]) -> None:
+    keyed = make_keyed()
+    states: list[Any] = [
+        keyed.get_value_state(ValueStateDescriptor("v", str)),
+        keyed.get_reducing_state(ReducingStateDescriptor("r", "sum", int)),
+        keyed.get_list_state(ListStateDescriptor("l", int)),
+    ]
+    keyed.close()
+    for state in states:
+        for call in (state.get_many, state.clear_many):
+            with pytest.raises(ClosedError):
+                call([1], **columns)
+    with pytest.raises(ClosedError):
+        states[1].add_many([1], [1], **columns)
 
 
 def test_keys_are_looked_at_before_map_keys(make_keyed: MakeKeyed) -> None:

@@ -1,40 +1,37 @@
-"""Sequences of vectorised calls give what one-by-one calls give: with time, namespaces, marks, in any layout."""
+"""Calls with whole columns do what a loop over their rows does: in any layout, with namespaces, times and marks."""
 
 from __future__ import annotations
 
+import copy
 import datetime
 import decimal
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from contract.conftest import MakeKeyed
-from contract.samples import dump
-from contract.test_vectorised import Rows, Twin
+from contract.samples import VALUES, Longest, dump, join, last_of
 
 from statebackend import types as t
-from statebackend.errors import SerializationError, StateBackendError
 from statebackend.keys import VOID, TimeWindow
 from statebackend.state import (
     AggregatingStateDescriptor,
-    KeyedStateBackend,
+    FoldingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
     StateDescriptor,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
-from statebackend.state.ttl import StateTtlConfig
 from statebackend.state.value_columns import to_arrow
 from statebackend.testing import ManualClock
 
 pytestmark = pytest.mark.checked
 
-Update = StateTtlConfig.UpdateType
-Visibility = StateTtlConfig.StateVisibility
-
+Time = StateTtlConfig.TtlTimeCharacteristic
 UTC = datetime.timezone.utc
 #: A few different values of types that are stored in each of the ways there are.
 LAYOUTS: dict[t.Type, list[Any]] = {
@@ -50,13 +47,64 @@ LAYOUTS: dict[t.Type, list[Any]] = {
     t.ROW(a=t.LONG, b=t.DATE): [(1, None), (None, datetime.date(2024, 2, 29)), (None, None)],
     t.ROW(a=t.STRING): [("x",), (None,)],
     t.LIST(t.INT): [[1, None], []],
+    t.PICKLE: VALUES[t.PICKLE],
 }
+KEYS: dict[t.Type, list[Any]] = {
+    t.LONG: [0, -1, 5, 2**50],
+    t.INT: [1, 2, 3, 4],
+    t.STRING: [*(f"key {n}" for n in range(6)), ""],
+}
+WINDOWS: list[Any] = [TimeWindow(start, start + 60) for start in (0, 60, 120)]
+#: Sets of namespaces that rows of one call are in.
+SPACES: list[list[Any]] = [
+    [VOID, 7, "text", b"bytes", WINDOWS[0], TimeWindow(0, 120), ("session", 7)],
+    WINDOWS,
+    [VOID, *WINDOWS],
+    [7, 8, -9],
+    [VOID],
+    [WINDOWS[1]],
+]
 
 
-def random_form(values: list[Any], declared: t.Type, rng: random.Random) -> Any:
-    """A column of values as one of the things that a column may come as."""
+def window_column(windows: list[Any]) -> pa.Array:
+    shown = [None if each is VOID else {"start": each.start, "end": each.end} for each in windows]
+    return pa.array(shown, pa.struct([("start", pa.int64()), ("end", pa.int64())]))
+
+
+def space_column(spaces: list[Any], rng: random.Random) -> Any:
+    """A column of namespaces in one of the forms that it may have."""
+    if all(isinstance(each, TimeWindow) or each is VOID for each in spaces) and rng.random() < 0.7:
+        column = window_column(spaces)
+        return column if rng.random() < 0.5 else pa.chunked_array([column[:1], column[1:]])
+    if all(type(each) is int for each in spaces) and spaces and rng.random() < 0.7:
+        return rng.choice([np.array(spaces), pa.array(spaces)])
+    return spaces
+
+
+def shown(namespaces: Any) -> list[Any]:
+    """The namespaces of a column, one by one."""
+    if not isinstance(namespaces, pa.Array):
+        return list(namespaces)
+    return [
+        VOID if each is None else TimeWindow(**each) if isinstance(each, dict) else each
+        for each in namespaces.to_pylist()
+    ]
+
+
+def time_column(times: list[Any], rng: random.Random) -> Any:
+    """The same of times."""
+    if rng.random() < 0.5:
+        column = pa.array(times, pa.int64())
+        return (
+            column if rng.random() < 0.5 else column.cast(pa.timestamp("ms")).cast(pa.timestamp("us", "UTC"))
+        )
+    return np.array(times) if times and None not in times else times
+
+
+def value_column(values: list[Any], declared: t.Type, rng: random.Random) -> Any:
+    """The same of keys, map keys or values."""
     form = rng.randrange(5)
-    if form == 0 or not values:
+    if form == 0 or not values or declared == t.PICKLE:
         return values
     array = to_arrow(values, declared)
     if form == 1:
@@ -69,151 +117,240 @@ def random_form(values: list[Any], declared: t.Type, rng: random.Random) -> Any:
     return array if nested else array.dictionary_encode()
 
 
-class Sequences:
-    """A twin that is driven at random."""
+class Rows(NamedTuple):
+    """Rows of a call; each row has a key, and perhaps a map key and a value."""
+
+    rows: list[tuple[Any, ...]]
+    types: list[t.Type]
+    #: None: all in the current namespace.
+    spaces: list[Any] | None
+    #: None: all at the time of the batch.
+    times: list[Any] | None
+
+
+class Drive:
+    """Two backends with the same state: one is called row by row, the other with whole columns."""
 
     def __init__(
-        self, make_keyed: MakeKeyed, descriptor: StateDescriptor, value_type: t.Type, rng: random.Random
+        self,
+        make_keyed: MakeKeyed,
+        key_type: t.Type,
+        descriptor: Any,
+        value_type: t.Type,
+        rng: random.Random,
+        *,
+        in_spaces: bool = False,
+        at_times: bool = False,
     ) -> None:
-        self.twin = Twin(make_keyed, t.STRING, descriptor)
-        self.value_type, self.rng = value_type, rng
-        self.keys = [f"key {n}" for n in range(7)]
-        self.map_keys = [1, 2, 3, 4]
+        self.descriptor, self.key_type, self.value_type, self.rng = descriptor, key_type, value_type, rng
+        self.in_spaces, self.at_times = in_spaces, at_times
+        self.one, self.many = self.both = (make_keyed(key_type), make_keyed(key_type))
+        self.before: int | None = None
+        self.after = 1000
+        if at_times:
+            self.begin(None, self.after)
+        self.one_state: Any = self.one.get_state(descriptor)
+        self.many_state: Any = self.many.get_state(descriptor)
+        self.namespace: Any = VOID
+        self.key = KEYS[key_type][0]
+        for keyed in self.both:
+            keyed.set_current_key(self.key)
 
-    def rows(self, *parts: Any) -> Rows:
-        count = self.rng.choice([0, 1, 4, 25])
-        return [tuple(make() for make in (self.key, *parts)) for _ in range(count)]
+    def begin(self, before: int | None, after: int) -> None:
+        self.before, self.after = before, after
+        for keyed in self.both:
+            keyed.begin_event_time(before, after)
 
-    def key(self) -> str:
-        return self.rng.choice(self.keys)
+    # --- calls ---
 
-    def map_key(self) -> int:
-        return self.rng.choice(self.map_keys)
+    def rows(self, *, map_keys: bool = True, values: bool = False) -> Rows:
+        count = self.rng.choice([0, 1, 4, 30])
+        types = [self.key_type]
+        columns = [self.rng.choices(KEYS[self.key_type], k=count)]
+        if self.descriptor.kind == "map" and map_keys:
+            types.append(self.descriptor.key_type)
+            columns.append(self.rng.choices(KEYS[types[-1]][-4:], k=count))
+        if values:
+            types.append(self.value_type)
+            columns.append(self.rng.choices(LAYOUTS[self.value_type], k=count))
+            if self.descriptor.kind != "list":
+                columns[-1] = [None if self.rng.random() < 0.2 else each for each in columns[-1]]
+        spaces = self.rng.choices(self.rng.choice(SPACES), k=count) if self.in_spaces else None
+        times = [self.time() for _ in range(count)] if self.at_times else None
+        if times and self.rng.random() < 0.2:
+            times = times[:1] * count
+        return Rows(list(zip(*columns, strict=True)), types, spaces, times)
 
-    def value(self) -> Any:
-        return self.rng.choice(LAYOUTS[self.value_type])
+    def time(self) -> int | None:
+        low = 0 if self.before is None else self.before
+        return (
+            None if self.rng.random() < 0.1 else self.rng.randint(max(low, self.after - 400), self.after + 50)
+        )
 
-    def nullable(self) -> Any:
-        return None if self.rng.random() < 0.25 else self.value()
+    def loop(self, method: str, given: Rows) -> list[Any]:
+        results = []
+        for number, (key, *arguments) in enumerate(given.rows):
+            if given.times is not None:
+                time = given.times[number]
+                self.one.set_event_time(self.after if time is None else time)
+            if given.spaces is not None:
+                self.one.set_current_namespace(given.spaces[number])
+            self.one.set_current_key(key)
+            results.append(getattr(self.one_state, method)(*arguments))
+        self.one.set_current_namespace(self.namespace)
+        if self.at_times:
+            self.one.set_event_time(self.after)
+        return results
 
-    def call(self, many: str, one: str, rows: Rows, *types: t.Type) -> None:
-        """The same with whole columns and row by row; results, and what is there afterwards, are the same."""
+    def columns(self, method: str, given: Rows, **options: Any) -> Any:
         columns = [
-            random_form([row[n] for row in rows], declared, self.rng)
-            for n, declared in enumerate((t.STRING, *types))
+            value_column([row[number] for row in given.rows], declared, self.rng)
+            for number, declared in enumerate(given.types)
         ]
-        expected = self.twin.each(one, rows)
-        got = getattr(self.twin.many_state, many)(*columns)
+        if given.spaces is not None:
+            options["namespaces"] = space_column(given.spaces, self.rng)
+        if given.times is not None:
+            options["times"] = time_column(given.times, self.rng)
+        return getattr(self.many_state, f"{method}_many")(*columns, **options)
+
+    def compare(self, many: str, one: str, given: Rows) -> None:
+        """Results are the same, and what is there afterwards."""
+        expected = self.loop(one, given)
+        got = self.columns(many, given)
         if got is not None:
-            result = to_arrow(expected, t.BOOL if many == "exists_many" else self.result_type())
+            result = to_arrow(expected, t.BOOL if many == "exists" else self.result_type())
             assert repr(got.to_pylist()) == repr(result.to_pylist())
             assert got.type == result.type
-        self.twin.check_equal()
+        self.check()
 
-    def result_type(self) -> t.Type:
-        descriptor: Any = self.twin.descriptor
-        if descriptor.kind == "list":
-            return t.LIST(descriptor.element_type)
-        if descriptor.kind == "map":
-            return descriptor.value_type  # type: ignore[no-any-return]
-        return descriptor.result_type if descriptor.kind == "aggregating" else descriptor.type
+    def result_type(self) -> Any:
+        if self.descriptor.kind == "list":
+            return t.LIST(self.descriptor.element_type)
+        if self.descriptor.kind == "map":
+            return self.descriptor.value_type
+        return self.descriptor.result_type if self.descriptor.kind == "aggregating" else self.descriptor.type
+
+    def changed(self) -> None:
+        """What a call says of the keys that it has changed: each once, with its result at the end."""
+        given = self.rows(values=True)
+        mark = self.one.mark()
+        try:
+            self.loop("add", given)
+        except OverflowError:
+            self.one.rollback(mark)
+            self.one.set_current_namespace(self.namespace)
+            with pytest.raises(OverflowError):
+                self.columns("add", given)
+            nothing: list[Any] = []
+            given = Rows(nothing, given.types, given.spaces and nothing, given.times and nothing)
+        self.one.release(mark)
+        keys, *namespaces, results = self.columns("add", given, return_changed=True)
+        spaces = given.spaces or [VOID] * len(given.rows)
+        last = {
+            (key, space): number
+            for number, ((key, _), space) in enumerate(zip(given.rows, spaces, strict=True))
+        }
+        touched = list(
+            dict.fromkeys((key, space) for (key, _), space in zip(given.rows, spaces, strict=True))
+        )
+        assert keys.to_pylist() == [key for key, _ in touched]
+        if self.in_spaces:
+            assert shown(*namespaces) == [space for _, space in touched]
+        times = given.times and [given.times[last[at]] for at in touched]
+        asked = Rows([(key,) for key, _ in touched], [], given.spaces and [at for _, at in touched], times)
+        expected = to_arrow(self.loop("get", asked), self.result_type())
+        assert repr(results.to_pylist()) == repr(expected.to_pylist())
+        self.check()
+
+    def check(self) -> None:
+        """What the states hold, seen without a change; a call with columns leaves the current key and namespace."""
+        assert (self.many.current_key, self.many.current_namespace) == (self.key, self.namespace)
+        seen = []
+        for keyed in self.both:
+            mark = keyed.mark()
+            seen.append(dump(keyed, self.descriptor))
+            keyed.rollback(mark)
+            keyed.release(mark)
+        assert seen[0] == seen[1]
+
+    # --- programmes ---
 
     def step(self) -> None:
-        kind, rng = self.twin.descriptor.kind, self.rng
-        choice = rng.randrange(6)
+        kind = self.descriptor.kind
+        write, read = {"value": ("update", "value"), "map": ("put", "get")}.get(kind, ("add", "get"))
+        choice = self.rng.randrange(6)
         if choice == 0:
-            self.call("exists_many", "exists", self.rows())
+            self.compare("exists", "exists", self.rows(map_keys=False))
         elif choice == 1:
-            self.call("clear_many", "clear", self.rows()[:3])
-        elif kind == "value":
-            if choice == 2:
-                self.call("get_many", "value", self.rows())
-            else:
-                self.call("update_many", "update", self.rows(self.nullable), self.value_type)
-        elif kind == "list":
-            if choice == 2:
-                self.call("get_many", "get", self.rows())
-            else:
-                self.call("add_many", "add", self.rows(self.value), self.value_type)
-        elif kind == "map":
-            if choice == 2:
-                self.call("get_many", "get", self.rows(self.map_key), t.INT)
-            elif choice == 3:
-                self.call("remove_many", "remove", self.rows(self.map_key), t.INT)
-            else:
-                self.call("put_many", "put", self.rows(self.map_key, self.nullable), t.INT, self.value_type)
+            self.compare("clear", "clear", self.rows(map_keys=False))
         elif choice == 2:
-            self.call("get_many", "get", self.rows())
+            self.compare("get", read, self.rows())
+        elif choice == 3 and kind == "map":
+            self.compare("remove", "remove", self.rows())
+        elif kind in ("reducing", "aggregating", "folding"):
+            self.changed()
         else:
-            self.add()
+            self.compare(write, write, self.rows(values=True))
 
-    def add(self) -> None:
-        rows = self.rows(self.nullable)
-        try:
-            marks = [keyed.mark() for keyed in (self.twin.one, self.twin.many)]
-            self.twin.each("add", rows)
-        except OverflowError:
-            self.twin.one.rollback(marks[0])
-            with pytest.raises(OverflowError):
-                self.twin.many_state.add_many([row[0] for row in rows], [row[1] for row in rows])
-            rows = []
-        columns = [
-            random_form([row[n] for row in rows], declared, self.rng)
-            for n, declared in enumerate((t.STRING, self.value_type))
-        ]
-        keys, results = self.twin.many_state.add_many(*columns, return_changed=True)
-        distinct = list(dict.fromkeys(row[0] for row in rows))
-        assert keys.to_pylist() == distinct
-        expected = to_arrow(self.twin.each("get", [(key,) for key in distinct]), self.result_type())
-        assert repr(results.to_pylist()) == repr(expected.to_pylist())
-        for keyed, mark in zip((self.twin.one, self.twin.many), marks, strict=True):
-            keyed.release(mark)
-        self.twin.check_equal()
-
-    def run(self, steps: int, clock: ManualClock | None = None) -> None:
-        both = (self.twin.one, self.twin.many)
+    def run(self, steps: int, clock: ManualClock) -> None:
         marks: list[list[Any]] = []
         for _ in range(steps):
-            if clock is not None:
-                clock.advance(self.rng.choice([0, 3, 20]))
+            clock.advance(self.rng.choice([0, 3, 20]))
             event = self.rng.random()
             if event < 0.15:
-                marks.append([keyed.mark() for keyed in both])
+                marks.append([keyed.mark() for keyed in self.both])
             elif event < 0.3 and marks:
-                pair = marks.pop()
-                for keyed, mark in zip(both, pair, strict=True):
-                    keyed.rollback(mark)
+                back = self.rng.random() < 0.7
+                for keyed, mark in zip(self.both, marks.pop(), strict=True):
+                    keyed.rollback(mark) if back else None
                     keyed.release(mark)
-                self.twin.check_equal()
+                self.check()
             elif event < 0.5:
-                namespace = self.rng.choice([VOID, 1, "n", TimeWindow(0, 5)])
-                for keyed in both:
-                    keyed.set_current_namespace(namespace)
+                self.namespace = self.rng.choice(SPACES[0])
+                for keyed in self.both:
+                    keyed.set_current_namespace(self.namespace)
+            elif event < 0.8 and self.at_times:
+                for keyed in self.both:
+                    keyed.begin_event_time(self.after, self.after)
+                    keyed.advance()
+                self.begin(self.after, self.after + self.rng.choice([0, 5, 40, 300]))
             self.step()
 
 
 def descriptors_of(declared: t.Type) -> list[StateDescriptor]:
     found: list[StateDescriptor] = [
         ValueStateDescriptor("s", declared),
-        ValueStateDescriptor("s", declared, default=LAYOUTS[declared][0]),
         ListStateDescriptor("s", declared),
         MapStateDescriptor("s", t.INT, declared),
+    ]
+    if declared == t.PICKLE:
+        return found
+    found += [
+        ValueStateDescriptor("s", declared, default=LAYOUTS[declared][0]),
         ReducingStateDescriptor("s", "first", declared),
         ReducingStateDescriptor("s", "last", declared),
-        ReducingStateDescriptor("s", lambda old, new: new, declared),
+        ReducingStateDescriptor("s", last_of, declared),
         AggregatingStateDescriptor("s", "count", declared),
     ]
-    numbers = declared in (t.LONG, t.BYTE, t.DOUBLE, t.FLOAT) or declared.name == "DECIMAL"
     if declared.name != "LIST":
         found += [ReducingStateDescriptor("s", name, declared) for name in ("min", "max")]
         found.append(AggregatingStateDescriptor("s", "max", declared))
-    if numbers:
+    if declared in (t.LONG, t.BYTE, t.DOUBLE, t.FLOAT) or declared.name == "DECIMAL":
         found.append(ReducingStateDescriptor("s", "sum", declared))
         found += [
             AggregatingStateDescriptor("s", name, declared) for name in ("sum", "avg", "variance", "stddev")
         ]
     if declared == t.BOOL:
         found += [ReducingStateDescriptor("s", name, declared) for name in ("any", "all")]
+    if declared == t.LONG:
+        found.append(ReducingStateDescriptor("s", lambda old, new: old - new, declared))
+    if declared == t.STRING:
+        found += [
+            MapStateDescriptor("s", t.STRING, declared),
+            ReducingStateDescriptor("s", join, declared),
+            AggregatingStateDescriptor("s", Longest(), declared, declared),
+            FoldingStateDescriptor("s", "", join, declared),
+        ]
     return found
 
 
@@ -227,112 +364,84 @@ def name_of(case: Any) -> str:
     return repr(case)
 
 
-@pytest.mark.sampled(240)
+@pytest.mark.sampled(150)
 @pytest.mark.parametrize(("declared", "descriptor"), CASES, ids=name_of)
-def test_calls_one_after_the_other(
-    make_keyed: MakeKeyed, declared: t.Type, descriptor: StateDescriptor, rng: random.Random
+def test_calls_with_columns_do_what_a_loop_does(
+    make_keyed: MakeKeyed, clock: ManualClock, declared: t.Type, descriptor: Any, rng: random.Random
 ) -> None:
-    Sequences(make_keyed, descriptor, declared, rng).run(25)
+    def drive(expiring: StateTtlConfig | None, **options: bool) -> None:
+        made = descriptor if expiring is None else copy.copy(descriptor).enable_time_to_live(expiring)
+        Drive(make_keyed, rng.choice([t.LONG, t.STRING]), made, declared, rng, **options).run(15, clock)
+
+    def config(ttl: int, time: Time) -> StateTtlConfig:
+        # What is shown until it is cleaned up must not depend on when that is.
+        visibility = rng.choice(list(StateTtlConfig.StateVisibility))
+        cleans_up = visibility is StateTtlConfig.StateVisibility.NeverReturnExpired
+        update = rng.choice(list(StateTtlConfig.UpdateType)[1:])
+        return StateTtlConfig(
+            ttl,
+            update_type=update,
+            state_visibility=visibility,
+            ttl_time_characteristic=time,
+            cleanup_in_background=cleans_up,
+        )
+
+    drive(None)
+    drive(None, in_spaces=True)
+    drive(config(40, Time.ProcessingTime))
+    drive(config(100, Time.EventTime), at_times=True, in_spaces=rng.random() < 0.7)
 
 
-TIMED = [
-    ValueStateDescriptor("s", t.LONG, default=5),
-    ValueStateDescriptor("s", t.STRING),
-    ListStateDescriptor("s", t.LONG),
-    MapStateDescriptor("s", t.INT, t.STRING),
-    MapStateDescriptor("s", t.INT, t.LONG),
-    ReducingStateDescriptor("s", "sum", t.LONG),
-    ReducingStateDescriptor("s", "min", t.STRING),
-    ReducingStateDescriptor("s", lambda old, new: old - new, t.LONG),
-    AggregatingStateDescriptor("s", "avg", t.LONG),
-    AggregatingStateDescriptor("s", "count", t.STRING),
-]
-
-
-@pytest.mark.parametrize("visibility", Visibility, ids=lambda each: each.name)
-@pytest.mark.parametrize(
-    "update", [Update.OnCreateAndWrite, Update.OnReadAndWrite], ids=lambda each: each.name
-)
-@pytest.mark.parametrize("descriptor", TIMED, ids=name_of)
-def test_calls_with_a_time_to_live(
-    make_keyed: MakeKeyed,
-    clock: ManualClock,
-    descriptor: Any,
-    update: Update,
-    visibility: Visibility,
-    rng: random.Random,
+@pytest.mark.parametrize("spaces", ["one", "windows", "void too"])
+@pytest.mark.parametrize("at_times", [False, True], ids=["", "times"])
+@pytest.mark.parametrize("key_type", [t.LONG, t.STRING], ids=repr)
+def test_large_batches(
+    make_keyed: MakeKeyed, key_type: t.Type, at_times: bool, spaces: str, rng: random.Random
 ) -> None:
-    # What is shown until it is cleaned up must not depend on when that is.
-    shows = visibility is StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
-    config = StateTtlConfig(
-        40, update_type=update, state_visibility=visibility, cleanup_in_background=not shows
-    )
-    declared = next(
-        getattr(descriptor, name)
-        for name in ("element_type", "value_type", "type")
-        if hasattr(descriptor, name)
-    )
-    timed = type(descriptor)(*_arguments(descriptor)).enable_time_to_live(config)
-    Sequences(make_keyed, timed, declared, rng).run(40, clock)
-
-
-def _arguments(descriptor: Any) -> tuple[Any, ...]:
-    if descriptor.kind == "list":
-        return descriptor.name, descriptor.element_type
-    if descriptor.kind == "map":
-        return descriptor.name, descriptor.key_type, descriptor.value_type
-    if descriptor.kind == "value":
-        return descriptor.name, descriptor.type, descriptor.default_copy()
-    function = descriptor.reduce if descriptor.kind == "reducing" else descriptor.aggregate
-    return descriptor.name, getattr(function, "name", function), descriptor.type
-
-
-def test_large_batches(make_keyed: MakeKeyed, rng: random.Random) -> None:
     """So many rows that a backend may sort them, and divide them among threads."""
-    twin = Twin(make_keyed, t.LONG, ReducingStateDescriptor("s", "sum", int))
-    rows: Rows = [(rng.randrange(-900, 900), rng.randrange(100)) for _ in range(9_000)]
-    twin.each("add", rows)
-    keys, sums = twin.many_state.add_many(*np.array(rows).T, return_changed=True)
-    assert keys.to_pylist() == list(dict.fromkeys(row[0] for row in rows))
-    assert sums.to_pylist() == twin.each("get", [(key,) for key in keys.to_pylist()])
-    twin.check_equal()
-    mapped = Twin(make_keyed, t.STRING, MapStateDescriptor("s", str, int))
-    rows = [(f"{key % 50}", f"{value % 9}", value) for key, value in rows]
-    mapped.each("put", rows)
-    mapped.many_state.put_many(*[pa.array(column) for column in zip(*rows, strict=True)])
-    mapped.check_equal()
-
-
-@pytest.mark.parametrize("form", ["arrow", "list"])
-def test_errors_name_the_state_and_the_position(keyed: KeyedStateBackend, form: str) -> None:
-    columns: Any = pa.array if form == "arrow" else list
-    value = keyed.get_value_state(ValueStateDescriptor("v", str))
-    maps = keyed.get_map_state(MapStateDescriptor("m", str, int))
-    for call in (
-        lambda: value.update_many([1, 2], columns([1, 2])),
-        lambda: maps.put_many([1, 2], ["a", "b"], columns(["x", "y"])),
-        lambda: maps.get_many([1, 2], columns([1, 2])),
-    ):
-        with pytest.raises(SerializationError, match=r"state '[vm]'.*position 0"):
-            call()
-    with pytest.raises(OverflowError, match="position 1"):
-        keyed.get_value_state(ValueStateDescriptor("b", "tinyint")).update_many([1, 2], columns([1, 300]))
-    assert keyed.num_entries() == 0
-
-
-def test_a_closed_backend_refuses(make_keyed: MakeKeyed) -> None:
-    keyed = make_keyed()
-    states: list[Any] = [
-        keyed.get_value_state(ValueStateDescriptor("v", str)),
-        keyed.get_reducing_state(ReducingStateDescriptor("r", "sum", int)),
-        keyed.get_list_state(ListStateDescriptor("l", int)),
+    windows: list[Any] = [
+        *([VOID] if spaces == "void too" else []),
+        *(TimeWindow(n, n + 5) for n in range(40)),
     ]
-    keyed.close()
-    for state in states:
-        with pytest.raises(StateBackendError, match="closed"):
-            state.get_many([1])
-        with pytest.raises(StateBackendError, match="closed"):
-            state.clear_many([1])
+    keys = [n if key_type == t.LONG else f"{n}" for n in range(-300, 300)]
+    update = StateTtlConfig.UpdateType.OnReadAndWrite
+    ttl = StateTtlConfig(100, update_type=update, ttl_time_characteristic=Time.EventTime)
+    drives = []
+    for declared, descriptor in (
+        (t.LONG, ReducingStateDescriptor("s", "sum", int)),
+        (t.STRING, ValueStateDescriptor("s", str)),
+        (t.LONG, MapStateDescriptor("s", t.STRING, t.LONG)),
+    ):
+        made = descriptor.enable_time_to_live(ttl) if at_times else descriptor
+        options = {"in_spaces": spaces != "one", "at_times": at_times}
+        drives.append(Drive(make_keyed, key_type, made, declared, rng, **options))
+    sums, texts, maps = drives
+    for _ in range(2):
+        n = 9_000
+        given = Rows(
+            [(rng.choice(keys), rng.randrange(100)) for _ in range(n)],
+            [key_type, t.LONG],
+            rng.choices(windows, k=n) if spaces != "one" else None,
+            [rng.randrange(600, 1100) for _ in range(n)] if at_times else None,
+        )
+        sums.rows = lambda given=given, **_: given  # type: ignore[method-assign]
+        sums.changed()
+        written = [(key, None if number == 0 else f"text {number}") for key, number in given.rows]
+        texts.compare("update", "update", given._replace(rows=written, types=[key_type, t.STRING]))
+        put = [(key, f"{number % 9}", number) for key, number in given.rows]
+        maps.compare("put", "put", given._replace(rows=put, types=[key_type, t.STRING, t.LONG]))
+    asked = given._replace(
+        rows=[row[:1] for row in given.rows], types=[key_type], times=given.times and given.times[::-1]
+    )
+    sums.compare("get", "get", asked)
+    texts.compare("get", "value", asked)
+    cleared = Rows(
+        asked.rows[:5_000],
+        asked.types,
+        given.spaces and given.spaces[:5_000],
+        given.times and given.times[:5_000],
+    )
+    texts.compare("clear", "clear", cleared)
 
 
 def test_dumps_see_other_namespaces(make_keyed: MakeKeyed) -> None:
