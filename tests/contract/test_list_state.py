@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from statebackend import types as t
 from statebackend.errors import SerializationError, SerializationTypeError
 from statebackend.state import KeyedListState, KeyedStateBackend, ListStateDescriptor
 
@@ -131,7 +132,11 @@ def test_columns_of_records_and_maps_are_iterables_too(keyed: KeyedStateBackend,
         lambda s: s.clear_many([1]),
     ],
 )
-def test_a_change_while_iterating_raises_at_the_next_step(state: KeyedListState, change: Any) -> None:
+@pytest.mark.parametrize("declared", [t.LONG, t.PICKLE], ids=repr)
+def test_a_change_while_iterating_raises_at_the_next_step(
+    keyed: KeyedStateBackend, declared: t.Type, change: Any
+) -> None:
+    state = keyed.get_list_state(ListStateDescriptor("changed", declared))
     state.update([1, 2, 3])
     steps = iter(state)
     assert next(steps) == 1

@@ -162,7 +162,7 @@ cdef class BaseHandle:
                 _dropped = object_at(self.table, slot)
                 if not remove(&self.table.lane, self.table, self.map, slot, self.context.key.hash):
                     self.no_memory()
-                self.stamp = NEVER
+                self.core.calls += 1
             finally:
                 self.core.leave()
             return 0
