@@ -175,75 +175,6 @@ def test_a_list_that_is_in_no_order_loses_what_has_expired_and_may_be_in_order_a
     run.keyed.close()
 
 
-def test_a_merge_takes_the_elements_that_live() -> None:
-    run = Running(lists(), 100, IDLE)
-    for now in range(90):
-        run.at(now).add(now)
-    run.at(130)
-    run.keyed.advance(10)
-    run.keyed.set_current_namespace("n")
-    for now in (131, 132):
-        run.at(now).add(now)
-    run.keyed.merge_namespaces(run.descriptor, "n", [sb.VOID])
-    assert run.state.get() == [131, 132, *range(33, 90)]
-    run.at(150)
-    run.keyed.advance(10)
-    assert run.state.get() == [131, 132, *range(51, 90)]
-    for table in run.state._tables():
-        table._check()
-    run.keyed.close()
-
-
-def test_an_iterator_that_is_open_keeps_its_elements() -> None:
-    run = Running(lists(), 100, IDLE)
-    for now in range(90):
-        run.at(now).add(now)
-    run.at(120)
-    run.keyed.advance(10)
-    steps = iter(run.state)
-    assert next(steps) == 21
-    run.at(140)
-    run.keyed.advance(10)
-    assert list(steps) == list(range(22, 90))
-    del steps
-    run.keyed.advance(10)
-    assert run.state.get() == list(range(41, 90))
-    run.keyed.close()
-
-
-def test_a_snapshot_and_a_mark_keep_the_elements_that_expire_after_them() -> None:
-    run = Running(sb.ListStateDescriptor("list", str), 100, IDLE)
-
-    def live(after: int, last: int) -> list[str]:
-        return [f"{number:030}" for number in range(after, last)]
-
-    for now in range(100):
-        run.at(now).add(f"{now:030}")
-    moments = []
-    for now in range(100, 190, 15):
-        run.at(now)
-        view = run.keyed.core.snapshot()
-        mark = run.keyed.mark()
-        before = max(0, now - 114)
-        moments.append((view, mark, before))
-        run.keyed.advance(10)
-        run.state.plain._check()
-        assert run.state.get() == live(now - 99, 100)
-    for view, mark, before in reversed(moments):
-        assert [list(map(bytes.decode, each)) for each in view.items(run.state.plain).values()] == [
-            live(before, 100)
-        ]
-        run.keyed.rollback(mark)
-        run.state.plain._check()
-        assert run.state.plain.length(1) == 100 - before
-        run.keyed.release(mark)
-        view.release()
-    run.at(150)
-    run.keyed.advance(10)
-    assert run.state.get() == live(51, 100)
-    run.keyed.close()
-
-
 @pytest.mark.parametrize("expires", [True, False])
 def test_a_delta_brings_nothing_back_and_holds_a_list_that_only_grew_by_what_is_new(
     tmp_path: Path, expires: bool
@@ -296,49 +227,6 @@ def test_exists_asks_what_has_expired_once() -> None:
         return took
 
     costs_as_much(measure)
-
-
-def test_exists_finds_what_lives_again_behind_what_has_expired() -> None:
-    """What it remembers is no longer so: a put, a rollback, a clock that was set back, entries that move."""
-    run = Running(maps(), 100, OFF)
-    state = run.state
-    state.put_all(dict.fromkeys(range(10), 1))
-    run.at(50).put(10, 1)
-    run.state.put(11, 1)
-    assert run.at(100).exists()
-    mark = run.keyed.mark()
-    state.remove(10)
-    assert state.exists()
-    state.remove(11)
-    assert not state.exists()
-    run.keyed.rollback(mark)
-    run.at(100)
-    assert state.exists()
-    state.remove(11)
-    assert state.exists(), "10 is back before 11"
-    state.remove(10)
-    assert not state.exists()
-    state.put(3, 1)
-    assert state.exists()
-    state.remove(3)
-    assert not state.exists()
-    view = run.keyed.core.snapshot()
-    assert not state.exists()
-    state.put(9, 2)
-    for number in range(200):
-        state.put(1_000 + number, 2)
-        state.plain_map._check()
-        assert state.exists()
-    view.release()
-    assert run.at(99).exists(), "of a time at which the first have not expired"
-    for number in range(200):
-        state.remove(1_000 + number)
-    state.remove(9)
-    assert state.exists()
-    assert not run.at(100).exists()
-    run.keyed.release(mark)
-    state.plain_map._check()
-    run.keyed.close()
 
 
 def test_exists_sees_what_a_rollback_brings_back_before_what_has_expired_since() -> None:

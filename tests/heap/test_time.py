@@ -100,53 +100,6 @@ def test_moving_timers_leaves_nothing_behind(keyed: Any, marks: bool) -> None:
     assert keyed.timers.next_due() is None
 
 
-@pytest.mark.parametrize("marks", [False, True])
-@pytest.mark.parametrize("keys", [1, 500])
-@pytest.mark.parametrize("order", ["ascending", "descending", "random"])
-def test_a_deleted_timer_leaves_the_queue_at_once(
-    keyed: Any, marks: bool, keys: int, order: str, rng: random.Random
-) -> None:
-    times = list(range(2_000))
-    mark = keyed.mark() if marks else None
-    for time in times:
-        keyed.set_current_key(time % keys)
-        keyed.timers.register(time)
-    deletions = {"ascending": times, "descending": times[::-1], "random": rng.sample(times, len(times))}[
-        order
-    ]
-    left = set(times)
-    for number, time in enumerate(deletions):
-        keyed.set_current_key(time % keys)
-        keyed.timers.delete(time)
-        left.remove(time)
-        assert queued(keyed) == len(left)
-        if number % 100 == 0:
-            assert keyed.timers.next_due() == min(left)
-            check(keyed)
-    assert keyed.timers.next_due() is None
-    if mark is not None:
-        keyed.rollback(mark)
-        check(keyed)
-        assert queued(keyed) == 0
-
-
-def test_a_rollback_itself_puts_the_queue_in_order(keyed: Any) -> None:
-    for key in range(300):
-        keyed.set_current_key(key)
-        keyed.timers.register(HOUR + key)
-    mark = keyed.mark()
-    for key in range(300):
-        keyed.set_current_key(key)
-        keyed.timers.register(key)
-        if key % 2:
-            keyed.timers.delete(HOUR + key)
-    assert queued(keyed) == 450
-    keyed.rollback(mark)
-    (handle,) = keyed.timers._handles().values()
-    assert handle._queued() == (300, 0)
-    check(keyed)
-
-
 def test_a_rollback_looks_only_at_what_has_happened_since_its_mark(keyed: Any) -> None:
     oldest = keyed.mark()
     for key in range(1_000):
@@ -193,44 +146,40 @@ def test_timers_that_were_put_aside_are_let_go_of_when_versions_are_counted_anew
     check(keyed)
 
 
-def test_what_was_put_aside_comes_back_after_versions_were_counted_anew(keyed: Any) -> None:
-    for key in range(50):
-        keyed.set_current_key(key)
-        keyed.timers.register(key)
-    keyed.core._set_state_version(LAST_VERSION - 1)
-    mark = keyed.mark()
-    assert len(list(keyed.timers.due(29))) == 30
-    inner = keyed.mark()
-    assert keyed.core.metrics()["state_version"] < 10
-    assert len(list(keyed.timers.due(39))) == 10
-    keyed.rollback(inner)
-    assert list(keyed.timers.due(49)) == list(range(30, 50))
-    keyed.rollback(mark)
-    check(keyed)
-    assert list(keyed.timers.due(49)) == list(range(50))
-
-
 @pytest.mark.parametrize("seed", range(8))
-def test_random_deletions_under_marks_keep_the_queue_exact(keyed: Any, seed: int) -> None:
+@pytest.mark.parametrize("keys", [1, 30])
+def test_random_use_under_marks_keeps_the_queue_exact(keyed: Any, keys: int, seed: int) -> None:
+    """Versions are counted anew meanwhile, and the queue is built anew from the set of timers."""
     r = random.Random(seed)
-    wanted: set[tuple[int, int]] = set()
-    marks: list[tuple[Any, set[tuple[int, int]]]] = []
+    wanted: set[tuple[int, int, Any]] = set()
+    marks: list[tuple[Any, set[tuple[int, int, Any]]]] = []
     snapshots: list[Any] = []
-    for number in range(2_500):
-        key, time, action = r.randrange(30), r.randrange(200), r.random()
+
+    def go_to(key: int, namespace: Any) -> None:
         keyed.set_current_key(key)
+        keyed.set_current_namespace(namespace)
+
+    def due(until: int) -> list[tuple[int, int, Any]]:
+        return [(at, keyed.current_key, keyed.current_namespace) for at in keyed.timers.due(until)]
+
+    for number in range(2_500):
+        key, time, action = r.randrange(keys), r.randrange(200), r.random()
+        namespace = r.choice([VOID, VOID, TimeWindow(0, 5)])
+        go_to(key, namespace)
         if action < 0.45:
-            keyed.timers.register(time)
-            wanted.add((time, key))
+            for _ in range(r.choice([1, 1, 2])):
+                keyed.timers.register(time)
+            wanted.add((time, key, namespace))
         elif action < 0.75 and wanted:
-            time, key = r.choice(sorted(wanted))
-            keyed.set_current_key(key)
+            time, *place = r.choice(sorted(wanted, key=repr))
+            go_to(*place)
             keyed.timers.delete(time)
-            wanted.discard((time, key))
+            wanted.discard((time, *place))
         elif action < 0.8:
-            due = sorted(each for each in wanted if each[0] <= time // 8)
-            assert [(at, keyed.current_key) for at in keyed.timers.due(time // 8)] == due
-            wanted -= set(due)
+            fired = due(time // 8)
+            assert [each[:2] for each in fired] == sorted(each[:2] for each in fired)
+            assert set(fired) == {each for each in wanted if each[0] <= time // 8}
+            wanted -= set(fired)
         elif action < 0.87 and len(marks) < 6:
             marks.append((keyed.mark(), set(wanted)))
         elif action < 0.91 and marks:
@@ -240,20 +189,26 @@ def test_random_deletions_under_marks_keep_the_queue_exact(keyed: Any, seed: int
             mark, was = marks[-1]
             keyed.rollback(mark)
             wanted = set(was)
+            assert queued(keyed) == len(wanted)
+        elif action < 0.97:
+            for handle in keyed.timers._handles().values():
+                handle._requeue()
         elif len(snapshots) < 2:
             snapshots.append(keyed.core.snapshot())
         elif snapshots:
             snapshots.pop(0).release()
         if number % 500 == 0:
             keyed.core._set_state_version(max(keyed.core.metrics()["state_version"], LAST_VERSION - 3))
-        assert keyed.timers.count() == len(wanted)
-        assert keyed.timers.next_due() == min(wanted, default=(None, 0))[0]
+        assert keyed.timers.count() == queued(keyed) == len(wanted)
+        assert keyed.timers.next_due() == min(wanted, key=lambda each: each[0], default=(None,))[0]
         if number % 10 == 0:
             check(keyed)
     for snapshot in snapshots:
         snapshot.release()
     check(keyed)
-    assert [(at, keyed.current_key) for at in keyed.timers.due(10**6)] == sorted(wanted)
+    fired = due(10**6)
+    assert [each[:2] for each in fired] == sorted(each[:2] for each in wanted)
+    assert set(fired) == wanted
 
 
 def test_memory_follows_the_timers_that_are_left(keyed: Any, rng: random.Random) -> None:
@@ -270,24 +225,6 @@ def test_memory_follows_the_timers_that_are_left(keyed: Any, rng: random.Random)
     # The pages of the queue that are kept, and at most one page of tickets for each timer.
     assert outside_extents(keyed) < full - 28 * n + 3 * 24 * 1024 + 20 * 600
     check(keyed)
-
-
-def test_a_queue_that_was_built_anew_under_a_mark_follows_a_rollback(keyed: Any) -> None:
-    for key in range(60):
-        keyed.set_current_key(key)
-        keyed.timers.register(key)
-    outer = keyed.mark()
-    assert len(list(keyed.timers.due(19))) == 20
-    (handle,) = keyed.timers._handles().values()
-    handle._requeue()
-    inner = keyed.mark()
-    assert len(list(keyed.timers.due(39))) == 20
-    keyed.rollback(inner)
-    check(keyed)
-    assert keyed.timers.next_due() == 20
-    keyed.rollback(outer)
-    check(keyed)
-    assert list(keyed.timers.due(100)) == list(range(60))
 
 
 def test_what_fired_before_the_oldest_mark_is_let_go_of(keyed: Any) -> None:
@@ -311,63 +248,6 @@ def test_what_fired_before_the_oldest_mark_is_let_go_of(keyed: Any) -> None:
     keyed.rollback(oldest)
     check(keyed)
     assert keyed.timers.count() == 0
-
-
-def test_a_timer_has_one_node_however_often_it_is_registered(keyed: Any) -> None:
-    for _ in range(10):
-        for key in range(50):
-            keyed.set_current_key(key)
-            keyed.timers.register(10)
-            keyed.timers.register(20)
-            keyed.timers.delete(10)
-    mark = keyed.mark()
-    for key in range(0, 50, 2):
-        keyed.set_current_key(key)
-        keyed.timers.register(10)
-        keyed.timers.delete(20)
-    check(keyed)
-    keyed.rollback(mark)
-    check(keyed)
-    for key in range(50):
-        keyed.set_current_key(key)
-        keyed.timers.register(10)
-    check(keyed)
-    keyed.release(mark)
-    assert list(keyed.timers.due(20)) == [10] * 50 + [20] * 50
-
-
-def test_a_snapshot_does_not_see_what_timers_do_later(keyed: Any) -> None:
-    for key in range(300):
-        keyed.set_current_key(key)
-        keyed.set_current_namespace(TimeWindow(0, key % 3) if key % 3 else VOID)
-        keyed.timers.register(key)
-        keyed.timers.register(key + 1_000)
-    snapshot = keyed.core.snapshot()
-    before = keyed.timers.rows()
-    mark = keyed.mark()
-    for time in keyed.timers.due(500):
-        keyed.timers.register(time + 2_000)
-    check(keyed)
-    keyed.rollback(mark)
-    keyed.release(mark)
-    check(keyed)
-    assert keyed.timers.rows() == before
-    snapshot.release()
-    check(keyed)
-    assert len(list(keyed.timers.due(10_000))) == 600
-
-
-def test_a_queue_is_built_anew_from_the_set(keyed: Any) -> None:
-    for key in range(100):
-        keyed.set_current_key(key)
-        keyed.timers.register(100 - key)
-        keyed.timers.register(200)
-        keyed.timers.delete(200)
-    (handle,) = keyed.timers._handles().values()
-    handle._requeue()
-    assert handle._queued() == (100, 0)
-    check(keyed)
-    assert list(keyed.timers.due(100)) == list(range(1, 101))
 
 
 def test_timers_respect_the_memory_limit() -> None:
@@ -479,6 +359,7 @@ def descriptors(**options: Any) -> list[Any]:
     return [
         expiring(ValueStateDescriptor("value", int), **options),
         expiring(ValueStateDescriptor("text", str), **options),
+        expiring(ValueStateDescriptor("object", t.PICKLE), **options),
         expiring(ListStateDescriptor("list", int), **options),
         expiring(MapStateDescriptor("map", str, str), **options),
     ]
@@ -492,7 +373,7 @@ def write(state: Any, now: int) -> None:
     elif kind == "list":
         state.add(now)
     else:
-        state.update(now if state.descriptor.name == "value" else "x" * 100)
+        state.update({"value": now, "text": "x" * 100, "object": (now,)}[state.descriptor.name])
 
 
 def looks(state: Any) -> int:
@@ -615,6 +496,58 @@ def test_accesses_find_all_that_has_expired_whatever_happened_before(
     for snapshot in snapshots:
         snapshot.release()
     check(keyed)
+
+
+class Walked:
+    """A list state of one map, for keys from 0 to 49: calls for some of them at a time."""
+
+    def __init__(self, keyed: Any, clock: ManualClock) -> None:
+        self.keyed, self.clock = keyed, clock
+        self.descriptor = expiring(ListStateDescriptor("list", int))
+        self.state = keyed.get_list_state(self.descriptor)
+
+    def at(self, now: int, call: Any, *arguments: Any, keys: Any = range(50)) -> None:
+        self.clock.set(now)
+        for key in keys:
+            self.keyed.set_current_key(key)
+            call(*arguments)
+
+    def rest(self, now: int) -> int:
+        """Accesses for two rounds over everything; the number of entries that they leave."""
+        self.at(now, self.state.clear, keys=[1_000] * 50)
+        return self.keyed.num_entries()
+
+
+@pytest.fixture
+def walked(clock: ManualClock) -> Iterator[Walked]:
+    with HeapBackend(threads=1).create_keyed_backend(int, max_parallelism=1, clock=clock) as keyed:
+        yield Walked(keyed, clock)
+
+
+def test_accesses_find_what_a_list_has_left(walked: Walked) -> None:
+    walked.at(0, walked.state.add, 1, keys=[1])
+    walked.at(20, walked.state.add, 2, keys=[1])
+    walked.at(HOUR, walked.state.add, 3, keys=[2])
+    assert walked.rest(HOUR) == 2
+    assert walked.rest(HOUR + 20) == 1
+
+
+def test_accesses_find_what_a_merge_moves_to_where_they_have_been(walked: Walked) -> None:
+    state, keyed = walked.state, walked.keyed
+    walked.at(0, state.add, 1)
+    walked.at(0, state.clear, keys=[0])
+    keyed.set_current_namespace("n")
+    walked.at(0, state.add, 1, keys=[0])
+    keyed.set_current_namespace(VOID)
+    walked.at(10, state.update, [2], keys=range(1, 50))
+    # The walk has begun anew and is a few entries on: a clock that goes back makes it.
+    walked.at(9, state.clear, keys=[1_000])
+    walked.rest(10)
+    walked.at(9, state.clear, keys=[1_000])
+    walked.at(10, state.clear, keys=[1_000] * 2)
+    walked.at(10, keyed.merge_namespaces, walked.descriptor, VOID, ["n"], keys=[0])
+    assert walked.rest(10) == 50
+    assert walked.rest(HOUR) == 49
 
 
 def test_cleanup_passes_a_long_list_as_fast_as_a_short_one(clock: ManualClock) -> None:
