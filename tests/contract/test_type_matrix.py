@@ -107,6 +107,7 @@ def test_columns_of_map_values(keyed: KeyedStateBackend, sort: str, layout: str,
         assert texts(state[place] for place in places[number::3]) == texts(given.values[number::3])
 
 
+@pytest.mark.checked
 @some_keys
 @every_layout
 @every_sort_of_key
@@ -129,6 +130,7 @@ def test_columns_of_map_keys(
     assert_same(backend, texts(state), texts(keys[1:]))
 
 
+@pytest.mark.checked
 @some_keys
 @every_layout
 @every_sort_of_key

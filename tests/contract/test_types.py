@@ -6,18 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract.conftest import MakeKeyed, in_order
+from contract.conftest import MakeKeyed
 from contract.samples import KEYS, KINDS, VALUES, Kind
 from type_strategies import same
 
 from statebackend import types as t
 from statebackend.errors import SerializationError, SerializationTypeError
-from statebackend.keys import key_encoder
 from statebackend.state import (
     KeyedStateBackend,
     ListStateDescriptor,
     MapStateDescriptor,
-    StateBackend,
     ValueStateDescriptor,
 )
 
@@ -56,23 +54,6 @@ def test_every_key_has_its_own(make_keyed: MakeKeyed, kind: Kind, key_type: t.Ty
     assert all(any(same(found, key) for key in KEYS[key_type]) for found in keyed.keys("s"))
 
 
-@pytest.mark.parametrize("key_type", KEYS, ids=repr)
-def test_map_keys(keyed: KeyedStateBackend, key_type: t.Type, backend: StateBackend) -> None:
-    state = keyed.get_map_state(MapStateDescriptor("s", key_type, t.LONG))
-    keys = KEYS[key_type]
-    for number, key in enumerate(keys):
-        state[key] = number
-    canonical = [key_encoder(key_type).encode(key) for key in keys]
-    by_key = sorted(range(len(keys)), key=canonical.__getitem__)
-    places = in_order(backend, list(range(len(keys))), by_key)
-    assert [value for _, value in state.items()] == places
-    assert all(same(a, keys[place]) for a, place in zip(state.keys(), places, strict=True))
-    assert [state[key] for key in keys] == list(range(len(keys)))
-    for key in keys:
-        state.remove(key)
-    assert state.is_empty()
-
-
 def test_zero_and_nan_keys_are_one(make_keyed: MakeKeyed) -> None:
     keyed = make_keyed("double")
     state = keyed.get_value_state(ValueStateDescriptor("s", int))
@@ -97,7 +78,7 @@ def test_values_keep_the_sign_of_zero(keyed: KeyedStateBackend) -> None:
     assert str(state.value()) == "-0.0"
 
 
-#: A value that a type refuses, and the error.
+#: A key that a type refuses, and the error; `test_wrong_values` has values.
 WRONG = (
     (t.LONG, True, SerializationTypeError),
     (t.LONG, 1.0, SerializationTypeError),
@@ -116,26 +97,6 @@ WRONG = (
     (t.TUPLE(t.LONG, t.STRING), (1, 2), SerializationTypeError),
     (t.TUPLE(t.LONG, t.STRING), (1,), SerializationTypeError),
 )
-
-
-@every_kind
-@pytest.mark.parametrize(("declared", "value", "error"), WRONG, ids=repr)
-def test_a_refused_value_changes_nothing(
-    keyed: KeyedStateBackend, kind: Kind, declared: t.Type, value: Any, error: type[Exception]
-) -> None:
-    state = keyed.get_state(kind.descriptor("s", declared))
-    with pytest.raises(error) as raised:
-        kind.write(state, value)
-    if isinstance(raised.value, SerializationError):
-        assert "'s'" in str(raised.value)
-        assert repr(value) not in str(raised.value)
-    assert not state.exists()
-    good = VALUES[declared][0]
-    kind.write(state, good)
-    with pytest.raises(error):
-        kind.write(state, value)
-    assert same(kind.read(state), good)
-    assert keyed.num_entries("s") == 1
 
 
 @pytest.mark.parametrize(("declared", "value", "error"), WRONG, ids=repr)

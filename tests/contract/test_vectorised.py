@@ -1,4 +1,7 @@
-"""Vectorised operations give what the one-by-one calls give, and are atomic."""
+"""Rules of vectorised operations, which are atomic.
+
+`test_vectorised_sequences` compares them with loops, `test_type_matrix` has all types and layouts.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from contract.conftest import MakeKeyed
-from contract.samples import KEYS, VALUES, Longest, dump, join
-from type_strategies import same
+from contract.samples import KEYS, Longest, dump, join
 
 from statebackend import types as t
 from statebackend.errors import (
@@ -31,134 +33,8 @@ from statebackend.state import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from statebackend.state.value_columns import to_arrow, to_values
 
 pytestmark = pytest.mark.checked
-
-Rows = list[tuple[Any, ...]]
-
-
-class Twin:
-    """Two backends with the same state: one is called row by row, the other with whole columns."""
-
-    def __init__(self, make_keyed: MakeKeyed, key_type: t.Type, descriptor: StateDescriptor) -> None:
-        self.descriptor = descriptor
-        self.one, self.many = make_keyed(key_type), make_keyed(key_type)
-        self.one_state = self.one.get_state(descriptor)
-        self.many_state: Any = self.many.get_state(descriptor)
-
-    def each(self, method: str, rows: Rows) -> list[Any]:
-        results = []
-        for key, *arguments in rows:
-            self.one.set_current_key(key)
-            results.append(getattr(self.one_state, method)(*arguments))
-        return results
-
-    def check_equal(self) -> None:
-        assert dump(self.one, self.descriptor) == dump(self.many, self.descriptor)
-
-
-def columns(rows: Rows, types: list[t.Type], form: str) -> list[Any]:
-    """The rows as columns: lists, Arrow arrays (sliced, in chunks), or numpy arrays where there are some."""
-    found: list[Any] = []
-    for number, declared in enumerate(types):
-        values = [row[number] for row in rows]
-        if form == "list":
-            found.append(values)
-        elif form == "numpy":
-            found.append(np.array(values, dtype=pa.array([], declared.arrow).to_numpy().dtype))
-        elif form == "arrow":
-            found.append(to_arrow([values[0], *values] if values else [], declared)[1:])
-        else:
-            array = to_arrow(values, declared)
-            found.append(pa.chunked_array([array[:1], array[1:]]))
-    return found
-
-
-@pytest.mark.parametrize("form", ["list", "arrow", "chunked"])
-@pytest.mark.parametrize("key_type", KEYS, ids=repr)
-def test_values_of_every_key_type(make_keyed: MakeKeyed, key_type: t.Type, form: str) -> None:
-    twin = Twin(make_keyed, key_type, ValueStateDescriptor("s", int))
-    keys = KEYS[key_type]
-    rows: Rows = [(key, number) for number, key in enumerate([*keys, *keys[::-1], keys[0]])]
-    rows.append((keys[-1], None))
-    twin.each("update", rows)
-    twin.many_state.update_many(*columns(rows, [key_type, t.LONG], form))
-    twin.check_equal()
-    key_rows: Rows = [(row[0],) for row in rows]
-    asked = columns(key_rows, [key_type], form)[0]
-    got = twin.many_state.get_many(asked)
-    assert got.type == pa.int64()
-    assert got.to_pylist() == twin.each("value", key_rows)
-    assert twin.many_state.exists_many(asked).to_pylist() == twin.each("exists", key_rows)
-    twin.each("clear", key_rows[:1])
-    twin.many_state.clear_many(asked[:1])
-    twin.check_equal()
-
-
-@pytest.mark.parametrize("form", ["list", "arrow", "chunked"])
-@pytest.mark.parametrize("declared", [d for d in VALUES if d != t.PICKLE], ids=repr)
-def test_values_of_every_type(make_keyed: MakeKeyed, declared: t.Type, form: str) -> None:
-    values = VALUES[declared]
-    rows: Rows = [(number, value) for number, value in enumerate([*values, None, *values])]
-    value = Twin(make_keyed, t.LONG, ValueStateDescriptor("s", declared))
-    value.each("update", rows)
-    value.many_state.update_many(*columns(rows, [t.LONG, declared], form))
-    value.check_equal()
-    got = value.many_state.get_many([row[0] for row in rows])
-    assert got.type == declared.arrow
-    assert all(same(a, b[1]) for a, b in zip(to_python(got, declared), rows, strict=True))
-
-    present = [row for row in rows if row[1] is not None]
-    listed = Twin(make_keyed, t.LONG, ListStateDescriptor("s", declared))
-    listed.each("add", present)
-    listed.many_state.add_many(*columns(present, [t.LONG, declared], form))
-    listed.check_equal()
-    assert listed.many_state.get_many([0, 99]).type == pa.list_(declared.arrow)
-    assert len(listed.many_state.get_many([0, 99])[0]) == 1
-    assert listed.many_state.get_many([0, 99])[1].as_py() == []
-
-    mapped = Twin(make_keyed, t.LONG, MapStateDescriptor("s", t.LONG, declared))
-    map_rows: Rows = [(key % 2, key, each) for key, each in rows]
-    mapped.each("put", map_rows)
-    mapped.many_state.put_many(*columns(map_rows, [t.LONG, t.LONG, declared], form))
-    mapped.check_equal()
-    got = mapped.many_state.get_many([row[0] for row in map_rows], [row[1] for row in map_rows])
-    assert got.type == declared.arrow
-    assert all(same(a, b[2]) for a, b in zip(to_python(got, declared), map_rows, strict=True))
-
-    reduced = Twin(make_keyed, t.LONG, ReducingStateDescriptor("s", "last", declared))
-    reduced.each("add", rows)
-    reduced.many_state.add_many(*columns(rows, [t.LONG, declared], form))
-    reduced.check_equal()
-
-
-def to_python(array: pa.Array, declared: t.Type) -> list[Any]:
-    """Arrow back to what a handle gives; rows come from Arrow as dicts."""
-    from statebackend.types.serializers import serializer_for
-
-    serializer = serializer_for(declared)
-    values = to_values(array, declared)
-    return [None if v is None else serializer.deserialize(serializer.serialize(v)) for v in values]
-
-
-@pytest.mark.parametrize("key_type", KEYS, ids=repr)
-@pytest.mark.parametrize("form", ["list", "arrow"])
-def test_map_keys_of_every_type(make_keyed: MakeKeyed, key_type: t.Type, form: str) -> None:
-    twin = Twin(make_keyed, t.STRING, MapStateDescriptor("s", key_type, int))
-    keys = KEYS[key_type]
-    rows: Rows = [("ab"[n % 2], key, n) for n, key in enumerate([*keys, *keys, keys[0]])]
-    types = [t.STRING, key_type, t.LONG]
-    twin.each("put", rows)
-    twin.many_state.put_many(*columns(rows, types, form))
-    twin.check_equal()
-    at: Rows = [row[:2] for row in rows]
-    asked = columns(at, types[:2], form)
-    assert twin.many_state.get_many(*asked).to_pylist() == twin.each("get", at)
-    twin.each("remove", at[:3])
-    twin.many_state.remove_many(*[column[:3] for column in asked])
-    twin.check_equal()
-
 
 NUMPY_TYPES = [t.LONG, t.INT, t.SHORT, t.BYTE, t.DOUBLE, t.FLOAT]
 
@@ -166,12 +42,20 @@ NUMPY_TYPES = [t.LONG, t.INT, t.SHORT, t.BYTE, t.DOUBLE, t.FLOAT]
 @pytest.mark.parametrize("key_type", NUMPY_TYPES, ids=repr)
 @pytest.mark.parametrize("value_type", NUMPY_TYPES, ids=repr)
 def test_numpy_columns(make_keyed: MakeKeyed, key_type: t.Type, value_type: t.Type) -> None:
-    twin = Twin(make_keyed, key_type, ReducingStateDescriptor("s", "max", value_type))
-    keys, values = KEYS[key_type], KEYS[value_type]
-    rows: Rows = [(keys[n % len(keys)], values[n % len(values)]) for n in range(7)]
-    twin.each("add", rows)
-    twin.many_state.add_many(*columns(rows, [key_type, value_type], "numpy"))
-    twin.check_equal()
+    descriptor = ReducingStateDescriptor("s", "max", value_type)
+    one, many = make_keyed(key_type), make_keyed(key_type)
+    columns = [
+        np.array(
+            [KEYS[declared][n % len(KEYS[declared])] for n in range(7)], declared.arrow.to_pandas_dtype()
+        )
+        for declared in (key_type, value_type)
+    ]
+    state = one.get_reducing_state(descriptor)
+    for key, value in zip(*(column.tolist() for column in columns), strict=True):
+        one.set_current_key(key)
+        state.add(value)
+    many.get_reducing_state(descriptor).add_many(*columns)
+    assert dump(one, descriptor) == dump(many, descriptor)
 
 
 def test_results_of_a_users_aggregate(keyed: KeyedStateBackend) -> None:
