@@ -170,6 +170,13 @@ class Seen(sb.KeyedProcessFunction):
         self.seen.update(1)
 
 
+def test_a_single_row_goes_by_its_own_time(backend: str) -> None:
+    with Harness(Seen(), int, key="k", event_time="at", delay=5000, backend=backend) as harness:
+        given = [(1, 1000), (2, 1150), (1, 1099), (1, 1199)]
+        seen = [harness.process_element(key, {"at": at}) for key, at in given]
+        assert seen == [[False], [False], [True], [False]]
+
+
 def test_rows_without_a_time_go_by_the_watermark_after_the_batch(backend: str) -> None:
     with Harness(Seen(), int, key="k", event_time="at", backend=backend) as harness:
         assert harness.process_batch(rows((1, None), (2, 1000))) == [False, False]  # 1 is stamped with 1000
