@@ -103,6 +103,12 @@ def day_rng(request: pytest.FixtureRequest) -> random.Random:
     return random.Random(f"{request.config.option.day}:{request.node.nodeid}")
 
 
+@pytest.fixture
+def is_stress(request: pytest.FixtureRequest) -> bool:
+    """Whether this is the long run, with ``--stress``."""
+    return bool(request.config.getoption("stress"))
+
+
 # ------------------------------------------------------------------------------------------- live objects
 
 _failed = pytest.StashKey[bool]()

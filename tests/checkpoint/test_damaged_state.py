@@ -73,12 +73,12 @@ def places(size: int, rng: random.Random, count: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("number", range(4))
 def test_a_byte_flipped_anywhere(
-    whole: tuple[Path, list[Any], list[str]], copy: Path, number: int, rng: random.Random, request: Any
+    whole: tuple[Path, list[Any], list[str]], copy: Path, number: int, rng: random.Random, is_stress: bool
 ) -> None:
     name = whole[2][number]
     path = copy / name
     content = path.read_bytes()
-    for at in places(len(content), rng, 2000 if request.config.getoption("stress") else 120):
+    for at in places(len(content), rng, 2000 if is_stress else 120):
         path.write_bytes(content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :])
         check_damaged(copy, whole[1], name)
     path.write_bytes(content)

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_process import Server, server, told_by
+import store_process
+from processes import Server, server
+from store_process import told_by
 from store_story import Told, check_checkpoints, check_nothing_left, check_recovery, open_store
 
 from statebackend.checkpoint.files import PosixFiles
@@ -18,7 +20,7 @@ from statebackend.checkpoint.store.reader import CheckpointReader
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Server]:
-    with server() as running:
+    with server(store_process) as running:
         yield running
 
 
@@ -34,13 +36,13 @@ def listing(root: Path) -> Callable[[], list[str]]:
     return walk
 
 
-def test_killed_before_every_call(processes: Server, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_killed_before_every_call(processes: Server, tmp_path: Path, is_stress: bool) -> None:
     (whole,) = processes.ask("tell", tmp_path / "whole", at=-1)
     assert whole["status"] == 0
     calls = dict(whole["said"])["calls"]
     assert calls > 200
     # Every call in the long run, every fifth otherwise: the simulated disk sees all of them each time.
-    every = 1 if request.config.getoption("stress") else 5
+    every = 1 if is_stress else 5
     for at in range(0, calls, every):
         root = tmp_path / str(at)
         (answer,) = processes.ask("tell", root, at=at)
@@ -48,8 +50,9 @@ def test_killed_before_every_call(processes: Server, tmp_path: Path, request: py
         check_recovery(PosixFiles(str(root)), listing(root), told_by(answer))
 
 
-def kill_at_random(processes: Server, root: Path, rng: random.Random, times: int) -> None:
+def test_killed_at_random(processes: Server, tmp_path: Path, rng: random.Random, is_stress: bool) -> None:
     """So often, and more often, and later, if there was not the time for enough commits in between."""
+    root, times = tmp_path / "store", 4000 if is_stress else 40
     told, kills, longest = Told(), 0, 40_000
     while kills < times or (told.committed or 0) <= times / 4:
         assert kills < 5 * times, "too little was committed to tell"
@@ -66,15 +69,6 @@ def kill_at_random(processes: Server, root: Path, rng: random.Random, times: int
         check_nothing_left(store, listing(root)(), store.epoch)
         store.close()
         told = Told(reader.latest())
-
-
-def test_killed_at_random(processes: Server, tmp_path: Path, rng: random.Random) -> None:
-    kill_at_random(processes, tmp_path / "store", rng, 40)
-
-
-@pytest.mark.stress
-def test_killed_at_random_for_long(processes: Server, tmp_path: Path, rng: random.Random) -> None:
-    kill_at_random(processes, tmp_path / "store", rng, 4000)
 
 
 def test_two_processes_want_the_same_store(processes: Server, tmp_path: Path) -> None:

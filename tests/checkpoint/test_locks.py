@@ -5,15 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from processes import started
+from watched_calls import WatchedCalls
 
 import statebackend as sb
-from statebackend.checkpoint.files import PosixCalls, PosixFiles
+from statebackend.checkpoint.files import PosixFiles
 
 DRIVER = """
 import os, sys, time
@@ -30,27 +31,18 @@ time.sleep(600)
 
 
 def test_a_forked_child_does_not_keep_the_lock_of_a_driver_that_died(tmp_path: Path) -> None:
-    driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    assert driver.stdout is not None
-    child = int(driver.stdout.readline())
-    try:
-        with pytest.raises(sb.UsageError, match="another query is writing"):
-            sb.CheckpointStore(tmp_path).open_for_writing(refuse_live=True)
-        driver.kill()
-        driver.wait()
-        os.kill(child, 0)  # it lives
-        with sb.CheckpointStore(tmp_path).open_for_writing(refuse_live=True) as store:
-            store.commit(1)
-    finally:
-        driver.kill()
-        driver.wait()
-        driver.stdout.close()
-        os.kill(child, signal.SIGKILL)
+    with started(DRIVER, tmp_path) as driver:
+        child = int(driver.stdout.readline())
+        try:
+            with pytest.raises(sb.UsageError, match="another query is writing"):
+                sb.CheckpointStore(tmp_path).open_for_writing(refuse_live=True)
+            driver.kill()
+            driver.wait()
+            os.kill(child, 0)  # it lives
+            with sb.CheckpointStore(tmp_path).open_for_writing(refuse_live=True) as store:
+                store.commit(1)
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_child_leaves_the_lock_to_its_parent(tmp_path: Path) -> None:
@@ -65,20 +57,14 @@ def test_a_child_leaves_the_lock_to_its_parent(tmp_path: Path) -> None:
         store.commit(0)
 
 
-class NoLocks(PosixCalls):
-    def __init__(self, code: int) -> None:
-        self.code = code
-
-    def lock_folder(self, path: str) -> int:
-        if not os.path.isdir(path):
-            raise FileNotFoundError(path)
-        raise OSError(self.code, os.strerror(self.code), path)
-
-
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF])
 def test_without_locks_a_live_writer_is_fenced_instead_of_refused(tmp_path: Path, code: int) -> None:
+    def before(number: int, name: str, *arguments: Any) -> None:
+        if name == "lock_folder" and os.path.isdir(arguments[0]):
+            raise OSError(code, os.strerror(code), arguments[0])
+
     def opened() -> sb.CheckpointStore:
-        files = PosixFiles(str(tmp_path), NoLocks(code))
+        files = PosixFiles(str(tmp_path), WatchedCalls(before))
         return sb.CheckpointStore(tmp_path, _files=files).open_for_writing(refuse_live=True)
 
     first = opened()

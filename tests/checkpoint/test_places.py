@@ -18,10 +18,11 @@ from object_servers import SERVERS, object_server
 from object_servers import Place as Address
 from simulated_disk import Dead, Disk, SimulatedCalls
 from simulated_objects import Bucket, SimulatedObjectCalls
+from watched_calls import WatchedCalls
 
 import statebackend as sb
 from statebackend.checkpoint import Checkpoint, StoredFile
-from statebackend.checkpoint.files import Place, PosixCalls, PosixFiles, open_place
+from statebackend.checkpoint.files import Place, PosixFiles, open_place
 from statebackend.checkpoint.files.objects import ObjectFiles
 from statebackend.checkpoint.files.places import ObjectPlace, PosixPlace
 from statebackend.checkpoint.store.publishing import published
@@ -47,32 +48,16 @@ def read(place: Place, name: str) -> bytes:
         return bytes(file.read())
 
 
-class Calls(PosixCalls):
+def watched(at: int = -1, no_links: int | None = None) -> WatchedCalls:
     """Real calls: the process dies before the one with number ``at``; links fail with an errno."""
 
-    def __init__(self, at: int = -1, no_links: int | None = None) -> None:
-        self.at, self.count, self.no_links = at, 0, no_links
-
-    def link(self, source: str, target: str) -> None:
-        if self.no_links is not None and not os.path.basename(source).startswith("."):
-            raise OSError(self.no_links, "no link")
-        PosixCalls.link(self, source, target)
-
-
-def _counted(name: str) -> Any:
-    original = getattr(Calls, name)
-
-    def call(self: Calls, *arguments: Any) -> Any:
-        if 0 <= self.at <= self.count:
+    def before(number: int, name: str, *arguments: Any) -> None:
+        if 0 <= at <= number:
             raise Dead  # now, and whatever the dying process tries to tidy up
-        self.count += 1
-        return original(self, *arguments)
+        if no_links is not None and name == "link" and not os.path.basename(arguments[0]).startswith("."):
+            raise OSError(no_links, "no link")
 
-    return call
-
-
-for _name in [name for name in vars(PosixCalls) if not name.startswith("_")]:
-    setattr(Calls, _name, _counted(_name))
+    return WatchedCalls(before)
 
 
 def test_a_file_of_the_same_disk_gets_a_second_name(tmp_path: Path) -> None:
@@ -87,7 +72,7 @@ def test_a_file_of_the_same_disk_gets_a_second_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP])
 def test_elsewhere_it_is_copied(tmp_path: Path, number: int) -> None:
     checkpoint, file = committed(sb.CheckpointStore(tmp_path / "state"))
-    place = PosixPlace(str(tmp_path / "out"), Calls(no_links=number))
+    place = PosixPlace(str(tmp_path / "out"), watched(no_links=number))
     place.prepare()
     assert [checkpoint.publish(file, place, "a") for _ in range(2)] == ["copied", "there"]
     assert os.listdir(tmp_path / "out") == ["a"]
@@ -124,7 +109,7 @@ def test_killed_before_every_call(tmp_path: Path, no_links: int | None) -> None:
     at = 0
     while True:
         out = tmp_path / f"out{at}"
-        calls = Calls(at, no_links)
+        calls = watched(at, no_links)
         place = PosixPlace(str(out), calls)
         try:
             place.prepare()
@@ -135,7 +120,7 @@ def test_killed_before_every_call(tmp_path: Path, no_links: int | None) -> None:
         seen = open_place(out)
         assert seen.names() in ([], ["a"])
         assert "a" not in seen.names() or read(seen, "a") == CONTENT, "a reader sees whole files"
-        again = PosixPlace(str(out), Calls(no_links=no_links))
+        again = PosixPlace(str(out), watched(no_links=no_links))
         again.prepare()
         checkpoint.publish(file, again, "a")
         assert os.listdir(out) == ["a"], "nothing is left behind"

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from watched_calls import WatchedCalls
 
 import statebackend as sb
-from statebackend.checkpoint.files import PosixCalls, PosixFiles
+from statebackend.checkpoint.files import PosixFiles
 from statebackend.checkpoint.store.log_state import Key
 from statebackend.checkpoint.store.records import Record
 
@@ -114,36 +115,16 @@ def test_a_writer_that_was_overtaken_rewinds_nothing(tmp_path: Path) -> None:
     assert older.open_readonly().records() == []
 
 
-class Cut(PosixCalls):
-    """Fails for good at the n-th call that changes something."""
+def cut_after(left: list[int]) -> WatchedCalls:
+    """Calls that fail for good when so many have changed something."""
 
-    def __init__(self, left: int) -> None:
-        self.left = left
+    def before(number: int, name: str, *arguments: Any) -> None:
+        if name in ("create", "link", "rename", "remove", "sync_folder"):
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(5, "as told")
 
-    def _tick(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise OSError(5, "as told")
-
-    def create(self, path: str) -> int:
-        self._tick()
-        return super().create(path)
-
-    def link(self, source: str, target: str) -> None:
-        self._tick()
-        super().link(source, target)
-
-    def rename(self, source: str, target: str) -> None:
-        self._tick()
-        super().rename(source, target)
-
-    def remove(self, path: str) -> None:
-        self._tick()
-        super().remove(path)
-
-    def sync_folder(self, path: str) -> None:
-        self._tick()
-        super().sync_folder(path)
+    return WatchedCalls(before)
 
 
 @pytest.mark.parametrize("to", [5, None])
@@ -153,24 +134,25 @@ def test_a_rewind_that_is_cut_off_leaves_whole_checkpoints_and_can_be_repeated(
     for calls in range(200):
         folder = tmp_path / str(calls)
         committed(folder, 5, 6, 7).close()
-        cut = Cut(1_000_000)
-        store = sb.CheckpointStore(folder, _files=PosixFiles(str(folder), cut)).open_for_writing()
-        cut.left = calls
+        left = [1_000_000]
+        files = PosixFiles(str(folder), cut_after(left))
+        store = sb.CheckpointStore(folder, _files=files).open_for_writing()
+        left[0] = calls
         try:
             store.rewind(to)
         except OSError:
             pass
         else:
             break
-        left = sb.CheckpointStore(folder)
-        ids = left.checkpoints()
+        reader = sb.CheckpointStore(folder)
+        ids = reader.checkpoints()
         assert ids in ([5, 6, 7], [5, 6], [5]) if to == 5 else ids in ([5, 6, 7], [6, 7], [7], [])
         for each in ids:
-            left.open(each).verify()
+            reader.open(each).verify()
         store.close()
-        with left.open_for_writing():
-            left.rewind(to)
-            assert left.checkpoints() == ([] if to is None else [5])
+        with reader.open_for_writing():
+            reader.rewind(to)
+            assert reader.checkpoints() == ([] if to is None else [5])
     else:
         raise AssertionError("it never came to its end")
     assert calls > 8

@@ -6,15 +6,14 @@ import errno
 import json
 import os
 import pickle
-import subprocess
-import sys
+import signal
 import threading
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from house_tools import ROOT
+from processes import run
 from refusing_disks import SealOff, fill, read_only, small_disk
 from store_files import commit, write
 
@@ -156,7 +155,7 @@ def test_an_import_of_the_library_loads_nothing_compiled() -> None:
         "assert not [m for m in sys.modules if m.startswith('statebackend._core.')];"
         "assert 'pyarrow.fs' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    run(code)
 
 
 # ------------------------------------------------------------------------------------ refusals
@@ -238,8 +237,7 @@ def test_a_dead_writer_is_not_respected(root: Path) -> None:
         "import os, signal, sys; from statebackend.checkpoint import CheckpointStore;"
         "CheckpointStore(sys.argv[1]).open_for_writing(); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(root)], cwd=ROOT, check=False)
-    assert done.returncode < 0
+    run(code, root, status=-signal.SIGKILL)
     with CheckpointStore(root).open_for_writing(refuse_live=True) as store:
         assert store.epoch == 2
 
@@ -535,14 +533,7 @@ def test_another_process_writes_for_the_writer(store: CheckpointStore, root: Pat
     )
 
     def elsewhere() -> dict:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            input=pickle.dumps(store.data_writer(0)),
-            capture_output=True,
-            check=True,
-            cwd=ROOT,
-        )
-        return json.loads(done.stdout)  # type: ignore[no-any-return]
+        return json.loads(run(code, input=pickle.dumps(store.data_writer(0))).stdout)  # type: ignore[no-any-return]
 
     won, lost = elsewhere(), elsewhere()
     checkpoint = store.commit(0, [won])
@@ -585,10 +576,7 @@ def test_a_forked_process_is_not_the_writer(store: CheckpointStore) -> None:
         "print(store.checkpoints())\n"
     )
     store.close()
-    done = subprocess.run(
-        [sys.executable, "-c", code, store.uri], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert done.stdout == "[0]\n"
+    assert run(code, store.uri).stdout == "[0]\n"
 
 
 # ------------------------------------------------------------------------------------ the disk says no
@@ -634,14 +622,7 @@ def test_a_file_that_may_not_grow(root: Path) -> None:
         "commit(store, 1)\n"
         "print(store.checkpoints())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(root)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"},
-    )
-    assert done.stdout == f"{errno.EFBIG}\n[0, 1]\n"
+    assert run(code, root).stdout == f"{errno.EFBIG}\n[0, 1]\n"
     assert len(data_files(root)) == 2
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from all_backends import BACKENDS
+from processes import run
 
 import statebackend as sb
 
@@ -54,12 +55,7 @@ def test_memory_at_the_peak_of_a_restore(tmp_path: Path, source: str) -> None:
         else:
             with sb.CheckpointStore(tmp_path / "it").open_for_writing(key_type=int) as store:
                 store.commit(0, [keyed.snapshot(0, store).result()])
-    done = subprocess.run(
-        [sys.executable, "-c", RESTORE, str(tmp_path / "it"), source],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run(RESTORE, tmp_path / "it", source)
     before, after, peak, entries = map(int, done.stdout.split())
     assert entries == n
     assert after - before <= most * n

@@ -98,10 +98,9 @@ def test_one_wins_on_a_real_store(
     tmp_path: Path,
     kind: str,
     action: str,
-    request: pytest.FixtureRequest,
+    is_stress: bool,
 ) -> None:
     """Every second request; every one, and every answer, with --stress."""
-    is_long = request.config.getoption("--stress")
     new_place = on_posix(tmp_path) if kind == "POSIX" else on_server(object_server(kind), f"{action}-two")
-    for answer in ANSWERS if is_long else ["goes back"]:
-        check_all(new_place, action, answer, 1 if is_long else 2)
+    for answer in ANSWERS if is_stress else ["goes back"]:
+        check_all(new_place, action, answer, 1 if is_stress else 2)

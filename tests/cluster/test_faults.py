@@ -91,16 +91,15 @@ STEPS = [(op, nth) for op, count in MESSAGES.items() for nth in range(count)]
 @pytest.mark.parametrize("memory", [0, 1 << 20], ids=["on disk", "in memory"])
 @pytest.mark.parametrize("action", Faults.ACTIONS)
 def test_a_fault_at_any_message_costs_at_most_a_try(
-    world: World, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, action: str, memory: int
+    world: World, monkeypatch: pytest.MonkeyPatch, is_stress: bool, action: str, memory: int
 ) -> None:
     """Between every two steps of a batch; in the long run, also at any message of what follows."""
     faults = Faults(monkeypatch)
     world.open(memory=memory)
     world.batch()
-    is_long = request.config.getoption("stress")
-    every = 1 if memory or is_long else 6
+    every = 1 if memory or is_stress else 6
     for step in STEPS[::every]:
-        for op in MESSAGES if is_long else ["none"]:
+        for op in MESSAGES if is_stress else ["none"]:
             faults.arm({step, (op, MESSAGES.get(op, 0))}, action)
             world.batch()
             assert step in faults.struck or step[0] == "broadcast"
@@ -130,8 +129,9 @@ def test_a_fault_at_any_message_of_the_start_costs_a_start(
 # --- all of it ---
 
 
-def fail_at_random(world: World, monkeypatch: pytest.MonkeyPatch, batches: int) -> int:
+def test_faults_at_random(world: World, monkeypatch: pytest.MonkeyPatch, is_stress: bool) -> None:
     """Faults of all kinds, as chance has it, on batches that are tried until they come through."""
+    batches = 1500 if is_stress else 40
     rng, lock, count = world.rng, threading.Lock(), [0]
     send, commit = Link.send, sb.CheckpointStore.commit
 
@@ -175,7 +175,6 @@ def fail_at_random(world: World, monkeypatch: pytest.MonkeyPatch, batches: int) 
             try:
                 if world.query is None or not world.query.runner.is_open:
                     world.open(memory=rng.choice([0, 500, 1 << 20]))
-                assert world.query is not None
                 incoming = batch_of(table, PARTITIONS)._replace(identify=lambda digest=digest: digest)
                 committed = world.query.runner.run(world.next, incoming, Stopwatch())
             except (OSError, sb.HostError):
@@ -192,16 +191,7 @@ def fail_at_random(world: World, monkeypatch: pytest.MonkeyPatch, batches: int) 
     world.batch()
     world.nothing_is_staged()
     world.close()
-    return count[0]
-
-
-def test_faults_at_random(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fail_at_random(world, monkeypatch, 40) > 8
-
-
-@pytest.mark.stress
-def test_faults_at_random_for_long(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fail_at_random(world, monkeypatch, 1500) > 300
+    assert count[0] > batches // 5
 
 
 @pytest.mark.parametrize("memory", [0, 1 << 20], ids=["of waiting rows", "of the store"])

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import run, started
 from raw_links import wait_until
 
 PROGRAM = """
@@ -51,9 +52,7 @@ print(json.dumps([
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a temporary file")
 def test_report_names_the_exit_status_or_the_signal(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHON_FAULTHANDLER_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    done = run(PROGRAM, variables={"PYTHON_FAULTHANDLER_DIR": str(tmp_path)})
     *ends, failed, crashed = json.loads(done.stdout)
     assert ends == [
         {"ended": "ö" * 100_000},
@@ -93,33 +92,20 @@ def is_there(pid: int) -> bool:
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
 def test_host_process_ends_when_its_worker_is_killed(is_stopped: bool) -> None:
     """Spark kills the worker it knows, and nothing else."""
-    worker = subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True)
-    try:
-        assert worker.stdout is not None
+    with started(WAITS) as worker:
         host = int(worker.stdout.readline())
         assert is_there(host)
         if is_stopped:
             os.kill(host, signal.SIGSTOP)
-    finally:
-        worker.kill()
-        worker.wait()
     wait_until(lambda: not is_there(host))
 
 
 def test_host_process_ends_when_its_worker_is_interrupted() -> None:
-    worker = subprocess.Popen(
-        [sys.executable, "-c", WAITS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert worker.stdout is not None
-        assert worker.stderr is not None
+    with started(WAITS, stderr=subprocess.PIPE) as worker:
         host = int(worker.stdout.readline())
         while worker.poll() is None:  # Python drops an interrupt that comes within its own part of a fork
             worker.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.wait(5)
         assert "KeyboardInterrupt" in worker.stderr.read()
-    finally:
-        worker.kill()
-        worker.wait()
     wait_until(lambda: not is_there(host))

@@ -252,10 +252,10 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 def test_hostile_bytes_are_refused_and_cost_nothing(
-    rng: random.Random, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+    rng: random.Random, is_stress: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Random ones, a recorded conversation as it was and changed, and handshakes of which something is wrong."""
-    count = 1_000_000 if request.config.getoption("--stress") else 2000
+    count = 1_000_000 if is_stress else 2000
     with Served(max_waiting=64) as served:
         with Relay(served.address) as relay, connect(relay.address, SECRET, role="task") as link:
             far, _ = served.links.get(timeout=LONG)
@@ -306,11 +306,9 @@ def test_hostile_bytes_are_refused_and_cost_nothing(
             end_of_link.close()
 
 
-def test_hostile_frames_of_proved_peers_are_frames_or_errors(
-    rng: random.Random, request: pytest.FixtureRequest
-) -> None:
+def test_hostile_frames_of_proved_peers_are_frames_or_errors(rng: random.Random, is_stress: bool) -> None:
     """Nothing else comes out of a link than messages and its own errors, whatever goes in."""
-    count = 200_000 if request.config.getoption("--stress") else 1000
+    count = 200_000 if is_stress else 1000
     frames = b"".join(frame({"op": "rows", "n": n, "t": "x" * n}, rng.randbytes(3 * n)) for n in range(6))
     ends: dict[type[LinkError], int] = dict.fromkeys((LinkClosed, WireError), 0)
     messages = 0

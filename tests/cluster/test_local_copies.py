@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from host_queries import data_files
 from host_worlds import PARALLELISM, World, ticks
+from processes import gone
 from refusing_disks import fill, small_disk
 
 import statebackend as sb
@@ -116,14 +115,6 @@ def test_a_file_that_is_removed_has_no_copy(place: StoreFiles, tmp_path: Path) -
     assert files._copies() == []
     with pytest.raises(FileNotFoundError):
         files.open_input(NAME)
-
-
-def gone() -> int:
-    """The id of a process that has ended."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
-    )
-    return int(done.stdout)
 
 
 def test_a_process_takes_over_what_a_killed_one_has_left(tmp_path: Path) -> None:

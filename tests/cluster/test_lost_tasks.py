@@ -58,7 +58,6 @@ def dies() -> None:
 def test_of_two_attempts_of_a_task_the_one_that_is_reported_counts(world: World) -> None:
     """Speculation: both end, and the engine keeps one. And one that fails when it has sent half of its rows."""
     world.open(cluster=Tasks)
-    assert isinstance(world.cluster, Tasks)
 
     def doubled(plan: ScatterPlan, part: int, rows: Iterable[pa.RecordBatch]) -> TaskReport:
         with pytest.raises(Killed):
@@ -111,7 +110,6 @@ def test_an_attempt_that_goes_on_when_the_batch_has_run_is_refused(
     """One is in the middle of its rows then, one begins only now, and one comes with those of the try before."""
     monkeypatch.setattr("statebackend.cluster.sending._MESSAGE", 1)
     world.open(cluster=Tasks)
-    assert isinstance(world.cluster, Tasks)
     table = world.table()
     zombie = Zombie(lambda rows: [each.slice(at) for each in rows for at in (0, each.num_rows // 2)])
     world.cluster.attempts_of = zombie
@@ -137,7 +135,6 @@ def test_an_attempt_that_nobody_named_is_refused_where_the_batch_has_no_other_ro
     """Else what it sends would wait at hosts until there is another batch."""
     monkeypatch.setattr("statebackend.cluster.sending._MESSAGE", 1)
     world.open(cluster=Tasks)
-    assert isinstance(world.cluster, Tasks)
     half = world.table().to_batches()
     zombie = world.cluster.attempts_of = Zombie(lambda rows: [*half, *half])
     world.batch(world.table().slice(0, 0))
@@ -158,7 +155,6 @@ def test_rows_that_fit_nowhere_are_an_error_that_says_so(
         monkeypatch.setattr("statebackend.cluster.listener._FINISH", 0.0)
         monkeypatch.setattr("statebackend.cluster.sending._MESSAGE", 1 << 16)
     world.open(memory=100, staged_on_disk=100)
-    assert world.query is not None
     wide = pa.table({"user": ["a" * 1000] * 20_000, "n": [1] * 20_000, "rule": [False] * 20_000})
     with pytest.raises(sb.StoreError) as caught:
         world.query.run(0, wide)
@@ -175,7 +171,6 @@ def test_rows_of_a_batch_that_is_refused_before_it_runs_are_given_back(world: Wo
     table = pa.concat_tables(
         [world.table(), pa.table({"user": [None], "n": [1], "rule": [False]})], promote_options="default"
     )
-    assert world.query is not None
     with pytest.raises(sb.SerializationTypeError, match="a key is null"):
         world.query.run(world.next, table)
     world.nothing_is_staged()
@@ -190,7 +185,6 @@ def test_one_batch_of_the_engine_may_be_larger_than_a_frame(
     monkeypatch.setattr("statebackend.cluster.links.MAX_BODY", 1 << 20)
     monkeypatch.setattr("statebackend.cluster.sending._LARGEST", 1 << 19)
     world.open(cluster=Tasks)
-    assert isinstance(world.cluster, Tasks)
     world.cluster.attempts_of = lambda plan, part, rows: sent(
         plan, part, pa.Table.from_batches(rows).combine_chunks().to_batches()
     )
@@ -218,7 +212,6 @@ def test_hosts_that_are_lost_in_every_try_fail_the_batch_and_the_next_call_works
     world.cluster.before_task = lose
     world.cluster.attempts = 1
     table = world.table()
-    assert world.query is not None
     with pytest.raises(sb.HostError) as caught:
         world.query.run(world.next, table, PARTITIONS)
     assert caught.value.code == "HOST.LOST"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from held_gil import hold_gil
 from host_worlds import World, ticks
 from process_cluster import Orders, ProcessCluster
+from processes import started
 from raw_links import LONG, told, wait_until
 
 from statebackend.cluster import hosts
@@ -41,9 +40,7 @@ def begun(world: World, orders: Orders) -> Callable[..., ProcessCluster]:
     def begin(**options: Any) -> ProcessCluster:
         world.open(cluster=partial(ProcessCluster, orders.folder), **{"silence": SILENCE, **options})
         world.batch()
-        cluster = world.cluster
-        assert isinstance(cluster, ProcessCluster)
-        return cluster
+        return world.cluster
 
     return begin
 
@@ -103,46 +100,31 @@ def test_function_that_holds_the_gil_longer_than_the_limit_costs_a_try_and_the_p
     world.close()
 
 
-@pytest.fixture
-def driver(tmp_path: Path, orders: Orders) -> Iterator[Callable[[str], tuple[subprocess.Popen[bytes], int]]]:
-    """Starts a driver with hosts, one of which hangs; gives the process of the driver and a descriptor that is at its
-    end when all hosts have ended.
-    """
-    started: list[subprocess.Popen[bytes]] = []
-    reads, writes = os.pipe()
-
-    def start(what: str) -> tuple[subprocess.Popen[bytes], int]:
-        command = [sys.executable, process_cluster.__file__, str(orders.folder), str(tmp_path / "state")]
-        process = subprocess.Popen([*command, what, str(SILENCE), str(writes)], pass_fds=[writes])
-        started.append(process)
-        os.close(writes)
-        wait_until(lambda: orders.taken_by or process.poll() is not None)
-        return process, reads
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-    if started and not select.select([reads], [], [], 0)[0]:
-        for pid in orders.taken_by:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    os.close(reads)
-
-
 @pytest.mark.parametrize(
     ("what", "happens"),
     [("hold", signal.SIGKILL), ("hold", signal.SIGSTOP), ("wait", signal.SIGKILL)],
     ids=["GIL held, driver killed", "GIL held, driver stopped", "GIL free, driver killed"],
 )
 def test_host_whose_function_does_not_return_ends_without_its_driver(
-    driver: Callable[[str], tuple[subprocess.Popen[bytes], int]], what: str, happens: signal.Signals
+    tmp_path: Path, orders: Orders, what: str, happens: signal.Signals
 ) -> None:
-    process, hosts_live = driver(what)
-    assert process.poll() is None
-    assert not select.select([hosts_live], [], [], 0)[0]
-    process.send_signal(happens)
-    assert select.select([hosts_live], [], [], LONG)[0], "a host lives"
+    """All hosts of the driver have a descriptor: it is at its end when all have ended."""
+    hosts_live, of_hosts = os.pipe()
+    arguments = (orders.folder, tmp_path / "state", what, SILENCE, of_hosts)
+    try:
+        with started(process_cluster, *arguments, pass_fds=[of_hosts]) as process:
+            os.close(of_hosts)
+            wait_until(lambda: orders.taken_by or process.poll() is not None)
+            assert process.poll() is None
+            assert not select.select([hosts_live], [], [], 0)[0]
+            process.send_signal(happens)
+            assert select.select([hosts_live], [], [], LONG)[0], "a host lives"
+    finally:
+        if not select.select([hosts_live], [], [], 0)[0]:
+            for pid in orders.taken_by:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        os.close(hosts_live)
 
 
 #: A host that is let go, and whose function's close() does not return.
@@ -178,13 +160,12 @@ print(os.waitstatus_to_exitcode(status if ended else os.waitpid(pid, 0)[1]))
 
 
 def test_host_ends_whose_function_does_not_return_from_close() -> None:
-    script = STUCK.replace("SILENCE", str(SILENCE))
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
-    try:
-        assert process.communicate(timeout=LONG)[0] == b"1\n"
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    with started(STUCK.replace("SILENCE", str(SILENCE)), start_new_session=True) as process:
+        try:
+            assert process.communicate(timeout=LONG)[0] == "1\n"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 # --- what the driver tells of it ---
@@ -214,7 +195,6 @@ def test_function_that_stands_still_is_logged_once_for_each_minute(
         "no call of the function has returned for 0.6 s",
         "no call of the function has returned for 1.2 s",
     ]
-    assert world.query is not None
     registered = world.query.execution._hosts._living()
     wait_until(lambda: not any(host.stands_for for host in registered))
     world.close()

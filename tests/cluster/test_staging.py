@@ -7,14 +7,13 @@ import errno
 import os
 import random
 import struct
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from processes import gone
 from refusing_disks import fill, small_disk
 
 from statebackend.cluster.pieces import Kind, Piece, PieceSum, PieceSums, Tag, Try
@@ -56,7 +55,6 @@ def send(staging: Staging, tag: Tag, *parts: tuple[Kind, pa.RecordBatch]) -> Pie
 
 
 def numbers(table: pa.Table | None) -> list[int]:
-    assert table is not None
     found: list[int] = table["n"].to_pylist()
     return found
 
@@ -114,7 +112,6 @@ def test_a_piece_without_rows_has_columns(staging: Staging) -> None:
     send(staging, TAG)
     staged = staging.taken([TAG])
     rows = staged.rows()
-    assert rows is not None
     assert (rows.schema, rows.num_rows, staged.broadcast()) == (SCHEMA, 0, None)
     staged.release()
 
@@ -123,7 +120,6 @@ def test_a_batch_without_pieces_has_the_columns_that_are_told() -> None:
     staging = Staging()
     assert staging.taken([]).rows() is None
     rows = staging.taken([], schema=SCHEMA).rows()
-    assert rows is not None
     assert (rows.schema, rows.num_rows) == (SCHEMA, 0)
     assert staging.taken([]).broadcast() is None
 
@@ -397,10 +393,9 @@ def test_files_lie_where_the_system_has_temporary_ones(
 
 
 def test_what_processes_that_were_killed_have_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    orphan = tmp_path / f"statebackend-staging-{ended.pid}-x"
-    others = {tmp_path / name for name in ("statebackend-staging-", "statebackend-staging-x", f"{ended.pid}")}
+    ended = gone()
+    orphan = tmp_path / f"statebackend-staging-{ended}-x"
+    others = {tmp_path / name for name in ("statebackend-staging-", "statebackend-staging-x", f"{ended}")}
     for each in (orphan, *others):
         each.mkdir()
         (each / "1.piece").touch()

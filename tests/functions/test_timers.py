@@ -194,8 +194,6 @@ def test_time_goes_on_for_a_batch_function(backend: str) -> None:
 @pytest.mark.parametrize("restarts", [False, True])
 def test_sessions_of_clicks_are_those_of_a_loop(backend: str, tmp_path: Path, restarts: bool) -> None:
     spec = importlib.util.spec_from_file_location("click_sessions", CLICK_SESSIONS)
-    assert spec is not None
-    assert spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     clicks, users = (2_000, 1_200) if backend == "heap" else (100, 60)

@@ -3,46 +3,34 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from house_tools import compiled_modules
+from processes import run
 
 import statebackend as sb
 
 HEAVY = ("pyspark", "py4j", "pandas", "hypothesis", "pytest")
 
 
-def run(code: str, *options: str, to: Path | None = None) -> subprocess.CompletedProcess[str]:
-    arguments = [] if to is None else [str(to)]
-    return subprocess.run(
-        [sys.executable, *options, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def assert_silent(done: subprocess.CompletedProcess[str]) -> None:
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def run_silently(code: str, *arguments: object, options: Sequence[str] = ()) -> None:
+    done = run(code, *arguments, options=options)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 @pytest.mark.parametrize("options", [(), ("-X", "dev"), ("-W", "error"), ("-O",), ("-B", "-s")])
 def test_importing_everything_compiled_is_silent(options: tuple[str, ...]) -> None:
     imports = "\n".join(f"import {name}" for name in ("statebackend", *compiled_modules()))
-    assert_silent(run(imports, *options))
+    run_silently(imports, options=options)
 
 
-def test_importing_a_compiled_module_first_is_silent(
-    request: pytest.FixtureRequest, day_rng: random.Random
-) -> None:
+def test_importing_a_compiled_module_first_is_silent(is_stress: bool, day_rng: random.Random) -> None:
     """Each of them with ``--stress``, some of them each day otherwise."""
     modules = compiled_modules()
-    for name in modules if request.config.getoption("stress") else day_rng.sample(modules, 15):
-        assert_silent(run(f"import {name}"))
+    for name in modules if is_stress else day_rng.sample(modules, 15):
+        run_silently(f"import {name}")
 
 
 def test_objects_that_outlive_their_module_are_silent() -> None:
@@ -50,11 +38,11 @@ def test_objects_that_outlive_their_module_are_silent() -> None:
     code = "import sys, importlib\nsys.kept = []\n"
     for name in compiled_modules():
         code += f"m = importlib.import_module({name!r}); sys.kept.append(dict(vars(m)))\n"
-    assert_silent(run(code))
+    run_silently(code)
 
 
 def test_the_package_imports_nothing_heavy() -> None:
-    assert_silent(run(f"import sys, statebackend\nassert not set({HEAVY!r}) & set(sys.modules)"))
+    run_silently(f"import sys, statebackend\nassert not set({HEAVY!r}) & set(sys.modules)")
 
 
 def test_the_package_imports_without_its_compiled_core() -> None:
@@ -69,7 +57,7 @@ def test_the_package_imports_without_its_compiled_core() -> None:
         "assert statebackend.__version__\n"
         "[getattr(statebackend, name) for name in statebackend.__all__]\n"
     )
-    assert_silent(run(code))
+    run_silently(code)
 
 
 SNAPSHOT = """
@@ -87,14 +75,13 @@ def read_back(folder: Path) -> list[int]:
 
 
 def test_an_idle_writing_thread_does_not_keep_the_interpreter(tmp_path: Path) -> None:
-    assert_silent(
-        run(SNAPSHOT + "store.commit(0, [keyed.snapshot(0, store).result()])\n", "-X", "dev", to=tmp_path)
-    )
+    code = SNAPSHOT + "store.commit(0, [keyed.snapshot(0, store).result()])\n"
+    run_silently(code, tmp_path, options=("-X", "dev"))
     assert sorted(read_back(tmp_path)) == list(range(100_000))
 
 
 def test_what_is_being_written_is_waited_for(tmp_path: Path) -> None:
-    assert_silent(run(SNAPSHOT + "pending = keyed.snapshot(0, store)\n", to=tmp_path))
+    run_silently(SNAPSHOT + "pending = keyed.snapshot(0, store)\n", tmp_path)
     assert [path for path in tmp_path.glob("data/*/*.arrow") if path.stat().st_size > 100_000]
 
 
@@ -113,7 +100,7 @@ def at_the_end():
         go.set()
 threading.Thread(target=at_the_end).start()
 """
-    assert_silent(run(SNAPSHOT + code, to=tmp_path))
+    run_silently(SNAPSHOT + code, tmp_path)
     assert sorted(read_back(tmp_path)) == list(range(100_000))
 
 
@@ -121,6 +108,6 @@ def test_a_last_checkpoint_when_the_interpreter_is_about_to_end(tmp_path: Path) 
     code = "atexit.register(lambda: store.commit(1, [keyed.snapshot(1, store).result()]))\n"
     for before in ("", "store.commit(0, [keyed.snapshot(0, store).result()])\n"):
         folder = tmp_path / str(len(before))
-        assert_silent(run(SNAPSHOT + before + code, to=folder))
+        run_silently(SNAPSHOT + before + code, folder)
         assert sb.CheckpointStore(folder).latest() == 1
         assert sorted(read_back(folder)) == list(range(100_000))

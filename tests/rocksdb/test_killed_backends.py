@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import rocks_process
+from processes import server
 from rocks_process import (
     STEPS,
     Whereabouts,
@@ -18,7 +19,6 @@ from rocks_process import (
     open_keyed,
     without_empty,
 )
-from store_process import server
 
 from statebackend.checkpoint import CheckpointReader
 
@@ -40,7 +40,7 @@ def test_nothing_that_was_committed_is_lost(
     whereabouts = Whereabouts(tmp_path)
     (tmp_path / "local").mkdir()  # the first process may be killed before it makes it
     reader = CheckpointReader(tmp_path / "state")
-    with server(rocks_process.__file__) as processes:
+    with server(rocks_process) as processes:
         for number in range(kills):
             step = STEPS[number % len(STEPS)]
             batch = 0 if step == "restore" else rng.randrange(3)

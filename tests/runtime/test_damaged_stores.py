@@ -126,10 +126,10 @@ def trial(folder: Path, whole: Path, act: Callable[[], None]) -> bool:
 
 
 def test_damage_is_found_or_does_no_harm(
-    tmp_path: Path, whole: Path, right: list[list[Any]], rng: random.Random, request: pytest.FixtureRequest
+    tmp_path: Path, whole: Path, right: list[list[Any]], rng: random.Random, is_stress: bool
 ) -> None:
     """At rest; between commit and sink; and while the job goes on, where it is found by the next opening."""
-    trials = 10_000 if request.config.getoption("stress") else 300
+    trials = 10_000 if is_stress else 300
     folder = tmp_path / "store"
     found = 0
     what = ""

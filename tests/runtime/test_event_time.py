@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from event_days import (
     DELAY,
@@ -27,6 +26,7 @@ from event_days import (
     in_event_time,
     table_of,
 )
+from host_queries import rows_out
 from pieces import either_way
 
 import statebackend as sb
@@ -63,14 +63,6 @@ class Query:
     def times(self) -> tuple[int | None, int | None]:
         newest = sb.CheckpointStore(self.folder).open_latest()
         return newest.now, newest.watermark
-
-
-def rows_of(committed: Committed) -> list[Any]:
-    rows = []
-    for file in committed.output:
-        with committed.checkpoint.open_file(file) as source:
-            rows += [tuple(row.values()) for row in pq.read_table(source).to_pylist()]
-    return rows
 
 
 def at(*minutes: float | None) -> pa.Table:
@@ -138,7 +130,6 @@ def test_late_rows_with_a_null_key_or_in_broadcast_are_counted_as_that(queries: 
         {"user": ["a", None, "a", "a", "a"], "all": [False, False, False, True, True], "at": times}
     )
     batch = Batch(job, table, watermark=3)
-    assert batch.times is not None
     assert (batch.dropped_rows, batch.num_late, batch.times.after) == (1, 1, 5)
     assert batch.times.own.tolist() == batch.rows["at"].to_pylist() == [0, 5]
 
@@ -184,7 +175,7 @@ def test_both_times_come_through_faults(
                     if rng.random() < 0.3:
                         query.close()
             figures = {name: committed.progress[name] for name in ("watermark", "numRowsLate")}
-            found.append((query.times(), figures, sorted(rows_of(committed))))
+            found.append((query.times(), figures, sorted(rows_out(committed))))
         return found
 
     wanted = run(queries("calm", Failing(), event_time))
@@ -203,7 +194,7 @@ def test_a_day_over_stores_is_the_live_day(queries: Any, rng: random.Random) -> 
         query = queries(str(batches), Sessions(), EventTime("at", delay=DELAY, timers="in_order"))
         rows = []
         for number, batch in enumerate(cut(events, batches)):
-            rows += rows_of(query.run(number, table_of(batch)))
+            rows += rows_out(query.run(number, table_of(batch)))
             if number % 5 == 0:
                 query.close()
         query.close()
@@ -240,7 +231,7 @@ def test_turning_event_time_on_warns_and_begins_without_a_watermark(
     query.close()
     query.options["event_time"] = "at"
     with caplog.at_level(logging.WARNING):
-        assert rows_of(query.run(1, at(-(10**6))))[0][1] == START
+        assert rows_out(query.run(1, at(-(10**6))))[0][1] == START
     assert "event_time= is turned on" in caplog.text
     assert query.times() == (START, START - 10**6 * MINUTE)
     query.close()
@@ -272,7 +263,7 @@ def test_a_savepoint_has_both_times(queries: Any, tmp_path: Path) -> None:
         )
         try:
             committed = again.run(0, Incoming(lambda: at(4)), Stopwatch())
-            assert rows_of(committed) == [("row", START + 3 * MINUTE, [2, 2])]
+            assert rows_out(committed) == [("row", START + 3 * MINUTE, [2, 2])]
         finally:
             again.close()
 

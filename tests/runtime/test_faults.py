@@ -11,14 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from stream_process import Numbered, input_of
+from stream_process import SCHEMA, Numbered, expected, input_of, table_of
 
 import statebackend as sb
 from statebackend.runtime import Incoming, Job, Runner
 from statebackend.runtime.progress import Stopwatch
 from statebackend.types import STRING
-
-SCHEMA = "user string, total bigint, number bigint, token string"
 
 
 class Outage(Exception):
@@ -67,9 +65,7 @@ class World:
         if self.runner is None or not self.runner.is_open:
             job = Job(Numbered(self.tick), key="user", schema=SCHEMA)
             self.runner = Runner(job, sb.CheckpointStore(self.folder), STRING, query="q")
-        rows = input_of(batch_id)
-        columns = {"user": [user for user, _ in rows], "amount": [amount for _, amount in rows]}
-        table = pa.table(columns, pa.schema([("user", pa.string()), ("amount", pa.int64())]))
+        table = table_of(input_of(batch_id))
         committed = self.runner.run(batch_id, Incoming(lambda: table), Stopwatch())
         rows_out: list[dict[str, Any]] = []
         for file in committed.output:
@@ -88,38 +84,22 @@ class World:
                 continue
             return
 
-    def check(self, batches: int) -> None:
-        totals: dict[str, int] = {}
-        number = 0
-        for batch_id in range(batches):
-            wanted = []
-            for user, amount in input_of(batch_id):
-                number += 1
-                totals[user] = totals.get(user, 0) + amount
-                wanted.append((user, totals[user], number))
-            assert [(row["user"], row["total"], row["number"]) for row in self.given[batch_id]] == wanted
 
-
-def fail_at_random(world: World, batches: int) -> None:
+def test_faults_at_random(
+    tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch, is_stress: bool
+) -> None:
+    batches = 3000 if is_stress else 40
+    world = World(tmp_path, rng, monkeypatch)
     try:
         for batch_id in range(batches):
             world.batch(batch_id)
-        world.check(batches)
+        given = [world.given[batch_id] for batch_id in range(batches)]
+        found = [[(row["user"], row["total"], row["number"]) for row in rows] for rows in given]
+        assert found == expected(batches)
         assert world.faults > batches / 4
     finally:
         if world.runner is not None:
             world.runner.close()
-
-
-def test_faults_at_random(tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_at_random(World(tmp_path, rng, monkeypatch), 40)
-
-
-@pytest.mark.stress
-def test_faults_at_random_for_long(
-    tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fail_at_random(World(tmp_path, rng, monkeypatch), 3000)
 
 
 class Counting(sb.KeyedProcessFunction):
@@ -131,9 +111,9 @@ class Counting(sb.KeyedProcessFunction):
         yield row.user, self.n.get()
 
 
-def test_memory_and_files_stay_flat(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_memory_and_files_stay_flat(tmp_path: Path, is_stress: bool) -> None:
     """Over a thousand batches in the long run, sixty otherwise."""
-    batches = 1000 if request.config.getoption("stress") else 60
+    batches = 1000 if is_stress else 60
     table = pa.table({"user": [f"u{n % 50}" for n in range(200)]})
     job = Job(Counting(), key="user", schema="user string, n bigint")
     runner = Runner(job, sb.CheckpointStore(tmp_path), STRING, query="q")

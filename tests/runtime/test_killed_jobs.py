@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import stream_process
-from store_process import Server, server
+from processes import Server, server
 from stream_process import BATCHES, check_stream
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Server]:
-    with server(stream_process.__file__) as running:
+    with server(stream_process) as running:
         yield running
 
 
@@ -31,15 +31,13 @@ def finish(processes: Server, root: Path, **more: Any) -> None:
 
 
 @each_backend
-def test_killed_before_every_call(
-    processes: Server, tmp_path: Path, backend: str, request: pytest.FixtureRequest
-) -> None:
+def test_killed_before_every_call(processes: Server, tmp_path: Path, backend: str, is_stress: bool) -> None:
     (whole,) = processes.ask("stream", tmp_path / "whole", at=-1, backend=backend)
     assert whole["status"] == 0
     assert check_stream(tmp_path / "whole") == 0
     calls = dict(whole["said"])["calls"]
     after_sinks = [at for what, at in whole["said"] if what == "sink"]
-    every = 1 if request.config.getoption("stress") else 11 if backend == "heap" else 23
+    every = 1 if is_stress else 11 if backend == "heap" else 23
     again = 0
     for at in sorted({*range(0, calls, every), *after_sinks}):
         root = tmp_path / str(at)
@@ -50,33 +48,20 @@ def test_killed_before_every_call(
     assert again >= len(after_sinks), "a kill right after the sink makes it be called again"
 
 
-def kill_at_random(
-    processes: Server, root: Path, rng: random.Random, batches: int, calls: int, backend: str
+@each_backend
+def test_one_stream_killed_again_and_again(
+    processes: Server, tmp_path: Path, rng: random.Random, backend: str, is_stress: bool
 ) -> None:
-    """One stream, killed again and again: after a few calls, or after many."""
+    """After a few calls, or after many."""
+    batches, calls = (800, 300) if is_stress else (5 * BATCHES, 150)
     kills = 0
     while True:
         at = rng.randrange(calls)
-        (answer,) = processes.ask("stream", root, at=at, batches=batches, backend=backend)
+        (answer,) = processes.ask("stream", tmp_path, at=at, batches=batches, backend=backend)
         if answer["status"] == 0:
             break
         assert answer["status"] == -signal.SIGKILL
         kills += 1
     assert kills >= batches // 8
-    finish(processes, root, batches=batches, backend=backend)
-    check_stream(root, batches)
-
-
-@each_backend
-def test_one_stream_killed_again_and_again(
-    processes: Server, tmp_path: Path, rng: random.Random, backend: str
-) -> None:
-    kill_at_random(processes, tmp_path, rng, 5 * BATCHES, 150, backend)
-
-
-@pytest.mark.stress
-@each_backend
-def test_one_stream_killed_for_long(
-    processes: Server, tmp_path: Path, rng: random.Random, backend: str
-) -> None:
-    kill_at_random(processes, tmp_path, rng, 800, 300, backend)
+    finish(processes, tmp_path, batches=batches, backend=backend)
+    check_stream(tmp_path, batches)

@@ -222,7 +222,6 @@ def test_what_an_older_version_committed_is_replayed_by_its_number(
     caplog.set_level(logging.WARNING)
     runner = opening()
     store = runner._store
-    assert runner._execution is not None
     task = runner._execution.task
     now = time.time_ns() // 1_000_000
     task.run(0, Batch(runner._job, rows(("a", 1))), now)

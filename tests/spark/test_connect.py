@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import datetime
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import connect_query
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from local_spark import needs_java
+from spark_cluster import Cluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_java]
 
 UTC = datetime.timezone.utc
-
-
-@pytest.fixture(autouse=True)
-def needs_java() -> None:
-    if shutil.which("java") is None:
-        pytest.skip("needs Java 17 or newer")
-
-
-def run(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
-    # The server starts its worker with this path.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, connect_query.__file__, str(folder), *names]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.sampled(1, of="connect")
@@ -39,14 +24,22 @@ def test_state_lives_from_batch_to_batch_and_from_run_to_run(tmp_path: Path) -> 
         path = tmp_path / "in" / f"{n}.parquet"
         pq.write_table(pa.table({"user": ["a", "b"], "n": [n + 1, 10]}), path)
         os.utime(path, (1_700_000_000 + n, 1_700_000_000 + n))  # Spark takes the oldest first
-    first = run(tmp_path, "", "mine")
-    assert "pass name=" in first.stderr, first.stderr
-    assert first.stdout.split() == ["failed", "done"], first.stderr
+    conf = {
+        "spark.sql.session.timeZone": "Asia/Tokyo",
+        "spark.sql.timestampType": "TIMESTAMP_NTZ",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # says if there is a zone
+        "spark.sql.ansi.enforceReservedKeywords": "true",
+    }
+    with Cluster(tmp_path, "connect:local[2]", **conf) as first:
+        assert "pass name=" in first.ask("run_timed", folder=tmp_path, name="")
+        assert first.ask("run_timed", folder=tmp_path, name="mine") is None
     pq.write_table(pa.table({"user": ["a"], "n": [100]}), tmp_path / "in" / "2.parquet")
-    again = run(tmp_path, "mine", "encrypted", "interrupted")
-    assert again.stdout.split() == ["done", "done", "failed"], again.stderr
-    assert "KeyboardInterrupt: as told (batch 0 of Total)" in again.stderr
-    assert "[USAGE.EXIT]" in again.stderr
+    with Cluster(tmp_path, "connect:local[2]", **conf) as again:
+        for name in ("mine", "encrypted"):
+            assert again.ask("run_timed", folder=tmp_path, name=name) is None
+        failure = again.ask("run_timed", folder=tmp_path, name="interrupted")
+    assert "KeyboardInterrupt: as told (batch 0 of Timed)" in failure
+    assert "[USAGE.EXIT]" in failure
     # The output of an encrypted store goes to the sink through the driver.
     for place in (tmp_path, tmp_path / "encrypted"):
         totals = [

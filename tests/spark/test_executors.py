@@ -6,24 +6,20 @@ import json
 import os
 import random
 import re
-import secrets
-import shutil
-import signal
-import subprocess
 import sys
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import executors_query
 import pytest
-from executors_query import MARK, STORY, check_running, marked, sink_of, waits_for, write_input
+from executors_query import STORY, check_running, marked, sink_of, waits_for, write_input
+from local_spark import needs_java
 from pyarrow.dataset import dataset, partitioning
-from refusing_disks import may_mount
+from spark_cluster import Cluster, can_hide, standalone
 from spark_streams import Stream, len_of, numbers, spark, stream
 
 import statebackend as sb
@@ -31,96 +27,17 @@ from statebackend.checkpoint.files import open_place
 from statebackend.spark.sinks.sink_log import SinkLog
 
 __all__ = ["spark", "stream"]
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_java]
 
-#: Two executors with three slots each.
-CLUSTER = "local-cluster[2,3,1024]"
 KINDS = ("host", "task", "executor", "stop")
 #: Each takes a cluster's minute: a run without ``--stress`` has some of them.
 ONE_OF_MANY = pytest.mark.sampled(4, of="clusters")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def needs_spark() -> None:
-    if shutil.which("java") is None:
-        pytest.skip("needs Java 17 or newer")
-
-
-class Cluster:
-    """The program of `executors_query`, in processes of its own."""
-
-    def __init__(self, folder: Path, master: str = CLUSTER, **conf: str) -> None:
-        self.mark = secrets.token_hex(8)
-        #: Where all its processes have their temporary files.
-        self.temporary = folder / f"tmp-{self.mark}"
-        self.temporary.mkdir()
-        conf = {"spark.local.dir": str(self.temporary), **conf}
-        self.log = folder / f"log-{self.mark}"
-        environment = {**os.environ, MARK: self.mark, "TMPDIR": str(self.temporary)}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, executors_query.__file__, master, json.dumps(conf)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                cwd=folder,
-                text=True,
-            )
-
-    def tell(self, do: str, **options: Any) -> None:
-        """Let it do something, and do not wait."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **options}, default=str) + "\n")
-        self.process.stdin.flush()
-
-    def ask(self, do: str, **options: Any) -> Any:
-        """Let it do something; what it gave."""
-        self.tell(do, **options)
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("answer "):
-                answer = json.loads(line.removeprefix("answer "))
-                assert "failed" not in answer, f"{answer['failed']}\n{self.log.read_text()[-6000:]}"
-                return answer["answer"]
-        raise AssertionError(self.log.read_text()[-6000:])
-
-    def kill(self) -> None:
-        """Kill the driver, its JVM first, and nothing else."""
-        mine = marked(self.mark)
-        for pid, command in mine.items():
-            if "SparkSubmit" in command:
-                os.kill(pid, signal.SIGKILL)
-        self.process.kill()
-        self.process.wait()
-
-    def close(self) -> None:
-        """End it; all that came from it must end by itself."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-        try:
-            self.process.wait(120)
-            waits_for("the end of all processes", lambda: not marked(self.mark), 120)
-        finally:
-            left = marked(self.mark)
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-        assert left_in(self.temporary) == []
-
-
-def left_in(folder: Path) -> list[Path]:
-    return [path for name in ("staging", "copies") for path in folder.rglob(f"statebackend-{name}-*")]
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
-    try:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-    finally:
-        cluster.close()
 
 
 @pytest.fixture
@@ -313,36 +230,20 @@ def test_a_stage_is_tried_again_because_its_shuffle_files_are_lost(
     check_running(place)
 
 
-def kill(cluster: Cluster, place: Path, rng: random.Random, kinds: list[str]) -> None:
+def test_processes_killed_at_random(
+    cluster: Cluster,
+    folder: Callable[..., Path],
+    rng: random.Random,
+    request: pytest.FixtureRequest,
+    is_stress: bool,
+) -> None:
+    """Each kind of them, or ``--kills`` with ``--stress``."""
+    place = folder("killed", 2)
+    count = request.config.getoption("kills")
+    kinds = rng.choices(KINDS, k=count) if is_stress else rng.sample(KINDS, len(KINDS))
     options = {"hosts": {"silence": 8.0, "max_tries": 10, "local_copies": True}, "memory": 1}
     did = cluster.ask("kill", folder=place, kinds=kinds, seed=rng.randrange(2**31), **options)
     assert sum(did["killed"].values()) > 0.7 * len(kinds)
-    check_running(place)
-
-
-def test_processes_killed_at_random(
-    cluster: Cluster, folder: Callable[..., Path], rng: random.Random
-) -> None:
-    kill(cluster, folder("killed", 2), rng, rng.sample(KINDS, len(KINDS)))
-
-
-def kill_drivers(tmp_path: Path, place: Path, rng: random.Random, kills: int) -> None:
-    """Kill the driver, again and again: all others end by themselves, and the query goes on in the next."""
-    for _ in range(kills):
-        driver = Cluster(tmp_path)
-        try:
-            before = num_calls(place)
-            driver.tell("run", folder=place, endless=True, memory=1)
-            waits_for("two batches", lambda before=before: num_calls(place) > before + 1)
-            time.sleep(rng.random())  # anywhere in a batch
-            driver.kill()
-        finally:
-            driver.close()
-    driver = Cluster(tmp_path, "local[3]")
-    try:
-        assert driver.ask("run", folder=place)["error"] is None
-    finally:
-        driver.close()
     check_running(place)
 
 
@@ -352,28 +253,34 @@ def num_calls(place: Path) -> int:
 
 
 @ONE_OF_MANY
-def test_a_driver_killed_at_random(folder: Callable[..., Path], tmp_path: Path, rng: random.Random) -> None:
-    kill_drivers(tmp_path, folder("driver", 2), rng, 1)
-
-
-@pytest.mark.stress
-def test_drivers_killed_for_long(
-    folder: Callable[..., Path], tmp_path: Path, rng: random.Random, request: pytest.FixtureRequest
+def test_a_driver_killed_at_random(
+    folder: Callable[..., Path],
+    tmp_path: Path,
+    rng: random.Random,
+    request: pytest.FixtureRequest,
+    is_stress: bool,
 ) -> None:
-    """A tenth of ``--kills``."""
-    kill_drivers(tmp_path, folder("driver", 2), rng, request.config.getoption("kills") // 10)
+    """All others end by themselves, and the query goes on in the next; a tenth of ``--kills`` with ``--stress``."""
+    place = folder("driver", 2)
+    for _ in range(request.config.getoption("kills") // 10 if is_stress else 1):
+        with Cluster(tmp_path) as driver:
+            before = num_calls(place)
+            driver.tell("run", folder=place, endless=True, memory=1)
+            waits_for("two batches", lambda before=before: num_calls(place) > before + 1)
+            time.sleep(rng.random())  # anywhere in a batch
+            driver.kill()
+    with Cluster(tmp_path, "local[3]") as driver:
+        assert driver.ask("run", folder=place)["error"] is None
+    check_running(place)
 
 
 @ONE_OF_MANY
 def test_through_connect_where_a_worker_is_killed(folder: Callable[..., Path], tmp_path: Path) -> None:
     place = folder("connect", 2)
-    server = Cluster(tmp_path, "connect:local[4]")
-    try:
+    with Cluster(tmp_path, "connect:local[4]") as server:
         server.ask("run_connect", folder=place, is_endless=True)
         write_input(place, 2)
         server.ask("run_connect", folder=place)
-    finally:
-        server.close()
     assert check_running(place) == 3
 
 
@@ -385,66 +292,14 @@ def test_hosts_that_leave_no_slot_to_batches_are_refused(stream: Stream) -> None
 
 
 @pytest.fixture
-def standalone(tmp_path: Path) -> Iterator[str]:
-    """The address of a master with two workers, on addresses of their own: Spark takes them for two machines. Both see
-    nothing in the folder ``hidden``, if that can be had.
-    """
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    environment = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str, kind: str, host: str, *options: str, before: Sequence[str] = ()) -> Path:
-        log = tmp_path / f"{name}.log"
-        command = [*before, str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
-        command += ["--host", host, "--webui-port", "0", *options]
-        with log.open("wb") as file:
-            started.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment))
-        return log
-
-    def says(log: Path, text: str) -> None:
-        waits_for(text, lambda: text in log.read_text())
-
-    (tmp_path / "hidden").mkdir()
-    hiding: Sequence[str] = ()
-    if may_mount() and shutil.which("unshare") is not None:
-        mount = 'mount -t tmpfs none "$0" && exec "$@"'
-        hiding = ["unshare", "-m", "sh", "-c", mount, str(tmp_path / "hidden")]
-    try:
-        log = start("master", "master.Master", "127.0.0.1", "--port", "0")
-        says(log, "New state: ALIVE")
-        address = re.findall(r"Starting Spark master at (spark://\S+)", log.read_text())[0]
-        sizes = ["--cores", "3", "--memory", "1g"]
-        logs = [
-            start(
-                f"worker-{host}",
-                "worker.Worker",
-                host,
-                *sizes,
-                "--work-dir",
-                str(tmp_path / f"work-{host}"),
-                address,
-                before=hiding,
-            )
-            for host in ("127.0.0.1", "127.0.0.2")
-        ]
-        for log in logs:
-            says(log, "Successfully registered")
+def two_workers(tmp_path: Path) -> Iterator[str]:
+    with standalone(tmp_path, ("127.0.0.1", "127.0.0.2"), "--cores", "3", "--memory", "1g") as address:
         yield address
-    finally:
-        for process in reversed(started):
-            process.terminate()
-            process.wait()
 
 
 @ONE_OF_MANY
 def test_workers_of_a_cluster_with_speculation(
-    standalone: str, folder: Callable[..., Path], tmp_path: Path
+    two_workers: str, folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     conf = {
         "spark.cores.max": "6",
@@ -457,25 +312,22 @@ def test_workers_of_a_cluster_with_speculation(
     }
     place, notes = folder("speculating", 2), tmp_path / "notes"
     notes.mkdir()
-    cluster = Cluster(tmp_path, standalone, **conf)
-    try:
+    with Cluster(tmp_path, two_workers, **conf) as cluster:
         assert cluster.ask("run_speculating", folder=place, notes=notes)["error"] is None
         plain = folder("plain", 1)
         refused = cluster.ask("run", folder=plain, checkpoint=f"{plain}/state")["error"]
         assert "USAGE.LOCAL_CHECKPOINT" in refused, "a plain path is one of this machine"
-        if may_mount():
+        if can_hide():
             hidden = f"file://{tmp_path}/hidden/state"
             refused = cluster.ask("run", folder=folder("unreachable", 1), checkpoint=hidden)["error"]
             assert "the executors cannot read the checkpoint" in refused
-    finally:
-        cluster.close()
     assert check_running(place) == 2
     assert any(len(os.listdir(each)) > 1 for each in notes.iterdir()), "there were several attempts"
 
 
 @ONE_OF_MANY
 def test_the_library_comes_in_an_archive_and_hosts_have_resources_of_their_own(
-    standalone: str, folder: Callable[..., Path], tmp_path: Path
+    two_workers: str, folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Executors find no other copy of it, as on machines where it is not installed."""
     package = Path(sb.__file__).parent
@@ -489,12 +341,8 @@ def test_the_library_comes_in_an_archive_and_hosts_have_resources_of_their_own(
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(["environment", *others]),
     }
     place = folder("archive", 2)
-    cluster = Cluster(tmp_path, standalone, **conf)
-    try:
-        ran = cluster.ask("run", folder=place, tells=True, hosts={"cpus": 2})
-        assert ran["error"] is None
-    finally:
-        cluster.close()
+    with Cluster(tmp_path, two_workers, **conf) as cluster:
+        assert cluster.ask("run", folder=place, tells=True, hosts={"cpus": 2})["error"] is None
     assert check_running(place) == 2
     found = {row[3] for rows in sink_of(place).values() for row in rows}
     assert found
@@ -566,11 +414,3 @@ def test_two_thousand_batches_leave_no_growth(folder: Callable[..., Path], tmp_p
         before, after = (min(each[name] for each in files[at]) for at in (500, 2000))
         print(name, before, after)
         assert after <= before + 5
-
-
-@pytest.mark.stress
-def test_processes_killed_for_long(
-    cluster: Cluster, folder: Callable[..., Path], rng: random.Random, request: pytest.FixtureRequest
-) -> None:
-    """``--kills`` says how often."""
-    kill(cluster, folder("killed", 2), rng, rng.choices(KINDS, k=request.config.getoption("kills")))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -15,22 +12,17 @@ from typing import Any
 
 import killed_query
 import pandas as pd
+import processes
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from killed_query import DUE, MORE_STEPS, STEPS, is_late
-from local_spark import spark
+from local_spark import needs_java, spark
 from stream_process import check_query, check_rows, input_of
 
 __all__ = ["spark"]
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
-
-
-@pytest.fixture(autouse=True)
-def needs_spark() -> None:
-    if shutil.which("java") is None:
-        pytest.skip("needs Java 17 or newer")
+pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_java]
 
 
 SCHEMA = pa.schema([("user", pa.string()), ("amount", pa.int64()), ("id", pa.int64())])
@@ -55,13 +47,8 @@ def write_input(folder: Path, batches: int, *, repeats: bool = False) -> None:
 
 def run(folder: Path, step: str = "none", batch: int = 0, *options: str) -> bool:
     """Run the query; whether it was killed. It has a process group of its own to die with."""
-    done = subprocess.run(
-        [sys.executable, killed_query.__file__, str(folder), step, str(batch), *options],
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-        timeout=300,
-        check=False,
+    done = processes.run(
+        killed_query, folder, step, batch, *options, status=None, timeout=300, start_new_session=True
     )
     assert done.returncode in (0, -signal.SIGKILL), done.stderr[-4000:]
     return done.returncode != 0
@@ -79,11 +66,11 @@ FRAMES = pytest.mark.parametrize(
 @FRAMES
 @pytest.mark.sampled(1)
 def test_killed_at_every_step(
-    tmp_path: Path, options: tuple[str, ...], request: pytest.FixtureRequest, day_rng: random.Random
+    tmp_path: Path, options: tuple[str, ...], is_stress: bool, day_rng: random.Random
 ) -> None:
     """One stream, killed in each of its first batches, a step later each time; without ``--stress`` at two steps."""
     steps: Sequence[str] = STEPS
-    if not request.config.getoption("--stress"):
+    if not is_stress:
         steps = [STEPS[at] for at in sorted(day_rng.sample(range(len(STEPS)), 2))]
     # More files than batches that are killed: a batch after a kill may be of several.
     files = 2 * len(steps) + 2
@@ -171,14 +158,11 @@ def check_sink(folder: Path, kind: str, files: int, spark: Any) -> None:
 
 @SINKS
 @pytest.mark.sampled(1, of="killed queries")
-def test_killed_around_a_sink_of_ours(
-    spark: Any, tmp_path: Path, kind: str, request: pytest.FixtureRequest
-) -> None:
+def test_killed_around_a_sink_of_ours(spark: Any, tmp_path: Path, kind: str, is_stress: bool) -> None:
     """Killed within the sink, or between two; with ``--stress`` at every step."""
-    is_long = request.config.getoption("--stress")
-    steps: Sequence[str] = STEPS if is_long else ("in the sink",)
+    steps: Sequence[str] = STEPS if is_stress else ("in the sink",)
     if kind == "both":
-        steps = (*STEPS, *MORE_STEPS) if is_long else MORE_STEPS[:1]
+        steps = (*STEPS, *MORE_STEPS) if is_stress else MORE_STEPS[:1]
     files = 2 * len(steps) + 2
     write_input(tmp_path, files)
     for batch, step in enumerate(steps):

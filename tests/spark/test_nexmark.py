@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import nexmark_driver
+import processes
 import pyarrow as pa
 import pytest
 from house_tools import ROOT
-from local_spark import spark
+from local_spark import needs_java, spark
+from processes import started
 
 import statebackend as sb
 
@@ -28,7 +29,7 @@ from examples.nexmark.job import COLUMNS, FORMS, ROWS
 from examples.nexmark.query import JOBS, Run, differences
 
 __all__ = ["spark"]
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_java]
 
 FILES = 20
 #: Files a batch.
@@ -69,13 +70,11 @@ def state_of(run: Run) -> dict[str, list[str]]:
 
 
 @pytest.mark.sampled(1, of="nexmark")
-def test_any_cut_gives_what_batch_sql_gives(
-    spark: Any, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_any_cut_gives_what_batch_sql_gives(spark: Any, tmp_path: Path, is_stress: bool) -> None:
     """Both forms of every job, with 1, 7 and 20 files a batch; in the short run 7 by row, and 20 over columns."""
     generate(tmp_path, files=FILES, rows=500)
     ways = [(form, files) for form in FORMS for files in CUTS]
-    if not request.config.getoption("--stress"):
+    if not is_stress:
         ways = [(ROWS, 7), (COLUMNS, FILES)]
     runs = [Run(tmp_path, name, form, files) for name in JOBS for form, files in ways]
     finish(spark, runs)
@@ -113,16 +112,9 @@ def late_windows(run: Run) -> set[tuple[int, int]]:
     return {(row["auction"], row["at"] - row["at"] % 10_000) for row in rows.to_pylist()}
 
 
-def start(folder: Path, runs: list[Run], files: int) -> subprocess.Popen[str]:
-    """The driver of some runs, with a process group of its own to die with."""
-    names = [run.folder.name.rpartition("-")[0] for run in runs]
-    return subprocess.Popen(
-        [sys.executable, nexmark_driver.__file__, str(folder), str(files), *names],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+def program(folder: Path, runs: list[Run], files: int) -> list[Any]:
+    """The driver of some runs."""
+    return [nexmark_driver, folder, files, *(run.folder.name.rpartition("-")[0] for run in runs)]
 
 
 def begun(runs: list[Run]) -> int:
@@ -134,16 +126,17 @@ def begun(runs: list[Run]) -> int:
 def kill_on_the_way(folder: Path, runs: list[Run], files: int, rng: random.Random) -> None:
     """Let the driver do some batches, and kill it, JVM and all, at a random moment soon after."""
     before = begun(runs)
-    driver = start(folder, runs, files)
-    try:
-        wanted = before + rng.randrange(2, 4 * len(runs))
-        while driver.poll() is None and begun(runs) < wanted:
-            time.sleep(0.01)
-        time.sleep(rng.random() / 2)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(driver.pid, signal.SIGKILL)
-        _, errors = driver.communicate(timeout=60)
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with started(*program(folder, runs, files), start_new_session=True, **pipes) as driver:
+        try:
+            wanted = before + rng.randrange(2, 4 * len(runs))
+            while driver.poll() is None and begun(runs) < wanted:
+                time.sleep(0.01)
+            time.sleep(rng.random() / 2)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(driver.pid, signal.SIGKILL)
+            _, errors = driver.communicate(timeout=60)
     assert driver.returncode == -signal.SIGKILL, f"it ended before it was killed: {errors[-4000:]}"
 
 
@@ -152,16 +145,8 @@ def run_with_kills(
 ) -> None:
     for _ in range(kills):
         kill_on_the_way(folder, runs, files, rng)
-    driver = start(folder, runs, files)
-    _, errors = driver.communicate(timeout=600)
-    assert driver.returncode == 0, errors[-4000:]
+    processes.run(*program(folder, runs, files), timeout=600)
     check(spark, runs)
-
-
-@pytest.fixture(autouse=True)
-def needs_java() -> None:
-    if shutil.which("java") is None:
-        pytest.skip("needs Java 17 or newer")
 
 
 @pytest.mark.sampled(1, of="nexmark")

@@ -6,7 +6,7 @@ once cannot have one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,3 +29,14 @@ def connect_session(master: str, conf: dict[str, str]) -> SparkSession:
     service = getattr(server._jvm.org.apache.spark.sql.connect.service, "SparkConnectService$")
     port = getattr(service, "MODULE$").localPort()
     return RemoteSession.builder.remote(f"sc://127.0.0.1:{port}").getOrCreate()
+
+
+def started(writer: Any) -> Any:
+    """The query. Spark gives its worker ten seconds to load all that it needs, too few on a busy machine: once more."""
+    for _ in range(9):
+        try:
+            return writer.start()
+        except Exception as error:
+            if "worker failed to connect back" not in str(error):
+                raise
+    return writer.start()

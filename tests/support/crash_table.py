@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from connect_query import started
+from connect_session import started
 
 import statebackend as sb
 from statebackend.runtime import Committed
@@ -115,8 +115,8 @@ def doing_nothing() -> Iterator[None]:
 class Cell:
     """One stream, in a folder of its own."""
 
-    def __init__(self, spark: Any, folder: Path, *, is_connect: bool, dedups: bool) -> None:
-        self.spark, self.folder, self.is_connect, self.dedups = spark, folder, is_connect, dedups
+    def __init__(self, spark: Any, folder: Path, *, dedups: bool) -> None:
+        self.spark, self.folder, self.dedups = spark, folder, dedups
         self.state = folder / "state"
         self.written: list[list[tuple[str, int]]] = []
         (folder / "in").mkdir(parents=True)
@@ -205,9 +205,9 @@ class Cell:
         assert seen == self.wanted(files), "what was delivered"
 
 
-def cell(spark: Any, folder: Path, before: str, then: str, *, is_connect: bool = False) -> str:
+def cell(spark: Any, folder: Path, before: str, then: str) -> str:
     """Run one cell, check it, and say what became of the batch."""
-    made = Cell(spark, folder, is_connect=is_connect, dedups=then == "state above")
+    made = Cell(spark, folder, dedups=then == "state above")
     made.add(FILES[0])
     assert made.run() == "exact"
     made.add(FILES[1])
@@ -261,7 +261,6 @@ def cells_of(page: str, heading: str) -> dict[tuple[str, str], str]:
     _, found, rest = page.partition(heading)
     assert found, f"the page has no {heading!r}"
     rows = re.search(r"(?:^\|.*\n)+", rest, re.M)
-    assert rows is not None
     lines = [[each.strip() for each in line.strip("|\n").split("|")] for line in rows[0].splitlines()]
     heads = lines[0][1:]
     return {(line[0], head): each for line in lines[2:] for head, each in zip(heads, line[1:], strict=True)}

@@ -7,6 +7,7 @@ test has one cluster for all that it tries, in processes that can be killed.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import random
@@ -22,14 +23,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2]))
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from connect_query import started
-from connect_session import connect_session
+from ciphers import AesGcm
+from connect_session import connect_session, started
+from crash_table import SCHEMA, Sink, Total, cell
 from held_gil import hold_gil
 
 import statebackend as sb
@@ -120,6 +120,14 @@ class Running(sb.KeyedProcessFunction):
         self.total.add(row.n)
         self.number.add(1)
         yield row.user, self.total.get(), self.number.get(), os.urandom(4).hex()
+
+
+class Timed(Total):
+    """Running totals, each as a time, too."""
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        for user, total in super().process_element(row, ctx):
+            yield user, total, datetime.datetime.fromtimestamp(total, datetime.timezone.utc)
 
 
 class Telling(Running):
@@ -456,7 +464,6 @@ class Program:
             from pyspark import TaskContext
 
             context = TaskContext.get()
-            assert context is not None
             of_partition = Path(notes, f"{context.stageId()}-{context.partitionId()}")
             of_partition.mkdir(exist_ok=True)
             (of_partition / str(context.taskAttemptId())).touch()
@@ -482,7 +489,6 @@ class Program:
             from pyspark import TaskContext
 
             context = TaskContext.get()
-            assert context is not None
             for number, batch in enumerate(batches):
                 yield batch
                 if number == 0 and not Path(notes, "lost").exists():
@@ -537,6 +543,40 @@ class Program:
         assert workers
         waits_for("the end of hosts", lambda: not self.listening())
         query.stop()
+
+    def run_total(self, folder: str, checkpoint: str) -> str | None:
+        """Run the query of `crash_table` to its end; what it failed with."""
+        options = {"sink": Sink(Path(folder) / "sink"), "schema": SCHEMA, "name": "mine"}
+        return self._failure(Total(), folder, f"stream-{time.time_ns()}", checkpoint=checkpoint, **options)
+
+    def run_timed(self, folder: str, name: str) -> str | None:
+        """The same of `Timed`. "encrypted" has an encrypted store, and the sink of "interrupted" raises an exit."""
+        own = f"{name}/" if name in ("encrypted", "interrupted") else ""
+        state = f"{folder}/{own}state"
+        checkpoint: Any = sb.CheckpointStore(state, encryption=AesGcm()) if name == "encrypted" else state
+
+        def sink(frame: Any, batch_id: int) -> None:
+            if name == "interrupted":
+                raise KeyboardInterrupt("as told")
+            frame.write.mode("overwrite").parquet(f"{folder}/{own}out/batch={batch_id}")
+
+        options = {"sink": sink, "schema": "user string, total bigint, at timestamp", "name": name or None}
+        return self._failure(Timed(), folder, f"{own}stream", checkpoint=checkpoint, **options)
+
+    def _failure(self, function: Any, folder: str, stream: str, **options: Any) -> str | None:
+        batches = sb.spark.stateful(function, key="user", **options)
+        rows = self.spark.readStream.schema("`user` string, n bigint").option("maxFilesPerTrigger", 1)
+        writer = rows.parquet(f"{folder}/in").writeStream.foreachBatch(batches)
+        writer = writer.option("checkpointLocation", f"{folder}/{stream}").trigger(availableNow=True)
+        try:
+            started(writer).awaitTermination()
+        except Exception as error:  # noqa: BLE001 - Spark's, of several classes
+            return str(error)
+        return None
+
+    def cell(self, folder: str, before: str, then: str) -> str:
+        """Run a cell of `crash_table`."""
+        return cell(self.spark, Path(folder), before, then)
 
     def kill(self, folder: str, kinds: list[str], seed: int, **options: Any) -> dict[str, Any]:
         """Run a query whose processes are killed at random moments, one after the other."""

@@ -76,7 +76,7 @@ class World:
         self.rules = 0
         self.numbers: list[int] = []
         self.next = 0
-        self.query: HostQuery | None = None
+        self.query: Any = None
 
     def open(
         self,
@@ -94,7 +94,6 @@ class World:
 
     @property
     def cluster(self) -> ThreadCluster:
-        assert self.query is not None
         return self.query.cluster
 
     def table(self) -> pa.Table:
@@ -107,7 +106,6 @@ class World:
 
     def batch(self, table: pa.Table | None = None) -> None:
         """One batch, which must come through."""
-        assert self.query is not None
         table = self.table() if table is None else table
         self.check(self.query.run(self.next, table, PARTITIONS), table)
 
@@ -139,7 +137,6 @@ class World:
 
     def close(self) -> None:
         """End the query; then look at what is left."""
-        assert self.query is not None
         self.query.close()
         self.query = None
         assert not list(self.temporary.iterdir())

@@ -51,8 +51,6 @@ def python_modules() -> list[str]:
 def module(path: Path, name: str) -> ModuleType:
     """A module of this path, loaded anew."""
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
     sys.modules[name] = made
     spec.loader.exec_module(made)

@@ -22,10 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from stream_process import Numbered, backend_in
+from stream_process import SCHEMA, Numbered, backend_in
 
 import statebackend as sb
 from statebackend.checkpoint import Checkpoint
@@ -53,7 +50,6 @@ STEPS = (
 SPARKS_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 #: The steps of a second sink.
 MORE_STEPS = ("before the second sink", "after the second sink")
-SCHEMA = "user string, total bigint, number bigint, token string"
 
 
 #: With ``both``: which rows, of later files, come with a time long ago; how much later the timer of a row is due.

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
+needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java 17 or newer")
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +29,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .getOrCreate()
     )
+
+
+@contextmanager
+def settings(spark: Any, given: dict[str, str]) -> Iterator[None]:
+    """Give the session settings; it has its own again after the block."""
+    before = {name: spark.conf.get(name, None) for name in given}
+    for name, value in given.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.unset(name) if value is None else spark.conf.set(name, value)

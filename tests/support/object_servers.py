@@ -203,7 +203,6 @@ def azure_server() -> Iterator[Place]:
     listening = threading.Event()
 
     def listen() -> None:
-        assert process.stdout is not None
         for line in process.stdout:
             said.append(line)
             if _LISTENS.search(line):

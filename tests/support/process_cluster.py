@@ -16,12 +16,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from held_gil import hold_gil
 from host_queries import HostQuery
 from host_worlds import JOB, PARALLELISM, ROWS, ticks
+from processes import environment
 from thread_cluster import ThreadCluster
 
 from statebackend.cluster.host import Host, HostPlan
@@ -96,14 +94,13 @@ class ProcessCluster(ThreadCluster):
         thread.start()
 
     def _run(self, number: int) -> None:
-        environment = {**os.environ, "TMPDIR": tempfile.gettempdir()}
         processes = self.processes[number]
         while self._keepers[number] is threading.current_thread() and not self._is_closed.is_set():
             process = subprocess.Popen(
                 [sys.executable, __file__, str(self._orders)],
                 stdin=subprocess.PIPE,
                 pass_fds=self._descriptors,
-                env=environment,
+                env=environment(TMPDIR=tempfile.gettempdir()),
             )
             processes.append(process)
             process.communicate(self.plans[number])

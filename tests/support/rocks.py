@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 import struct
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import processes
 from numpy.typing import NDArray
 
 from statebackend._core.rocksdb.batches import WriteBatch
@@ -94,13 +93,6 @@ def run(
     timeout: float = 120,
 ) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, with the library loaded; `status` is what it has to end with."""
-    done = subprocess.run(
-        [sys.executable, "-c", prelude + code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})},
+    return processes.run(
+        prelude + code, *arguments, status=status, variables=environment or {}, timeout=timeout
     )
-    assert status is None or done.returncode == status, done.stdout + done.stderr
-    return done

@@ -1,4 +1,4 @@
-"""A keyed backend on RocksDB that commits on and on in a process that is killed, for `store_process` to serve.
+"""A keyed backend on RocksDB that commits on and on in a process that is killed, for `processes` to serve.
 
 Each batch goes through `STEPS`. From the moment when the asked step of the asked batch begins, the process says what it
 has committed; whoever wants it to stop kills it some time after the first thing that it says. Where it was then is what
@@ -9,20 +9,13 @@ from __future__ import annotations
 
 import mmap
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-if __name__ == "__main__" and not getattr(
-    sys.flags, "safe_path", False
-):  # another build may be what is tested
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from store_process import JOBS, serve
+from processes import JOBS, serve
 
 import statebackend as sb
 

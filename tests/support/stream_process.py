@@ -1,4 +1,4 @@
-"""A job that runs a stream from batch to batch in a process that is killed, for `store_process` to serve.
+"""A job that runs a stream from batch to batch in a process that is killed, for `processes` to serve.
 
 The stream is Spark's part, played by a folder: batch N is to come if N-1 has its file in ``stream/``, which is
 written when the sink has returned. The input of a batch is drawn from its number.
@@ -10,19 +10,15 @@ import itertools
 import json
 import os
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 from any_checkpoint import read_rows
-from store_process import JOBS, KillingCalls, serve
+from processes import JOBS, KillingCalls, serve
 
 import statebackend as sb
 from statebackend.checkpoint.files import PosixFiles
@@ -39,11 +35,27 @@ def input_of(batch_id: int) -> list[tuple[str, int]]:
     return [(rng.choice(USERS), rng.randrange(100)) for _ in range(rng.randrange(12))]
 
 
-class Tallied(KillingCalls):
-    """Also dies in between the calls of the system."""
+def table_of(rows: list[tuple[str, int]]) -> pa.Table:
+    columns = {"user": [user for user, _ in rows], "amount": [amount for _, amount in rows]}
+    return pa.table(columns, pa.schema([("user", pa.string()), ("amount", pa.int64())]))
 
-    def tick(self) -> None:
-        self.status("/")
+
+def expected(batches: int) -> list[list[tuple[str, int, int]]]:
+    """The user, the total and the number of each row that `Numbered` gives for a batch, for so many batches."""
+    totals: Counter[str] = Counter()
+    numbers = itertools.count(1)
+    found = []
+    for batch_id in range(batches):
+        rows = []
+        for user, amount in input_of(batch_id):
+            totals[user] += amount
+            rows.append((user, totals[user], next(numbers)))
+        found.append(rows)
+    return found
+
+
+#: The columns of `Numbered`.
+SCHEMA = "user string, total bigint, number bigint, token string"
 
 
 class Numbered(sb.KeyedProcessFunction, sb.CheckpointedFunction):
@@ -90,16 +102,13 @@ def run_stream(request: dict[str, Any], say: Callable[[object], None]) -> None:
     """Runs what is left of the stream."""
     root = Path(request["root"])
     (root / "stream").mkdir(parents=True, exist_ok=True)
-    calls = Tallied(request["at"])
-    schema = "user string, total bigint, number bigint, token string"
-    job = Job(Numbered(calls.tick), key="user", schema=schema, backend=backend_in(root, request["backend"]))
+    calls = KillingCalls(request["at"])
+    job = Job(Numbered(calls.tick), key="user", schema=SCHEMA, backend=backend_in(root, request["backend"]))
     store = sb.CheckpointStore(root / "state", _files=PosixFiles(str(root / "state"), calls))
     runner = Runner(job, store, STRING, query="q")
     done = {int(name) for name in os.listdir(root / "stream")}
     for batch_id in range(max(done, default=-1) + 1, request.get("batches", BATCHES)):
-        rows = input_of(batch_id)
-        columns = {"user": [user for user, _ in rows], "amount": [amount for _, amount in rows]}
-        table = pa.table(columns, pa.schema([("user", pa.string()), ("amount", pa.int64())]))
+        table = table_of(input_of(batch_id))
         committed = runner.run(batch_id, Incoming(lambda table=table: table), Stopwatch())
         calls.tick()
         given = []
@@ -141,16 +150,9 @@ def check_stream(root: Path, batches: int = BATCHES) -> int:
     """The sink, without what came twice, is what one run without a fault gives; how many batches came again."""
     check_nothing_local(root)
     given, again = sink_of(root)
-    totals: dict[str, int] = {}
-    number = 0
-    assert len(given) == batches
-    for batch_id in range(batches):
-        wanted = []
-        for user, amount in input_of(batch_id):
-            number += 1
-            totals[user] = totals.get(user, 0) + amount
-            wanted.append((user, totals[user], number))
-        assert [(row["user"], row["total"], row["number"]) for row in given[batch_id]] == wanted
+    assert [[(row["user"], row["total"], row["number"]) for row in rows] for rows in given] == expected(
+        batches
+    )
     return again
 
 
@@ -180,13 +182,13 @@ def check_rows(
         assert row["number"] == number
         counted[row["user"], row["total"] - totals.get(row["user"], 0)] += 1
         totals[row["user"]] = row["total"]
-    expected = [
+    wanted = [
         row
         for file in range(files)
         for number, row in enumerate(input_of(file))
         if not leaves_out(1000 * file + number)
     ]
-    assert counted == Counter(expected)
+    assert counted == Counter(wanted)
     state = read_rows(root / "state", "total")
     assert dict(zip(state["key"].to_pylist(), state["value"].to_pylist(), strict=True)) == totals
 

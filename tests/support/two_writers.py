@@ -40,7 +40,6 @@ def open_it(store: CheckpointStore) -> None:
 def commit_it(store: CheckpointStore) -> None:
     """On the files of the checkpoint before, as a snapshot has them, which is not read."""
     with store._lock:
-        assert store._newest is not None
         files = list(store._newest.all_files.values())
     commit(store, 4, *files)
 

@@ -31,7 +31,6 @@ def test_a_beginning_that_is_no_longer_there_cannot_be_taken_back(tmp_path: Path
     run(state, out, range(5), retain=2)
     with pytest.raises(sb.UsageError, match="no longer has the first batches") as caught:
         sb.tools.rewind(state, to=None, sink=parquet(out))
-    assert caught.value.detail is not None
     assert "oldest checkpoint is 3, and it began with batch 0" in caught.value.detail
     assert published(out) == [0, 1, 2, 3, 4], "nothing has changed"
     assert sb.CheckpointStore(state).checkpoints() == [3, 4]

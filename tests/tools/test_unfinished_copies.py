@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from ciphers import AesGcm
+from processes import run
 from refusing_disks import fill, small_disk  # noqa: F401 - a fixture
 from simulated_disk import Dead, Disk, SimulatedCalls
 
@@ -156,7 +155,7 @@ def test_nothing_is_left_on_a_full_disk(
 KILLED = """
 import os, sys
 sys.path.insert(0, sys.argv[4])
-from store_process import KillingCalls
+from processes import KillingCalls
 from test_unfinished_copies import TOOLS
 from statebackend.checkpoint import CheckpointStore
 from statebackend.checkpoint.files import PosixFiles
@@ -178,14 +177,7 @@ while True:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_copy_is_whole_or_refused_after_sigkill(source: Path, tmp_path: Path, tool: str) -> None:
-    support = Path(__file__).parents[1] / "support"
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(source), str(tmp_path), tool, str(support), "25"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run(KILLED, source, tmp_path, tool, Path(__file__).parent, 25)
     outcomes = []
     for line in done.stdout.splitlines():
         at, status = map(int, line.split())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+from processes import run
 
 from statebackend import types as t
 from statebackend.errors import UsageError
@@ -69,7 +68,7 @@ def test_types_do_not_import_pyspark() -> None:
         "types.of('struct<a:bigint>')\n"
         "assert not {'pyspark', 'py4j', 'pandas'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    run(code)
 
 
 @pytest.mark.spark
