@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import decimal
 import errno
-import math
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_disk import Disk, SimulatedCalls
+from type_samples import OBJECTS, SORTS, SORTS_OF_KEYS, Backwards, sample
 from type_strategies import key_types, same, value_types, with_values
 
 import statebackend as sb
@@ -33,23 +33,12 @@ from statebackend.errors import (
     UsageError,
 )
 from statebackend.operator_state.element_columns import to_bytes, to_column
-from statebackend.types import Serializer
 from statebackend.types.serializers import serializer_for
 
 UTC = datetime.timezone.utc
 
 
-class Reversed(Serializer):
-    """Text, stored back to front."""
-
-    def serialize(self, value: Any) -> bytes:
-        return bytes(value[::-1].encode())
-
-    def deserialize(self, data: bytes) -> Any:
-        return data.decode()[::-1]
-
-
-class Eight(Reversed):
+class Eight(Backwards):
     """Text of eight letters."""
 
     fixed_width = 8
@@ -79,50 +68,8 @@ def remade(n: int) -> Thing:
     return Thing(n)
 
 
-def text(rng: random.Random) -> str:
-    return "".join(rng.choice("aé日\0") for _ in range(rng.randrange(6)))
-
-
-def maybe(make: Callable[[random.Random], Any]) -> Callable[[random.Random], Any]:
-    return lambda rng: None if rng.random() < 0.3 else make(rng)
-
-
-def long(rng: random.Random) -> int:
-    return rng.choice([0, -1, 2**63 - 1, -(2**63), rng.randrange(1000)])
-
-
-def double(rng: random.Random) -> float:
-    return rng.choice([0.0, -0.0, math.nan, math.inf, rng.random()])
-
-
-def moment(rng: random.Random) -> datetime.datetime:
-    return datetime.datetime(1, 1, 1, tzinfo=UTC) + datetime.timedelta(microseconds=rng.randrange(10**17))
-
-
-#: Types of every sort, and how to make values of them.
-TYPES: dict[str, tuple[Any, Callable[[random.Random], Any]]] = {
-    "long": (t.LONG, long),
-    "byte": (t.BYTE, lambda rng: rng.randrange(-128, 128)),
-    "double": (t.DOUBLE, double),
-    "float": (t.FLOAT, lambda rng: rng.choice([0.5, -0.0, math.nan])),
-    "bool": (t.BOOL, lambda rng: rng.random() < 0.5),
-    "string": (t.STRING, text),
-    "bytes": (t.BYTES, lambda rng: rng.randbytes(rng.randrange(5))),
-    "date": (t.DATE, lambda rng: moment(rng).date()),
-    "timestamp": (t.TIMESTAMP, moment),
-    "timestamp_ntz": (t.TIMESTAMP_NTZ, lambda rng: moment(rng).replace(tzinfo=None)),
-    "decimal": (t.DECIMAL(10, 2), lambda rng: decimal.Decimal(rng.randrange(10**6)).scaleb(-2)),
-    "wide decimal": (t.DECIMAL(38, 0), lambda rng: decimal.Decimal(rng.randrange(10**38 - 9, 10**38))),
-    "list": (t.LIST(t.STRING), lambda rng: [maybe(text)(rng) for _ in range(rng.randrange(4))]),
-    "map": (t.MAP(t.TUPLE(t.LONG, t.STRING), t.DOUBLE), lambda rng: {(long(rng), None): maybe(double)(rng)}),
-    "row": (t.ROW(a=t.LONG, b=t.LIST(t.INT)), lambda rng: (maybe(long)(rng), [1, None])),
-    "tuple": (t.TUPLE(t.LONG, t.DATE), lambda rng: (maybe(long)(rng), None)),
-    "pickle": (t.PICKLE, lambda rng: Thing(rng.randrange(9))),
-    "row of pickles": (t.ROW(a=t.PICKLE, n=t.LONG), lambda rng: (maybe(lambda r: Thing(1))(rng), 7)),
-    "custom": (Reversed(), text),
-    "list of custom": (t.LIST(Eight()), lambda rng: [f"{rng.randrange(10**8):08}", None]),
-}
-KEYS = [name for name, (declared, _) in TYPES.items() if t.of(declared).is_key_type]
+#: A type of every sort, and values of it.
+TYPES = {sort: sample(sort, random.Random(sort)) for sort in [*SORTS, *OBJECTS]}
 
 
 @pytest.fixture(params=["heap", "reference", "rocksdb"])
@@ -131,12 +78,12 @@ def backend(request: pytest.FixtureRequest) -> sb.StateBackend:
 
 
 def elements(name: str) -> sb.ListStateDescriptor:
-    return sb.ListStateDescriptor(name, TYPES[name.split(":")[1]][0])
+    return sb.ListStateDescriptor(name, TYPES[name.split(":")[1]].declared)
 
 
 def entries(name: str) -> sb.MapStateDescriptor:
     _, key, value = name.split(":")
-    return sb.MapStateDescriptor(name, TYPES[key][0], TYPES[value][0])
+    return sb.MapStateDescriptor(name, TYPES[key].declared, TYPES[value].declared)
 
 
 def states_of(operator: sb.OperatorStateBackend, names: list[str]) -> Iterator[Any]:
@@ -154,12 +101,11 @@ def fill(operator: sb.OperatorStateBackend, names: list[str], rng: random.Random
     """Let something happen to each of the states."""
     for name, state in zip(names, states_of(operator, names), strict=True):
         *kinds, of = name.split(":")
-        make = TYPES[of][1]
         for _ in range(rng.randrange(5)):
             if kinds[0] == "broadcast":
-                state.put(TYPES[kinds[1]][1](rng), maybe(make)(rng))
+                state.put(rng.choice(TYPES[kinds[1]].present), rng.choice(TYPES[of].values))
             else:
-                state.add(make(rng))
+                state.add(rng.choice(TYPES[of].present))
         if rng.random() < 0.2:
             state.clear()
 
@@ -167,7 +113,7 @@ def fill(operator: sb.OperatorStateBackend, names: list[str], rng: random.Random
 NAMES = [
     *(f"split:{name}" for name in TYPES),
     *(f"union:{name}" for name in TYPES),
-    *(f"broadcast:{key}:long" for key in KEYS),
+    *(f"broadcast:{key}:bigint" for key in SORTS_OF_KEYS),
     *(f"broadcast:string:{name}" for name in TYPES),
 ]
 
@@ -200,7 +146,7 @@ def test_columns_give_the_same_bytes_back(value: tuple[t.Type, Any], key: tuple[
 
 @given(st.lists(st.none() | st.binary()))
 def test_pickles_and_what_a_serializer_of_the_users_writes_are_bytes(data: list[bytes | None]) -> None:
-    for config in (t.PICKLE.config(), t.of(Reversed()).config(), t.LIST(t.of(Eight())).config()):
+    for config in (t.PICKLE.config(), t.of(Backwards()).config(), t.LIST(t.of(Eight())).config()):
         column = to_column(data, config)
         assert column.type == pa.binary()
         assert column.to_pylist() == to_bytes(column, config) == data
@@ -223,11 +169,7 @@ def test_every_mode_and_type_comes_back_at_another_parallelism(
                 if isinstance(state, sb.BroadcastState):
                     assert same(list(state.items()), list(same_state.items()), keys=False)
                 elif isinstance(same_state.descriptor.element_type, t.Type):
-                    assert same(plain(state.get()), plain(same_state.get()))
-
-
-def plain(values: list[Any]) -> list[Any]:
-    return [(value.n,) if isinstance(value, Thing) else value for value in values]
+                    assert same(state.get(), same_state.get())
 
 
 def test_files_hold_declared_types(backend: sb.StateBackend, store: CheckpointStore) -> None:
@@ -353,7 +295,7 @@ def test_what_does_not_fit_is_refused_and_stays(
     first = backend.create_operator_backend()
     first.get_list_state(sb.ListStateDescriptor("n", "int")).add(7)
     first.get_list_state(sb.ListStateDescriptor("p", t.PICKLE)).add(7)
-    first.get_list_state(sb.ListStateDescriptor("c", Reversed())).add("ab")
+    first.get_list_state(sb.ListStateDescriptor("c", Backwards())).add("ab")
     first.get_broadcast_state(sb.MapStateDescriptor("b", "int", "float")).put(1, 0.5)
     again = backend.create_operator_backend(restore=checkpoint_of(store, 0, [first]))
     with pytest.raises(StateMigrationError, match=f"'{name}'"):
