@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -369,35 +367,6 @@ def test_a_random_job_gives_what_one_process_gives(tmp_path: Path, rng: random.R
 @pytest.mark.parametrize("case", ["rows", "time", "columns", "instances"])
 def test_it_does_so_on_every_backend(tmp_path: Path, rng: random.Random, case: str, backend: str) -> None:
     run_case(tmp_path, CASES[case], backend, rng, 4)
-
-
-_LATER_RANGE = """
-import statebackend as sb, pyarrow as pa, tempfile
-from statebackend.cluster.cutting import Cutter
-from statebackend.keys import range_for
-from statebackend.runtime import Batch, Job
-from statebackend.runtime.task import Task
-from statebackend.types import LONG
-
-class Rows(sb.KeyedProcessFunction):
-    def open(self, ctx):
-        self.map = ctx.get_map_state(sb.MapStateDescriptor("map", int, int))
-    def process_element(self, row, ctx):
-        self.map[1] = row.id
-
-job = Job(Rows(), key="id")
-rows = Cutter(job, LONG, 2).cut(pa.record_batch({"id": list(range(1000))})).by_host[1]
-task = Task(job, LONG, subtask_index=1, parallelism=2, key_group_range=range_for(128, 2, 1))
-task.run(0, Batch(job, pa.Table.from_batches([rows])), now=0)
-task.committed(0)
-task.close()
-"""
-
-
-def test_long_keys_of_a_later_range_are_looked_ahead_for() -> None:
-    """In a process of its own: it reads memory that is not there."""
-    ended = subprocess.run([sys.executable, "-c", _LATER_RANGE], capture_output=True, check=False)
-    assert ended.returncode == 0
 
 
 @pytest.mark.stress

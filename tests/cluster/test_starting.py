@@ -27,7 +27,6 @@ from statebackend.cluster.host import Host
 from statebackend.cluster.hosts import _MOST_REFUSALS, Hosts, Question
 from statebackend.cluster.options import HostOptions
 from statebackend.cluster.wire import LinkError
-from statebackend.keys import range_for
 from statebackend.runtime import Job
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
@@ -362,13 +361,6 @@ def test_a_host_that_is_lost_while_tasks_look_for_it_costs_a_try(world: World) -
 
 
 # --- ranges ---
-
-
-@pytest.mark.parametrize("parallelism", [1, 3, 7, 100])
-def test_key_groups_of_hosts_differ_by_one_at_most(parallelism: int) -> None:
-    ranges = [range_for(128, parallelism, number) for number in range(parallelism)]
-    assert [group for each in ranges for group in each] == list(range(128))
-    assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
 
 
 def test_progress_shows_the_host_that_has_half_of_all_rows(tmp_path: Path) -> None:
