@@ -6,16 +6,12 @@ import shutil
 from typing import Any
 
 import pytest
-from spark_streams import Collecting, Stream, Total, len_of, numbers, spark, stream
+from spark_streams import Collecting, Outage, Stream, Total, len_of, numbers, spark, stream
 
 import statebackend as sb
 
 __all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
-
-
-class Outage(Exception):
-    pass
 
 
 def begun(stream: Stream, batches: int = 3) -> None:
@@ -50,14 +46,6 @@ def test_a_running_stream_goes_on_with_the_state_of_a_savepoint(stream: Stream) 
     assert sink.calls[1:] == [(4, [("a", 104)])]
 
 
-def test_nothing_is_ignored_silently(stream: Stream) -> None:
-    with pytest.raises(sb.UsageError, match="begins with the state of restore_from"):
-        stream.batches(sink=len_of, restore_from="/x", on_gap="restart_from_empty")
-    for wrong in (-1, "3", True, 2.0):
-        with pytest.raises(sb.UsageError, match="first_batch is the id"):
-            stream.batches(sink=len_of, first_batch=wrong)
-
-
 def test_a_gap_begins_anew_once_and_not_for_ever_after(stream: Stream) -> None:
     begun(stream)
     sink = Collecting()
@@ -83,15 +71,6 @@ def test_a_gap_begins_anew_once_and_not_for_ever_after(stream: Stream) -> None:
     assert sink.calls[2:] == [(3, [("a", 5)]), (4, [("a", 10)])]
 
 
-def test_other_rows_are_never_taken_for_a_gap(stream: Stream) -> None:
-    stream.add(numbers(("a", 1)))
-    stream.run(stream.batches(sink=len_of))
-    stream.lose(0, "offsets", "commits", "sources/0")
-    failure = stream.fails(stream.batches(sink=len_of, on_gap="restart_from_empty"))
-    assert "BATCH_GAP.OTHER_ROWS" in failure
-    assert sb.CheckpointStore(stream.state).checkpoints() == [0]
-
-
 def test_another_key_column_of_the_same_type_is_refused(stream: Stream) -> None:
     table = numbers(("a", 1)).append_column("item", [["x"]])
     stream.add(table)
@@ -100,22 +79,6 @@ def test_another_key_column_of_the_same_type_is_refused(stream: Stream) -> None:
     failure = stream.fails(stream.batches(sink=len_of, key="item"))
     assert "STATE_MIGRATION.KEY_COLUMNS" in failure
     stream.run(stream.batches(sink=len_of))
-
-
-def test_start_is_refused_when_the_name_of_a_state_is_misspelt(stream: Stream) -> None:
-    class Misspelt(Total):
-        def open(self, ctx: sb.FunctionContext) -> None:
-            self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("totl", "sum", int))
-
-    begun(stream, 1)
-    stream.add(numbers(("a", 1)))
-    failure = stream.fails(stream.batches(Misspelt(), len_of))
-    assert "stored: 'total'; requested in open(): 'totl'" in failure
-    assert "STATE_MIGRATION.NOT_REQUESTED" in failure
-    assert sb.CheckpointStore(stream.state).checkpoints() == [0]
-    sb.tools.drop_state(stream.state, "total")
-    stream.run(stream.batches(Misspelt(), len_of))
-    assert sb.tools.read_state(stream.state, "totl")["value"].to_pylist() == [1]
 
 
 def test_the_checkpoint_is_not_sparks_own_location(stream: Stream) -> None:

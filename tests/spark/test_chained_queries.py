@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spark_streams import Stream, numbers, spark, stream
+from spark_streams import Fails, Stream, numbers, spark, stream
 
 import statebackend as sb
 
@@ -18,14 +18,9 @@ pytestmark = pytest.mark.spark
 PAGE = Path(__file__).parents[2] / "docs/spark/exactly-once.md"
 
 
-class Outage(Exception):
-    pass
-
-
 def recipe(folder: Path) -> Any:
     """The function ``publish`` of the page, with its folders in this one."""
     found = re.search(r"^import os\nfrom pathlib import Path\n.*?(?=^```)", PAGE.read_text(), re.M | re.S)
-    assert found is not None
     code = found[0].replace('f"out/', f'f"{folder}/out/').replace('f"aside/', f'f"{folder}/aside/')
     namespace: dict[str, Any] = {}
     exec(compile(code, "exactly-once.md", "exec"), namespace)
@@ -36,29 +31,19 @@ def recipe(folder: Path) -> Any:
 def test_a_batch_that_is_delivered_again_is_not_read_twice(stream: Stream, is_safe: bool) -> None:
     (stream.folder / "out").mkdir()
     publish = recipe(stream.folder)
-    failing = {1, 2}
+    fail = Fails(1, 2)
 
     def sink(frame: Any, batch_id: int, context: Any) -> None:
         if is_safe:
             publish(frame, batch_id, context)
         else:
             frame.write.mode("overwrite").parquet(f"{stream.folder}/out/batch={batch_id}")
-        if batch_id in failing:
-            failing.remove(batch_id)
-            raise Outage
+        fail(batch_id)
 
     read: list[Any] = []
 
     def second() -> None:
-        rows = stream.spark.readStream.schema("user string, total bigint")
-        query = (
-            rows.parquet(f"{stream.folder}/out/*/")
-            .writeStream.foreachBatch(lambda frame, batch_id: read.extend(frame.collect()))
-            .option("checkpointLocation", f"{stream.folder}/second")
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
+        stream.read_on(f"{stream.folder}/out/*/", lambda frame, batch_id: read.extend(frame.collect()))
 
     for n in range(3):
         stream.add(numbers(("a", n + 1)))

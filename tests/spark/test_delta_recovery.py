@@ -161,7 +161,6 @@ def test_rows_of_others_between_two_outputs_are_not_taken_back(
         job.run(1)
     with pytest.raises(sb.UsageError, match="has been written to since") as caught:
         sb.tools.rewind(state, to=0, sink=sinks)
-    assert caught.value.detail is not None
     assert "the batch is version 3; since then 4 to 4" in caught.value.detail
     assert rows(table) == [0, 0, 1, 1, 10, 10, 11, 11, 99]
 
@@ -222,7 +221,6 @@ def test_other_columns_are_refused_before_a_batch_is_committed(
     with refused as caught, sink_job(state, delta(table)):
         pass
     assert caught.value.code == "USAGE.OTHER_SCHEMA"
-    assert caught.value.detail is not None
     assert differs in caught.value.detail
     assert sb.CheckpointStore(state).latest() is None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import decimal
 import pickle
 import time
@@ -13,14 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from spark_streams import DDL, Collecting, Stream, Total, len_of, numbers, spark, stream
+from local_spark import settings
+from spark_streams import DDL, FULL, Collecting, Fails, Outage, Stream, Total, len_of, numbers, spark, stream
 
 import statebackend as sb
 
 __all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
-
-UTC = datetime.timezone.utc
 
 
 def test_state_lives_from_batch_to_batch_and_from_run_to_run(stream: Stream) -> None:
@@ -45,10 +43,6 @@ def test_state_lives_from_batch_to_batch_and_from_run_to_run(stream: Stream) -> 
     assert sink.calls[4] == (5, [("b", 32)])
 
 
-class Outage(Exception):
-    pass
-
-
 def test_a_sink_that_fails_gets_the_same_rows_again(stream: Stream) -> None:
     class Random(Total):
         def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
@@ -58,14 +52,7 @@ def test_a_sink_that_fails_gets_the_same_rows_again(stream: Stream) -> None:
 
     for n in range(3):
         stream.add(numbers(("a", n), ("b", n)))
-    outages = Counter({1: 2, 2: 1})
-
-    def outage(batch_id: int) -> None:
-        if outages[batch_id] > 0:
-            outages[batch_id] -= 1
-            raise Outage(batch_id)
-
-    sink = Collecting(outage)
+    sink = Collecting(Fails(1, 1, 2))
     for _ in range(3):
         assert "Outage" in stream.fails(stream.batches(Random(), sink))
     stream.run(stream.batches(Random(), sink))
@@ -118,30 +105,10 @@ def test_whatever_the_sink_does_state_is_right(stream: Stream) -> None:
 
 def test_every_type_goes_through_unchanged(stream: Stream) -> None:
     """In a session whose time zone is far from UTC; with nulls; the key is a struct with a null field."""
-    at = datetime.datetime(2024, 3, 10, 2, 30, 0, 123456, tzinfo=UTC)
-    local = datetime.datetime(1582, 10, 4, 23, 59)
-    full = {
-        "user": {"id": decimal.Decimal("1.50"), "at": None},
-        "i": -1,
-        "s": 2,
-        "t": 3,
-        "f": 0.5,
-        "d": float("inf"),
-        "b": True,
-        "bin": b"\x00\xff",
-        "day": datetime.date(1500, 1, 1),
-        "at": at,
-        "local": local,
-        "dec": decimal.Decimal("-1.000000000000000001"),
-        "tags": ["a", None],
-        "m": {"k": {"x": 1, "y": [1, 2]}, "n": None},
-        "nest": {"a": {"b": "é"}},
-        "a b": "spaced",
-    }
-    stream.spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
-    try:
+    full = {**FULL, "user": {"id": decimal.Decimal("1.50"), "at": None}}
+    with settings(stream.spark, {"spark.sql.session.timeZone": "Asia/Tokyo"}):
         arrow = sb.types.of(DDL).arrow
-        keyed = {**dict.fromkeys(full), "user": {"id": None, "at": at}}
+        keyed = {**dict.fromkeys(full), "user": {"id": None, "at": FULL["at"]}}
         values = [{**row, "m": None if row["m"] is None else list(row["m"].items())} for row in (full, keyed)]
         stream.add(pa.Table.from_batches([pa.RecordBatch.from_struct_array(pa.array(values, arrow))]))
         seen = []
@@ -159,8 +126,6 @@ def test_every_type_goes_through_unchanged(stream: Stream) -> None:
             seen.extend(frame.toArrow().to_pylist())
 
         stream.run(stream.batches(Echo(), sink, schema=DDL))
-    finally:
-        stream.spark.conf.unset("spark.sql.session.timeZone")
     wanted = pa.array(values, arrow).to_pylist()
     assert seen == wanted
 
@@ -211,43 +176,6 @@ def test_null_keys_fail_the_batch_or_are_dropped(stream: Stream) -> None:
     stream.run(batches)
     assert sink.calls == [(0, [("a", 1)])]
     assert batches.last_progress["numRowsDroppedByNullKey"] == 1
-
-
-def test_one_store_serves_one_query(stream: Stream) -> None:
-    stream.add(numbers(("a", 1)))
-    sink = Collecting()
-    stream.run(stream.batches(sink=sink))
-    assert "USAGE.OTHER_QUERY" in stream.fails(stream.batches(sink=sink), checkpoint="another")
-    stream.add(numbers(("a", 1)))
-    stream.run(stream.batches(sink=sink))
-    assert sink.calls[-1] == (1, [("a", 2)])
-    other = stream.folder / "other"
-    stream.run(
-        stream.batches(sink=sink, checkpoint=other, restore_from=str(stream.state)), checkpoint="fourth"
-    )
-    assert sink.calls[-2:] == [(0, [("a", 3)]), (1, [("a", 4)])]
-
-
-def test_two_live_queries_cannot_share_a_store(stream: Stream) -> None:
-    stream.add(numbers(("a", 1)))
-    failures = []
-
-    def sink(frame: Any, batch_id: int) -> None:
-        # While this query is in its sink, another one tries.
-        failures.append(stream.fails(stream.batches(sink=len_of, name="q"), checkpoint="second"))
-
-    stream.run(stream.batches(sink=sink, name="q"))
-    assert "USAGE.STORE_IN_USE" in failures[0]
-
-
-def test_a_stream_that_lost_its_place_is_told_so(stream: Stream) -> None:
-    stream.add(numbers(("a", 1)))
-    stream.add(numbers(("a", 1)))
-    sink = Collecting()
-    stream.run(stream.batches(sink=sink, name="q"))
-    assert "BATCH_GAP.STREAM_BEHIND" in stream.fails(stream.batches(sink=sink, name="q"), checkpoint="new")
-    stream.run(stream.batches(sink=sink, name="q", on_gap="restart_from_empty"), checkpoint="new")
-    assert sink.calls[-1] == (1, [("a", 2)])
 
 
 def test_a_batch_that_is_too_large_names_the_option(stream: Stream) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from event_days import DELAY, SCHEMA, Counts, Sessions, cut, day, sessions_of, table_of
-from spark_streams import Collecting, Stream, spark, stream
+from spark_streams import Collecting, Fails, Stream, spark, stream
 
 import statebackend as sb
 
@@ -80,16 +80,9 @@ def test_a_replay_keeps_both_times(stream: Stream) -> None:
     for minute in (10, 5):
         at = pa.array([1_700_000_000_000_000 + minute * 60_000_000], pa.timestamp("us", "UTC"))
         stream.add(pa.table({"number": [0], "user": ["u"], "at": at}))
-    failures = [True]
-
-    def fails_once(batch_id: int) -> None:
-        if batch_id == 1 and failures:
-            failures.clear()
-            raise ConnectionError("as told")
-
-    sink = Collecting(fails_once)
+    sink = Collecting(Fails(1))
     batches = stream.batches(Looking(), sink, schema=SCHEMA, event_time="at")
-    assert "as told" in stream.fails(batches)
+    assert "Outage" in stream.fails(batches)
     before = sb.CheckpointStore(stream.state).open_latest()
     stream.run(batches)
     after = sb.CheckpointStore(stream.state).open_latest()
@@ -98,14 +91,6 @@ def test_a_replay_keeps_both_times(stream: Stream) -> None:
     assert sink.calls[-1] == sink.calls[-2]
     assert batches.last_progress["isReplay"]
     assert batches.last_progress["numRowsLate"] == 1
-
-
-def test_the_output_of_late_rows_must_be_one_of_the_schema(stream: Stream) -> None:
-    with pytest.raises(sb.UsageError, match="output of that name") as caught:
-        stream.batches(event_time=sb.spark.EventTime("at", late="late"))
-    assert caught.value.code == "USAGE.NO_OUTPUT"
-    with pytest.raises(sb.UsageError, match="said twice"):
-        stream.batches(event_time=sb.spark.EventTime("at"), delay=5)
 
 
 def test_what_a_job_says_of_time_is_pickled_with_it(stream: Stream) -> None:

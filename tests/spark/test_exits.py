@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from local_spark import settings
 from pyspark.errors import StreamingQueryException
 from spark_streams import Collecting, Stream, Total, numbers, spark, stream
 
@@ -25,9 +26,8 @@ class Leave(BaseException):
 @pytest.fixture(autouse=True)
 def stops(spark: Any) -> Iterator[None]:
     """A query that hangs is not waited for longer than this."""
-    spark.conf.set("spark.sql.streaming.stopTimeout", "5s")
-    yield
-    spark.conf.unset("spark.sql.streaming.stopTimeout")
+    with settings(spark, {"spark.sql.streaming.stopTimeout": "5s"}):
+        yield
 
 
 def wait_for(query: Any) -> None:

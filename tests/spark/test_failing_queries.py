@@ -14,20 +14,14 @@ from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pytest
-from spark_streams import Stream, len_of, spark, stream
-from stream_process import Numbered, input_of
+from spark_streams import Outage, Stream, len_of, spark, stream
+from stream_process import SCHEMA, Numbered, expected, input_of
 
 import statebackend as sb
 from statebackend.checkpoint.keyed.chain import FAN
 
 __all__ = ["spark", "stream"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-
-SCHEMA = "user string, total bigint, number bigint, token string"
-
-
-class Outage(Exception):
-    pass
 
 
 class Faults:
@@ -80,10 +74,10 @@ def ends(stream: Stream, job: Any) -> bool:
 
 @pytest.mark.parametrize("makes_anew", [False, True])
 def test_the_function_and_the_sink_raise_at_random(
-    stream: Stream, rng: random.Random, makes_anew: bool, request: pytest.FixtureRequest
+    stream: Stream, rng: random.Random, makes_anew: bool, is_stress: bool
 ) -> None:
     """The same object is given to the next run of the query, or another one, as after a restart."""
-    batches = 60 if request.config.getoption("stress") else 12
+    batches = 60 if is_stress else 12
     for batch_id in range(batches):
         stream.add(table_of(input_of(batch_id)))
     faults = Faults(rng)
@@ -95,16 +89,8 @@ def test_the_function_and_the_sink_raise_at_random(
     while not ends(stream, job):
         job = made() if makes_anew else job
     assert min(faults.struck.values()) >= 1
-    totals: dict[str, int] = {}
-    number = 0
     assert sorted(faults.given) == list(range(batches))
-    for batch_id in range(batches):
-        wanted = []
-        for user, amount in input_of(batch_id):
-            number += 1
-            totals[user] = totals.get(user, 0) + amount
-            wanted.append((user, totals[user], number))
-        assert [row[:3] for row in faults.given[batch_id]] == wanted
+    assert [[row[:3] for row in faults.given[batch_id]] for batch_id in range(batches)] == expected(batches)
 
 
 class Recent(sb.KeyedProcessFunction):
@@ -127,9 +113,9 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def in_a_process_of_its_own(request: pytest.FixtureRequest) -> None:
+def in_a_process_of_its_own(request: pytest.FixtureRequest, is_stress: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    stress = ["--stress"] if request.config.getoption("stress") else []
+    stress = ["--stress"] if is_stress else []
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *stress, request.node.nodeid]
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=request.config.rootpath, check=False
@@ -140,15 +126,17 @@ def in_a_process_of_its_own(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.sampled(2, of="long queries")
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
-def test_memory_and_files_of_the_driver_stay_flat(stream: Stream, request: pytest.FixtureRequest) -> None:
+def test_memory_and_files_of_the_driver_stay_flat(
+    stream: Stream, request: pytest.FixtureRequest, is_stress: bool
+) -> None:
     """Over a thousand batches in the long run, forty otherwise.
 
     In a process of its own: one that has run thousands of tests gives memory back, and takes it, as it likes.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
-        in_a_process_of_its_own(request)
+        in_a_process_of_its_own(request, is_stress)
         return
-    batches = 1000 if request.config.getoption("stress") else 40
+    batches = 1000 if is_stress else 40
     rng = random.Random(3)
     for _ in range(batches):
         stream.add(table_of([(f"u{rng.randrange(200)}", 1) for _ in range(100)]))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from spark_streams import Collecting, Stream, numbers, spark, stream
+from spark_streams import Collecting, Fails, Stream, numbers, spark, stream
 
 import statebackend as sb
 from statebackend.spark.ticks import COLUMN
@@ -85,18 +85,12 @@ def test_it_ticks_while_the_query_runs(stream: Stream) -> None:
 def test_a_batch_of_ticks_is_replayed(stream: Stream) -> None:
     """Its rows are read again by Spark's workers, which have nothing of them at hand."""
     stream.add(numbers(("a", 1)))
-    failing = [True]
-
-    def fail_once(batch_id: int) -> None:
-        if failing.pop() if failing else False:
-            raise ValueError("not now")
-
-    sink = Collecting(fail_once)
+    sink = Collecting(Fails(0))
 
     def ticking(frame: Any) -> Any:
         return sb.spark.heartbeat(frame, every="20000 days")  # the next is due in 2079, not at midnight
 
-    assert "not now" in stream.fails(stream.batches(sink=sink), transform=ticking)
+    assert "Outage" in stream.fails(stream.batches(sink=sink), transform=ticking)
     batches = stream.batches(sink=sink)
     stream.run(batches, transform=ticking)
     assert [rows for _, rows in sink.calls] == [[("a", 1)], [("a", 1)]]

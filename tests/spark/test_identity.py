@@ -7,31 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spark_streams import Collecting, Stream, len_of, numbers, spark, stream
+from spark_streams import Collecting, Fails, Outage, Stream, len_of, numbers, spark, stream
 
 import statebackend as sb
 from statebackend.checkpoint.files.calls import PosixCalls
 
 __all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
-
-
-class Outage(Exception):
-    pass
-
-
-class FailsOnce(Collecting):
-    """Fails once at a batch, after it has looked at its rows."""
-
-    def __init__(self, batch_id: int) -> None:
-        self.waits_for = {batch_id}
-
-        def fail(found: int) -> None:
-            if found in self.waits_for:
-                self.waits_for.remove(found)
-                raise Outage(found)
-
-        super().__init__(fail)
 
 
 def state_of(stream: Stream) -> dict[str, int]:
@@ -50,7 +32,7 @@ def committed_undelivered(stream: Stream, sink: Any, **options: Any) -> None:
 
 
 def test_a_batch_that_is_planned_anew_with_other_rows_is_refused(stream: Stream) -> None:
-    sink = FailsOnce(1)
+    sink = Collecting(Fails(1))
     committed_undelivered(stream, sink)
     stream.lose(1, "offsets", "sources/0")
     before = len(sink.calls)
@@ -72,7 +54,7 @@ def test_a_batch_that_is_planned_anew_with_other_rows_is_refused(stream: Stream)
 
 def test_a_lost_offset_log_with_the_same_files_is_refused_too(stream: Stream) -> None:
     """Offsets of Spark's file source only number its own log: the time of the plan tells."""
-    sink = FailsOnce(1)
+    sink = Collecting(Fails(1))
     committed_undelivered(stream, sink)
     stream.lose(1, "offsets")
     stream.add(numbers(("a", 1000)))
@@ -92,26 +74,6 @@ def test_a_new_checkpoint_location_under_the_same_name_is_refused(stream: Stream
     assert sb.tools.rewind(stream.state, to=None).to is None
     stream.run(stream.batches(sink=sink, name="mine"), checkpoint="new", files=2)
     assert state_of(stream) == {"a": 31}
-
-
-def test_a_batch_without_a_note_of_its_rows_is_replayed_with_a_warning(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What versions before this one have committed."""
-    sink = FailsOnce(0)
-    stream.add(numbers(("a", 1)))
-    commit = sb.CheckpointStore.commit
-
-    def as_before(self: Any, *arguments: Any, batch: dict[str, Any], **options: Any) -> Any:
-        assert batch["identity"] is not None
-        return commit(self, *arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sb.CheckpointStore, "commit", as_before)
-        assert "Outage" in stream.fails(stream.batches(sink=sink))
-    stream.run(stream.batches(sink=sink))
-    assert sink.calls == [(0, [("a", 1)])] * 2
-    assert "taken for the same by its number" in caplog.text
 
 
 def test_two_live_queries_cannot_share_an_object(stream: Stream) -> None:
@@ -157,7 +119,7 @@ def test_two_calls_for_one_batch_are_refused(stream: Stream) -> None:
 
 def test_a_sink_may_be_tried_again_within_a_batch(stream: Stream) -> None:
     stream.add(numbers(("a", 1), ("b", 5)))
-    sink = FailsOnce(0)
+    sink = Collecting(Fails(0))
     batches = stream.batches(sink=sink)
 
     def trying(frame: Any, batch_id: int) -> None:

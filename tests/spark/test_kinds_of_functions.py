@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from spark_streams import Collecting, Stream, numbers, spark, stream
+from spark_streams import Collecting, Fails, Stream, numbers, spark, stream, timed
 
 import statebackend as sb
 
@@ -122,13 +122,9 @@ def test_plain(stream: Stream, kind: str) -> None:
 
 @EVERY_KIND
 def test_with_the_time_of_rows_and_several_outputs(stream: Stream, kind: str) -> None:
-    def rows(*each: tuple[str, int, int]) -> pa.Table:
-        user, n, at = zip(*each, strict=True)
-        return pa.table({"user": user, "n": n, "at": pa.array(at, pa.timestamp("ms", "UTC"))})
-
-    stream.add(rows(("a", 1, 5000), ("b", 100, 8000), ("a", 2, 6000)))
-    stream.add(rows(("a", 7, 7999), ("b", 3, 17_000), ("c", 5, 8000)))
-    stream.add(rows(("c", 200, 30_000)))
+    stream.add(timed(("a", 1, 5000), ("b", 100, 8000), ("a", 2, 6000)))
+    stream.add(timed(("a", 7, 7999), ("b", 3, 17_000), ("c", 5, 8000)))
+    stream.add(timed(("c", 200, 30_000)))
     has_outputs = kind != "a plain function"  # it has no context
     outputs = OUTPUTS if has_outputs else {name: OUTPUTS[name] for name in ("totals", "late")}
     sinks = {name: Collecting() for name in outputs}
@@ -169,17 +165,10 @@ def test_rows_that_fail(stream: Stream, kind: str) -> None:
 
 @EVERY_KIND
 def test_a_sink_that_fails_gets_the_same_rows_again(stream: Stream, kind: str) -> None:
-    outages = [True]
-
-    def outage(batch_id: int) -> None:
-        if batch_id == 1 and outages:
-            outages.clear()
-            raise OSError("not now")
-
     for _ in range(3):
         stream.add(numbers(("a", 1), ("b", 2)))
-    sink = Collecting(outage)
-    assert "not now" in stream.fails(stream.batches(KINDS[kind](), sink))
+    sink = Collecting(Fails(1))
+    assert "Outage" in stream.fails(stream.batches(KINDS[kind](), sink))
     stream.run(stream.batches(KINDS[kind](), sink))
     assert [batch_id for batch_id, _ in sink.calls] == [0, 1, 1, 2]
     assert sink.calls[1] == sink.calls[2]

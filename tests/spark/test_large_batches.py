@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,8 @@ import large_batch
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from local_spark import settings
+from processes import run
 from spark_streams import Collecting, Stream, Total, len_of, numbers, spark, stream
 
 import statebackend as sb
@@ -234,12 +234,8 @@ def written(frame: Any, folder: Path, **job: Any) -> pa.Table:
 def test_rows_keep_their_order_however_many_files_a_task_writes(stream: Stream) -> None:
     rows = written(stream.spark.range(0, 1200, 1, 1), stream.folder / "rows")
     assert rows["id"].to_pylist() == list(range(1200))
-    name = "spark.sql.files.maxRecordsPerFile"
-    stream.spark.conf.set(name, 1)
-    try:
+    with settings(stream.spark, {"spark.sql.files.maxRecordsPerFile": "1"}):
         rows = written(stream.spark.range(0, 1010, 1, 1), stream.folder / "single")
-    finally:
-        stream.spark.conf.unset(name)
     assert rows["id"].to_pylist() == list(range(1010))
 
 
@@ -271,24 +267,9 @@ def test_settings_of_the_session_stay(stream: Stream) -> None:
     assert seen == [stream.spark.conf.get(name)]
 
 
-def test_what_is_no_way_or_no_size_is_refused(stream: Stream) -> None:
-    with pytest.raises(sb.UsageError, match="input is 'memory' or 'files'"):
-        stream.batches(input="disk")
-    with pytest.raises(sb.UsageError, match="memory is a number of bytes"):
-        stream.batches(memory=0)
-
-
 @pytest.mark.stress
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", large_batch.KINDS)
 def test_twenty_million_rows_under_limits(tmp_path: Path, kind: str) -> None:
     """A JVM with a heap of 1 GiB, and Python held to 2 GiB: a running sum of 200,000 keys."""
-    done = subprocess.run(
-        [sys.executable, large_batch.__file__, str(tmp_path), kind],
-        capture_output=True,
-        text=True,
-        timeout=3000,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    print(done.stdout)
+    print(run(large_batch, tmp_path, kind, timeout=3000).stdout)

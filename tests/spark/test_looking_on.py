@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import pickle
-import sys
 import threading
 from typing import Any
 
 import prometheus_client
 import pytest
-from spark_streams import Stream, len_of, numbers, spark, stream
+from spark_streams import Collecting, Fails, Stream, len_of, numbers, spark, stream
 
 import statebackend as sb
 
@@ -33,23 +32,16 @@ def test_on_batch_is_given_each_progress(stream: Stream, caplog: pytest.LogCaptu
     assert [each["batchId"] for each in seen] == [0, 1, 2], "what it raises stops nothing"
     assert [each["sinks"][0]["description"] for each in seen] == ["len_of"] * 3
     assert "on_batch failed for batch 1" in caplog.text
-    with pytest.raises(sb.UsageError, match="on_batch is a function"):
-        stream.batches(on_batch=3)
 
 
 def test_metrics_for_prometheus(stream: Stream) -> None:
     registry = prometheus_client.CollectorRegistry()
-    failing = [True]
-
-    def fail_once(frame: Any, batch_id: int) -> None:
-        if batch_id == 1 and failing.pop() if failing else False:
-            raise ValueError("not now")
-
+    sink = Collecting(Fails(1))
     for n in range(3):
         stream.add(numbers(("a", n), ("b", n)))
     on_batch = sb.spark.prometheus("orders", registry)
-    assert "not now" in stream.fails(stream.batches(sink=fail_once, on_batch=on_batch))
-    stream.run(stream.batches(sink=fail_once, on_batch=sb.spark.prometheus("orders", registry)))
+    assert "Outage" in stream.fails(stream.batches(sink=sink, on_batch=on_batch))
+    stream.run(stream.batches(sink=sink, on_batch=sb.spark.prometheus("orders", registry)))
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"statebackend_{name}", {"query": "orders", **labels})
@@ -106,21 +98,3 @@ def test_a_notebook_shows_the_job_and_its_newest_batch(stream: Stream) -> None:
     assert "<out>" not in html, "names are text"
     stream.run(batches)
     assert "<th style='text-align:left'>rows of state</th><td>1</td>" in batches._repr_html_()
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes came with Python 3.11")
-def test_the_traceback_that_spark_shows_ends_with_the_batch(stream: Stream) -> None:
-    class Failing(sb.KeyedProcessFunction):
-        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
-            raise KeyError("user's own")
-
-    stream.add(numbers(("a", 1)))
-    message = stream.fails(stream.batches(Failing(), sink=len_of))
-    lines = [line for line in message.splitlines() if line.strip() and not line.startswith("\tat ")]
-    at = next(number for number, line in enumerate(lines) if line.startswith("KeyError: "))
-    assert lines[at + 1].startswith("In batch 0 of <stateful Failing, key 'user'")
-    # Errors of ours say where they are from, and end with their code.
-    message = stream.fails(stream.batches(key="item", sink=len_of), checkpoint="other")
-    lines = [line for line in message.splitlines() if line.endswith("[USAGE.NO_COLUMN]")]
-    assert "no column 'item'" in lines[-1]
-    assert "batch 0 of Total" in lines[-1]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from spark_streams import Collecting, Stream, Total, numbers, spark, stream
+from spark_streams import Collecting, Fails, Outage, Stream, Total, numbers, spark, stream, timed
 
 import statebackend as sb
 
@@ -24,22 +22,11 @@ class Sorted(Total):
         yield from super().process_element(row, ctx)
 
 
-class Outage(Exception):
-    pass
-
-
 def test_each_output_goes_to_its_sink_and_a_replay_goes_to_all(stream: Stream) -> None:
     stream.add(numbers(("a", 1), ("b", 100)))
     stream.add(numbers(("a", 200)))
     stream.add(numbers(("a", 1)))
-    outages = Counter({1: 1})
-
-    def outage(batch_id: int) -> None:
-        if outages[batch_id] > 0:
-            outages[batch_id] -= 1
-            raise Outage(batch_id)
-
-    totals, large = Collecting(), Collecting(outage)
+    totals, large = Collecting(), Collecting(Fails(1))
     batches = stream.batches(Sorted(), {"large": large, "totals": totals}, schema=SCHEMAS)
     assert "Outage" in stream.fails(batches)
     batches = stream.batches(Sorted(), {"large": large, "totals": totals}, schema=SCHEMAS)
@@ -58,12 +45,8 @@ class Picky(Total):
 
 
 def test_late_rows_and_rows_that_fail_go_to_their_outputs(stream: Stream) -> None:
-    def rows(*each: tuple[str, int, int]) -> pa.Table:
-        user, n, at = zip(*each, strict=True)
-        return pa.table({"user": user, "n": n, "at": pa.array(at, pa.timestamp("ms", "UTC"))})
-
-    stream.add(rows(("a", 1, 5000), ("a", 13, 6000), ("b", 2, 1000)))
-    stream.add(rows(("a", 10, 5999), ("b", 13, 3), ("a", 1, 7000)))
+    stream.add(timed(("a", 1, 5000), ("a", 13, 6000), ("b", 2, 1000)))
+    stream.add(timed(("a", 10, 5999), ("b", 13, 3), ("a", 1, 7000)))
     seen: list[dict[str, Any]] = []
     sinks = {"main": Collecting(), "late": Collecting(), "errors": Collecting()}
     batches = stream.batches(
@@ -83,7 +66,7 @@ def test_late_rows_and_rows_that_fail_go_to_their_outputs(stream: Stream) -> Non
     assert seen[-1] == batches.last_progress
     assert sinks["main"].calls == [(0, [("a", 1), ("b", 2)]), (1, [("a", 2)])]
     assert [[row[1:] for row in rows] for _, rows in sinks["late"].calls] == [[], [("a", 10), ("b", 13)]]
-    error = ("a", 13, f"{__name__}.Outage", None)
+    error = ("a", 13, "spark_streams.Outage", None)
     assert sinks["errors"].calls == [(0, [error]), (1, [])]
     progress = batches.last_progress
     assert progress["outputs"] == {"main": 1, "late": 2, "errors": 0}
@@ -92,24 +75,3 @@ def test_late_rows_and_rows_that_fail_go_to_their_outputs(stream: Stream) -> Non
         0,
         0,
     )
-
-
-@pytest.mark.parametrize(
-    ("sink", "schema", "code"),
-    [
-        (print, SCHEMAS, "USAGE"),
-        ({"lat": print}, SCHEMAS, "USAGE.NO_OUTPUT"),
-        ({"totals": "print", "large": print}, SCHEMAS, "USAGE"),
-        ({"totals": print}, {"totals": None}, "USAGE"),
-        ({"totals": print}, SCHEMAS, "USAGE.NO_SINK"),
-        ({}, SCHEMAS, "USAGE.NO_SINK"),
-        (None, SCHEMAS, "USAGE.NO_SINK"),
-        (None, "n int", "USAGE.NO_SINK"),
-        (print, None, "USAGE"),
-        (lambda df: None, "n int", "USAGE"),
-    ],
-)
-def test_sinks_that_cannot_be_called_are_refused_at_once(sink: Any, schema: Any, code: str) -> None:
-    with pytest.raises(sb.UsageError) as caught:
-        sb.spark.stateful(Total(), key="user", schema=schema, checkpoint="/nowhere", sink=sink)
-    assert caught.value.code == code

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import logging
 from typing import Any
 
@@ -11,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from ciphers import AesGcm
+from local_spark import settings
 from simulated_objects import Bucket, SimulatedObjectCalls
-from spark_streams import DDL, Collecting, Stream, len_of, numbers, spark, stream
+from spark_streams import DDL, FULL, Collecting, Fails, Stream, len_of, numbers, spark, stream
 
 import statebackend as sb
 from statebackend.checkpoint.files.objects import ObjectFiles
@@ -20,28 +19,10 @@ from statebackend.checkpoint.files.objects import ObjectFiles
 __all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
-UTC = datetime.timezone.utc
-
-
-class Outage(Exception):
-    pass
-
 
 class Silent(sb.KeyedProcessFunction):
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
         return []
-
-
-class Failing:
-    """Fails once for each of some batches."""
-
-    def __init__(self, *batches: int) -> None:
-        self.batches = set(batches)
-
-    def __call__(self, batch_id: int) -> None:
-        if batch_id in self.batches:
-            self.batches.remove(batch_id)
-            raise Outage(batch_id)
 
 
 def encrypted(stream: Stream) -> sb.CheckpointStore:
@@ -62,7 +43,7 @@ def test_the_sink_gets_what_was_committed_on_a_replay_too(
     store = encrypted(stream) if way == "encrypted" else unreachable()
     for n in range(3):
         stream.add(numbers(("a", n), ("b", 10)))
-    sink = Collecting(Failing(1, 2))
+    sink = Collecting(Fails(1, 2))
     for _ in range(2):
         assert "Outage" in stream.fails(stream.batches(sink=sink, checkpoint=store))
     stream.run(stream.batches(sink=sink, checkpoint=store))
@@ -91,30 +72,11 @@ def test_spark_reads_what_it_can_read(stream: Stream, caplog: pytest.LogCaptureF
 
 def test_every_type_goes_this_way_unchanged(stream: Stream) -> None:
     """As the other way: with nulls everywhere, early dates, and a session far from UTC."""
-    at = datetime.datetime(2024, 3, 10, 2, 30, 0, 123456, tzinfo=UTC)
-    full = {
-        "user": {"id": decimal.Decimal("1.50"), "at": at},
-        "i": -1,
-        "s": 2,
-        "t": 3,
-        "f": 0.5,
-        "d": float("inf"),
-        "b": True,
-        "bin": b"\x00\xff",
-        "day": datetime.date(1500, 1, 1),
-        "at": at,
-        "local": datetime.datetime(1582, 10, 4, 23, 59),
-        "dec": decimal.Decimal("-1.000000000000000001"),
-        "tags": ["a", None],
-        "m": {"k": {"x": 1, "y": [1, 2]}, "n": None},
-        "nest": {"a": {"b": "é"}},
-        "a b": "spaced",
-    }
     rows = [
-        tuple(full.values()),
-        (None,) * len(full),
-        tuple(full.values()),
-        tuple({**full, "m": {}}.values()),
+        tuple(FULL.values()),
+        (None,) * len(FULL),
+        tuple(FULL.values()),
+        tuple({**FULL, "m": {}}.values()),
     ]
 
     class Given(sb.KeyedProcessFunction):
@@ -126,14 +88,11 @@ def test_every_type_goes_this_way_unchanged(stream: Stream) -> None:
     def sink(frame: Any, batch_id: int) -> None:
         seen.append((frame.schema, frame.collect(), frame.count(), frame.toArrow()))
 
-    stream.spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
-    try:
+    with settings(stream.spark, {"spark.sql.session.timeZone": "Asia/Tokyo"}):
         stream.add(numbers(("a", 1)))
         for number, store in enumerate((encrypted(stream), stream.folder / "plain")):
             options = {"schema": DDL, "checkpoint": store}
             stream.run(stream.batches(Given(), sink, **options), checkpoint=f"stream {number}")
-    finally:
-        stream.spark.conf.unset("spark.sql.session.timeZone")
     assert seen[0][:3] == seen[1][:3]
     assert seen[0][2] == len(rows)
     assert seen[0][3].equals(seen[1][3])
@@ -159,7 +118,7 @@ def test_a_large_output_keeps_its_order(stream: Stream) -> None:
 
 def test_damage_and_another_key_are_found_before_the_sink_is_called(stream: Stream) -> None:
     stream.add(numbers(("a", 1)))
-    sink = Collecting(Failing(0))
+    sink = Collecting(Fails(0))
     assert "Outage" in stream.fails(stream.batches(sink=sink, checkpoint=encrypted(stream)))
     other = sb.CheckpointStore(stream.state, encryption=AesGcm(bytes(32)))
     assert "CORRUPT_CHECKPOINT" in stream.fails(stream.batches(sink=sink, checkpoint=other))

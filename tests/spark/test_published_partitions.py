@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
-from sink_faults import FailsAfter, Outage
-from spark_streams import Stream, spark, stream
+from sink_faults import FailsAfter
+from spark_streams import Outage, Stream, spark, stream
 
 import statebackend as sb
 from statebackend.checkpoint.files import open_place
@@ -106,29 +106,22 @@ class Stops(PosixPlace):
 
     left = 10**9
 
-    def _step(self) -> None:
+    def __reduce__(self) -> tuple[object, ...]:
+        return Stops, (self.uri,)
+
+
+def stopping(name: str) -> Any:
+    def call(self: Stops, *arguments: Any) -> Any:
         Stops.left -= 1
         if Stops.left < 0:
             raise Outage("stopped")
+        return getattr(PosixPlace, name)(self, *arguments)
 
-    def write(self, name: str, chunks: Any) -> None:
-        self._step()
-        super().write(name, chunks)
+    return call
 
-    def adopt(self, *arguments: Any) -> Any:
-        self._step()
-        return super().adopt(*arguments)
 
-    def prepare(self, folder: str = "") -> None:
-        self._step()
-        super().prepare(folder)
-
-    def remove(self, name: str) -> None:
-        self._step()
-        super().remove(name)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Stops, (self.uri,)
+for _name in ("write", "adopt", "prepare", "remove"):
+    setattr(Stops, _name, stopping(_name))
 
 
 def test_files_from_before_the_log_are_seen_whatever_fails(
@@ -234,10 +227,7 @@ def test_a_stream_reads_whole_batches_through_the_log(stream: Stream) -> None:
     for number in range(24):
         stream.add(pa.table({"user": ["a", "b"], "n": [2 * number, 2 * number + 1]}))
         stream.run(batches(stream, parquet(out, partition_by="user")))
-        rows = stream.spark.readStream.schema(SCHEMA).parquet(str(out))
-        query = rows.writeStream.foreachBatch(lambda df, _: seen.extend(row.total for row in df.collect()))
-        query = query.option("checkpointLocation", str(stream.folder / "second")).trigger(availableNow=True)
-        query.start().awaitTermination()
+        stream.read_on(out, lambda frame, _: seen.extend(row.total for row in frame.collect()))
     assert sorted(seen) == list(range(48))
     kept = sorted(name for name in os.listdir(out / FOLDER) if not name.startswith((".", "s")))
     assert kept == sorted(["9.compact", *map(str, range(10, 19)), "19.compact", *map(str, range(20, 25))])
@@ -257,31 +247,6 @@ def test_files_from_before_the_log_stay_visible(stream: Stream) -> None:
     assert [row[1] for row in read(stream, out)] == list(range(82)), (
         "and a job of one file keeps a log that is there"
     )
-
-
-@pytest.mark.parametrize(
-    ("by", "code", "what"),
-    [
-        ("nobody", "USAGE.NO_COLUMN", "no column 'nobody'"),
-        (["day", "day"], "USAGE", "names a column twice"),
-        (["user", "total", "day", "a b", "ok"], "USAGE", "or all columns"),
-    ],
-)
-def test_columns_that_cannot_name_folders_are_refused_when_the_job_is_made(
-    stream: Stream, by: Any, code: str, what: str
-) -> None:
-    with pytest.raises(sb.UsageError, match=what) as caught:
-        batches(stream, parquet(stream.folder / "out", partition_by=by))
-    assert caught.value.code == code
-
-
-@pytest.mark.parametrize("kind", ["double", "timestamp", "decimal(9,2)", "binary", "array<int>"])
-def test_types_without_one_name_for_a_value_are_refused(stream: Stream, kind: str) -> None:
-    with pytest.raises(sb.UsageError, match="cannot be partitioned by column 'at'") as caught:
-        stream.batches(
-            sink=parquet(stream.folder / "out", partition_by="at"), schema=f"user string, at {kind}"
-        )
-    assert caught.value.code == "USAGE.NOT_AVAILABLE"
 
 
 def test_the_folder_of_a_file_sink_of_spark_is_refused(stream: Stream) -> None:

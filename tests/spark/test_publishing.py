@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ciphers import AesGcm
 from sink_faults import BATCHES, FailsAfter, fill
-from spark_streams import Stream, numbers, spark, stream
+from spark_streams import Stream, spark, stream
 
 import statebackend as sb
 from statebackend.checkpoint import CheckpointReader
-from statebackend.spark import driver
 from statebackend.spark.sinks import parquet
 
 __all__ = ["spark", "stream"]
@@ -79,21 +76,6 @@ def test_a_batch_that_is_delivered_again_is_there_once(
     assert batches.last_progress["isReplay"]
     assert batches.last_progress["sinks"][0]["how"] == "there"
     assert seen in {(out / name).stat().st_mtime_ns for name in os.listdir(out)}
-
-
-def test_an_older_driver_publishes_nothing(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one driver stood still between commit and sink, another has taken the store."""
-    stream.add(numbers(("a", 1)))
-    out = stream.folder / "out"
-
-    def stand_still(*arguments: Any) -> Any:
-        with sb.CheckpointStore(stream.state).open_for_writing():
-            return verify(*arguments)
-
-    verify = driver.Committed.verify_output
-    monkeypatch.setattr(driver.Committed, "verify_output", stand_still)
-    assert "CommitConflictError" in stream.fails(stream.batches(sink=parquet(out)))
-    assert os.listdir(out) == []
 
 
 def test_a_file_that_somebody_changed_is_named(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,10 +141,7 @@ def test_a_second_query_streams_from_the_folder(stream: Stream, monkeypatch: pyt
     seen: list[tuple[Any, ...]] = []
 
     def read_on() -> None:
-        rows = stream.spark.readStream.schema("user string, total bigint").parquet(str(out))
-        query = rows.writeStream.foreachBatch(lambda df, _: seen.extend(tuple(row) for row in df.collect()))
-        query = query.option("checkpointLocation", str(stream.folder / "second")).trigger(availableNow=True)
-        query.start().awaitTermination()
+        stream.read_on(out, lambda frame, _: seen.extend(tuple(row) for row in frame.collect()))
 
     for _ in range(3):
         stream.fails(stream.batches(sink=sink))
@@ -170,17 +149,6 @@ def test_a_second_query_streams_from_the_folder(stream: Stream, monkeypatch: pyt
     stream.run(stream.batches(sink=sink))
     read_on()
     assert sorted(seen) == sorted(row for rows in BATCHES.values() for row in rows)
-
-
-def test_every_file_is_whole_for_readers(stream: Stream) -> None:
-    """What Spark's reader is given is one file a batch, with no other file beside it."""
-    for n in range(3):
-        stream.add(pa.table({"user": [f"u{i % 7}" for i in range(1000)], "n": list(range(n, n + 1000))}))
-    out = stream.folder / "out"
-    stream.run(stream.batches(sink=parquet(out)))
-    assert {batch_id: len(rows) for batch_id, rows in published(out).items()} == {0: 1000, 1: 1000, 2: 1000}
-    manifest = CheckpointReader(stream.state).open_latest().manifest
-    assert json.loads(json.dumps(manifest.batch))["targets"]["main"].startswith(str(out))
 
 
 @pytest.mark.parametrize("place", ["state", "state/out"])

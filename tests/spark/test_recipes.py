@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from house_tools import ROOT, module
-from spark_streams import Collecting, Stream, Total, numbers, spark, stream
+from spark_streams import Collecting, Fails, Stream, Total, numbers, spark, stream
 
 import statebackend as sb
 
@@ -60,14 +60,7 @@ def test_the_join_and_a_savepoint_while_it_runs(spark: Any, tmp_path: Path) -> N
 
 
 def test_two_functions_over_one_stream(stream: Stream) -> None:
-    outages = [True]
-
-    def outage(batch_id: int) -> None:
-        if batch_id == 1 and outages:
-            outages.clear()
-            raise OSError("not now")
-
-    sinks = {"totals": Collecting(), "alerts": Collecting(outage)}
+    sinks = {"totals": Collecting(), "alerts": Collecting(Fails(1))}
     stream.add(numbers(("a", 1)))
     stream.add(numbers(("a", 2)))
 
@@ -83,7 +76,7 @@ def test_two_functions_over_one_stream(stream: Stream) -> None:
             names["totals"].close()
             names["alerts"].close()
 
-    with pytest.raises(Exception, match="not now"):
+    with pytest.raises(Exception, match="Outage"):
         run()
     run()
     first, second = (0, [("a", 1)]), (1, [("a", 3)])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_spark import settings
 from refusing_disks import SealOff, fill, read_only, small_disk
 from spark_streams import Collecting, Stream, Total, numbers, spark, stream
 
@@ -87,11 +88,8 @@ def test_an_output_that_spark_would_not_read(stream: Stream, schema: str, told: 
     job = stream.batches(Same(), sink=sink, schema=schema)
     assert told in stream.fails(job)
     assert not stream.state.exists()
-    stream.spark.conf.set("spark.sql.caseSensitive", "true")
-    try:
+    with settings(stream.spark, {"spark.sql.caseSensitive": "true"}):
         stream.run(job)
-    finally:
-        stream.spark.conf.unset("spark.sql.caseSensitive")
     assert sink.calls == [(0, [row])]
 
 

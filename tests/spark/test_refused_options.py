@@ -62,8 +62,16 @@ def made(folder: Path, function: Any = None, **options: Any) -> Any:
 
 
 TWO = {"a": "n int", "b": "n int"}
-#: What is given, and words of the error.
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
+ODD = "day date, pages int, pair struct<a:int>, tags array<string>, counts map<string,int>, bytes binary"
+DAYS = "day date, pages int"
+
+
+def by(sink: Any, columns: Any) -> Any:
+    return sink("/nowhere", partition_by=columns)
+
+
+#: What is given, and parts of the error: words, and the code where it matters.
+WRONG: dict[str, tuple[Any, ...]] = {
     "no function": ({"function": Same}, "is not a function with state"),
     "a function that cannot be copied": ({"function": Connected()}, "attribute client.pool[...][1], a lock"),
     "a method that is async": ({"function": Waiting()}, "the method on_timer"),
@@ -73,17 +81,54 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a key twice": ({"key": ["a", "a"]}, "key names a column twice"),
     "a schema that cannot be read": ({"schema": "user strin"}, "cannot read a type"),
     "a schema of no type": ({"schema": 5}, "is not a type"),
-    "an output without a sink": ({"schema": TWO, "sink": {"a": print}}, "output 'b'"),
-    "no sink": ({"sink": None}, "output 'main'"),
-    "a sink for no output": ({"sink": {"mian": print}}, "'mian'; outputs main"),
-    "one sink for two outputs": ({"schema": TWO}, "several outputs"),
-    "a sink without a schema": ({"schema": None}, "a sink needs to know the schema"),
+    "an output without a sink": ({"schema": TWO, "sink": {"a": print}}, "output 'b'", "[USAGE.NO_SINK]"),
+    "outputs without sinks": ({"schema": TWO, "sink": {}}, "[USAGE.NO_SINK]"),
+    "outputs without any sink": ({"schema": TWO, "sink": None}, "[USAGE.NO_SINK]"),
+    "an output without a schema": ({"schema": {"a": None}, "sink": {"a": print}}, "[USAGE]"),
+    "no sink": ({"sink": None}, "output 'main'", "[USAGE.NO_SINK]"),
+    "a sink for no output": ({"sink": {"mian": print}}, "'mian'; outputs main", "[USAGE.NO_OUTPUT]"),
+    "one sink for two outputs": ({"schema": TWO}, "several outputs", "[USAGE]"),
+    "a sink without a schema": ({"schema": None}, "a sink needs to know the schema", "[USAGE]"),
     "a sink that is a name": ({"sink": "parquet"}, "sink is a function"),
-    "a sink that is not called so": ({"sink": lambda frame: None}, "called with (df, batch_id)"),
+    "a sink of two that is a name": ({"schema": TWO, "sink": {"a": "print", "b": print}}, "[USAGE]"),
+    "a sink that is not called so": ({"sink": lambda frame: None}, "called with (df, batch_id)", "[USAGE]"),
     "a sink that is async": ({"sink": async_sink}, "async"),
     "a sink object that is async": ({"sink": AsyncSink()}, "async"),
     "a sink that yields": ({"sink": yielding_sink}, "yields"),
-    "partitions by no column": ({"sink": sinks.parquet("/nowhere", partition_by="day")}, "no column 'day'"),
+    "partitions by no column": ({"sink": by(sinks.parquet, "day")}, "no column 'day'", "[USAGE.NO_COLUMN]"),
+    "partitions by a column twice": (
+        {"schema": DAYS, "sink": by(sinks.parquet, ["day", "day"])},
+        "names a column twice",
+        "[USAGE]",
+    ),
+    "partitions by all columns": (
+        {"schema": DAYS, "sink": by(sinks.parquet, ["pages", "day"])},
+        "or all columns",
+        "[USAGE]",
+    ),
+    **{
+        f"partitions by a column of type {kind}": (
+            {"schema": f"user string, at {kind}", "sink": by(sinks.parquet, "at")},
+            "cannot be partitioned by column 'at'",
+            "[USAGE.NOT_AVAILABLE]",
+        )
+        for kind in ("double", "timestamp", "decimal(9,2)", "binary", "array<int>")
+    },
+    "a table partitioned by a column twice": (
+        {"schema": DAYS, "sink": by(sinks.delta, ["day", "day"])},
+        "names a column twice",
+    ),
+    "a table partitioned by all columns": (
+        {"schema": DAYS, "sink": by(sinks.delta, ["pages", "day"])},
+        "all columns of the output",
+    ),
+    **{
+        f"a table partitioned by {name}": (
+            {"schema": ODD, "sink": by(sinks.delta, name)},
+            f"cannot be partitioned by column '{name}'",
+        )
+        for name in ("pair", "tags", "counts", "bytes")
+    },
     "no such backend": ({"backend": "heep"}, "no backend 'heep'"),
     "a backend of no kind": ({"backend": 5}, "backend is"),
     "no such mode": ({"mode": "cluster"}, "mode is"),
@@ -105,15 +150,25 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "late rows to no output": (
         {"event_time": sb.spark.EventTime("at", late="late")},
         "needs an output of that name",
+        "[USAGE.NO_OUTPUT]",
     ),
+    "a delay that is said twice": ({"event_time": sb.spark.EventTime("at"), "delay": 5}, "said twice"),
     "a beginning of no kind": ({"restore_from": 5}, "restore_from is"),
-    "a first batch of no kind": ({"first_batch": "5"}, "first_batch is"),
+    "a beginning for each gap": (
+        {"restore_from": "/x", "on_gap": "restart_from_empty"},
+        "begins with the state of restore_from",
+    ),
+    **{
+        f"a first batch {wrong!r}": ({"first_batch": wrong}, "first_batch is the id")
+        for wrong in (-1, "3", True, 2.0)
+    },
     "a name of no kind": ({"name": 5}, "name is"),
     "no name": ({"name": ""}, "name is"),
     "no rule for gaps": ({"on_gap": "x"}, "on_gap is"),
-    "no such way": ({"input": "disk"}, "input is"),
+    "no such way": ({"input": "disk"}, "input is 'memory' or 'files'"),
     "memory of no kind": ({"memory": "1g"}, "memory is"),
-    "an observer of no kind": ({"on_batch": 5}, "on_batch is"),
+    "no memory": ({"memory": 0}, "memory is a number of bytes"),
+    "an observer of no kind": ({"on_batch": 5}, "on_batch is a function"),
     "a clock of no kind": ({"clock": 5}, "is not a clock"),
     "a checkpoint of no kind": ({"checkpoint": 5}, "a store is given by its path or uri"),
     "a checkpoint at no such address": ({"checkpoint": "http://host/x"}, "cannot lie at"),
@@ -126,10 +181,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_stateful_refuses_a_mistake_at_once(tmp_path: Path, what: str) -> None:
-    options, words = WRONG[what]
+    options, *parts = WRONG[what]
     with pytest.raises(sb.StateBackendError) as caught:
         made(tmp_path, **options)
-    assert words in str(caught.value)
+    assert [part for part in parts if part not in str(caught.value)] == []
     assert "secret" not in str(caught.value)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ciphers import AesGcm
-from local_spark import spark
+from local_spark import settings
+from spark_streams import Collecting, Stream, numbers, spark, stream
 
 import statebackend as sb
 
-__all__ = ["spark"]
+__all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
 
 UTC = datetime.timezone.utc
@@ -106,21 +106,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("in") / "rows.parquet"
     pq.write_table(ROWS, path)
     return path
-
-
-@pytest.fixture
-def settings(spark: Any) -> Iterator[Any]:
-    """Gives the session settings; it has its own again after the test."""
-    before: dict[str, Any] = {}
-
-    def give(given: dict[str, str]) -> None:
-        for name, value in given.items():
-            before[name] = spark.conf.get(name, None)
-            spark.conf.set(name, value)
-
-    yield give
-    for name, value in before.items():
-        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
 
 
 #: Settings that change the meaning of a schema, a value or a path for Spark; several at a time, none against another.
@@ -215,14 +200,14 @@ def delivered(function: Any, schema: dict[str, Any], frame: Any, folder: Path, w
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_output_keeps_types_and_values_under_any_setting(
-    spark: Any, settings: Any, source: Path, tmp_path: Path, name: str, way: str
+    spark: Any, source: Path, tmp_path: Path, name: str, way: str
 ) -> None:
-    settings(SETTINGS[name])
     schema = spark_types()
-    frame = spark.read.schema(schema).option("datetimeRebaseMode", "CORRECTED")
-    frame = frame.option("ignoredPathSegmentRegex", "").parquet(f"file://{source}")
     outputs = {"main": KIND, "times": "user string, times array<timestamp>"}
-    given = delivered(Kept(), outputs, frame, tmp_path, way)
+    with settings(spark, SETTINGS[name]):
+        frame = spark.read.schema(schema).option("datetimeRebaseMode", "CORRECTED")
+        frame = frame.option("ignoredPathSegmentRegex", "").parquet(f"file://{source}")
+        given = delivered(Kept(), outputs, frame, tmp_path, way)
     found, table = given["main"]
     assert found == schema
     assert table.cast(ROWS.schema).combine_chunks() == ROWS
@@ -238,13 +223,14 @@ class Same(sb.KeyedProcessFunction):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_output_has_names_that_differ_in_case_if_the_session_tells_them_apart(
-    spark: Any, settings: Any, tmp_path: Path, way: str
+    spark: Any, tmp_path: Path, way: str
 ) -> None:
-    settings({"spark.sql.caseSensitive": "TRUE"})
     kind = sb.types.ROW(user=str, n=int, N=int, s=sb.types.LIST(sb.types.ROW(x=int, X=str)))
     rows = [("a", 1, 2, [(3, "four")]), ("b", 5, 6, [])]
-    frame = spark.createDataFrame(rows, "user string, n bigint, N bigint, s array<struct<x:bigint,X:string>>")
-    _, table = delivered(Same(), {"main": kind}, frame, tmp_path, way)["main"]
+    schema = "user string, n bigint, N bigint, s array<struct<x:bigint,X:string>>"
+    with settings(spark, {"spark.sql.caseSensitive": "TRUE"}):
+        frame = spark.createDataFrame(rows, schema)
+        _, table = delivered(Same(), {"main": kind}, frame, tmp_path, way)["main"]
     assert table.column_names == ["user", "n", "N", "s"]
     assert [tuple(row.values()) for row in table.to_pylist()] == [
         ("a", 1, 2, [{"x": 3, "X": "four"}]),
@@ -252,26 +238,14 @@ def test_output_has_names_that_differ_in_case_if_the_session_tells_them_apart(
     ]
 
 
-def test_ticks_come_under_any_setting_of_times(spark: Any, settings: Any, tmp_path: Path) -> None:
-    settings({"spark.sql.timestampType": "TIMESTAMP_NTZ", "spark.sql.session.timeZone": "Asia/Tokyo"})
-    (tmp_path / "in").mkdir()
-    pq.write_table(pa.table({"user": ["a"], "n": [1]}), tmp_path / "in" / "0.parquet")
-    rows = spark.readStream.schema("user string, n bigint").parquet(str(tmp_path / "in"))
-    given: list[Any] = []
-
-    def sink(frame: Any, batch_id: int) -> None:
-        given.extend(map(tuple, frame.collect()))
-
-    batches = sb.spark.stateful(
-        Same(), key="user", schema="user string, n bigint", checkpoint=tmp_path / "state", sink=sink
-    )
-    writer = sb.spark.heartbeat(rows, every="1 ms").writeStream.foreachBatch(batches)
-    writer = writer.option("checkpointLocation", str(tmp_path / "stream")).trigger(availableNow=True)
-    try:
-        writer.start().awaitTermination()
-    finally:
-        batches.close()
-    assert given == [("a", 1)]
+def test_ticks_come_under_any_setting_of_times(stream: Stream) -> None:
+    stream.add(numbers(("a", 1)))
+    sink = Collecting()
+    times = {"spark.sql.timestampType": "TIMESTAMP_NTZ", "spark.sql.session.timeZone": "Asia/Tokyo"}
+    with settings(stream.spark, times):
+        batches = stream.batches(Same(), sink, schema="user string, n bigint")
+        stream.run(batches, transform=lambda frame: sb.spark.heartbeat(frame, every="1 ms"))
+    assert [row for _, rows in sink.calls for row in rows] == [("a", 1)]
     assert batches.last_progress["numHeartbeats"] == 1
 
 

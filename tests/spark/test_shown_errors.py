@@ -34,6 +34,7 @@ def test_last_line_says_which_column_is_missing(stream: Stream) -> None:
     stream.add(numbers(("a", 1)))
     lines = shown(stream, stream.batches(sink=len_of, key="usr"))
     assert lines[-1].startswith("statebackend.errors.UsageError: the batch has no column 'usr'")
+    assert "batch 0 of Total" in lines[-1]
     assert lines[-1].endswith("[USAGE.NO_COLUMN]")
     assert len(library_frames(lines)) == 1, "the call by Spark"
     assert len(lines) <= THEIRS + 3

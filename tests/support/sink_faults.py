@@ -5,28 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spark_streams import Stream, numbers
+from spark_streams import Fails, Stream, numbers
 
 from statebackend.spark.sinks.committed import CommittedSink, Delivery
 
-__all__ = ["BATCHES", "FailsAfter", "Outage", "fill"]
-
-
-class Outage(Exception):
-    pass
+__all__ = ["BATCHES", "FailsAfter", "fill"]
 
 
 class FailsAfter:
     """A sink of `sb.spark.sinks` that publishes, and then fails, for some batches."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, sink: CommittedSink, *batches: int) -> None:
-        original, left = type(sink).deliver, set(batches)
+        original, fail = type(sink).deliver, Fails(*batches)
 
         def deliver(self: CommittedSink, delivery: Delivery) -> Any:
             figures = original(self, delivery)
-            if delivery.context.batch_id in left:
-                left.remove(delivery.context.batch_id)
-                raise Outage(delivery.context.batch_id)
+            fail(delivery.context.batch_id)
             return figures
 
         monkeypatch.setattr(type(sink), "deliver", deliver)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,20 @@ from local_spark import spark
 
 import statebackend as sb
 
-__all__ = ["DDL", "Collecting", "Stream", "Total", "len_of", "numbers", "spark", "stream"]
+__all__ = [
+    "DDL",
+    "FULL",
+    "Collecting",
+    "Fails",
+    "Outage",
+    "Stream",
+    "Total",
+    "len_of",
+    "numbers",
+    "spark",
+    "stream",
+    "timed",
+]
 
 
 #: A column of every type.
@@ -23,6 +39,30 @@ DDL = (
     "bin binary, day date, at timestamp, local timestamp_ntz, dec decimal(38,18), tags array<string>, "
     "m map<string,struct<x:int,y:array<bigint>>>, nest struct<a:struct<b:string>>, `a b` string"
 )
+
+
+#: A row of these columns.
+FULL = {
+    "user": {
+        "id": decimal.Decimal("1.50"),
+        "at": datetime.datetime(2024, 3, 10, 2, 30, 0, 123456, tzinfo=datetime.timezone.utc),
+    },
+    "i": -1,
+    "s": 2,
+    "t": 3,
+    "f": 0.5,
+    "d": float("inf"),
+    "b": True,
+    "bin": b"\x00\xff",
+    "day": datetime.date(1500, 1, 1),
+    "at": datetime.datetime(2024, 3, 10, 2, 30, 0, 123456, tzinfo=datetime.timezone.utc),
+    "local": datetime.datetime(1582, 10, 4, 23, 59),
+    "dec": decimal.Decimal("-1.000000000000000001"),
+    "tags": ["a", None],
+    "m": {"k": {"x": 1, "y": [1, 2]}, "n": None},
+    "nest": {"a": {"b": "é"}},
+    "a b": "spaced",
+}
 
 
 class Total(sb.KeyedProcessFunction):
@@ -72,6 +112,12 @@ class Stream:
         finally:
             batches.close()  # which would happen by itself, a moment later
 
+    def read_on(self, path: object, called: Callable[[Any, int], object]) -> None:
+        """Run a second query over what the sink has written, from where it was before."""
+        rows = self.spark.readStream.schema("user string, total bigint").parquet(str(path))
+        writer = rows.writeStream.foreachBatch(called).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(self.folder / "second")).start().awaitTermination()
+
     def lose(self, batch_id: int, *logs: str, checkpoint: str = "stream") -> None:
         """Let Spark's notes on a batch be gone, as after a power failure, or by hand."""
         for log in logs:
@@ -91,6 +137,27 @@ def stream(spark: Any, tmp_path: Path) -> Stream:
 
 def numbers(*pairs: tuple[str | None, int]) -> pa.Table:
     return pa.table({"user": [user for user, _ in pairs], "n": [n for _, n in pairs]})
+
+
+def timed(*each: tuple[str, int, int]) -> pa.Table:
+    user, n, at = zip(*each, strict=True)
+    return pa.table({"user": user, "n": n, "at": pa.array(at, pa.timestamp("ms", "UTC"))})
+
+
+class Outage(Exception):
+    pass
+
+
+class Fails:
+    """Raises an outage for each of these batches, as often as it is named."""
+
+    def __init__(self, *batches: int) -> None:
+        self._left = Counter(batches)
+
+    def __call__(self, batch_id: int) -> None:
+        if self._left[batch_id] > 0:
+            self._left[batch_id] -= 1
+            raise Outage(batch_id)
 
 
 class Collecting:
