@@ -1,21 +1,5 @@
 """A store in a folder of its own."""
 
-from __future__ import annotations
+from opened_store import root, store
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
-from statebackend.checkpoint import CheckpointStore
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def store(root: Path) -> Iterator[CheckpointStore]:
-    with CheckpointStore(root) as made:
-        yield made.open_for_writing(query="q", key_type=int, max_parallelism=128)
+__all__ = ["root", "store"]

@@ -12,37 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from all_backends import BACKENDS
+from keyed_stores import COUNT, counting, counts, create, open_store, restored_counts
 
 import statebackend as sb
 from statebackend.checkpoint.keyed import chain, merged_deltas, stored_rows
 
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
-COUNT = sb.ValueStateDescriptor("count", int)
-
-
-def create(backend: str, **options: Any) -> Any:
-    return sb.create_backend(backend).create_keyed_backend(int, max_parallelism=32, **options)
-
-
-def filled(backend: str) -> tuple[Any, Any]:
-    keyed = create(backend)
-    count = keyed.get_state(COUNT)
-    count.update_many(range(200), range(200))
-    return keyed, count
-
-
-def held(count: Any) -> list[int]:
-    found: list[int] = count.get_many(range(200)).to_pylist()
-    return found
-
-
-def restored(checkpoint: sb.Checkpoint, backend: str = "heap") -> list[int]:
-    with create(backend, restore=checkpoint) as keyed:
-        return held(keyed.get_state(COUNT))
-
-
-def open_store(path: Path, **options: Any) -> sb.CheckpointStore:
-    return sb.CheckpointStore(path, **options).open_for_writing(key_type=int, max_parallelism=32)
 
 
 def opened_in(folder: Path) -> list[str]:
@@ -68,7 +43,7 @@ def test_a_merged_file_stays_if_two_commits_are_told_at_once(
 ) -> None:
     """Another process commits: the first checkpoint names the merged file, the second, a base, does not."""
     monkeypatch.setattr(chain, "FAN", 2)
-    keyed, count = filled(backend)
+    keyed, count = counting(backend)
     with keyed, open_store(tmp_path, retain=10) as store:
 
         def taken(checkpoint_id: int, **options: Any) -> Any:
@@ -79,22 +54,22 @@ def test_a_merged_file_stays_if_two_commits_are_told_at_once(
         contents = {}
         for checkpoint_id in range(0, 30, 3):
             first = taken(checkpoint_id)
-            contents[checkpoint_id] = held(count)
+            contents[checkpoint_id] = counts(count)
             second = taken(checkpoint_id + 1, incremental=checkpoint_id % 2 == 0)
-            contents[checkpoint_id + 1] = held(count)
+            contents[checkpoint_id + 1] = counts(count)
             for own, snapshot in ((checkpoint_id, first), (checkpoint_id + 1, second)):
                 store.commit(own, [snapshot])
             if checkpoint_id % 4 == 0:  # of the first nobody tells
                 keyed.notify_checkpoint_complete(checkpoint_id)
             keyed.notify_checkpoint_complete(checkpoint_id + 1)
             third = taken(checkpoint_id + 2)
-            contents[checkpoint_id + 2] = held(count)
+            contents[checkpoint_id + 2] = counts(count)
             store.commit(checkpoint_id + 2, [third])
             keyed.notify_checkpoint_complete(checkpoint_id + 2)
             wait(keyed)
             for each in store.checkpoints():
                 store.open(each).verify()
-                assert restored(store.open(each)) == contents[each]
+                assert restored_counts(store.open(each)) == contents[each]
 
 
 @each_backend
@@ -104,17 +79,17 @@ def test_two_snapshots_always_in_flight(
     """Each builds on the last but one: merges of one lineage wait for it, and files stay few."""
     monkeypatch.setattr(chain, "FAN", 3)
     monkeypatch.setattr(chain, "SMALLEST_BASE", 1 << 40)
-    keyed, count = filled(backend)
+    keyed, count = counting(backend)
     longest = 0
     with keyed, open_store(tmp_path, retain=3) as store:
         store.commit(0, [keyed.snapshot(0, store).result()])
-        flight = (1, keyed.snapshot(1, store), held(count))
+        flight = (1, keyed.snapshot(1, store), counts(count))
         for checkpoint_id in range(2, 80):
             count.update_many([checkpoint_id], [1000 + checkpoint_id])
-            following = (checkpoint_id, keyed.snapshot(checkpoint_id, store), held(count))
+            following = (checkpoint_id, keyed.snapshot(checkpoint_id, store), counts(count))
             number, pending, contents = flight
             committed = store.commit(number, [pending.result()])
-            assert restored(committed) == contents
+            assert restored_counts(committed) == contents
             longest = max(longest, len(committed.files))
             wait(keyed)
             flight = following
@@ -126,7 +101,7 @@ def test_a_store_may_be_restarted_or_rewound_while_files_are_merged(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chain, "FAN", 2)
-    keyed, count = filled(backend)
+    keyed, count = counting(backend)
     with keyed, open_store(tmp_path, retain=4) as store:
         checkpoint_id = 0
         for change in (lambda: store.rewind(store.checkpoints()[-2]), store.restart):
@@ -141,7 +116,7 @@ def test_a_store_may_be_restarted_or_rewound_while_files_are_merged(
                 checkpoint_id += 1
                 committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
                 committed.verify()
-                assert restored(committed) == held(count)
+                assert restored_counts(committed) == counts(count)
             checkpoint_id += 1
     named = {name for each in store.checkpoints() for name in store.open(each).files}
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("data/*/*")} == named
@@ -154,7 +129,7 @@ def test_a_forked_process_removes_nothing(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chain, "FAN", 2)
-    keyed, count = filled(backend)
+    keyed, count = counting(backend)
     with keyed, open_store(tmp_path) as store:
         for checkpoint_id in range(12):
             count.update_many([checkpoint_id], [7])
@@ -170,7 +145,7 @@ def test_a_forked_process_removes_nothing(
             os.waitpid(child, 0)
             committed = store.commit(checkpoint_id, [pending.result()])
             committed.verify()
-            assert restored(committed) == held(count)
+            assert restored_counts(committed) == counts(count)
         assert len(committed.files) < 8
 
 
@@ -180,7 +155,7 @@ def test_namespaces_in_some_pieces_only(
     """A piece whose files know no namespaces is merged beside one whose files do."""
     monkeypatch.setattr(chain, "FAN", 4)
     monkeypatch.setattr(merged_deltas, "PIECE_ROWS", 5)
-    keyed, count = filled("heap")
+    keyed, count = counting("heap")
     with keyed, open_store(tmp_path) as store:
         merged = 0
         for checkpoint_id in range(24):
@@ -191,7 +166,7 @@ def test_namespaces_in_some_pieces_only(
                 keyed.set_current_namespace(sb.VOID)
             count.update_many([rng.randrange(200) for _ in range(9)], range(9))
             committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
-            assert restored(committed) == held(count)
+            assert restored_counts(committed) == counts(count)
             if keyed._log.rewriting is not None:
                 keyed._log.rewriting.wait()
                 assert keyed._log.rewriting.made() is not None
@@ -239,7 +214,7 @@ def test_merging_in_pieces_is_merging_as_a_whole(
 def test_a_restore_from_more_files_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_rows, "_MOST_OPEN", 2)
     monkeypatch.setattr(chain, "FAN", 100)
-    keyed, count = filled("heap")
+    keyed, count = counting("heap")
     with keyed, open_store(tmp_path) as store:
         for checkpoint_id in range(20):
             count.update_many([checkpoint_id], [1000])
@@ -248,12 +223,12 @@ def test_a_restore_from_more_files_than_may_be_open(tmp_path: Path, monkeypatch:
         before = len(opened_in(tmp_path))
         with create("heap", restore=committed) as again:
             assert len(opened_in(tmp_path)) == before + 2
-            assert held(again.get_state(COUNT)) == held(count)
+            assert counts(again.get_state(COUNT)) == counts(count)
 
 
 @needs_proc
 def test_a_closed_backend_holds_no_file(tmp_path: Path) -> None:
-    keyed, _ = filled("heap")
+    keyed, _ = counting("heap")
     with keyed, open_store(tmp_path) as store:
         committed = store.commit(0, [keyed.snapshot(0, store).result()])
     assert opened_in(tmp_path) == []

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import pickle
 import random
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +15,10 @@ import pyarrow as pa
 import pytest
 from all_backends import BACKENDS
 from ciphers import KEY, AesGcm, Growing, Leaking, Padding, Shifting, Shortening
+from keyed_stores import create
 from keyed_story import Story, contents
 from output_files import write_output
+from processes import run
 from simulated_disk import Disk, SimulatedCalls
 from store_files import commit, write
 
@@ -40,10 +39,6 @@ OTHER_KEY = bytes(32)
 def open_store(path: Path, key_type: Any = int, cipher: Any = None, **options: Any) -> sb.CheckpointStore:
     store = sb.CheckpointStore(path, encryption=AesGcm() if cipher is None else cipher, **options)
     return store.open_for_writing(key_type=key_type, max_parallelism=32)
-
-
-def create(backend: str, key_type: Any = int, **options: Any) -> Any:
-    return sb.create_backend(backend).create_keyed_backend(key_type, max_parallelism=32, **options)
 
 
 def one_file(path: Path, content: bytes, **options: Any) -> tuple[sb.CheckpointStore, StoredFile]:
@@ -325,13 +320,9 @@ def test_a_pickled_writer_of_another_process_encrypts(tmp_path: Path) -> None:
         "writer.sync()\n"
         "sys.stdout.buffer.write(pickle.dumps(stored))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with open_store(tmp_path) as store:
         given = pickle.dumps(store.data_writer(0))
-        done = subprocess.run(
-            [sys.executable, "-c", code], input=given, capture_output=True, env=environment, check=True
-        )
-        stored = pickle.loads(done.stdout)
+        stored = pickle.loads(run(code, input=given).stdout)
         checkpoint = store.commit(0, [StateSnapshot(0, store.epoch, files=(stored,))])
         assert checkpoint.read_file(stored) == b"elsewhere" * 20_000
         assert b"elsewhere" not in Path(store.uri, stored.name).read_bytes()

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from house_tools import module
 
 import statebackend as sb
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 VERSIONS = sorted(path for path in GOLDEN.iterdir() if (path / "expected.txt").exists())
-WITH_RANGES = [path for path in VERSIONS if (path / "ranges").exists()]
 
 
 @pytest.fixture(scope="module")
 def make() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_golden", GOLDEN / "make.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module(GOLDEN / "make.py", "make_golden")
 
 
 def with_sorted_maps(text: str) -> list[Any]:

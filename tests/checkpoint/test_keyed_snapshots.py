@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from all_backends import BACKENDS
+from keyed_stores import KEY_TYPES, create, open_store
 from keyed_story import DESCRIPTORS, Story, contents
 
 import statebackend as sb
@@ -21,18 +22,6 @@ from statebackend.checkpoint.keyed import snapshot_files as writing
 from statebackend.keys import VOID
 
 pytestmark = pytest.mark.checked
-
-KEY_TYPES = {"int": int, "str": str, "row": "struct<a:int,b:string>"}
-
-
-def create(backend: str, key_type: Any, **options: Any) -> Any:
-    options.setdefault("max_parallelism", 32)
-    return sb.create_backend(backend).create_keyed_backend(key_type, **options)
-
-
-def open_store(path: Path, key_type: Any, **options: Any) -> sb.CheckpointStore:
-    store = sb.CheckpointStore(path, **options)
-    return store.open_for_writing(key_type=key_type, max_parallelism=32)
 
 
 def restored(
@@ -635,10 +624,10 @@ def test_objects_count_by_what_they_are_when_serialised(
     """A few large ones among many small ones; whether they lie in one namespace or in several."""
     limit = 1 << 18
     monkeypatch.setattr(heap_snapshots, "BATCH_BYTES", limit)
-    asked = {
-        "value": sb.ValueStateDescriptor("value", sb.types.PICKLE),
-        "list": sb.ListStateDescriptor("list", sb.types.PICKLE),
-        "map": sb.MapStateDescriptor("map", int, sb.types.PICKLE),
+    asked: dict[str, Any] = {
+        "value": lambda: sb.ValueStateDescriptor("value", sb.types.PICKLE),
+        "list": lambda: sb.ListStateDescriptor("list", sb.types.PICKLE),
+        "map": lambda: sb.MapStateDescriptor("map", int, sb.types.PICKLE),
     }
 
     def thing() -> list[Any]:
@@ -648,9 +637,9 @@ def test_objects_count_by_what_they_are_when_serialised(
         for number in numbers:
             keyed.set_current_key(number)
             keyed.set_current_namespace(sb.VOID if number % 3 else "other")
-            keyed.get_state(asked["value"]).update(thing())
-            keyed.get_state(asked["list"]).update([thing() for _ in range(number % 4)])
-            keyed.get_state(asked["map"]).put_all({n: thing() if n else None for n in range(number % 4)})
+            keyed.get_state(asked["value"]()).update(thing())
+            keyed.get_state(asked["list"]()).update([thing() for _ in range(number % 4)])
+            keyed.get_state(asked["map"]()).put_all({n: thing() if n else None for n in range(number % 4)})
 
     with create("heap", int, max_parallelism=4) as keyed:
         fill(keyed, range(400))
@@ -662,26 +651,11 @@ def test_objects_count_by_what_they_are_when_serialised(
                 assert len(batches) > 3
                 assert max(each.nbytes for each in batches) < 2.5 * limit
             source.release()
-        expected = held(keyed, asked)
+        expected = contents(keyed, descriptors=asked)
         savepoint = keyed.savepoint(tmp_path / "savepoint")
     for backend in BACKENDS:
         with create(backend, int, max_parallelism=4, restore=savepoint) as again:
-            assert held(again, asked) == expected
-
-
-def held(keyed: Any, asked: dict[str, Any]) -> list[Any]:
-    found = []
-    for name, descriptor in asked.items():
-        state = keyed.get_state(descriptor)
-        for key, namespace in sorted(keyed.keys_and_namespaces(name), key=repr):
-            keyed.set_current_key(key)
-            keyed.set_current_namespace(namespace)
-            kind = descriptor.kind
-            value = (
-                state.value() if kind == "value" else list(state.items()) if kind == "map" else state.get()
-            )
-            found.append((name, key, namespace, value))
-    return found
+            assert contents(again, descriptors=asked) == expected
 
 
 @pytest.mark.parametrize("element", ["bigint", "string", sb.types.PICKLE], ids=str)

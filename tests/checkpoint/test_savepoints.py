@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from all_backends import BACKENDS
+from keyed_stores import KEY_TYPES, create, without_groups
 from keyed_story import DESCRIPTORS, Story, contents
 from simulated_disk import Disk, SimulatedCalls
 
@@ -31,13 +32,6 @@ from statebackend.errors import (
 )
 from statebackend.testing import ManualClock
 
-KEY_TYPES = {"int": int, "str": str, "row": "struct<a:int,b:string>"}
-
-
-def create(backend: str, key_type: Any, **options: Any) -> Any:
-    options.setdefault("max_parallelism", 32)
-    return sb.create_backend(backend).create_keyed_backend(key_type, **options)
-
 
 def instances(
     backend: str, key_type: Any, parallelism: int, max_parallelism: int = 32, **options: Any
@@ -54,11 +48,6 @@ def all_of(many: list[Any]) -> list[Any]:
     for keyed in many:
         keyed.close()
     return without_groups(found)
-
-
-def without_groups(found: list[Any]) -> list[Any]:
-    """Contents in any order, and without the key groups of timers."""
-    return sorted(((row[0], *row[2:]) if len(row) == 5 else row for row in found), key=repr)
 
 
 # ------------------------------------------------------------------------------------------ round trips

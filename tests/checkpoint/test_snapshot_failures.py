@@ -9,38 +9,12 @@ from typing import Any
 
 import pytest
 from all_backends import BACKENDS
+from keyed_stores import counting, counts, create, open_store, restored_counts
 
 import statebackend as sb
 from statebackend.checkpoint.files import PosixCalls
 from statebackend.checkpoint.keyed import chain
 from statebackend.checkpoint.keyed import snapshot_files as writing
-
-COUNT = sb.ValueStateDescriptor("count", int)
-
-
-def create(backend: str, **options: Any) -> Any:
-    return sb.create_backend(backend).create_keyed_backend(int, max_parallelism=32, **options)
-
-
-def open_store(path: Path) -> sb.CheckpointStore:
-    return sb.CheckpointStore(path).open_for_writing(key_type=int, max_parallelism=32)
-
-
-def filled(backend: str) -> tuple[Any, Any]:
-    keyed = create(backend)
-    count = keyed.get_state(COUNT)
-    count.update_many(range(100), range(100))
-    return keyed, count
-
-
-def counts(count: Any) -> list[int]:
-    found: list[int] = count.get_many(range(100)).to_pylist()
-    return found
-
-
-def restored(checkpoint: sb.Checkpoint) -> list[int]:
-    with create("heap", restore=checkpoint) as keyed:
-        return counts(keyed.get_state(COUNT))
 
 
 def data_files(path: Path) -> set[str]:
@@ -50,7 +24,7 @@ def data_files(path: Path) -> set[str]:
 def with_rewritten_base(backend: str, store: sb.CheckpointStore, monkeypatch: Any) -> tuple[Any, Any, int]:
     """A backend with a base that has been rewritten, which the next snapshot names."""
     monkeypatch.setattr(chain, "SMALLEST_BASE", 0)
-    keyed, count = filled(backend)
+    keyed, count = counting(backend, 100)
     checkpoint_id = 0
     while keyed._log.rewriting is None:
         count.update_many([checkpoint_id], [1000])
@@ -64,7 +38,7 @@ def with_rewritten_base(backend: str, store: sb.CheckpointStore, monkeypatch: An
 def test_a_thread_that_cannot_be_started(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keyed, count = filled(backend)
+    keyed, count = counting(backend, 100)
     with keyed, open_store(tmp_path) as store:
         store.commit(0, [keyed.snapshot(0, store).result()])
         count.update_many([1], [7])
@@ -83,12 +57,12 @@ def test_a_thread_that_cannot_be_started(
             metrics = keyed.metrics()
             assert (metrics.get("marks", 1), metrics.get("snapshots", [])) == (1, [])
         committed = store.commit(1, [keyed.snapshot(1, store).result()])
-        assert restored(committed) == counts(count)
+        assert restored_counts(committed) == counts(count)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_error_while_writing(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    keyed, count = filled(backend)
+    keyed, count = counting(backend, 100)
     with keyed, open_store(tmp_path) as store:
         store.commit(0, [keyed.snapshot(0, store).result()])
         count.update_many([1], [7])
@@ -107,7 +81,7 @@ def test_an_error_while_writing(tmp_path: Path, backend: str, monkeypatch: pytes
         assert not store._in_flight
         committed = store.commit(1, [keyed.snapshot(1, store).result()])
         assert [file.kind for file in committed.files.values()] == ["base", "delta"]
-        assert restored(committed) == counts(count)
+        assert restored_counts(committed) == counts(count)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -115,7 +89,7 @@ def test_a_base_that_cannot_be_begun_spoils_no_snapshot(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(chain, "SMALLEST_BASE", 0)
-    keyed, count = filled(backend)
+    keyed, count = counting(backend, 100)
     with keyed, open_store(tmp_path) as store:
         begin = store.begin_snapshot
 
@@ -128,7 +102,7 @@ def test_a_base_that_cannot_be_begun_spoils_no_snapshot(
         for checkpoint_id in range(5):
             count.update_many([checkpoint_id], [1000])
             committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
-            assert restored(committed) == counts(count)
+            assert restored_counts(committed) == counts(count)
         assert "files could not be merged, deltas go on: the folder is gone" in caplog.text
         monkeypatch.setattr(store, "begin_snapshot", begin)
         for checkpoint_id in range(5, 20):  # after each failure it waits for longer
@@ -149,14 +123,14 @@ def test_nothing_is_merged_while_the_disk_has_no_room(
     monkeypatch.setattr(chain, "FAN", 2)
     room = [1000]
     monkeypatch.setattr(PosixCalls, "free_space", lambda calls, path: room[0])
-    keyed, count = filled(backend)
+    keyed, count = counting(backend, 100)
     with keyed, open_store(tmp_path) as store:
         for checkpoint_id in range(40):
             if checkpoint_id == 20:
                 room[0] = 1 << 40
             count.update_many([checkpoint_id], [1000])
             committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
-            assert restored(committed) == counts(count)
+            assert restored_counts(committed) == counts(count)
             if checkpoint_id == 19:
                 assert len(committed.files) == 20
             if keyed._log.rewriting is not None:
@@ -175,7 +149,7 @@ def test_a_rewritten_base_is_not_built_on_in_another_store(
             count.update_many([51], [8])
             committed = other.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, other).result()])
             assert [file.kind for file in committed.files.values()] == ["base"]
-            assert restored(committed) == counts(count)
+            assert restored_counts(committed) == counts(count)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -183,7 +157,7 @@ def test_two_stores_in_turn(tmp_path: Path, backend: str, monkeypatch: pytest.Mo
     """Each checkpoint is whole in its own store, whichever base was rewritten for which."""
     monkeypatch.setattr(chain, "SMALLEST_BASE", 0)
     rng = random.Random(5)
-    keyed, count = filled(backend)
+    keyed, count = counting(backend, 100)
     with keyed, open_store(tmp_path / "a") as first, open_store(tmp_path / "b") as second:
         kinds: dict[tuple[bool, bool], set[str]] = {}
         store = before = first
@@ -196,7 +170,7 @@ def test_two_stores_in_turn(tmp_path: Path, backend: str, monkeypatch: pytest.Mo
             while flights and rng.random() < 0.8:
                 number, own, pending, held = flights.pop(0)
                 committed = own.commit(number, [pending.result()])
-                assert restored(committed) == held
+                assert restored_counts(committed) == held
                 files = [file.kind for file in committed.files.values()]
                 kinds.setdefault((own is before, not flights), set()).add(files[-1])
                 before = own
@@ -231,14 +205,14 @@ def test_closing_a_backend_keeps_a_rewritten_base_that_a_snapshot_in_flight_name
         keyed.close()
         committed = store.commit(checkpoint_id, [pending.result()])
         assert [file.kind for file in committed.files.values()] == ["base", "delta"]
-        assert restored(committed) == held
+        assert restored_counts(committed) == held
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_states_that_nobody_asked_for_are_sorted_by_the_writing_thread(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keyed, count = filled(backend)
+    keyed, count = counting(backend, 100)
     with keyed, open_store(tmp_path) as store:
         checkpoint = store.commit(0, [keyed.snapshot(0, store).result()])
         with create(backend, restore=checkpoint) as again:
@@ -253,4 +227,4 @@ def test_states_that_nobody_asked_for_are_sorted_by_the_writing_thread(
             committed = store.commit(1, [again.snapshot(1, store, incremental=False).result()])
             assert threads
             assert threading.current_thread() not in threads
-            assert restored(committed) == counts(count)
+            assert restored_counts(committed) == counts(count)

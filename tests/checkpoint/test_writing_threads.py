@@ -8,15 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from keyed_stores import COUNT, create, open_store
 
 import statebackend as sb
 from statebackend.checkpoint.store.manifest import StateSnapshot
 from statebackend.checkpoint.store.pending import PendingSnapshot, WritingThreads
-
-COUNT = sb.ValueStateDescriptor("count", int)
 
 
 def writing_threads() -> list[threading.Thread]:
@@ -36,17 +34,9 @@ def no_thread_before() -> None:
     wait_until(lambda: not writing_threads())
 
 
-def open_store(path: Path) -> sb.CheckpointStore:
-    return sb.CheckpointStore(path).open_for_writing(key_type=int, max_parallelism=32)
-
-
-def created(**options: Any) -> Any:
-    return sb.create_backend("heap").create_keyed_backend(int, max_parallelism=32, **options)
-
-
 def test_one_thread_writes_one_snapshot_after_the_other_and_ends_with_the_backend(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
-        keyed = created()
+        keyed = create("heap")
         count = keyed.get_state(COUNT)
         seen = set()
         for checkpoint_id in range(5):
@@ -61,7 +51,7 @@ def test_one_thread_writes_one_snapshot_after_the_other_and_ends_with_the_backen
 
 def test_threads_end_with_a_backend_that_is_not_closed(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
-        keyed = created()
+        keyed = create("heap")
         store.commit(0, [keyed.snapshot(0, store).result()])
         assert writing_threads()
         del keyed
@@ -143,7 +133,7 @@ def test_work_whose_thread_could_not_be_started_is_never_done(monkeypatch: pytes
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_a_forked_process_writes_on_threads_of_its_own(tmp_path: Path) -> None:
-    with created() as keyed, open_store(tmp_path / "parent") as store:
+    with create("heap") as keyed, open_store(tmp_path / "parent") as store:
         keyed.get_state(COUNT).update_many([1], [5])
         store.commit(0, [keyed.snapshot(0, store).result()])
         child = os.fork()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import re
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from house_tools import ROOT, SOURCES, compiled_modules, reads_sources
+from house_tools import ROOT, SOURCES, compiled_modules, module, reads_sources
 
 SHIPPED = ("CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "SECURITY.md", "pyproject.toml", "setup.py")
 
@@ -28,19 +27,14 @@ def run(*command: str, cwd: Path, **variables: str) -> str:
     return done.stdout
 
 
-def setup_module() -> ModuleType:
+def shipped() -> ModuleType:
     """setup.py, imported: what it says, and nothing built."""
-    spec = importlib.util.spec_from_file_location("statebackend_setup", ROOT / "setup.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module(ROOT / "setup.py", "statebackend_setup")
 
 
 def requirements(extra: str) -> set[str]:
     """The names of the packages that an extra of setup.py brings."""
-    return {re.split(r"[\[<>=!~;]", each)[0].lower() for each in getattr(setup_module(), extra)}
+    return {re.split(r"[\[<>=!~;]", each)[0].lower() for each in getattr(shipped(), extra)}
 
 
 @pytest.mark.spark
@@ -62,11 +56,11 @@ def test_no_test_is_skipped_for_want_of_a_package() -> None:
 
 
 def test_the_long_description_has_no_relative_link() -> None:
-    readme, shown = (ROOT / "README.md").read_text(encoding="utf-8"), setup_module().long_description()
+    readme, shown = (ROOT / "README.md").read_text(encoding="utf-8"), shipped().long_description()
     links = re.compile(r"\]\(([^)\s]+)\)|(?:src|href)=[\"']([^\"']+)")
     targets, before = ([a or b for a, b in links.findall(text)] for text in (shown, readme))
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []
-    url = setup_module().PROJECT_URL
+    url = shipped().PROJECT_URL
     own = [t.removeprefix(f"{url}/").split("/main/") for t in targets if t.startswith(f"{url}/")]
     assert [path for _, path in own] == [target for target in before if not target.startswith("https://")]
     assert {path: view for view, path in own}["docs/performance/spark.svg"] == "raw"
@@ -75,7 +69,7 @@ def test_the_long_description_has_no_relative_link() -> None:
 
 
 def test_the_site_and_the_package_say_the_same_address() -> None:
-    url = setup_module().PROJECT_URL
+    url = shipped().PROJECT_URL
     assert f"\nrepo_url: {url}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in [ROOT / "SECURITY.md", *ROOT.glob("docs/**/*.md")]:
         named = re.findall(r"https://github\.com/statebackend[\w./-]*", page.read_text(encoding="utf-8"))

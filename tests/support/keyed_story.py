@@ -116,11 +116,13 @@ class Entries(list[Any]):
         return not self == other
 
 
-def contents(keyed: Any, names: Any = None) -> list[Any]:
+def contents(
+    keyed: Any, names: Any = None, descriptors: dict[str, Callable[[], Any]] = DESCRIPTORS
+) -> list[Any]:
     """Everything that some states hold, as a list that compares; asks for the states if nobody has."""
     found = []
-    for name in names or DESCRIPTORS:
-        state = keyed.get_state(DESCRIPTORS[name]())
+    for name in names or descriptors:
+        state = keyed.get_state(descriptors[name]())
         for key, namespace in sorted(keyed.keys_and_namespaces(name), key=repr):
             keyed.set_current_key(key)
             keyed.set_current_namespace(namespace)

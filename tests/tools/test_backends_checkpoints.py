@@ -9,31 +9,12 @@ from typing import Any
 
 import pytest
 from all_backends import BACKENDS
+from keyed_stores import KEY_TYPES, create, without_groups
 from keyed_story import DESCRIPTORS, Story, contents
 
 import statebackend as sb
 from statebackend import types as t
-from statebackend.checkpoint import Checkpoint
 from statebackend.state.value_columns import to_values
-
-KEY_TYPES = {"int": int, "str": str, "row": "struct<a:int,b:string>"}
-
-
-def create(backend: str, key_type: Any, max_parallelism: int, **options: Any) -> Any:
-    return sb.create_backend(backend).create_keyed_backend(
-        key_type, max_parallelism=max_parallelism, **options
-    )
-
-
-def restored(backend: str, key_type: Any, checkpoint: Checkpoint, max_parallelism: int) -> list[Any]:
-    with create(backend, key_type, max_parallelism, restore=checkpoint) as keyed:
-        return contents(keyed)
-
-
-def without_groups(found: list[Any]) -> list[Any]:
-    """Contents without the key groups of timers."""
-    timers = sorted(((row[0], *row[2:]) for row in found if len(row) == 5), key=repr)
-    return [row for row in found if len(row) == 4] + timers
 
 
 def rows_of(name: str, key_type: Any, root: Path) -> list[Any]:
@@ -95,7 +76,7 @@ def test_tables_and_copies_hold_what_the_backend_holds(
 ) -> None:
     root = tmp_path / "state"
     with (
-        create(backend, key_type, 32) as keyed,
+        create(backend, key_type) as keyed,
         sb.CheckpointStore(root).open_for_writing(key_type=key_type, max_parallelism=32) as store,
     ):
         story = Story(keyed, rng, key_type)
@@ -110,15 +91,15 @@ def test_tables_and_copies_hold_what_the_backend_holds(
             target = tmp_path / f"copy-{max_parallelism}"
             copy = sb.tools.rescale(root, target, max_parallelism)
             for into in BACKENDS:
-                found = restored(into, key_type, copy, max_parallelism)
-                assert without_groups(found) == without_groups(held)
+                with create(into, key_type, max_parallelism=max_parallelism, restore=copy) as again:
+                    assert without_groups(contents(again)) == without_groups(held)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_state_that_was_dropped_is_not_restored(tmp_path: Path, backend: str, rng: random.Random) -> None:
     root = tmp_path / "state"
     with (
-        create(backend, str, 32) as keyed,
+        create(backend, str) as keyed,
         sb.CheckpointStore(root).open_for_writing(key_type=str, max_parallelism=32) as store,
     ):
         story = Story(keyed, rng, str)
@@ -128,7 +109,7 @@ def test_a_state_that_was_dropped_is_not_restored(tmp_path: Path, backend: str, 
         held = contents(keyed)
     copy = sb.tools.drop_state(root, "thing", target=tmp_path / "copy")
     left = [name for name in DESCRIPTORS if name != "thing"]
-    with create(backend, str, 32, restore=copy) as keyed:
+    with create(backend, str, restore=copy) as keyed:
         assert keyed.undeclared_states() == sorted(left)
         assert contents(keyed, left) == [each for each in held if each[0] != "thing"]
         assert [row for row in contents(keyed, ["thing"]) if len(row) == 4] == []
@@ -141,7 +122,7 @@ def test_states_that_nobody_asked_for_are_read_and_copied(
     """They are written as histories of changes."""
     root = tmp_path / "state"
     with (
-        create(backend, int, 32) as keyed,
+        create(backend, int) as keyed,
         sb.CheckpointStore(root).open_for_writing(key_type=int, max_parallelism=32) as store,
     ):
         story = Story(keyed, rng, int)
@@ -149,9 +130,10 @@ def test_states_that_nobody_asked_for_are_read_and_copied(
             story.change(200)
             committed = store.commit(checkpoint_id, [keyed.snapshot(checkpoint_id, store).result()])
         held = contents(keyed)
-        with create(backend, int, 32, restore=committed) as again:
+        with create(backend, int, restore=committed) as again:
             store.commit(6, [again.snapshot(6, store, incremental=False).result()])
     for name in READABLE:
         assert rows_of(name, int, root) == plain_contents(name, held)
     copy = sb.tools.rescale(root, tmp_path / "copy", 5)
-    assert without_groups(restored(backend, int, copy, 5)) == without_groups(held)
+    with create(backend, int, max_parallelism=5, restore=copy) as again:
+        assert without_groups(contents(again)) == without_groups(held)

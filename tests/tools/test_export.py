@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from all_backends import BACKENDS
 from keyed_files import GROUPS, Model, keyed_snapshot, write
+from keyed_stores import create, without_groups
 from keyed_story import DESCRIPTORS, Story, contents
 from simulated_disk import Dead, Disk, SimulatedCalls
+from store_files import busy
 
 import statebackend as sb
 from statebackend import types as t
@@ -39,11 +40,6 @@ OPERATOR: dict[str, Callable[[Any], Any]] = {
     "b": lambda operator: operator.get_broadcast_state(sb.MapStateDescriptor("b", str, "decimal(4,1)")),
     "none": lambda operator: operator.get_list_state(sb.ListStateDescriptor("none", float)),
 }
-
-
-def create(backend: str, key_type: Any, **options: Any) -> Any:
-    options.setdefault("max_parallelism", 32)
-    return sb.create_backend(backend).create_keyed_backend(key_type, **options)
 
 
 def history(root: Path, backend: str, key_type: Any, rng: random.Random, parallelism: int = 3) -> None:
@@ -88,30 +84,16 @@ def history(root: Path, backend: str, key_type: Any, rng: random.Random, paralle
 
 def held(backend: str, key_type: Any, restore: Any, max_parallelism: int, *, now: int = 6000) -> Any:
     """All that can be restored: keyed state with its timestamps as they expire, timers, operator state."""
-    found = []
     options = {"max_parallelism": max_parallelism, "restore": restore, "clock": ManualClock(now)}
     with create(backend, key_type, **options) as keyed:
         undeclared = keyed.undeclared_states()
-        found += contents(keyed)
-        keyed.set_current_namespace(sb.VOID)
-        for name, make in TIMED.items():
-            state = keyed.get_state(make())
-            for key in keyed.keys(name):
-                keyed.set_current_key(key)
-                kind = state.descriptor.kind
-                value = (
-                    state.value()
-                    if kind == "value"
-                    else list(state.items() if kind == "map" else state.get())
-                )
-                found.append((name, key, value))
-    rows = [(row[0], *row[2:]) if len(row) == 5 else row for row in found]  # without key groups of timers
+        found = contents(keyed, descriptors={**DESCRIPTORS, **TIMED})
     made = sb.create_backend(backend)
     operators = [
         made.create_operator_backend(subtask_index=index, parallelism=3, restore=restore).contents()
         for index in range(3)
     ]
-    return undeclared, sorted(rows, key=repr), operators
+    return undeclared, without_groups(found), operators
 
 
 @pytest.fixture
@@ -418,32 +400,23 @@ def test_while_a_writer_commits_and_retires(tmp_path: Path, root: Path, rng: ran
     store = CheckpointStore(root, retain=1).open_for_writing(key_type=int, max_parallelism=32)
     keyed, operator = create("heap", int), sb.OperatorStateBackend()
     batches = keyed.get_state(DESCRIPTORS["count"]())
-    stop, failed = threading.Event(), []
 
-    def write_all() -> None:
-        checkpoint_id = 0
-        try:
-            while not stop.is_set():
-                batches.update_many(range(100), [checkpoint_id] * 100)
-                if checkpoint_id % 5 == 0:
-                    OPERATOR["n"](operator).update([checkpoint_id])
-                taken = [
-                    each.snapshot(checkpoint_id, store, incremental=checkpoint_id % 3 > 0)
-                    for each in (keyed, operator)
-                ]
-                store.commit(checkpoint_id, [each.result() for each in taken], now=checkpoint_id)
-                for each in (keyed, operator):
-                    each.notify_checkpoint_complete(checkpoint_id)
-                checkpoint_id += 1
-        except BaseException as error:  # noqa: BLE001 - shown by the assertion below
-            failed.append(error)
+    def write_one(checkpoint_id: int) -> None:
+        batches.update_many(range(100), [checkpoint_id] * 100)
+        if checkpoint_id % 5 == 0:
+            OPERATOR["n"](operator).update([checkpoint_id])
+        taken = [
+            each.snapshot(checkpoint_id, store, incremental=checkpoint_id % 3 > 0)
+            for each in (keyed, operator)
+        ]
+        store.commit(checkpoint_id, [each.result() for each in taken], now=checkpoint_id)
+        for each in (keyed, operator):
+            each.notify_checkpoint_complete(checkpoint_id)
 
-    writer = threading.Thread(target=write_all)
-    writer.start()
     made = dropped = 0
     codes: set[str] = set()
-    try:
-        while writer.is_alive() and made < 15 and dropped < 1000:
+    with busy(write_one) as writer:
+        while not writer.done() and made < 15 and dropped < 1000:
             target = tmp_path / f"savepoint {made}"
             if (code := code_of(lambda target=target: sb.tools.savepoint(root, target))) is not None:
                 codes.add(code)
@@ -457,10 +430,6 @@ def test_while_a_writer_commits_and_retires(tmp_path: Path, root: Path, rng: ran
             assert found == [savepoint.now] * 100
             restored = sb.create_backend("heap").create_operator_backend(restore=savepoint)
             assert list(OPERATOR["n"](restored).get()) == [savepoint.now // 5 * 5]
-    finally:
-        stop.set()
-        writer.join()
-    assert failed == []
     assert codes <= {"USAGE.NO_CHECKPOINT"}
     assert made == 15 or dropped == 1000
     keyed.close()

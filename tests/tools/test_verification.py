@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from keyed_story import Story
 from output_files import write_output
 from simulated_disk import Disk, SimulatedCalls
-from store_files import commit, write
+from store_files import busy, commit, write
 
 import statebackend as sb
 from statebackend.checkpoint import CheckpointReader, CheckpointStore, StateSnapshot
@@ -319,32 +318,19 @@ def test_while_a_writer_commits_and_retires(root: Path, rng: random.Random) -> N
     store = CheckpointStore(root).open_for_writing(key_type=int, max_parallelism=128)
     keyed = sb.create_backend("heap").create_keyed_backend(int)
     story = Story(keyed, rng, int)
-    stop, failed = threading.Event(), []
 
-    def write_all() -> None:
-        checkpoint_id = 0
-        try:
-            while not stop.is_set():
-                story.change(20)
-                pending = keyed.snapshot(checkpoint_id, store, incremental=checkpoint_id % 3 > 0)
-                output = write_output(store.begin_snapshot(checkpoint_id), OUTPUT.slice(0, 10))
-                store.commit(checkpoint_id, [pending.result()], files=[output])
-                keyed.notify_checkpoint_complete(checkpoint_id)
-                checkpoint_id += 1
-        except BaseException as error:  # noqa: BLE001 - shown by the assertion below
-            failed.append(error)
+    def write_one(checkpoint_id: int) -> None:
+        story.change(20)
+        pending = keyed.snapshot(checkpoint_id, store, incremental=checkpoint_id % 3 > 0)
+        output = write_output(store.begin_snapshot(checkpoint_id), OUTPUT.slice(0, 10))
+        store.commit(checkpoint_id, [pending.result()], files=[output])
+        keyed.notify_checkpoint_complete(checkpoint_id)
 
-    writer = threading.Thread(target=write_all)
-    writer.start()
-    try:
-        reports: list[Any] = []
-        while writer.is_alive() and len({report.newest_intact for report in reports}) < 20:
+    reports: list[Any] = []
+    with busy(write_one) as writer:
+        while not writer.done() and len({report.newest_intact for report in reports}) < 20:
             if store.latest() is not None:
                 reports.append(sb.tools.verify(root))
-    finally:
-        stop.set()
-        writer.join()
-    assert failed == []
     assert [problem for report in reports for problem in report.problems] == []
     assert all(len(report.checkpoints) <= 3 for report in reports)
     keyed.close()
