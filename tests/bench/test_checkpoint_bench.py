@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 
-# `bench` is not an installed package: it is imported from the root of the repository.
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from bench.checkpoint import costs  # noqa: E402
-from bench.checkpoint.__main__ import main  # noqa: E402
+from bench.checkpoint import costs
+from bench.checkpoint.__main__ import main
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-# `bench` is not an installed package: it is imported from the root of the repository.
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from bench.executors.__main__ import main  # noqa: E402
+from bench.executors.__main__ import main
 
 
 def test_a_run_has_every_figure_for_each_number_of_hosts(

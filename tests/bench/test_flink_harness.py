@@ -6,18 +6,12 @@ The tests that start a JVM are skipped without a JDK or without Flink in the cac
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-# `bench` is not an installed package: it is imported from the root of the repository.
-ROOT = str(Path(__file__).resolve().parents[2])
-if ROOT not in sys.path:
-    sys.path.insert(0, ROOT)
-
-from bench.flink import (  # noqa: E402
+from bench.flink import (
     BACKEND_OPS,
     MAP_OPS,
     TIMER_OPS,
@@ -29,20 +23,11 @@ from bench.flink import (  # noqa: E402
     random_keys,
     round_order,
 )
-from bench.flink.__main__ import table  # noqa: E402
-from bench.flink.keys import checksum  # noqa: E402
+from bench.flink.__main__ import table
+from bench.flink.keys import checksum
 
 N = 1000
 SMALL = {"key_groups": 16, "samples": 2, "warmup": 1, "heap": "256m", "gc": "G1"}
-
-
-@pytest.fixture(scope="module")
-def peer() -> FlinkPeer:
-    peer = FlinkPeer(download=False, timeout=120)
-    there, reason = peer.available()
-    if not there:
-        pytest.skip(reason)
-    return peer
 
 
 def assert_plausible(measurement: dict, samples: int = 2) -> None:

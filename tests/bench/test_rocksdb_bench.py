@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from house_tools import ROOT
 
-# `bench` is not an installed package: it is imported from the root of the repository.
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from bench.rocksdb.__main__ import main  # noqa: E402
-from bench.rocksdb.maps import KINDS, Held  # noqa: E402
-from bench.rocksdb.page import main as renew  # noqa: E402
-from bench.rocksdb.page import scalars  # noqa: E402
-from bench.rocksdb.vectorised import OPERATIONS, Side, sample  # noqa: E402
-from bench.rocksdb.vectorised import main as measure_calls  # noqa: E402
+from bench.rocksdb.__main__ import main
+from bench.rocksdb.maps import KINDS, Held
+from bench.rocksdb.page import main as renew
+from bench.rocksdb.page import scalars
+from bench.rocksdb.vectorised import OPERATIONS, Side, sample
+from bench.rocksdb.vectorised import main as measure_calls
 
 PAGE = "<!-- maps -->\nold\n<!-- end maps -->\n<!-- jobs -->\nstays\n<!-- end jobs -->\n"
 

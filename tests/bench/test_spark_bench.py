@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from house_tools import ROOT
 
 import statebackend
-
-# `bench` is not an installed package: it is imported from the root of the repository.
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from bench.spark.__main__ import main, reason  # noqa: E402
-from bench.spark.page import main as renew_page  # noqa: E402
-from bench.spark.parts import LABELS, batch_parts  # noqa: E402
+from bench.spark.__main__ import main, reason
+from bench.spark.page import main as renew_page
+from bench.spark.parts import LABELS, batch_parts
 
 
 def said(ms: list[int], rows: int, **parts: list[float]) -> dict[str, Any]:

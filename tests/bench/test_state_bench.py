@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from house_tools import ROOT
 
-# `bench` is not an installed package: it is imported from the root of the repository.
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from bench.common.report import Report  # noqa: E402
-from bench.flink import BACKEND_OPS, FlinkPeer, PeerFailed, random_keys  # noqa: E402
-from bench.state.__main__ import main  # noqa: E402
-from bench.state.lockstep import Flink, Local, Rounds, WrongResult, make_local, take_turns  # noqa: E402
-from bench.state.operations import OPERATIONS, contents  # noqa: E402
-from bench.state.page import main as renew_page  # noqa: E402
-from bench.state.processes import OwnProcess  # noqa: E402
+from bench.common.report import Report
+from bench.flink import BACKEND_OPS, FlinkPeer, PeerFailed, random_keys
+from bench.state.__main__ import main
+from bench.state.lockstep import Flink, Local, Rounds, WrongResult, make_local, take_turns
+from bench.state.operations import OPERATIONS, contents
+from bench.state.page import main as renew_page
+from bench.state.processes import OwnProcess
 
 N = 300
 SMALL = {"key_groups": 16, "samples": 3, "warmup": 2, "heap": "256m", "gc": "G1"}
@@ -36,15 +31,6 @@ def rounds(**more: Any) -> Rounds:
 
 def local(name: str, who: str, given: Rounds, ttl: str = "off") -> Local:
     return make_local(name, who, given, 16, ttl)
-
-
-@pytest.fixture(scope="module")
-def peer() -> FlinkPeer:
-    peer = FlinkPeer(download=False, timeout=120)
-    there, reason = peer.available()
-    if not there:
-        pytest.skip(reason)
-    return peer
 
 
 @pytest.fixture(scope="module")

@@ -6,25 +6,20 @@ The tests that start a JVM are skipped without a JDK or without Flink in the cac
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from house_tools import ROOT
 
-# `bench` is not an installed package: it is imported from the root of the repository.
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from bench.flink import SERVICE_OPS, TYPE_OPS, FlinkPeer, random_keys  # noqa: E402
-from bench.state.__main__ import main  # noqa: E402
-from bench.state.by_type import KEY_TYPES, TIMERS, Memory, Timers  # noqa: E402
-from bench.state.kinds import KINDS  # noqa: E402
-from bench.state.lockstep import Flink, Rounds, WrongResult, in_turns  # noqa: E402
-from bench.state.processes import OwnProcess  # noqa: E402
-from bench.state.typed import TYPED, Typed, expected, make_typed  # noqa: E402
-from bench.state.types_page import main as renew_page  # noqa: E402
+from bench.flink import SERVICE_OPS, TYPE_OPS, FlinkPeer, random_keys
+from bench.state.__main__ import main
+from bench.state.by_type import KEY_TYPES, TIMERS, Memory, Timers
+from bench.state.kinds import KINDS
+from bench.state.lockstep import Flink, Rounds, WrongResult, in_turns
+from bench.state.processes import OwnProcess
+from bench.state.typed import TYPED, Typed, expected, make_typed
+from bench.state.types_page import main as renew_page
 
 N = 200
 SMALL = {"key_groups": 16, "samples": 2, "warmup": 1, "heap": "256m", "gc": "G1"}
@@ -48,15 +43,6 @@ def contender(operation: str, kind: str, backend: str = "heap") -> Typed:
 
 def flink(peer: FlinkPeer, operation: str, **more: str):
     return peer.session(operation, rounds().keys, **SMALL, **more)
-
-
-@pytest.fixture(scope="module")
-def peer() -> FlinkPeer:
-    peer = FlinkPeer(download=False, timeout=120)
-    there, reason = peer.available()
-    if not there:
-        pytest.skip(reason)
-    return peer
 
 
 @pytest.fixture(scope="module")
