@@ -227,6 +227,29 @@ def test_order_chunks_and_slices_play_no_part(table: pa.Table, data: st.DataObje
     assert rows_digest(pa.Table.from_batches(batches, table.schema)) == digest
 
 
+@given(tables(), st.data())
+def test_a_row_more_or_less_or_twice_changes_it(table: pa.Table, data: st.DataObject) -> None:
+    if not table.num_rows:
+        assert rows_digest(table) == "0" * 32
+        return
+    row = data.draw(st.integers(0, table.num_rows - 1))
+    one = table.slice(row, 1)
+    others = pa.concat_tables([table.slice(0, row), table.slice(row + 1)])
+    found = {rows_digest(each) for each in (table, others, pa.concat_tables([table, one]),
+                                            pa.concat_tables([table, one, one]))}  # fmt: skip
+    assert len(found) == 4
+
+
+@given(tables())
+def test_digests_of_parts_add_up(table: pa.Table) -> None:
+    def lanes(digest: str) -> list[int]:
+        return [int(digest[:16], 16), int(digest[16:], 16)]
+
+    half = table.num_rows // 2
+    parts = zip(lanes(rows_digest(table.slice(0, half))), lanes(rows_digest(table.slice(half))), strict=True)
+    assert [sum(each) & MASK for each in parts] == lanes(rows_digest(table))
+
+
 @settings(max_examples=300)
 @given(st.data())
 def test_layouts_of_one_type_are_one(data: st.DataObject) -> None:
@@ -352,6 +375,55 @@ def test_names_places_and_types_of_columns_count() -> None:
         pa.table({"s": ints.to_struct_array()}),
         pa.Table.from_arrays([pa.array([1, 2]), pa.array([3, 4])], ["a", "a"]),
     )
+
+
+def test_nulls_are_no_values() -> None:
+    for kind, zero in ((pa.int64(), 0), (pa.string(), ""), (pa.binary(), b""), (pa.bool_(), False), (pa.float64(), 0.0),
+                       (pa.list_(pa.int64()), []), (pa.map_(pa.string(), pa.int64()), []),
+                       (pa.struct({"x": pa.int64()}), {"x": None}), (pa.date32(), 0),
+                       (pa.decimal128(10, 2), decimal.Decimal(0))):  # fmt: skip
+        different(pa.table({"c": pa.array([zero], kind)}), pa.table({"c": pa.array([None], kind)}))
+    different(
+        *(
+            pa.table({"c": pa.array([each], pa.list_(pa.int64()))})
+            for each in (None, [], [None], [None, None], [0])
+        )
+    )
+
+
+def test_what_is_nested_is_not_flat() -> None:
+    lists = pa.list_(pa.list_(pa.string()))
+    different(*(pa.table({"c": pa.array([each], lists)}) for each in (
+        [["a", "b"]], [["a"], ["b"]], [["ab"]], [["b", "a"]], [["b"], ["a"]], [["a", "b"], []], [[], ["a", "b"]],
+        [[]], [],
+    )))  # fmt: skip
+    texts = pa.struct({"x": pa.string(), "y": pa.string()})
+    different(
+        *(
+            pa.table({"c": pa.array([{"x": x, "y": y}], texts)})
+            for x, y in (("ab", ""), ("", "ab"), ("a", "b"), ("b", "a"))
+        )
+    )
+    maps = pa.map_(pa.string(), pa.int64())
+    different(*(pa.table({"c": pa.array([each], maps)}) for each in (
+        [("a", 1), ("b", 2)], [("a", 2), ("b", 1)], [("a", 1)], [("a", 1), ("b", 2), ("b", 2)], [("ab", 1)],
+    )))  # fmt: skip
+
+
+def test_the_entries_of_a_map_have_no_order() -> None:
+    maps = pa.map_(pa.string(), pa.int64())
+    one, other = (
+        pa.table({"c": pa.array([each], maps)}) for each in ([("a", 1), ("b", 2)], [("b", 2), ("a", 1)])
+    )
+    assert rows_digest(one) == rows_digest(other)
+
+
+def test_values_do_not_move_between_rows() -> None:
+    """Sums of columns would not see it."""
+    different(pa.table({"a": [1, 2], "b": ["x", "y"]}), pa.table({"a": [1, 2], "b": ["y", "x"]}))
+    nested = pa.struct({"a": pa.int64(), "b": pa.int64()})
+    rows = [[{"a": 1, "b": 1}, {"a": 2, "b": 2}], [{"a": 1, "b": 2}, {"a": 2, "b": 1}]]
+    different(*(pa.table({"c": pa.array([each], pa.list_(nested))}) for each in rows))
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
