@@ -1,4 +1,4 @@
-"""The peer of the comparisons, and the way to ``bench``, which is no installed package."""
+"""The peer of the comparisons. Tests import ``bench`` from the checkout: it is not installed."""
 
 from __future__ import annotations
 

@@ -408,9 +408,9 @@ def test_a_vectorised_write_within_a_row_is_seen_by_the_row(make_keyed: MakeKeye
 
 @pytest.mark.parametrize("options", [{}, {"cleanup_idle": True}], ids=["off", "idle"])
 def test_any_use_with_late_rows_is_seen_alike(kind: str, options: dict[str, Any], rng: random.Random) -> None:
-    """The same calls on all backends: rows of any time, batches, marks; what they see is the same.
+    """All backends see the same after the same calls: rows of any time, batches, marks.
 
-    Nothing cleans up but reads and ``advance``: what a late row sees depends on what has been cleaned up.
+    Only reads and ``advance`` clean up here, because a late row sees only state that was not cleaned up.
     `test_cuts_of_batches` has rows that are on time.
     """
     for _ in range(2):

@@ -348,7 +348,7 @@ def test_a_write_is_stamped_anew_and_never_builds_on_what_has_expired(
 def test_state_keeps_its_stamp_when_the_clock_is_set_back(
     keyed: KeyedStateBackend, at: At, kind: str, update: Any
 ) -> None:
-    """What is read or written then has the time of then; what had expired and is still there is seen again."""
+    """Reads and writes go by the earlier time. Expired state that is still stored is seen again."""
     state = state_of(keyed, kind, update_type=update, cleanup_in_background=False)
     at(1_000)
     write(state, kind, "later")

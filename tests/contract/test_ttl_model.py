@@ -46,7 +46,7 @@ NAMESPACES = [VOID, VOID, "n", 7]
 
 
 class Shape(NamedTuple):
-    """Where a programme writes, how many parts at once, how time goes on, and as which backends it is started anew."""
+    """The keys of a programme, the sizes of its writes, its steps of time, and the backends of its restarts."""
 
     keys: list[str]
     map_keys: list[str]
@@ -167,13 +167,13 @@ class Model:
             self.put(at, [Part(None, self.kind.added(old, value), now)])
 
     def shown(self, at: Any, keys: Iterable[Any] | None, now: int) -> list[Any]:
-        """What a read of everything, or of some map keys, gives; what has expired may have been cleaned up."""
+        """The result of a read of all parts, or of some map keys. Expired parts may be missing from it."""
         read = [part for part in self.parts.get(at, []) if keys is None or part.key in keys]
         visible = [part for part in read if self.shows or self.is_alive(part, now)]
         return [(part.key, self.kind.shown(part.value)) for part in visible]
 
     def check_read(self, at: Any, keys: Iterable[Any] | None, now: int, found: list[Any]) -> None:
-        """What a read gave; and what it does."""
+        """Check the result of a read, and apply its effect to the model."""
         there = self.parts.get(at, [])
         read = [part for part in there if keys is None or part.key in keys]
         alive = [part for part in read if self.is_alive(part, now)]
@@ -261,7 +261,7 @@ class Driver:
         self.iterations: list[Iteration] = []
         self.views: list[tuple[Any, list[Any]]] = []
         self.start(backend)
-        # Most of what there is stays as it is, so that deltas are written.
+        # Most entries do not change, so that snapshots are deltas.
         others = self.keyed.get_value_state(ValueStateDescriptor("others", int))
         others.update_many([f"other {number}" for number in range(100)], range(100))
         self.key, self.namespace, self.now = self.shape.keys[0], VOID, 0
@@ -442,7 +442,7 @@ class Driver:
         return []
 
     def take_or_end_snapshot(self) -> None:
-        """A compiled map clones what a snapshot has; what that one shows stays as it is."""
+        """A compiled map clones entries that a snapshot shares. The snapshot shows its old contents."""
         if self.views and self.rng.random() < 0.6:
             view, shown = self.views.pop(self.rng.randrange(len(self.views)))
             assert [view.items(table) for table in self.tables()[: len(shown)]] == shown
@@ -528,7 +528,7 @@ class Driver:
             self.keyed.release(mark)
 
     def restart(self) -> None:
-        """From what is stored now, whatever is written afterwards; or go on."""
+        """Restart from the state as it is now, with later writes dropped; or go on."""
         self.release()
         number = next(self.numbers)
         if self.rng.random() < 0.3:
@@ -611,7 +611,7 @@ def test_random_use_agrees_with_the_rules(
     run(Driver(backend, tmp_path, name, WIDE, options, rng), steps)
 
 
-#: What reads show must not depend on when something is cleaned up; or nothing but reads may clean up.
+#: Options under which the result of a read does not depend on when cleanup runs.
 WAYS = [(Never, each) for each in CLEANUPS] + [(Show, "off")]
 
 

@@ -214,7 +214,7 @@ class Drive:
         return getattr(self.many_state, f"{method}_many")(*columns, **options)
 
     def compare(self, many: str, one: str, given: Rows) -> None:
-        """Results are the same, and what is there afterwards."""
+        """Results and the state afterwards are the same."""
         expected = self.loop(one, given)
         got = self.columns(many, given)
         if got is not None:

@@ -149,7 +149,7 @@ def test_timers_that_were_put_aside_are_let_go_of_when_versions_are_counted_anew
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("keys", [1, 30])
 def test_random_use_under_marks_keeps_the_queue_exact(keyed: Any, keys: int, seed: int) -> None:
-    """Versions are counted anew meanwhile, and the queue is built anew from the set of timers."""
+    """The core renumbers its versions meanwhile, and the queue is rebuilt from the set of timers."""
     r = random.Random(seed)
     wanted: set[tuple[int, int, Any]] = set()
     marks: list[tuple[Any, set[tuple[int, int, Any]]]] = []
@@ -540,7 +540,7 @@ def test_accesses_find_what_a_merge_moves_to_where_they_have_been(walked: Walked
     walked.at(0, state.add, 1, keys=[0])
     keyed.set_current_namespace(VOID)
     walked.at(10, state.update, [2], keys=range(1, 50))
-    # The walk has begun anew and is a few entries on: a clock that goes back makes it.
+    # A clock that goes back restarts the walk, which has passed a few entries since.
     walked.at(9, state.clear, keys=[1_000])
     walked.rest(10)
     walked.at(9, state.clear, keys=[1_000])

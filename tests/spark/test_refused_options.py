@@ -70,7 +70,7 @@ def by(sink: Any, columns: Any) -> Any:
     return sink("/nowhere", partition_by=columns)
 
 
-#: What is given, and parts of the error: words, and the code where it matters.
+#: Options, and parts of the error: words, and the code where it matters.
 WRONG: dict[str, tuple[Any, ...]] = {
     "no function": ({"function": Same}, "is not a function with state"),
     "a function that cannot be copied": ({"function": Connected()}, "attribute client.pool[...][1], a lock"),

@@ -123,7 +123,7 @@ class Running(sb.KeyedProcessFunction):
 
 
 class Timed(Total):
-    """Running totals, each as a time, too."""
+    """Running totals, each also as a time."""
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
         for user, total in super().process_element(row, ctx):
@@ -545,7 +545,7 @@ class Program:
         query.stop()
 
     def run_total(self, folder: str, checkpoint: str) -> str | None:
-        """Run the query of `crash_table` to its end; what it failed with."""
+        """Run the query of `crash_table` to its end; return the text of its error, or None."""
         options = {"sink": Sink(Path(folder) / "sink"), "schema": SCHEMA, "name": "mine"}
         return self._failure(Total(), folder, f"stream-{time.time_ns()}", checkpoint=checkpoint, **options)
 

@@ -1,4 +1,4 @@
-"""A store in a folder of its own."""
+"""A store in a new folder, opened for writing."""
 
 from __future__ import annotations
 
