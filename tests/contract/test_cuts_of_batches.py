@@ -150,6 +150,12 @@ class Model:
             self.stored[key, target] = [[value, max(now, *(each[1] for each in seen))]]
 
 
+def sample(kind: str, rng: random.Random) -> Any:
+    if "text" in kind:
+        return rng.choice(["", "a", "b" * 40])
+    return {"n": rng.randrange(9)} if kind == "object" else rng.randrange(9)
+
+
 SPACES = [sb.VOID, 7]
 #: How rows come to a backend: one by one; so, with timers after each batch; in columns with a time for each row; in any
 #: of these ways, or in columns at one time, that of the watermark after the batch.

@@ -27,7 +27,6 @@ KINDS: dict[str, Any] = {
     "reducing": lambda: sb.ReducingStateDescriptor("s", "sum", int),
     "own reducing": lambda: sb.ReducingStateDescriptor("s", lambda a, b: a + b, int),
     "aggregating": lambda: sb.AggregatingStateDescriptor("s", "sum", type=int),
-    "folding": lambda: sb.FoldingStateDescriptor("s", 0, lambda a, b: a + b, int),
 }
 
 
@@ -42,16 +41,6 @@ def write(state: Any, kind: str, number: int = 1) -> None:
         state.update(str(number) if kind == "text" else number)
     else:
         state.add(number)
-
-
-def write_many(state: Any, kind: str, keys: list[int], number: int, **columns: Any) -> None:
-    numbers = [number] * len(keys)
-    if kind == "map":
-        state.put_many(keys, numbers, numbers, **columns)
-    elif kind in ("value", "text", "object"):
-        state.update_many(keys, [str(number)] * len(keys) if kind == "text" else numbers, **columns)
-    else:
-        state.add_many(keys, numbers, **columns)
 
 
 def read(state: Any, kind: str) -> Any:
@@ -169,10 +158,9 @@ def test_idle_state_goes_by_the_watermark(make_keyed: MakeKeyed, kind: str) -> N
         assert keyed.num_entries("s") == left
 
 
-@pytest.mark.parametrize("by", ["rows", "columns"])
 @pytest.mark.parametrize("belated", [1, TTL // 2, TTL, 10 * TTL])
 def test_late_rows_are_cleaned_up_too(
-    make_keyed: MakeKeyed, backend: sb.StateBackend, kind: str, belated: int, by: str
+    make_keyed: MakeKeyed, backend: sb.StateBackend, kind: str, belated: int
 ) -> None:
     """What is known of the oldest timestamps must not hide one that a late row has written."""
     idle = {"cleanup_idle": True, "cleanup_in_background": False}
@@ -190,12 +178,8 @@ def test_late_rows_are_cleaned_up_too(
         for key in range(100):
             keyed.begin_event_time(watermark, watermark)
             keyed.set_current_key(key)
-            time = watermark - (belated if key % 3 == 0 else 0)
-            if by == "columns":
-                write_many(state, kind, [key], 1, times=[time])
-            else:
-                keyed.set_event_time(time)
-                write(state, kind)
+            keyed.set_event_time(watermark - (belated if key % 3 == 0 else 0))
+            write(state, kind)
             clean()
             watermark += 7
         keyed.begin_event_time(watermark, watermark)
@@ -406,18 +390,19 @@ def test_a_vectorised_write_within_a_row_is_seen_by_the_row(make_keyed: MakeKeye
     assert list(state.items()) == [(1, 5)]
 
 
-@pytest.mark.parametrize("options", [{}, {"cleanup_idle": True}], ids=["off", "idle"])
-def test_any_use_with_late_rows_is_seen_alike(kind: str, options: dict[str, Any], rng: random.Random) -> None:
-    """All backends see the same after the same calls: rows of any time, batches, marks.
+def write_many(state: Any, kind: str, key: int, number: int) -> None:
+    """As `write`, for two keys at once."""
+    keys = [key, (key + 1) % 12]
+    if kind == "map":
+        state.put_many(keys, [number, number], [number, number])
+    elif kind in ("value", "text", "object"):
+        state.update_many(keys, [str(number) if kind == "text" else number] * 2)
+    else:
+        state.add_many(keys, [number, number])
 
-    Only reads and ``advance`` clean up here, because a late row sees only state that was not cleaned up.
-    `test_cuts_of_batches` has rows that are on time.
-    """
-    for _ in range(2):
-        run_all(rng, kind, {"cleanup_in_background": False, **options})
 
-
-def run_all(rng: random.Random, kind: str, options: dict[str, Any]) -> None:
+def run_both(rng: random.Random, kind: str, options: dict[str, Any], *, late: bool) -> None:
+    """The same calls on all backends: rows of any time, batches, marks; what they see is the same."""
     each = [create_backend(name).create_keyed_backend(int, clock=ManualClock()) for name in BACKENDS]
     states = [state_of(keyed, kind, **options) for keyed in each]
     before = after = None
@@ -426,8 +411,9 @@ def run_all(rng: random.Random, kind: str, options: dict[str, Any]) -> None:
         marks = [keyed.mark() for keyed in each]
         for keyed in each:
             keyed.begin_event_time(before, after)
+        low = 0 if late or before is None else before
         for _ in range(rng.randrange(25)):
-            key, at, number = rng.randrange(12), rng.randint(0, after + 50), rng.randrange(5)
+            key, at, number = rng.randrange(12), rng.randint(low, after + 50), rng.randrange(5)
             step = rng.randrange(7)
             seen = []
             for keyed, state in zip(each, states, strict=True):
@@ -442,7 +428,7 @@ def run_all(rng: random.Random, kind: str, options: dict[str, Any]) -> None:
                 elif step == 4:
                     seen.append(sorted(keyed.keys("s")))
                 elif step == 5:
-                    write_many(state, kind, [key, (key + 1) % 12], number)
+                    write_many(state, kind, key, number)
                     seen.append((state.exists(), sorted(keyed.keys("s"))))
                 else:
                     seen.append(state.exists_many(list(range(12))).to_pylist())
@@ -460,3 +446,17 @@ def run_all(rng: random.Random, kind: str, options: dict[str, Any]) -> None:
             assert each[0].num_entries("s") == len(keys[0])
     for keyed in each:
         keyed.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"cleanup_idle": True}], ids=["walk", "idle"])
+def test_any_use_is_seen_alike(kind: str, options: dict[str, Any], rng: random.Random) -> None:
+    on_read = {"update_type": sb.StateTtlConfig.UpdateType.OnReadAndWrite}
+    for renews in ({}, on_read):
+        run_both(rng, kind, {**options, **renews}, late=False)
+
+
+def test_any_use_with_late_rows_is_seen_alike(kind: str, rng: random.Random) -> None:
+    """Nothing cleans up but reads and ``advance``: what a late row sees depends on what has been cleaned up."""
+    for _ in range(2):
+        run_both(rng, kind, {"cleanup_in_background": False}, late=True)
+        run_both(rng, kind, {"cleanup_in_background": False, "cleanup_idle": True}, late=True)

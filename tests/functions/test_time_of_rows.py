@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -157,6 +158,52 @@ def test_another_key_in_the_future_takes_nothing_away(backend: str) -> None:
         later = [(100 + key, 5000) for key in range(200)]  # which clean up five entries each
         found = harness.process_batch(rows(*later, *((key, 1050) for key in range(50))))
         assert found[200:] == [([1000, "1000", 1000, 1000.0], [1000], [1000])] * 50
+
+
+class Joining(sb.KeyedProcessFunction):
+    """A join of two sides: each row with all rows of the other side that it finds."""
+
+    def open(self, ctx: sb.FunctionContext) -> None:
+        self.sides = [
+            ctx.get_list_state(in_event_time(sb.ListStateDescriptor(f"side {side}", int), 30))
+            for side in (0, 1)
+        ]
+
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+        self.sides[row.side].add(row.number)
+        for other in self.sides[1 - row.side]:
+            yield other, row.number
+
+
+def test_an_order_is_there_for_a_payment_that_comes_late_and_on_time(backend: str) -> None:
+    given = {"side": 0, "k": 1}
+    order, late, on_time = ({**given, "number": number, "at": at} for number, at in enumerate((0, 35, 28)))
+    with Harness(Joining(), int, key="k", event_time="at", delay=10, backend=backend) as harness:
+        assert harness.process_batch([order]) == []
+        assert harness.process_batch([{**late, "side": 1}]) == []
+        assert harness.process_batch([{**on_time, "side": 1}]) == [(0, 2)]
+
+
+def test_a_join_finds_all_that_is_on_time_however_batches_are_cut(backend: str, rng: random.Random) -> None:
+    newest, given = 0, []
+    for number in range(400):
+        newest += rng.randrange(3)
+        at = newest - rng.randrange(11)
+        given.append({"k": rng.randrange(9), "side": rng.randrange(2), "number": number, "at": at})
+    expected = [
+        (one["number"], two["number"])
+        for at, two in enumerate(given)
+        for one in given[:at]
+        if (one["k"], one["side"]) == (two["k"], 1 - two["side"]) and one["at"] + 30 > two["at"]
+    ]
+    for size in (1, 7, 60, 400):
+        with Harness(Joining(), int, key="k", event_time="at", delay=10, backend=backend) as harness:
+            found = [
+                pair
+                for at in range(0, len(given), size)
+                for pair in harness.process_batch(given[at : at + size])
+            ]
+        assert found == expected
 
 
 class Seen(sb.KeyedProcessFunction):
@@ -463,6 +510,24 @@ def test_vectorised_calls_go_by_the_watermark_and_the_row_goes_on_by_its_time(ba
             (True, False, True),
             (False, False, True),
         ]
+
+
+def test_processing_time_to_live_goes_by_the_clock(backend: str) -> None:
+    class ByClock(sb.KeyedProcessFunction):
+        def open(self, ctx: sb.FunctionContext) -> None:
+            ttl = sb.StateTtlConfig(TTL)
+            self.n = ctx.get_value_state(sb.ValueStateDescriptor("n", int).enable_time_to_live(ttl))
+
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+            yield self.n.value()
+            self.n.update(row.at)
+
+    with Harness(ByClock(), int, key="k", event_time="at", backend=backend) as harness:
+        assert harness.process_batch(rows((1, 1000), (1, 10**9))) == [None, 1000]
+        harness.clock.advance(TTL - 1)
+        assert harness.process_batch(rows((1, 10**10))) == [10**9]
+        harness.clock.advance(TTL)
+        assert harness.process_batch(rows((1, 10**10))) == [None]
 
 
 def test_a_failed_batch_leaves_the_watermark(backend: str, tmp_path: Path) -> None:
