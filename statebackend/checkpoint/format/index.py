@@ -5,7 +5,7 @@ a line of JSON and a table of runs, followed by a trailer of 40 bytes. Arrow's f
 
 >>> region = Region(0, 8, 0xE3069283)
 >>> sums = StateColumns("sum", {"key": 0, "value": 1}, 0, 0)
->>> index = Index(region, (), Region(8, 8, 1), (sums,), no_runs(), {}, "a")
+>>> index = Index(region, (), Region(8, 8, 1), (sums,), np.empty(0, RUN), {}, "a")
 >>> block = index.encode(after=16, footer=b"footer")
 >>> Index.decode(memoryview(block)[:-TRAILER.size], Trailer.decode(block[-TRAILER.size:], "a", 0), 16, "a").states
 (StateColumns(name='sum', columns={'key': 0, 'value': 1}, first_run=0, n_runs=0),)
@@ -36,7 +36,6 @@ __all__ = [
     "StateColumns",
     "StoredBatch",
     "Trailer",
-    "no_runs",
 ]
 
 #: The version of data files that this code writes. It reads every version that was ever released.
@@ -51,15 +50,6 @@ RUN = np.dtype([("key_group", "<u4"), ("batch", "<u4"), ("start", "<u4"), ("rows
 
 _COMPRESS_FROM = 4096
 _MAX_ROWS = 2**31 - 1
-
-
-def no_runs() -> NDArray[np.void]:
-    """An empty table of runs.
-
-    >>> len(no_runs())
-    0
-    """
-    return np.empty(0, RUN)
 
 
 class Region(NamedTuple):

@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statebackend.checkpoint.files.interface import Buffer
-from statebackend.checkpoint.format.index import RUN, Index, Region, StateColumns, StoredBatch, no_runs
+from statebackend.checkpoint.format.index import RUN, Index, Region, StateColumns, StoredBatch
 from statebackend.checkpoint.format.rows import ARROW_MAGIC, ARROW_TAIL, COLUMNS, GroupedBatch, Section
 from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.sealed import JsonObject
@@ -73,8 +73,8 @@ def write_data_file(
     writer = _Writer(sink, schema, compression)
     states, first_run = [], 0
     for section, numbers in zip(sections, columns, strict=True):
-        for rows in _full_batches(section):
-            writer.add(_widened(rows.batch, schema, numbers), rows.key_groups, rows.counts)
+        for rows, size in _full_batches(section):
+            writer.add(_widened(rows.batch, schema, numbers), size, rows.key_groups, rows.counts)
         states.append(StateColumns(section.name, numbers, first_run, writer.n_runs - first_run))
         first_run = writer.n_runs
     writer.close(tuple(states), dict(extra or {}), name)
@@ -119,14 +119,14 @@ def _shared_schema(sections: Sequence[Section]) -> tuple[pa.Schema, list[dict[st
 def _widened(batch: pa.RecordBatch, schema: pa.Schema, numbers: Mapping[str, int]) -> pa.RecordBatch:
     own = {number: batch.column(role) for role, number in numbers.items()}
     arrays = [
-        own[number] if number in own else pa.nulls(batch.num_rows, field.type)
-        for number, field in enumerate(schema)
+        own[number] if number in own else pa.nulls(batch.num_rows, schema.field(number).type)
+        for number in range(len(schema))
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _full_batches(section: Section) -> Iterator[GroupedBatch]:
-    """The rows of a section in full batches, except for the last one."""
+def _full_batches(section: Section) -> Iterator[tuple[GroupedBatch, int]]:
+    """The rows of a section in full batches, except for the last one, each with its size in bytes."""
     waiting: list[GroupedBatch] = []
     n_rows = n_bytes = last_group = 0
     for rows in section.batches:
@@ -137,26 +137,28 @@ def _full_batches(section: Section) -> Iterator[GroupedBatch]:
         n_rows += rows.batch.num_rows
         n_bytes += rows.batch.nbytes
         if n_rows >= BATCH_ROWS or n_bytes >= BATCH_BYTES:
-            *full, rest = _divided(_joined(waiting))
+            *full, (rest, n_bytes) = _divided(_joined(waiting))
             yield from full
-            waiting, n_rows, n_bytes = [rest], rest.batch.num_rows, rest.batch.nbytes
+            waiting, n_rows = [rest], rest.batch.num_rows
             if n_rows == BATCH_ROWS or n_bytes > BATCH_BYTES // 2:
-                yield rest
+                yield rest, n_bytes
                 waiting, n_rows, n_bytes = [], 0, 0
     if waiting:
-        yield from _divided(_joined(waiting))
+        yield _joined(waiting), n_bytes
 
 
 def _check_rows(section: Section, rows: GroupedBatch, last_group: int) -> int:
     where = f"state {section.name!r}"
-    if rows.batch.schema.names != section.schema.names or rows.batch.schema.types != section.schema.types:
+    own, named = rows.batch.schema, section.schema
+    if not own.equals(named) and (own.names != named.names or own.types != named.types):
         raise UsageError("a batch has other columns than its section", detail=where)
     if len(rows.key_groups) != len(rows.counts) or int(rows.counts.sum()) != rows.batch.num_rows:
         raise UsageError("the key groups of a batch do not count its rows", detail=where)
     if not len(rows.key_groups):
         return last_group
     groups = rows.key_groups.astype(np.int64, copy=False)
-    if int(rows.counts.min()) < 1 or (groups[1:] <= groups[:-1]).any() or groups[0] < last_group:
+    is_sorted = len(groups) == 1 or not (groups[1:] <= groups[:-1]).any()
+    if int(rows.counts.min()) < 1 or not is_sorted or groups[0] < last_group:
         raise UsageError("rows are sorted by key group", detail=where)
     if groups[-1] >= MAX_PARALLELISM:
         raise UsageError("there is no such key group", detail=f"{where}, key group {int(groups[-1])}")
@@ -174,16 +176,17 @@ def _joined(waiting: list[GroupedBatch]) -> GroupedBatch:
     return GroupedBatch(batch, groups[starts], np.add.reduceat(counts, starts))
 
 
-def _divided(rows: GroupedBatch) -> Iterator[GroupedBatch]:
-    """Divide a batch into parts of the largest allowed size; the last one may be smaller."""
-    n_rows = rows.batch.num_rows
-    step = min(BATCH_ROWS, max(n_rows * BATCH_BYTES // max(rows.batch.nbytes, 1), 1))
+def _divided(rows: GroupedBatch) -> Iterator[tuple[GroupedBatch, int]]:
+    """Divide a batch into parts of the largest allowed size; the last one may be smaller. Each with its size."""
+    n_rows, n_bytes = rows.batch.num_rows, rows.batch.nbytes
+    step = min(BATCH_ROWS, max(n_rows * BATCH_BYTES // max(n_bytes, 1), 1))
     if step >= n_rows:
-        yield rows
+        yield rows, n_bytes
         return
     ends = np.cumsum(rows.counts)
     for start in range(0, n_rows, step):
-        yield _slice(rows, ends, start, min(start + step, n_rows))
+        part = _slice(rows, ends, start, min(start + step, n_rows))
+        yield part, part.batch.nbytes
 
 
 def _slice(rows: GroupedBatch, ends: NDArray[np.integer], start: int, end: int) -> GroupedBatch:
@@ -208,23 +211,19 @@ class _Writer:
         self._at = 0
         self._start: Region | None = None
         self._batches: list[StoredBatch] = []
-        self._runs: list[NDArray[np.void]] = []
+        #: Of each batch, its key groups and how many rows each of them has.
+        self._groups: list[NDArray[np.integer]] = []
+        self._counts: list[NDArray[np.integer]] = []
         self.n_runs = 0
 
     def add(
-        self, batch: pa.RecordBatch, key_groups: NDArray[np.integer], counts: NDArray[np.integer]
+        self, batch: pa.RecordBatch, size: int, key_groups: NDArray[np.integer], counts: NDArray[np.integer]
     ) -> None:
-        runs = np.empty(len(counts), RUN)
-        number = len(self._batches) + len(self._early)
-        if len(counts) == 1:  # at once: many states have few rows
-            runs[0] = (key_groups[0], number, 0, counts[0])
-        else:
-            runs["key_group"], runs["rows"], runs["batch"] = key_groups, counts, number
-            runs["start"] = np.cumsum(counts) - counts
-        self._runs.append(runs)
-        self.n_runs += len(runs)
+        self._groups.append(key_groups)
+        self._counts.append(counts)
+        self.n_runs += len(counts)
         self._early.append(batch)
-        self._early_bytes += batch.nbytes
+        self._early_bytes += size
         count = len(self._early)
         pays = self._early_bytes >= max(COMPRESS_FROM, COMPRESS_BATCHES_FROM * count)
         if self._arrow is not None or pays or count >= MOST_EARLY:
@@ -269,10 +268,19 @@ class _Writer:
         assert magic == ARROW_MAGIC
         footer = data[len(data) - length - ARROW_TAIL.size :]
         end = self._put(data[: len(data) - len(footer)])
-        runs = np.concatenate(self._runs) if self._runs else no_runs()
-        index = Index(self._start, tuple(self._batches), end, states, runs, extra, name)
+        index = Index(self._start, tuple(self._batches), end, states, self._runs(), extra, name)
         self._sink.write(index.encode(self._at, footer))
         self._sink.write(footer)
+
+    def _runs(self) -> NDArray[np.void]:
+        runs = np.zeros(self.n_runs, RUN)
+        if self.n_runs:
+            sizes = [len(counts) for counts in self._counts]
+            runs["key_group"], runs["rows"] = np.concatenate(self._groups), np.concatenate(self._counts)
+            runs["batch"] = np.repeat(np.arange(len(sizes)), sizes)
+            starts = np.cumsum(runs["rows"], dtype=np.int64) - runs["rows"]
+            runs["start"] = starts - np.repeat(starts[np.cumsum(sizes) - sizes], sizes)
+        return runs
 
 
 class _Tap:
