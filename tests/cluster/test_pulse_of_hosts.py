@@ -174,6 +174,7 @@ def test_host_ends_whose_function_does_not_return_from_close() -> None:
 def test_function_that_stands_still_is_logged_once_for_each_minute(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert hosts._STANDSTILL == 60.0
     monkeypatch.setattr(hosts, "_STANDSTILL", 0.6)
     world.open(silence=LONG / 20)
     world.batch()

@@ -67,6 +67,7 @@ def refusal(*arguments: Any, **options: Any) -> str:
     with pytest.raises(sb.UsageError) as caught:
         run(*arguments, **options)
     assert caught.value.code == "USAGE.OTHER_SCHEMA", caught.value
+    assert "by schema=" in str(caught.value.hint), "it says how to go on"
     return str(caught.value)
 
 
@@ -138,6 +139,9 @@ def test_outputs_with_other_types_are_not_published_to_one_folder(tmp_path: Path
             sink={"totals": sinks.parquet(tmp_path / "out"), "late": sinks.parquet(path)},
         )
 
-    with pytest.raises(sb.UsageError, match="n is int64 in another output and string in the output"):
+    with pytest.raises(
+        sb.UsageError, match="n is int64 in another output and string in the output"
+    ) as caught:
         made(tmp_path / "out")
+    assert caught.value.hint == "give each output a place of its own"
     made(tmp_path / "late")
