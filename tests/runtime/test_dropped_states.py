@@ -13,6 +13,7 @@ from host_queries import HostQuery
 from simulated_disk import Dead, Disk, SimulatedCalls
 
 import statebackend as sb
+from statebackend.backends.reference import ReferenceKeyedBackend
 from statebackend.checkpoint import CheckpointReader, CheckpointStore
 from statebackend.checkpoint.files import PosixFiles
 from statebackend.runtime import Incoming, Job, Runner
@@ -152,6 +153,25 @@ def test_state_that_is_requested_after_open_is_refused(tmp_path: Path) -> None:
 
     run(tmp_path, 0, Late("count"))
     refused(tmp_path, 1, Late("count"))
+
+
+def test_commit_is_refused_when_a_state_that_was_requested_is_listed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the library's own backends none lists a state again: this is the check of the others, before a commit."""
+
+    class Listed(Keeps):
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
+            monkeypatch.setattr(ReferenceKeyedBackend, "undeclared_states", lambda keyed: ["total"])
+            yield from super().process_element(row, ctx)
+
+    run(tmp_path, 0, Keeps("count", "total"), "reference")
+    before = contents_of(tmp_path)
+    assert "'total' missing" in refused(tmp_path, 1, Listed("count", "total"), "reference").message
+    assert CheckpointReader(tmp_path).checkpoints() == [0]
+    assert contents_of(tmp_path) == before
+    monkeypatch.undo()
+    assert run(tmp_path, 1, Keeps("count", "total"), "reference") == "[1, 1]"
 
 
 @each_backend

@@ -81,6 +81,22 @@ def test_another_key_column_of_the_same_type_is_refused(stream: Stream) -> None:
     stream.run(stream.batches(sink=len_of))
 
 
+def test_start_is_refused_when_the_name_of_a_state_is_misspelt(stream: Stream) -> None:
+    class Misspelt(Total):
+        def open(self, ctx: sb.FunctionContext) -> None:
+            self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("totl", "sum", int))
+
+    begun(stream, 1)
+    stream.add(numbers(("a", 1)))
+    failure = stream.fails(stream.batches(Misspelt(), len_of))
+    assert "stored: 'total'; requested in open(): 'totl'" in failure
+    assert "STATE_MIGRATION.NOT_REQUESTED" in failure
+    assert sb.CheckpointStore(stream.state).checkpoints() == [0]
+    sb.tools.drop_state(stream.state, "total")
+    stream.run(stream.batches(Misspelt(), len_of))
+    assert sb.tools.read_state(stream.state, "totl")["value"].to_pylist() == [1]
+
+
 def test_the_checkpoint_is_not_sparks_own_location(stream: Stream) -> None:
     stream.add(numbers(("a", 1)))
     for checkpoint in ("stream", "stream/../stream", "stream/offsets"):
