@@ -262,9 +262,11 @@ def test_nothing_lies_in_plain_text(tmp_path: Path, is_encrypted: bool) -> None:
 
 def test_tools_work_on_the_object(tmp_path: Path) -> None:
     count = sb.ValueStateDescriptor("count", int)
+    names = sb.MapStateDescriptor("names", str, int)
     with open_store(tmp_path / "store") as store, create("heap") as keyed:
         keyed.get_state(count).update_many(range(100), range(100))
         keyed.get_state(sb.ValueStateDescriptor("more", str)).update_many([1], ["x"])
+        keyed.get_state(sb.ValueStateDescriptor("names", dict[str, int])).update_many([7], [{"ann": 1}])
         store.commit(0, [keyed.snapshot(0, store).result()])
         keyed.get_state(count).update_many([3], [33])
         output = write(store.begin_snapshot(1), b"of the batch" * 10_000, "output")
@@ -285,6 +287,9 @@ def test_tools_work_on_the_object(tmp_path: Path) -> None:
         assert sb.tools.read_state(savepoint, "count").num_rows == 100
         with create("reference", restore=savepoint) as again:
             assert again.get_state(count).get_many([3]).to_pylist() == [33]
+    mapped = sb.tools.value_map_to_map_state(made, tmp_path / "mapped", "names", names)
+    with create("reference", restore=mapped) as again:
+        assert again.get_state(names).get_many([7], ["ann"]).to_pylist() == [1]
     assert sb.check_compatibility(store, [count]).is_compatible
 
     copies = {"rescaled": 64, "dropped": 32}
@@ -308,6 +313,19 @@ def test_tools_work_on_the_object(tmp_path: Path) -> None:
 
     assert sb.tools.rewind(store, to=0).to == 0
     assert sb.tools.set_time(store, now=5000).now == 5000
+
+    assert sb.tools.drop_state(store, "more").dropped_states == {"more"}
+    with store.open_for_writing() as opened, create("heap", restore=store.open(0)) as keyed:
+        assert keyed.undeclared_states() == ["count", "names"]
+        opened.commit(1, [keyed.snapshot(1, opened).result()])
+    assert sb.tools.verify(store).ok
+    newest = store.open(1).manifest.name
+    Path(store.uri, newest).write_bytes(b"damaged")
+    assert sb.tools.repair(store) == (0, [newest])
+    assert sb.tools.verify(store).ok
+    with create("heap", restore=store.open_latest()) as keyed:
+        assert keyed.undeclared_states() == ["count", "names"], "it stays dropped"
+        assert keyed.get_state(count).get_many([3]).to_pylist() == [3]
 
 
 def test_a_pickled_writer_of_another_process_encrypts(tmp_path: Path) -> None:
