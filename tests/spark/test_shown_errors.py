@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from spark_streams import Stream, Total, len_of, numbers, spark, stream
 
@@ -30,12 +31,64 @@ def library_frames(lines: list[str]) -> list[str]:
     return [line for line in lines if line.startswith("  File") and "/statebackend/" in line]
 
 
-def test_last_line_says_which_column_is_missing(stream: Stream) -> None:
-    stream.add(numbers(("a", 1)))
-    lines = shown(stream, stream.batches(sink=len_of, key="usr"))
-    assert lines[-1].startswith("statebackend.errors.UsageError: the batch has no column 'usr'")
-    assert "batch 0 of Total" in lines[-1]
-    assert lines[-1].endswith("[USAGE.NO_COLUMN]")
+class Worded(Total):
+    def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+        yield row.user, row.word
+
+
+#: Mistakes in columns that show at the first batch: the options, and what the last line has in this order.
+MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "key": ({"key": "usr"}, ["UsageError: the batch has no column 'usr'", "[USAGE.NO_COLUMN]"]),
+    "order": ({"order_by": "tme"}, ["UsageError: the batch has no column 'tme'", "[USAGE.NO_COLUMN]"]),
+    "event time": ({"event_time": "at"}, ["UsageError: the batch has no column 'at'", "[USAGE.NO_COLUMN]"]),
+    "type of event time": (
+        {"event_time": "word"},
+        [
+            "UsageError: the event-time column is neither a timestamp nor",
+            "column 'word' is string",
+            "[USAGE]",
+        ],
+    ),
+    "null key": (
+        {"key": "none"},
+        [
+            "SerializationTypeError: a key is null (column 'none'",
+            "null_keys='drop'",
+            "[SERIALIZATION.NULL_KEY]",
+        ],
+    ),
+    "type of output": (
+        {"function": Worded()},
+        [
+            "SerializationTypeError: LONG does not take a value of type str",
+            "output column 'total'",
+            "[SERIALIZATION.TYPE]",
+        ],
+    ),
+    "number of output": (
+        {"schema": "user string"},
+        [
+            "SerializationTypeError: an output row does not fit the schema",
+            "has 2 fields",
+            "the schema has 1: user",
+            "[SERIALIZATION.OUTPUT]",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_last_line_says_which_column_is_mistaken(stream: Stream, mistake: str) -> None:
+    options, parts = MISTAKES[mistake]
+    rows = numbers(("a", 1)).append_column("word", [["x"]])
+    stream.add(rows.append_column("none", pa.array([None], pa.string())))
+    lines = shown(stream, stream.batches(sink=len_of, **options))
+    assert lines[-1].startswith(f"statebackend.errors.{parts[0]}")
+    assert lines[-1].endswith(parts[-1])
+    places = [lines[-1].find(part) for part in parts]
+    assert places == sorted(places)
+    assert min(places) > 0, "each is there"
+    assert "batch 0 of " in lines[-1]
     assert len(library_frames(lines)) == 1, "the call by Spark"
     assert len(lines) <= THEIRS + 3
 
