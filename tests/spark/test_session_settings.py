@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,14 +183,17 @@ def delivered(function: Any, schema: dict[str, Any], frame: Any, folder: Path, w
 
     path = folder / "day=7" / "state"  # no column of the output
     store: Any = sb.CheckpointStore(path, encryption=AesGcm()) if way == "encrypted" else path
+    options: dict[str, Any] = {"input": "files" if way == "files" else "memory"}
+    if way == "executors":
+        options = {"mode": "executors", "parallelism": 1}
     batches = sb.spark.stateful(
         function,
         key="user",
         schema=schema,
         checkpoint=store,
         sink={each: sink_of(each) for each in schema},
-        input="files" if way == "files" else "memory",
         name="a query",
+        **options,
     )
     try:
         batches(frame, 0)
@@ -202,12 +207,37 @@ def delivered(function: Any, schema: dict[str, Any], frame: Any, folder: Path, w
 def test_output_keeps_types_and_values_under_any_setting(
     spark: Any, source: Path, tmp_path: Path, name: str, way: str
 ) -> None:
+    check_kept(spark, source, tmp_path, name, way)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_output_keeps_types_and_values_in_executors_mode(
+    spark: Any, source: Path, tmp_path: Path, name: str, shipped: None
+) -> None:
+    check_kept(spark, source, tmp_path, name, "executors")
+
+
+@pytest.fixture
+def shipped() -> Iterator[None]:
+    """Functions of this module go to hosts whole: they do not find it."""
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def check_kept(spark: Any, source: Path, folder: Path, name: str, way: str) -> None:
     schema = spark_types()
     outputs = {"main": KIND, "times": "user string, times array<timestamp>"}
     with settings(spark, SETTINGS[name]):
         frame = spark.read.schema(schema).option("datetimeRebaseMode", "CORRECTED")
         frame = frame.option("ignoredPathSegmentRegex", "").parquet(f"file://{source}")
-        given = delivered(Kept(), outputs, frame, tmp_path, way)
+        if way == "executors":  # PySpark's mapInArrow takes no such name
+            frame = frame.toDF(*(each.replace("a.b `c`", "abc") for each in frame.columns))
+        given = delivered(Kept(), outputs, frame, folder, way)
     found, table = given["main"]
     assert found == schema
     assert table.cast(ROWS.schema).combine_chunks() == ROWS
