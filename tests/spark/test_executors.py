@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import select
 import sys
 import tarfile
 import time
@@ -247,6 +248,18 @@ def test_processes_killed_at_random(
     check_running(place)
 
 
+@pytest.mark.stress
+def test_hosts_stopped_for_longer_than_the_timeout(
+    cluster: Cluster, folder: Callable[..., Path], rng: random.Random
+) -> None:
+    """Each is replaced, and goes on only when another has its place."""
+    place = folder("stopped", 2)
+    options = {"hosts": {"silence": 4.0, "max_tries": 10, "local_copies": True}}
+    did = cluster.ask("kill", folder=place, kinds=["stop"] * 12, seed=rng.randrange(2**31), **options)
+    assert did["killed"] == {"stop": 12}
+    print(did, check_running(place))
+
+
 def num_calls(place: Path) -> int:
     sink = place / "sink"
     return sink.read_bytes().count(b"\n") if sink.exists() else 0
@@ -271,6 +284,57 @@ def test_a_driver_killed_at_random(
             driver.kill()
     with Cluster(tmp_path, "local[3]") as driver:
         assert driver.ask("run", folder=place)["error"] is None
+    check_running(place)
+
+
+@pytest.mark.stress
+def test_a_second_driver_is_refused_while_the_first_has_the_lock(
+    folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    place = folder("locked", 2)
+    with Cluster(tmp_path, "local[3]") as first, Cluster(tmp_path, "local[3]") as second:
+        first.tell("run", folder=place, endless=True, name="mine")
+        for _ in range(5):
+            before = num_calls(place)
+            waits_for("two batches", lambda before=before: num_calls(place) > before + 1)
+            refused = second.ask("run", folder=place, stream="second", name="mine")["error"]
+            assert "USAGE.STORE_IN_USE" in refused
+        first.kill()
+    with Cluster(tmp_path, "local[3]") as driver:
+        assert driver.ask("run", folder=place, name="mine")["error"] is None
+    check_running(place)
+
+
+def has_answered(cluster: Cluster) -> bool:
+    return bool(select.select([cluster.process.stdout], [], [], 0)[0])
+
+
+@pytest.mark.stress
+def test_an_older_driver_is_fenced_by_a_newer_one_without_locks(
+    folder: Callable[..., Path], tmp_path: Path, rng: random.Random
+) -> None:
+    """Where Spark has not kept one of them out before, by its own log."""
+    place = folder("fenced", 2)
+    conflict = r"COMMIT_CONFLICT|BATCH_GAP.STREAM_BEHIND|CONCURRENT_STREAM_LOG_UPDATE"
+    ends: Counter[tuple[str, ...]] = Counter()
+    with Cluster(tmp_path, "local[3]") as first, Cluster(tmp_path, "local[3]") as second:
+        for each in (first, second):
+            each.ask("lose_locks")
+        for older, newer in [(first, second), (second, first)] * 2:
+            before = num_calls(place)
+            write_input(place, len(list((place / "in").iterdir())))
+            older.tell("run", folder=place, endless=True)
+            waits_for("two batches", lambda before=before: num_calls(place) > before + 1)
+            while not has_answered(older):
+                time.sleep(rng.random())
+                error = newer.ask("run", folder=place)["error"]
+                assert error is None or re.search(conflict, error), error
+                ends["newer", "goes on" if error is None else re.findall(conflict, error)[-1]] += 1
+            error = older.answer()["error"]
+            assert re.search(conflict, error), error
+            ends["older", re.findall(conflict, error)[-1]] += 1
+        print(ends)
+        assert first.ask("run", folder=place)["error"] is None
     check_running(place)
 
 

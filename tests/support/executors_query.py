@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import json
 import os
 import random
@@ -33,6 +34,7 @@ from crash_table import SCHEMA, Sink, Total, cell
 from held_gil import hold_gil
 
 import statebackend as sb
+from statebackend.checkpoint.files import PosixCalls
 
 #: Seconds that anything is waited for on a busy machine.
 PATIENCE = 240.0
@@ -298,6 +300,7 @@ class Query:
         function: Any = None,
         story: bool = False,
         endless: bool = False,
+        stream: str = "stream",
         transform: Callable[[Any], Any] = lambda frame: frame,
         **options: Any,
     ) -> None:
@@ -333,7 +336,7 @@ class Query:
         writer = frame.writeStream.foreachBatch(self.called)
         if not endless:
             writer = writer.trigger(availableNow=True)
-        self.query = writer.option("checkpointLocation", f"{folder}/stream").start()
+        self.query = writer.option("checkpointLocation", f"{folder}/{stream}").start()
 
     def called(self, frame: Any, batch_id: int) -> None:
         self.begun += 1
@@ -435,6 +438,14 @@ class Program:
         from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
         return ResourceProfileBuilder().require(TaskResourceRequests().cpus(cpus)).build
+
+    def lose_locks(self) -> None:
+        """Let this driver open stores as if they were on a file system without locks."""
+
+        def refuses(*_: object) -> None:
+            raise OSError(errno.ENOLCK, "as told")
+
+        PosixCalls.lock_folder = refuses  # type: ignore[assignment, method-assign]
 
     def run_both(self, folders: list[str], **options: Any) -> list[dict[str, Any]]:
         """Run two queries at once."""

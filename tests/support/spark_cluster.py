@@ -63,6 +63,10 @@ class Cluster:
     def ask(self, do: str, **options: Any) -> Any:
         """Let it do something; what it gave."""
         self.tell(do, **options)
+        return self.answer()
+
+    def answer(self) -> Any:
+        """Wait for the end of what it was told to do; what it gave."""
         for line in self.process.stdout:
             if line.startswith("answer "):
                 answer = json.loads(line.removeprefix("answer "))
