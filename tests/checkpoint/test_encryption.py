@@ -260,10 +260,11 @@ def test_nothing_lies_in_plain_text(tmp_path: Path, is_encrypted: bool) -> None:
     assert [each in written for each in looked_for] == [not is_encrypted] * len(looked_for)
 
 
-def test_tools_work_on_the_object(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tools_work_on_the_object(tmp_path: Path, backend: str) -> None:
     count = sb.ValueStateDescriptor("count", int)
     names = sb.MapStateDescriptor("names", str, int)
-    with open_store(tmp_path / "store") as store, create("heap") as keyed:
+    with open_store(tmp_path / "store") as store, create(backend) as keyed:
         keyed.get_state(count).update_many(range(100), range(100))
         keyed.get_state(sb.ValueStateDescriptor("more", str)).update_many([1], ["x"])
         keyed.get_state(sb.ValueStateDescriptor("names", dict[str, int])).update_many([7], [{"ann": 1}])
