@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from typing import Any
 
 import pytest
-from spark_streams import Collecting, Outage, Stream, Total, len_of, numbers, spark, stream
+from spark_streams import Collecting, Outage, Stream, Total, len_of, numbers, shipped_total, spark, stream
 
 import statebackend as sb
 
 __all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark
+
+WAYS: dict[str, Any] = {"driver": {}, "executors": {"mode": "executors", "parallelism": 1}}
 
 
 def begun(stream: Stream, batches: int = 3) -> None:
@@ -123,3 +126,35 @@ def test_a_store_can_be_given_with_its_own_options(stream: Stream) -> None:
     assert store.checkpoints() == [1, 2, 3, 4]
     with pytest.raises(sb.UsageError, match="options of the store"):
         stream.batches(sink=len_of, checkpoint=store, retain=3)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("way", WAYS)
+def test_backups_of_two_moments_are_refused_and_of_one_moment_go_on(stream: Stream, way: str) -> None:
+    """Spark's place and the store, each as it was after one to four batches."""
+    moments = range(1, 5)
+    for moment in moments:
+        stream.add(numbers(("a", 10**moment)))
+        stream.run(stream.batches(shipped_total(), len_of, **WAYS[way]))
+        for name in ("state", "stream"):
+            shutil.copytree(stream.folder / name, stream.folder / f"{name}-{moment}")
+    stream.add(numbers(("a", 10**5)))
+    for of_stream, of_state in itertools.product(moments, moments):
+        for name, moment in (("state", of_state), ("stream", of_stream)):
+            shutil.rmtree(stream.folder / name)
+            shutil.copytree(stream.folder / f"{name}-{moment}", stream.folder / name)
+        sink = Collecting()
+        if of_stream != of_state:
+            failure = stream.fails(stream.batches(shipped_total(), sink, **WAYS[way]))
+            code = "STATE_BEHIND" if of_stream > of_state else "STREAM_BEHIND"
+            code = "OTHER_ROWS" if of_state == of_stream + 1 else code
+            assert f"[BATCH_GAP.{code}]" in failure
+            assert "Hint: " in failure
+            assert sink.calls == []
+            assert sb.CheckpointStore(stream.state).latest() == of_state - 1, "a refusal changes nothing"
+        if of_state == of_stream + 1:
+            sb.tools.rewind(stream.state, to=of_stream - 1)  # as the hint says
+        if of_state in (of_stream, of_stream + 1):
+            stream.run(stream.batches(shipped_total(), sink, **WAYS[way]))
+            totals = [sum(10**each for each in range(1, at + 2)) for at in range(of_stream, 5)]
+            assert sink.calls == [(at, [("a", total)]) for at, total in enumerate(totals, of_stream)]

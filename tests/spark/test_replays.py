@@ -6,9 +6,21 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from local_spark import settings
-from spark_streams import DDL, Collecting, Fails, Outage, Stream, len_of, numbers, spark, stream
+from spark_streams import (
+    DDL,
+    Collecting,
+    Fails,
+    Outage,
+    Stream,
+    len_of,
+    numbers,
+    shipped_total,
+    spark,
+    stream,
+)
 
 import statebackend as sb
 from statebackend.runtime import Committed
@@ -175,3 +187,49 @@ def test_a_sink_that_asks_for_the_context_can_fence(stream: Stream) -> None:
     assert seen[3].batch_id == 1
     assert not seen[3].is_replay
     assert seen[3].incarnation != seen[2].incarnation
+
+
+WAYS: dict[str, Any] = {"driver": {}, "executors": {"mode": "executors", "parallelism": 1}}
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("way", WAYS)
+def test_source_files_of_finished_batches_are_not_read_again(stream: Stream, way: str) -> None:
+    for n in range(4):
+        stream.add(numbers(("a", 10**n)))
+    sink = Collecting()
+    stream.run(stream.batches(shipped_total(), sink, **WAYS[way]))
+    (stream.folder / "in/0000.parquet").unlink()
+    pq.write_table(numbers(("a", 7), ("b", 7)), stream.folder / "in/0001.parquet")
+    stream.add(numbers(("a", 10**4)))
+    stream.run(stream.batches(shipped_total(), sink, **WAYS[way]))
+    assert [rows for _, rows in sink.calls] == [[("a", total)] for total in (1, 11, 111, 1111, 11111)]
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("is_committed", [False, True], ids=["not committed", "committed"])
+@pytest.mark.parametrize("then", ["gone", "changed"])
+def test_source_files_of_the_newest_batch_are_gone_or_changed(
+    stream: Stream, way: str, is_committed: bool, then: str
+) -> None:
+    """A committed batch is delivered as it was; another one has the rows that Spark finds now, each once."""
+    stream.add(numbers(("a", 1)))
+    stream.run(stream.batches(shipped_total(), len_of, **WAYS[way]))
+    stream.add(numbers(("a", 10)))
+    stream.add(numbers(("a", 100)))
+    failing = None if is_committed else "as told"
+    stream.fails(stream.batches(shipped_total(failing), Collecting(Fails(1)), **WAYS[way]), files=2)
+    path = stream.folder / "in/0001.parquet"
+    if then == "gone":
+        path.unlink()
+    else:
+        pq.write_table(numbers(("a", 20)), path)
+    stream.add(numbers(("a", 1000)))
+    sink = Collecting()
+    stream.run(stream.batches(shipped_total(), sink, **WAYS[way]))
+    found = 10 if is_committed else {"gone": 0, "changed": 20}[then]
+    assert [(batch_id, rows[-1]) for batch_id, rows in sink.calls] == [
+        (1, ("a", 101 + found)),
+        (2, ("a", 1101 + found)),
+    ]

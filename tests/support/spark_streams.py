@@ -27,6 +27,7 @@ __all__ = [
     "Total",
     "len_of",
     "numbers",
+    "shipped_total",
     "spark",
     "stream",
     "timed",
@@ -72,6 +73,22 @@ class Total(sb.KeyedProcessFunction):
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
         self.total.add(row.n)
         yield row.user, self.total.get()
+
+
+def shipped_total(message: str | None = None) -> Any:
+    """The same as `Total`, or a function that fails with a message, of a class that Spark ships to its workers."""
+
+    class Shipped(sb.KeyedProcessFunction):
+        def open(self, ctx: sb.FunctionContext) -> None:
+            self.total = ctx.get_reducing_state(sb.ReducingStateDescriptor("total", "sum", int))
+
+        def process_element(self, row: Any, ctx: sb.FunctionContext) -> Any:
+            if message is not None:
+                raise RuntimeError(message)
+            self.total.add(row.n)
+            yield row.user, self.total.get()
+
+    return Shipped()
 
 
 class Stream:
