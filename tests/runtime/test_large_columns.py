@@ -1,4 +1,4 @@
-"""Outputs whose columns have more texts than one array of Arrow can hold, 2 GiB."""
+"""Outputs and states whose columns have more texts than one array of Arrow can hold, 2 GiB."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from keyed_stores import create
 
 import statebackend as sb
 from statebackend.runtime import Committed, Incoming, Job, Runner, output
@@ -64,6 +66,28 @@ def test_a_column_of_a_batch_has_more_than_two_gigabytes(
         found = [committed.read_output(file).num_rows for file in committed.output]
     assert found == ([ROWS // 2] * 2 if columns else [ROWS])
     assert sb.tools.verify(tmp_path).ok
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("kind", ["value", "map"])
+def test_a_column_of_a_state_has_more_than_two_gigabytes(tmp_path: Path, kind: str) -> None:
+    """Takes 8 GiB of memory."""
+    texts = pa.chunked_array([pa.array([TEXT])] * ROWS)
+    keys = [range(ROWS)] if kind == "value" else [[1] * ROWS, range(ROWS)]
+    value, entries = sb.ValueStateDescriptor("text", str), sb.MapStateDescriptor("text", int, str)
+    store = sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=32)
+    with store, create("heap") as keyed:
+        if kind == "value":
+            keyed.get_value_state(value).update_many(*keys, texts)
+        else:
+            keyed.get_map_state(entries).put_many(*keys, texts)
+        store.commit(0, [keyed.snapshot(0, store).result()])
+    with create("heap", restore=store.open_latest()) as again:
+        state = again.get_value_state(value) if kind == "value" else again.get_map_state(entries)
+        found = state.get_many(*keys)
+        assert found.type == pa.large_string()
+        assert pc.all(pc.equal(found, pa.scalar(TEXT, pa.large_string()))).as_py()
+    assert sb.tools.read_state(tmp_path, "text").num_rows == ROWS
 
 
 @pytest.mark.parametrize("kind", VALUES)
