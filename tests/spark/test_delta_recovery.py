@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import traceback
 from pathlib import Path
 from typing import Any
@@ -301,3 +302,31 @@ def test_a_restore_that_was_not_made_durable_is_when_it_is_asked_for_again(
     assert sb.tools.rewind(state, to=0, sink=sink).taken_back[0].removed == ()
     assert "_delta_log/00000000000000000003.json" in synced.files
     assert rows(table) == [0, 1]
+
+
+@pytest.mark.parametrize("is_restored", [True, False], ids=["table restored", "table not restored"])
+def test_a_batch_of_a_restored_store_is_not_taken_for_the_one_of_its_number_before(
+    tmp_path: Path, is_restored: bool
+) -> None:
+    """The store comes from an older copy; after that its incarnation and the numbers of its batches come again."""
+    state, table, sink = tmp_path / "state", tmp_path / "table", delta(tmp_path / "table")
+    with sink_job(state, sink) as job:
+        job.run(0)
+    shutil.copytree(state, tmp_path / "backup")
+    with sink_job(state, sink) as job:
+        job.run(1)
+        job.run(2)
+    shutil.rmtree(state)
+    shutil.copytree(tmp_path / "backup", state)
+    other = pa.table({"user": ["c"], "v": [1000]})
+    if not is_restored:
+        with sink_job(state, sink) as job, pytest.raises(sb.UsageError, match="to version 1, and") as caught:
+            job.run(1, other)
+        assert caught.value.code == "USAGE.PUBLISHED"
+        assert rows(table) == [0, 1, 10, 11, 20, 21]
+    deltalake.DeltaTable(str(table)).restore(1)
+    with sink_job(state, sink) as job:
+        assert [job.run(1, other)[0]["how"], job.run(2)[0]["how"]] == ["written", "written"]
+    with sink_job(state, sink) as job:
+        assert job.run(2)[0]["how"] == "there"
+    assert rows(table) == [0, 1, 20, 21, 1000]

@@ -29,6 +29,8 @@ __all__ = ["DeltaSink", "delta"]
 #: The members of a commit's information that say what it wrote, ``incarnation/batch/output``, or which batch it took
 #: back, ``incarnation/batch``: all outputs of it that are in the table.
 _WROTE, _TOOK_BACK = "statebackend.batch", "statebackend.takenBack"
+#: The member that has the sizes and checksums of the committed files, which tell two batches of one number apart.
+_CONTENT = "statebackend.content"
 
 
 def delta(
@@ -123,7 +125,10 @@ class DeltaSink(CommittedSink):
                 return {"numFiles": 0, "numBytes": 0, "how": "there"}
             self._check_columns(table, delivery.schema)  # somebody may have changed them since the start
             properties = lake.CommitProperties(
-                custom_metadata={_WROTE: f"{_which(incarnation, batch_id)}/{delivery.output}"},
+                custom_metadata={
+                    _WROTE: f"{_which(incarnation, batch_id)}/{delivery.output}",
+                    _CONTENT: _content(delivery),
+                },
                 app_transactions=[lake.Transaction(_application(delivery.output, incarnation), batch_id)],
             )
             try:
@@ -194,13 +199,29 @@ class DeltaSink(CommittedSink):
         if not _has(table, _application(delivery.output, incarnation), batch_id):
             return False
         wanted = _which(incarnation, batch_id)
+        newest = table.version()
         for commit, (batch, output), _ in _newest_first(table):
             if commit.get(_TOOK_BACK) == wanted:
                 return False  # a restored table keeps its transactions
             if batch == wanted and output in ("", delivery.output):
+                if commit["version"] > newest:
+                    return False
+                if commit.get(_CONTENT) not in (None, _content(delivery)):
+                    raise self._has_another(commit["version"])
                 self._sync(commit["version"])
                 return True
+            if commit.get("operation") == "RESTORE" and commit["version"] <= newest:
+                newest = int(commit.get("operationParameters", {}).get("version") or newest)
         return True  # in a part of the history that the table has dropped
+
+    def _has_another(self, version: int) -> UsageError:
+        return UsageError(
+            "the Delta table has this batch with other rows",
+            code="USAGE.PUBLISHED",
+            detail=f"{self.description}, version {version}",
+            hint="the store was brought back from an older copy, and the table was not: restore the table to version "
+            f"{version - 1}, and start the query again",
+        )
 
     def _opened(self) -> Any:
         return _deltalake().DeltaTable(self._uri, storage_options=self._options)
@@ -267,6 +288,10 @@ def _application(output: str, incarnation: str) -> str:
 
 def _type(schema: pa.Schema, name: str) -> str:
     return str(schema.field(name).type) if name in schema.names else "missing"
+
+
+def _content(delivery: Delivery) -> str:
+    return " ".join(f"{file.size}-{file.checksum:08x}" for file in delivery.files)
 
 
 def _which(incarnation: str, batch_id: int) -> str:
