@@ -48,7 +48,11 @@ def test_state_lives_from_batch_to_batch_and_from_run_to_run(tmp_path: Path) -> 
             for row in pq.read_table(place / "out" / f"batch={batch}", partitioning=None).to_pylist()
         ]
         expected = [("a", 1), ("a", 3), ("a", 103), ("b", 10), ("b", 20)]
-        assert sorted(totals) == [(*each, datetime.datetime.fromtimestamp(each[1], UTC)) for each in expected]
+        assert sorted(totals, key=lambda row: row[:2]) == [
+            (*each, at, {"user": at, "all": [at, None], "local": [(at, at.replace(tzinfo=None))]})
+            for each in expected
+            for at in [datetime.datetime.fromtimestamp(each[1], UTC)]
+        ]
     written = [path.read_bytes() for path in tmp_path.glob("encrypted/state/data/*/*") if path.is_file()]
     assert written
     assert not any(b"PAR1" in each or b"ARROW1" in each for each in written)

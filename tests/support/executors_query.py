@@ -125,11 +125,12 @@ class Running(sb.KeyedProcessFunction):
 
 
 class Timed(Total):
-    """Running totals, each also as a time."""
+    """Running totals, each also as a time, and in a column with times inside."""
 
     def process_element(self, row: Any, ctx: sb.FunctionContext) -> Iterator[Any]:
         for user, total in super().process_element(row, ctx):
-            yield user, total, datetime.datetime.fromtimestamp(total, datetime.timezone.utc)
+            at = datetime.datetime.fromtimestamp(total, datetime.timezone.utc)
+            yield user, total, at, (at, [at, None], {at: at.replace(tzinfo=None)})
 
 
 class Telling(Running):
@@ -571,7 +572,9 @@ class Program:
                 raise KeyboardInterrupt("as told")
             frame.write.mode("overwrite").parquet(f"{folder}/{own}out/batch={batch_id}")
 
-        options = {"sink": sink, "schema": "user string, total bigint, at timestamp", "name": name or None}
+        nested = "struct<user:timestamp,all:array<timestamp>,local:map<timestamp,timestamp_ntz>>"
+        schema = f"user string, total bigint, at timestamp, nested {nested}"
+        options = {"sink": sink, "schema": schema, "name": name or None}
         return self._failure(Timed(), folder, f"{own}stream", checkpoint=checkpoint, **options)
 
     def _failure(self, function: Any, folder: str, stream: str, **options: Any) -> str | None:
