@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 from event_days import in_event_time
+from house_tools import ROOT, module
 from pieces import either_way
 
 import statebackend as sb
@@ -204,6 +205,40 @@ def test_a_join_finds_all_that_is_on_time_however_batches_are_cut(backend: str, 
                 for pair in harness.process_batch(given[at : at + size])
             ]
         assert found == expected
+
+
+def recipes_join() -> Any:
+    """The join of the page of recipes, with the time to live that the page recommends for orders that wait."""
+    pages = module(ROOT / "tests" / "house" / "test_docs.py", "pages")
+    (join, *_) = pages.python_blocks((ROOT / "docs/spark/recipes.md").read_text(encoding="utf-8"))
+    waiting = 'sb.ListStateDescriptor("waiting", "struct<order:bigint,amount:bigint>")'
+    assert waiting in join.code
+    names: dict[str, Any] = {"in_event_time": in_event_time}
+    exec(join.code.replace(waiting, f"in_event_time({waiting}, 30)"), names)
+    return names["Join"]()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_the_join_of_the_recipes_finds_orders_that_wait_and_have_not_expired(backend: str, size: int) -> None:
+    given = [
+        {"side": side, "customer": customer, "name": "ann", "order": number, "amount": 5, "at": at}
+        for number, (side, customer, at) in enumerate(
+            [
+                ("order", 1, 0),
+                ("order", 2, 0),
+                ("order", 1, 35),  # the watermark is 25
+                ("customer", 1, 28),  # comes late and on time
+                ("customer", 2, 30),  # comes when the order has expired
+                ("order", 1, 27),
+                ("order", 2, 36),
+            ]
+        )
+    ]
+    with Harness(recipes_join(), int, key="customer", event_time="at", delay=10, backend=backend) as harness:
+        found = [
+            row for at in range(0, len(given), size) for row in harness.process_batch(given[at : at + size])
+        ]
+    assert found == [("ann", 0, 5), ("ann", 2, 5), ("ann", 5, 5), ("ann", 6, 5)]
 
 
 class Seen(sb.KeyedProcessFunction):
