@@ -11,7 +11,9 @@ import itertools
 import operator
 import pickle
 import random
+import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,8 @@ import pytest
 from contract.conftest import MakeKeyed
 
 import statebackend as sb
-from statebackend.state import StateTtlConfig
+from statebackend.checkpoint.keyed import chain
+from statebackend.state import StateBackend, StateTtlConfig
 
 TTL, DELAY, KEYS = 30, 10, 2
 Update = StateTtlConfig.UpdateType
@@ -202,7 +205,12 @@ class Run:
     def __init__(
         self, make_keyed: MakeKeyed, kind: str, rng: random.Random, mode: str, folder: Path | None
     ) -> None:
-        self.make_keyed, self.kind, self.rng, self.mode, self.folder = make_keyed, kind, rng, mode, folder
+        self.make_keyed, self.kind, self.rng, self.mode = make_keyed, kind, rng, mode
+        #: Where it commits, if it does.
+        self.store: Any = None
+        if folder is not None:
+            store = sb.CheckpointStore(folder)
+            self.store = store.open_for_writing(key_type="bigint", max_parallelism=128)
         renews = rng.random() < 0.5
         config = StateTtlConfig(
             TTL,
@@ -232,10 +240,14 @@ class Run:
             self.batch(batch)
             if self.is_rocksdb and self.rng.random() < 0.1:
                 self.compact()
-            if self.folder is not None and self.rng.random() < 0.3:
-                self.restart(self.folder)
+            if self.store is not None and self.rng.random() < 0.7:
+                committed = self.commit()
+                if self.rng.random() < 0.2:
+                    self.restart(committed)
         self.check_what_is_left()
         self.keyed.close()
+        if self.store is not None:
+            self.store.close()
 
     def rows(self) -> list[Row]:
         """Rows of which none is late, wherever batches end."""
@@ -325,15 +337,20 @@ class Run:
         for _ in range(2):  # one merges lists, the next one removes those that have nothing left
             self.keyed.scratch.database.compact(self.state.table.family)
 
-    def restart(self, folder: Path) -> None:
+    def commit(self) -> sb.Checkpoint:
+        """Commit this moment: a base at first, then mostly what has changed, in files that are merged meanwhile."""
+        assert self.store is not None
+        snapshot = self.keyed.snapshot(self.batches, self.store).result()
+        committed = self.store.commit(self.batches, [snapshot], now=0, watermark=self.watermark)
+        log = getattr(self.keyed, "_log", None)  # a backend of another package may have none
+        if log is not None and log.rewriting is not None:
+            log.rewriting.wait()
+        return committed
+
+    def restart(self, checkpoint: sb.Checkpoint) -> None:
         """Go on from a checkpoint of this moment."""
-        with sb.CheckpointStore(folder / str(self.batches)).open_for_writing(
-            key_type="bigint", max_parallelism=128
-        ) as store:
-            snapshot = self.keyed.snapshot(0, store).result()
-            committed = store.commit(0, [snapshot], now=0, watermark=self.watermark)
         self.keyed.close()
-        self.keyed = self.make_keyed("bigint", restore=committed)
+        self.keyed = self.make_keyed("bigint", restore=checkpoint)
         self.state = self.keyed.get_state(self.descriptor)
 
     def check_what_is_left(self) -> None:
@@ -360,19 +377,40 @@ def test_the_cut_into_batches_is_not_seen(
         Run(make_keyed, kind, rng, mode, None).run()
 
 
+@pytest.fixture
+def makers(make_keyed: MakeKeyed, backend: StateBackend, clock: Any) -> list[MakeKeyed]:
+    """What makes backends: of RocksDB those, too, whose checkpoints have files of the database."""
+    if backend.name != "rocksdb":
+        return [make_keyed]
+    native = sb.create_backend("rocksdb", checkpoints="native")
+    return [make_keyed, partial(native.create_keyed_backend, clock=clock)]
+
+
+@pytest.fixture
+def _merged_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two files of changes are merged, where eight are usually."""
+    monkeypatch.setattr(chain, "FAN", 2)
+
+
+@pytest.mark.usefixtures("_merged_soon")
 @pytest.mark.parametrize("kind", DESCRIPTORS)
-def test_restarts_are_not_seen(make_keyed: MakeKeyed, kind: str, rng: random.Random, tmp_path: Path) -> None:
-    for number, mode in enumerate(MODES[1:3]):
-        Run(make_keyed, kind, rng, mode, tmp_path / str(number)).run()
+def test_restarts_are_not_seen(
+    makers: list[MakeKeyed], kind: str, rng: random.Random, tmp_path: Path
+) -> None:
+    for number, (make, mode) in enumerate(itertools.product(makers, MODES[1:3])):
+        Run(make, kind, rng, mode, tmp_path / str(number)).run()
 
 
 @pytest.mark.stress
+@pytest.mark.usefixtures("_merged_soon")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", DESCRIPTORS)
 def test_the_cut_into_batches_is_not_seen_in_a_long_run(
-    make_keyed: MakeKeyed, kind: str, mode: str, rng: random.Random
+    makers: list[MakeKeyed], backend: StateBackend, kind: str, mode: str, rng: random.Random, tmp_path: Path
 ) -> None:
     schedules = {"heap": 2000, "reference": 200, "rocksdb": 50}  # of 52 tests each: more than 100,000
-    backend = type(make_keyed()).__name__
-    for _ in range(next(count for name, count in schedules.items() if backend.lower().startswith(name))):
-        Run(make_keyed, kind, rng, mode, None).run()
+    for number in range(schedules[backend.name]):
+        folder = tmp_path / str(number) if number < 200 and number % 5 == 0 else None
+        Run(rng.choice(makers), kind, rng, mode, folder).run()
+        if folder is not None:
+            shutil.rmtree(folder)
