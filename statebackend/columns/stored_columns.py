@@ -355,6 +355,21 @@ def arrow_column(values: Any, valid: Array | None, declared: Type) -> pa.Array:
     return _arrow_of_fixed(values, valid, declared)
 
 
+def list_column(offsets: Array, elements: Any, arrow: pa.DataType, where: str) -> pa.Array:
+    """Lists of these elements, of the type ``arrow``. ``where`` names the state for the error. O(lists).
+
+    >>> list_column(np.array([0, 2]), pa.array([7, 8]), pa.list_(pa.int64()), "state 's'").to_pylist()
+    [[7, 8]]
+    """
+    if isinstance(elements, pa.ChunkedArray) or elements.type != arrow.value_type:
+        raise SerializationError(
+            "the elements of one list take more than 2 GiB, and no checkpoint can hold it",
+            detail=where,
+            hint="clear the list; keep such elements under several keys, or in a map state",
+        )
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), elements, type=arrow)
+
+
 def _bitmap(valid: Array | None) -> pa.Buffer | None:
     return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
 

@@ -27,7 +27,7 @@ from statebackend.checkpoint.keyed.description import value_role
 from statebackend.checkpoint.keyed.rows import stamp_count, without_expired
 from statebackend.columns.codec_choice import holds_references
 from statebackend.columns.nested_columns import decoded_keys
-from statebackend.columns.stored_columns import Array, arrow_column
+from statebackend.columns.stored_columns import Array, arrow_column, list_column
 from statebackend.errors import SerializationError
 from statebackend.keys import KeyEncoder, key_encoder
 from statebackend.state import newest_expired
@@ -295,12 +295,13 @@ class WrittenState:
         if not self.is_list:
             value = self._arrow(columns)
             return [value, pa.array(columns["timestamp"])] if self._has_timestamps else [value]
-        offsets = pa.array(columns["list_offsets"].astype(np.int32))
-        lists = [pa.ListArray.from_arrays(offsets, self._arrow(columns), self.schema.field("value").type)]
+        contents = [("value", self._arrow(columns))]
         if self._has_timestamps:
-            stamps = pa.array(columns["timestamp"])
-            lists.append(pa.ListArray.from_arrays(offsets, stamps, self.schema.field("timestamp").type))
-        return lists
+            contents.append(("timestamp", pa.array(columns["timestamp"])))
+        return [
+            list_column(columns["list_offsets"], each, self.schema.field(name).type, f"state {self.name!r}")
+            for name, each in contents
+        ]
 
     def _arrow(self, columns: dict[str, Array]) -> pa.Array:
         value = columns["value"]

@@ -25,7 +25,7 @@ from statebackend.checkpoint.keyed import state_schema
 from statebackend.checkpoint.keyed.description import value_role
 from statebackend.columns.codec_choice import holds_references
 from statebackend.columns.nested_columns import decoded_keys
-from statebackend.columns.stored_columns import arrow_column, stored_column
+from statebackend.columns.stored_columns import arrow_column, list_column, stored_column
 from statebackend.keys import key_encoder
 from statebackend.state import StateDescriptor
 from statebackend.types import Type
@@ -129,12 +129,12 @@ class WrittenState:
 
     def _add_lists(self, columns: dict[str, pa.Array], values: Runs, schema: pa.Schema) -> None:
         list_ends, stamps, ends, data = split_lists(*values, self._width, self._is_stamped)
-        offsets = pa.array(list_ends.astype(np.int32))
-        elements = self._arrow((ends, data), None)
-        columns["value"] = pa.ListArray.from_arrays(offsets, elements, type=schema.field("value").type)
+        columns["value"] = self._arrow((ends, data), None)
         if stamps is not None:
-            of_stamps = schema.field("timestamp").type
-            columns["timestamp"] = pa.ListArray.from_arrays(offsets, pa.array(stamps), type=of_stamps)
+            columns["timestamp"] = pa.array(stamps)
+        for name in columns.keys() & {"value", "timestamp"}:
+            of_lists = schema.field(name).type
+            columns[name] = list_column(list_ends, columns[name], of_lists, f"state {self.name!r}")
 
     def _arrow(self, runs: Runs, valid: Array | None) -> pa.Array:
         """Serialised values as Arrow has them; objects stay bytes."""
