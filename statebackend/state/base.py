@@ -128,6 +128,11 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._watermark: int | None = None
         #: Set by a backend that has timers.
         self._timers: Timers | None = None
+        #: What is done once no call is in progress.
+        self._later: list[Callable[[], None]] = []
+
+    #: How many calls are in progress: more than one while a call runs functions of the user's.
+    _calls_inside: int = 0
 
     # --- to be written ---
 
@@ -196,9 +201,43 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         what = "closed" if self._closed else f"{len(self._states)} states"
         return f"<{type(self).__name__} of {self.key_type!r}, {self._key_group_range!r}, {what}>"
 
-    def _check_open(self) -> None:
+    def _check_not_closed(self) -> None:
         if self._closed:
             raise ClosedError("the backend is closed", hint="create another one")
+
+    def _check_open(self) -> None:
+        self._check_not_closed()
+        self._check_call()
+
+    # --- calls: one at a time is inside (SPEC calls this "Threads and re-entry") ---
+
+    def _check_call(self) -> None:
+        """Raise where a call may not begin, because another one is in progress; do what had to wait for its end."""
+        if self._calls_inside:
+            raise UsageError(
+                "another call is inside this backend",
+                code="USAGE.OVERLAPPING_CALL",
+                hint="use a backend from one thread at a time, and not from the functions that it calls",
+            )
+        later, self._later = self._later, []
+        for each in later:
+            each()
+
+    def _is_inside(self) -> bool:
+        """Return True if a call is in progress on this thread; wait for one on another."""
+        return self._calls_inside > 0
+
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the user's inside a call: it may not call the backend."""
+        self._calls_inside += 1
+        try:
+            return function(*arguments)
+        finally:
+            self._calls_inside -= 1
+
+    def _do_later(self, what: Callable[[], None]) -> None:
+        """Call ``what`` once no call is in progress."""
+        self._later.append(what)
 
     # --- the current key and namespace ---
 
@@ -265,13 +304,17 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     def _require_key(self) -> Any:
         self._check_open()
+        return self._known_key()
+
+    def _known_key(self) -> Any:
+        self._check_not_closed()
         if self._key is None:
             raise UsageError("no current key is set", hint="call set_current_key(key) first")
         return self._key
 
     @property
     def current_key(self) -> Any:
-        return self._encoder.decode(self._require_key())
+        return self._encoder.decode(self._known_key())  # functions of the user's may ask for it, too
 
     def set_current_namespace(self, namespace: Any) -> None:
         self._check_open()
@@ -279,7 +322,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     @property
     def current_namespace(self) -> Any:
-        self._check_open()
+        self._check_not_closed()
         return decode_namespace(self._namespace)
 
     def _save_key(self) -> Any:
@@ -479,7 +522,9 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     @undisturbed
     def release(self, mark: Any) -> None:
-        if not self._closed and self._marks.release(mark):
+        if self._calls_inside:  # a mark may always be released
+            self._do_later(partial(self.release, mark))
+        elif not self._closed and self._marks.release(mark):
             self._forget_point(mark.point)
 
     @contextmanager
@@ -572,7 +617,9 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         return {}
 
     def close(self) -> None:
-        if not self._closed:
+        if self._is_inside():
+            self._do_later(self.close)
+        elif not self._closed:
             self._closed = True
             self._marks.close()
             self._drop_all()

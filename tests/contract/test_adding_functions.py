@@ -1,7 +1,4 @@
-"""`add_many` with a user's function goes ways of its own, and is what `add` row by row is.
-
-Whatever the function does: reads and writes of its own state, other keys, namespaces, marks.
-"""
+"""`add_many` with a user's function goes ways of its own, and is what `add` row by row is."""
 
 from __future__ import annotations
 
@@ -123,64 +120,18 @@ def nothing(run: Run, keyed: Any, state: Any) -> None:
     """Only compute."""
 
 
-def read(run: Run, keyed: Any, state: Any) -> None:
-    here = keyed.current_key
-    run.seen.append(state.get())
-    keyed.set_current_key((here + 1) % KEYS)
-    run.seen.append((state.get(), state.exists()))
-    run.seen.append(sorted(keyed.keys("s")))
-    run.seen.append(state.get_many(range(KEYS)).to_pylist() if run.rows % 5 == 0 else None)
-
-
-def write(run: Run, keyed: Any, state: Any) -> None:
-    """Now and then, and never without an end."""
-    if run.turn.random() > 0.1:
-        return
-    does, run.does = run.does, nothing
-    keyed.set_current_key(run.turn.randrange(KEYS))
-    run.turn.choice(
-        [
-            state.clear,
-            keyed.clear_key,
-            lambda: state.add(1_000),
-            lambda: state.add_many([3, 4] * 20, [1, 2] * 20),
-            lambda: state.clear_many([1, 2]),
-        ]
-    )()
-    run.does = does
-
-
-def write_here(run: Run, keyed: Any, state: Any) -> None:
-    if run.rows % 7 == 0:
-        state.clear()
-
-
-def go_elsewhere(run: Run, keyed: Any, state: Any) -> None:
-    keyed.set_current_key(run.rows % KEYS)
-
-
-def go_to_another_namespace(run: Run, keyed: Any, state: Any) -> None:
-    if run.rows % 9 == 0:
-        keyed.set_current_namespace("w" if run.rows % 2 else sb.VOID)
-
-
-def take_back(run: Run, keyed: Any, state: Any) -> None:
-    """A mark of its own, with writes that it rolls back."""
-    if run.rows % 11 == 0:
-        does, run.does = run.does, nothing
-        mark = keyed.mark()
-        state.clear_many(range(KEYS))
-        state.add(5)
-        keyed.rollback(mark)
-        keyed.release(mark)
-        run.does = does
+def call(run: Run, keyed: Any, state: Any) -> None:
+    """Try what a call would refuse."""
+    for each in (state.get, state.clear, lambda: keyed.set_current_key(1), keyed.mark):
+        with pytest.raises(sb.UsageError, match="inside this backend"):
+            each()
 
 
 def let_time_pass(run: Run, keyed: Any, state: Any) -> None:
     run.clock.set(run.clock.now() + 5)
 
 
-DOES = [nothing, read, write, write_here, go_elsewhere, go_to_another_namespace, take_back, let_time_pass]
+DOES = [nothing, call, let_time_pass]
 
 
 @pytest.mark.parametrize("kind", ["reducing", "folding", "aggregating"])

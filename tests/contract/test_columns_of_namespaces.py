@@ -165,12 +165,11 @@ def test_key_groups_are_checked_before_anything_changes(make_keyed: MakeKeyed) -
 def test_a_function_of_the_user_has_the_key_and_namespace_of_its_row(make_keyed: MakeKeyed) -> None:
     keyed = make_keyed()
     seen: list[Any] = []
-    weights = keyed.get_state(ValueStateDescriptor("weight", t.LONG, default=1))
-    weights.update_many([1, 2], [10, 100], namespaces=["a", "b"])
+    weights = {(1, "a"): 10, (2, "b"): 100}
 
     def weighted(total: int, value: int) -> int:
         seen.append((keyed.current_key, keyed.current_namespace))
-        return total + value * weights.value()
+        return total + value * weights[seen[-1]]
 
     totals = keyed.get_state(ReducingStateDescriptor("total", weighted, t.LONG))
     totals.add_many([1, 1, 2, 2], [1, 1, 1, 1], namespaces=["a", "a", "b", "b"])

@@ -14,7 +14,6 @@ import pytest
 from ids import stable_repr
 
 from statebackend._core.batches import kernels
-from statebackend._core.memory.arena import is_checked_build
 from statebackend._core.tables.entry_views import StateEntry
 from statebackend._core.tables.map_table import MapTable
 from statebackend._core.tables.state_core import Mark, StateCore
@@ -22,8 +21,6 @@ from statebackend._core.tables.state_table import StateTable
 from statebackend.errors import ClosedError, KeyGroupError, SerializationTypeError, UsageError
 
 pytestmark = pytest.mark.checked
-
-checked_build = pytest.mark.skipif(not is_checked_build(), reason="only the checked build detects an overlap")
 
 
 def contents(table: StateTable) -> dict[Any, Any]:
@@ -631,7 +628,6 @@ def test_the_visitor_tolerates_changes() -> None:
 # ------------------------------------------------------------------------------------------------------
 
 
-@checked_build
 @pytest.mark.parametrize(
     "call",
     [
@@ -640,7 +636,6 @@ def test_the_visitor_tolerates_changes() -> None:
         lambda core, table: core.mark(),
         lambda core, table: core.snapshot(),
         lambda core, table: core.advance(),
-        lambda core, table: core.close(),
         lambda core, table: kernels.find_many(table, np.arange(3)),
     ],
 )
@@ -664,10 +659,8 @@ def test_a_call_inside_a_call(call: Callable[[StateCore, StateTable], Any]) -> N
     assert contents(table) == {(1, 0): [1]}
     assert table.dirty(mark) == set()
     table._check()
-    assert not core.closed
 
 
-@checked_build
 def test_a_call_on_another_thread_during_a_batch() -> None:
     core = StateCore()
     table = StateTable(core, value="long")

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from statebackend._core.batches.kernels import remove_many, update_many
-from statebackend._core.memory import arena
 from statebackend._core.snapshots.changes import changed_entries, count_changes
 from statebackend._core.tables.state_core import StateCore
 from statebackend._core.tables.state_table import StateTable
@@ -61,33 +60,6 @@ def test_another_thread_runs_while_changes_are_counted(kept_gil: None, removes: 
     if removes:
         remove_many(table, keys[:10])
     assert other_threads_run(lambda: count_changes(table, mark), (n - 10, 10) if removes else (n, 0))
-
-
-@pytest.mark.skipif(arena.is_checked_build(), reason="the checked build refuses the overlapping call")
-def test_a_call_of_another_thread_comes_after_what_is_collected(kept_gil: None) -> None:
-    core = StateCore()
-    table = StateTable(core, max_parallelism=8)
-    keys = np.arange(N)
-    update_many(table, keys, keys)
-    mark = core.mark()
-    update_many(table, keys[:-1], keys[:-1] + 1)
-    for turn in range(20):
-        start = threading.Lock()
-        start.acquire()
-
-        def write(start: threading.Lock = start, turn: int = turn) -> None:
-            with start:
-                table.put(N - 1, -turn)
-
-        thread = threading.Thread(target=write)
-        thread.start()
-        start.release()
-        rows = changed_entries(table, mark)
-        count = len(rows)
-        thread.join()
-        assert count in (N - 1, N)
-        assert len(changed_entries(table, mark)) == N
-        table._check()
 
 
 def test_rows_that_are_among_others_are_found_without_the_gil(kept_gil: None) -> None:

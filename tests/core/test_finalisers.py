@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 import textwrap
-import threading
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import pytest
 from meddling import Meddler
 
 from statebackend._core.batches import adding_kernels, kernels, map_kernels
-from statebackend._core.memory import arena
 from statebackend._core.snapshots import changes
 from statebackend._core.tables.accumulators import AddPlan
 from statebackend._core.tables.map_table import MapTable
@@ -586,37 +584,3 @@ def test_threads_that_close_and_release_at_once_end_it_once() -> None:
                 thread.join()
             assert core.arena.usage()["run_bytes"] == 0
     """)
-
-
-def test_a_batch_and_finalisers_on_other_threads_take_turns() -> None:
-    """Collections on any thread run finalisers; while a batch works without the GIL they wait for it."""
-    core = StateCore()
-    table = StateTable(core, value="long", max_parallelism=4, initial_capacity=4)
-    keys = np.arange(200_000)
-    stop = threading.Event()
-    put: dict[int, int] = {}
-
-    def change() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            key = -1 - number % 300
-            try:
-                table.put(key, number)
-                put[key] = number
-                if table.remove(-1 - number * 7 % 300):
-                    del put[-1 - number * 7 % 300]
-            except UsageError:
-                assert arena.is_checked_build()
-
-    other = threading.Thread(target=change)
-    other.start()
-    try:
-        for turn in range(10):
-            kernels.update_many(table, keys + turn * 10, keys, threads=2)
-            assert kernels.get_many(table, keys + turn * 10, threads=2)[1].all()
-    finally:
-        stop.set()
-        other.join()
-    table._check()
-    assert {entry.key: entry.value for entry in table if entry.key < 0} == put

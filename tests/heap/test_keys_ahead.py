@@ -175,33 +175,6 @@ def test_a_key_of_another_group_leaves_the_current_one() -> None:
     keyed.close()
 
 
-def test_a_function_that_sets_another_key_does_not_move_the_result() -> None:
-    """The bytes of the key that was noted stay, though the next keys are written to the same memory."""
-    keyed = backend_of(t.TUPLE(t.LONG, t.LONG))
-
-    def reduce(old: int, new: int) -> int:
-        for other in range(40):
-            keyed.set_current_key((other, other))
-        return old + new
-
-    state = keyed.get_state(sb.ReducingStateDescriptor("sum", reduce, t.LONG))
-    for _ in range(3):
-        keyed.set_current_key((7 << 40, 8))
-        state.add(5)
-    lists = keyed.get_state(sb.ListStateDescriptor("l", t.LONG))
-    keyed.set_current_key((1, 2))
-    lists.update([1, 2, 3])
-    items = iter(lists.get())
-    assert next(items) == 1
-    keyed.set_current_key((3, 4))
-    lists.update([9])
-    assert list(items) == [2, 3]
-    keyed.set_current_key((7 << 40, 8))
-    assert state.get() == 15
-    assert sorted(map(tuple, keyed.keys("sum"))) == [(7 << 40, 8)]
-    keyed.close()
-
-
 def test_a_clock_that_closes_the_backend_ends_the_run() -> None:
     class Closing:
         left = 10**9

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from statebackend import types as t
-from statebackend._core.memory.arena import is_checked_build
 from statebackend.backends.heap import HeapBackend
 from statebackend.backends.heap.snapshots import HeapChanges, HeapView
 from statebackend.checkpoint.format import Op
@@ -188,7 +187,6 @@ class Ending:
         self.call()
 
 
-@pytest.mark.skipif(is_checked_build(), reason="the checked build refuses calls from inside a call")
 def test_a_finaliser_that_registers_the_same_timer_meanwhile_is_heeded(keyed: Any, key_type: type) -> None:
     thing = keyed.get_value_state(ValueStateDescriptor("thing", t.PICKLE))
     timers = keyed.timers

@@ -256,27 +256,6 @@ def test_after_a_restore_event_time_is_that_of_the_rows(
     assert state.value() == 1
 
 
-def test_an_added_value_goes_to_the_key_it_was_added_to(make: Make) -> None:
-    """Also if the function makes another key and namespace current."""
-    keyed = make()
-
-    def reduce(a: int, b: int) -> int:
-        keyed.set_current_key(2)
-        keyed.set_current_namespace("other")
-        return a + b
-
-    state = keyed.get_reducing_state(ReducingStateDescriptor("sum", reduce, int))
-    for namespace in (sb.VOID, "own"):
-        for value in (1, 2):
-            keyed.set_current_key(1)
-            keyed.set_current_namespace(namespace)
-            state.add(value)
-    assert sorted(map(repr, keyed.keys_and_namespaces("sum"))) == ["(1, 'own')", "(1, VOID)"]
-    keyed.set_current_key(1)
-    keyed.set_current_namespace("own")
-    assert state.get() == 3
-
-
 # --- scans ---
 
 

@@ -1,6 +1,5 @@
 """The base of all handles; see `base_handle.pyx`."""
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.codecs.codecs cimport ValueCodec
@@ -29,12 +28,6 @@ cdef inline uint32_t find_key(Table *table, CoreKey *key) noexcept nogil:
     if map == NULL:
         return 0
     return find(table, map, key)
-
-cdef struct Place:
-    # The key and namespace that a call is for, while the user's code runs: that may make others current.
-    CoreKey key
-    PyObject *owner                      # a reference to what has the key's bytes, or NULL
-    uint64_t turn
 
 cdef class BaseHandle:
     cdef readonly KeyContext context
@@ -65,10 +58,9 @@ cdef class BaseHandle:
     cdef int make_room(self) except -1
     cdef int make_spaced(self) except -1
     cdef int no_memory(self) except -1
-    cdef void keep_place(self, Place *place) noexcept
-    cdef void drop_place(self, Place *place) noexcept
-    cdef object back_to(self, Place *place)
-    cdef int go_on(self, object moved_to) except -1
+    cdef object prepared(self, object value)
+    cdef object loaded(self, char *stored)
+    cdef object finished(self, object raw)
     cdef int remove_here(self) except -1
     cdef int clear_here(self) except -1
     cdef bint has_any(self, Table *table, Entry *entry, int wanted) except -1

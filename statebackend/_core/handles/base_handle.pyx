@@ -14,11 +14,8 @@ and a read removes only what it does not see and `is_dead` by the watermark.
 """
 
 cimport cython
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_XDECREF, Py_XINCREF
 from libc.stdint cimport INT64_MIN, int64_t, uint32_t, uint64_t
 
-from statebackend._core.memory.arena cimport CHECKED
 from statebackend._core.codecs.codecs cimport FORM_OBJECT, ValueCodec
 from statebackend._core.tables.cow_map cimport (
     CoreKey, CowMap, Entry, Table, before_operation, find, map_new, payload_of, remove)
@@ -26,6 +23,7 @@ from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.handles.look_ahead cimport REACH_BLOB, REACH_ENTRY, note_visit
 from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.tables.state_core cimport begin_inside, come_out, go_in
 from statebackend._core.tables.state_table cimport StateTable
 from statebackend._core.tables.writing cimport object_at
 
@@ -75,7 +73,7 @@ cdef class BaseHandle:
         cdef uint32_t slot = 0
         cdef CoreKey *key = &self.context.key
         if unlikely(self.core.closed or self.core.core.pending or not self.context.has_key
-                    or (CHECKED and self.core.inside)):
+                    or self.core.inside):
             self.begin()
         table = self.plain_table if key.namespace == 0 else self.spaced_table
         self.followed = note_visit(&self.context.ahead, table, self.reach)
@@ -121,34 +119,34 @@ cdef class BaseHandle:
         self.stamp = NEVER
         self.codec.no_memory(self.core)
 
-    # --- a call that runs the user's code ---
+    # --- conversions, which may run the user's code: inside the call, in which others are refused ---
 
-    cdef void keep_place(self, Place *place) noexcept:
-        """Note what is current, before the user's code runs. `drop_place` must follow."""
-        place.key, place.turn = self.context.key, self.context.turn
-        place.owner = <PyObject *>self.context.key_owner
-        Py_XINCREF(place.owner)
-        if place.key.namespace:
-            self.core.core.namespace_refs[place.key.namespace] += 1      # the number stays that namespace's own
+    cdef object prepared(self, object value):
+        cdef uint64_t entered = go_in(self.core)
+        try:
+            return self.codec.prepared(value)
+        finally:
+            come_out(self.core, entered)
 
-    cdef void drop_place(self, Place *place) noexcept:
-        if place.key.namespace:
-            self.core.core.namespace_refs[place.key.namespace] -= 1
-        Py_XDECREF(place.owner)
+    cdef object loaded(self, char *stored):
+        cdef uint64_t entered
+        if likely(self.codec.is_native):
+            return self.codec.load(stored)
+        entered = go_in(self.core)
+        try:
+            return self.codec.load(stored)
+        finally:
+            come_out(self.core, entered)
 
-    cdef object back_to(self, Place *place):
-        """Make what was current so again. Returns for `go_on` what the user's code has made current, or None."""
-        cdef object moved_to
-        if self.context.turn == place.turn:
-            return None
-        moved_to = self.context._save_key()
-        self.context.return_to(&place.key, <object>place.owner)
-        return moved_to
-
-    cdef int go_on(self, object moved_to) except -1:
-        if moved_to is not None and not self.core.closed:
-            self.context._restore_key(moved_to)
-        return 0
+    cdef object finished(self, object raw):
+        cdef uint64_t entered
+        if self.codec.is_native:
+            return raw
+        entered = go_in(self.core)
+        try:
+            return self.codec.finished(raw)
+        finally:
+            come_out(self.core, entered)
 
     # --- removing ---
 
@@ -157,7 +155,7 @@ cdef class BaseHandle:
         cdef object _dropped = None      # an object ends with this call, when the table is whole again
         cdef uint32_t slot = self.slot
         if self.codec.form == FORM_OBJECT:
-            self.core.inside += 1        # whatever a finaliser does, the core stays
+            begin_inside(self.core)    # whatever a finaliser does, the core stays
             try:
                 _dropped = object_at(self.table, slot)
                 if not remove(&self.table.lane, self.table, self.map, slot, self.context.key.hash):

@@ -17,6 +17,7 @@ from statebackend._core.tables.expiry cimport is_expired
 from statebackend._core.handles.base_handle cimport WANT_EXPIRED, BaseHandle
 from statebackend._core.handles.key_context cimport KeyContext
 from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.tables.state_core cimport begin_inside
 from statebackend._core.tables.state_table cimport StateTable
 from statebackend._core.tables.sweeping cimport (
     MAX_FOUND, SLOTS_PER_ENTRY, ExpiryIndex, Sweep, oldest_in, sweep)
@@ -58,7 +59,7 @@ cdef class CleanupHandle(BaseHandle):
         cdef bint done
         if self.watcher is not None:     # which has to know which key it is
             return self.clean_key(key_object(table, entry), namespace_of(table, entry))
-        self.core.inside += 1            # whatever a finaliser does, the core stays
+        begin_inside(self.core)    # whatever a finaliser does, the core stays
         try:
             if table.layout.value_kind == VALUE_OBJECT:
                 _dropped = <object>(<PyObject **>value_of(table, entry))[0]

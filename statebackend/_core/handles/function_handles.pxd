@@ -7,7 +7,7 @@ cdef class AddingHandle(SingleHandle):
     cdef int add_one(self, object value, bint is_copy) except -1
     cdef int add_by_function(self, object value, bint is_copy) except -1
     cdef object copied(self, object value)
-    cdef object combined(self, object value)
+    cdef object combined(self, object old, object value)
 
 cdef class ReducingHandle(AddingHandle):
     pass

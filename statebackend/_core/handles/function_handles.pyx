@@ -1,13 +1,15 @@
 """Handles of reducing, aggregating and folding states, which call the user's function for each value that is added."""
 
+from libc.stdint cimport uint64_t
+
 from statebackend._core.codecs.codecs cimport ValueCodec
-from statebackend._core.handles.base_handle cimport Place
 from statebackend._core.handles.single_handle cimport SingleHandle
 from statebackend._core.memory.interpreter cimport ROWS_IN_TURN, give_way
+from statebackend._core.tables.state_core cimport come_out, go_in
 
 
 cdef class AddingHandle(SingleHandle):
-    """The shared part of reducing, aggregating and folding states: user functions, which may do anything."""
+    """The shared part of reducing, aggregating and folding states: user functions, which may not call the backend."""
 
     def __init__(self, *arguments, **options):
         SingleHandle.__init__(self, *arguments, **options)
@@ -17,8 +19,8 @@ cdef class AddingHandle(SingleHandle):
         """The value as the function gets it: a copy, of the declared type, if values have one."""
         return value
 
-    cdef object combined(self, object value):
-        """Combine the stored value with `value`."""
+    cdef object combined(self, object old, object value):
+        """Combine the stored value, which may be None, with `value`. Runs the user's function, inside the call."""
         raise NotImplementedError
 
     def add(self, value):
@@ -31,9 +33,14 @@ cdef class AddingHandle(SingleHandle):
         If values `are_copies` of the declared type, which nobody else has, the function gets them as they are.
         """
         cdef Py_ssize_t row
+        cdef uint64_t entered
         for row in range(len(keys)):
             if row % ROWS_IN_TURN == 0:
-                give_way()
+                entered = go_in(self.core)
+                try:
+                    give_way()
+                finally:
+                    come_out(self.core, entered)
             if times is not None:
                 self.context._event_now = times[row]
             self.context.set_current_key(keys[row])
@@ -51,20 +58,20 @@ cdef class AddingHandle(SingleHandle):
 
     cdef int add_by_function(self, object value, bint is_copy) except -1:
         """Add a value that is not None; what may be cleaned up was."""
-        cdef Place place
-        cdef object result, moved_to
-        if self.stamp != self.core.calls:
-            self.find_here()
-        self.keep_place(&place)
+        cdef object old, result
+        cdef uint64_t entered
         try:
-            result = self.combined(value if is_copy else self.copied(value))
-            moved_to = self.back_to(&place)
+            if not is_copy:
+                value = self.copied(value)
+            old = self.unexpired()
+            entered = go_in(self.core)
             try:
-                return self.write(result)
+                result = self.combined(old, value)
             finally:
-                self.go_on(moved_to)
+                come_out(self.core, entered)
+            return self.write(result)
         finally:
-            self.drop_place(&place)
+            self.core.settle()
 
     def get(self):
         """The result of the added values; None if none was added. O(1) expected."""
@@ -77,12 +84,10 @@ cdef class ReducingHandle(AddingHandle):
     cdef object copied(self, object value):
         return self.stored_copy(self.codec, value)
 
-    cdef object combined(self, object value):
-        cdef object old = self.unexpired()
+    cdef object combined(self, object old, object value):
         return value if old is None else self._descriptor.reduce(old, value)
 
-    def _merged(self, a, b):
-        """Merge two values; that of `a` comes first."""
+    cdef object merged(self, object a, object b):
         return self._descriptor.reduce(a, b)
 
 
@@ -96,28 +101,29 @@ cdef class AggregatingHandle(AddingHandle):
     def get(self):
         """The result of the accumulator; None where nothing was added. O(1) expected, and the function."""
         cdef object accumulator = self.read()
-        return None if accumulator is None else self._descriptor.aggregate.get_result(accumulator)
+        cdef uint64_t entered
+        if accumulator is None:
+            return None
+        entered = go_in(self.core)
+        try:
+            return self._descriptor.aggregate.get_result(accumulator)
+        finally:
+            come_out(self.core, entered)
+            self.core.settle()
 
     cdef object copied(self, object value):
         return value if self.inputs is None else self.stored_copy(self.inputs, value)
 
-    cdef object combined(self, object value):
+    cdef object combined(self, object old, object value):
         cdef object function = self._descriptor.aggregate
-        cdef object accumulator = self.unexpired()
-        if accumulator is None:
-            accumulator = function.create_accumulator()
-        return function.add(value, accumulator)
+        return function.add(value, function.create_accumulator() if old is None else old)
 
-    def _merged(self, a, b):
-        """Merge two accumulators; that of `a` comes first."""
+    cdef object merged(self, object a, object b):
         return self._descriptor.aggregate.merge(a, b)
 
 
 cdef class FoldingHandle(AddingHandle):
     """One accumulator, moved on by every added value."""
 
-    cdef object combined(self, object value):
-        cdef object accumulator = self.unexpired()
-        if accumulator is None:
-            accumulator = self._descriptor.initial_copy()
-        return self._descriptor.fold(accumulator, value)
+    cdef object combined(self, object old, object value):
+        return self._descriptor.fold(self._descriptor.initial_copy() if old is None else old, value)

@@ -6,10 +6,9 @@
       BaseHandle        `base_handle`: finds the current key's entry
       CleanupHandle     `cleanup`: removes what has expired
 
-Order of work. Whatever may run the user's code (serializers, functions, finalisers) runs before anything of the core
-has changed, or after all of it has. Afterwards the handle finds its slot again if the count of calls has changed. While
-references to objects are dropped, the core counts one more call `inside`, so a finaliser that closes the backend does
-not tear it down halfway.
+Order of work. Serializers, functions and copies of the user's run inside the call (`go_in`, `come_out`): calls that
+they make are refused. They and finalisers run before anything of the core has changed, or after all of it has.
+Afterwards the handle finds its slot again if the count of calls has changed.
 """
 
 cimport cython

@@ -26,7 +26,7 @@ from statebackend._core.handles.look_ahead cimport (
 from statebackend._core.handles.key_shape cimport (
     SHAPE_NONE, SHAPE_TUPLE, bytes_of_key, bytes_of_tuple, holders, shape_of)
 from statebackend._core.memory.platform cimport hash_bytes, hash_int, same_bytes, unlikely
-from statebackend._core.tables.state_core cimport StateCore
+from statebackend._core.tables.state_core cimport StateCore, come_out, go_in
 from statebackend._core.wall_clock cimport wall_clock_init, wall_clock_ms
 
 from statebackend.errors import ClosedError, KeyGroupError, UsageError
@@ -77,8 +77,8 @@ cdef class KeyContext:
     def set_current_key(self, key):
         """Make `key` the one that handles work on. O(1)."""
         cdef int64_t number
-        if unlikely(self.core.closed):
-            raise ClosedError("the backend is closed", hint="create another one")
+        if unlikely(self.core.closed or self.core.inside):
+            self.core._check_call()
         if unlikely(self.codec.form != KEY_NUMBER or not PyLong_CheckExact(key) or not long_as_int64(key, &number)
                     or number < self.codec.low or number > self.codec.high):
             self.set_other_key(key)
@@ -103,7 +103,7 @@ cdef class KeyContext:
         `later` is the number of the key that comes BUCKETS_AHEAD keys later; NULL: none does, or it is not known.
         """
         cdef Coming *coming = self.begin_turn()
-        if unlikely(self.core.closed or number < self.codec.low or number > self.codec.high):
+        if unlikely(self.core.closed or self.core.inside or number < self.codec.low or number > self.codec.high):
             self.set_current_key(key)
             return 0
         self.set_number(number)
@@ -248,8 +248,8 @@ cdef class KeyContext:
             self.begin_at(self.read_clock(self.clock))
         elif self.time_source == TIME_OF_SYSTEM:
             self.now_known = False
-        if unlikely(self.core.closed):   # encoders and clocks may run anything
-            raise ClosedError("the backend is closed", hint="create another one")
+        if unlikely(self.core.closed or self.core.inside):   # encoders and clocks may run anything
+            self.core._check_call()
         if new.data == written:
             owner = self.room_for_key()
             new.data = PyBytes_AS_STRING(owner)
@@ -303,6 +303,32 @@ cdef class KeyContext:
 
     cdef int no_key(self) except -1:
         raise UsageError("no current key is set", hint="call set_current_key(key) first")
+
+    # --- calls ---
+
+    def _check_call(self):
+        """Raise where a call may not begin: the backend is closed, or a call is in progress."""
+        self.core._check_call()
+
+    def _is_inside(self):
+        """Return True if a call is in progress on this thread; wait for one on another."""
+        return self.core is not None and self.core._is_inside()
+
+    @property
+    def _calls_inside(self):
+        return 0 if self.core is None else self.core.inside
+
+    def _run(self, function, *arguments):
+        """Call a function of the user's inside a call: it may not call the backend."""
+        cdef uint64_t entered = go_in(self.core)
+        try:
+            return function(*arguments)
+        finally:
+            come_out(self.core, entered)
+
+    def _do_later(self, what):
+        """Call `what` once no call is in progress."""
+        self.core._do_later(what)
 
     @property
     def current_key(self):
@@ -386,8 +412,8 @@ cdef class KeyContext:
 
     def set_current_namespace(self, namespace):
         """Make `namespace` the one that handles work in. O(1); the objects given last are known again."""
-        if unlikely(self.core.closed):
-            raise ClosedError("the backend is closed", hint="create another one")
+        if unlikely(self.core.closed or self.core.inside):
+            self.core._check_call()
         if namespace is self.namespace_object and namespace is not None:
             return
         if self.to_near_namespace(namespace):

@@ -18,3 +18,4 @@ cdef class ListHandle(Handle):
     cdef bint all_expired(self) except -1
     cdef list read_last(self, list found, uint64_t n)
     cdef list read_list(self, list found)
+    cdef list all_finished(self, list found)

@@ -18,13 +18,14 @@ from statebackend._core.tables.cow_map cimport (
     CoreKey, CowMap, Entry, ExpiringHead, ListHead, Table, element_timestamp, elements_of, entry_at, key_object,
     live_elements, namespace_of, stamp_element, value_of)
 from statebackend._core.tables.expiry cimport is_expired, written_at
-from statebackend._core.handles.base_handle cimport WANT_ALIVE, WANT_EXPIRED, Place, find_key, is_dead, time_of
+from statebackend._core.handles.base_handle cimport WANT_ALIVE, WANT_EXPIRED, find_key, is_dead, time_of
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.tables.lists cimport (
     ListCursor, cursor_close, cursor_next, cursor_open, drop_elements, list_extend, list_skip, pass_expired,
     refer_to_element)
 from statebackend._core.handles.look_ahead cimport REACH_LIST
 from statebackend._core.memory.platform cimport unlikely
+from statebackend._core.tables.state_core cimport begin_inside
 
 from statebackend.errors import ClosedError, SerializationTypeError
 
@@ -111,7 +112,7 @@ cdef class ListHandle(Handle):
     cdef int put_elements(self, char *elements, uint64_t n, bint replace) except -1:
         """Append elements in stored form, or replace the list with them; the list owns them afterwards."""
         cdef bint done
-        self.core.inside += 1            # the core stays whatever a finaliser does
+        begin_inside(self.core)    # the core stays whatever a finaliser does
         try:
             done = list_extend(&self.table.lane, self.table, self.map, self.slot, &self.context.key, elements, n,
                                replace)
@@ -192,15 +193,20 @@ cdef class ListHandle(Handle):
             Py_INCREF(value)
             PyList_SET_ITEM(found, i, value)
             element += width
+        return self.all_finished(found)
+
+    cdef list all_finished(self, list found):
+        """Turn raw elements into objects, in place."""
+        cdef Py_ssize_t i
         if not self.codec.is_native:
-            for i in range(n):
-                found[i] = self.codec.finished(found[i])
+            for i in range(len(found)):
+                found[i] = self.finished(found[i])
+            self.core.settle()
         return found
 
     cdef list read_list(self, list found):
         cdef char *copies
         cdef uint64_t n = 0
-        cdef Py_ssize_t i
         cdef bint is_hidden = self.ttl != 0 and self.all_expired()
         if not is_hidden or self.shows_expired:
             self.raw_elements(self.ttl == 0 or self.shows_expired, found)
@@ -215,10 +221,7 @@ cdef class ListHandle(Handle):
                     self.put_elements(copies, n, True)
                 finally:
                     PyMem_RawFree(copies)
-        if not self.codec.is_native:
-            for i in range(len(found)):
-                found[i] = self.codec.finished(found[i])
-        return found
+        return self.all_finished(found)
 
     def __iter__(self):
         """The elements, in order. O(1) before the first step, unless reads renew."""
@@ -265,33 +268,23 @@ cdef class ListHandle(Handle):
         self.store_given(values, True)
 
     cdef int store_given(self, object values, bint replace) except -1:
-        """Append elements to the list of the key that is current now, or replace it: all, or none if one is refused.
-
-        The user's iterable and serializers may make another key current.
-        """
-        cdef Place place
+        """Append elements to the current key's list, or replace it: all, or none if one is refused."""
         cdef list given
-        cdef object moved_to
         cdef Py_ssize_t i
         if self.stamp != self.core.calls:
             self.find_here()
-        self.keep_place(&place)
+        given = given_elements(self, values)     # before the call: the user's iterable may do anything
         try:
-            given = given_elements(self, values)
             for i in range(len(given)):
-                given[i] = self.codec.prepared(given[i])
-            moved_to = self.back_to(&place)
-            try:
-                if replace and self.watcher is not None and given:
-                    self.watcher.forget(self)
-                if given:
-                    self.store_all(given, replace)
-                elif replace:
-                    self.clear_here()
-            finally:
-                self.go_on(moved_to)
+                given[i] = self.prepared(given[i])
+            if replace and self.watcher is not None and given:
+                self.watcher.forget(self)
+            if given:
+                self.store_all(given, replace)
+            elif replace:
+                self.clear_here()
         finally:
-            self.drop_place(&place)
+            self.core.settle()
         return 0
 
     # --- for the backend ---
@@ -478,6 +471,7 @@ cdef class ListIterator:
         cdef ListHandle handle = self.handle
         cdef Table *table
         cdef char *element
+        cdef object value
         if handle.core.calls != self.calls:
             self.find_place()
         if self.values is not None:
@@ -494,7 +488,8 @@ cdef class ListIterator:
             if handle.shows_expired or not is_expired(element_timestamp(element), handle.ttl, self.now):
                 element += 8
                 break
-        return handle.codec.finished(handle.codec.load_raw(element))
+        value = handle.codec.load_raw(element)
+        return value if handle.codec.is_native else handle.finished(value)
 
     cdef int find_place(self) except -1:
         cdef ListHandle handle = self.handle
@@ -503,6 +498,8 @@ cdef class ListIterator:
         cdef uint32_t slot
         if handle.core.closed:
             raise ClosedError("the backend of this iterator is closed")
+        if handle.core.inside:
+            handle.core.refuse()
         if handle.core.rollbacks != self.rollbacks:
             raise RuntimeError("the state was rolled back while it was iterated")
         slot = find_key(table, &self.key)

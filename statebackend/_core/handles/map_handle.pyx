@@ -22,14 +22,14 @@ from statebackend._core.tables.cow_map cimport (
     hash_stored, key_object, namespace_of, payload_of, thread_of, value_of)
 from statebackend._core.tables.expiry cimport is_expired, written_at
 from statebackend._core.handles.base_handle cimport (
-    NEVER, WANT_ALIVE, WANT_EXPIRED, Place, find_key, is_dead, time_of)
+    NEVER, WANT_ALIVE, WANT_EXPIRED, find_key, is_dead, time_of)
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.handles.look_ahead cimport REACH_THREAD, note_map_entry
 from statebackend._core.tables.map_table cimport (
     MapTable, ThreadPlace, begin_thread, find_again, is_same_map, next_in_thread, visit_entry)
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.objects cimport long_as_int64
-from statebackend._core.tables.state_core cimport Mark
+from statebackend._core.tables.state_core cimport Mark, begin_inside, come_out, go_in
 from statebackend._core.tables.state_table cimport StateTable, is_null
 from statebackend._core.tables.values cimport load_number, store_number
 from statebackend._core.tables.writing cimport restamp, taken_over, write_value
@@ -122,23 +122,24 @@ cdef class MapHandle(Handle):
         return is_expired(timestamp_at(table, slot), self.ttl, time_of(self))
 
     cdef object load_entry(self, StateTable entries, CoreKey *inner, uint32_t slot):
-        """The value of an entry. A deserialiser may run anything."""
+        """The value of an entry."""
         cdef Table *table = entries.table
         cdef object value
+        cdef uint64_t entered
         if is_null(table, entry_at(table.core, slot)):
             return None
         if self.codec.form == FORM_OBJECT:
-            self.core.inside += 1
+            entered = go_in(self.core)       # copying runs the user's code
             try:
                 slot = entries._unshare(entries.map_or_null(inner.group), slot, inner)
                 value = <object>(<PyObject **>value_of(table, entry_at(table.core, slot)))[0]
-                self.core.calls += 1     # the entry may have moved
             finally:
-                self.core.leave()
+                come_out(self.core, entered)
+                self.core.calls += 1     # the entry may have moved
             if self.watcher is not None:
                 self.watcher.note(self, value, self.keys_codec.canonical(inner), written=False)
             return value
-        return self.codec.load(value_of(table, entry_at(table.core, slot)))
+        return self.loaded(value_of(table, entry_at(table.core, slot)))
 
     cdef int renew_entry(self, CoreKey *inner, uint32_t *slot) except -1:
         """Stamp an entry with the current time."""
@@ -184,7 +185,7 @@ cdef class MapHandle(Handle):
         cdef PyObject *open_one
         cdef object map_key = None       # of the entry before
         cdef object _dropped = None      # ends with this call, when the table is whole again
-        self.core.inside += 1
+        begin_inside(self.core)
         try:
             if is_cleanup and self.iterators != NULL and thread.prev:
                 before = thread_of(table, entry_at(table.core, thread.prev)).sequence
@@ -352,23 +353,15 @@ cdef class MapHandle(Handle):
         self.put_any(key, value)
 
     cdef int put_any(self, object key, object value) except -1:
-        """Set the value of any map key, for the key that is current now: the user's code may make others current."""
+        """Set the value of any map key."""
         cdef CoreKey inner
-        cdef Place place
-        cdef object _owner, prepared, moved_to
-        self.keep_place(&place)
+        cdef object _owner = self.split_map_key(key, &inner)
         try:
-            _owner = self.split_map_key(key, &inner)
-            prepared = None if value is None else self.codec.prepared(value)
-            moved_to = self.back_to(&place)
-            try:
-                self.put_prepared(&inner, prepared)
-                if self.watcher is not None and value is not None:
-                    self.watcher.note(self, value, self.keys_codec.canonical(&inner))
-            finally:
-                self.go_on(moved_to)
+            self.put_prepared(&inner, None if value is None else self.prepared(value))
+            if self.watcher is not None and value is not None:
+                self.watcher.note(self, value, self.keys_codec.canonical(&inner))
         finally:
-            self.drop_place(&place)
+            self.core.settle()
         return 0
 
     def __setitem__(self, key, value):
@@ -376,10 +369,8 @@ cdef class MapHandle(Handle):
 
     def put_all(self, entries):
         """Put all entries; if one of them is refused, put none. O(entries)."""
-        cdef Place place
         cdef list keys = []
         cdef list values = []
-        cdef object moved_to
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
@@ -388,17 +379,12 @@ cdef class MapHandle(Handle):
             raise SerializationTypeError(
                 f"put_all does not take a {type(entries).__name__}",
                 code="SERIALIZATION.NULL" if entries is None else None, detail=self.codec.where, hint="give a dict")
-        self.keep_place(&place)          # the user's mapping and serializers may make another key current
         try:
-            self.prepare_entries(entries, keys, values)
+            self.prepare_entries(entries, keys, values)      # the user's mapping may do anything
             if keys:
-                moved_to = self.back_to(&place)
-                try:
-                    self.put_all_prepared(keys, values)
-                finally:
-                    self.go_on(moved_to)
+                self.put_all_prepared(keys, values)
         finally:
-            self.drop_place(&place)
+            self.core.settle()
 
     cdef int prepare_entries(self, object entries, list keys, list values) except -1:
         """Append map keys in canonical form, and values in prepared form."""
@@ -407,7 +393,7 @@ cdef class MapHandle(Handle):
         for key, value in entries.items():
             _owner = self.split_map_key(key, &inner)
             keys.append(self.keys_codec.canonical(&inner))
-            values.append(None if value is None else self.codec.prepared(value))
+            values.append(None if value is None else self.prepared(value))
         return 0
 
     cdef int put_all_prepared(self, list keys, list values) except -1:
@@ -656,6 +642,8 @@ cdef class MapIterator:
         cdef uint32_t head_slot
         if handle.core.closed:
             raise ClosedError("the backend of this iterator is closed")
+        if handle.core.inside:
+            handle.core.refuse()
         if handle.core.rollbacks != self.rollbacks:
             raise RuntimeError("the state was rolled back while it was iterated")
         head_slot = find_key(heads, &self.key)

@@ -18,4 +18,5 @@ cdef class SingleHandle(Handle):
     cdef int write_by_serializer(self, object value) except -1
     cdef int64_t time_to_write(self) except? -1
     cdef int write_stored(self, char *stored) except -1
+    cdef object merged(self, object a, object b)
     cdef object stored_copy(self, ValueCodec codec, object value)

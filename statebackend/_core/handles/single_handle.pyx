@@ -5,11 +5,12 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.codecs.codecs cimport FORM_FLOAT, FORM_LONG, FORM_OBJECT, MAX_STORED, ValueCodec
-from statebackend._core.tables.cow_map cimport CowMap, Table, entry_at, payload_of, value_of
+from statebackend._core.tables.cow_map cimport Table, entry_at, payload_of, value_of
 from statebackend._core.tables.expiry cimport is_expired, written_at
-from statebackend._core.handles.base_handle cimport NEVER, Place, is_dead, time_of
+from statebackend._core.handles.base_handle cimport NEVER, is_dead, time_of
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.tables.state_core cimport come_out, go_in
 from statebackend._core.tables.writing cimport restamp, taken_over, write_value
 
 
@@ -28,26 +29,18 @@ cdef class SingleHandle(Handle):
         """Load the value of the entry that was found. If a mark or a snapshot needs an object, this copies it first."""
         if self.codec.form == FORM_OBJECT:
             return self.load_object_here()
-        return self.codec.load(value_of(self.table, entry_at(self.table.core, self.slot)))
+        return self.loaded(value_of(self.table, entry_at(self.table.core, self.slot)))
 
     cdef object load_object_here(self):
         cdef object value
-        cdef Place place
-        cdef Table *table = self.table
-        cdef CowMap *map = self.map
-        cdef uint32_t slot
-        self.keep_place(&place)
-        self.core.inside += 1
+        cdef uint64_t entered = go_in(self.core)     # copying runs the user's code
+        self.stamp = NEVER
         try:
-            slot = self.here()._unshare(map, self.slot, &place.key)
-            value = <object>(<PyObject **>value_of(table, entry_at(table.core, slot)))[0]
-            self.stamp = NEVER
-            if self.context.turn == place.turn:
-                # `_unshare` has found the entry anew, if need was; copying may have led the handle elsewhere, and back.
-                self.table, self.map, self.slot, self.stamp = table, map, slot, self.core.calls
+            self.slot = self.here()._unshare(self.map, self.slot, &self.context.key)
+            value = <object>(<PyObject **>value_of(self.table, entry_at(self.table.core, self.slot)))[0]
+            self.stamp = entered - 1
         finally:
-            self.core.leave()
-            self.drop_place(&place)
+            come_out(self.core, entered)
         if self.watcher is not None:
             self.watcher.note(self, value, written=False)
         return value
@@ -55,7 +48,6 @@ cdef class SingleHandle(Handle):
     cdef object read(self):
         """Return the value, or None. A dead value is removed, and returned this once if it may be seen."""
         cdef object value = None
-        cdef uint64_t turn
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
@@ -67,11 +59,8 @@ cdef class SingleHandle(Handle):
                 if not is_dead(self, self.timestamp_here()):
                     return None
                 self.expired_on_read += 1
-                turn = self.context.turn
                 if self.shows_expired:
                     value = self.load_here()
-                    if self.context.turn != turn:    # copying has made another key current: the next read removes it
-                        return value
                     if self.stamp != self.core.calls:
                         self.find_here()
                 if self.slot and self.expired_here():
@@ -105,25 +94,16 @@ cdef class SingleHandle(Handle):
 
     def _take(self):
         """Remove what the current key has. Returns the value and its timestamp, or None if there is nothing."""
-        cdef object value, moved_to
+        cdef object value
         cdef int64_t timestamp = 0
-        cdef Place place
         if self.stamp != self.core.calls:
             self.find_here()
         if self.slot == 0:
             return None
         if self.ttl:
             timestamp = self.timestamp_here()
-        self.keep_place(&place)
-        try:
-            value = self.load_here()
-            moved_to = self.back_to(&place)
-            try:
-                self.clear_here()
-            finally:
-                self.go_on(moved_to)
-        finally:
-            self.drop_place(&place)
+        value = self.load_here()
+        self.clear_here()
         return value, timestamp
 
     def _moved(self, stored):
@@ -139,11 +119,20 @@ cdef class SingleHandle(Handle):
         cdef int64_t now = time_of(self) if self.ttl else 0
         cdef bint a_expired = self.ttl != 0 and is_expired(a[1], self.ttl, now)
         cdef bint b_expired = self.ttl != 0 and is_expired(b[1], self.ttl, now)
+        cdef uint64_t entered
         if a_expired and b_expired:
             return None
         if a_expired or b_expired:
             return (b if a_expired else a)[0], now
-        return self._merged(a[0], b[0]), written_at(max(a[1], b[1]), now, self.in_event_time)
+        entered = go_in(self.core)
+        try:
+            return self.merged(a[0], b[0]), written_at(max(a[1], b[1]), now, self.in_event_time)
+        finally:
+            come_out(self.core, entered)
+
+    cdef object merged(self, object a, object b):
+        """Merge two values or accumulators, `a` first, by the user's function."""
+        raise NotImplementedError
 
     def _put_stored(self, value, int64_t timestamp):
         """Set the value of the current key, with a timestamp."""
@@ -172,26 +161,21 @@ cdef class SingleHandle(Handle):
         return self.write_by_serializer(value)
 
     cdef int write_by_serializer(self, object value) except -1:
-        """Set the value of the key that is current now: the serializer may make others current."""
+        """Set the value of the current key; the serializer may be the user's."""
         cdef char stored[MAX_STORED]
-        cdef Place place
         cdef bytes data
-        cdef object moved_to
-        self.keep_place(&place)
+        cdef uint64_t entered = go_in(self.core)
         try:
             data = self.codec.serialized(value)
-            moved_to = self.back_to(&place)
-            try:
-                if self.stamp != self.core.calls:
-                    self.find_here()
-                if self.map == NULL:
-                    self.make_room()
-                self.codec.store_bytes(self.core, data, stored)
-                return self.write_stored(stored)
-            finally:
-                self.go_on(moved_to)
         finally:
-            self.drop_place(&place)
+            come_out(self.core, entered)
+        if self.stamp != self.core.calls:
+            self.find_here()
+        if self.map == NULL:
+            self.make_room()
+        self.codec.store_bytes(self.core, data, stored)
+        self.write_stored(stored)
+        return self.core.settle()
 
     cdef int64_t time_to_write(self) except? -1:
         cdef int64_t now = time_of(self) if self.ttl else 0
@@ -218,14 +202,19 @@ cdef class SingleHandle(Handle):
 
     cdef object stored_copy(self, ValueCodec codec, object value):
         """Return a value as it comes back once it is stored: of the declared type, sharing nothing mutable."""
-        cdef object prepared = codec.prepared(value)
+        cdef object prepared
         cdef char stored[MAX_STORED]
-        if prepared is value:
-            if codec.form != FORM_FLOAT:
-                return value
-            codec.store_native(self.core, value, stored)     # rounded to single precision
-            return codec.load(stored)
-        return codec.deserialized(PyBytes_AS_STRING(prepared), PyBytes_GET_SIZE(prepared))
+        cdef uint64_t entered = go_in(self.core)
+        try:
+            prepared = codec.prepared(value)
+            if prepared is not value:
+                return codec.deserialized(PyBytes_AS_STRING(prepared), PyBytes_GET_SIZE(prepared))
+        finally:
+            come_out(self.core, entered)
+        if codec.form != FORM_FLOAT:
+            return value
+        codec.store_native(self.core, value, stored)     # rounded to single precision
+        return codec.load(stored)
 
 
 cdef class ValueHandle(SingleHandle):

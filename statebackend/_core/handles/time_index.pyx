@@ -983,7 +983,7 @@ cdef class TimerIndex:
     def register(self, timestamp, domain="event"):
         """Register a timer of the current key and namespace. O(log timers) expected."""
         cdef int64_t time = self.time_of(timestamp)
-        if self.context.core.closed or not self.context.has_key:
+        if self.context.core.closed or self.context.core.inside or not self.context.has_key:
             self.usable()
         self.of(domain, True).add_timer(time)
 
@@ -1010,6 +1010,7 @@ cdef class TimerIndex:
         try:
             handle = self.of(domain, False)
             while handle is not None:
+                self.usable_core()
                 timestamp = handle.take_due(now)
                 if timestamp is None:
                     return

@@ -7,6 +7,7 @@ from libc.string cimport memcpy
 from statebackend._core.rocksdb.batches cimport Write
 from statebackend._core.rocksdb.current_key cimport CurrentKey
 from statebackend._core.rocksdb.store cimport Store, Table
+from statebackend._core.codecs.type_codec cimport Room
 from statebackend._core.codecs.value_bytes cimport ValueBytes
 
 cdef enum:
@@ -33,9 +34,8 @@ cdef class BaseHandle:
     cdef bint is_dead(self, int64_t stamp) noexcept
     cdef int change(self, Write what, const char *key, size_t n, const char *value, size_t size) except -1
     cdef bint watched(self) except -1
-    cdef tuple place_of_call(self)
-    cdef object back_to(self, tuple place)
-    cdef int go_on(self, object moved_to) except -1
+    cdef object loaded(self, ValueBytes codec, const char *stored, size_t n)
+    cdef int put_in(self, ValueBytes codec, object value, Room *room) except -1
 
 
 cdef object damaged()

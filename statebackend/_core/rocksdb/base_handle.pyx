@@ -3,8 +3,8 @@
 A scalar call makes no Python object but its result. The bytes that are looked up are those of the current key
 (`Store.place`), with a map key behind them; values are written into a `Room` and read from a copy (`Held`).
 
-Order of work. What may run the user's code (serializers, functions) runs before the key is looked up that is written,
-or after all is written: it may make another key current, write, or close the backend.
+Order of work. The user's code (serializers, functions) runs inside the call: calls that it makes are refused, and a
+`close()` waits until the call is over. What is given (an iterable, a mapping) is taken before.
 """
 
 from libc.stddef cimport size_t
@@ -13,7 +13,9 @@ from libc.stdint cimport int64_t
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.rocksdb.batches cimport Write
 from statebackend._core.rocksdb.current_key cimport CurrentKey
+from statebackend._core.rocksdb.overlay cimport come_out, go_inside
 from statebackend._core.rocksdb.store cimport Table
+from statebackend._core.codecs.type_codec cimport Room
 from statebackend._core.codecs.value_bytes cimport ValueBytes
 from statebackend._core.tables.expiry cimport is_expired
 
@@ -92,25 +94,23 @@ cdef class BaseHandle:
             self.table.has_namespaces = True
         return self.store.change(self.table, what, key, n, value, size)
 
-    # What a call runs of the user's may make another place current; the call is for the one that was current before.
+    # --- conversions, which may run the user's code: inside the call, in which others are refused ---
 
-    cdef tuple place_of_call(self):
-        """The current place, for `back_to`; raises without a key."""
-        self.store.need_key()
-        return self.context._save_key()
+    cdef object loaded(self, ValueBytes codec, const char *stored, size_t n):
+        """The value of these bytes."""
+        go_inside(self.store.overlay)
+        try:
+            return codec.read(stored, n)
+        finally:
+            come_out(self.store.overlay)
 
-    cdef object back_to(self, tuple place):
-        """Make a place current again. Returns for `go_on` what the user's code has made current, or None."""
-        cdef tuple here = self.context._save_key()
-        if here[0] == place[0] and here[3] == place[3]:
-            return None
-        self.context._restore_key(place)
-        return here
-
-    cdef int go_on(self, object moved_to) except -1:
-        if moved_to is not None:
-            self.context._restore_key(moved_to)
-        return 0
+    cdef int put_in(self, ValueBytes codec, object value, Room *room) except -1:
+        """Append the bytes of a value, which is not None."""
+        go_inside(self.store.overlay)
+        try:
+            return codec.write(value, room)
+        finally:
+            come_out(self.store.overlay)
 
     cdef bint watched(self) except -1:
         """Whether somebody iterates over one of the state's collections."""

@@ -44,6 +44,7 @@ cdef class CurrentKey:
     cdef bint cleans                  # some state expires: compactions have to be told the time
     cdef bint is_told                 # they know what there is to know at `told_at`
     cdef int64_t told_at
+    cdef bint has_later               # something waits for the end of the outermost call
 
     cdef int64_t time(self) noexcept
     cdef int64_t time_in(self, bint in_event_time) noexcept
@@ -52,4 +53,5 @@ cdef class CurrentKey:
     cdef int take(self, CoreKey *key, object owner) except -1
     cdef int tell_time(self) except -1
     cdef int check(self) except -1
+    cdef int settle(self) except -1
     cdef int no_key(self) except -1

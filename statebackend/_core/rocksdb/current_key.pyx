@@ -13,6 +13,7 @@ from libc.string cimport memset
 from statebackend._core.codecs.codecs cimport KeyCodec
 from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, hash_canonical_int
 from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.rocksdb.overlay cimport come_out, go_inside
 from statebackend._core.rocksdb.store cimport Store
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.wall_clock cimport wall_clock_init, wall_clock_ms
@@ -52,6 +53,36 @@ cdef class CurrentKey:
     def _refuse(self):
         """Raise what a call without a current key gets."""
         self.no_key()
+
+    # --- calls ---
+
+    @property
+    def _calls_inside(self):
+        return 0 if self.store is None else self.store.overlay.inside + self.store.overlay.is_busy
+
+    def _is_inside(self):
+        """Return True if a call is in progress on this thread; wait for one on another."""
+        return self.store is not None and self.store.overlay.is_inside()
+
+    def _do_later(self, what):
+        """Call `what` once no call is in progress."""
+        self._later.append(what)
+        self.has_later = True
+
+    def _run(self, function, *arguments):
+        """Call a function of the user's inside a call: it may not call the backend."""
+        go_inside(self.store.overlay)
+        try:
+            return function(*arguments)
+        finally:
+            come_out(self.store.overlay)
+
+    cdef int settle(self) except -1:
+        """Do what had to wait for the end of the outermost call."""
+        if unlikely(self.has_later) and not self.store.overlay.inside:
+            self.has_later = False
+            self._check_call()
+        return 0
 
     @property
     def _closed(self):

@@ -98,7 +98,8 @@ cdef class ListHandle(BaseHandle):
                 self.renew(key, n, &held, now)
         while self.next_element(&held, &at, &element):
             if not self.lifetime or self.shows_expired or not is_expired(element.stamp, self.lifetime, now):
-                shown.append(self.codec.read(element.data, element.size))
+                shown.append(self.loaded(self.codec, element.data, element.size))
+        self.context.settle()
         return shown
 
     cdef int renew(self, const char *key, size_t n, Held *held, int64_t now) except -1:
@@ -152,7 +153,7 @@ cdef class ListHandle(BaseHandle):
         cdef uint32_t length
         take_room(room, self.front + (0 if self.codec.width else LENGTH_BYTES))
         if not is_plain:
-            self.codec.write(value, room)
+            self.put_in(self.codec, value, room)
         elif not self.codec.write_plain(value, room):
             room.used = begin
             return False
@@ -211,28 +212,22 @@ cdef class ListHandle(BaseHandle):
         self.write_given(values, WRITE_PUT)
 
     cdef int write_given(self, object values, Write what) except -1:
-        """Append elements to the list of the place that is current now, or replace it.
-
-        The user's iterable and serializer may make another place current.
-        """
-        cdef tuple place = self.place_of_call()
+        """Append elements to the list of the current place, or replace it."""
         cdef Room room
-        cdef list given = self._elements_of(values)
-        cdef object moved_to
+        cdef list given
+        self.store.need_key()
+        given = self._elements_of(values)        # before the call: the user's iterable may do anything
         open_room(&room)
         try:
             for value in given:
                 self.write_element(value, &room, False)
-            moved_to = self.back_to(place)
-            try:
-                if given:
-                    self.write(what, &room)
-                elif what == WRITE_PUT:
-                    self.clear()
-            finally:
-                self.go_on(moved_to)
+            if given:
+                self.write(what, &room)
+            elif what == WRITE_PUT:
+                self.clear()
         finally:
             close_room(&room)
+            self.context.settle()
         return 0
 
     def clear(self):

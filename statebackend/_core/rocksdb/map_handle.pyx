@@ -8,9 +8,9 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy, memset
 
-from statebackend._core.codecs.codecs cimport KEY_ENCODED, KeyCodec
+from statebackend._core.codecs.codecs cimport KeyCodec
 from statebackend._core.codecs.type_codec cimport Room, close_room, open_room, take_room
-from statebackend._core.memory.platform cimport likely, unlikely
+from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.rocksdb.base_handle cimport STAMP_BYTES, BaseHandle, damaged, stamp_at
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_PUT
 from statebackend._core.rocksdb.composite_keys cimport INT_BYTES, int_at
@@ -52,7 +52,7 @@ cdef class MapHandle(BaseHandle):
             raise damaged()
         if stored[self.front]:
             return None
-        return self.codec.read(stored + self.front + 1, n - self.front - 1)
+        return self.loaded(self.codec, stored + self.front + 1, n - self.front - 1)
 
     def _value(self, bytes stored not None):
         """The value of an entry."""
@@ -81,7 +81,7 @@ cdef class MapHandle(BaseHandle):
             return True
         if is_plain:
             return self.codec.write_plain(value, room)
-        self.codec.write(value, room)
+        self.put_in(self.codec, value, room)
         return True
 
     # --- one entry ---
@@ -154,27 +154,17 @@ cdef class MapHandle(BaseHandle):
         cdef CoreKey inner
         cdef Room room
         cdef object _inner_owner
-        cdef tuple place
-        cdef object moved_to
         open_room(&room)
         try:
-            if likely((self.keys_codec.form != KEY_ENCODED or self.keys_codec.typed is not None)
-                      and self.write_value(value, &room, True)):
-                _inner_owner = self.split(key, &inner)
-                self.put_stored(&inner, &room)
-                return
-            # The user's code may make another place current.
-            room.used = 0
-            place = self.place_of_call()
+            self.store.need_key()
             _inner_owner = self.split(key, &inner)
-            self.write_value(value, &room, False)
-            moved_to = self.back_to(place)
-            try:
-                self.put_stored(&inner, &room)
-            finally:
-                self.go_on(moved_to)
+            if unlikely(not self.write_value(value, &room, True)):
+                room.used = 0
+                self.write_value(value, &room, False)
+            self.put_stored(&inner, &room)
         finally:
             close_room(&room)
+            self.context.settle()
 
     cdef int put_stored(self, CoreKey *inner, Room *room) except -1:
         """Put an entry that `write_value` has written, stamped with the time."""

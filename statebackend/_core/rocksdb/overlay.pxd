@@ -21,6 +21,9 @@ from statebackend._core.memory.platform cimport hash_bytes
 from statebackend._core.rocksdb.batches cimport Write
 from statebackend._core.rocksdb.buffers cimport Bytes
 
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() nogil
+
 
 cdef enum:
     HIGHEST = 16                      # of a node in the skip list
@@ -95,11 +98,14 @@ cdef class Overlay:
     cdef size_t marks_room
     cdef uint64_t next_number
     cdef bint is_busy                 # a thread reads or writes it without the GIL
+    cdef uint32_t inside              # how often the user's code runs inside a call; others are refused meanwhile
+    cdef unsigned long inside_thread  # on which
     cdef public uint64_t longest      # a key and value of more bytes are refused; tests set less
 
     cdef int come_in(self) except -1
     cdef int come_after(self) except -1
     cdef bint others_leave(self)
+    cdef bint is_inside(self)
     cdef void go_in(self) noexcept
     cdef void go_out(self) noexcept
     cdef Written write(self, Layer layer, Write what, const char *key, size_t n, uint32_t hash, const char *value,
@@ -111,6 +117,14 @@ cdef class Overlay:
     cdef void remove_first(self, Rows *rows) noexcept nogil
     cdef size_t find_mark(self, uint64_t number) except? 0
 
+
+cdef inline void go_inside(Overlay overlay) noexcept:
+    # The user's code begins to run inside a call: other calls are refused until `come_out`.
+    overlay.inside += 1
+    overlay.inside_thread = PyThread_get_thread_ident()
+
+cdef inline void come_out(Overlay overlay) noexcept:
+    overlay.inside -= 1
 
 cdef object overlap()
 cdef int resolve(Change *newest, const char *base, size_t size, bint has_base, Bytes *out) noexcept nogil

@@ -368,9 +368,9 @@ cdef class Layer:
 # ------------------------------------------------------------------------------------------------ the whole
 
 cdef object overlap():
-    """The error for a call while another thread is inside."""
-    return UsageError("two threads are inside one backend", code="USAGE.OVERLAPPING_CALL",
-                      hint="use a backend from one thread at a time")
+    """The error for a call while another one is inside."""
+    return UsageError("another call is inside this backend", code="USAGE.OVERLAPPING_CALL",
+                      hint="use a backend from one thread at a time, and not from the functions that it calls")
 
 
 cdef class Overlay:
@@ -381,8 +381,8 @@ cdef class Overlay:
         self.longest = LONGEST
 
     cdef int come_in(self) except -1:
-        """Refuse a second thread while one is inside."""
-        if self.is_busy:
+        """Refuse a call while another one is inside."""
+        if self.is_busy or self.inside:
             raise overlap()
         return 0
 
@@ -399,6 +399,16 @@ cdef class Overlay:
                 usleep(100)
             waited += 1
         return not self.is_busy
+
+    cdef bint is_inside(self):
+        """Whether the user's code runs inside a call on this thread; waits for another thread."""
+        cdef int waited = 0
+        self.others_leave()
+        while self.inside and self.inside_thread != PyThread_get_thread_ident() and waited < PATIENCE:
+            with nogil:
+                usleep(100)
+            waited += 1
+        return self.inside > 0
 
     cdef void go_in(self) noexcept:
         """Keep other threads and collections out until `go_out`."""

@@ -16,6 +16,7 @@ from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_PUT
 from statebackend._core.rocksdb.database cimport Pinned
 from statebackend._core.codecs.value_bytes cimport ValueBytes
 from statebackend._core.rocksdb.held cimport Held, hold
+from statebackend._core.rocksdb.overlay cimport come_out, go_inside
 from statebackend._core.tables.expiry cimport written_at
 
 cdef int64_t ON_NOTHING = INT64_MIN      # in place of the timestamp of what a write builds on
@@ -35,7 +36,7 @@ cdef class SingleHandle(BaseHandle):
             return None
         cdef bytes owner = hold(self.store.database, &found, &held)
         if likely(not self.lifetime):
-            return self.codec.read(held.data, held.size)
+            return self.loaded(self.codec, held.data, held.size)
         if self.has_gone(held.data, held.size):
             if not self.is_dead(stamp_at(held.data)):
                 return None
@@ -53,10 +54,10 @@ cdef class SingleHandle(BaseHandle):
                     owner = (<char *>&now)[:STAMP_BYTES] + owner[STAMP_BYTES:]
                     held.data = PyBytes_AS_STRING(owner)
                 self.change(WRITE_PUT, key, n, held.data, held.size)
-        return self.codec.read(held.data + STAMP_BYTES, held.size - STAMP_BYTES)
+        return self.loaded(self.codec, held.data + STAMP_BYTES, held.size - STAMP_BYTES)
 
-    cdef int write(self, object value, bytes at, int64_t on) except -1:
-        """Set the value of a place; None stands for the current one. `on` is the timestamp of what it builds on."""
+    cdef int write(self, object value, int64_t on) except -1:
+        """Set the value of the current place; `on` is the timestamp of what it builds on."""
         cdef Room room
         cdef int64_t now
         cdef size_t n
@@ -66,32 +67,15 @@ cdef class SingleHandle(BaseHandle):
             if self.front:
                 take_room(&room, STAMP_BYTES)
             if not self.codec.write_plain(value, &room):
-                if at is None:
-                    return self.write_by_serializer(value)
-                self.codec.write(value, &room)
+                self.put_in(self.codec, value, &room)
             if self.front:
                 now = written_at(on, self.time(), True)
                 memcpy(room.data, &now, STAMP_BYTES)
-            if at is None:
-                key = self.store.key_here(&n)
-            else:
-                key, n = PyBytes_AS_STRING(at), PyBytes_GET_SIZE(at)
-            return self.change(WRITE_PUT, key, n, room.data, room.used)
+            key = self.store.key_here(&n)
+            self.change(WRITE_PUT, key, n, room.data, room.used)
+            return self.context.settle()
         finally:
             close_room(&room)
-
-    cdef int write_by_serializer(self, object value) except -1:
-        """Set the value of the place that is current now: the serializer may make others current."""
-        cdef tuple place = self.place_of_call()
-        cdef bytes stored = self.stored_form(value, ON_NOTHING)
-        cdef object moved_to = self.back_to(place)
-        cdef size_t n
-        cdef const char *key
-        try:
-            key = self.store.key_here(&n)
-            return self.change(WRITE_PUT, key, n, PyBytes_AS_STRING(stored), PyBytes_GET_SIZE(stored))
-        finally:
-            self.go_on(moved_to)
 
     cdef int remove(self) except -1:
         cdef size_t n
@@ -119,7 +103,7 @@ cdef class SingleHandle(BaseHandle):
             return None
         if self.in_event_time:
             on[0] = stamp_at(stored)
-        return self.codec.read(stored + self.front, n - self.front)
+        return self.loaded(self.codec, stored + self.front, n - self.front)
 
     def exists(self):
         """Return True if a read would return something stored."""
@@ -162,7 +146,7 @@ cdef class SingleHandle(BaseHandle):
         try:
             if self.front:
                 take_room(&room, STAMP_BYTES)
-            self.codec.write(value, &room)
+            self.put_in(self.codec, value, &room)
             if self.front:
                 now = written_at(on, self.time(), True)
                 memcpy(room.data, &now, STAMP_BYTES)
@@ -197,7 +181,7 @@ cdef class ValueHandle(SingleHandle):
         if unlikely(value is None):
             self.remove()
         else:
-            self.write(value, None, ON_NOTHING)
+            self.write(value, ON_NOTHING)
 
 
 cdef object default_of(descriptor):
@@ -235,31 +219,36 @@ cdef class KnownRows:
 
 
 cdef class AddingHandle(SingleHandle):
-    """The shared part of reducing, aggregating and folding states: user functions, which may do anything."""
+    """The shared part of reducing, aggregating and folding states: user functions, which may not call the backend."""
 
     cdef object copied(self, object value):
         """The value as the function gets it: a copy, of the declared type, if values have one."""
         return value
 
     cdef object combined(self, object accumulator, object value):
+        """Combine the stored value, which may be None, with `value`. Runs the user's function."""
         raise NotImplementedError
+
+    cdef object called(self, object accumulator, object value):
+        """`combined`, inside the call."""
+        go_inside(self.store.overlay)
+        try:
+            return self.combined(accumulator, value)
+        finally:
+            come_out(self.store.overlay)
 
     def add(self, value):
         """Add a value; None clears. If the function raises, nothing has changed."""
         cdef object accumulator
-        cdef bytes at
         cdef int64_t on
-        cdef bint is_spaced
         if value is None:
             self.remove()
             return
-        # The function may make another key current.
-        at = self.store.place_here
-        is_spaced = self.store.is_spaced
-        accumulator = self.read_unexpired(&on)
-        self.write(self.combined(accumulator, self.copied(value)), at, on)
-        if unlikely(is_spaced):
-            self.table.has_namespaces = True
+        try:
+            accumulator = self.read_unexpired(&on)
+            self.write(self.called(accumulator, self.copied(value)), on)
+        finally:
+            self.context.settle()
 
     def _add_in_order(self, list rows not None, list namespaces, list times, list values not None, bint are_copies,
                       const int64_t[::1] numbers not None, keys, stored):
@@ -281,7 +270,11 @@ cdef class AddingHandle(SingleHandle):
         cdef int64_t on
         for canonical in rows:
             if row % ROWS_IN_TURN == 0:
-                give_way()
+                go_inside(self.store.overlay)
+                try:
+                    give_way()
+                finally:
+                    come_out(self.store.overlay)
             if times is not None:
                 self.context._event_now = times[row]
             self.context.visit(canonical)
@@ -301,12 +294,10 @@ cdef class AddingHandle(SingleHandle):
 
     cdef bytes add_at(self, bytes at, object accumulator, object value, int64_t on):
         """Add a value to the accumulator of a place; return what is stored there then."""
-        cdef bint is_spaced = self.store.is_spaced
-        cdef bytes stored = self.stored_form(self.combined(accumulator, value), on)
+        cdef bytes stored = self.stored_form(self.called(accumulator, value), on)
         self.change(WRITE_PUT, PyBytes_AS_STRING(at), PyBytes_GET_SIZE(at),
                     PyBytes_AS_STRING(stored), PyBytes_GET_SIZE(stored))
-        if unlikely(is_spaced):
-            self.table.has_namespaces = True
+        self.context.settle()
         return stored
 
     cdef object known_value(self, KnownRows known, Py_ssize_t number, int64_t *on):
@@ -321,23 +312,22 @@ cdef class AddingHandle(SingleHandle):
         """The result of the added values; None if none was added."""
         return self.read()
 
-
-cdef object stored_copy(ValueBytes codec, object value):
-    """Return a value as it comes back once it is stored: of the declared type, sharing nothing mutable."""
-    cdef Room room
-    open_room(&room)
-    try:
-        codec.write(value, &room)
-        return codec.read(room.data, room.used)
-    finally:
-        close_room(&room)
+    cdef object stored_copy(self, ValueBytes codec, object value):
+        """Return a value as it comes back once it is stored: of the declared type, sharing nothing mutable."""
+        cdef Room room
+        open_room(&room)
+        try:
+            self.put_in(codec, value, &room)
+            return self.loaded(codec, room.data, room.used)
+        finally:
+            close_room(&room)
 
 
 cdef class ReducingHandle(AddingHandle):
     """One value, into which every added value is reduced."""
 
     cdef object copied(self, object value):
-        return stored_copy(self.codec, value)
+        return self.stored_copy(self.codec, value)
 
     cdef object combined(self, object accumulator, object value):
         return value if accumulator is None else self._descriptor.reduce(accumulator, value)
@@ -353,7 +343,7 @@ cdef class AggregatingHandle(AddingHandle):
         self.inputs = inputs
 
     cdef object copied(self, object value):
-        return value if self.inputs is None else stored_copy(self.inputs, value)
+        return value if self.inputs is None else self.stored_copy(self.inputs, value)
 
     cdef object combined(self, object accumulator, object value):
         cdef object function = self._descriptor.aggregate
@@ -362,7 +352,14 @@ cdef class AggregatingHandle(AddingHandle):
     def get(self):
         """The result of the accumulator; None where nothing was added."""
         cdef object accumulator = self.read()
-        return None if accumulator is None else self._descriptor.aggregate.get_result(accumulator)
+        if accumulator is None:
+            return None
+        go_inside(self.store.overlay)
+        try:
+            return self._descriptor.aggregate.get_result(accumulator)
+        finally:
+            come_out(self.store.overlay)
+            self.context.settle()
 
 
 cdef class FoldingHandle(AddingHandle):

@@ -7,6 +7,9 @@ from statebackend._core.tables.cow_map cimport Core, Journal, Snapshot
 from statebackend._core.memory.journal cimport Log
 from statebackend._core.tables.namespaces cimport NamespaceTable
 
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() nogil
+
 cdef class Mark
 
 cdef enum:
@@ -27,15 +30,19 @@ cdef class StateCore:
     cdef readonly bint closed
     cdef readonly uint64_t calls         # how many calls have entered
     cdef readonly uint64_t rollbacks
-    cdef uint32_t inside                 # calls in progress: more than one only from finalisers of objects
+    cdef uint32_t inside                 # calls in progress; until they are over, others are refused
+    cdef unsigned long inside_thread     # which they are on
+    cdef list later                      # callables: what is done once no call is in progress
     cdef bint is_ending                  # `after_close` is at work
+    cdef uint32_t reclaiming             # `reclaim` is at work: more than once only from finalisers
     # For undoing, which makes no objects: a collection could run finalisers that see what is half undone.
     cdef list dropped                    # objects that end when the call is over
     cdef int enter(self) except -1
     cdef Py_ssize_t place_of(self, Mark mark) noexcept
     cdef uint64_t reclaims               # counts the calls of `reclaim`
     cdef void reclaim(self, int64_t budget) noexcept
-    cdef int refuse_or_wait(self) except -1
+    cdef int refuse(self) except -1
+    cdef int settle(self) except -1
     cdef int occupy(self) except -1
     cdef void vacate(self) noexcept
     cdef int hold(self) except -1
@@ -67,3 +74,20 @@ cdef class Mark:
     cdef readonly bint is_open
 
 cdef void discard_log(Core *core, Journal *journal, Log *log) noexcept nogil
+
+cdef inline void begin_inside(StateCore core) noexcept:
+    # Other calls are refused until `leave`.
+    core.inside += 1
+    core.inside_thread = PyThread_get_thread_ident()
+
+cdef inline uint64_t go_in(StateCore core) noexcept:
+    # The user's code begins to run inside a call: other calls are refused until `come_out`. No handle remembers a slot
+    # meanwhile, so that each of them asks.
+    begin_inside(core)
+    core.calls += 1
+    return core.calls
+
+cdef inline void come_out(StateCore core, uint64_t entered) noexcept:
+    if core.calls == entered:            # nothing was called: what handles remember is still so
+        core.calls = entered - 1
+    core.leave()

@@ -3,10 +3,12 @@
 Threads: one call at a time is inside a StateCore, on whichever thread. A SnapshotView may be read and released
 on any other thread meanwhile.
 
+While the user's code runs `inside` a call, other calls are refused, and `close()` and `release()` wait for its end.
+Code that releases the GIL halfway is `busy`, and calls from other threads are refused.
+
 Finalisers of objects may use the backend that held them, or any other object: a collection runs them wherever a Python
-object is made, on any thread. So nothing is half changed where objects are made or dropped. Code that releases the GIL
-halfway is `busy`, and calls from other threads wait; the checked build refuses them. Code that reads state while it
-makes objects holds off collections (`hold`).
+object is made, on any thread. So nothing is half changed where objects are made or dropped. Code that reads state while
+it makes objects holds off collections (`hold`).
 """
 
 import os
@@ -15,6 +17,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove, memset
+from posix.unistd cimport usleep
 
 from statebackend._core.memory.arena cimport (
     CHECKED, LIVE_ENTRIES, LIVE_SNAPSHOTS, REFUSED_BY_LIMIT, REFUSED_BY_REFS, REFUSED_BY_SYSTEM, blob_drop, Blob,
@@ -30,9 +33,6 @@ from statebackend._core.tables.namespaces cimport new_namespaces
 from statebackend._core.memory.platform cimport load_u32, spin_lock, spin_unlock, store_u32, unlikely
 
 from statebackend.errors import ClosedError, MemoryLimitError, UsageError
-
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() nogil
 
 _snapshot_view = None                    # the module, which imports this one
 
@@ -76,6 +76,7 @@ cdef class StateCore:
         self.core.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         self.open_marks = []
         self.dropped = []
+        self.later = []
 
     def __dealloc__(self):
         teardown(&self.core)
@@ -88,8 +89,6 @@ cdef class StateCore:
         wait_for_others(&self.core)
         if self.closed:
             return
-        if CHECKED and self.inside:
-            refuse_overlap()
         self.end()
         self.after_close()
 
@@ -107,7 +106,7 @@ cdef class StateCore:
 
     cdef void after_close(self) noexcept:
         """Free the state of a closed backend once no call is inside and no snapshot is left."""
-        if self.inside or self.core.busy or self.is_ending:
+        if self.inside or self.core.busy or self.is_ending or self.reclaiming:
             # A finaliser closed it, or released the last view: the outermost call comes back here, or continues below.
             return
         self.is_ending = True
@@ -120,14 +119,41 @@ cdef class StateCore:
                 break
         self.is_ending = False
 
-    cdef int refuse_or_wait(self) except -1:
-        """Raise or wait, in a call that finds the backend closed, or another thread at work."""
-        if CHECKED and self.core.busy and self.core.busy_thread != PyThread_get_thread_ident():
-            refuse_overlap()
-        wait_for_others(&self.core)
+    cdef int refuse(self) except -1:
+        """Raise in a call that finds another one in progress, or the backend closed."""
+        if self.inside or self.core.busy and self.core.busy_thread != PyThread_get_thread_ident():
+            raise UsageError("another call is inside this backend", code="USAGE.OVERLAPPING_CALL",
+                             hint="use a backend from one thread at a time, and not from the functions that it calls")
         if self.closed:
             raise ClosedError("the backend is closed", hint="create a new backend and restore into it")
         return 0
+
+    cdef int settle(self) except -1:
+        """Do what had to wait for the end of the outermost call."""
+        cdef list later
+        if self.later and not self.inside:
+            later, self.later = self.later, []
+            for each in later:
+                each()
+        return 0
+
+    def _is_inside(self):
+        """Return True if a call is in progress on this thread; wait for one on another."""
+        while self.inside and self.inside_thread != PyThread_get_thread_ident():
+            with nogil:
+                usleep(20)
+        return self.inside > 0
+
+    def _do_later(self, what):
+        """Call `what` once no call is in progress."""
+        self.later.append(what)
+        self.core.pending = 1            # the next call looks
+
+    def _check_call(self):
+        """Raise where a call may not begin; do what had to wait."""
+        self.settle()
+        if self.inside or self.core.busy or self.closed:
+            self.refuse()
 
     cdef int occupy(self) except -1:
         """Keep calls of other threads waiting until `vacate`."""
@@ -161,19 +187,27 @@ cdef class StateCore:
         return 0
 
     cdef int enter(self) except -1:
-        if unlikely(self.closed or self.core.busy):
-            self.refuse_or_wait()
-        if CHECKED and self.inside:
-            refuse_overlap()
+        if unlikely(self.closed or self.core.busy or self.inside):
+            self.refuse()
+        if unlikely(self.core.pending):  # before the call begins: objects that end may call the backend
+            self.settle()
+            if not self.closed:
+                self.reclaim(RECLAIM_PER_OPERATION)
+            if self.closed:
+                self.refuse()
         self.inside += 1
+        self.inside_thread = PyThread_get_thread_ident()
         self.calls += 1
-        if unlikely(self.core.pending):
-            self.reclaim(RECLAIM_PER_OPERATION)
         return 0
 
     cdef void reclaim(self, int64_t budget) noexcept:
         """Take up to `budget` steps of what waits to be done. Nobody may remember a slot meanwhile."""
+        self.reclaiming += 1
         drain(&self.core, budget)
+        self.reclaiming -= 1
+        if unlikely(self.closed):        # a finaliser did
+            self.after_close()
+            return
         self.calls += 1                  # finalisers may have looked for slots, and others were moved since
         self.reclaims += 1
         if self.reclaims % RECLAIMS_PER_LOOK == 0:
@@ -502,12 +536,9 @@ cdef class StateCore:
 
     def advance(self, budget=1000):
         """Reclaim up to about `budget` entries, pages and records that nobody needs; return True if more are left."""
-        self.enter()
-        try:
-            self.reclaim(budget)
-            return bool(self.core.pending)
-        finally:
-            self.leave()
+        self._check_call()
+        self.reclaim(budget)
+        return bool(self.core.pending)
 
     # --- versions ---
 
@@ -621,11 +652,6 @@ cdef class StateCore:
         """Verify the arena, journals and snapshots; tables have `_check` of their own."""
         self.arena._check()
         check_logs(&self.core)
-
-
-cdef int refuse_overlap() except -1:
-    raise UsageError("another call is inside this backend", code="USAGE.OVERLAPPING_CALL",
-                     hint="use a backend from one thread at a time")
 
 
 cdef void enter_version(uint32_t *versions, uint32_t *n, uint32_t version) noexcept nogil:

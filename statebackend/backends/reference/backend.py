@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -128,6 +128,14 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     def closed(self) -> bool:
         """True once it has been closed."""
         return self._closed
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the user's inside a call: it may not call the backend."""
+        return self._run(function, *arguments)
+
+    def check_call(self) -> None:
+        """Raise where a call may not begin."""
+        self._check_call()
 
     def place(self) -> Place:
         """The place of the current key's entries; raises if there is no current key."""

@@ -101,9 +101,12 @@ class ReferenceState(KeyedState, Generic[S]):
                 "None cannot be stored here", code="SERIALIZATION.NULL", detail=self._where()
             )
         try:
-            return serializer.serialize(value)
+            return self._backend.run(serializer.serialize, value)
         except SerializationError as error:
             raise error.at(self._where()) from None
+
+    def _deserialize(self, serializer: TypeSerializer, data: bytes | None) -> Any:
+        return self._backend.run(serializer.deserialize, data)
 
     def _where(self) -> str:
         return f"state {self._descriptor.name!r}"
@@ -111,7 +114,8 @@ class ReferenceState(KeyedState, Generic[S]):
     # --- cleaning up ---
 
     def accessed(self) -> None:
-        """Look at the next few entries and remove what is dead; rounds repeat over all entries."""
+        """Begin a call. Look at the next few entries and remove what is dead; rounds repeat over all entries."""
+        self._backend.check_call()
         if self._cleanup_size and not self._round:
             self._round = [at for at, _ in self.table]
         for at in self._round[: self._cleanup_size]:
@@ -209,6 +213,7 @@ class _Iteration:
     def __next__(self) -> Any:
         if self._backend.closed:
             raise ClosedError("the backend of this iterator is closed")
+        self._backend.check_call()
         if self.is_stale:
             raise RuntimeError("the state was changed while it was iterated")
         return next(self._steps)

@@ -58,7 +58,7 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
             raise error.at(f"map key of {self._where()}") from None
 
     def _value(self, entry: Stamped) -> Any:
-        return None if entry.data is None else self._serializer.deserialize(entry.data)
+        return None if entry.data is None else self._deserialize(self._serializer, entry.data)
 
     def _data(self, value: Any) -> bytes | None:
         return None if value is None else self._serialize(self._serializer, value)
@@ -108,7 +108,7 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
 
     def put_all(self, entries: Mapping[Any, Any]) -> None:
         self.accessed()
-        at = self._here()
+        self._here()  # raises without a key, before the user's mapping is read: that may make another key current
         if not isinstance(entries, Mapping):
             raise SerializationTypeError(
                 f"put_all does not take a {type(entries).__name__}",
@@ -116,7 +116,8 @@ class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
                 detail=self._where(),
                 hint="give a dict",
             )
-        self._put(at, {self._encode(key): self._data(value) for key, value in entries.items()})
+        given = list(entries.items())
+        self._put(self._here(), {self._encode(key): self._data(value) for key, value in given})
 
     def _put(self, at: Place, data: dict[Any, bytes | None]) -> None:
         if not data:

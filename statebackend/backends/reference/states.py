@@ -70,7 +70,7 @@ class ReferenceListState(ReferenceState["tuple[Stamped, ...]"], KeyedListState):
         self.accessed()
         at = self._here()
         stored = self.table.get(at) or ()
-        values = [self._serializer.deserialize(each.data) for each in stored if self._visible(each)]
+        values = [self._deserialize(self._serializer, each.data) for each in stored if self._visible(each)]
         left = tuple(each for each in stored if not (self._expired(each) and self._dead(each)))
         if stored and not left:
             self.expired_on_read += 1
@@ -91,7 +91,9 @@ class ReferenceListState(ReferenceState["tuple[Stamped, ...]"], KeyedListState):
 
     def add_all(self, values: Iterable[Any]) -> None:
         self.accessed()
-        self._append(self._here(), self._serialize_all(values))
+        self._here()  # raises without a key, before the user's iterable is read: that may make another key current
+        given = self._elements_of(values)
+        self._append(self._here(), self._serialize_all(given))
 
     def _append(self, at: Place, data: list[bytes]) -> None:
         if data:
@@ -100,15 +102,21 @@ class ReferenceListState(ReferenceState["tuple[Stamped, ...]"], KeyedListState):
 
     def update(self, values: Iterable[Any]) -> None:
         self.accessed()
+        self._here()
+        given = self._elements_of(values)
         at = self._here()
-        data = self._serialize_all(values)
+        data = self._serialize_all(given)
         if data:
             self.table.put(at, tuple(map(self._stamp, data)))
             self.changed(at)
         else:
             self.drop(at)
 
-    def _serialize_all(self, values: Any) -> list[bytes]:
+    def _serialize_all(self, values: list[Any]) -> list[bytes]:
+        return [self._serialize(self._serializer, value) for value in values]
+
+    def _elements_of(self, values: Any) -> list[Any]:
+        """The elements that a call was given."""
         if values is None or isinstance(values, (str, bytes, bytearray)):
             raise SerializationTypeError(
                 f"a {type(values).__name__} is not a collection of elements",
@@ -118,10 +126,10 @@ class ReferenceListState(ReferenceState["tuple[Stamped, ...]"], KeyedListState):
             )
         if isinstance(values, (pa.Array, pa.ChunkedArray)):
             try:
-                values = to_values(values, self.descriptor.element_type)
+                return to_values(values, self.descriptor.element_type)
             except SerializationError as error:
                 raise error.at(self._where()) from None
-        return [self._serialize(self._serializer, value) for value in values]
+        return list(values)
 
     def merged(self, a: tuple[Stamped, ...], b: tuple[Stamped, ...]) -> tuple[Stamped, ...]:
         return a + b
@@ -151,7 +159,7 @@ class _SingleState(ReferenceState[Stamped]):
         stored = self.table.get(at)
         if stored is None:
             return None
-        value = self._serializer.deserialize(stored.data)
+        value = self._deserialize(self._serializer, stored.data)
         if self._expired(stored):
             if self._dead(stored):
                 self.expired_on_read += 1
@@ -167,7 +175,7 @@ class _SingleState(ReferenceState[Stamped]):
         stored = self.table.get(at)
         if stored is None or self._expired(stored):
             return None, None
-        return self._serializer.deserialize(stored.data), stored.timestamp
+        return self._deserialize(self._serializer, stored.data), stored.timestamp
 
     def moved(self, stored: Stamped) -> Stamped | None:
         if not self._in_event_time:
@@ -178,8 +186,8 @@ class _SingleState(ReferenceState[Stamped]):
         if self._expired(a) or self._expired(b):
             left = a if self._expired(b) else b
             return None if self._expired(left) else self._stamp(left.data)
-        first, second = (self._serializer.deserialize(each.data) for each in (a, b))  # type: ignore[arg-type]
-        merged = self._serialize(self._serializer, merge(first, second))
+        first, second = (self._deserialize(self._serializer, each.data) for each in (a, b))
+        merged = self._serialize(self._serializer, self._backend.run(merge, first, second))
         return self._stamp(merged, max(a.timestamp, b.timestamp))
 
 
@@ -219,9 +227,11 @@ class ReferenceReducingState(_SingleState, ReducingState):
         if value is None:
             self.drop(at)
             return
-        value = self._serializer.deserialize(self._serialize(self._serializer, value))
+        value = self._deserialize(self._serializer, self._serialize(self._serializer, value))
         old, timestamp = self._unexpired(at)
-        self._store(at, value if old is None else self._descriptor.reduce(old, value), timestamp)
+        self._store(
+            at, value if old is None else self._backend.run(self._descriptor.reduce, old, value), timestamp
+        )
 
     def merged(self, a: Stamped, b: Stamped) -> Stamped | None:
         return self._merged_by(self._descriptor.reduce, a, b)
@@ -236,7 +246,11 @@ class ReferenceAggregatingState(_SingleState, AggregatingState):
 
     def get(self) -> Any:
         accumulator = self._read()
-        return None if accumulator is None else self._descriptor.aggregate.get_result(accumulator)
+        return (
+            None
+            if accumulator is None
+            else self._backend.run(self._descriptor.aggregate.get_result, accumulator)
+        )
 
     def add(self, value: Any) -> None:
         self.accessed()
@@ -246,11 +260,11 @@ class ReferenceAggregatingState(_SingleState, AggregatingState):
             return
         if self._descriptor.type is not None:
             serializer = serializer_for(self._descriptor.type)
-            value = serializer.deserialize(self._serialize(serializer, value))
+            value = self._deserialize(serializer, self._serialize(serializer, value))
         accumulator, timestamp = self._unexpired(at)
         if accumulator is None:
-            accumulator = self._descriptor.aggregate.create_accumulator()
-        self._store(at, self._descriptor.aggregate.add(value, accumulator), timestamp)
+            accumulator = self._backend.run(self._descriptor.aggregate.create_accumulator)
+        self._store(at, self._backend.run(self._descriptor.aggregate.add, value, accumulator), timestamp)
 
     def merged(self, a: Stamped, b: Stamped) -> Stamped | None:
         return self._merged_by(self._descriptor.aggregate.merge, a, b)
@@ -274,5 +288,5 @@ class ReferenceFoldingState(_SingleState, FoldingState):
             return
         accumulator, timestamp = self._unexpired(at)
         if accumulator is None:
-            accumulator = self._descriptor.initial_copy()
-        self._store(at, self._descriptor.fold(accumulator, value), timestamp)
+            accumulator = self._backend.run(self._descriptor.initial_copy)
+        self._store(at, self._backend.run(self._descriptor.fold, accumulator, value), timestamp)

@@ -54,19 +54,9 @@ class RocksDbMapState(MapHandle, MapColumns, RocksDbState, MapState):
                 detail=f"state {self.descriptor.name!r}",
                 hint="give a dict",
             )
-        backend, place = self._backend, self._backend._save_key()
         rows = self._entries_of(entries)
-        here = backend._save_key()
-        # The user's mapping and serializers may have made another key or namespace current.
-        has_moved = (here[0], here[3]) != (place[0], place[3])
-        if has_moved:
-            backend._restore_key(place)
-        try:
-            with backend.together():
-                self._put_entries(rows)
-        finally:
-            if has_moved:
-                backend._restore_key(here)
+        with self._backend.together():
+            self._put_entries(rows)
 
     # --- the whole map ---
 

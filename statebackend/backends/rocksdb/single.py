@@ -285,7 +285,7 @@ class RocksDbSingleState(SingleColumns, RocksDbState):
         if first is None or second is None:
             return self.stored(second if first is None else first)
         latest = max(self.stamps_of(a) + self.stamps_of(b)) if self._in_event_time else None
-        return self.stored(merge(first, second), latest)
+        return self.stored(self._backend._run(merge, first, second), latest)
 
 
 class RocksDbValueState(ValueHandle, ValueColumns, RocksDbSingleState, ValueState):

@@ -1,18 +1,19 @@
-"""The user's code within an operation moves, reads and writes: a serializer, a copy, an iterable, a function.
+"""Calls that begin while another one is inside the backend: by the user's functions, signal handlers, other threads.
 
-An operation is for the key and namespace that were current when it began. What the user's code has made current stays
-so afterwards. Every backend does what `reference` does.
+A call that runs the user's code refuses other calls meanwhile, and goes on as if they had not been tried. The user's
+code that runs while arguments are taken (an iterable, a mapping) is before the call. SPEC 6, "Threads and re-entry".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
 import statebackend as sb
-from statebackend._core.memory.arena import is_checked_build
 from statebackend.state import StateTtlConfig
 
 pytestmark = pytest.mark.checked
@@ -82,6 +83,23 @@ class NumberSerializer(sb.types.Serializer):
     def copy(self, value: int) -> int:
         FUSE()
         return value
+
+
+class Steps(Mapping[int, Any]):
+    """A mapping that runs the user's code when it is read."""
+
+    def __init__(self, held: dict[int, Any]) -> None:
+        self.held = held
+
+    def __getitem__(self, key: int) -> Any:
+        return self.held[key]
+
+    def __iter__(self) -> Iterator[int]:
+        FUSE()
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
 
 
 class Case:
@@ -179,13 +197,13 @@ OPERATIONS: dict[str, dict[str, Callable[[Case], Any]]] = {
         "add_all, step by step": lambda c: c.state.add_all(c.step_by_step(99, 98)),
         "update": lambda c: c.state.update(c.given(99)),
         "update, step by step": lambda c: c.state.update(c.step_by_step(99)),
-        "update to nothing": lambda c: c.state.update(FUSE() or ()),
         "get": lambda c: list(c.state.get()),
     },
     "map": {
         "put": lambda c: c.state.put(1, c.make(99)),
         "put a new one": lambda c: c.state.put(7, c.make(99)),
         "put_all": lambda c: c.state.put_all({1: c.make(99), 8: c.make(98)}),
+        "put_all, step by step": lambda c: c.state.put_all(Steps({1: c.make(99), 8: c.make(98)})),
         "get": lambda c: c.state.get(1),
         "remove": lambda c: c.state.remove(1),
         "items": lambda c: sorted(c.state.items(), key=lambda item: item[0]),
@@ -240,36 +258,58 @@ DOES: dict[str, Callable[[Case], Any]] = {
     "reads another namespace": read_in_another_namespace,
     "clears another namespace": clear_another_namespace,
     "writes a new namespace": write_in_a_new_namespace,
+    "reads its own key": lambda c: c.look(),
+    "writes its own key": lambda c: c.fill(50),
+    "opens a mark": lambda c: c.keyed.mark(),
+    "clears the key": lambda c: c.keyed.clear_key(),
 }
 
 
 def outcome(
-    backend: sb.StateBackend, kind: str, form: str, operation: str, does: str, marked: bool, expires: bool
-) -> list[Any]:
-    """What an operation gives, what is there afterwards, and after a rollback; for a key that has state, or none."""
-    found: list[Any] = []
-    for is_new in (False, True):
-        case = Case(backend, kind, form, expires=expires, is_new=is_new)
-        keyed, begun = case.keyed, "no key was set"
-        mark = keyed.mark() if marked else None
-        FUSE.then = lambda case=case: DOES[does](case)  # type: ignore[misc]
+    backend: sb.StateBackend,
+    kind: str,
+    form: str,
+    operation: str,
+    marked: bool,
+    expires: bool,
+    is_new: bool,
+    *,
+    before: Callable[[Case], Any] | None = None,
+    inside: Callable[[Case], Any] | None = None,
+) -> tuple[list[Any], str | None]:
+    """What an operation gives, what is there afterwards, and after a rollback.
+
+    And what became of the call ``inside`` of it: "complete", the code of the error, or None if nothing ran it.
+    """
+    became: list[str | None] = [None]
+    case = Case(backend, kind, form, expires=expires, is_new=is_new)
+    keyed = case.keyed
+
+    def call() -> None:
+        assert inside is not None
         try:
-            begun = OPERATIONS[kind][operation](case)
-        except (sb.UsageError, RuntimeError) as error:
-            begun = str(error)
-        was_run, FUSE.then = FUSE.then is None, None
-        found.append((begun, was_run, keyed.current_key, keyed.current_namespace))
-        case.fill(71)
-        found += [case.look(), case.all()]
-        for table in (getattr(case.state, name, None) for name in ("plain", "spaced")):
-            if table is not None:
-                table._check()
-        if mark is not None:
-            keyed.rollback(mark)
-            keyed.release(mark)
-            found.append(case.all())
-        keyed.close()
-    return found
+            inside(case)
+            became.append("complete")
+        except sb.UsageError as error:
+            became.append(error.code)
+
+    mark = keyed.mark() if marked else None
+    if before is not None:
+        before(case)
+    FUSE.then = None if inside is None else call
+    found = [OPERATIONS[kind][operation](case), keyed.current_key, keyed.current_namespace]
+    FUSE.then = None
+    case.fill(71)
+    found += [case.look(), case.all()]
+    for table in (getattr(case.state, name, None) for name in ("plain", "spaced")):
+        if table is not None:
+            table._check()
+    if mark is not None:
+        keyed.rollback(mark)
+        keyed.release(mark)
+        found.append(case.all())
+    keyed.close()
+    return found, became[-1]
 
 
 @pytest.mark.parametrize(
@@ -281,19 +321,139 @@ def outcome(
 @pytest.mark.parametrize(
     ("kind", "operation"), [(kind, operation) for kind, each in OPERATIONS.items() for operation in each]
 )
-def test_an_operation_is_for_what_was_current_when_it_began(
+def test_a_call_inside_is_refused_or_complete(
     backend: sb.StateBackend, kind: str, operation: str, form: str, marked: bool, expires: bool
 ) -> None:
-    if backend.name == "reference":
-        pytest.skip("the others are compared with it")
-    if is_checked_build() and form == "object" and marked:
-        pytest.skip("the checked build takes a copy that uses the backend for an overlap of calls")
-    reference = sb.create_backend("reference")
-    for does in DOES:
-        options = (kind, form, operation, does, marked, expires)
-        # Where a backend runs no code of the user's, nothing has moved; not every backend copies or serialises then.
-        here, there = outcome(backend, *options), outcome(reference, *options)
-        if [each[1] for each in here if type(each) is tuple] == [
-            each[1] for each in there if type(each) is tuple
-        ]:
-            assert here == there, does
+    takes_first = (
+        "step by step" in operation or operation == "add_many"
+    )  # a column is converted before the call
+    for is_new in (False, True):
+        options = (kind, form, operation, marked, expires, is_new)
+        alone, _ = outcome(backend, *options)
+        for does, call in DOES.items():
+            found, became = outcome(backend, *options, inside=call)
+            if became == "complete":
+                assert takes_first, does
+                assert found == outcome(backend, *options, before=call)[0], does
+            else:
+                assert became in (None, "USAGE.OVERLAPPING_CALL"), does
+                assert found == alone, does
+
+
+class Summing:
+    """A reducing state whose function does something, once."""
+
+    def __init__(self, backend: sb.StateBackend) -> None:
+        self.keyed: Any = backend.create_keyed_backend(int, max_parallelism=16)
+        self.fuse = Fuse()
+        self.other: Any = self.keyed.get_state(sb.ValueStateDescriptor("other", int))
+        self.state: Any = self.keyed.get_state(sb.ReducingStateDescriptor("s", self.add, int))
+        self.keyed.set_current_key(1)
+        self.state.add(1)
+        self.other.update(10)
+
+    def add(self, old: int, new: int) -> int:
+        self.fuse()
+        return old + new
+
+
+@pytest.mark.parametrize("call", ["add", "add_many"])
+@pytest.mark.parametrize("by", ["function", "signal handler", "thread"])
+def test_another_state_is_refused_while_a_function_runs(backend: sb.StateBackend, by: str, call: str) -> None:
+    made = Summing(backend)
+    codes: list[Any] = []
+
+    def use() -> None:
+        for each in (made.other.value, lambda: made.other.update(11), made.keyed.mark, made.keyed.metrics):
+            with pytest.raises(sb.UsageError) as caught:
+                each()
+            codes.append(caught.value.code)
+
+    def in_a_thread() -> None:
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: use())
+    try:
+        made.fuse.then = {
+            "function": use,
+            "signal handler": lambda: signal.raise_signal(signal.SIGUSR1),
+            "thread": in_a_thread,
+        }[by]
+        made.state.add(2) if call == "add" else made.state.add_many([1, 1], [1, 1])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert codes == ["USAGE.OVERLAPPING_CALL"] * 4
+    made.keyed.set_current_key(1)
+    assert (made.state.get(), made.other.value()) == (3, 10)
+    made.keyed.close()
+
+
+@pytest.mark.parametrize("by", ["function", "thread"])
+def test_closing_waits_for_the_end_of_the_call(backend: sb.StateBackend, by: str) -> None:
+    made = Summing(backend)
+    thread = threading.Thread(target=made.keyed.close)
+    made.fuse.then = made.keyed.close if by == "function" else thread.start
+    made.state.add(2)  # complete: it would raise in a backend that is closed
+    if by == "thread":
+        thread.join()
+    with pytest.raises(sb.ClosedError):
+        made.state.get()
+    made.keyed.close()
+
+
+def test_a_mark_is_released_by_a_function_and_no_rollback_begins(backend: sb.StateBackend) -> None:
+    made = Summing(backend)
+    older, newer = made.keyed.mark(), made.keyed.mark()
+
+    def release_and_try() -> None:
+        made.keyed.release(newer)
+        with pytest.raises(sb.UsageError, match="inside this backend"):
+            made.keyed.rollback(older)
+
+    made.fuse.then = release_and_try
+    made.state.add(2)
+    assert made.state.get() == 3
+    assert made.keyed.mark() is not None
+    assert (older.is_open, newer.is_open) == (True, False)
+    made.keyed.rollback(older)
+    made.keyed.set_current_key(1)
+    assert made.state.get() == 1
+    made.keyed.close()
+
+
+def test_an_iteration_does_not_go_on_while_a_function_runs(backend: sb.StateBackend) -> None:
+    made = Summing(backend)
+    rows: Any = made.keyed.get_state(sb.ListStateDescriptor("rows", int))
+    rows.update([1, 2, 3])
+    steps = iter(rows)
+    assert next(steps) == 1
+
+    def go_on() -> None:
+        with pytest.raises(sb.UsageError, match="inside this backend"):
+            next(steps)
+
+    made.fuse.then = go_on
+    made.state.add(2)
+    assert list(steps) == [2, 3]
+    for _ in rows:  # the body of a loop is not inside a call
+        made.state.add(1)
+    assert made.state.get() == 6
+    made.keyed.close()
+
+
+def test_a_function_sees_what_is_current(backend: sb.StateBackend) -> None:
+    made = Summing(backend)
+    seen: list[Any] = []
+    made.fuse.then = lambda: seen.append((made.keyed.current_key, made.keyed.current_namespace))
+    made.state.add(2)
+    assert seen == [(1, sb.VOID)]
+    made.keyed.close()
+
+
+def test_apply_to_all_keys_is_not_a_call(backend: sb.StateBackend) -> None:
+    made = Summing(backend)
+    made.keyed.apply_to_all_keys(made.state.descriptor, lambda key, state: made.other.update(key + 5))
+    assert made.other.value() == 6
+    made.keyed.close()
