@@ -109,6 +109,8 @@ class StatefulBatches:
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
+        #: True while a batch runs, for the thread that has the lock.
+        self._is_inside = False
         self._runner: Runner | None = None
         self._query: Query | None = None
         self._query_run: QueryRun | None = None
@@ -161,7 +163,11 @@ class StatefulBatches:
         """Run a batch and hand its output to the sink."""
         try:
             with self._lock:
-                self._run(frame, batch_id)
+                self._is_inside = True
+                try:
+                    self._run(frame, batch_id)
+                finally:
+                    self._is_inside = False
         except BaseException as error:
             # Spark keeps the error for as long as the query's object lives; its frames would keep the state.
             traceback.clear_frames(error.__traceback__)
@@ -277,7 +283,7 @@ class StatefulBatches:
             return self._runner
         self._check_free_for(query)
         # Another run of the query: what is committed may have changed meanwhile.
-        self.close()
+        self._close()
         return self._open(frame, query)
 
     def _check_free_for(self, query: Query) -> None:
@@ -301,7 +307,7 @@ class StatefulBatches:
             self._outputs = Outputs.of(store, frame) if self._deliveries.reads_frames else None
             self._deliveries.prepare()
         except BaseException:
-            self.close()
+            self._close()
             raise
         self._query, self._query_run, self._spark_log = query, query_run, SparkLog.at(location)
         _open[store.uri] = self
@@ -353,7 +359,21 @@ class StatefulBatches:
         return self._runner is not None if query_run is None else query_run.is_active()
 
     def close(self) -> None:
-        """Let go of state and store; the next batch opens them again. Happens by itself when the query ends."""
+        """Let go of state and store; the next batch opens them again. Happens by itself when the query ends.
+
+        On another thread than that of a batch it waits for the batch. Code of the batch itself cannot close it.
+        """
+        with self._lock:
+            if self._is_inside:
+                raise UsageError(
+                    "a batch cannot close the object that runs it",
+                    code="USAGE.OVERLAPPING_CALL",
+                    detail=f"{self!r}",
+                    hint="stop the query: then state and store are let go by themselves",
+                )
+            self._close()
+
+    def _close(self) -> None:
         with self._lock:
             runner, self._runner = self._runner, None
             self._query_run = self._query = self._spark_log = self._outputs = self._given = None

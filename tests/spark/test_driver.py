@@ -103,6 +103,20 @@ def test_whatever_the_sink_does_state_is_right(stream: Stream) -> None:
     assert last.calls == [(3, [("a", 4)])]
 
 
+def test_a_sink_cannot_close_what_calls_it(stream: Stream) -> None:
+    codes = []
+
+    def close(df: Any, batch_id: int) -> None:
+        with pytest.raises(sb.UsageError) as caught:
+            batches.close()
+        codes.append(caught.value.code)
+
+    stream.add(numbers(("a", 1)))
+    batches = stream.batches(sink=close)
+    stream.run(batches)
+    assert codes == ["USAGE.OVERLAPPING_CALL"]
+
+
 def test_every_type_goes_through_unchanged(stream: Stream) -> None:
     """In a session whose time zone is far from UTC; with nulls; the key is a struct with a null field."""
     full = {**FULL, "user": {"id": decimal.Decimal("1.50"), "at": None}}
