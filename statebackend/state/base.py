@@ -133,6 +133,8 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     #: How many calls are in progress: more than one while a call runs functions of the user's.
     _calls_inside: int = 0
+    #: How many calls go row by row: they are in progress from the first row to the last.
+    _calls_of_rows: int = 0
 
     # --- to be written ---
 
@@ -219,13 +221,14 @@ class BaseKeyedStateBackend(KeyedStateBackend):
                 code="USAGE.OVERLAPPING_CALL",
                 hint="use a backend from one thread at a time, and not from the functions that it calls",
             )
-        later, self._later = self._later, []
-        for each in later:
-            each()
+        if not self._calls_of_rows:
+            later, self._later = self._later, []
+            for each in later:
+                each()
 
     def _is_inside(self) -> bool:
         """Return True if a call is in progress on this thread; wait for one on another."""
-        return self._calls_inside > 0
+        return self._calls_inside > 0 or self._calls_of_rows > 0
 
     def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the user's inside a call: it may not call the backend."""
@@ -563,13 +566,17 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         saved, time_before, event_before = self._save_key(), self._fixed_now, self._event_now
         self._fixed_now = self._work_time()
         self._event_now = self._by_watermark()
+        self._calls_of_rows += 1
         try:
             with self._undone_on_error():
                 yield
         finally:
+            self._calls_of_rows -= 1
             self._fixed_now, self._event_now = time_before, event_before
             if not self._closed:
                 self._restore_key(saved)
+            if self._later and not self._calls_inside:
+                self._check_call()
 
     # --- time and the end ---
 

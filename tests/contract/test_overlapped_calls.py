@@ -390,12 +390,14 @@ def test_another_state_is_refused_while_a_function_runs(backend: sb.StateBackend
     made.keyed.close()
 
 
+@pytest.mark.parametrize("call", ["add", "add_many"])
 @pytest.mark.parametrize("by", ["function", "thread"])
-def test_closing_waits_for_the_end_of_the_call(backend: sb.StateBackend, by: str) -> None:
+def test_closing_waits_for_the_end_of_the_call(backend: sb.StateBackend, by: str, call: str) -> None:
     made = Summing(backend)
     thread = threading.Thread(target=made.keyed.close)
     made.fuse.then = made.keyed.close if by == "function" else thread.start
-    made.state.add(2)  # complete: it would raise in a backend that is closed
+    # Complete: it would raise in a backend that is closed.
+    made.state.add(2) if call == "add" else made.state.add_many([1] * 40, [1] * 40)
     if by == "thread":
         thread.join()
     with pytest.raises(sb.ClosedError):

@@ -34,19 +34,24 @@ cdef class AddingHandle(SingleHandle):
         """
         cdef Py_ssize_t row
         cdef uint64_t entered
-        for row in range(len(keys)):
-            if row % ROWS_IN_TURN == 0:
-                entered = go_in(self.core)
-                try:
-                    give_way()
-                finally:
-                    come_out(self.core, entered)
-            if times is not None:
-                self.context._event_now = times[row]
-            self.context.set_current_key(keys[row])
-            if namespaces is not None:
-                self.context._namespace = namespaces[row]
-            self.add_one(values[row], are_copies)
+        self.core.calls_of_rows += 1
+        try:
+            for row in range(len(keys)):
+                if row % ROWS_IN_TURN == 0:
+                    entered = go_in(self.core)
+                    try:
+                        give_way()
+                    finally:
+                        come_out(self.core, entered)
+                if times is not None:
+                    self.context._event_now = times[row]
+                self.context.set_current_key(keys[row])
+                if namespaces is not None:
+                    self.context._namespace = namespaces[row]
+                self.add_one(values[row], are_copies)
+        finally:
+            self.core.calls_of_rows -= 1
+            self.core.settle()
 
     cdef int add_one(self, object value, bint is_copy) except -1:
         if self.cleanup_size:

@@ -79,9 +79,9 @@ cdef class CurrentKey:
 
     cdef int settle(self) except -1:
         """Do what had to wait for the end of the outermost call."""
-        if unlikely(self.has_later) and not self.store.overlay.inside:
-            self.has_later = False
+        if unlikely(self.has_later) and not self.store.overlay.inside and not self.store.overlay.calls_of_rows:
             self._check_call()
+            self.has_later = len(self._later) > 0
         return 0
 
     @property

@@ -100,6 +100,7 @@ cdef class Overlay:
     cdef bint is_busy                 # a thread reads or writes it without the GIL
     cdef uint32_t inside              # how often the user's code runs inside a call; others are refused meanwhile
     cdef unsigned long inside_thread  # on which
+    cdef uint32_t calls_of_rows       # that go row by row, and are inside from the first row to the last
     cdef public uint64_t longest      # a key and value of more bytes are refused; tests set less
 
     cdef int come_in(self) except -1

@@ -404,11 +404,12 @@ cdef class Overlay:
         """Whether the user's code runs inside a call on this thread; waits for another thread."""
         cdef int waited = 0
         self.others_leave()
-        while self.inside and self.inside_thread != PyThread_get_thread_ident() and waited < PATIENCE:
+        while ((self.inside or self.calls_of_rows) and self.inside_thread != PyThread_get_thread_ident()
+               and waited < PATIENCE):
             with nogil:
                 usleep(100)
             waited += 1
-        return self.inside > 0
+        return self.inside > 0 or self.calls_of_rows > 0
 
     cdef void go_in(self) noexcept:
         """Keep other threads and collections out until `go_out`."""

@@ -268,29 +268,35 @@ cdef class AddingHandle(SingleHandle):
         cdef object canonical, value, accumulator
         cdef bytes at
         cdef int64_t on
-        for canonical in rows:
-            if row % ROWS_IN_TURN == 0:
-                go_inside(self.store.overlay)
-                try:
-                    give_way()
-                finally:
-                    come_out(self.store.overlay)
-            if times is not None:
-                self.context._event_now = times[row]
-            self.context.visit(canonical)
-            if namespaces is not None:
-                self.context._namespace = namespaces[row]
-            at, value = self.store.place_here, values[row]
-            is_alone = is_alone and self.table.version == version and known.has_key(numbers[row], at)
-            if value is None:
-                self.remove()
-                known.kept[numbers[row]] = False
-            else:
-                accumulator = (self.known_value(known, numbers[row], &on) if is_alone
-                               else self.read_unexpired(&on))
-                known.kept[numbers[row]] = self.add_at(at, accumulator, value if are_copies else self.copied(value), on)
-            version += 1
-            row += 1
+        self.store.overlay.calls_of_rows += 1
+        try:
+            for canonical in rows:
+                if row % ROWS_IN_TURN == 0:
+                    go_inside(self.store.overlay)
+                    try:
+                        give_way()
+                    finally:
+                        come_out(self.store.overlay)
+                if times is not None:
+                    self.context._event_now = times[row]
+                self.context.visit(canonical)
+                if namespaces is not None:
+                    self.context._namespace = namespaces[row]
+                at, value = self.store.place_here, values[row]
+                is_alone = is_alone and self.table.version == version and known.has_key(numbers[row], at)
+                if value is None:
+                    self.remove()
+                    known.kept[numbers[row]] = False
+                else:
+                    accumulator = (self.known_value(known, numbers[row], &on) if is_alone
+                                   else self.read_unexpired(&on))
+                    known.kept[numbers[row]] = self.add_at(
+                        at, accumulator, value if are_copies else self.copied(value), on)
+                version += 1
+                row += 1
+        finally:
+            self.store.overlay.calls_of_rows -= 1
+            self.context.settle()
 
     cdef bytes add_at(self, bytes at, object accumulator, object value, int64_t on):
         """Add a value to the accumulator of a place; return what is stored there then."""

@@ -131,7 +131,7 @@ cdef class StateCore:
     cdef int settle(self) except -1:
         """Do what had to wait for the end of the outermost call."""
         cdef list later
-        if self.later and not self.inside:
+        if self.later and not self.inside and not self.calls_of_rows:
             later, self.later = self.later, []
             for each in later:
                 each()
@@ -139,10 +139,10 @@ cdef class StateCore:
 
     def _is_inside(self):
         """Return True if a call is in progress on this thread; wait for one on another."""
-        while self.inside and self.inside_thread != PyThread_get_thread_ident():
+        while (self.inside or self.calls_of_rows) and self.inside_thread != PyThread_get_thread_ident():
             with nogil:
                 usleep(20)
-        return self.inside > 0
+        return self.inside > 0 or self.calls_of_rows > 0
 
     def _do_later(self, what):
         """Call `what` once no call is in progress."""
