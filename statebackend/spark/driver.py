@@ -163,11 +163,11 @@ class StatefulBatches:
         """Run a batch and hand its output to the sink."""
         try:
             with self._lock:
-                self._is_inside = True
+                was_inside, self._is_inside = self._is_inside, True
                 try:
                     self._run(frame, batch_id)
                 finally:
-                    self._is_inside = False
+                    self._is_inside = was_inside
         except BaseException as error:
             # Spark keeps the error for as long as the query's object lives; its frames would keep the state.
             traceback.clear_frames(error.__traceback__)

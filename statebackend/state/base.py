@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import operator
+import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -133,8 +135,9 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     #: How many calls are in progress: more than one while a call runs functions of the user's.
     _calls_inside: int = 0
-    #: How many calls go row by row: they are in progress from the first row to the last.
-    _calls_of_rows: int = 0
+    #: How many calls that may run the user's code are under way: what has to wait waits for their end.
+    _under_way: int = 0
+    _inside_thread: int = 0
 
     # --- to be written ---
 
@@ -181,6 +184,9 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     def _forget_point(self, point: Any) -> None:
         """Release a mark's point; ``len(self._marks)`` marks are left."""
 
+    def _let_go(self) -> None:
+        """End what goes on beside the backend, which is about to be closed."""
+
     @abstractmethod
     def _drop_all(self) -> None:
         """Release everything; the backend is already closed."""
@@ -210,6 +216,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     def _check_open(self) -> None:
         self._check_not_closed()
         self._check_call()
+        self._check_not_closed()  # what had to wait may have been a `close`
 
     # --- calls: one at a time is inside (SPEC calls this "Threads and re-entry") ---
 
@@ -221,18 +228,26 @@ class BaseKeyedStateBackend(KeyedStateBackend):
                 code="USAGE.OVERLAPPING_CALL",
                 hint="use a backend from one thread at a time, and not from the functions that it calls",
             )
-        if not self._calls_of_rows:
-            later, self._later = self._later, []
-            for each in later:
-                each()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Do what had to wait for the end of the outermost call."""
+        while self._later and not self._under_way and not self._calls_inside:
+            self._later.pop(0)()
 
     def _is_inside(self) -> bool:
         """Return True if a call is in progress on this thread; wait for one on another."""
-        return self._calls_inside > 0 or self._calls_of_rows > 0
+        until = time.monotonic() + 30
+        while (
+            self._calls_inside and self._inside_thread != threading.get_ident() and time.monotonic() < until
+        ):
+            time.sleep(0.0001)
+        return self._calls_inside > 0 or self._under_way > 0
 
     def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the user's inside a call: it may not call the backend."""
         self._calls_inside += 1
+        self._inside_thread = threading.get_ident()
         try:
             return function(*arguments)
         finally:
@@ -333,7 +348,10 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         return self._key, self._key_group, self._now, self._namespace
 
     def _restore_key(self, saved: Any) -> None:
-        """Return to what `_save_key` gave, without reading the clock."""
+        """Return to what `_save_key` gave, without reading the clock; when an iteration ends inside a call, later."""
+        if self._calls_inside:
+            self._do_later(partial(self._restore_key, saved))
+            return
         self._key, self._key_group, self._now, self._namespace = saved
 
     # --- states ---
@@ -533,6 +551,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
         before = len(self._marks)
+        self._under_way += 1
         try:
             mark = self.mark()
             try:
@@ -550,6 +569,9 @@ class BaseKeyedStateBackend(KeyedStateBackend):
                     self.release(lost)
                 self._drop_lost_marks()
             raise
+        finally:
+            self._under_way -= 1
+            self._settle()
 
     def _drop_lost_marks(self) -> None:
         """Let go of what an interrupt has left of marks that are not open."""
@@ -566,17 +588,13 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         saved, time_before, event_before = self._save_key(), self._fixed_now, self._event_now
         self._fixed_now = self._work_time()
         self._event_now = self._by_watermark()
-        self._calls_of_rows += 1
         try:
             with self._undone_on_error():
                 yield
         finally:
-            self._calls_of_rows -= 1
             self._fixed_now, self._event_now = time_before, event_before
             if not self._closed:
                 self._restore_key(saved)
-            if self._later and not self._calls_inside:
-                self._check_call()
 
     # --- time and the end ---
 
@@ -627,6 +645,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         if self._is_inside():
             self._do_later(self.close)
         elif not self._closed:
+            self._let_go()
             self._closed = True
             self._marks.close()
             self._drop_all()

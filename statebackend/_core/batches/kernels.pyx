@@ -1222,9 +1222,10 @@ cdef class BatchCall:
         self._prepare()
         try:
             self._call_crew()
+            owner._check_call()
+            owner.reclaim(RECLAIM_PER_ROW * self.batch.n + RECLAIM_PER_BATCH)    # objects that end may call it
             owner.enter()
             try:
-                owner.reclaim(RECLAIM_PER_ROW * self.batch.n + RECLAIM_PER_BATCH)
                 if self.batch.n:
                     limit = owner.arena.budget.limit
                     self._begin(writes)

@@ -137,6 +137,7 @@ cdef class BaseHandle:
             return self.codec.load(stored)
         finally:
             come_out(self.core, entered)
+            self.core.settle()
 
     cdef object finished(self, object raw):
         cdef uint64_t entered
@@ -147,6 +148,7 @@ cdef class BaseHandle:
             return self.codec.finished(raw)
         finally:
             come_out(self.core, entered)
+            self.core.settle()
 
     # --- removing ---
 

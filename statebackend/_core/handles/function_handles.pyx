@@ -34,7 +34,7 @@ cdef class AddingHandle(SingleHandle):
         """
         cdef Py_ssize_t row
         cdef uint64_t entered
-        self.core.calls_of_rows += 1
+        self.core.under_way += 1
         try:
             for row in range(len(keys)):
                 if row % ROWS_IN_TURN == 0:
@@ -50,7 +50,7 @@ cdef class AddingHandle(SingleHandle):
                     self.context._namespace = namespaces[row]
                 self.add_one(values[row], are_copies)
         finally:
-            self.core.calls_of_rows -= 1
+            self.core.under_way -= 1
             self.core.settle()
 
     cdef int add_one(self, object value, bint is_copy) except -1:
@@ -65,6 +65,7 @@ cdef class AddingHandle(SingleHandle):
         """Add a value that is not None; what may be cleaned up was."""
         cdef object old, result
         cdef uint64_t entered
+        self.core.under_way += 1
         try:
             if not is_copy:
                 value = self.copied(value)
@@ -76,6 +77,7 @@ cdef class AddingHandle(SingleHandle):
                 come_out(self.core, entered)
             return self.write(result)
         finally:
+            self.core.under_way -= 1
             self.core.settle()
 
     def get(self):

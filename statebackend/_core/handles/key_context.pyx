@@ -10,6 +10,8 @@ when a state with a time to live first asks for it, so that other programs do no
 their time, states in event time go by `event_now`, which the loop over the rows sets.
 """
 
+from functools import partial
+
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
@@ -34,6 +36,7 @@ from statebackend.errors import ClosedError, KeyGroupError, UsageError
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
     bint PyUnicode_CheckExact(object o)
+    unsigned long PyThread_get_thread_ident() nogil
 
 cdef enum:
     MOST_PASSED = 256                    # keys of a run that were current, and are still held
@@ -316,7 +319,16 @@ cdef class KeyContext:
 
     @property
     def _calls_inside(self):
-        return 0 if self.core is None else self.core.inside
+        return 0 if self.core is None else self.core.inside + self.core.core.busy
+
+    @property
+    def _under_way(self):
+        return 0 if self.core is None else self.core.under_way
+
+    @_under_way.setter
+    def _under_way(self, uint32_t calls):
+        self.core.under_way = calls
+        self.core.inside_thread = PyThread_get_thread_ident()
 
     def _run(self, function, *arguments):
         """Call a function of the user's inside a call: it may not call the backend."""
@@ -325,6 +337,10 @@ cdef class KeyContext:
             return function(*arguments)
         finally:
             come_out(self.core, entered)
+
+    def _settle(self):
+        """Do what had to wait for the end of the outermost call."""
+        self.core.settle()
 
     def _do_later(self, what):
         """Call `what` once no call is in progress."""
@@ -394,7 +410,12 @@ cdef class KeyContext:
         return self._key, self.now_known, self.now, self.namespace_name
 
     def _restore_key(self, saved):
-        """Back to what `_save_key` gave, without reading the clock."""
+        """Back to what `_save_key` gave, without reading the clock; of an iteration that ends inside a call, later."""
+        if self.core.inside:
+            self.core._do_later(partial(self._restore_key, saved))
+            return
+        if self.core.closed:
+            return
         key, known, now, name = saved
         self.name_namespace(name)
         self._key = key

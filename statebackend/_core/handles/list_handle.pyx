@@ -198,9 +198,14 @@ cdef class ListHandle(Handle):
     cdef list all_finished(self, list found):
         """Turn raw elements into objects, in place."""
         cdef Py_ssize_t i
-        if not self.codec.is_native:
+        if self.codec.is_native:
+            return found
+        self.core.under_way += 1
+        try:
             for i in range(len(found)):
                 found[i] = self.finished(found[i])
+        finally:
+            self.core.under_way -= 1
             self.core.settle()
         return found
 
@@ -274,6 +279,7 @@ cdef class ListHandle(Handle):
         if self.stamp != self.core.calls:
             self.find_here()
         given = given_elements(self, values)     # before the call: the user's iterable may do anything
+        self.core.under_way += 1
         try:
             for i in range(len(given)):
                 given[i] = self.prepared(given[i])
@@ -284,6 +290,7 @@ cdef class ListHandle(Handle):
             elif replace:
                 self.clear_here()
         finally:
+            self.core.under_way -= 1
             self.core.settle()
         return 0
 

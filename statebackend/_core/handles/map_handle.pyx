@@ -356,11 +356,13 @@ cdef class MapHandle(Handle):
         """Set the value of any map key."""
         cdef CoreKey inner
         cdef object _owner = self.split_map_key(key, &inner)
+        self.core.under_way += 1
         try:
             self.put_prepared(&inner, None if value is None else self.prepared(value))
             if self.watcher is not None and value is not None:
                 self.watcher.note(self, value, self.keys_codec.canonical(&inner))
         finally:
+            self.core.under_way -= 1
             self.core.settle()
         return 0
 
@@ -379,18 +381,21 @@ cdef class MapHandle(Handle):
             raise SerializationTypeError(
                 f"put_all does not take a {type(entries).__name__}",
                 code="SERIALIZATION.NULL" if entries is None else None, detail=self.codec.where, hint="give a dict")
+        given = list(entries.items())    # before the call: the user's mapping may do anything
+        self.core.under_way += 1
         try:
-            self.prepare_entries(entries, keys, values)      # the user's mapping may do anything
+            self.prepare_entries(given, keys, values)
             if keys:
                 self.put_all_prepared(keys, values)
         finally:
+            self.core.under_way -= 1
             self.core.settle()
 
-    cdef int prepare_entries(self, object entries, list keys, list values) except -1:
+    cdef int prepare_entries(self, list entries, list keys, list values) except -1:
         """Append map keys in canonical form, and values in prepared form."""
         cdef CoreKey inner
         cdef object _owner
-        for key, value in entries.items():
+        for key, value in entries:
             _owner = self.split_map_key(key, &inner)
             keys.append(self.keys_codec.canonical(&inner))
             values.append(None if value is None else self.prepared(value))

@@ -41,6 +41,7 @@ cdef class SingleHandle(Handle):
             self.stamp = entered - 1
         finally:
             come_out(self.core, entered)
+            self.core.settle()
         if self.watcher is not None:
             self.watcher.note(self, value, written=False)
         return value
@@ -59,12 +60,17 @@ cdef class SingleHandle(Handle):
                 if not is_dead(self, self.timestamp_here()):
                     return None
                 self.expired_on_read += 1
-                if self.shows_expired:
-                    value = self.load_here()
-                    if self.stamp != self.core.calls:
-                        self.find_here()
-                if self.slot and self.expired_here():
-                    self.remove_here()
+                self.core.under_way += 1
+                try:
+                    if self.shows_expired:
+                        value = self.load_here()
+                        if self.stamp != self.core.calls:
+                            self.find_here()
+                    if self.slot and self.expired_here():
+                        self.remove_here()
+                finally:
+                    self.core.under_way -= 1
+                    self.core.settle()
                 return value
             if self.refreshes:
                 self.renew()
@@ -102,8 +108,12 @@ cdef class SingleHandle(Handle):
             return None
         if self.ttl:
             timestamp = self.timestamp_here()
-        value = self.load_here()
-        self.clear_here()
+        self.core.under_way += 1
+        try:
+            value = self.load_here()
+            self.clear_here()
+        finally:
+            self.core.under_way -= 1
         return value, timestamp
 
     def _moved(self, stored):

@@ -103,6 +103,7 @@ cdef class BaseHandle:
             return codec.read(stored, n)
         finally:
             come_out(self.store.overlay)
+            self.context.settle()
 
     cdef int put_in(self, ValueBytes codec, object value, Room *room) except -1:
         """Append the bytes of a value, which is not None."""

@@ -7,6 +7,8 @@ Time is as in `statebackend._core.handles.key_context`: a clock that the caller 
 machine's when a state with a time to live first asks.
 """
 
+from functools import partial
+
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memset
 
@@ -43,6 +45,7 @@ cdef class CurrentKey:
     cdef int check(self) except -1:
         if unlikely(self.closed):
             raise ClosedError("the backend is closed", hint="create another one")
+        self.store.overlay.come_in()
         return 0
 
     cdef int no_key(self) except -1:
@@ -64,6 +67,15 @@ cdef class CurrentKey:
         """Return True if a call is in progress on this thread; wait for one on another."""
         return self.store is not None and self.store.overlay.is_inside()
 
+    @property
+    def _under_way(self):
+        return 0 if self.store is None else self.store.overlay.under_way
+
+    @_under_way.setter
+    def _under_way(self, uint32_t calls):
+        self.store.overlay.under_way = calls
+        self.store.overlay.inside_thread = PyThread_get_thread_ident()
+
     def _do_later(self, what):
         """Call `what` once no call is in progress."""
         self._later.append(what)
@@ -79,8 +91,8 @@ cdef class CurrentKey:
 
     cdef int settle(self) except -1:
         """Do what had to wait for the end of the outermost call."""
-        if unlikely(self.has_later) and not self.store.overlay.inside and not self.store.overlay.calls_of_rows:
-            self._check_call()
+        if unlikely(self.has_later) and not self.store.overlay.inside and not self.store.overlay.under_way:
+            self._settle()
             self.has_later = len(self._later) > 0
         return 0
 
@@ -193,7 +205,12 @@ cdef class CurrentKey:
         return self._key, self.now_known, self.now, self.namespace_name
 
     def _restore_key(self, saved):
-        """Back to what `_save_key` gave, without reading the clock."""
+        """Back to what `_save_key` gave, without reading the clock; of an iteration that ends inside a call, later."""
+        if self.store.overlay.inside:
+            self._do_later(partial(self._restore_key, saved))
+            return
+        if self.closed:
+            return
         key, known, now, name = saved
         self._namespace = name
         self._key = key

@@ -96,10 +96,14 @@ cdef class ListHandle(BaseHandle):
                     self.change(WRITE_DELETE, key, n, NULL, 0)
             elif self.renews:
                 self.renew(key, n, &held, now)
-        while self.next_element(&held, &at, &element):
-            if not self.lifetime or self.shows_expired or not is_expired(element.stamp, self.lifetime, now):
-                shown.append(self.loaded(self.codec, element.data, element.size))
-        self.context.settle()
+        self.store.overlay.under_way += 1
+        try:
+            while self.next_element(&held, &at, &element):
+                if not self.lifetime or self.shows_expired or not is_expired(element.stamp, self.lifetime, now):
+                    shown.append(self.loaded(self.codec, element.data, element.size))
+        finally:
+            self.store.overlay.under_way -= 1
+            self.context.settle()
         return shown
 
     cdef int renew(self, const char *key, size_t n, Held *held, int64_t now) except -1:

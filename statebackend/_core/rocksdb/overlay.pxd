@@ -100,13 +100,13 @@ cdef class Overlay:
     cdef bint is_busy                 # a thread reads or writes it without the GIL
     cdef uint32_t inside              # how often the user's code runs inside a call; others are refused meanwhile
     cdef unsigned long inside_thread  # on which
-    cdef uint32_t calls_of_rows       # that go row by row, and are inside from the first row to the last
+    cdef uint32_t under_way           # calls that run the user's code, from begin to end: what is `later` waits
     cdef public uint64_t longest      # a key and value of more bytes are refused; tests set less
 
     cdef int come_in(self) except -1
     cdef int come_after(self) except -1
     cdef bint others_leave(self)
-    cdef bint is_inside(self)
+    cdef bint is_inside(self) except -1
     cdef void go_in(self) noexcept
     cdef void go_out(self) noexcept
     cdef Written write(self, Layer layer, Write what, const char *key, size_t n, uint32_t hash, const char *value,

@@ -11,6 +11,7 @@ A put or delete replaces what the same interval of marks has written to the key,
 it, so a key has one change for each open mark at most.
 """
 
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -400,16 +401,17 @@ cdef class Overlay:
             waited += 1
         return not self.is_busy
 
-    cdef bint is_inside(self):
+    cdef bint is_inside(self) except -1:
         """Whether the user's code runs inside a call on this thread; waits for another thread."""
         cdef int waited = 0
         self.others_leave()
-        while ((self.inside or self.calls_of_rows) and self.inside_thread != PyThread_get_thread_ident()
+        while ((self.inside or self.under_way) and self.inside_thread != PyThread_get_thread_ident()
                and waited < PATIENCE):
+            PyErr_CheckSignals()
             with nogil:
                 usleep(100)
             waited += 1
-        return self.inside > 0 or self.calls_of_rows > 0
+        return self.inside > 0 or self.under_way > 0
 
     cdef void go_in(self) noexcept:
         """Keep other threads and collections out until `go_out`."""

@@ -244,10 +244,12 @@ cdef class AddingHandle(SingleHandle):
         if value is None:
             self.remove()
             return
+        self.store.overlay.under_way += 1
         try:
             accumulator = self.read_unexpired(&on)
             self.write(self.called(accumulator, self.copied(value)), on)
         finally:
+            self.store.overlay.under_way -= 1
             self.context.settle()
 
     def _add_in_order(self, list rows not None, list namespaces, list times, list values not None, bint are_copies,
@@ -268,7 +270,7 @@ cdef class AddingHandle(SingleHandle):
         cdef object canonical, value, accumulator
         cdef bytes at
         cdef int64_t on
-        self.store.overlay.calls_of_rows += 1
+        self.store.overlay.under_way += 1
         try:
             for canonical in rows:
                 if row % ROWS_IN_TURN == 0:
@@ -295,7 +297,7 @@ cdef class AddingHandle(SingleHandle):
                 version += 1
                 row += 1
         finally:
-            self.store.overlay.calls_of_rows -= 1
+            self.store.overlay.under_way -= 1
             self.context.settle()
 
     cdef bytes add_at(self, bytes at, object accumulator, object value, int64_t on):

@@ -33,7 +33,7 @@ cdef class StateCore:
     cdef uint32_t inside                 # calls in progress; until they are over, others are refused
     cdef unsigned long inside_thread     # which they are on
     cdef list later                      # callables: what is done once no call is in progress
-    cdef uint32_t calls_of_rows          # that go row by row, and are inside from the first row to the last
+    cdef uint32_t under_way              # calls that run the user's code, from begin to end: what is `later` waits
     cdef bint is_ending                  # `after_close` is at work
     cdef uint32_t reclaiming             # `reclaim` is at work: more than once only from finalisers
     # For undoing, which makes no objects: a collection could run finalisers that see what is half undone.

@@ -12,8 +12,10 @@ it makes objects holds off collections (`hold`).
 """
 
 import os
+from functools import partial
 
 cimport cython
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove, memset
@@ -40,6 +42,7 @@ cdef enum:
     RECLAIM_AT_CLOSE = 1 << 30
     RECLAIMS_PER_LOOK = 1024             # how often unused extents are given back
     RECLAIM_PER_OPERATION = 8            # so that no operation pays for the end of a snapshot or a list
+    PATIENCE = 300_000                   # times that 0.1 ms are waited for a call on another thread
 
 
 @cython.final
@@ -130,19 +133,20 @@ cdef class StateCore:
 
     cdef int settle(self) except -1:
         """Do what had to wait for the end of the outermost call."""
-        cdef list later
-        if self.later and not self.inside and not self.calls_of_rows:
-            later, self.later = self.later, []
-            for each in later:
-                each()
+        while self.later and not self.inside and not self.under_way:
+            self.later.pop(0)()
         return 0
 
     def _is_inside(self):
         """Return True if a call is in progress on this thread; wait for one on another."""
-        while (self.inside or self.calls_of_rows) and self.inside_thread != PyThread_get_thread_ident():
+        cdef int waited = 0              # in a forked child nobody is left who would end the call
+        while ((self.inside or self.under_way) and self.inside_thread != PyThread_get_thread_ident()
+               and waited < PATIENCE):
+            PyErr_CheckSignals()
             with nogil:
-                usleep(20)
-        return self.inside > 0 or self.calls_of_rows > 0
+                usleep(100)
+            waited += 1
+        return self.inside > 0 or self.under_way > 0
 
     def _do_later(self, what):
         """Call `what` once no call is in progress."""
@@ -193,7 +197,7 @@ cdef class StateCore:
             self.settle()
             if not self.closed:
                 self.reclaim(RECLAIM_PER_OPERATION)
-            if self.closed:
+            if self.closed or self.core.busy or self.inside:
                 self.refuse()
         self.inside += 1
         self.inside_thread = PyThread_get_thread_ident()
@@ -374,6 +378,9 @@ cdef class StateCore:
         cdef uint32_t keep_from, back_to = 0
         cdef bint is_newest
         if not mark.is_open or mark.owner is not self or self.closed:
+            return
+        if self.inside or self.core.busy:        # a mark may always be released
+            self._do_later(partial(self.release, mark))
             return
         self.enter()
         try:

@@ -580,6 +580,8 @@ cdef class StateTable:
     # --- iteration and inspection ---
 
     cdef int usable(self) except -1:
+        if unlikely(self.owner.inside):
+            self.owner.refuse()
         if unlikely(self.owner.core.busy):
             wait_for_others(&self.owner.core)
         if self.owner.closed:

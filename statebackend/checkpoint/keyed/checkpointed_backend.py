@@ -333,12 +333,10 @@ class CheckpointedKeyedBackend(BaseKeyedStateBackend):
         super().rollback(mark)
         self._log.rolled_back()
 
-    def close(self) -> None:
-        if not self._closed:
-            self._log.close()
-            self._threads.close()
-            self._restored = RestoredStates({}, None)
-        super().close()
+    def _let_go(self) -> None:
+        self._log.close()
+        self._threads.close()
+        self._restored = RestoredStates({}, None)
 
 
 def _stored_time(now: int) -> int:
