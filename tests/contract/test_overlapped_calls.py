@@ -364,7 +364,14 @@ def test_another_state_is_refused_while_a_function_runs(backend: sb.StateBackend
     codes: list[Any] = []
 
     def use() -> None:
-        for each in (made.other.value, lambda: made.other.update(11), made.keyed.mark, made.keyed.metrics):
+        for each in (
+            made.other.value,
+            lambda: made.other.update(11),
+            lambda: made.keyed.set_current_key(2),
+            made.keyed.clear_current_key,
+            made.keyed.mark,
+            made.keyed.metrics,
+        ):
             with pytest.raises(sb.UsageError) as caught:
                 each()
             codes.append(caught.value.code)
@@ -384,20 +391,30 @@ def test_another_state_is_refused_while_a_function_runs(backend: sb.StateBackend
         made.state.add(2) if call == "add" else made.state.add_many([1, 1], [1, 1])
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert codes == ["USAGE.OVERLAPPING_CALL"] * 4
-    made.keyed.set_current_key(1)
+    assert codes == ["USAGE.OVERLAPPING_CALL"] * 6
+    assert made.keyed.current_key == 1
     assert (made.state.get(), made.other.value()) == (3, 10)
     made.keyed.close()
 
 
-@pytest.mark.parametrize("call", ["add", "add_many"])
+CALLS: dict[str, Callable[[Summing], Any]] = {
+    "add": lambda made: made.state.add(2),
+    "add_many": lambda made: made.state.add_many([1] * 40, [1] * 40),
+    "add_many, changed": lambda made: made.state.add_many([1, 1], [1, 1], True),
+    "merge": lambda made: made.keyed.merge_namespaces(made.state.descriptor, "a", [sb.VOID, "b"]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("by", ["function", "thread"])
 def test_closing_waits_for_the_end_of_the_call(backend: sb.StateBackend, by: str, call: str) -> None:
     made = Summing(backend)
     thread = threading.Thread(target=made.keyed.close)
     made.fuse.then = made.keyed.close if by == "function" else thread.start
-    # Complete: it would raise in a backend that is closed.
-    made.state.add(2) if call == "add" else made.state.add_many([1] * 40, [1] * 40)
+    made.keyed.set_current_namespace("b")
+    made.state.add(5)
+    made.keyed.set_current_namespace(sb.VOID)
+    CALLS[call](made)  # complete: it would raise in a backend that is closed
     if by == "thread":
         thread.join()
     with pytest.raises(sb.ClosedError):
@@ -442,6 +459,26 @@ def test_an_iteration_does_not_go_on_while_a_function_runs(backend: sb.StateBack
     for _ in rows:  # the body of a loop is not inside a call
         made.state.add(1)
     assert made.state.get() == 6
+    made.keyed.close()
+
+
+def test_an_iteration_of_timers_that_ends_inside_a_call_moves_no_key(backend: sb.StateBackend) -> None:
+    made = Summing(backend)
+    for key in (7, 8):
+        made.keyed.set_current_key(key)
+        made.state.add(key)
+        made.keyed.timers.register(key)
+    made.keyed.set_current_key(1)
+    steps = made.keyed.timers.due(10)
+    assert next(steps) == 7
+    made.fuse.then = steps.close
+    made.state.add(100)
+    assert made.keyed.current_key == 1
+    held = []
+    for key in (1, 7, 8):
+        made.keyed.set_current_key(key)
+        held.append(made.state.get())
+    assert held == [1, 107, 8]
     made.keyed.close()
 
 
