@@ -332,6 +332,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     @property
     def current_key(self) -> Any:
+        self._settle()
         return self._encoder.decode(self._known_key())  # functions of the user's may ask for it, too
 
     def set_current_namespace(self, namespace: Any) -> None:
@@ -340,6 +341,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     @property
     def current_namespace(self) -> Any:
+        self._settle()
         self._check_not_closed()
         return decode_namespace(self._namespace)
 

@@ -66,41 +66,6 @@ def test_removing_in_another_namespace_leaves_a_value_in_deltas(tmp_path: Path, 
                 assert read(state) == expected
 
 
-def test_a_function_that_makes_another_namespace_current_adds_up_where_it_was_called(tmp_path: Path) -> None:
-    with sb.CheckpointStore(tmp_path).open_for_writing(key_type=int, max_parallelism=4) as store:
-        with of("rocksdb") as keyed:
-
-            def added(a: int, b: int) -> int:
-                keyed.set_current_namespace(sb.VOID)
-                return a + b
-
-            state = keyed.get_reducing_state(sb.ReducingStateDescriptor("r", added, int))
-            keyed.set_current_key(1)
-            state.add(100)
-            keyed.set_current_namespace("w")
-            state.add_many([1, 1], [1, 2])
-            committed(keyed, store, 0)
-        with of("reference", restore=store.open(0)) as keyed:
-            state = keyed.get_reducing_state(sb.ReducingStateDescriptor("r", added, int))
-            keyed.set_current_key(1)
-            assert state.get() == 100
-            keyed.set_current_namespace("w")
-            assert state.get() == 3
-
-
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
-def test_a_function_may_close_the_backend(backend: str) -> None:
-    keyed = of(backend)
-
-    def closing(a: int, b: int) -> int:
-        keyed.close()
-        return a + b
-
-    state = keyed.get_reducing_state(sb.ReducingStateDescriptor("r", closing, int))
-    with pytest.raises(sb.ClosedError):
-        state.add_many([1, 1], [1, 2])
-
-
 @pytest.mark.parametrize("backend", ["heap", "reference", "rocksdb"])
 def test_the_first_of_equal_rows_drops_what_has_expired_in_a_list(backend: str) -> None:
     clock = ManualClock(1_000)

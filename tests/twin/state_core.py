@@ -160,7 +160,6 @@ class StateCore:
             snapshot = snapshot.newer
 
     def advance(self, budget=1000):
-        self.enter()
         drain(self, budget)
         return self.pending
 

@@ -28,7 +28,7 @@ from statebackend._core.handles.look_ahead cimport (
 from statebackend._core.handles.key_shape cimport (
     SHAPE_NONE, SHAPE_TUPLE, bytes_of_key, bytes_of_tuple, holders, shape_of)
 from statebackend._core.memory.platform cimport hash_bytes, hash_int, same_bytes, unlikely
-from statebackend._core.tables.state_core cimport StateCore, come_out, go_in
+from statebackend._core.tables.state_core cimport PyThread_get_thread_ident, StateCore, come_out, go_in
 from statebackend._core.wall_clock cimport wall_clock_init, wall_clock_ms
 
 from statebackend.errors import ClosedError, KeyGroupError, UsageError
@@ -36,7 +36,6 @@ from statebackend.errors import ClosedError, KeyGroupError, UsageError
 cdef extern from "Python.h":
     bint PyLong_CheckExact(object o)
     bint PyUnicode_CheckExact(object o)
-    unsigned long PyThread_get_thread_ident() nogil
 
 cdef enum:
     MOST_PASSED = 256                    # keys of a run that were current, and are still held

@@ -373,15 +373,15 @@ cdef class MapHandle(Handle):
         """Put all entries; if one of them is refused, put none. O(entries)."""
         cdef list keys = []
         cdef list values = []
-        if self.cleanup_size:
-            self.clean_some(self.cleanup_size)
-        if self.stamp != self.core.calls:
-            self.find_here()
         if not isinstance(entries, Mapping):
             raise SerializationTypeError(
                 f"put_all does not take a {type(entries).__name__}",
                 code="SERIALIZATION.NULL" if entries is None else None, detail=self.codec.where, hint="give a dict")
         given = list(entries.items())    # before the call: the user's mapping may do anything
+        if self.cleanup_size:
+            self.clean_some(self.cleanup_size)
+        if self.stamp != self.core.calls:
+            self.find_here()
         self.core.under_way += 1
         try:
             self.prepare_entries(given, keys, values)

@@ -15,7 +15,7 @@ from libc.string cimport memset
 from statebackend._core.codecs.codecs cimport KeyCodec
 from statebackend._core.key_groups cimport group_of_hash, hash_canonical_bytes, hash_canonical_int
 from statebackend._core.memory.platform cimport likely, unlikely
-from statebackend._core.rocksdb.overlay cimport come_out, go_inside
+from statebackend._core.rocksdb.overlay cimport PyThread_get_thread_ident, come_out, go_inside
 from statebackend._core.rocksdb.store cimport Store
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.wall_clock cimport wall_clock_init, wall_clock_ms
