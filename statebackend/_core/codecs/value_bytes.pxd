@@ -11,6 +11,7 @@ cdef class ValueBytes:
     cdef readonly object declared
     cdef readonly str where           # for messages: "state 'sum'"
     cdef readonly int width           # of all values; 0 if they vary
+    cdef bint reads_plain             # reading runs no code of the user's
 
     cdef int write(self, object value, Room *room) except -1
     cdef bint write_plain(self, object value, Room *room) except -1

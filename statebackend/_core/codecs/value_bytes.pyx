@@ -9,7 +9,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy
 
-from statebackend._core.codecs.type_codec cimport DAMAGED, Room, TypeCodec, close_room, open_room, take_room
+from statebackend._core.codecs.type_codec cimport (
+    DAMAGED, Room, TYPE_RECORD, TypeCodec, close_room, open_room, take_room)
 from statebackend._core.memory.byte_rows cimport check_rows, start_of
 
 from statebackend.errors import SerializationError, SerializationTypeError
@@ -30,6 +31,7 @@ cdef class ValueBytes:
     def __init__(self, declared, TypeCodec codec not None, serializer, str where not None):
         self.declared, self.codec, self.serializer, self.where = declared, codec, serializer, where
         self.width = serializer.fixed_width or 0
+        self.reads_plain = codec.kind < TYPE_RECORD
 
     cdef int write(self, object value, Room *room) except -1:
         """Append the bytes of a value, which is not None."""

@@ -27,7 +27,7 @@ cdef class MapHandle(Handle):
                           bint is_cleanup) except -1
     cdef int remove_entry(self, CoreKey *inner, uint32_t slot, bint is_cleanup) except -1
     cdef int put_any(self, object key, object value) except -1
-    cdef int prepare_entries(self, list entries, list keys, list values) except -1
+    cdef int prepare_entries(self, object entries, list keys, list values) except -1
     cdef int put_all_prepared(self, list keys, list values) except -1
     cdef int put_prepared(self, CoreKey *inner, object value) except -1
     cdef int put_stored(self, CoreKey *inner, uint32_t slot, char *source, int64_t now) except -1

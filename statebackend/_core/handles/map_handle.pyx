@@ -377,7 +377,8 @@ cdef class MapHandle(Handle):
             raise SerializationTypeError(
                 f"put_all does not take a {type(entries).__name__}",
                 code="SERIALIZATION.NULL" if entries is None else None, detail=self.codec.where, hint="give a dict")
-        given = list(entries.items())    # before the call: the user's mapping may do anything
+        # Before the call: a mapping of the user's may do anything.
+        given = entries.items() if type(entries) is dict else list(entries.items())
         if self.cleanup_size:
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
@@ -391,7 +392,7 @@ cdef class MapHandle(Handle):
             self.core.under_way -= 1
             self.core.settle()
 
-    cdef int prepare_entries(self, list entries, list keys, list values) except -1:
+    cdef int prepare_entries(self, object entries, list keys, list values) except -1:
         """Append map keys in canonical form, and values in prepared form."""
         cdef CoreKey inner
         cdef object _owner

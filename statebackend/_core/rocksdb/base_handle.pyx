@@ -98,6 +98,8 @@ cdef class BaseHandle:
 
     cdef object loaded(self, ValueBytes codec, const char *stored, size_t n):
         """The value of these bytes."""
+        if likely(codec.reads_plain):
+            return codec.read(stored, n)
         go_inside(self.store.overlay)
         try:
             return codec.read(stored, n)

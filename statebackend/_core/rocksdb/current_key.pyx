@@ -45,7 +45,8 @@ cdef class CurrentKey:
     cdef int check(self) except -1:
         if unlikely(self.closed):
             raise ClosedError("the backend is closed", hint="create another one")
-        self.store.overlay.come_in()
+        if unlikely(self.store.overlay.inside or self.store.overlay.is_busy):
+            self.store.overlay.come_in()
         return 0
 
     cdef int no_key(self) except -1:
