@@ -64,8 +64,8 @@ def _check_same(content: pa.NativeFile, place: Place, name: str) -> None:
             code="USAGE.PUBLISHED",
             detail=place.address(name),
             hint="the name belongs to one batch of one store. If the store was brought back from an older copy, bring "
-            "the folder back to the same moment: its files of later batches are read, too. If something else has changed "
-            "the file, move it away. Then run the query again",
+            "the folder back to the same moment: its files of later batches are read, too. If something else has "
+            "changed the file, move it away. Then run the query again",
         )
 
 
