@@ -21,6 +21,7 @@ a file of the driver in the checkpoint is another one here
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 from collections.abc import Mapping
@@ -46,6 +47,8 @@ def leave_token(writer: DataWriter) -> Token:
             stored = file.finish()
         writer.sync()
     except StateBackendError as error:
+        if getattr(error.__cause__, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise  # the error says so
         raise _unreachable("the checkpoint cannot be written here", str(error)) from error
     return {"file": stored.to_json(), "text": text}
 

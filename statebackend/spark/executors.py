@@ -70,6 +70,8 @@ _JOIN = 5.0
 #: Codes of errors that another try of the batch mends: a connection was lost, or a host did not take rows.
 #: Also by a host that ended in the middle of a handshake, or whose port is now that of another query's.
 _OF_LINKS = re.compile(r"\[CLUSTER(\.(CLOSED|WIRE|STALLED|CONNECT|TOO_MANY|SECRET))?\]")
+#: In the name of a column: PySpark's mapInArrow takes it for an expression.
+_EXPRESSIONS = re.compile(r"[.`*]")
 
 
 #: The engines of this process that are open: their hosts have slots that no other query gets.
@@ -256,7 +258,7 @@ class SparkEngine(Engine):
             with self._tagged(f"{self._tag}-rows"):
                 self._is_scattering, self._is_cancelled = True, False
                 try:
-                    rows = frame.mapInArrow(partial(_send, plan), "report string").collect()
+                    rows = _mapped(frame, partial(_send, plan))
                 finally:
                     self._is_scattering = False
         except Exception as error:
@@ -268,7 +270,7 @@ class SparkEngine(Engine):
     def identify(self, frame: DataFrame, job: Job, key_type: Type) -> Identity:
         """The identity of a batch by its rows, which tasks look through."""
         heartbeats = HEARTBEAT if HEARTBEAT in frame.columns else None
-        rows = frame.mapInArrow(partial(_look_through, job, key_type, heartbeats), "report string").collect()
+        rows = _mapped(frame, partial(_look_through, job, key_type, heartbeats))
         return BatchSurvey.of(TaskReport.from_json(each).survey for each in _reports(rows)).identity()
 
     def cancel(self) -> None:
@@ -412,6 +414,29 @@ def _look_through(
     for each in rows:
         cutter.cut(each)
     yield _row(TaskReport(0, 0, cutter.survey, {}).to_json())
+
+
+def _mapped(
+    frame: DataFrame, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+) -> Any:
+    """The reports that a function in tasks makes of the rows of a frame."""
+    names = frame.columns
+    if _EXPRESSIONS.search("".join(names)):
+        frame = frame.toDF(*(f"_{number}" for number in range(len(names))))
+        function = partial(_renamed, names, function)
+    return frame.mapInArrow(function, "report string").collect()
+
+
+def _renamed(
+    names: Sequence[str],
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    rows: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    def named(batch: pa.RecordBatch) -> pa.RecordBatch:
+        fields = [field.with_name(name) for field, name in zip(batch.schema, names, strict=True)]
+        return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields))
+
+    return function(map(named, rows))
 
 
 # --- the way of rows ---

@@ -17,6 +17,7 @@ import pytest
 from host_queries import HostQuery, LocalQuery, data_files
 from host_worlds import JOB, PARALLELISM, ROWS, World
 from raw_links import HOST, wait_until
+from refusing_disks import fill, small_disk
 from thread_cluster import ThreadCluster
 
 import statebackend as sb
@@ -28,6 +29,8 @@ from statebackend.cluster.hosts import _MOST_REFUSALS, Hosts, Question
 from statebackend.cluster.options import HostOptions
 from statebackend.cluster.wire import LinkError
 from statebackend.runtime import Job
+
+__all__ = ["small_disk"]
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
@@ -137,6 +140,14 @@ def test_a_host_whose_files_the_driver_does_not_see_is_refused(
     with pytest.raises(sb.UsageError, match="cannot be read here"):
         query.run(0, ROWS)
     query.close()
+
+
+def test_full_disk_is_named_when_hosts_start(small_disk: Path) -> None:
+    with sb.CheckpointStore(small_disk / "state").open_for_writing(key_type=int, max_parallelism=4) as store:
+        fill(small_disk / "ballast")
+        with pytest.raises(sb.StoreError, match="No space left"):
+            host.reaching.leave_token(store.data_writer())
+        (small_disk / "ballast").unlink()
 
 
 def test_tokens_are_gone_when_they_have_been_seen(tmp_path: Path) -> None:
