@@ -246,8 +246,10 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the user's inside a call: it may not call the backend."""
+        self._inside_thread = (
+            threading.get_ident()
+        )  # first: an interrupt between the two leaves nothing counted
         self._calls_inside += 1
-        self._inside_thread = threading.get_ident()
         try:
             return function(*arguments)
         finally:
@@ -510,6 +512,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     # --- whole keys and namespaces ---
 
     def clear_key(self) -> None:
+        self._check_open()
         self._require_key()
         for state in self._states.values():
             self._clear_key_of(state)

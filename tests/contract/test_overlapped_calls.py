@@ -482,6 +482,24 @@ def test_an_iteration_of_timers_that_ends_inside_a_call_moves_no_key(backend: sb
     made.keyed.close()
 
 
+def test_a_refused_clear_key_leaves_the_namespace_of_the_call(backend: sb.StateBackend) -> None:
+    made = Summing(backend)
+    made.state.add(1)
+    made.keyed.set_current_namespace("w")
+    made.state.add(10)
+
+    def clear() -> None:
+        with pytest.raises(sb.UsageError, match="inside this backend"):
+            made.keyed.clear_key()
+
+    made.fuse.then = clear
+    made.state.add(100)
+    assert made.state.get() == 110
+    made.keyed.set_current_namespace(sb.VOID)
+    assert made.state.get() == 2
+    made.keyed.close()
+
+
 def test_a_function_sees_what_is_current(backend: sb.StateBackend) -> None:
     made = Summing(backend)
     seen: list[Any] = []
