@@ -361,7 +361,7 @@ class StatefulBatches:
     def close(self) -> None:
         """Let go of state and store; the next batch opens them again. Happens by itself when the query ends.
 
-        On another thread than that of a batch it waits for the batch. Code of the batch itself cannot close it.
+        On another thread, `close()` waits for the batch. A function or a sink of the batch cannot call it.
         """
         with self._lock:
             if self._is_inside:

@@ -130,12 +130,12 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._watermark: int | None = None
         #: Set by a backend that has timers.
         self._timers: Timers | None = None
-        #: What is done once no call is in progress.
+        #: Callables that run once no call is in progress.
         self._later: list[Callable[[], None]] = []
 
     #: How many calls are in progress: more than one while a call runs functions of the user's.
     _calls_inside: int = 0
-    #: How many calls that may run the user's code are under way: what has to wait waits for their end.
+    #: How many calls that may run the user's code are under way: deferred callables run after their end.
     _under_way: int = 0
     _inside_thread: int = 0
 
@@ -185,7 +185,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         """Release a mark's point; ``len(self._marks)`` marks are left."""
 
     def _let_go(self) -> None:
-        """End what goes on beside the backend, which is about to be closed."""
+        """Stop writer threads and the log of snapshots; the backend is closed next."""
 
     @abstractmethod
     def _drop_all(self) -> None:
