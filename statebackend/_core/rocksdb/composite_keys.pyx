@@ -121,20 +121,6 @@ def composite_key(int key_group, canonical, bytes namespace=None):
         drop(&made)
 
 
-def escaped(bytes data not None):
-    """Return bytes as they lie in composite keys, with their end.
-
-    >>> escaped(b"a\\x01")
-    b'a\\x01\\x02\\x00'
-    """
-    cdef Bytes made
-    memset(&made, 0, sizeof(made))
-    if not append_escaped(&made, data, len(data)):
-        drop(&made)
-        raise MemoryError
-    return _bytes_of(&made)
-
-
 def group_prefix(int key_group):
     """Return what the keys of a key group begin with.
 

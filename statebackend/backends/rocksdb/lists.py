@@ -65,9 +65,6 @@ class RocksDbListState(ListHandle, ListColumns, RocksDbState, KeyedListState):
     def is_alive(self, stored: bytes) -> bool:
         return bool(stored) and (self.ttl is None or self._any_unexpired(stored, self.now()))
 
-    def is_visible(self, stored: bytes) -> bool:
-        return bool(stored) and (self._shows_expired or self.is_alive(stored))
-
     def stamps_of(self, stored: bytes) -> list[int]:
         return self._elements(stored)[1]
 

@@ -89,10 +89,6 @@ class RocksDbState(KeyedState):
         """True if timestamps are stored."""
         return self.ttl is not None
 
-    def is_visible(self, stored: bytes) -> bool:
-        """Return True if a read would show what is stored."""
-        return self._shows_expired or not self.has_expired(stored)
-
     # --- what each kind says about what it stores ---
 
     def is_there(self, stored: bytes | None) -> bool:
