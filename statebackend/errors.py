@@ -99,6 +99,19 @@ class UsageError(StateBackendError):
     default_code = "USAGE"
 
 
+def overlapping_call() -> UsageError:
+    """The error of a call that begins while another one is inside the backend.
+
+    >>> overlapping_call().code
+    'USAGE.OVERLAPPING_CALL'
+    """
+    return UsageError(
+        "cannot begin a call while another one is inside this backend",
+        code="USAGE.OVERLAPPING_CALL",
+        hint="use a backend from one thread at a time, and not from the functions that it calls",
+    )
+
+
 class ClosedError(StateBackendError):
     """The backend, store, handle or iterator has been closed.
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import operator
+import os
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
-from statebackend.errors import ClosedError, KeyGroupError, UsageError
+from statebackend.errors import ClosedError, KeyGroupError, UsageError, overlapping_call
 from statebackend.keys import (
     ALL_NAMESPACES,
     MAX_PARALLELISM,
@@ -90,6 +91,24 @@ def _event_time(time: int | None) -> int:
     return NO_TIME if time is None else clocks.checked_now(time)
 
 
+class _Iteration:
+    """An iterator over a generator. ``check_call`` raises where a step may not begin, which leaves it open."""
+
+    def __init__(self, check_call: Callable[[], None], steps: Generator[Any, None, None]) -> None:
+        self._check_call, self._steps = check_call, steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._check_call()
+        return next(self._steps)
+
+    def close(self) -> None:
+        """End the generator."""
+        self._steps.close()
+
+
 class BaseKeyedStateBackend(KeyedStateBackend):
     """The shared part. A backend derives from it and writes the methods under "to be written".
 
@@ -130,13 +149,15 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._watermark: int | None = None
         #: Set by a backend that has timers.
         self._timers: Timers | None = None
-        #: Callables that run once no call is in progress.
+        #: Callables that run at the end of the outermost call.
         self._later: list[Callable[[], None]] = []
+        self._process = os.getpid()
 
-    #: How many calls are in progress: more than one while a call runs functions of the user's.
+    #: Parts of calls during which other calls are refused.
     _calls_inside: int = 0
-    #: How many calls that may run the user's code are under way: deferred callables run after their end.
+    #: Calls that may run the user's code, from begin to end.
     _under_way: int = 0
+    #: The thread of both.
     _inside_thread: int = 0
 
     # --- to be written ---
@@ -216,33 +237,30 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     def _check_open(self) -> None:
         self._check_not_closed()
         self._check_call()
-        self._check_not_closed()  # what had to wait may have been a `close`
+        self._check_not_closed()  # a deferred `close` may just have run
 
     # --- calls: one at a time is inside (SPEC calls this "Threads and re-entry") ---
 
     def _check_call(self) -> None:
-        """Raise where a call may not begin, because another one is in progress; do what had to wait for its end."""
+        """Raise if another call is in progress; run what was deferred to its end."""
         if self._calls_inside:
-            raise UsageError(
-                "another call is inside this backend",
-                code="USAGE.OVERLAPPING_CALL",
-                hint="use a backend from one thread at a time, and not from the functions that it calls",
-            )
+            raise overlapping_call()
         self._settle()
 
     def _settle(self) -> None:
-        """Do what had to wait for the end of the outermost call."""
+        """Run what was deferred to the end of the outermost call."""
         while self._later and not self._under_way and not self._calls_inside:
             self._later.pop(0)()
 
     def _is_inside(self) -> bool:
         """Return True if a call is in progress on this thread; wait for one on another."""
-        until = time.monotonic() + 30
-        while (
-            self._calls_inside and self._inside_thread != threading.get_ident() and time.monotonic() < until
-        ):
+        while self._calls_inside or self._under_way:
+            if self._inside_thread == threading.get_ident():
+                return True
+            if self._process != os.getpid():  # a child has no other thread of its parent
+                return False
             time.sleep(0.0001)
-        return self._calls_inside > 0 or self._under_way > 0
+        return False
 
     def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the user's inside a call: it may not call the backend."""
@@ -255,9 +273,37 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         finally:
             self._calls_inside -= 1
 
-    def _do_later(self, what: Callable[[], None]) -> None:
-        """Call ``what`` once no call is in progress."""
-        self._later.append(what)
+    def _call_each(
+        self,
+        keys: list[Any],
+        namespaces: list[bytes] | None,
+        times: list[int] | None,
+        action: Callable[..., Any],
+        columns: Sequence[Sequence[Any]],
+        rows: Iterable[int] | None,
+    ) -> list[Any]:
+        """Call ``action(*values of the row)`` for each row, or each of ``rows``, in order; return its results.
+
+        Meanwhile the row's key is current, and its namespace and time, if these are given. A compiled loop lets no
+        signal handler run between the key of a row and its call.
+        """
+        results = []
+        for row in range(len(keys)) if rows is None else rows:
+            if times is not None:
+                self._event_now = times[row]
+            self.set_current_key(keys[row])
+            if namespaces is not None:
+                self._namespace = namespaces[row]
+            results.append(action(*[column[row] for column in columns]))
+        return results
+
+    def _open_iteration(self, steps: Generator[Any, None, None]) -> Iterator[Any]:
+        """An iterator over ``steps``, with `close`. Inside a call it refuses a step, and remains open."""
+        return _Iteration(self._check_call, steps)
+
+    def _do_later(self, deferred: Callable[[], None]) -> None:
+        """Call ``deferred`` at the end of the outermost call."""
+        self._later.append(deferred)
 
     # --- the current key and namespace ---
 
@@ -352,7 +398,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         return self._key, self._key_group, self._now, self._namespace
 
     def _restore_key(self, saved: Any) -> None:
-        """Return to what `_save_key` gave, without reading the clock; when an iteration ends inside a call, later."""
+        """Return to the key that `_save_key` gave, without reading the clock; inside a call, at its end."""
         if self._calls_inside:
             self._do_later(partial(self._restore_key, saved))
             return
@@ -512,7 +558,6 @@ class BaseKeyedStateBackend(KeyedStateBackend):
     # --- whole keys and namespaces ---
 
     def clear_key(self) -> None:
-        self._check_open()
         self._require_key()
         for state in self._states.values():
             self._clear_key_of(state)
@@ -591,15 +636,18 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         self._check_open()
         self._check_groups(canonical_keys)
         saved, time_before, event_before = self._save_key(), self._fixed_now, self._event_now
-        self._fixed_now = self._work_time()
-        self._event_now = self._by_watermark()
+        self._under_way += 1
         try:
+            self._fixed_now = self._work_time()
+            self._event_now = self._by_watermark()
             with self._undone_on_error():
                 yield
         finally:
             self._fixed_now, self._event_now = time_before, event_before
             if not self._closed:
                 self._restore_key(saved)
+            self._under_way -= 1
+            self._settle()
 
     # --- time and the end ---
 

@@ -323,8 +323,7 @@ class _AddingState(KeyedState, Generic[IN, OUT]):
 
     def _add_each(self, rows: vectorised.Rows, values: list[Any]) -> None:
         """`add` for each row of a vectorised call, with its key current."""
-        for _, value in zip(rows.visited(), values, strict=True):
-            self.add(value)
+        rows.call_each(self.add, values)
 
 
 class ReducingState(_AddingState[T, T], Generic[T]):

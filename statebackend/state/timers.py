@@ -169,7 +169,7 @@ class Timers(ABC):
 
     @abstractmethod
     def _firing(self, now: int, domain: str) -> Iterator[int]:
-        """Do what `due` does; the arguments have been checked."""
+        """A generator that does what `due` does; the arguments have been checked."""
 
     @abstractmethod
     def _all_rows(self, first_group: int, last_group: int) -> Iterable[TimerRow]:
@@ -209,7 +209,9 @@ class Timers(ABC):
         ([], [10], [])
         """
         self._backend._check_open()
-        return self._firing(checked_time(now), checked_domain(domain))
+        steps = self._firing(checked_time(now), checked_domain(domain))
+        due: Iterator[int] = self._backend._open_iteration(steps)
+        return due
 
     # --- columns ---
 

@@ -138,17 +138,14 @@ class Rows:
         spaces = self.namespaces
         return None if spaces is None else [spaces.distinct[number] for number in spaces.numbers.tolist()]
 
-    def visited(self, rows: list[int] | None = None) -> Iterator[None]:
-        """Make each row's key, namespace and time current, in order; of some rows, or of all."""
-        backend, keys = self._backend, list(self.keys)
-        numbers = None if self.namespaces is None else self.namespaces.numbers.tolist()
-        for row in range(len(keys)) if rows is None else rows:
-            if self.times is not None:
-                backend._event_now = self.times[row]
-            backend.set_current_key(keys[row])
-            if numbers is not None and self.namespaces is not None:
-                backend._namespace = self.namespaces.distinct[numbers[row]]
-            yield
+    def call_each(
+        self, action: Callable[..., Any], *columns: list[Any], rows: list[int] | None = None
+    ) -> list[Any]:
+        """Call ``action(*values of the row)`` with each row's key, namespace and time current; return the results."""
+        each: list[Any] = self._backend._call_each(
+            list(self.keys), self.namespace_of_each(), self.times, action, columns, rows
+        )
+        return each
 
     def touched(self) -> tuple[list[int], list[int]]:
         """The first row of each distinct key and namespace, in order, and the last one of the same."""
@@ -179,7 +176,7 @@ def each_key(rows: Rows, action: Callable[..., Any], *columns: tuple[Any, Type |
     given = [values_of(column, declared, nullable, rows.state) for column, declared, nullable in columns]
     check_lengths(rows, *given)
     with rows.state.backend._vectorised_call(rows.keys.canonical):
-        return [action(*values) for _, *values in zip(rows.visited(), *given, strict=True)]
+        return rows.call_each(action, *given)
 
 
 def read_many(rows: Rows, read: Callable[[], Any], declared: Type | None) -> pa.Array:
@@ -202,7 +199,7 @@ def add_many(
         if not return_changed:
             return None
         first, last = rows.touched()
-        results = to_arrow([state.get() for _ in rows.visited(last)], result_type)
+        results = to_arrow(rows.call_each(state.get, rows=last), result_type)
     if rows.namespaces is None:
         return rows.keys.taken(first), results
     return rows.keys.taken(first), rows.namespaces.take(np.array(first, dtype=np.int64)).shown(), results

@@ -6,9 +6,13 @@ code that runs while arguments are taken (an iterable, a mapping) is before the 
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,6 +87,19 @@ class NumberSerializer(sb.types.Serializer):
     def copy(self, value: int) -> int:
         FUSE()
         return value
+
+
+class Moving:
+    """An object whose finaliser makes another key current, once it is armed."""
+
+    armed: Any = None
+
+    def __reduce__(self) -> Any:
+        return int, (3,)
+
+    def __del__(self) -> None:
+        if Moving.armed is not None:
+            Moving.armed.set_current_key(2)
 
 
 class Steps(Mapping[int, Any]):
@@ -462,7 +479,10 @@ def test_an_iteration_does_not_go_on_while_a_function_runs(backend: sb.StateBack
     made.keyed.close()
 
 
-def test_an_iteration_of_timers_that_ends_inside_a_call_moves_no_key(backend: sb.StateBackend) -> None:
+@pytest.mark.parametrize("call", ["add", "add_many"])
+def test_an_iteration_of_timers_that_ends_inside_a_call_moves_no_key(
+    backend: sb.StateBackend, call: str
+) -> None:
     made = Summing(backend)
     for key in (7, 8):
         made.keyed.set_current_key(key)
@@ -472,13 +492,144 @@ def test_an_iteration_of_timers_that_ends_inside_a_call_moves_no_key(backend: sb
     steps = made.keyed.timers.due(10)
     assert next(steps) == 7
     made.fuse.then = steps.close
-    made.state.add(100)
+    made.state.add(100) if call == "add" else made.state.add_many([7, 8], [60, 40])
     assert made.keyed.current_key == 1
     held = []
     for key in (1, 7, 8):
         made.keyed.set_current_key(key)
         held.append(made.state.get())
-    assert held == [1, 107, 8]
+    assert held == ([1, 107, 8] if call == "add" else [1, 67, 48])
+    made.keyed.close()
+
+
+@pytest.mark.parametrize("read", ["get", "values"])
+def test_an_iteration_of_timers_that_ends_in_an_expired_read_moves_no_key(
+    backend: sb.StateBackend, read: str
+) -> None:
+    clock = SimpleNamespace(time=1000, now=lambda: clock.time)
+    keyed: Any = backend.create_keyed_backend(int, max_parallelism=4, clock=clock)
+    shown = StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
+    ttl = StateTtlConfig(ttl=10, state_visibility=shown, cleanup_in_background=False)
+    declared = sb.types.LIST(sb.types.of(NumberSerializer()))
+    state = keyed.get_state(sb.MapStateDescriptor("m", int, declared).enable_time_to_live(ttl))
+    for key in (1, 2):
+        keyed.set_current_key(key)
+        state.put_all({1: [key], 2: [key]})
+    keyed.set_current_key(1)
+    keyed.timers.register(5)
+    clock.time = 5000
+    keyed.set_current_key(2)
+    steps = keyed.timers.due(7)
+    assert next(steps) == 5
+    FUSE.then = steps.close
+    assert (state.get(1) if read == "get" else next(iter(state.values()))) == [1]
+    assert keyed.current_key == 2
+    assert state.get(1) == [2]  # the read removed the entry of key 1, and only that
+    keyed.set_current_key(1)
+    assert state.get(1) is None
+    assert state.get(2) == [1]
+    keyed.close()
+
+
+def test_a_refused_step_leaves_an_iteration_of_timers_open(backend: sb.StateBackend) -> None:
+    made = Summing(backend)
+    for key in (1, 2, 3):
+        made.keyed.set_current_key(key)
+        made.keyed.timers.register(key)
+    steps = made.keyed.timers.due(10)
+
+    def go_on() -> None:
+        with pytest.raises(sb.UsageError, match="inside this backend"):
+            next(steps)
+
+    fired = []
+    for timestamp in steps:
+        fired.append((timestamp, made.keyed.current_key))
+        made.fuse.then = go_on
+        made.state.add_many([1, 1], [1, 1])
+    assert fired == [(1, 1), (2, 2), (3, 3)]
+    assert made.keyed.current_key == 3
+    made.keyed.close()
+
+
+@pytest.mark.parametrize("call", ["add_many", "update_many of objects"])
+def test_a_signal_handler_between_rows_does_not_move_the_key(backend: sb.StateBackend, call: str) -> None:
+    if backend.name == "reference":
+        pytest.skip("plain Python, in which a handler runs anywhere")
+    made = Summing(backend)
+    boxes: Any = made.keyed.get_state(sb.ValueStateDescriptor("boxes", sb.types.of(BoxSerializer())))
+    calls = {
+        "add_many": lambda: made.state.add_many([1, 2, 3], [1, 1, 1]),
+        "update_many of objects": lambda: boxes.update_many([1, 2, 3], [Box(1), Box(2), Box(3)]),
+    }
+    tried = 0
+
+    def move(*_: Any) -> None:
+        nonlocal tried
+        tried += 1
+        with contextlib.suppress(sb.UsageError):
+            made.keyed.set_current_key(77)
+
+    before = signal.signal(signal.SIGALRM, move)
+    delays = random.Random(5)
+    try:
+        for _ in range(3000):
+            signal.setitimer(signal.ITIMER_REAL, delays.uniform(1e-6, 1e-4))
+            calls[call]()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert tried > 100
+    made.keyed.set_current_key(77)
+    assert (made.state.get(), boxes.value()) == (None, None)
+    made.keyed.set_current_key(3)
+    assert (made.state.get(), boxes.value()) == ((3000, None) if call == "add_many" else (None, Box(3)))
+    made.keyed.close()
+
+
+def test_a_finaliser_in_clear_key_moves_no_key(backend: sb.StateBackend) -> None:
+    keyed: Any = backend.create_keyed_backend(int, max_parallelism=16)
+    state = keyed.get_state(sb.ValueStateDescriptor("a", sb.types.PICKLE))
+    for key in (1, 2):
+        keyed.set_current_key(key)
+        for space in SPACES:
+            keyed.set_current_namespace(space)
+            state.update(Moving() if key == 1 else space)
+    keyed.set_current_key(1)
+    Moving.armed = keyed
+    keyed.clear_key()
+    Moving.armed = None
+    assert (keyed.current_key, keyed.current_namespace) == (1, "z")
+    for key in (1, 2):
+        keyed.set_current_key(key)
+        for space in SPACES:
+            keyed.set_current_namespace(space)
+            assert state.value() == (None if key == 1 else space)
+    keyed.close()
+
+
+def test_a_child_closes_the_backend_of_a_parent_whose_thread_is_inside(backend: sb.StateBackend) -> None:
+    made = Summing(backend)
+    is_inside, may_end = threading.Event(), threading.Event()
+    made.fuse.then = lambda: (is_inside.set(), may_end.wait())
+    thread = threading.Thread(target=made.state.add, args=[2])
+    thread.start()
+    is_inside.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        made.keyed.close()
+        try:
+            made.keyed.set_current_key(1)
+        except sb.ClosedError:
+            os._exit(0)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    may_end.set()
+    thread.join()
+    assert status == 0
+    made.keyed.set_current_key(1)
+    assert made.state.get() == 3
     made.keyed.close()
 
 

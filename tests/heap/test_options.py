@@ -69,6 +69,40 @@ def test_reading_again_does_not_make_a_change_in_place_good_but_storing_does(kin
             keyed.mark()
 
 
+class Calling:
+    """An object whose pickling calls a backend."""
+
+    call: Any = None
+
+    def __reduce__(self) -> Any:
+        if Calling.call is not None:
+            Calling.call()
+        return Calling, ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_by_the_pickling_of_a_noted_object_is_refused(kind: Any) -> None:
+    refused = []
+
+    def call() -> None:
+        with pytest.raises(sb.UsageError) as caught:
+            keyed.set_current_key("bob")
+        refused.append(caught.value.code)
+
+    with strict() as keyed:
+        _, store = kind(keyed)
+        store(Calling())
+        Calling.call = call
+        try:
+            store(Calling())
+            keyed.mark()
+        finally:
+            Calling.call = None
+        assert len(refused) >= 2
+        assert set(refused) == {"USAGE.OVERLAPPING_CALL"}
+        assert keyed.current_key == "ann"
+
+
 def test_a_change_of_what_was_given_to_a_list_is_found() -> None:
     with strict() as keyed:
         state = keyed.get_list_state(sb.ListStateDescriptor("things", PICKLE))

@@ -5,7 +5,7 @@ from libc.stdint cimport uint64_t
 from statebackend._core.codecs.codecs cimport ValueCodec
 from statebackend._core.handles.single_handle cimport SingleHandle
 from statebackend._core.memory.interpreter cimport ROWS_IN_TURN, give_way
-from statebackend._core.tables.state_core cimport come_out, go_in
+from statebackend._core.tables.state_core cimport begin_call, come_out, end_call, go_in
 
 
 cdef class AddingHandle(SingleHandle):
@@ -34,7 +34,7 @@ cdef class AddingHandle(SingleHandle):
         """
         cdef Py_ssize_t row
         cdef uint64_t entered
-        self.core.under_way += 1
+        begin_call(self.core)
         try:
             for row in range(len(keys)):
                 if row % ROWS_IN_TURN == 0:
@@ -50,8 +50,7 @@ cdef class AddingHandle(SingleHandle):
                     self.context._namespace = namespaces[row]
                 self.add_one(values[row], are_copies)
         finally:
-            self.core.under_way -= 1
-            self.core.settle()
+            end_call(self.core)
 
     cdef int add_one(self, object value, bint is_copy) except -1:
         if self.cleanup_size:
@@ -65,7 +64,7 @@ cdef class AddingHandle(SingleHandle):
         """Add a value that is not None; what may be cleaned up was."""
         cdef object old, result
         cdef uint64_t entered
-        self.core.under_way += 1
+        begin_call(self.core)
         try:
             if not is_copy:
                 value = self.copied(value)
@@ -77,8 +76,7 @@ cdef class AddingHandle(SingleHandle):
                 come_out(self.core, entered)
             return self.write(result)
         finally:
-            self.core.under_way -= 1
-            self.core.settle()
+            end_call(self.core)
 
     def get(self):
         """The result of the added values; None if none was added. O(1) expected."""

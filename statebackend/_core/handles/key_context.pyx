@@ -312,10 +312,6 @@ cdef class KeyContext:
         """Raise where a call may not begin: the backend is closed, or a call is in progress."""
         self.core._check_call()
 
-    def _is_inside(self):
-        """Return True if a call is in progress on this thread; wait for one on another."""
-        return self.core is not None and self.core._is_inside()
-
     @property
     def _calls_inside(self):
         return 0 if self.core is None else self.core.inside + self.core.core.busy
@@ -329,6 +325,10 @@ cdef class KeyContext:
         self.core.under_way = calls
         self.core.inside_thread = PyThread_get_thread_ident()
 
+    @property
+    def _inside_thread(self):
+        return self.core.core.busy_thread if self.core.core.busy else self.core.inside_thread
+
     def _run(self, function, *arguments):
         """Call a function of the user's inside a call: it may not call the backend."""
         cdef uint64_t entered = go_in(self.core)
@@ -338,12 +338,12 @@ cdef class KeyContext:
             come_out(self.core, entered)
 
     def _settle(self):
-        """Do what had to wait for the end of the outermost call."""
+        """Run what was deferred to the end of the outermost call."""
         self.core.settle()
 
-    def _do_later(self, what):
-        """Call `what` once no call is in progress."""
-        self.core._do_later(what)
+    def _do_later(self, deferred):
+        """Call `deferred` at the end of the outermost call."""
+        self.core._do_later(deferred)
 
     @property
     def current_key(self):
@@ -398,8 +398,8 @@ cdef class KeyContext:
 
     def _require_key(self):
         """The current key in canonical form; raises if there is none."""
-        if self.core.closed:
-            raise ClosedError("the backend is closed", hint="create another one")
+        if self.core.closed or self.core.inside:
+            self.core._check_call()
         if not self.has_key:
             self.no_key()
         return self.codec.canonical(&self.key)
@@ -409,7 +409,7 @@ cdef class KeyContext:
         return self._key, self.now_known, self.now, self.namespace_name
 
     def _restore_key(self, saved):
-        """Back to what `_save_key` gave, without reading the clock; of an iteration that ends inside a call, later."""
+        """Return to the key that `_save_key` gave, without reading the clock; inside a call, at its end."""
         if self.core.inside:
             self.core._do_later(partial(self._restore_key, saved))
             return

@@ -25,7 +25,7 @@ from statebackend._core.tables.lists cimport (
     refer_to_element)
 from statebackend._core.handles.look_ahead cimport REACH_LIST
 from statebackend._core.memory.platform cimport unlikely
-from statebackend._core.tables.state_core cimport begin_inside
+from statebackend._core.tables.state_core cimport begin_call, begin_inside, end_call
 
 from statebackend.errors import ClosedError, SerializationTypeError
 
@@ -200,13 +200,12 @@ cdef class ListHandle(Handle):
         cdef Py_ssize_t i
         if self.codec.is_native:
             return found
-        self.core.under_way += 1
+        begin_call(self.core)
         try:
             for i in range(len(found)):
                 found[i] = self.finished(found[i])
         finally:
-            self.core.under_way -= 1
-            self.core.settle()
+            end_call(self.core)
         return found
 
     cdef list read_list(self, list found):
@@ -279,7 +278,7 @@ cdef class ListHandle(Handle):
         if self.stamp != self.core.calls:
             self.find_here()
         given = given_elements(self, values)     # before the call: the user's iterable may do anything
-        self.core.under_way += 1
+        begin_call(self.core)
         try:
             for i in range(len(given)):
                 given[i] = self.prepared(given[i])
@@ -290,8 +289,7 @@ cdef class ListHandle(Handle):
             elif replace:
                 self.clear_here()
         finally:
-            self.core.under_way -= 1
-            self.core.settle()
+            end_call(self.core)
         return 0
 
     # --- for the backend ---

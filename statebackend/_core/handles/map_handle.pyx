@@ -29,7 +29,7 @@ from statebackend._core.tables.map_table cimport (
     MapTable, ThreadPlace, begin_thread, find_again, is_same_map, next_in_thread, visit_entry)
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.tables.objects cimport long_as_int64
-from statebackend._core.tables.state_core cimport Mark, begin_inside, come_out, go_in
+from statebackend._core.tables.state_core cimport Mark, begin_call, begin_inside, come_out, end_call, go_in
 from statebackend._core.tables.state_table cimport StateTable, is_null
 from statebackend._core.tables.values cimport load_number, store_number
 from statebackend._core.tables.writing cimport restamp, taken_over, write_value
@@ -129,15 +129,19 @@ cdef class MapHandle(Handle):
         if is_null(table, entry_at(table.core, slot)):
             return None
         if self.codec.form == FORM_OBJECT:
-            entered = go_in(self.core)       # copying runs the user's code
+            begin_call(self.core)
             try:
-                slot = entries._unshare(entries.map_or_null(inner.group), slot, inner)
-                value = <object>(<PyObject **>value_of(table, entry_at(table.core, slot)))[0]
+                entered = go_in(self.core)       # copying runs the user's code
+                try:
+                    slot = entries._unshare(entries.map_or_null(inner.group), slot, inner)
+                    value = <object>(<PyObject **>value_of(table, entry_at(table.core, slot)))[0]
+                finally:
+                    come_out(self.core, entered)
+                    self.core.calls += 1     # the entry may have moved
+                if self.watcher is not None:
+                    self.watcher.note(self, value, self.keys_codec.canonical(inner), written=False)
             finally:
-                come_out(self.core, entered)
-                self.core.calls += 1     # the entry may have moved
-            if self.watcher is not None:
-                self.watcher.note(self, value, self.keys_codec.canonical(inner), written=False)
+                end_call(self.core)
             return value
         return self.loaded(value_of(table, entry_at(table.core, slot)))
 
@@ -234,11 +238,15 @@ cdef class MapHandle(Handle):
                     return ABSENT
                 self.expired_on_read += 1
                 if self.shows_expired:
-                    if not only_look:
-                        value = self.load_entry(self.map_here().entries, &inner, slot)
-                        slot = self.find_entry(&inner)
-                    if slot and self.entry_expired(entries_here(self), slot):
-                        self.remove_entry(&inner, slot, True)
+                    begin_call(self.core)
+                    try:
+                        if not only_look:
+                            value = self.load_entry(self.map_here().entries, &inner, slot)
+                            slot = self.find_entry(&inner)
+                        if slot and self.entry_expired(entries_here(self), slot):
+                            self.remove_entry(&inner, slot, True)
+                    finally:
+                        end_call(self.core)
                     return value
                 self.remove_entry(&inner, slot, True)
                 return ABSENT
@@ -356,14 +364,13 @@ cdef class MapHandle(Handle):
         """Set the value of any map key."""
         cdef CoreKey inner
         cdef object _owner = self.split_map_key(key, &inner)
-        self.core.under_way += 1
+        begin_call(self.core)
         try:
             self.put_prepared(&inner, None if value is None else self.prepared(value))
             if self.watcher is not None and value is not None:
                 self.watcher.note(self, value, self.keys_codec.canonical(&inner))
         finally:
-            self.core.under_way -= 1
-            self.core.settle()
+            end_call(self.core)
         return 0
 
     def __setitem__(self, key, value):
@@ -383,14 +390,13 @@ cdef class MapHandle(Handle):
             self.clean_some(self.cleanup_size)
         if self.stamp != self.core.calls:
             self.find_here()
-        self.core.under_way += 1
+        begin_call(self.core)
         try:
             self.prepare_entries(given, keys, values)
             if keys:
                 self.put_all_prepared(keys, values)
         finally:
-            self.core.under_way -= 1
-            self.core.settle()
+            end_call(self.core)
 
     cdef int prepare_entries(self, object entries, list keys, list values) except -1:
         """Append map keys in canonical form, and values in prepared form."""
@@ -700,14 +706,20 @@ cdef class MapIterator:
     cdef object next_with_ttl(self):
         """Continue if reads may remove or renew entries: the iterator's key must then be the current one."""
         cdef object saved = None
-        if self.handle.context.turn != self.turn:
-            saved = self.handle.context._save_key()
-            self.handle.context.return_to(&self.key, self.owner)
+        if self.handle.core.inside:
+            self.handle.core.refuse()
+        begin_call(self.handle.core)
         try:
-            return self.next_unexpired(self.step())
+            if self.handle.context.turn != self.turn:
+                saved = self.handle.context._save_key()
+                self.handle.context.return_to(&self.key, self.owner)
+            try:
+                return self.next_unexpired(self.step())
+            finally:
+                if saved is not None and not self.handle.core.closed:
+                    self.handle.context._restore_key(saved)
         finally:
-            if saved is not None and not self.handle.core.closed:
-                self.handle.context._restore_key(saved)
+            end_call(self.handle.core)
 
     cdef object next_unexpired(self, uint32_t slot):
         cdef MapHandle handle = self.handle

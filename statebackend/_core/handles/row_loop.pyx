@@ -1,4 +1,4 @@
-"""The loop of a job that goes row by row: the key is set, the function is called, and what it gave is written."""
+"""Loops over rows, compiled, so that no handler of a signal runs between the key of a row and the call for it."""
 
 cimport cython
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
@@ -23,6 +23,40 @@ cdef extern from "Python.h":
     object PyObject_Vectorcall(object callable, PyObject **arguments, size_t n, PyObject *names)
     bint PyList_CheckExact(object o)
     const size_t VECTORCALL_OFFSET "PY_VECTORCALL_ARGUMENTS_OFFSET"
+
+
+def call_each(backend, list keys not None, list namespaces, list times, action, columns, rows):
+    """Do what `BaseKeyedStateBackend._call_each` does."""
+    cdef list results = []
+    for row in range(len(keys)) if rows is None else rows:
+        if times is not None:
+            backend._event_now = times[row]
+        backend.set_current_key(keys[row])
+        if namespaces is not None:
+            backend._namespace = namespaces[row]
+        results.append(action(*[column[row] for column in columns]))
+    return results
+
+
+@cython.final
+cdef class Iteration:
+    """An iterator over a generator. `check_call()` raises where a step may not begin, which leaves it open."""
+    cdef object check_call
+    cdef object steps
+
+    def __init__(self, check_call, steps):
+        self.check_call, self.steps = check_call, steps
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.check_call()
+        return next(self.steps)
+
+    def close(self):
+        """End the generator."""
+        self.steps.close()
 
 
 @cython.final

@@ -10,7 +10,7 @@ from statebackend._core.tables.expiry cimport is_expired, written_at
 from statebackend._core.handles.base_handle cimport NEVER, is_dead, time_of
 from statebackend._core.handles.handle cimport Handle
 from statebackend._core.memory.platform cimport likely, unlikely
-from statebackend._core.tables.state_core cimport come_out, go_in
+from statebackend._core.tables.state_core cimport begin_call, come_out, end_call, go_in
 from statebackend._core.tables.writing cimport restamp, taken_over, write_value
 
 
@@ -60,7 +60,7 @@ cdef class SingleHandle(Handle):
                 if not is_dead(self, self.timestamp_here()):
                     return None
                 self.expired_on_read += 1
-                self.core.under_way += 1
+                begin_call(self.core)
                 try:
                     if self.shows_expired:
                         value = self.load_here()
@@ -69,8 +69,7 @@ cdef class SingleHandle(Handle):
                     if self.slot and self.expired_here():
                         self.remove_here()
                 finally:
-                    self.core.under_way -= 1
-                    self.core.settle()
+                    end_call(self.core)
                 return value
             if self.refreshes:
                 self.renew()
@@ -108,12 +107,12 @@ cdef class SingleHandle(Handle):
             return None
         if self.ttl:
             timestamp = self.timestamp_here()
-        self.core.under_way += 1
+        begin_call(self.core)
         try:
             value = self.load_here()
             self.clear_here()
         finally:
-            self.core.under_way -= 1
+            end_call(self.core)
         return value, timestamp
 
     def _moved(self, stored):

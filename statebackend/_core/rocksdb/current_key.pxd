@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from statebackend._core.codecs.codecs cimport KeyCodec
+from statebackend._core.rocksdb.overlay cimport PyThread_get_thread_ident
 from statebackend._core.rocksdb.store cimport Store
 from statebackend._core.tables.cow_map cimport CoreKey
 from statebackend._core.wall_clock cimport WallClock
@@ -44,7 +45,7 @@ cdef class CurrentKey:
     cdef bint cleans                  # some state expires: compactions have to be told the time
     cdef bint is_told                 # they know what there is to know at `told_at`
     cdef int64_t told_at
-    cdef bint has_later               # something waits for the end of the outermost call
+    cdef bint has_later               # callables wait for the end of the outermost call
 
     cdef int64_t time(self) noexcept
     cdef int64_t time_in(self, bint in_event_time) noexcept
@@ -55,3 +56,14 @@ cdef class CurrentKey:
     cdef int check(self) except -1
     cdef int settle(self) except -1
     cdef int no_key(self) except -1
+
+
+cdef inline void begin_call(CurrentKey context) noexcept:
+    # A call begins that may run the user's code: deferred callables wait until `end_call`.
+    context.store.overlay.under_way += 1
+    context.store.overlay.inside_thread = PyThread_get_thread_ident()
+
+cdef inline int end_call(CurrentKey context) except -1:
+    context.store.overlay.under_way -= 1
+    context.settle()
+    return 0

@@ -64,10 +64,6 @@ cdef class CurrentKey:
     def _calls_inside(self):
         return 0 if self.store is None else self.store.overlay.inside + self.store.overlay.is_busy
 
-    def _is_inside(self):
-        """Return True if a call is in progress on this thread; wait for one on another."""
-        return self.store is not None and self.store.overlay.is_inside()
-
     @property
     def _under_way(self):
         return 0 if self.store is None else self.store.overlay.under_way
@@ -77,9 +73,13 @@ cdef class CurrentKey:
         self.store.overlay.under_way = calls
         self.store.overlay.inside_thread = PyThread_get_thread_ident()
 
-    def _do_later(self, what):
-        """Call `what` once no call is in progress."""
-        self._later.append(what)
+    @property
+    def _inside_thread(self):
+        return self.store.overlay.inside_thread
+
+    def _do_later(self, deferred):
+        """Call `deferred` at the end of the outermost call."""
+        self._later.append(deferred)
         self.has_later = True
 
     def _run(self, function, *arguments):
@@ -91,7 +91,7 @@ cdef class CurrentKey:
             come_out(self.store.overlay)
 
     cdef int settle(self) except -1:
-        """Do what had to wait for the end of the outermost call."""
+        """Run what was deferred to the end of the outermost call."""
         if unlikely(self.has_later) and not self.store.overlay.inside and not self.store.overlay.under_way:
             self._settle()
             self.has_later = len(self._later) > 0
@@ -197,7 +197,8 @@ cdef class CurrentKey:
 
     def _require_key(self):
         """The current key in canonical form; raises if there is none."""
-        if self.closed or not self.has_key:
+        self.check()
+        if not self.has_key:
             self.no_key()
         return self.codec.canonical(&self.key)
 
@@ -206,7 +207,7 @@ cdef class CurrentKey:
         return self._key, self.now_known, self.now, self.namespace_name
 
     def _restore_key(self, saved):
-        """Back to what `_save_key` gave, without reading the clock; of an iteration that ends inside a call, later."""
+        """Return to the key that `_save_key` gave, without reading the clock; inside a call, at its end."""
         if self.store.overlay.inside:
             self._do_later(partial(self._restore_key, saved))
             return

@@ -12,6 +12,7 @@ from statebackend._core.memory.platform cimport unlikely
 from statebackend._core.rocksdb.base_handle cimport STAMP_BYTES, BaseHandle, damaged
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE_PUT, Write
 from statebackend._core.rocksdb.buffers cimport Bytes, append, drop
+from statebackend._core.rocksdb.current_key cimport begin_call, end_call
 from statebackend._core.rocksdb.database cimport Pinned
 from statebackend._core.rocksdb.held cimport Held, hold
 from statebackend._core.tables.expiry cimport is_expired, written_at
@@ -96,14 +97,13 @@ cdef class ListHandle(BaseHandle):
                     self.change(WRITE_DELETE, key, n, NULL, 0)
             elif self.renews:
                 self.renew(key, n, &held, now)
-        self.store.overlay.under_way += 1
+        begin_call(self.context)
         try:
             while self.next_element(&held, &at, &element):
                 if not self.lifetime or self.shows_expired or not is_expired(element.stamp, self.lifetime, now):
                     shown.append(self.loaded(self.codec, element.data, element.size))
         finally:
-            self.store.overlay.under_way -= 1
-            self.context.settle()
+            end_call(self.context)
         return shown
 
     cdef int renew(self, const char *key, size_t n, Held *held, int64_t now) except -1:

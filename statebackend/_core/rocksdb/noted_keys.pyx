@@ -25,7 +25,8 @@ from statebackend._core.memory.platform cimport hash_bytes
 from statebackend._core.memory.byte_rows cimport check_rows, start_of
 from statebackend._core.rocksdb.buffers cimport append, drop
 from statebackend._core.rocksdb.key_order cimport Ranked, put_ranked_in_order, rank
-from statebackend._core.rocksdb.overlay cimport overlap
+
+from statebackend.errors import overlapping_call
 
 cdef enum:
     PATIENCE = 300_000                # times that 0.1 ms are waited for a thread that is inside
@@ -66,7 +67,7 @@ cdef class NotedKeys:
         cdef int waited = 0
         while self.is_busy or other is not None and other.is_busy:
             if waited == PATIENCE:
-                raise overlap()
+                raise overlapping_call()
             with nogil:
                 usleep(100)
             waited += 1

@@ -98,15 +98,15 @@ cdef class Overlay:
     cdef size_t marks_room
     cdef uint64_t next_number
     cdef bint is_busy                 # a thread reads or writes it without the GIL
-    cdef uint32_t inside              # how often the user's code runs inside a call; others are refused meanwhile
-    cdef unsigned long inside_thread  # on which
-    cdef uint32_t under_way           # calls that run the user's code, from begin to end: what is `later` waits
+    cdef uint32_t inside              # parts of calls that run the user's code; other calls are refused meanwhile
+    cdef uint32_t under_way           # calls that may run the user's code, from begin to end
+    cdef unsigned long inside_thread  # the thread of these, and of who is busy
+    cdef int process                  # the process that made the overlay
     cdef public uint64_t longest      # a key and value of more bytes are refused; tests set less
 
     cdef int come_in(self) except -1
     cdef int come_after(self) except -1
     cdef bint others_leave(self)
-    cdef bint is_inside(self) except -1
     cdef void go_in(self) noexcept
     cdef void go_out(self) noexcept
     cdef Written write(self, Layer layer, Write what, const char *key, size_t n, uint32_t hash, const char *value,
@@ -127,7 +127,6 @@ cdef inline void go_inside(Overlay overlay) noexcept:
 cdef inline void come_out(Overlay overlay) noexcept:
     overlay.inside -= 1
 
-cdef object overlap()
 cdef int resolve(Change *newest, const char *base, size_t size, bint has_base, Bytes *out) noexcept nogil
 cdef bint needs_base(Change *newest) noexcept nogil
 cdef bint put_in_order(Rows *rows) noexcept nogil

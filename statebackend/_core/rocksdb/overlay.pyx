@@ -11,12 +11,11 @@ A put or delete replaces what the same interval of marks has written to the key,
 it, so a key has one change for each open mark at most.
 """
 
-from cpython.exc cimport PyErr_CheckSignals
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
-from posix.unistd cimport usleep
+from posix.unistd cimport getpid, usleep
 
 from statebackend._core.memory.collecting cimport go_on_collecting, stop_collecting
 from statebackend._core.memory.platform cimport prefetch
@@ -24,7 +23,7 @@ from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_MERGE, WRITE
 from statebackend._core.rocksdb.buffers cimport BESIDE_ROW, Bytes, append, compare
 from statebackend._core.rocksdb.key_order cimport Ranked, put_ranked_in_order, rank
 
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, overlapping_call
 
 cdef enum:
     LEAST_BUCKETS = 64
@@ -368,23 +367,18 @@ cdef class Layer:
 
 # ------------------------------------------------------------------------------------------------ the whole
 
-cdef object overlap():
-    """The error for a call while another one is inside."""
-    return UsageError("another call is inside this backend", code="USAGE.OVERLAPPING_CALL",
-                      hint="use a backend from one thread at a time, and not from the functions that it calls")
-
-
 cdef class Overlay:
     """The changes of all column families since the first open mark, and the marks."""
 
     def __init__(self):
         self.layers = []
         self.longest = LONGEST
+        self.process = getpid()
 
     cdef int come_in(self) except -1:
         """Refuse a call while another one is inside."""
         if self.is_busy or self.inside:
-            raise overlap()
+            raise overlapping_call()
         return 0
 
     cdef int come_after(self) except -1:
@@ -393,29 +387,18 @@ cdef class Overlay:
         return self.come_in()
 
     cdef bint others_leave(self):
-        """Give a thread that is inside a moment to leave; return whether none is. It may have none left in a fork."""
+        """Give a thread that is inside a moment to leave; return whether none is. A child has none of its parent's."""
         cdef int waited = 0
-        while self.is_busy and waited < PATIENCE:
+        while self.is_busy and waited < PATIENCE and self.process == getpid():
             with nogil:
                 usleep(100)
             waited += 1
         return not self.is_busy
 
-    cdef bint is_inside(self) except -1:
-        """Whether the user's code runs inside a call on this thread; waits for another thread."""
-        cdef int waited = 0
-        self.others_leave()
-        while ((self.inside or self.under_way) and self.inside_thread != PyThread_get_thread_ident()
-               and waited < PATIENCE):
-            PyErr_CheckSignals()
-            with nogil:
-                usleep(100)
-            waited += 1
-        return self.inside > 0 or self.under_way > 0
-
     cdef void go_in(self) noexcept:
         """Keep other threads and collections out until `go_out`."""
         self.is_busy = True
+        self.inside_thread = PyThread_get_thread_ident()
         stop_collecting()
 
     cdef void go_out(self) noexcept:

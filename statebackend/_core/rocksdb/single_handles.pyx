@@ -13,6 +13,7 @@ from statebackend._core.memory.interpreter cimport ROWS_IN_TURN, give_way
 from statebackend._core.memory.platform cimport likely, unlikely
 from statebackend._core.rocksdb.base_handle cimport STAMP_BYTES, BaseHandle, stamp_at
 from statebackend._core.rocksdb.batches cimport WRITE_DELETE, WRITE_PUT
+from statebackend._core.rocksdb.current_key cimport begin_call, end_call
 from statebackend._core.rocksdb.database cimport Pinned
 from statebackend._core.codecs.value_bytes cimport ValueBytes
 from statebackend._core.rocksdb.held cimport Held, hold
@@ -244,13 +245,12 @@ cdef class AddingHandle(SingleHandle):
         if value is None:
             self.remove()
             return
-        self.store.overlay.under_way += 1
+        begin_call(self.context)
         try:
             accumulator = self.read_unexpired(&on)
             self.write(self.called(accumulator, self.copied(value)), on)
         finally:
-            self.store.overlay.under_way -= 1
-            self.context.settle()
+            end_call(self.context)
 
     def _add_in_order(self, list rows not None, list namespaces, list times, list values not None, bint are_copies,
                       const int64_t[::1] numbers not None, keys, stored):
@@ -270,7 +270,7 @@ cdef class AddingHandle(SingleHandle):
         cdef object canonical, value, accumulator
         cdef bytes at
         cdef int64_t on
-        self.store.overlay.under_way += 1
+        begin_call(self.context)
         try:
             for canonical in rows:
                 if row % ROWS_IN_TURN == 0:
@@ -297,8 +297,7 @@ cdef class AddingHandle(SingleHandle):
                 version += 1
                 row += 1
         finally:
-            self.store.overlay.under_way -= 1
-            self.context.settle()
+            end_call(self.context)
 
     cdef bytes add_at(self, bytes at, object accumulator, object value, int64_t on):
         """Add a value to the accumulator of a place; return what is stored there then."""

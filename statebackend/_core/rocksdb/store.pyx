@@ -24,11 +24,11 @@ from statebackend._core.rocksdb.noted_keys cimport NotedKeys
 from statebackend._core.rocksdb.ordered_reads import have_rows, read_many
 from statebackend._core.rocksdb.overlay cimport (
     DONE, NO_MEMORY, TOO_LONG, Change, Layer, Node, Overlay, Written, hash_of, joined, key_of,
-    make_buckets, needs_base, overlap, put_in_order, resolve)
+    make_buckets, needs_base, put_in_order, resolve)
 from statebackend._core.rocksdb.walks import Walk
 
 from statebackend._core.rocksdb.noted_keys import CLEARED
-from statebackend.errors import UsageError
+from statebackend.errors import UsageError, overlapping_call
 
 cdef enum:
     ROWS_AT_ONCE = 1 << 16
@@ -293,7 +293,7 @@ cdef class Store:
             return None
         noted = <NotedKeys>self.changes[table.number]
         if unlikely(noted.is_busy):
-            raise overlap()
+            raise overlapping_call()
         return noted
 
     def put_at(self, Table table not None, bytes key not None, bytes value not None):

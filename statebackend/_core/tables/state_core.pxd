@@ -30,10 +30,11 @@ cdef class StateCore:
     cdef readonly bint closed
     cdef readonly uint64_t calls         # how many calls have entered
     cdef readonly uint64_t rollbacks
-    cdef uint32_t inside                 # calls in progress; until they are over, others are refused
-    cdef unsigned long inside_thread     # which they are on
-    cdef list later                      # callables: what is done once no call is in progress
-    cdef uint32_t under_way              # calls that run the user's code, from begin to end: what is `later` waits
+    cdef uint32_t inside                 # parts of calls during which other calls are refused
+    cdef uint32_t under_way              # calls that may run the user's code, from begin to end
+    cdef unsigned long inside_thread     # the thread of both
+    cdef list later                      # callables that run at the end of the outermost call
+    cdef int process                     # the process that made the core
     cdef bint is_ending                  # `after_close` is at work
     cdef uint32_t reclaiming             # `reclaim` is at work: more than once only from finalisers
     # For undoing, which makes no objects: a collection could run finalisers that see what is half undone.
@@ -75,6 +76,16 @@ cdef class Mark:
     cdef readonly bint is_open
 
 cdef void discard_log(Core *core, Journal *journal, Log *log) noexcept nogil
+
+cdef inline void begin_call(StateCore core) noexcept:
+    # A call begins that may run the user's code: deferred callables wait until `end_call`.
+    core.under_way += 1
+    core.inside_thread = PyThread_get_thread_ident()
+
+cdef inline int end_call(StateCore core) except -1:
+    core.under_way -= 1
+    core.settle()
+    return 0
 
 cdef inline void begin_inside(StateCore core) noexcept:
     # Other calls are refused until `leave`.

@@ -3,8 +3,9 @@
 Threads: one call at a time is inside a StateCore, on whichever thread. A SnapshotView may be read and released
 on any other thread meanwhile.
 
-While the user's code runs `inside` a call, other calls are refused, and `close()` and `release()` wait for its end.
-Code that releases the GIL halfway is `busy`, and calls from other threads are refused.
+While the user's code runs `inside` a call, other calls are refused. `close()`, `release()` and the end of an iteration
+take effect at the end of the outermost call. Code that releases the GIL halfway is `busy`: calls of other threads are
+refused, and `close()` and snapshots of other threads wait.
 
 Finalisers of objects may use the backend that held them, or any other object: a collection runs them wherever a Python
 object is made, on any thread. So nothing is half changed where objects are made or dropped. Code that reads state while
@@ -15,11 +16,10 @@ import os
 from functools import partial
 
 cimport cython
-from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove, memset
-from posix.unistd cimport usleep
+from posix.unistd cimport getpid
 
 from statebackend._core.memory.arena cimport (
     CHECKED, LIVE_ENTRIES, LIVE_SNAPSHOTS, REFUSED_BY_LIMIT, REFUSED_BY_REFS, REFUSED_BY_SYSTEM, blob_drop, Blob,
@@ -34,7 +34,7 @@ from statebackend._core.tables.invariants cimport check_logs
 from statebackend._core.tables.namespaces cimport new_namespaces
 from statebackend._core.memory.platform cimport load_u32, spin_lock, spin_unlock, store_u32, unlikely
 
-from statebackend.errors import ClosedError, MemoryLimitError, UsageError
+from statebackend.errors import ClosedError, MemoryLimitError, UsageError, overlapping_call
 
 _snapshot_view = None                    # the module, which imports this one
 
@@ -42,7 +42,6 @@ cdef enum:
     RECLAIM_AT_CLOSE = 1 << 30
     RECLAIMS_PER_LOOK = 1024             # how often unused extents are given back
     RECLAIM_PER_OPERATION = 8            # so that no operation pays for the end of a snapshot or a list
-    PATIENCE = 300_000                   # times that 0.1 ms are waited for a call on another thread
 
 
 @cython.final
@@ -80,6 +79,7 @@ cdef class StateCore:
         self.open_marks = []
         self.dropped = []
         self.later = []
+        self.process = getpid()
 
     def __dealloc__(self):
         teardown(&self.core)
@@ -89,7 +89,8 @@ cdef class StateCore:
 
     def close(self):
         """Drop all state; every later call raises. Live snapshots stay readable until they are released."""
-        wait_for_others(&self.core)
+        if self.process == getpid():     # the other threads of a parent do not exist in its child
+            wait_for_others(&self.core)
         if self.closed:
             return
         self.end()
@@ -123,44 +124,32 @@ cdef class StateCore:
         self.is_ending = False
 
     cdef int refuse(self) except -1:
-        """Raise in a call that finds another one in progress, or the backend closed."""
-        if self.inside or self.core.busy and self.core.busy_thread != PyThread_get_thread_ident():
-            raise UsageError("another call is inside this backend", code="USAGE.OVERLAPPING_CALL",
-                             hint="use a backend from one thread at a time, and not from the functions that it calls")
+        """Raise in a call that finds the backend closed, or another call in progress."""
         if self.closed:
             raise ClosedError("the backend is closed", hint="create a new backend and restore into it")
+        if self.inside or self.core.busy and self.core.busy_thread != PyThread_get_thread_ident():
+            raise overlapping_call()
         return 0
 
     cdef int settle(self) except -1:
-        """Do what had to wait for the end of the outermost call."""
-        while self.later and not self.inside and not self.under_way:
+        """Run what was deferred to the end of the outermost call."""
+        while self.later and not self.inside and not self.under_way and not self.core.busy:
             self.later.pop(0)()
         return 0
 
-    def _is_inside(self):
-        """Return True if a call is in progress on this thread; wait for one on another."""
-        cdef int waited = 0              # in a forked child nobody is left who would end the call
-        while ((self.inside or self.under_way) and self.inside_thread != PyThread_get_thread_ident()
-               and waited < PATIENCE):
-            PyErr_CheckSignals()
-            with nogil:
-                usleep(100)
-            waited += 1
-        return self.inside > 0 or self.under_way > 0
-
-    def _do_later(self, what):
-        """Call `what` once no call is in progress."""
-        self.later.append(what)
+    def _do_later(self, deferred):
+        """Call `deferred` at the end of the outermost call."""
+        self.later.append(deferred)
         self.core.pending = 1            # the next call looks
 
     def _check_call(self):
-        """Raise where a call may not begin; do what had to wait."""
+        """Run what was deferred, then raise if a call may not begin."""
         self.settle()
         if self.inside or self.core.busy or self.closed:
             self.refuse()
 
     cdef int occupy(self) except -1:
-        """Keep calls of other threads waiting until `vacate`."""
+        """Have calls of other threads refused until `vacate`; wait for one that is at work."""
         wait_for_others(&self.core)
         self.core.busy_thread = PyThread_get_thread_ident()
         store_u32(&self.core.busy, self.core.busy + 1)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 import statebackend.columns.one_count  # noqa: F401 - counts from then on
 from statebackend._core.handles.key_context import KeyContext
+from statebackend._core.handles.row_loop import Iteration, call_each
 from statebackend._core.snapshots.changes import count_changes
 from statebackend._core.tables.state_core import StateCore
 from statebackend.backends.heap.load_rows import load, unload
@@ -151,9 +152,10 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
     def _clear_key_of(self, state: Any) -> None:
         saved = self._save_key()
         try:
-            self._namespace = b""
-            state.clear()
-            for number in state._numbers_of_key():
+            for number in [0, *state._numbers_of_key()]:
+                self._restore_key(
+                    saved
+                )  # the finaliser of a removed object may have made another key current
                 state._enter_namespace(number)
                 state.clear()
         finally:
@@ -244,6 +246,14 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
             self._restore_key(saved)
         self.core.advance(budget - done)
         return done
+
+    def _call_each(self, *arguments: Any) -> list[Any]:
+        results: list[Any] = call_each(self, *arguments)
+        return results
+
+    def _open_iteration(self, steps: Any) -> Iterator[Any]:
+        iteration: Iterator[Any] = Iteration(self._check_call, steps)
+        return iteration
 
     # --- marks ---
 

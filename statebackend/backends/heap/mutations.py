@@ -20,6 +20,7 @@ statebackend.errors.MutationError: an object of type list was changed in place (
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from statebackend.errors import MutationError
@@ -51,7 +52,8 @@ class MutationWatcher:
         """
         place = self._place(state, map_key)
         noted = self._noted.setdefault(place, [])
-        data = b"" if value is None else state.codec.serializer.serialize(value)
+        serialize = partial(state.backend._run, state.codec.serializer.serialize)
+        data = b"" if value is None else serialize(value)
         for at, each in enumerate(noted):
             if each.value is value:
                 if each.data != data and each.checks < self._checks and self._found is None:
@@ -60,7 +62,7 @@ class MutationWatcher:
                 if written or each.data == data:
                     noted[at] = each._replace(data=data, checks=self._checks)
                 return
-        self._serialize[place[0]] = state.codec.serializer.serialize
+        self._serialize[place[0]] = serialize
         noted.append(_Noted(value, data, state.backend._group, self._checks))
 
     def note_all(self, state: Any, values: list[Any]) -> None:

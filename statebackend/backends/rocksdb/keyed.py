@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 import statebackend.columns.one_count  # noqa: F401 - counts from then on
+from statebackend._core.handles.row_loop import call_each
 from statebackend._core.rocksdb.callbacks import CommittedClock, ExpiryRules
 from statebackend._core.rocksdb.composite_keys import composite_key, parts_of, place_of
 from statebackend._core.rocksdb.current_key import CurrentKey
@@ -187,6 +188,10 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
     def check_open(self) -> None:
         """Raise `ClosedError` if it is closed."""
         self._check_open()
+
+    def _call_each(self, *arguments: Any) -> list[Any]:
+        results: list[Any] = call_each(self, *arguments)
+        return results
 
     def begin_call(self) -> None:
         """Ask a given clock for the time of the call that begins; the machine's is asked when it is needed."""
