@@ -186,8 +186,8 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         """The number of (key, namespace) pairs stored, expired ones included."""
 
     @abstractmethod
-    def _clear_key_of(self, state: KeyedState) -> None:
-        """Remove the current key's entries, in all namespaces."""
+    def _clear_key_in(self, states: list[Any]) -> None:
+        """Remove the current key's entries in these states, in all namespaces."""
 
     @abstractmethod
     def _merge(self, state: KeyedState, target: bytes, sources: list[bytes]) -> None:
@@ -559,8 +559,7 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     def clear_key(self) -> None:
         self._require_key()
-        for state in self._states.values():
-            self._clear_key_of(state)
+        self._clear_key_in(list(self._states.values()))
 
     def merge_namespaces(self, descriptor: StateDescriptor, target: Any, sources: Iterable[Any]) -> None:
         state = self.get_state(descriptor)

@@ -552,8 +552,8 @@ def test_a_refused_step_leaves_an_iteration_of_timers_open(backend: sb.StateBack
     made.keyed.close()
 
 
-@pytest.mark.parametrize("call", ["add_many", "update_many of objects"])
-def test_a_signal_handler_between_rows_does_not_move_the_key(backend: sb.StateBackend, call: str) -> None:
+@pytest.mark.parametrize("call", ["add_many", "update_many of objects", "clear_key"])
+def test_a_signal_handler_in_a_call_does_not_move_its_key(backend: sb.StateBackend, call: str) -> None:
     if backend.name == "reference":
         pytest.skip("plain Python, in which a handler runs anywhere")
     made = Summing(backend)
@@ -561,8 +561,9 @@ def test_a_signal_handler_between_rows_does_not_move_the_key(backend: sb.StateBa
     calls = {
         "add_many": lambda: made.state.add_many([1, 2, 3], [1, 1, 1]),
         "update_many of objects": lambda: boxes.update_many([1, 2, 3], [Box(1), Box(2), Box(3)]),
+        "clear_key": made.keyed.clear_key,
     }
-    tried = 0
+    tried, halves = 0, set()
 
     def move(*_: Any) -> None:
         nonlocal tried
@@ -574,16 +575,26 @@ def test_a_signal_handler_between_rows_does_not_move_the_key(backend: sb.StateBa
     delays = random.Random(5)
     try:
         for _ in range(3000):
+            if call == "clear_key":
+                made.keyed.set_current_key(77)
+                made.state.add(1)
+                boxes.update(Box(1))
+                made.keyed.set_current_key(3)
             signal.setitimer(signal.ITIMER_REAL, delays.uniform(1e-6, 1e-4))
             calls[call]()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            made.keyed.set_current_key(77)
+            halves.add((made.state.get() is None, boxes.value() is None))
+            made.keyed.clear_key()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert tried > 100
-    made.keyed.set_current_key(77)
-    assert (made.state.get(), boxes.value()) == (None, None)
+    # Key 77 is left alone. A handler that ran before clear_key() began had it clear all of key 77.
+    assert halves <= ({(False, False), (True, True)} if call == "clear_key" else {(True, True)})
     made.keyed.set_current_key(3)
-    assert (made.state.get(), boxes.value()) == ((3000, None) if call == "add_many" else (None, Box(3)))
+    expected = {"add_many": (3000, None), "update_many of objects": (None, Box(3)), "clear_key": (None, None)}
+    assert (made.state.get(), boxes.value()) == expected[call]
     made.keyed.close()
 
 

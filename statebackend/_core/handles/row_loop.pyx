@@ -38,6 +38,20 @@ def call_each(backend, list keys not None, list namespaces, list times, action, 
     return results
 
 
+def clear_key_in(KeyContext context not None, list states not None):
+    """Remove the current key's entries in these states. Finalisers of the objects may make another key current."""
+    cdef object saved = context._save_key()
+    try:
+        for state in states:
+            context._restore_key(saved)
+            for number in [0, *state._numbers_of_key()]:
+                context._restore_key(saved)
+                state._enter_namespace(number)
+                state.clear()
+    finally:
+        context._restore_key(saved)
+
+
 @cython.final
 cdef class Iteration:
     """An iterator over a generator. `check_call()` raises where a step may not begin, which leaves it open."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import statebackend.columns.one_count  # noqa: F401 - counts from then on
 from statebackend._core.handles.key_context import KeyContext
-from statebackend._core.handles.row_loop import Iteration, call_each
+from statebackend._core.handles.row_loop import Iteration, call_each, clear_key_in
 from statebackend._core.snapshots.changes import count_changes
 from statebackend._core.tables.state_core import StateCore
 from statebackend.backends.heap.load_rows import load, unload
@@ -149,17 +149,8 @@ class HeapKeyedBackend(KeyContext, CheckpointedKeyedBackend):
     def _entry_count(self, state: Any) -> int:
         return state._count()
 
-    def _clear_key_of(self, state: Any) -> None:
-        saved = self._save_key()
-        try:
-            for number in [0, *state._numbers_of_key()]:
-                self._restore_key(
-                    saved
-                )  # the finaliser of a removed object may have made another key current
-                state._enter_namespace(number)
-                state.clear()
-        finally:
-            self._restore_key(saved)
+    def _clear_key_in(self, states: list[Any]) -> None:
+        clear_key_in(self, states)
 
     def _merge(self, state: Any, target: bytes, sources: list[bytes]) -> None:
         saved = self._save_key()

@@ -163,9 +163,11 @@ class ReferenceKeyedBackend(CheckpointedKeyedBackend):
     def _entry_count(self, state: Any) -> int:
         return len(state.table)
 
-    def _clear_key_of(self, state: Any) -> None:
-        for at in state.table.places_of_key(self._key_group, self._key):
-            state.drop(at)
+    def _clear_key_in(self, states: list[Any]) -> None:
+        group, key = self._key_group, self._key
+        for state in states:
+            for at in state.table.places_of_key(group, key):
+                state.drop(at)
 
     def _merge(self, state: Any, target: bytes, sources: list[bytes]) -> None:
         merged = None

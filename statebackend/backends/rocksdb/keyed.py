@@ -321,13 +321,14 @@ class RocksDbKeyedBackend(CurrentKey, CheckpointedKeyedBackend):
         states = self.written_states()
         return (self._count(each.table, each.descriptor, of_rows=True) for each in states)
 
-    def _clear_key_of(self, state: Any) -> None:
+    def _clear_key_in(self, states: list[Any]) -> None:
         prefix = self.store.key_prefix
         with self.together():
-            if self.store.delete_all(state.table, prefix):
-                state.changed(prefix)
-            if state.has_drops:
-                self._note_key_cleared(state, prefix)
+            for state in states:
+                if self.store.delete_all(state.table, prefix):
+                    state.changed(prefix)
+                if state.has_drops:
+                    self._note_key_cleared(state, prefix)
 
     def _note_key_cleared(self, state: Any, prefix: bytes) -> None:
         """Have the next snapshot remove what compactions have dropped of a key, too, in all namespaces."""
