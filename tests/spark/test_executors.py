@@ -7,6 +7,7 @@ import os
 import random
 import re
 import select
+import signal
 import sys
 import tarfile
 import time
@@ -285,6 +286,33 @@ def test_a_driver_killed_at_random(
     with Cluster(tmp_path, "local[3]") as driver:
         assert driver.ask("run", folder=place)["error"] is None
     check_running(place)
+
+
+@pytest.mark.stress
+def test_query_goes_on_when_driver_was_stopped_for_30_seconds(
+    folder: Callable[..., Path], tmp_path: Path, rng: random.Random
+) -> None:
+    """The hosts have given the driver up by then."""
+    place = folder("stopped driver", 2)
+    with Cluster(tmp_path) as driver:
+        driver.tell("run", folder=place, endless=True, hosts={"silence": 10.0, "max_tries": 10})
+        for stop in range(4):
+            before = num_calls(place)
+            waits_for(
+                "two batches", lambda before=before: has_answered(driver) or num_calls(place) > before + 1
+            )
+            assert not has_answered(driver), driver.answer()
+            if stop == 3:
+                break
+            time.sleep(rng.random())  # anywhere in a batch
+            driver.signal_driver(signal.SIGSTOP)
+            time.sleep(30)
+            driver.signal_driver(signal.SIGCONT)
+            print("stopped at batch", num_calls(place))
+        driver.kill()
+    with Cluster(tmp_path, "local[3]") as driver:
+        assert driver.ask("run", folder=place)["error"] is None
+    print(check_running(place))
 
 
 @pytest.mark.stress

@@ -74,13 +74,15 @@ class Cluster:
                 return answer["answer"]
         raise AssertionError(self.log.read_text()[-6000:])
 
+    def signal_driver(self, number: signal.Signals) -> None:
+        """Send a signal to the driver, its JVM first, and to nothing else."""
+        jvms = [pid for pid, command in marked(self.mark).items() if "SparkSubmit" in command]
+        for pid in [*jvms, self.process.pid]:
+            os.kill(pid, number)
+
     def kill(self) -> None:
         """Kill the driver, its JVM first, and nothing else."""
-        mine = marked(self.mark)
-        for pid, command in mine.items():
-            if "SparkSubmit" in command:
-                os.kill(pid, signal.SIGKILL)
-        self.process.kill()
+        self.signal_driver(signal.SIGKILL)
         self.process.wait()
 
     def close(self) -> None:
