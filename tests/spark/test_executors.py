@@ -21,6 +21,7 @@ import pytest
 from executors_query import STORY, check_running, marked, sink_of, waits_for, write_input
 from local_spark import needs_java
 from pyarrow.dataset import dataset, partitioning
+from refusing_disks import fill, small_disk
 from spark_cluster import Cluster, can_hide, standalone
 from spark_streams import Stream, len_of, numbers, spark, stream
 
@@ -28,7 +29,7 @@ import statebackend as sb
 from statebackend.checkpoint.files import open_place
 from statebackend.spark.sinks.sink_log import SinkLog
 
-__all__ = ["spark", "stream"]
+__all__ = ["small_disk", "spark", "stream"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_java]
 
 KINDS = ("host", "task", "executor", "stop")
@@ -363,6 +364,34 @@ def test_an_older_driver_is_fenced_by_a_newer_one_without_locks(
             ends["older", re.findall(conflict, error)[-1]] += 1
         print(ends)
         assert first.ask("run", folder=place)["error"] is None
+    check_running(place)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_batches_fail_while_disk_of_store_is_full_and_succeed_later(
+    cluster: Cluster, folder: Callable[..., Path], small_disk: Path, rng: random.Random, backend: str
+) -> None:
+    place = folder("full", 2)
+    options = {"folder": place, "checkpoint": f"file://{small_disk}/state", "backend": backend}
+    (place / "state").symlink_to(small_disk / "state")
+
+    def has_ended_on_full_disk() -> bool:
+        fill(small_disk / f"ballast-{time.time_ns()}")  # again: old checkpoints are removed
+        return has_answered(cluster)
+
+    for _ in range(4):
+        before = num_calls(place)
+        cluster.tell("run", endless=True, **options)
+        waits_for("two batches", lambda before=before: num_calls(place) > before + 1)
+        time.sleep(rng.random())  # anywhere in a batch
+        waits_for("the end of the query", has_ended_on_full_disk)
+        assert "No space left on device" in cluster.answer()["error"]
+        print(backend, "full at batch", num_calls(place))
+        assert "No space left on device" in cluster.ask("run", **options)["error"]
+        for ballast in small_disk.glob("ballast-*"):
+            ballast.unlink()
+    assert cluster.ask("run", **options)["error"] is None
     check_running(place)
 
 
