@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import pickle
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from all_backends import BACKENDS
@@ -132,6 +136,57 @@ def test_a_snapshot_describes_its_own_moment_while_state_changes_on(
             story.change(500)
             committed = store.commit(checkpoint_id, [pending.result()])
             assert restored("reference", int, committed) == held
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_snapshots_under_heavy_writes_restore_their_moments(
+    tmp_path: Path, backend: str, np_rng: np.random.Generator
+) -> None:
+    """For ``STATEBACKEND_SNAPSHOT_SECONDS``, with up to three snapshots in flight."""
+    until = time.monotonic() + float(os.environ.get("STATEBACKEND_SNAPSHOT_SECONDS", "180"))
+    keys, zeros = np.arange(50_000), np.zeros(50_000, np.int64)
+
+    def states(keyed: Any) -> tuple[Any, Any, Any]:
+        entries = sb.MapStateDescriptor("entries", int, int)
+        descriptors = DESCRIPTORS["count"](), sb.ListStateDescriptor("numbers", int), entries
+        return tuple(map(keyed.get_state, descriptors))  # type: ignore[return-value]
+
+    def read(count: Any, numbers: Any, entries: Any) -> list[pa.Array]:
+        return [count.get_many(keys), numbers.get_many(keys), entries.get_many(keys, zeros)]
+
+    with create(backend) as keyed, open_store(tmp_path) as store:
+        count, numbers, entries = states(keyed)
+        flights: list[tuple[int, Any, list[pa.Array]]] = []
+        commits, batches = 0, 0
+
+        def write(rows: int) -> None:
+            nonlocal batches
+            batches += any(not pending.done() for _, pending, _ in flights)
+            # Half of the batches take an eighth of the keys, so that others stay untouched for long.
+            some = np_rng.choice(keys[: np_rng.choice([len(keys), len(keys) // 8])], rows, replace=False)
+            count.update_many(some, some + batches)
+            numbers.add_many(some[::2], some[::2] + batches)
+            entries.put_many(some[1::2], zeros[: len(some) // 2], some[1::2] + batches)
+            np_rng.choice([count, numbers, entries]).clear_many(some[: rows // 3])
+
+        for number in itertools.count():
+            rows = int(np_rng.choice([100, 5_000]))  # a delta and a base
+            write(rows)
+            held = read(count, numbers, entries)
+            flights.append((number, keyed.snapshot(number, store, incremental=np_rng.random() < 0.7), held))
+            while not flights[-1][1].done() and np_rng.random() < 0.95:
+                write(rows)
+            while len(flights) > np_rng.integers(3):
+                checkpoint_id, pending, held = flights.pop(0)
+                committed = store.commit(checkpoint_id, [pending.result()])
+                with create(backend, restore=committed) as again:
+                    assert read(*states(again)) == held, f"checkpoint {checkpoint_id}"
+                commits += 1
+            if time.monotonic() > until and not flights:
+                break
+    print(backend, commits, "snapshots,", batches, "batches while they were written")
+    assert batches > commits // 2
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
