@@ -504,14 +504,18 @@ def files_in(place: Path) -> dict[str, int]:
 
 @pytest.mark.stress
 def test_two_thousand_batches_leave_no_growth(folder: Callable[..., Path], tmp_path: Path) -> None:
-    """What there is after 500 batches is all that there is after 2,000; each is the least of several looks."""
+    """What there is after a quarter of ``STATEBACKEND_BATCHES`` is all that there is after the last, by the least of
+    several looks.
+    """
+    last = int(os.environ.get("STATEBACKEND_BATCHES", "2000"))
+    early = last // 4
     place = folder("long", 2)
     cluster = Cluster(tmp_path)
     looks: dict[int, list[dict[str, dict[str, int]]]] = {}
     files: dict[int, list[dict[str, int]]] = {}
     try:
         cluster.tell("run", folder=place, endless=True)
-        for at in (500, 2000):
+        for at in (early, last):
             waits_for(f"batch {at}", lambda at=at: num_calls(place) >= at, 3600)
             for _ in range(20):
                 looks.setdefault(at, []).append(used_by(cluster.mark))
@@ -525,13 +529,13 @@ def test_two_thousand_batches_leave_no_growth(folder: Callable[..., Path], tmp_p
         return min(look[kind][what] for look in looks[at])
 
     for kind in ("driver", "workers", "jvm"):
-        told = {what: (least(500, kind, what), least(2000, kind, what)) for what in looks[500][0][kind]}
+        told = {what: (least(early, kind, what), least(last, kind, what)) for what in looks[early][0][kind]}
         print(kind, told)
         for what in ("processes", "threads", "files"):
             assert told[what][1] <= told[what][0] + 2, (kind, told)
         # The JVM's heap goes up to its limit; Spark keeps figures of a number of batches and stages there.
         assert told["megabytes"][1] <= told["megabytes"][0] + (1500 if kind == "jvm" else 20), (kind, told)
-    for name in files[500][0]:
-        before, after = (min(each[name] for each in files[at]) for at in (500, 2000))
+    for name in files[early][0]:
+        before, after = (min(each[name] for each in files[at]) for at in (early, last))
         print(name, before, after)
         assert after <= before + 5
