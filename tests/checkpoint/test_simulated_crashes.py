@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from simulated_disk import Dead, Disk, Folder, SimulatedCalls
@@ -56,6 +59,13 @@ def calls_of_the_story() -> list[str]:
 
 
 STORY = calls_of_the_story()
+Chosen = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+@pytest.fixture
+def chosen(day_rng: random.Random, is_stress: bool) -> Chosen:
+    """Chooses a third of the places by the day; all of them with ``--stress``."""
+    return lambda places: places if is_stress else day_rng.sample(places, -(-len(places) // 3))
 
 
 def run_until(disk: Disk, at: int, what: object) -> tuple[Told, SimulatedCalls, BaseException | None]:
@@ -156,9 +166,9 @@ ANSWERS = ["fail", "lie", errno.ENOSPC]
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("answer", ANSWERS, ids=str)
 @pytest.mark.parametrize("policy", ["kept", "lost"])
-def test_every_call_fails_once(answer: object, policy: str) -> None:
+def test_every_call_fails_once(answer: object, policy: str, chosen: Chosen) -> None:
     """The process goes on, as told by the error it got; then the power fails."""
-    for at in range(len(STORY)):
+    for at in chosen(range(len(STORY))):
         disk = new_disk()
         told, calls, error = run_until(disk, at, answer)
         where = f"call {at} ({STORY[at]}), {answer}"
@@ -301,13 +311,13 @@ def without_links(number: int, name: str) -> object:
     return errno.EPERM if name == "link" else None
 
 
-def test_a_file_system_without_links() -> None:
+def test_a_file_system_without_links(chosen: Chosen) -> None:
     disk = new_disk()
     calls = SimulatedCalls(disk, without_links)
     told = Told()
     tell(lambda: files_on(disk, calls), told)
     assert calls.made.count("rename_exclusive") == calls.made.count("link") > 5
-    for at in range(len(calls.made)):
+    for at in chosen(range(len(calls.made))):
         disk = new_disk()
         dying = SimulatedCalls(disk, lambda n, name, at=at: "die" if n == at else without_links(n, name))
         told = Told()
@@ -333,7 +343,7 @@ def test_a_file_system_that_can_do_neither_is_refused() -> None:
     assert left == [], "nothing of the attempt stays"
 
 
-def test_a_file_system_that_can_do_neither_with_a_single_writer() -> None:
+def test_a_file_system_that_can_do_neither_with_a_single_writer(chosen: Chosen) -> None:
     """Killed at every call: what is committed is there, and ids are taken once."""
 
     def files(calls: SimulatedCalls) -> PosixFiles:
@@ -344,7 +354,7 @@ def test_a_file_system_that_can_do_neither_with_a_single_writer() -> None:
     told = Told()
     tell(lambda: files(calls), told)
     assert calls.made.count("rename_exclusive") == calls.made.count("link") > 5
-    for at in range(len(calls.made)):
+    for at in chosen(range(len(calls.made))):
         disk = new_disk()
         dying = SimulatedCalls(
             disk, lambda n, name, at=at: "die" if n == at else with_nothing_exclusive(n, name)
@@ -443,7 +453,7 @@ def test_a_second_writer_opens_before_every_call_of_a_commit() -> None:
     assert outcomes == {True, False}
 
 
-def test_a_second_writer_dies_while_it_fences_one_that_commits() -> None:
+def test_a_second_writer_dies_while_it_fences_one_that_commits(chosen: Chosen) -> None:
     """At every step of its opening, begun at every step of the first's commit, which then goes on."""
     clean = SimulatedCalls(new_disk())
     store = open_store(files_on(clean.disk, clean))
@@ -453,27 +463,26 @@ def test_a_second_writer_dies_while_it_fences_one_that_commits() -> None:
     steps, end = range(start, len(clean.made)), len(clean.made)
     open_store(files_on(clean.disk, clean))
     outcomes = set()
-    for at in steps:
-        for death in range(len(clean.made) - end):
-            disk = new_disk()
+    for at, death in chosen(list(itertools.product(steps, range(len(clean.made) - end)))):
+        disk = new_disk()
 
-            def plan(number: int, name: str, at: int = at, death: int = death, disk: Disk = disk) -> None:
-                if number == at:
-                    dying = SimulatedCalls(disk, lambda number, name: "die" if number == death else None)
-                    with contextlib.suppress(Dead):
-                        open_store(files_on(disk, dying))
+        def plan(number: int, name: str, at: int = at, death: int = death, disk: Disk = disk) -> None:
+            if number == at:
+                dying = SimulatedCalls(disk, lambda number, name: "die" if number == death else None)
+                with contextlib.suppress(Dead):
+                    open_store(files_on(disk, dying))
 
-            calls = SimulatedCalls(disk, plan)
-            first, told = open_store(files_on(disk, calls)), Told()
-            take(first, 0, told)
-            try:
-                take(first, 1, told)
-                outcomes.add(True)
-            except CommitConflictError:
-                told.tried = None
-                outcomes.add(False)
-            left = disk.crash("kept")
-            check_recovery(files_on(left), listing(left), told)
+        calls = SimulatedCalls(disk, plan)
+        first, told = open_store(files_on(disk, calls)), Told()
+        take(first, 0, told)
+        try:
+            take(first, 1, told)
+            outcomes.add(True)
+        except CommitConflictError:
+            told.tried = None
+            outcomes.add(False)
+        left = disk.crash("kept")
+        check_recovery(files_on(left), listing(left), told)
     assert outcomes == {True, False}
 
 
@@ -562,9 +571,9 @@ def test_openers_that_race_for_an_epoch() -> None:
         check_recovery(files_on(left), listing(left), told)
 
 
-def test_what_a_new_writer_has_seen_survives() -> None:
+def test_what_a_new_writer_has_seen_survives(chosen: Chosen) -> None:
     """A process dies anywhere, the next one opens and builds on what it finds; then the power fails."""
-    for at in range(len(STORY)):
+    for at in chosen(range(len(STORY))):
         disk = new_disk()
         run_until(disk, at, "die")
         seen = open_store(files_on(disk)).latest()
