@@ -45,10 +45,11 @@ def copy(whole: tuple[Path, list[Any], list[str]], tmp_path: Path) -> Path:
 def restore(root: Path) -> list[Any]:
     """What a restart finds, operator state at the end."""
     checkpoint = sb.CheckpointStore(root).open(2)
-    with sb.create_backend("heap").create_keyed_backend(int, max_parallelism=32, restore=checkpoint) as keyed:
-        found = contents(keyed)
+    # First, as the rows of keyed state take long.
     operator = sb.create_backend("heap").create_operator_backend(restore=checkpoint)
-    return [found, operator.get_list_state(sb.ListStateDescriptor("offsets", int)).get()]
+    offsets = operator.get_list_state(sb.ListStateDescriptor("offsets", int)).get()
+    with sb.create_backend("heap").create_keyed_backend(int, max_parallelism=32, restore=checkpoint) as keyed:
+        return [contents(keyed), offsets]
 
 
 def check_damaged(root: Path, held: list[Any], name: str) -> None:
