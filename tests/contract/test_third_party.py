@@ -92,7 +92,6 @@ def test_it_passes_the_contract_suite(package: Path) -> None:
             "enumeration",
             "marks",
             "vectorised",
-            "state_machine",
             "backend_rules",
             "flink_programs",
             "operator_state",
