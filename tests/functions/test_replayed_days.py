@@ -79,7 +79,7 @@ def live(events: list[Event]) -> list[list[Event]]:
 
 
 def events_for(backend: str) -> int:
-    return 1_500 if backend == "heap" else 150
+    return 450 if backend == "heap" else 150
 
 
 @pytest.mark.parametrize("timers", ["after_batch", "in_order"])
@@ -113,7 +113,7 @@ def test_windows_and_sessions_are_those_of_the_live_day(
 def test_any_cuts_into_batches_give_the_same(
     backend: str, function: type[sb.KeyedProcessFunction], rng: random.Random
 ) -> None:
-    for _ in range(8 if backend == "heap" else 3):
+    for _ in range(5 if backend == "heap" else 3):
         events = day(rng, events_for(backend) // 3, ordered_by_user=function is Counts)
         first, second = (cut_at_random(events, rng) for _ in range(2))
         wanted = replay(function(), first, "in_order", backend)
@@ -135,7 +135,7 @@ class UsualTest(sb.KeyedProcessFunction):
 def test_the_usual_test_of_lateness_drops_late_rows_and_no_others(
     backend: str, batches: int, rng: random.Random
 ) -> None:
-    events = day(rng, 1_000, ordered_by_user=False)
+    events = day(rng, 400, ordered_by_user=False)
     for delay in (DELAY, DELAY // 20):
         late, newest = set(), None
         for batch in cut(events, batches):
