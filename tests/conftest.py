@@ -39,6 +39,9 @@ hypothesis.settings.register_profile(
 
 DEFAULT_SEED = 20_240_101
 
+#: For the JVMs of tests, which end after seconds: the quick compiler alone takes half the processor time to warm up.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("statebackend")
@@ -57,6 +60,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     stress = config.getoption("stress")
     hypothesis.settings.load_profile("stress" if stress else "ci")
+    if not stress:
+        # Of Spark's drivers, and of its masters and workers. `spark_cluster` hands them on to executors.
+        os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED)
+        os.environ.setdefault("SPARK_DAEMON_JAVA_OPTS", SHORT_LIVED)
     if config.option.seed is None:
         config.option.seed = secrets.randbelow(2**31) if stress else DEFAULT_SEED
     wanted, found = os.environ.get("STATEBACKEND_BUILD"), core_build()

@@ -36,7 +36,12 @@ class Cluster:
         #: Where all its processes have their temporary files.
         self.temporary = folder / f"tmp-{self.mark}"
         self.temporary.mkdir()
-        conf = {"spark.local.dir": str(self.temporary), **conf}
+        java_options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+        conf = {
+            "spark.local.dir": str(self.temporary),
+            "spark.executor.extraJavaOptions": java_options,
+            **conf,
+        }
         self.log = folder / f"log-{self.mark}"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
