@@ -26,6 +26,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
         SparkSession.builder.master("local[2]")
         .appName("statebackend tests")
         .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")  # of few rows; Spark makes 200
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .getOrCreate()
     )

@@ -17,7 +17,8 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     folder, files_a_batch = Path(sys.argv[1]), int(sys.argv[2])
     runs = [Run(folder, *each.split("-"), files_a_batch) for each in sys.argv[3:]]
