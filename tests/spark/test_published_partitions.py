@@ -221,13 +221,17 @@ def test_a_rewind_takes_the_files_of_all_partitions_back(stream: Stream) -> None
 
 
 def test_a_stream_reads_whole_batches_through_the_log(stream: Stream) -> None:
-    """Over more than two of its compact entries, of which each batch is seen once."""
+    """Over more than two of its compact entries, of which each batch is seen once.
+
+    It reads after the first batch, right before and after each compact entry, and after many batches at once.
+    """
     out = stream.folder / "out"
     seen: list[int] = []
     for number in range(24):
         stream.add(pa.table({"user": ["a", "b"], "n": [2 * number, 2 * number + 1]}))
-        stream.run(batches(stream, parquet(out, partition_by="user")))
-        stream.read_on(out, lambda frame, _: seen.extend(row.total for row in frame.collect()))
+        if number in (0, 7, 8, 9, 17, 18, 19, 23):
+            stream.run(batches(stream, parquet(out, partition_by="user")))
+            stream.read_on(out, lambda frame, _: seen.extend(row.total for row in frame.collect()))
     assert sorted(seen) == list(range(48))
     kept = sorted(name for name in os.listdir(out / FOLDER) if not name.startswith((".", "s")))
     assert kept == sorted(["9.compact", *map(str, range(10, 19)), "19.compact", *map(str, range(20, 25))])
