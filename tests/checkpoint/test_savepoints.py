@@ -404,7 +404,7 @@ def test_a_savepoint_is_of_its_own_moment(tmp_path: Path) -> None:
 def test_a_savepoint_of_many_states_waits_for_the_disk_once_for_each_file_and_its_folder(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, synced, sync = 150, [], PosixCalls.sync
+    count, synced, sync = 60, [], PosixCalls.sync
 
     def syncing(calls: PosixCalls, descriptor: int) -> None:
         synced.append(descriptor)
