@@ -167,7 +167,7 @@ MODES = ["rows", "timers", "times", "mixed"]
 
 def a_call(kind: str, of: str, rng: random.Random, in_columns: bool) -> tuple[str, tuple[Any, ...]]:
     """A call of a state of this kind, with its arguments; one that there is for columns, too, if asked for."""
-    value = a_value(kind, rng)
+    value = sample(kind, rng)
     if of == "map":
         key = rng.choice(["", "k"]) if kind == "text map" else rng.randrange(3)
         choices: list[Any] = [("put", (key, value))] * 3 + [("get", (key,))] * 3 + [("remove", (key,))]
@@ -177,16 +177,10 @@ def a_call(kind: str, of: str, rng: random.Random, in_columns: bool) -> tuple[st
     choices = [("update" if of == "value" else "add", (value,))] * 4
     choices += [("value" if of == "value" else "get", ())] * 4 + [("exists", ()), ("clear", ())]
     if of == "list" and not in_columns:
-        choices.append(("update", ([a_value(kind, rng) for _ in range(rng.randrange(1, 3))],)))
+        choices.append(("update", ([sample(kind, rng) for _ in range(rng.randrange(1, 3))],)))
     if of in ("list", "reducing", "aggregating") and not in_columns:
         choices.append(("merge_namespaces", (rng.choice(SPACES), rng.sample(SPACES, rng.randrange(1, 3)))))
     return rng.choice(choices)
-
-
-def a_value(kind: str, rng: random.Random) -> Any:
-    if "text" in kind:
-        return rng.choice(["", "a", "b" * 40])
-    return {"n": rng.randrange(9)} if kind == "object" else rng.randrange(9)
 
 
 def cut(rows: list[Row], rng: random.Random) -> Iterator[list[Row]]:
