@@ -7,11 +7,11 @@ True
 
 from statebackend.checkpoint.store.data_files import DataFile, DataWriter
 from statebackend.checkpoint.store.encryption import BlockCipher
-from statebackend.checkpoint.store.json_checks import FORMAT
 from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile
 from statebackend.checkpoint.store.metadata import Metadata
 from statebackend.checkpoint.store.pending import PendingSnapshot
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
+from statebackend.checkpoint.store.sealed import FORMAT
 from statebackend.checkpoint.store.store import CheckpointStore
 
 __all__ = [

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statebackend._core.key_groups import HashPlan
-from statebackend.checkpoint.store.json_checks import MAX_INTEGER
+from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.columns.nested_columns import encoded_keys
 from statebackend.errors import UsageError
 from statebackend.keys import key_encoder, range_for

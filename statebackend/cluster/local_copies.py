@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from statebackend.checkpoint.files.interface import Buffer, FileSink, StoreFiles
 from statebackend.checkpoint.keyed.native_files import NATIVE
-from statebackend.checkpoint.store.checksums import crc32c
+from statebackend.checkpoint.store.sealed import crc32c
 from statebackend.cluster.staging import is_alive
 
 __all__ = ["FilesWithCopies", "folder_of_copies"]

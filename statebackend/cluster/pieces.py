@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 import pyarrow as pa
 
 from statebackend.checkpoint.files.interface import Buffer
-from statebackend.checkpoint.store.checksums import crc32c
+from statebackend.checkpoint.store.sealed import crc32c
 from statebackend.errors import ClosedError, StoreError, UsageError
 
 __all__ = ["NO_ROOM", "Kind", "Piece", "PieceSum", "PieceSums", "Room", "Tag", "Try"]

@@ -16,9 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from statebackend.checkpoint.store.json_checks import Malformed, integer
 from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
-from statebackend.checkpoint.store.sealed import JsonObject
+from statebackend.checkpoint.store.sealed import JsonObject, Malformed, integer
 from statebackend.errors import CorruptCheckpointError, SerializationError
 from statebackend.operator_state.element_columns import column_type, to_bytes
 from statebackend.operator_state.operator_snapshots import PART, StateView, section, type_roles

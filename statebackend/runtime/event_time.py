@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from statebackend.checkpoint.store.json_checks import MAX_INTEGER
+from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.errors import UsageError
 from statebackend.keys import TimeColumn, time_column
 from statebackend.types import is_not_a_time

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore
-from statebackend.checkpoint.store.json_checks import MAX_INTEGER
+from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.runtime.origin import Origin
 

@@ -11,7 +11,7 @@ import pytest
 from store_files import commit, write
 
 from statebackend.checkpoint import CheckpointStore, Manifest, Metadata, StateSnapshot, StoredFile
-from statebackend.checkpoint.store.entries import Entry
+from statebackend.checkpoint.store.log import Entry
 from statebackend.checkpoint.store.log_state import LogState, Restart, Run, Times
 from statebackend.checkpoint.store.sealed import seal, unseal
 from statebackend.errors import CorruptCheckpointError, StateBackendError
@@ -309,7 +309,7 @@ def test_a_newer_version_is_named() -> None:
     "body", [b'{"a"', b'{"a":1]', b'[{"a":1', b"{" + b'"a":{' * 100_000, b'"a', b'{"a":\xff', b""]
 )
 def test_a_right_checksum_over_what_is_no_object(body: bytes) -> None:
-    from statebackend.checkpoint.store.checksums import crc32c
+    from statebackend.checkpoint.store.sealed import crc32c
 
     with pytest.raises(CorruptCheckpointError, match=r"x\.json"):
         unseal(body + b',"checksum":"crc32c:%08x"}\n' % crc32c(body), "x.json")

@@ -26,7 +26,7 @@ from statebackend.checkpoint.format import (
     write_data_file,
 )
 from statebackend.checkpoint.format.index import TRAILER, Trailer
-from statebackend.checkpoint.store.checksums import crc32c
+from statebackend.checkpoint.store.sealed import crc32c
 from statebackend.errors import CorruptCheckpointError, StoreError, UsageError
 from statebackend.keys.key_groups import KeyGroupRange
 

@@ -26,10 +26,9 @@ import statebackend as sb
 from statebackend.checkpoint import DataWriter, StateSnapshot, StoredFile
 from statebackend.checkpoint.files import PosixFiles
 from statebackend.checkpoint.keyed import chain
-from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.encryption import BLOCK
-from statebackend.checkpoint.store.entries import Entry
-from statebackend.checkpoint.store.sealed import seal, unseal
+from statebackend.checkpoint.store.log import Entry
+from statebackend.checkpoint.store.sealed import crc32c, seal, unseal
 from statebackend.runtime.output import Committed
 
 OVERHEAD = 28

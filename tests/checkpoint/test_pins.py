@@ -12,14 +12,14 @@ import pytest
 from stopped_time import StoppedTime
 
 import statebackend as sb
-from statebackend.checkpoint.store import pins, removal
+from statebackend.checkpoint.store import pins, retention
 from statebackend.checkpoint.store import store as stores
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedTime:
     made = StoppedTime()
-    for module in (stores, removal):
+    for module in (stores, retention):
         monkeypatch.setattr(module, "time", made)
     monkeypatch.setattr(pins, "time", made)
     return made

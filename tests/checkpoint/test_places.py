@@ -25,7 +25,7 @@ from statebackend.checkpoint import Checkpoint, StoredFile
 from statebackend.checkpoint.files import Place, PosixFiles, open_place
 from statebackend.checkpoint.files.objects import ObjectFiles
 from statebackend.checkpoint.files.places import ObjectPlace, PosixPlace
-from statebackend.checkpoint.store.publishing import published
+from statebackend.checkpoint.store.reader import published
 from statebackend.errors import StoreError
 
 __all__ = ["object_server"]

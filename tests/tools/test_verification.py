@@ -167,7 +167,7 @@ def change_file(root: Path, name: str, change: Callable[[bytes], bytes]) -> None
         for file in [*files, *(each for own in manifest["outputs"].values() for each in own)]:
             if file["name"] == name:
                 file["size"] = len(content)
-                file["checksum"] = f"crc32c:{sb.checkpoint.store.checksums.crc32c(content):08x}"
+                file["checksum"] = f"crc32c:{sb.checkpoint.store.sealed.crc32c(content):08x}"
         path.write_bytes(seal(manifest))
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from statebackend._core.rocksdb.database import ColumnFamily
 from statebackend.checkpoint.keyed import StateDescription
-from statebackend.checkpoint.store.json_checks import Malformed, instance, integer, members_of
+from statebackend.checkpoint.store.sealed import Malformed, instance, integer, members_of
 from statebackend.errors import CorruptCheckpointError, SerializationError
 from statebackend.types import Serializer, Type, from_config, of
 

@@ -21,9 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from statebackend.checkpoint.store.checksums import crc32c
-from statebackend.checkpoint.store.json_checks import Malformed, instance, integer, members_of
-from statebackend.checkpoint.store.sealed import JsonObject
+from statebackend.checkpoint.store.sealed import JsonObject, Malformed, crc32c, instance, integer, members_of
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.keys import MAX_PARALLELISM
 

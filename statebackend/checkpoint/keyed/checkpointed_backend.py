@@ -30,11 +30,11 @@ from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savep
 from statebackend.checkpoint.keyed.snapshot_files import SnapshotWriting, Taken, TakenRows, TakenStates
 from statebackend.checkpoint.keyed.snapshot_log import SnapshotLog
 from statebackend.checkpoint.store.data_files import DataWriter
-from statebackend.checkpoint.store.json_checks import MAX_INTEGER
 from statebackend.checkpoint.store.manifest import StateSnapshot
 from statebackend.checkpoint.store.pending import PendingSnapshot, WritingThreads
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
+from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.checkpoint.store.store import CheckpointStore, target_for
 from statebackend.errors import MemoryLimitError, UsageError
 from statebackend.keys import KeyGroupRange

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from statebackend.checkpoint.store.json_checks import Malformed, instance
-from statebackend.checkpoint.store.sealed import JsonObject
+from statebackend.checkpoint.store.sealed import JsonObject, Malformed, instance
 from statebackend.errors import CorruptCheckpointError, SerializationError, StateMigrationError
 from statebackend.state import RESERVED, StateDescriptor
 from statebackend.types import Compatibility, Type

@@ -28,9 +28,8 @@ from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.merged_rows import applied
 from statebackend.checkpoint.keyed.restored_states import PART, RestoredState, RestoredStates
 from statebackend.checkpoint.keyed.stored_rows import StoredRows
-from statebackend.checkpoint.store.json_checks import Malformed, groups_json, groups_of, integer
 from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
-from statebackend.checkpoint.store.sealed import JsonObject
+from statebackend.checkpoint.store.sealed import JsonObject, Malformed, groups_json, groups_of, integer
 from statebackend.errors import CorruptCheckpointError, StateMigrationError
 from statebackend.keys import (
     MAX_PARALLELISM,

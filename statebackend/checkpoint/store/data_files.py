@@ -26,21 +26,23 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import pyarrow as pa
 
 from statebackend.checkpoint.files import FileSink, StoreFiles
 from statebackend.checkpoint.files.interface import Buffer
 from statebackend.checkpoint.files.layout import data_folder
-from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.encryption import EncryptedBlocks, Encryption
 from statebackend.checkpoint.store.manifest import FILE_KINDS, StoredFile
+from statebackend.checkpoint.store.sealed import crc32c
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, StoreError, UsageError
 from statebackend.keys import KeyGroupRange
 
-__all__ = ["DataFile", "DataWriter", "storing"]
+__all__ = ["DataFile", "DataWriter", "at_once", "storing"]
 
 _log = logging.getLogger(__name__)
 
@@ -464,3 +466,22 @@ class DataWriter:
         except OSError as error:
             _log.warning("a file of an aborted snapshot stays until the store is next opened: %s", error)
         self._check_not_aborted()
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: So many are done one after the other: a thread costs more than a request to a local disk.
+_FEW = 8
+_THREADS = 32
+
+
+def at_once(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Call a function for each item, from several threads if there are many; its results in order.
+
+    If calls raise, the first error is raised here, when all others have ended.
+    """
+    if len(items) <= _FEW:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(min(_THREADS, len(items))) as pool:
+        return list(pool.map(call, items))

@@ -32,8 +32,7 @@ import pyarrow as pa
 
 from statebackend.checkpoint.files.interface import Buffer
 from statebackend.checkpoint.files.layout import METADATA
-from statebackend.checkpoint.store.json_checks import integer, members_of
-from statebackend.checkpoint.store.sealed import JsonObject
+from statebackend.checkpoint.store.sealed import JsonObject, integer, members_of
 from statebackend.errors import CorruptCheckpointError, UsageError
 
 __all__ = [

@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from statebackend.checkpoint.files.layout import entry_name, parse_entry_name, split
-from statebackend.checkpoint.store.json_checks import (
+from statebackend.checkpoint.store.metadata import STORE_ID
+from statebackend.checkpoint.store.sealed import (
     Checked,
+    JsonObject,
     Malformed,
     instance,
     integer,
@@ -30,8 +32,6 @@ from statebackend.checkpoint.store.json_checks import (
     members_of,
     time_of,
 )
-from statebackend.checkpoint.store.metadata import STORE_ID
-from statebackend.checkpoint.store.sealed import JsonObject
 
 __all__ = ["Key", "LogState", "Restart", "Run", "Times"]
 

@@ -31,12 +31,10 @@ from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.interface import Fenced, Taken
 from statebackend.checkpoint.files.layout import METADATA, data_folder
 from statebackend.checkpoint.store.data_files import storing
-from statebackend.checkpoint.store.entries import Entry
-from statebackend.checkpoint.store.log import Log, read_log, read_metadata, without_metadata
+from statebackend.checkpoint.store.log import Entry, Log, Record, read_log, read_metadata, without_metadata
 from statebackend.checkpoint.store.log_state import LogState
 from statebackend.checkpoint.store.manifest import Manifest
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
-from statebackend.checkpoint.store.records import Record
 from statebackend.checkpoint.store.sealed import seal
 from statebackend.errors import (
     ClosedError,

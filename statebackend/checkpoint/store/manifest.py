@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from statebackend.checkpoint.files.layout import data_epoch, entry_name, is_data_file
-from statebackend.checkpoint.store.json_checks import (
+from statebackend.checkpoint.store.metadata import STORE_ID
+from statebackend.checkpoint.store.sealed import (
     Checked,
+    JsonObject,
     Malformed,
     from_json,
     groups_json,
@@ -32,8 +34,6 @@ from statebackend.checkpoint.store.json_checks import (
     members_of,
     time_of,
 )
-from statebackend.checkpoint.store.metadata import STORE_ID
-from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 
 __all__ = [

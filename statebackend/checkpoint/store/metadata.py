@@ -13,9 +13,10 @@ import re
 from dataclasses import dataclass
 
 from statebackend.checkpoint.store.encryption import check_same_encryption, check_sizes
-from statebackend.checkpoint.store.json_checks import (
+from statebackend.checkpoint.store.sealed import (
     FORMAT,
     Checked,
+    JsonObject,
     instance,
     integer,
     made,
@@ -23,7 +24,6 @@ from statebackend.checkpoint.store.json_checks import (
     members_of,
     parse,
 )
-from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.errors import StateMigrationError, UsageError
 from statebackend.keys import MAX_PARALLELISM
 

@@ -13,10 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.layout import data_folder
-from statebackend.checkpoint.store.at_once import at_once
-from statebackend.checkpoint.store.checksums import crc32c
-from statebackend.checkpoint.store.data_files import storing
-from statebackend.checkpoint.store.json_checks import FORMAT, instance, members_of, parse
+from statebackend.checkpoint.store.data_files import at_once, storing
 from statebackend.checkpoint.store.manifest import (
     CheckedStates,
     Manifest,
@@ -24,7 +21,7 @@ from statebackend.checkpoint.store.manifest import (
     StoredFile,
     checked_states,
 )
-from statebackend.checkpoint.store.sealed import JsonObject, seal
+from statebackend.checkpoint.store.sealed import FORMAT, JsonObject, crc32c, instance, members_of, parse, seal
 from statebackend.errors import CorruptCheckpointError
 
 __all__ = ["Parts"]

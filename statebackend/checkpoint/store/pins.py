@@ -22,17 +22,18 @@ from typing import TYPE_CHECKING
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.layout import PINS, is_data_file
 from statebackend.checkpoint.store.data_files import storing
-from statebackend.checkpoint.store.json_checks import (
+from statebackend.checkpoint.store.sealed import (
     FORMAT,
     Checked,
+    JsonObject,
     Malformed,
     instance,
     integer,
     made,
     members_of,
     parse,
+    seal,
 )
-from statebackend.checkpoint.store.sealed import JsonObject, seal
 from statebackend.errors import CorruptCheckpointError, UsageError
 
 if TYPE_CHECKING:

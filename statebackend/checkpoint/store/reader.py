@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from statebackend.checkpoint.files import Place, StoreFiles, open_files, without_secrets
 from statebackend.checkpoint.files.layout import METADATA
-from statebackend.checkpoint.store.checksums import crc32c
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.encryption import BlockCipher, agreed, check_cipher
 from statebackend.checkpoint.store.log import (
     Log,
+    Record,
     check_same_store,
     read_entry,
     read_log,
@@ -34,11 +34,10 @@ from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, Stor
 from statebackend.checkpoint.store.metadata import Metadata
 from statebackend.checkpoint.store.parts import Parts
 from statebackend.checkpoint.store.pins import Pin
-from statebackend.checkpoint.store.publishing import published
-from statebackend.checkpoint.store.records import Record
+from statebackend.checkpoint.store.sealed import crc32c
 from statebackend.errors import CorruptCheckpointError, StoreError, UsageError
 
-__all__ = ["Checkpoint", "CheckpointReader"]
+__all__ = ["Checkpoint", "CheckpointReader", "published"]
 
 _CHUNK = 4 << 20
 
@@ -476,3 +475,54 @@ class CheckpointReader:
             if not is_there:
                 raise _dropped(key.checkpoint_id) from error
             raise
+
+
+def published(
+    place: Place,
+    name: str,
+    opened: Callable[[], pa.NativeFile],
+    source: StoreFiles | None = None,
+    source_name: str = "",
+) -> str:
+    """Make what ``opened`` gives appear under this name, and say how; ``source`` has just this content as a file.
+
+    Linked from there if it lies on the same file system; else O(bytes).
+    """
+    with storing(f"publishing {place.address(name)}"):
+        if place.size(name) is None:
+            try:
+                how = None if source is None else place.adopt(name, source, source_name)
+                if how is not None:
+                    return how
+                with opened() as content:
+                    place.write(name, _chunks(content))
+                return "copied"
+            except FileExistsError:
+                pass  # another process has made it meanwhile
+        with opened() as content:
+            _check_same(content, place, name)
+        place.tidy(name)
+        place.settle(name)
+        return "there"
+
+
+def _check_same(content: pa.NativeFile, place: Place, name: str) -> None:
+    """Raise unless this name has the content. O(bytes)."""
+    with place.open_input(name) as other:
+        is_same = content.size() == other.size()
+        while is_same and (chunk := content.read(_CHUNK)):
+            is_same = other.read(_CHUNK) == chunk
+    if not is_same:
+        raise UsageError(
+            "a file of this name is there, with other content",
+            code="USAGE.PUBLISHED",
+            detail=place.address(name),
+            hint="the name belongs to one batch of one store. If the store was brought back from an older copy, bring "
+            "the folder back to the same moment: its files of later batches are read, too. If something else has "
+            "changed the file, move it away. Then run the query again",
+        )
+
+
+def _chunks(content: pa.NativeFile) -> Iterator[bytes]:
+    while chunk := content.read(_CHUNK):
+        yield chunk

@@ -34,12 +34,17 @@ import pyarrow as pa
 
 from statebackend.checkpoint.files import FileSink, StoreFiles, open_files
 from statebackend.checkpoint.files.interface import Buffer
-from statebackend.checkpoint.store.at_once import at_once
-from statebackend.checkpoint.store.checksums import crc32c
-from statebackend.checkpoint.store.data_files import storing
-from statebackend.checkpoint.store.json_checks import Malformed, instance, integer
+from statebackend.checkpoint.store.data_files import at_once, storing
 from statebackend.checkpoint.store.reader import CheckpointReader
-from statebackend.checkpoint.store.sealed import JsonObject, seal, unseal
+from statebackend.checkpoint.store.sealed import (
+    JsonObject,
+    Malformed,
+    crc32c,
+    instance,
+    integer,
+    seal,
+    unseal,
+)
 from statebackend.errors import CorruptCheckpointError, StateBackendError, StoreError, UsageError
 
 if TYPE_CHECKING:

@@ -14,20 +14,75 @@ b'{"id":7,"checksum":"crc32c:aeea8e84"}\\n'
 >>> unseal(sealed.replace(b"7", b"8", 1), "a.json")
 Traceback (most recent call last):
 statebackend.errors.CorruptCheckpointError: the file does not match its checksum (a.json, bytes 0 to 7)...
+
+The members are checked one by one. A mistake is the caller's if it makes an object, which raises `UsageError`, and
+damage if it comes from a file, which raises `CorruptCheckpointError`. Messages name members and types, never values.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import TypeAlias
+from collections.abc import Callable, Collection
+from typing import TypeAlias, TypeVar
 
-from statebackend.checkpoint.store.checksums import crc32c
-from statebackend.errors import CorruptCheckpointError, UsageError
+from statebackend.checkpoint.files.interface import Buffer
+from statebackend.errors import BackendUnavailableError, CorruptCheckpointError, UsageError
+from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 
-__all__ = ["JsonObject", "seal", "unseal"]
+__all__ = [
+    "Checked",
+    "FORMAT",
+    "JsonObject",
+    "MAX_INTEGER",
+    "Malformed",
+    "crc32c",
+    "from_json",
+    "groups_json",
+    "groups_of",
+    "instance",
+    "integer",
+    "jsonable",
+    "made",
+    "match",
+    "members_of",
+    "parse",
+    "seal",
+    "time_of",
+    "unseal",
+]
 
-#: An object as JSON has it. What a member is, is checked where it is read, by `json_checks`.
+_compiled: Callable[[Buffer, int], int] | None = None
+
+
+def crc32c(data: Buffer, value: int = 0) -> int:
+    """The CRC-32C of ``data``; ``value``, if given, is the CRC of the bytes in front of it. O(n), no copy.
+
+    The first call loads the core: importing the library loads nothing compiled.
+
+    >>> crc32c(b"456789", crc32c(b"123")) == crc32c(b"123456789")
+    True
+    """
+    if _compiled is None:
+        return _load()(data, value)
+    return _compiled(data, value)
+
+
+def _load() -> Callable[[Buffer, int], int]:
+    global _compiled
+    try:
+        from statebackend._core.crc32c import crc32c as compiled
+    except ImportError as error:
+        raise BackendUnavailableError(
+            "the compiled core, which takes the checksums of checkpoints, cannot be loaded",
+            detail=str(error),
+            hint="build it: run 'make test', or 'python setup.py build_ext --inplace'",
+        ) from error
+    _compiled = compiled
+    return _compiled
+
+
+#: An object as JSON has it. What a member is, is checked where it is read.
 JsonObject: TypeAlias = dict[str, object]
 
 _SEAL = re.compile(rb',"checksum":"crc32c:([0-9a-f]{8})"\}\n')
@@ -79,3 +134,191 @@ def unseal(data: bytes, name: str) -> JsonObject:
     if not isinstance(content, dict):
         raise CorruptCheckpointError("the file does not hold a JSON object", detail=name)
     return content
+
+
+#: The version of stores that this code makes and reads.
+FORMAT = 2
+
+MAX_INTEGER = 10**18 - 1
+
+T = TypeVar("T")
+
+
+class Malformed(Exception):
+    """A member is missing or wrong; the message names it, never its value."""
+
+
+def integer(value: object, what: str, low: int = 0, high: int = MAX_INTEGER) -> int:
+    """Check that a value is an integer within bounds, and no bool.
+
+    >>> integer(3, "the epoch", 1)
+    3
+    """
+    if type(value) is not int or not low <= value <= high:
+        raise Malformed(f"{what} is not an integer from {low} to {high}")
+    return value
+
+
+def instance(value: object, cls: type[T], what: str) -> T:
+    """Check that a value is an instance of a class.
+
+    >>> instance({}, dict, "extra")
+    {}
+    """
+    if not isinstance(value, cls):
+        raise Malformed(f"{what} is not a {cls.__name__}")
+    return value
+
+
+def match(value: object, pattern: re.Pattern[str], message: str) -> re.Match[str]:
+    """Check that a string matches a pattern as a whole; return the match.
+
+    >>> match("ab", re.compile("a(.)"), "not a and a letter")[1]
+    'b'
+    """
+    found = pattern.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise Malformed(message)
+    return found
+
+
+def members_of(data: object, what: str, needed: set[str], more: Collection[str] = ()) -> JsonObject:
+    """Check that data is a JSON object with all needed members, and no others than these and ``more``.
+
+    >>> members_of({"size": 1}, "a file", {"size"})
+    {'size': 1}
+    """
+    members: JsonObject = instance(data, dict, what)
+    if not needed <= members.keys():
+        raise Malformed(f"{what} has no {', '.join(sorted(needed - members.keys()))}")
+    if not members.keys() <= needed.union(more):
+        raise Malformed(f"{what} has members that this version does not know")
+    return members
+
+
+def time_of(value: object) -> int | None:
+    """Check a time in milliseconds, or None.
+
+    >>> time_of(-1)
+    -1
+    """
+    return None if value is None else integer(value, "now", -MAX_INTEGER)
+
+
+def jsonable(value: object, what: str) -> None:
+    """Check that JSON can hold a value, before a commit tries to write it.
+
+    >>> jsonable({"part": "keyed", "sizes": (1, 2)}, "extra")
+    >>> jsonable({"share": float("nan")}, "extra")
+    Traceback (most recent call last):
+    statebackend.checkpoint.store.json_checks.Malformed: extra is not JSON-able
+    """
+    try:
+        json.dumps(value, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Malformed(f"{what} is not JSON-able") from error
+
+
+def groups_of(value: object, what: str) -> KeyGroupRange | None:
+    """Key groups, from their range or its JSON form, or None.
+
+    >>> groups_of([0, 127], "the snapshot")
+    KeyGroupRange(0, 127)
+    """
+    if value is None or isinstance(value, KeyGroupRange):
+        return value
+    if not isinstance(value, list) or len(value) != 2:
+        raise Malformed(f"key groups of {what} are not a pair")
+    start, end = (integer(each, f"a key group of {what}", 0, MAX_PARALLELISM - 1) for each in value)
+    if start > end:
+        raise Malformed(f"key groups of {what} are not a range")
+    return KeyGroupRange(start, end)
+
+
+def groups_json(groups: KeyGroupRange | None) -> list[int] | None:
+    """The JSON form of key groups.
+
+    >>> groups_json(KeyGroupRange(0, 127))
+    [0, 127]
+    """
+    return None if groups is None else [groups.start, groups.end]
+
+
+class Checked:
+    """A dataclass that checks itself when it is made, and raises `UsageError` if the caller got it wrong.
+
+    >>> Checked()._check()
+    Traceback (most recent call last):
+    NotImplementedError
+    """
+
+    def __post_init__(self) -> None:
+        try:
+            self._check()
+        except Malformed as error:
+            raise UsageError(f"not a {type(self).__name__}: {error}") from None
+
+    def _check(self) -> None:
+        raise NotImplementedError
+
+    def _given(self, name: str) -> object:
+        """A member as it was given, whatever it is declared to be."""
+        return getattr(self, name)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+
+def made(cls: type[T], **members: object) -> T:
+    """Make an object from data: blames the data for what its class would blame the caller for.
+
+    >>> made(dict, size=1)
+    {'size': 1}
+    """
+    try:
+        return cls(**members)
+    except UsageError as error:
+        raise Malformed(error.message.partition(": ")[2]) from None
+
+
+def from_json(cls: type[T], data: object) -> T:
+    """Make an object from JSON that a caller gave, with the ``_read`` of its class.
+
+    >>> from statebackend.checkpoint import StateSnapshot
+    >>> from_json(StateSnapshot, [])
+    Traceback (most recent call last):
+    statebackend.errors.UsageError: not the JSON form of a StateSnapshot: a snapshot is not a dict [USAGE]
+    """
+    try:
+        return cls._read(data)  # type: ignore[attr-defined,no-any-return]
+    except Malformed as error:
+        raise UsageError(f"not the JSON form of a {cls.__name__}: {error}") from None
+
+
+def parse(
+    cls: type[T],
+    data: bytes,
+    name: str,
+    read: Callable[[object], T] | None = None,
+) -> T:
+    """Make an object from the bytes of the sealed file ``name``, with ``read`` or the ``_read`` of its class.
+
+    >>> from statebackend.checkpoint.store.metadata import Metadata
+    >>> from statebackend.checkpoint.store.sealed import seal
+    >>> parse(Metadata, seal({"format": 2}), "metadata.json")
+    Traceback (most recent call last):
+    statebackend.errors.CorruptCheckpointError: not a metadata: the metadata has no ... (metadata.json) ...
+    """
+    content = unseal(data, name)
+    version = content.get("format")
+    if version != FORMAT:
+        raise CorruptCheckpointError(
+            f"cannot read format {version if type(version) is int else 'unknown'}; expected format {FORMAT}",
+            code="CORRUPT_CHECKPOINT.VERSION",
+            detail=name,
+            hint="use the version of the library that wrote the file",
+        )
+    try:
+        return cls._read(content) if read is None else read(content)  # type: ignore[attr-defined]
+    except Malformed as error:
+        raise CorruptCheckpointError(f"not a {cls.__name__.lower()}: {error}", detail=name) from None

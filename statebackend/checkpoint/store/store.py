@@ -36,18 +36,16 @@ from statebackend import types
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.files.interface import Fenced
 from statebackend.checkpoint.files.layout import data_folder, entry_name
-from statebackend.checkpoint.store.at_once import at_once
-from statebackend.checkpoint.store.data_files import DataWriter, storing
+from statebackend.checkpoint.store.data_files import DataWriter, at_once, storing
 from statebackend.checkpoint.store.encryption import BlockCipher, Encryption, agreed
-from statebackend.checkpoint.store.json_checks import Malformed, integer
+from statebackend.checkpoint.store.log import Record
 from statebackend.checkpoint.store.log_state import Key, LogState, Restart, Times
 from statebackend.checkpoint.store.log_writer import LogWriter, conflict
 from statebackend.checkpoint.store.manifest import Manifest, StateSnapshot, StoredFile
 from statebackend.checkpoint.store.metadata import Metadata, check_same_use
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
-from statebackend.checkpoint.store.records import Record
-from statebackend.checkpoint.store.removal import Removal
-from statebackend.checkpoint.store.retention import Retain, Retention
+from statebackend.checkpoint.store.retention import Removal, Retain, Retention
+from statebackend.checkpoint.store.sealed import Malformed, integer
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError
 
 __all__ = ["CheckpointStore"]
