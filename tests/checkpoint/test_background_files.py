@@ -15,7 +15,7 @@ from all_backends import BACKENDS
 from keyed_stores import COUNT, counting, counts, create, open_store, restored_counts
 
 import statebackend as sb
-from statebackend.checkpoint.keyed import chain, merged_deltas, stored_rows
+from statebackend.checkpoint.keyed import chain, merged_rows, restored_states
 
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -154,7 +154,7 @@ def test_namespaces_in_some_pieces_only(
 ) -> None:
     """A piece whose files know no namespaces is merged beside one whose files do."""
     monkeypatch.setattr(chain, "FAN", 4)
-    monkeypatch.setattr(merged_deltas, "PIECE_ROWS", 5)
+    monkeypatch.setattr(merged_rows, "PIECE_ROWS", 5)
     keyed, count = counting("heap")
     with keyed, open_store(tmp_path) as store:
         merged = 0
@@ -183,7 +183,7 @@ def test_namespaces_in_some_pieces_only(
 def test_merging_in_pieces_is_merging_as_a_whole(
     tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merged_deltas, limit, 50)
+    monkeypatch.setattr(merged_rows, limit, 50)
     monkeypatch.setattr(chain, "FAN", 2)
     with create("heap") as keyed, open_store(tmp_path) as store:
         seen = keyed.get_map_state(sb.MapStateDescriptor("seen", int, str))
@@ -212,7 +212,7 @@ def test_merging_in_pieces_is_merging_as_a_whole(
 
 @needs_proc
 def test_a_restore_from_more_files_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_rows, "_MOST_OPEN", 2)
+    monkeypatch.setattr(restored_states, "_MOST_OPEN", 2)
     monkeypatch.setattr(chain, "FAN", 100)
     keyed, count = counting("heap")
     with keyed, open_store(tmp_path) as store:

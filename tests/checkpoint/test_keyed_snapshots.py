@@ -22,7 +22,7 @@ import statebackend as sb
 from statebackend.backends.heap import snapshots as heap_snapshots
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import chain
-from statebackend.checkpoint.keyed import snapshot_files as writing
+from statebackend.checkpoint.keyed import snapshot_log as writing
 from statebackend.keys import VOID
 
 pytestmark = pytest.mark.checked

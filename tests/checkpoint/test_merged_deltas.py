@@ -11,8 +11,7 @@ import pytest
 
 from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import chain
-from statebackend.checkpoint.keyed.merged_deltas import merged
-from statebackend.checkpoint.keyed.merged_rows import applied
+from statebackend.checkpoint.keyed.merged_rows import applied, merged
 from statebackend.checkpoint.keyed.rows import RANK
 
 pytestmark = pytest.mark.checked

@@ -14,7 +14,7 @@ from keyed_stores import counting, counts, create, open_store, restored_counts
 import statebackend as sb
 from statebackend.checkpoint.files import PosixCalls
 from statebackend.checkpoint.keyed import chain
-from statebackend.checkpoint.keyed import snapshot_files as writing
+from statebackend.checkpoint.keyed import snapshot_log as writing
 
 
 def data_files(path: Path) -> set[str]:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from statebackend.backends.heap.state_rows import Copied, Part, WrittenState
 from statebackend.checkpoint.format import GroupedBatch, Section
 from statebackend.checkpoint.keyed import ExpiredAt, RowSource
-from statebackend.checkpoint.keyed.points import Point, Points
+from statebackend.checkpoint.keyed.chain import Point, Points
 from statebackend.checkpoint.keyed.rows import grouped
 from statebackend.columns.stored_columns import Array
 

@@ -20,8 +20,8 @@ from statebackend.backends.reference.base import Stamped
 from statebackend.backends.reference.table import Place
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed import ExpiredAt, RowSource, state_schema
+from statebackend.checkpoint.keyed.chain import Point, Points
 from statebackend.checkpoint.keyed.description import value_role
-from statebackend.checkpoint.keyed.points import Point, Points
 from statebackend.keys import key_encoder
 from statebackend.state import MapStateDescriptor, expired, from_arrow, timer_state, to_arrow
 from statebackend.types.serializers import serializer_for

@@ -50,7 +50,7 @@ from statebackend.checkpoint.format import Op
 from statebackend.checkpoint.keyed import CheckpointedKeyedBackend, ExpiredAt
 from statebackend.checkpoint.keyed.native_files import NativeRows, has_native
 from statebackend.checkpoint.keyed.restored_states import RestoredState
-from statebackend.checkpoint.keyed.snapshot_files import Taken
+from statebackend.checkpoint.keyed.snapshot_log import Taken
 from statebackend.columns.codec_choice import key_codec
 from statebackend.errors import KeyGroupError
 from statebackend.keys import VOID, KeyGroupRange, TimeWindow, encode_namespace, runs_of_list

@@ -40,7 +40,7 @@ from statebackend.checkpoint.keyed import RowSource, StateDescription
 from statebackend.checkpoint.keyed.native_files import NATIVE, NativeRows
 from statebackend.checkpoint.keyed.restored_states import RestoredState, RestoredStates
 from statebackend.checkpoint.keyed.rows import phases
-from statebackend.checkpoint.keyed.snapshot_files import TakenRows, TakenStates
+from statebackend.checkpoint.keyed.snapshot_log import TakenRows, TakenStates
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.keys import KeyGroupRange
 from statebackend.state import timer_state

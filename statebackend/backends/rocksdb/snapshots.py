@@ -30,7 +30,7 @@ from statebackend.backends.rocksdb.vectorised import chosen_rows
 from statebackend.backends.rocksdb.written_states import Array, Runs, WrittenState, groups_of
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.checkpoint.keyed import ExpiredAt, RowSource
-from statebackend.checkpoint.keyed.points import Point, Points
+from statebackend.checkpoint.keyed.chain import Point, Points
 from statebackend.checkpoint.keyed.rows import grouped, stamp_count, without_expired
 from statebackend.state import newest_expired
 

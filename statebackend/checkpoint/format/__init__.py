@@ -19,8 +19,8 @@ others, returns each state with its own columns, and checks everything it reads.
 3
 """
 
+from statebackend.checkpoint.format.index import COLUMNS, GroupedBatch, Op, Section
 from statebackend.checkpoint.format.reader import DataFileReader, key_group_slices, read_data_file
-from statebackend.checkpoint.format.rows import COLUMNS, GroupedBatch, Op, Section
 from statebackend.checkpoint.format.writer import write_data_file
 
 __all__ = [

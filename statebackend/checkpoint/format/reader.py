@@ -1,7 +1,7 @@
 """Reading a data file by its index: only what is asked for, and everything checked.
 
 >>> import io
->>> from statebackend.checkpoint.format.rows import Section
+>>> from statebackend.checkpoint.format.index import Section
 >>> from statebackend.checkpoint.format.writer import write_data_file
 >>> rows = GroupedBatch.of(pa.record_batch({"key": [1, 2, 3]}), [4, 4, 9])
 >>> sink = io.BytesIO()
@@ -19,8 +19,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from statebackend.checkpoint.format.index import TRAILER, Index, Region, StateColumns, Trailer
-from statebackend.checkpoint.format.rows import ARROW_MAGIC, ARROW_TAIL, COLUMNS, GroupedBatch
+from statebackend.checkpoint.format.index import (
+    ARROW_MAGIC,
+    ARROW_TAIL,
+    COLUMNS,
+    TRAILER,
+    GroupedBatch,
+    Index,
+    Region,
+    StateColumns,
+    Trailer,
+)
 from statebackend.checkpoint.store.data_files import storing
 from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.errors import CorruptCheckpointError, UsageError

@@ -20,8 +20,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statebackend.checkpoint.files.interface import Buffer
-from statebackend.checkpoint.format.index import RUN, Index, Region, StateColumns, StoredBatch
-from statebackend.checkpoint.format.rows import ARROW_MAGIC, ARROW_TAIL, COLUMNS, GroupedBatch, Section
+from statebackend.checkpoint.format.index import (
+    ARROW_MAGIC,
+    ARROW_TAIL,
+    COLUMNS,
+    RUN,
+    GroupedBatch,
+    Index,
+    Region,
+    Section,
+    StateColumns,
+    StoredBatch,
+)
 from statebackend.checkpoint.store.sealed import JsonObject, crc32c
 from statebackend.errors import UsageError
 from statebackend.keys import MAX_PARALLELISM

@@ -14,9 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from statebackend.checkpoint.format import Op
-from statebackend.checkpoint.keyed.chain import Chain
+from statebackend.checkpoint.keyed.chain import Chain, Point, Points
 from statebackend.checkpoint.keyed.native_files import NativeRows, open_native_rows
-from statebackend.checkpoint.keyed.points import Point, Points
 from statebackend.checkpoint.keyed.restored_states import (
     RestoredState,
     RestoredStates,
@@ -27,8 +26,13 @@ from statebackend.checkpoint.keyed.restored_states import (
 )
 from statebackend.checkpoint.keyed.rows import ExpiredAt, RowSource, phases
 from statebackend.checkpoint.keyed.savepoints import read_savepoint, write_savepoint
-from statebackend.checkpoint.keyed.snapshot_files import SnapshotWriting, Taken, TakenRows, TakenStates
-from statebackend.checkpoint.keyed.snapshot_log import SnapshotLog
+from statebackend.checkpoint.keyed.snapshot_log import (
+    SnapshotLog,
+    SnapshotWriting,
+    Taken,
+    TakenRows,
+    TakenStates,
+)
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StateSnapshot
 from statebackend.checkpoint.store.pending import PendingSnapshot, WritingThreads

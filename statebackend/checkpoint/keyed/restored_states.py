@@ -1,40 +1,134 @@
 """Finds the keyed state of a checkpoint: rows of some key groups, which stay in their files until states are declared.
 
+The rows are read when they are asked for, one batch at a time. `check_compatibility` says before a restart if
+descriptors can take the states over.
+
 >>> RestoredStates({}, None).names
 []
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import enum
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from statebackend.checkpoint.format import Op, Section
+from statebackend.checkpoint.format import DataFileReader, GroupedBatch, Op, Section, read_data_file
 from statebackend.checkpoint.keyed.description import StateDescription, value_role
 from statebackend.checkpoint.keyed.merged_rows import applied
 from statebackend.checkpoint.keyed.native_files import NATIVE, NativeRows, OpenNative, open_native_rows
 from statebackend.checkpoint.keyed.rows import GROUP, grouped_batches, phases, with_key_groups
-from statebackend.checkpoint.keyed.stored_rows import RestoredFile, StoredRows, close_most
-from statebackend.checkpoint.store.manifest import StateSnapshot
-from statebackend.checkpoint.store.reader import Checkpoint
+from statebackend.checkpoint.store.manifest import StateSnapshot, StoredFile
+from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.errors import CorruptCheckpointError, StateMigrationError, UsageError
 from statebackend.keys import KeyEncoder, KeyGroupRange, canonical_list
 from statebackend.state import StateDescriptor, TimerRow
-from statebackend.types import ListType, Type, from_config
+from statebackend.types import Compatibility, ListType, Type, from_config
 from statebackend.types.serializers import arrow_migration, describe
 
 __all__ = [
+    "CompatibilityReport",
     "PART",
     "RestoredState",
     "RestoredStates",
+    "StateCheck",
+    "StateOutcome",
+    "StoredRows",
+    "check_compatibility",
     "check_use",
     "keyed_snapshots",
     "timer_rows",
 ]
+
+#: So many files stay open until their states are declared; further ones are opened again.
+_MOST_OPEN = 64
+
+
+class StoredRows:
+    """Rows in the order in which to apply them, as often as they are asked for. One thread at a time reads them.
+
+    >>> list(StoredRows())
+    []
+    """
+
+    def __init__(self) -> None:
+        self._sources: list[Callable[[], Iterator[GroupedBatch]]] = []
+        self._kept: list[GroupedBatch] | None = None
+        #: The first source, if its rows lie where nobody else removes or changes them.
+        self._held: Callable[[], Iterator[GroupedBatch]] | None = None
+
+    def hold(self, source: Callable[[], Iterator[GroupedBatch]]) -> None:
+        """Begin with rows that stay where they are: `keep` leaves them there."""
+        self._held = source
+
+    def take_changes(self) -> StoredRows:
+        """Take out what comes after the rows that are held."""
+        changes = StoredRows()
+        changes._sources, self._sources = self._sources, []
+        return changes
+
+    def add(self, source: Callable[[], Iterator[GroupedBatch]]) -> None:
+        """Append rows that a call reads."""
+        self._sources.append(source)
+
+    def __iter__(self) -> Iterator[GroupedBatch]:
+        if self._held is not None:
+            yield from self._held()
+        if self._kept is not None:
+            yield from self._kept
+            return
+        for source in self._sources:
+            yield from source()
+
+    def __bool__(self) -> bool:
+        return next(iter(self), None) is not None
+
+    def keep(self) -> None:
+        """Hold the rows in memory from now on: the files may go, and any thread may read. O(rows), once."""
+        if self._kept is None:
+            self._kept = [rows for source in self._sources for rows in source()]
+            self._sources.clear()
+
+
+class RestoredFile:
+    """A data file of a checkpoint whose rows are read later; it is compared with its checksums now."""
+
+    def __init__(self, checkpoint: Checkpoint, file: StoredFile, key_groups: KeyGroupRange) -> None:
+        self._checkpoint = checkpoint
+        self._file = file
+        self._key_groups = key_groups
+        reader = self._opened()
+        reader.compare(key_groups)
+        #: The states in it.
+        self.states = reader.states
+        self._reader: DataFileReader | None = reader
+
+    def _opened(self) -> DataFileReader:
+        return read_data_file(self._checkpoint.open_file(self._file), self._file.name)
+
+    def close(self) -> None:
+        """Do not hold it open: it is opened again where its rows are asked for, and must still be there."""
+        self._reader = None
+
+    def read(self, name: str) -> Iterator[GroupedBatch]:
+        """The rows of a state."""
+        reader = self._opened() if self._reader is None else self._reader
+        yield from reader.read(name, self._key_groups)
+
+
+def close_most(files: Sequence[RestoredFile]) -> None:
+    """Hold no more files open than a process may have.
+
+    >>> close_most([])
+    """
+    for file in files[:-_MOST_OPEN]:
+        file.close()
+
 
 #: The ``extra["part"]`` of a snapshot of keyed state.
 PART = "keyed"
@@ -273,3 +367,98 @@ def timer_rows(restored: RestoredState, domain: str, encoder: KeyEncoder) -> Ite
     for (key, namespace), found in left.items():
         for time in found:
             yield TimerRow(domain, 0, key, namespace, time)
+
+
+class StateOutcome(enum.Enum):
+    """The outcome of a restart for one state.
+
+    >>> StateOutcome.NEW.value
+    'new'
+    """
+
+    AS_IS = "as is"
+    #: Values are converted when the state is asked for.
+    AFTER_MIGRATION = "after migration"
+    #: Asking for the state would raise.
+    INCOMPATIBLE = "incompatible"
+    #: The checkpoint does not have it.
+    NEW = "new"
+    #: No descriptor asks for it: the backend keeps it and writes it again.
+    UNDECLARED = "undeclared"
+
+
+_OUTCOMES = {
+    Compatibility.AS_IS: StateOutcome.AS_IS,
+    Compatibility.AFTER_MIGRATION: StateOutcome.AFTER_MIGRATION,
+}
+
+
+class StateCheck(NamedTuple):
+    """A state, its outcome, and the reason if it is refused.
+
+    >>> StateCheck("fresh", StateOutcome.NEW).reason is None
+    True
+    """
+
+    name: str
+    outcome: StateOutcome
+    reason: str | None = None
+
+
+class CompatibilityReport(tuple[StateCheck, ...]):
+    """The checks of all states, by name; as text, one line each.
+
+    >>> CompatibilityReport([StateCheck("fresh", StateOutcome.NEW)]).is_compatible
+    True
+    """
+
+    __slots__ = ()
+
+    @property
+    def is_compatible(self) -> bool:
+        """True if no state is refused."""
+        return all(check.outcome is not StateOutcome.INCOMPATIBLE for check in self)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{check.name}: {check.outcome.value}" + ("" if check.reason is None else f" - {check.reason}")
+            for check in self
+        )
+
+
+def check_compatibility(
+    store: Checkpoint | CheckpointReader | str | os.PathLike[str], descriptors: Iterable[StateDescriptor]
+) -> CompatibilityReport:
+    """Check the effect of a restart with these descriptors on each keyed state. Reads a manifest, and no data.
+
+    ``store`` is a store, its path or uri, or a checkpoint. Of a store, the newest checkpoint is checked.
+
+    >>> check_compatibility("/nowhere", [])
+    Traceback (most recent call last):
+    statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store ...
+    """
+    checkpoint = _checkpoint_of(store)
+    found = {
+        description.name: description
+        for snapshot in keyed_snapshots(checkpoint)
+        for description in (StateDescription.read(data, checkpoint.manifest.name) for data in snapshot.states)
+        if not description.is_reserved
+    }
+    checks = {name: StateCheck(name, StateOutcome.UNDECLARED) for name in found}
+    for descriptor in descriptors:
+        name = descriptor.name
+        if name not in found:
+            checks[name] = StateCheck(name, StateOutcome.NEW)
+            continue
+        try:
+            checks[name] = StateCheck(name, _OUTCOMES[found[name].check(descriptor)])
+        except StateMigrationError as error:
+            checks[name] = StateCheck(name, StateOutcome.INCOMPATIBLE, error.message)
+    return CompatibilityReport(checks[name] for name in sorted(checks))
+
+
+def _checkpoint_of(store: Checkpoint | CheckpointReader | str | os.PathLike[str]) -> Checkpoint:
+    if isinstance(store, Checkpoint):
+        return store
+    reader = store if isinstance(store, CheckpointReader) else CheckpointReader(store)
+    return reader.open_latest()

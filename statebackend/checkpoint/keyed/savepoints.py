@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from statebackend.checkpoint.format import COLUMNS, GroupedBatch, Section
 from statebackend.checkpoint.keyed.description import StateDescription
 from statebackend.checkpoint.keyed.merged_rows import applied
-from statebackend.checkpoint.keyed.restored_states import PART, RestoredState, RestoredStates
-from statebackend.checkpoint.keyed.stored_rows import StoredRows
+from statebackend.checkpoint.keyed.restored_states import PART, RestoredState, RestoredStates, StoredRows
 from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
 from statebackend.checkpoint.store.sealed import JsonObject, Malformed, groups_json, groups_of, integer
 from statebackend.errors import CorruptCheckpointError, StateMigrationError

@@ -211,7 +211,7 @@ def jsonable(value: object, what: str) -> None:
     >>> jsonable({"part": "keyed", "sizes": (1, 2)}, "extra")
     >>> jsonable({"share": float("nan")}, "extra")
     Traceback (most recent call last):
-    statebackend.checkpoint.store.json_checks.Malformed: extra is not JSON-able
+    statebackend.checkpoint.store.sealed.Malformed: extra is not JSON-able
     """
     try:
         json.dumps(value, sort_keys=True, allow_nan=False)
