@@ -42,11 +42,10 @@ from bench.common.report import Report
 from bench.executors.hosts import Hosts, count_rows
 from statebackend.checkpoint.files import PosixFiles
 from statebackend.cluster.cutting import TaskSurvey
-from statebackend.cluster.engine import Engine
 from statebackend.cluster.host import HostPlan
 from statebackend.cluster.options import HostOptions
 from statebackend.cluster.pieces import PieceSum
-from statebackend.cluster.scattered_execution import ScatteredExecution
+from statebackend.cluster.scattered_execution import Engine, ScatteredExecution
 from statebackend.cluster.sending import ScatterPlan, TaskReport
 from statebackend.cluster.wire import Listener, connect
 from statebackend.functions import map_with_state

@@ -25,7 +25,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import platform
 import queue
+import sys
 import tempfile
 import threading
 import time
@@ -36,18 +38,16 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from statebackend._core.pulse import Pulse
+from statebackend._version import __version__
 from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, StoredFile
 from statebackend.checkpoint.files import StoreFiles
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.cluster import reaching
-from statebackend.cluster.environment import address_space, environment
 from statebackend.cluster.failures import described
-from statebackend.cluster.host_files import HostFiles
-from statebackend.cluster.local_copies import FilesWithCopies, folder_of_copies
+from statebackend.cluster.host_files import FilesWithCopies, HostFiles, folder_of_copies
 from statebackend.cluster.pieces import PieceSum, Tag, Try
 from statebackend.cluster.sending import TASKS_LINK
-from statebackend.cluster.staged_pieces import pieces_of
-from statebackend.cluster.staging import StagedRows, Staging
+from statebackend.cluster.staging import StagedRows, Staging, pieces_of
 from statebackend.cluster.wire import Link, LinkClosed, LinkError, Listener, Message, connect
 from statebackend.errors import ClosedError, HostError, StateBackendError, StoreError, UsageError
 from statebackend.keys import range_for
@@ -59,9 +59,41 @@ from statebackend.runtime.pieces import BatchInPieces
 from statebackend.runtime.progress import Stopwatch
 from statebackend.types import Type
 
-__all__ = ["DRIVERS_LINK", "PULSES_LINK", "Host", "HostPlan", "connect_pulse"]
+__all__ = [
+    "DRIVERS_LINK",
+    "Host",
+    "HostPlan",
+    "PULSES_LINK",
+    "address_space",
+    "connect_pulse",
+    "environment",
+]
 
 _log = logging.getLogger(__name__)
+
+
+def environment() -> dict[str, str]:
+    """What has to be the same in all processes, or they would compute and write different things.
+
+    >>> sorted(environment())
+    ['library', 'platform', 'python']
+    """
+    return {
+        "library": __version__,
+        "python": f"{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}",
+        "platform": f"{sys.platform} {platform.machine()}, {sys.maxsize.bit_length() + 1} bit, {sys.byteorder} endian",
+    }
+
+
+def address_space() -> int | None:
+    """The bytes of memory that this process may map, which ``spark.executor.pyspark.memory`` limits; None: any."""
+    try:
+        import resource
+    except ImportError:  # not on POSIX
+        return None
+    limit: int = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
 
 #: The roles of a host at the driver.
 DRIVERS_LINK, PULSES_LINK = "host", "pulse"

@@ -1,5 +1,10 @@
 """A host's half of the store: it writes files for the writer of the epoch, which is in the driver and commits them.
 
+Bases are kept on a local disk, too, so that a process that takes the place of another finds them near. A base is a file
+of rows, or files of a database. A copy counts while it has the length and the checksum of what was written. Names never
+come again, so a copy is of the file of its name or of none. Whatever is wrong with copies costs the way to the place
+itself, and nothing else.
+
 >>> from statebackend.checkpoint import CheckpointStore
 >>> import tempfile
 >>> folder = tempfile.TemporaryDirectory()
@@ -17,11 +22,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable
+
+import pyarrow as pa
 
 from statebackend.checkpoint import DataWriter, StoredFile
+from statebackend.checkpoint.files.interface import Buffer, FileSink, StoreFiles
+from statebackend.checkpoint.keyed.native_files import NATIVE
+from statebackend.checkpoint.store.sealed import crc32c
+from statebackend.cluster.staging import is_alive
 
-__all__ = ["HostFiles"]
+__all__ = ["FilesWithCopies", "HostFiles", "folder_of_copies"]
+
+_log = logging.getLogger(__name__)
 
 
 class HostFiles:
@@ -61,3 +77,229 @@ class HostFiles:
         for writer in made:
             writer.settle(named)
             writer.committed()
+
+
+_CHUNK = 4 << 20
+_FOLDER = "statebackend-copies-"
+
+
+def folder_of_copies(parent: str, run: str, number: int) -> str:
+    """The folder of this process for the copies of a range, with what a process that was killed has left there.
+
+    What is left of other runs of queries, whose processes are gone, is removed.
+    """
+    mine = f"{_FOLDER}{run}-{number}-"
+    path = os.path.join(parent, f"{mine}{os.getpid()}")
+    for name in os.listdir(parent):
+        if not name.startswith(_FOLDER) or is_alive(name.rpartition("-")[2]):
+            continue
+        there = os.path.join(parent, name)
+        try:
+            if name.startswith(mine) and not os.path.exists(path):
+                os.rename(there, path)
+            elif not name.startswith(f"{_FOLDER}{run}-"):  # the next host of this run may want its own
+                shutil.rmtree(there, ignore_errors=True)
+        except OSError as error:
+            _log.info("local copies are left alone: %s", error)
+    return path
+
+
+class FilesWithCopies(StoreFiles):
+    """The files of ``inner``, with copies of bases in ``folder``, which one process at a time uses.
+
+    Copies are read unless ``reads_copies`` is False: what is read back to be verified is to be found in the place.
+    """
+
+    def __init__(self, inner: StoreFiles, folder: str, *, reads_copies: bool = True) -> None:
+        self._inner, self._folder = inner, folder
+        self._reads_copies = reads_copies
+        self.uri = inner.uri
+
+    # --- copies ---
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """Remove the copies of other files than these, also what is being written."""
+        kept = {_flat(name) for name in names}
+        for found in self._copies():
+            if found.partition("~")[0] not in kept or found.endswith("~"):
+                self._drop(os.path.join(self._folder, found))
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Remove the copies of these files."""
+        gone = {_flat(name) for name in names if _is_kept(name)}
+        for found in self._copies() if gone else ():
+            if found.partition("~")[0] in gone:
+                self._drop(os.path.join(self._folder, found))
+
+    def close(self) -> None:
+        """Remove all copies, and their folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _copies(self) -> list[str]:
+        try:
+            return os.listdir(self._folder)
+        except OSError:
+            return []
+
+    def _copy_of(self, name: str) -> str | None:
+        """The path of the copy of a file; None if there is none that is whole."""
+        prefix = f"{_flat(name)}~"
+        for found in self._copies():
+            if found.startswith(prefix) and not found.endswith("~"):
+                path = os.path.join(self._folder, found)
+                if _is_whole(path, found.removeprefix(prefix)):
+                    return path
+                _log.warning("a local copy is damaged, and not used: %s", path)
+                self._drop(path)
+        return None
+
+    def _drop(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except OSError as error:
+            _log.info("a local copy stays: %s", error)
+
+    # --- what copies change ---
+
+    def create(self, name: str) -> FileSink:
+        sink = self._inner.create(name)
+        return _Copying(sink, self._folder, _flat(name)) if _is_kept(name) else sink
+
+    def open_input(self, name: str, size: int | None = None) -> pa.NativeFile:
+        path = self._copy_of(name) if self._reads_copies and _is_kept(name) else None
+        if path is not None:
+            try:
+                return pa.OSFile(path)
+            except OSError as error:
+                _log.warning("a local copy cannot be read: %s", error)
+        return self._inner.open_input(name, size)
+
+    def remove(self, name: str) -> None:
+        self._inner.remove(name)
+        self.forget((name,))
+
+    # --- all else ---
+
+    def read(self, name: str) -> bytes:
+        return self._inner.read(name)
+
+    def size(self, name: str) -> int | None:
+        return self._inner.size(name)
+
+    def modified(self, name: str) -> float:
+        return self._inner.modified(name)
+
+    def names(self, folder: str) -> list[str]:
+        return self._inner.names(folder)
+
+    def address(self, name: str) -> str:
+        return self._inner.address(name)
+
+    def below(self, folder: str) -> StoreFiles:
+        return self._inner.below(folder)
+
+    def room(self) -> int | None:
+        return self._inner.room()
+
+    def make_folder(self, folder: str, *, durably: bool = True) -> None:
+        self._inner.make_folder(folder, durably=durably)
+
+    def sync_folder(self, folder: str) -> None:
+        self._inner.sync_folder(folder)
+
+    def take_epoch(self, *, refuse_live: bool) -> int:
+        return self._inner.take_epoch(refuse_live=refuse_live)
+
+    def holds(self, epoch: int, next_sequence: int) -> bool:
+        return self._inner.holds(epoch, next_sequence)
+
+    def publish(self, name: str, content: bytes, epoch: int) -> None:
+        self._inner.publish(name, content, epoch)
+
+    def retire(self, names: Iterable[str], epoch: int) -> None:
+        self._inner.retire(names, epoch)
+
+    def remove_leftovers(self, is_kept: Callable[[str], bool], epoch: int) -> int:
+        return self._inner.remove_leftovers(is_kept, epoch)
+
+    def release(self, epoch: int) -> None:
+        self._inner.release(epoch)
+
+
+class _Copying(FileSink):
+    """Writes a file to its place, and a copy beside, which is given up at the first error."""
+
+    def __init__(self, sink: FileSink, folder: str, flat: str) -> None:
+        self._sink = sink
+        self._path = os.path.join(folder, f"{flat}~")
+        self._size = self._checksum = 0
+        self._file: int | None = None
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._file = os.open(self._path, flags, 0o600)
+        except OSError as error:
+            self._give_up(error)
+
+    def write(self, data: Buffer) -> None:
+        self._sink.write(data)
+        if self._file is None:
+            return
+        view = memoryview(data).cast("B")
+        self._size += len(view)
+        self._checksum = crc32c(view, self._checksum)
+        try:
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError as error:
+            self._give_up(error)
+
+    def sync_written(self) -> None:
+        self._sink.sync_written()
+
+    def finish(self) -> None:
+        self._sink.finish()
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            os.close(file)
+            os.rename(self._path, f"{self._path}{self._size}~{self._checksum}")
+        except OSError as error:
+            self._give_up(error)
+
+    def abandon(self) -> None:
+        self._sink.abandon()
+        self._give_up(None)
+
+    def _give_up(self, error: OSError | None) -> None:
+        if error is not None:
+            _log.warning("a base has no local copy: %s", error)
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                os.close(file)
+            os.unlink(self._path)
+        except OSError:
+            pass  # there is none
+
+
+def _is_kept(name: str) -> bool:
+    return "-base-" in name or f"-{NATIVE}-" in name
+
+
+def _flat(name: str) -> str:
+    return name.replace("/", "_")
+
+
+def _is_whole(path: str, told: str) -> bool:
+    """Whether a copy has the length and the checksum that its name says."""
+    size, checksum = 0, 0
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(_CHUNK):
+                size += len(chunk)
+                checksum = crc32c(chunk, checksum)
+    except OSError:
+        return False
+    return told == f"{size}~{checksum}"

@@ -11,17 +11,19 @@ import logging
 import random
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import pyarrow as pa
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore, StateSnapshot, StoredFile
 from statebackend.checkpoint.files import scheme_of
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.cluster import reaching
 from statebackend.cluster.cutting import BatchSurvey
-from statebackend.cluster.engine import Engine
 from statebackend.cluster.host import HostPlan
 from statebackend.cluster.hosts import Answer, HostLostError, Hosts, Question, TooFewHostsError
 from statebackend.cluster.options import HostOptions
@@ -38,9 +40,69 @@ from statebackend.runtime.origin import Incoming
 from statebackend.runtime.progress import Figures, Stopwatch
 from statebackend.types import Type
 
-__all__ = ["ScatteredExecution", "merged_figures", "needed_bytes"]
+__all__ = ["Engine", "ScatteredExecution", "merged_figures", "needed_bytes"]
 
 _log = logging.getLogger(__name__)
+
+
+class Engine(ABC):
+    """Runs the hosts of one query, and the tasks of its batches."""
+
+    @abstractmethod
+    def keep_host(
+        self, plan: HostPlan, failed: Callable[[Exception], None], died: Callable[[int, str], bool]
+    ) -> None:
+        """Run a host, and another one whenever it ends, until `close`; ``failed`` is told if that cannot go on.
+
+        ``died`` is told the number of a host whose process has ended by itself, and how. It returns True if the host
+        had started.
+        """
+
+    @abstractmethod
+    def is_job(self, number: int, job: int) -> bool:
+        """True while this job runs the host of a range. The process of a job may go on after it, and come late."""
+
+    @abstractmethod
+    def num_executors(self) -> int | None:
+        """How many processes there are for hosts to be in; None if that cannot be told, or changes."""
+
+    @abstractmethod
+    def pause(self, seconds: float) -> None:
+        """Begin no host for so long; those that wait for a slot wait no longer."""
+
+    @abstractmethod
+    def probe(self, addresses: Sequence[tuple[str, int]], secret: bytes, limit: float) -> None:
+        """Let a task reach every host within so many seconds: `UsageError` if there is no slot for one, `HostError` if
+        it does not reach them.
+        """
+
+    @abstractmethod
+    def schema(self, incoming: Incoming) -> pa.Schema:
+        """The columns of a batch, without that of heartbeats."""
+
+    @abstractmethod
+    def scatter(self, incoming: Incoming, plan: ScatterPlan) -> list[TaskReport]:
+        """Let tasks compute a batch and send its rows; the reports of the attempts that count.
+
+        `LinkError` if tasks have failed because they could not reach a host, or hosts did not take their rows.
+        """
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Let the tasks of a batch fail, if there are any: a host was lost, and they keep its successor from a slot."""
+
+    @abstractmethod
+    def end_host(self, number: int) -> None:
+        """End the process of a host that hangs, as far as possible, so that another can take its place."""
+
+    @abstractmethod
+    def has_ended(self) -> bool:
+        """True if the query or its cluster is known to have ended: hosts end then, and are not lost."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Run no hosts any more. Idempotent."""
+
 
 #: Seconds that the end of a host's process may take to be known here, once its connection has ended.
 _REPORT = 5.0

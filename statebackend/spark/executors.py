@@ -26,12 +26,11 @@ import pyarrow as pa
 
 from statebackend.checkpoint import CheckpointReader
 from statebackend.cluster.cutting import BatchSurvey, Cutter
-from statebackend.cluster.engine import Engine
 from statebackend.cluster.failures import described, raised
 from statebackend.cluster.host import Host, HostPlan
 from statebackend.cluster.host_process import reported
 from statebackend.cluster.options import HostOptions
-from statebackend.cluster.scattered_execution import ScatteredExecution, needed_bytes
+from statebackend.cluster.scattered_execution import Engine, ScatteredExecution, needed_bytes
 from statebackend.cluster.sending import ScatterPlan, TaskReport, send_rows
 from statebackend.cluster.staging import remove_orphans
 from statebackend.cluster.wire import LinkError, connect

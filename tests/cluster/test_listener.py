@@ -36,7 +36,7 @@ from raw_links import (
     wait_until,
 )
 
-from statebackend.cluster import listener
+from statebackend.cluster import wire
 from statebackend.cluster.streams import Stream
 from statebackend.cluster.wire import (
     Link,
@@ -149,7 +149,7 @@ def test_a_listener_is_closed_by_those_it_serves() -> None:
 
     made = Listener(SECRET, serve)
     ends = [connect(made.address, SECRET, role="task") for _ in range(3)]
-    assert all(took.get(timeout=LONG) < listener._JOIN / 2 for _ in ends)
+    assert all(took.get(timeout=LONG) < wire._JOIN / 2 for _ in ends)
     made.close()
     for end in ends:
         end.close()
@@ -158,7 +158,7 @@ def test_a_listener_is_closed_by_those_it_serves() -> None:
 def test_closing_does_not_wait_for_ever(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "_JOIN", 0.01)
+    monkeypatch.setattr(wire, "_JOIN", 0.01)
     with Served() as served:
         near, _ = served.connect()
         served.listener.close()

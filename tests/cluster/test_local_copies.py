@@ -14,7 +14,7 @@ from refusing_disks import fill, small_disk
 
 import statebackend as sb
 from statebackend.checkpoint.files import PosixFiles, StoreFiles, open_files
-from statebackend.cluster.local_copies import FilesWithCopies, folder_of_copies
+from statebackend.cluster.host_files import FilesWithCopies, folder_of_copies
 
 __all__ = ["small_disk"]
 

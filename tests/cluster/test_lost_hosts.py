@@ -15,8 +15,7 @@ from raw_links import LONG, wait_until
 from thread_cluster import Killed, ThreadCluster
 
 import statebackend as sb
-from statebackend.cluster.environment import environment
-from statebackend.cluster.host import Host
+from statebackend.cluster.host import Host, environment
 from statebackend.cluster.hosts import Hosts, Question
 from statebackend.cluster.streams import Stream
 from statebackend.cluster.wire import Link, LinkError, Listener, connect

@@ -152,7 +152,7 @@ def test_rows_that_fit_nowhere_are_an_error_that_says_so(
 ) -> None:
     """Not a lost host: another try would find the same. And also where the host closes while the task still sends."""
     if not is_read:
-        monkeypatch.setattr("statebackend.cluster.listener._FINISH", 0.0)
+        monkeypatch.setattr("statebackend.cluster.wire._FINISH", 0.0)
         monkeypatch.setattr("statebackend.cluster.sending._MESSAGE", 1 << 16)
     world.open(memory=100, staged_on_disk=100)
     wide = pa.table({"user": ["a" * 1000] * 20_000, "n": [1] * 20_000, "rule": [False] * 20_000})
@@ -182,7 +182,7 @@ def test_one_batch_of_the_engine_may_be_larger_than_a_frame(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark bounds its Arrow batches by rows, of which each may be long: broadcast ones, too, and of all lengths."""
-    monkeypatch.setattr("statebackend.cluster.links.MAX_BODY", 1 << 20)
+    monkeypatch.setattr("statebackend.cluster.wire.MAX_BODY", 1 << 20)
     monkeypatch.setattr("statebackend.cluster.sending._LARGEST", 1 << 19)
     world.open(cluster=Tasks)
     world.cluster.attempts_of = lambda plan, part, rows: sent(

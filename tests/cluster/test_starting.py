@@ -22,7 +22,7 @@ from thread_cluster import ThreadCluster
 
 import statebackend as sb
 from statebackend.backends.heap import HeapBackend
-from statebackend.cluster import environment, host
+from statebackend.cluster import host
 from statebackend.cluster import hosts as cluster_hosts
 from statebackend.cluster.host import Host
 from statebackend.cluster.hosts import _MOST_REFUSALS, Hosts, Question
@@ -58,7 +58,8 @@ def tokens(folder: Path) -> list[Path]:
 def test_hosts_of_another_kind_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(host, "environment", lambda: {**environment.environment(), what: "another"})
+    here = host.environment()
+    monkeypatch.setattr(host, "environment", lambda: {**here, what: "another"})
     query = HostQuery(tmp_path, JOB, PARALLELISM)
     with pytest.raises(sb.HostError, match=f"{what} 'another' instead of .* on executor here") as raised:
         query.run(0, ROWS)
@@ -89,11 +90,11 @@ def test_a_host_that_may_not_have_its_memory_is_refused(
 
 def test_the_address_space_is_what_the_system_allows() -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
-    assert environment.address_space() == (None if before[0] == resource.RLIM_INFINITY else before[0])
+    assert host.address_space() == (None if before[0] == resource.RLIM_INFINITY else before[0])
     limit = 1 << 45
     resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
     try:
-        assert environment.address_space() == limit
+        assert host.address_space() == limit
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
 

@@ -30,7 +30,7 @@ from raw_links import (
     wait_until,
 )
 
-from statebackend.cluster import links, listener
+from statebackend.cluster import wire
 from statebackend.cluster.wire import (
     MAX_BODY,
     MAX_HEADER,
@@ -88,7 +88,7 @@ def test_headers_and_bodies_arrive_as_they_were_sent(pair: tuple[Link, Link], rn
 
 def test_a_body_of_any_size_around_the_parts_it_is_read_in(pair: tuple[Link, Link]) -> None:
     near, far = pair
-    part = links._FIRST_PART
+    part = wire._FIRST_PART
     for size in [1, part - 1, part, part + 1, 2 * part, 2 * part + 1, 7 * part + 3]:
         body = bytes([size % 256]) * size
         sender = threading.Thread(target=near.send, args=("rows", body))
@@ -158,7 +158,7 @@ def test_no_frame_in_time_is_no_end(pair: tuple[Link, Link]) -> None:
 def test_a_frame_that_has_begun_may_take_longer(bare: Any) -> None:
     raw, link = bare()
     whole = frame({"op": "slow"}, b"body")
-    found: list[links.Message] = []
+    found: list[wire.Message] = []
     for cut in (1, 15, 16, 20, len(whole) - 1):
         raw.sendall(whole[:cut])
         assert select.select([link._stream._socket], [], [], LONG)[0]
@@ -421,7 +421,7 @@ def test_nothing_follows_half_a_frame(pair: tuple[Link, Link], monkeypatch: pyte
 def test_who_still_sends_hears_why_the_other_has_ended(
     patience: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "_FINISH", patience)
+    monkeypatch.setattr(wire, "_FINISH", patience)
     with (
         Listener(SECRET, lambda link, role: link.send("refused", why="too late")) as made,
         connect(made.address, SECRET, role="task") as link,

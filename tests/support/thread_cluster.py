@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from statebackend.cluster.engine import Engine
 from statebackend.cluster.host import Host, HostPlan
+from statebackend.cluster.scattered_execution import Engine
 from statebackend.cluster.sending import ScatterPlan, TaskReport, send_rows
 from statebackend.cluster.wire import LinkError, connect
 from statebackend.errors import HostError, StateBackendError

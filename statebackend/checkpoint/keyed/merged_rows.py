@@ -59,6 +59,8 @@ __all__ = [
     "written_and_read_back",
 ]
 
+_log = logging.getLogger(__name__)
+
 Rows = NDArray[np.integer]
 
 
@@ -193,8 +195,6 @@ def _joined(lists: pa.ChunkedArray, starts: Rows) -> pa.Array:
     offsets = np.concatenate(([0], ends))[np.append(starts, len(chunk))]
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), chunk.flatten(), type=chunk.type)
 
-
-_log = logging.getLogger(__name__)
 
 #: After so many failures in a row, the time to the next attempt does not grow any more.
 _MOST_DOUBLINGS = 10

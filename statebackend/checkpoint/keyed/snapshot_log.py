@@ -38,6 +38,8 @@ from statebackend.types import Type
 
 __all__ = ["SnapshotLog", "SnapshotWriting", "Taken", "TakenRows", "TakenStates"]
 
+_log = logging.getLogger(__name__)
+
 
 class Releasable(Protocol):
     """Something that keeps a moment of a backend alive."""
@@ -168,9 +170,6 @@ class SnapshotWriting(NamedTuple):
                 "max_parallelism": self.max_parallelism,
             },
         )
-
-
-_log = logging.getLogger(__name__)
 
 
 class SnapshotLog:

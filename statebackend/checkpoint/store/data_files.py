@@ -46,6 +46,7 @@ __all__ = ["DataFile", "DataWriter", "at_once", "storing"]
 
 _log = logging.getLogger(__name__)
 
+
 #: Small writes, of which Arrow makes many, are joined up to this size.
 _BUFFER = 256 * 1024
 _SUFFIX_LENGTH = 24

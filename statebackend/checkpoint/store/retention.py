@@ -26,6 +26,8 @@ from statebackend.errors import CorruptCheckpointError
 
 __all__ = ["Removal", "Retain", "Retention"]
 
+_log = logging.getLogger(__name__)
+
 #: How many checkpoints are kept, or for how long. By time, too, the newest two are kept.
 Retain = int | datetime.timedelta
 _FEWEST = 2
@@ -147,9 +149,6 @@ class Retention:
     def removed(self, name: str) -> None:
         """Note that a file has been removed."""
         self._waiting.discard(name)
-
-
-_log = logging.getLogger(__name__)
 
 
 class Removal:
