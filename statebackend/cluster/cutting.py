@@ -29,10 +29,9 @@ from statebackend.columns.nested_columns import encoded_keys
 from statebackend.errors import UsageError
 from statebackend.keys import key_encoder, range_for
 from statebackend.runtime.batches import Survey, check_null_keys, keys_of, split_broadcast
-from statebackend.runtime.digest import merged_digest, rows_digest
 from statebackend.runtime.event_time import EventTime, RowTimes
 from statebackend.runtime.job import Job
-from statebackend.runtime.origin import Identity
+from statebackend.runtime.origin import Identity, merged_digest, rows_digest
 from statebackend.types import Type
 
 __all__ = ["BatchSurvey", "Cut", "Cutter", "TaskSurvey"]

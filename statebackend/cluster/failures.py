@@ -18,7 +18,7 @@ from typing import Any
 
 from statebackend import errors
 from statebackend.errors import HostError, StateBackendError
-from statebackend.runtime.exits import text_of
+from statebackend.runtime.failed_rows import text_of
 
 __all__ = ["LOST_PIECES", "described", "raised"]
 

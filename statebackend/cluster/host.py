@@ -51,11 +51,9 @@ from statebackend.cluster.staging import StagedRows, Staging, pieces_of
 from statebackend.cluster.wire import Link, LinkClosed, LinkError, Listener, Message, connect
 from statebackend.errors import ClosedError, HostError, StateBackendError, StoreError, UsageError
 from statebackend.keys import range_for
-from statebackend.runtime.batches import Batch, Survey
-from statebackend.runtime.execution import Ran
+from statebackend.runtime.batches import Batch, BatchInPieces, Survey
+from statebackend.runtime.execution import LocalExecution, Ran
 from statebackend.runtime.job import Job
-from statebackend.runtime.local_execution import LocalExecution
-from statebackend.runtime.pieces import BatchInPieces
 from statebackend.runtime.progress import Stopwatch
 from statebackend.types import Type
 

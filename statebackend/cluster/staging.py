@@ -36,8 +36,8 @@ from statebackend.checkpoint.store.data_files import storing
 from statebackend.cluster.cutting import Cutter
 from statebackend.cluster.pieces import NO_ROOM, Kind, Piece, Tag, Try
 from statebackend.errors import ClosedError, StoreError, UsageError
+from statebackend.runtime.batches import RowsInPieces
 from statebackend.runtime.job import Job
-from statebackend.runtime.pieces import RowsInPieces
 from statebackend.types import Type
 
 __all__ = ["StagedRows", "Staging", "folder_prefix", "is_alive", "pieces_of", "remove_orphans"]

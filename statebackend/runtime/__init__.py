@@ -6,12 +6,12 @@
 ('user',)
 """
 
+from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.runtime.batches import Batch
 from statebackend.runtime.event_time import EventTime
 from statebackend.runtime.job import Job
 from statebackend.runtime.origin import Incoming
 from statebackend.runtime.output import Committed
-from statebackend.runtime.row_writer import OutputSchema
 from statebackend.runtime.runner import Runner
 from statebackend.runtime.task import Task
 

@@ -1,12 +1,18 @@
-"""Rows whose call failed, in a job with ``on_error="route"``: what they did is taken back, and they go to an output.
+"""Errors of a function: rows whose call failed, in a job with ``on_error="route"``, and what an error says.
 
->>> described(KeyError("ann")), described(ClosedError("the backend is closed"))
+What a failed call did is taken back, and its row goes to an output. An exit, such as `SystemExit`, `KeyboardInterrupt`
+or `asyncio.CancelledError`, is no `Exception` and ends the batch.
+
+>>> described(KeyError("secret")), described(ClosedError("the job is closed"))
 (('KeyError', None), ('statebackend.errors.ClosedError', 'CLOSED'))
+>>> summary(SystemExit(3)), summary(GeneratorExit())
+('SystemExit: 3', 'GeneratorExit')
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from typing import Any
 
@@ -22,13 +28,38 @@ from statebackend.errors import (
     StoreError,
 )
 from statebackend.operator_state import OperatorStateBackend
-from statebackend.runtime.given import Given
 from statebackend.runtime.job import ERROR_COLUMNS, ERRORS
+from statebackend.runtime.output import Given
 from statebackend.state import KeyedStateBackend, Mark
 
-__all__ = ["FailedRows", "described"]
+__all__ = ["FailedRows", "described", "is_interrupt", "summary", "text_of"]
 
 _log = logging.getLogger(__name__)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return True if the user may have interrupted the program: Python raises that in the main thread alone.
+
+    >>> is_interrupt(KeyboardInterrupt()), is_interrupt(SystemExit())
+    (True, False)
+    """
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def summary(error: BaseException) -> str:
+    """The class of an error and its text, in one line if the text is one."""
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def text_of(error: object) -> str:
+    """The text of an error, whose class is the user's and may fail at that, too."""
+    try:
+        # PySpark sends it to the JVM in UTF-8, which has no lone surrogates.
+        return str(error).encode("utf-8", "backslashreplace").decode("utf-8")
+    except BaseException as other:  # noqa: BLE001 - any: another error is to be told
+        return f"its text cannot be had: {type(other).__name__}"
+
 
 #: What is not the fault of a row: these fail the batch.
 _NOT_OF_A_ROW = (

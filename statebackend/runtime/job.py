@@ -34,8 +34,8 @@ from statebackend.functions import (
     KeyRowsFunction,
     ProcessFunction,
 )
+from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.runtime.event_time import EventTime
-from statebackend.runtime.row_writer import OutputSchema
 from statebackend.state import StateBackend, checked_range
 from statebackend.types import ROW, Type, of
 

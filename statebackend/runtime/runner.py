@@ -1,29 +1,342 @@
 """A job on its store: opens and restores, runs a batch, commits state and output together.
 
 `Commits` decides which batch may come and publishes it, `BatchTime` at what times it runs, and an execution runs it.
-This file joins them.
+With S the newest committed id, batch S+1 may run. Batch S was committed: it is delivered again, and not run, if its
+rows are those that were committed. Anything else is a gap. An empty store takes batch 0, or the batch given as
+``first_batch``.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from statebackend.checkpoint import Checkpoint, CheckpointStore
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
-from statebackend.errors import UsageError
-from statebackend.runtime.batch_time import BatchTime
-from statebackend.runtime.commits import Commits
-from statebackend.runtime.execution import Execution
+from statebackend.errors import BatchGapError, UsageError
+from statebackend.runtime.batch_time import BatchTime, Times
+from statebackend.runtime.execution import Execution, LocalExecution, Ran
 from statebackend.runtime.job import Job
-from statebackend.runtime.local_execution import LocalExecution
-from statebackend.runtime.origin import Incoming
-from statebackend.runtime.output import Committed
+from statebackend.runtime.origin import Identity, Incoming, Origin
+from statebackend.runtime.output import Committed, check_deliverable
 from statebackend.runtime.progress import Stopwatch
-from statebackend.runtime.start import Beginning, check_beginning, source_of, without_dropped
+from statebackend.runtime.start import (
+    Beginning,
+    check_beginning,
+    check_key_columns,
+    other_query,
+    source_of,
+    without_dropped,
+)
 from statebackend.state import clocks
 from statebackend.types import Type
 
-__all__ = ["Runner"]
+__all__ = ["Commits", "Runner"]
+
+_log = logging.getLogger(__name__)
+
+
+_ANEW = "on_gap='restart_from_empty' goes on without the old state"
+
+
+def gap(
+    batch_id: int,
+    last: int | None,
+    uri: str,
+    *,
+    first_batch: int | None = None,
+    has_acted: bool = False,
+) -> BatchGapError:
+    """The error for a batch that does not follow what is committed.
+
+    ``has_acted`` means that ``on_gap`` would have helped, but has acted before.
+
+    >>> gap(3, None, "/data/state", first_batch=2).code
+    'BATCH_GAP.NO_STATE'
+    """
+    anew = _ANEW
+    if has_acted:
+        anew = f"on_gap has acted already; to let it act again, pass first_batch={batch_id} with it"
+    if last is None and first_batch is not None:
+        return BatchGapError(
+            f"the stream is at batch {batch_id}, and the job is to begin with batch {first_batch}",
+            code="BATCH_GAP.NO_STATE",
+            detail=uri,
+            hint=f"let first_batch be the batch that the state to begin with belongs before: {batch_id} if it holds "
+            f"all rows up to batch {batch_id - 1}",
+        )
+    if last is None:
+        return BatchGapError(
+            f"the stream is at batch {batch_id}, and there is no state",
+            code="BATCH_GAP.NO_STATE",
+            detail=uri,
+            hint="state was removed, or its path changed: give the right checkpoint=, or begin the query anew "
+            f"with a new checkpointLocation, or pass first_batch={batch_id} (with restore_from=, to begin with a "
+            f"savepoint); {anew}",
+        )
+    if batch_id > last:
+        return BatchGapError(
+            f"state is behind the stream: it holds batch {last}, and batch {batch_id} is to come",
+            code="BATCH_GAP.STATE_BEHIND",
+            detail=uri,
+            hint="state was restored from an older copy: restore the stream's checkpointLocation of the same "
+            f"moment; {anew}",
+        )
+    return BatchGapError(
+        f"the stream is behind state: batch {batch_id} is to come, and batch {last} is committed",
+        code="BATCH_GAP.STREAM_BEHIND",
+        detail=uri,
+        hint="the stream's checkpointLocation was restored from an older copy, or removed: restore the state of the "
+        f"same moment, or sb.tools.rewind to batch {batch_id - 1} if it is retained; {anew}",
+    )
+
+
+def other_rows(
+    batch_id: int, uri: str, then: Identity, now: Identity | None, previous: int | None
+) -> BatchGapError:
+    """The error for a batch with the number of the newest committed one, and other rows.
+
+    ``previous`` is the checkpoint to go back to; None if it is not retained or there is none. The message shows no
+    offsets, because a user's own source may put anything into them.
+
+    >>> print(other_rows(3, "/data/state", {"kind": "plan", "time": 1, "offsets": [7]}, None, 2).detail)
+    /data/state, batch 3; committed: planned at 1; to come: not known
+    """
+    if previous is not None or batch_id == 0:
+        back = f"take the batch back with sb.tools.rewind(store, to={previous}), after which it runs with the new rows"
+    else:
+        back = (
+            f"bring checkpoint {batch_id - 1}, which is not retained, back from a copy of the store; or begin with no "
+            f"state at all: sb.tools.rewind(store, to=None), then first_batch={batch_id}"
+        )
+    if now is None:
+        hint = "what Spark has planned cannot be read here, as through Spark Connect: run this batch once the way the "
+        hint += f"query ran before; or {back}"
+    else:
+        hint = "Spark has planned the batch anew: its offset log was lost or changed, or its checkpointLocation is "
+        hint += "another, or the frame gives other rows each time. Bring the checkpointLocation back as it was; or "
+        hint += back
+    return BatchGapError(
+        f"batch {batch_id} is committed, and what is to come under this number is not the same rows",
+        code="BATCH_GAP.OTHER_ROWS",
+        detail=f"{uri}, batch {batch_id}; committed: {_told(then)}; to come: {_told(now)}",
+        hint=f"{hint}. Its sink may have been called already with the old ones",
+    )
+
+
+def other_stream(batch_id: int, uri: str, then: str | None, now: str | None) -> BatchGapError:
+    """The error for a batch with the right number that another stream planned, at another checkpointLocation.
+
+    >>> other_stream(3, "/data/state", "file:/a", "file:/b").code
+    'BATCH_GAP.OTHER_ROWS'
+    """
+    return BatchGapError(
+        f"batch {batch_id} is that of another stream than what is committed",
+        code="BATCH_GAP.OTHER_ROWS",
+        detail=f"{uri}; checkpointLocation of what is committed: {then}; of this batch: {now}",
+        hint="the query has the name= of another one, and its own id and checkpointLocation: bring its "
+        "checkpointLocation back; or give it a name and a checkpoint of its own (restore_from= and first_batch= let it "
+        "begin with the state of this one); or begin with no state: sb.tools.rewind(store, to=None)",
+    )
+
+
+def _told(identity: Identity | None) -> str:
+    if identity is None:
+        return "not known"
+    if identity.get("kind") == "plan":
+        return f"planned at {identity['time']}"
+    return f"{identity.get('rows')} rows, digest {identity.get('digest')}"
+
+
+class Commits:
+    """Decides what may follow the newest checkpoint of a store, and is the only one to write checkpoints into it.
+
+    ``stream`` is the engine's own id of what is streamed, and ``location`` where it keeps its place in that.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        store: CheckpointStore,
+        *,
+        first_batch: int | None,
+        on_gap: str,
+        delivered: Mapping[str, Sequence[str]],
+        target_of: Callable[[str, int, str], str] | None,
+        stream: str | None,
+        location: str | None,
+    ) -> None:
+        self._job = job
+        self._store = store
+        self._restarts_on_gap = on_gap == "restart_from_empty"
+        self._first_batch = first_batch
+        self._delivered = delivered
+        self._target_of = target_of
+        self._stream = stream
+        self._location = location
+        self._newest: Checkpoint | None = None
+
+    def open(self, query: str | None, key_type: Type) -> Checkpoint | None:
+        """Open the store for this query alone, and return its newest checkpoint; None if it is empty."""
+        try:
+            self._store.open_for_writing(
+                query=query, key_type=key_type, max_parallelism=self._job.max_parallelism, refuse_live=True
+            )
+        except UsageError as error:
+            if error.code == "USAGE.OTHER_QUERY":
+                raise other_query(error, self._store, self._location) from error
+            raise
+        try:
+            newest = self._store.latest()
+            if newest is None:
+                return None
+            checkpoint = self._store.open(newest)
+            check_key_columns(checkpoint, self._job.columns, self._store.uri)
+        except BaseException:
+            self._store.close()
+            raise
+        self._newest = checkpoint
+        return checkpoint
+
+    @property
+    def last_id(self) -> int | None:
+        """The newest committed batch; None in an empty store."""
+        return None if self._newest is None else self._newest.id
+
+    def check_held(self) -> int:
+        """The epoch of this writer; `CommitConflictError` if a newer one has opened the store."""
+        self._store.check_held()
+        return self._store.epoch
+
+    # --- the batch that may come ---
+
+    def follows(self, batch_id: int) -> bool:
+        """Return True if the batch comes next, and False if the job is to begin anew with it; otherwise raise."""
+        if batch_id in self._next_ids():
+            self._check_stream(batch_id)
+            return True
+        may_begin = self._may_begin_anew(batch_id)
+        if self._restarts_on_gap and may_begin:
+            _log.warning(
+                "beginning anew with batch %d, after %s: on_gap='restart_from_empty'", batch_id, self.last_id
+            )
+            return False
+        first = self._first_batch if self.last_id is None else None
+        has_acted = self._restarts_on_gap
+        raise gap(batch_id, self.last_id, self._store.uri, first_batch=first, has_acted=has_acted)
+
+    def begin_anew(self, batch_id: int) -> None:
+        """Drop every checkpoint, and let this batch come next."""
+        self._store.restart(begins_at=batch_id, first_batch=self._first_batch)
+        self._newest = None
+
+    def _next_ids(self) -> set[int]:
+        """The ids that the next batch may have."""
+        if self.last_id is not None:
+            return {self.last_id + 1}
+        if self._first_batch is not None:
+            return {self._first_batch}
+        begins_at = self._store.done.begins_at
+        return {0} if begins_at is None else {0, begins_at}
+
+    def _may_begin_anew(self, batch_id: int) -> bool:
+        """Return True if ``on_gap`` may act: once for each value of ``first_batch``, or to finish a restart cut off."""
+        if self._first_batch not in (None, batch_id):
+            return False
+        done = self._store.done
+        if not done.has_restarted_for(self._first_batch):
+            return True
+        restart = done.newest_restart
+        if restart is None or self._newest is None:
+            return False
+        is_unfinished = Origin.of(self._newest.manifest).incarnation != restart.incarnation
+        return is_unfinished and (restart.begins_at, restart.first_batch) == (batch_id, self._first_batch)
+
+    def _check_stream(self, batch_id: int) -> None:
+        """Raise if the batch before is of another stream: its number then follows by chance."""
+        if self._newest is None or self._stream is None:
+            return
+        before = Origin.of(self._newest.manifest)
+        if before.stream is not None and before.stream != self._stream:
+            raise other_stream(batch_id, self._store.uri, before.location, self._location)
+
+    # --- the batch that was committed ---
+
+    def replayed(self, incoming: Incoming, watch: Stopwatch) -> Committed:
+        """The newest checkpoint again, if it was made of these rows. Meanwhile the engine computes them for itself."""
+        checkpoint = self._newest
+        assert checkpoint is not None
+        origin = Origin.of(checkpoint.manifest)
+        progress = checkpoint.manifest.progress
+        incarnation = origin.incarnation or checkpoint.manifest.store
+        committed = Committed(checkpoint, progress, True, incarnation)
+        then, found = origin.identity, incoming.planned
+        if then is not None and then["kind"] != "rows" and found != then:
+            self._check_stream(checkpoint.id)  # to go back would not help a stream that is another one
+            raise self._other_rows(then, found)
+        check_deliverable(committed, self._job.outputs, self._delivered)
+        with watch.part("read"):
+            if then is not None and then["kind"] == "rows":
+                found = incoming.identity_by_rows()
+                if found != then:
+                    raise self._other_rows(then, found)
+            elif incoming.execute is not None:
+                incoming.execute()
+        if then is None:
+            _log.warning(
+                "batch %d was committed by a version that did not note its rows: it is taken for the same by its "
+                "number",
+                checkpoint.id,
+            )
+        return committed
+
+    def _other_rows(self, then: Identity, found: Identity | None) -> Exception:
+        assert self._newest is not None
+        batch_id = self._newest.id
+        previous = max((each for each in self._store.checkpoints() if each < batch_id), default=None)
+        return other_rows(
+            batch_id, self._store.uri, then, found, previous if previous == batch_id - 1 else None
+        )
+
+    # --- the commit ---
+
+    def commit(
+        self, batch_id: int, ran: Ran, times: Times, identity: Identity, watch: Stopwatch
+    ) -> Committed:
+        """Publish what a batch gave. If this raises, the store must be opened again to learn what is committed."""
+        incarnation = self._store.incarnation
+        told_by = "clock" if self._job.event_time is None else "rows"
+        targets = None
+        if self._target_of is not None and ran.outputs:
+            targets = {name: self._target_of(name, batch_id, incarnation) for name in ran.outputs}
+        origin = Origin(
+            identity,
+            self._job.columns,
+            incarnation,
+            self._stream,
+            self._location,
+            told_by,
+            targets,
+            times.rows_at,
+        )
+        with watch.part("commit"):
+            self._newest = self._store.commit(
+                batch_id,
+                ran.snapshots,
+                outputs=ran.outputs,
+                now=times.now,
+                watermark=times.watermark,
+                batch=origin.to_json(),
+                progress=ran.figures,
+            )
+        durations = watch.durations()
+        parts = ("snapshot", "output", "state", "commit")
+        took = round(sum(durations.get(part, 0.0) for part in parts), 1)
+        return Committed(self._newest, {**ran.figures, "commitTimeMs": took}, False, incarnation)
+
+    def close(self) -> None:
+        """Give the store up. Idempotent."""
+        self._store.close()
 
 
 class Runner:

@@ -33,16 +33,12 @@ from statebackend.functions import (
 )
 from statebackend.keys import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
-from statebackend.runtime.batches import Batch
-from statebackend.runtime.calls import Calls, Pair
+from statebackend.runtime.batches import Batch, BatchInPieces
 from statebackend.runtime.event_time import RowTimes
-from statebackend.runtime.exits import is_interrupt
-from statebackend.runtime.failed_rows import FailedRows
-from statebackend.runtime.given import Given, Result
+from statebackend.runtime.failed_rows import FailedRows, is_interrupt
 from statebackend.runtime.job import Job
-from statebackend.runtime.output import OutputFiles
-from statebackend.runtime.pieces import BatchInPieces
-from statebackend.runtime.row_calls import BatchCalls, KeyRowsCalls, RowCalls
+from statebackend.runtime.output import Given, OutputFiles, Result
+from statebackend.runtime.row_calls import BatchCalls, Calls, KeyRowsCalls, Pair, RowCalls
 from statebackend.runtime.start import Beginning
 from statebackend.state import Mark
 from statebackend.types import Type
@@ -50,6 +46,7 @@ from statebackend.types import Type
 __all__ = ["SnapshotTargets", "Task"]
 
 _log = logging.getLogger(__name__)
+
 
 #: After each batch, remove up to this much of what has expired from states with ``cleanup_idle``, or four times the
 #: batch's rows: more than can have been added.

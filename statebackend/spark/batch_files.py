@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statebackend.errors import UsageError
+from statebackend.runtime.batches import RowsInPieces
 from statebackend.runtime.job import Job
-from statebackend.runtime.pieces import RowsInPieces
 from statebackend.spark.session import settings
 from statebackend.spark.ticks import COLUMN as HEARTBEAT
 from statebackend.spark.ticks import without_heartbeats

@@ -22,9 +22,9 @@ from statebackend.checkpoint import CheckpointReader
 from statebackend.checkpoint.files import scheme_of
 from statebackend.errors import UsageError
 from statebackend.runtime import Committed
+from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.runtime.partitions import columns_in
 from statebackend.runtime.progress import Figures
-from statebackend.runtime.row_writer import OutputSchema
 from statebackend.spark.session import output_frame, reading_error, settings
 from statebackend.spark.sinks import calling
 from statebackend.spark.sinks.calling import SinkContext

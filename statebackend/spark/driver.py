@@ -23,7 +23,7 @@ from statebackend.checkpoint.files import local_path, without_secrets
 from statebackend.checkpoint.files.layout import CHECKPOINTS, DATA
 from statebackend.errors import StateBackendError, UsageError
 from statebackend.runtime import Committed, Job, Runner
-from statebackend.runtime.exits import is_interrupt, summary
+from statebackend.runtime.failed_rows import is_interrupt, summary
 from statebackend.runtime.origin import Identity
 from statebackend.runtime.progress import Figures, Stopwatch, describe
 from statebackend.runtime.start import Beginning, check_beginning

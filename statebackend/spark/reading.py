@@ -28,8 +28,7 @@ from statebackend.checkpoint import CheckpointReader
 from statebackend.checkpoint.files import local_path
 from statebackend.errors import UsageError
 from statebackend.runtime import Incoming, Job
-from statebackend.runtime.execution import Execution
-from statebackend.runtime.local_execution import LocalExecution
+from statebackend.runtime.execution import Execution, LocalExecution
 from statebackend.runtime.origin import Identity
 from statebackend.runtime.progress import Figures
 from statebackend.spark.batch_files import BatchFiles, write_batch

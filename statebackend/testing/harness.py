@@ -26,11 +26,11 @@ from statebackend.errors import UsageError
 from statebackend.functions import Metrics, ProcessFunction
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.runtime import Batch, EventTime, Job, Task
+from statebackend.runtime.arrow_rows import rows_of
 from statebackend.runtime.batch_time import BatchTime, BatchTimes
 from statebackend.runtime.event_time import RowTimes
-from statebackend.runtime.given import Result
 from statebackend.runtime.origin import Origin
-from statebackend.runtime.row_reader import rows_of
+from statebackend.runtime.output import Result
 from statebackend.state import KeyedStateBackend, StateBackend, clocks
 from statebackend.testing.clock import ManualClock
 from statebackend.types import is_not_a_time, of, row_class

@@ -24,7 +24,7 @@ from statebackend.checkpoint.store.savepoint_folder import PartWriter, Savepoint
 from statebackend.errors import SerializationError, StateMigrationError, UsageError
 from statebackend.operator_state.element_columns import column_type, to_column
 from statebackend.operator_state.savepoints import operator_parts
-from statebackend.runtime.state_names import no_state
+from statebackend.runtime.start import no_state
 from statebackend.state import MapStateDescriptor
 from statebackend.tools.progress import Progress
 from statebackend.tools.read import open_saved

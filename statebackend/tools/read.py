@@ -48,7 +48,7 @@ from statebackend.errors import StoreError, UsageError
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.operator_state.operator_snapshots import type_roles
 from statebackend.operator_state.savepoints import operator_parts
-from statebackend.runtime.state_names import ambiguous, names_of, no_state
+from statebackend.runtime.start import ambiguous, names_of, no_state
 from statebackend.tools.snapshot_files import SnapshotFiles
 from statebackend.tools.tables import (
     KEYED_KINDS,

@@ -49,7 +49,7 @@ from statebackend.errors import StateMigrationError, UsageError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.runtime.origin import Origin
-from statebackend.runtime.state_names import check_droppable, check_name
+from statebackend.runtime.start import check_droppable, check_name
 from statebackend.tools.history import writing
 from statebackend.tools.progress import Progress
 from statebackend.tools.read import open_checkpoint

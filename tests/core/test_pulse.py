@@ -18,7 +18,7 @@ import pytest
 from raw_links import LONG, exactly, open_files, rest_of, wait_until
 
 from statebackend._core.pulse import Pulse
-from statebackend.runtime.given import Given
+from statebackend.runtime.output import Given
 
 pytestmark = pytest.mark.checked
 

@@ -12,7 +12,7 @@ from pieces import either_way
 import statebackend as sb
 from statebackend._core.handles.row_loop import Output
 from statebackend.runtime import Job
-from statebackend.runtime.row_writer import OutputSchema
+from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.testing import Harness
 
 __all__ = ["either_way"]

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from type_strategies import same
 
 import statebackend as sb
-from statebackend.runtime.given import Given
-from statebackend.runtime.row_reader import column_values, rows_of
-from statebackend.runtime.row_writer import OutputSchema
+from statebackend.runtime.arrow_rows import OutputSchema, column_values, rows_of
+from statebackend.runtime.output import Given
 
 UTC = datetime.timezone.utc
 AT = datetime.datetime(2024, 2, 29, 12, 0, 0, 123456)

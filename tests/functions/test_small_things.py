@@ -17,7 +17,7 @@ import statebackend as sb
 from statebackend.errors import SerializationError, SerializationTypeError
 from statebackend.functions import FunctionContext, Metrics
 from statebackend.keys import TimeWindow
-from statebackend.runtime.row_writer import OutputSchema
+from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.testing import Harness
 from statebackend.types import row_class
 

@@ -13,7 +13,7 @@ import pytest
 from host_queries import HostQuery, LocalQuery, rows_out
 
 import statebackend as sb
-from statebackend.runtime import Job, local_execution
+from statebackend.runtime import Job, execution
 from statebackend.testing import Harness
 
 
@@ -169,7 +169,7 @@ def test_error_of_a_batch_is_raised_when_its_clean_up_raises_an_exit(
         raise sb.StoreError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(local_execution, "sizes", full)  # once the snapshot is taken
+        patched.setattr(execution, "sizes", full)  # once the snapshot is taken
         armed[call] = kind("as told")
         with pytest.raises(sb.StoreError, match="the disk is full"), caplog.at_level(logging.WARNING):
             query.run(1, ROWS)

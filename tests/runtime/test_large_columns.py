@@ -16,9 +16,9 @@ from keyed_stores import create
 
 import statebackend as sb
 from statebackend.runtime import Committed, Incoming, Job, Runner, output
+from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.runtime.origin import plan_identity
 from statebackend.runtime.progress import Stopwatch
-from statebackend.runtime.row_writer import OutputSchema
 from statebackend.spark.sinks.calling import SinkContext
 from statebackend.spark.sinks.committed import Delivery
 from statebackend.spark.sinks.delta_table import _batches

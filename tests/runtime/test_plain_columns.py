@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from statebackend.errors import SerializationError
-from statebackend.runtime.row_reader import column_values
-from statebackend.runtime.row_writer import OutputSchema
+from statebackend.runtime.arrow_rows import OutputSchema, column_values
 
 pytestmark = pytest.mark.checked
 

@@ -23,8 +23,7 @@ from statebackend.columns.codec_choice import key_codec
 from statebackend.errors import UsageError
 from statebackend.keys import key_encoder
 from statebackend.runtime import Batch, Job, Task
-from statebackend.runtime.row_reader import column_values, row_maker
-from statebackend.runtime.row_writer import OutputSchema
+from statebackend.runtime.arrow_rows import OutputSchema, column_values, row_maker
 from statebackend.state import check_values, to_arrow
 from statebackend.types import RowType, of
 

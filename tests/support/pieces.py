@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from statebackend.runtime import Batch, Incoming, Job, Runner
-from statebackend.runtime.pieces import BatchInPieces, RowsInPieces
+from statebackend.runtime.batches import BatchInPieces, RowsInPieces
 
 __all__ = ["TableInPieces", "either_way"]
 
