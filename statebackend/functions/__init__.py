@@ -13,21 +13,19 @@
 ([('ann', 1)], [('ann', 2)])
 """
 
-from statebackend.functions.checkpointed import (
-    CheckpointedFunction,
-    FunctionInitializationContext,
-    FunctionSnapshotContext,
-)
-from statebackend.functions.context import FunctionContext
-from statebackend.functions.metrics import Counter, Metrics
+from statebackend.functions.context import Counter, FunctionContext, Metrics
 from statebackend.functions.process import (
     BatchProcessFunction,
+    CheckpointedFunction,
     CheckpointListener,
+    FunctionInitializationContext,
+    FunctionSnapshotContext,
     KeyedProcessFunction,
     KeyRowsFunction,
     ProcessFunction,
+    flat_map_with_state,
+    map_with_state,
 )
-from statebackend.functions.shortcuts import flat_map_with_state, map_with_state
 
 __all__ = [
     "CheckpointedFunction",

@@ -1,22 +1,138 @@
-"""The base classes of functions."""
+"""The base classes of functions, those that keep operator state among them, and functions from a plain callable.
+
+>>> from statebackend.testing import Harness
+>>> def total(row, before):
+...     after = (before or 0) + row.n
+...     return (row.user, after), after
+>>> with Harness(map_with_state(total, int), str) as harness:
+...     harness.process_element("a", {"user": "a", "n": 1}), harness.process_element("a", {"user": "a", "n": 2})
+([('a', 1)], [('a', 3)])
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from statebackend.errors import SerializationTypeError, UsageError
 from statebackend.functions.context import FunctionContext
+from statebackend.state import ValueStateDescriptor
+from statebackend.types import of
+
+if TYPE_CHECKING:
+    from statebackend.operator_state.operator_backend import OperatorStateBackend
+    from statebackend.state import KeyedStateBackend
 
 __all__ = [
     "BatchProcessFunction",
     "CheckpointListener",
+    "CheckpointedFunction",
+    "FunctionInitializationContext",
+    "FunctionSnapshotContext",
     "KeyRowsFunction",
     "KeyedProcessFunction",
     "ProcessFunction",
+    "flat_map_with_state",
+    "map_with_state",
 ]
+
+
+class CheckpointedFunction(ABC):
+    """A function that keeps operator state.
+
+    `initialize_state` runs once before the first row, both at a first start and after a restore; `snapshot_state` runs
+    before every checkpoint.
+
+    >>> class Source(CheckpointedFunction):
+    ...     offset = 0
+    ...     def initialize_state(self, ctx):
+    ...         from statebackend.state import ListStateDescriptor
+    ...         self.state = ctx.operator_state_store.get_list_state(ListStateDescriptor("offset", int))
+    ...         for offset in self.state.get():
+    ...             self.offset = offset
+    ...     def snapshot_state(self, ctx):
+    ...         self.state.update([self.offset])
+    >>> from statebackend.operator_state import OperatorStateBackend
+    >>> source, store = Source(), OperatorStateBackend()
+    >>> source.initialize_state(FunctionInitializationContext(store))
+    >>> source.offset = 7
+    >>> source.snapshot_state(FunctionSnapshotContext(checkpoint_id=1, checkpoint_timestamp=0))
+    >>> source.state.get()
+    [7]
+    """
+
+    @abstractmethod
+    def initialize_state(self, ctx: FunctionInitializationContext) -> None:
+        """Ask for states; if ``ctx.is_restored``, read from them what an earlier run left."""
+
+    @abstractmethod
+    def snapshot_state(self, ctx: FunctionSnapshotContext) -> None:
+        """Write into the states what a restart must restore."""
+
+
+class FunctionInitializationContext:
+    """The context for `CheckpointedFunction.initialize_state`.
+
+    >>> from statebackend.operator_state import OperatorStateBackend
+    >>> ctx = FunctionInitializationContext(OperatorStateBackend())
+    >>> ctx.is_restored, ctx.restored_checkpoint_id
+    (False, None)
+    """
+
+    def __init__(
+        self,
+        operator_state_store: OperatorStateBackend,
+        keyed_state_store: KeyedStateBackend | None = None,
+        *,
+        restored_checkpoint_id: int | None = None,
+    ) -> None:
+        #: Provides list and broadcast states.
+        self.operator_state_store = operator_state_store
+        self._keyed_state_store = keyed_state_store
+        #: The id of the restored checkpoint; None at a first start.
+        self.restored_checkpoint_id = restored_checkpoint_id
+
+    @property
+    def is_restored(self) -> bool:
+        """True if an earlier run left state.
+
+        >>> from statebackend.operator_state import OperatorStateBackend
+        >>> store = OperatorStateBackend(restore=[{}])
+        >>> FunctionInitializationContext(store, restored_checkpoint_id=3).is_restored
+        True
+        """
+        return self.restored_checkpoint_id is not None or self.operator_state_store.is_restored
+
+    @property
+    def keyed_state_store(self) -> KeyedStateBackend:
+        """The backend that provides keyed states; `UsageError` in a function without keys.
+
+        >>> from statebackend.operator_state import OperatorStateBackend
+        >>> from statebackend.backends import create_backend
+        >>> keyed = create_backend("reference").create_keyed_backend(int)
+        >>> FunctionInitializationContext(OperatorStateBackend(), keyed).keyed_state_store is keyed
+        True
+        """
+        if self._keyed_state_store is None:
+            raise UsageError("this function has no keys, and so no keyed state")
+        return self._keyed_state_store
+
+
+class FunctionSnapshotContext:
+    """The context for `CheckpointedFunction.snapshot_state`.
+
+    >>> FunctionSnapshotContext(checkpoint_id=4, checkpoint_timestamp=1000).checkpoint_id
+    4
+    """
+
+    def __init__(self, *, checkpoint_id: int, checkpoint_timestamp: int) -> None:
+        #: The id of the checkpoint that is being taken.
+        self.checkpoint_id = checkpoint_id
+        #: Its time, in milliseconds.
+        self.checkpoint_timestamp = checkpoint_timestamp
 
 
 class CheckpointListener:
@@ -153,3 +269,88 @@ class BatchProcessFunction(ProcessFunction, ABC):
     ) -> pa.RecordBatch | Iterable[pa.RecordBatch] | None:
         """Called with the broadcast rows of a batch, if there are any, before `process_batch`."""
         raise NotImplementedError(f"{type(self).__qualname__} has no process_broadcast")
+
+
+STATE = "state"
+
+
+class _WithState(KeyedProcessFunction):
+    def __init__(self, function: Callable[[Any, Any], tuple[Any, Any]], state_type: Any) -> None:
+        if not callable(function):
+            raise UsageError("a function (row, state) -> (out, new_state) is needed")
+        self._function = function
+        self._type = of(state_type)
+
+    def open(self, ctx: FunctionContext) -> None:
+        self._state = ctx.get_value_state(ValueStateDescriptor(STATE, self._type))
+
+    def __repr__(self) -> str:
+        name = getattr(self._function, "__qualname__", type(self._function).__qualname__)
+        return f"<{type(self).__name__.strip('_')} of {name}, {self._type!r}>"
+
+    def _call(self, row: Any) -> tuple[Any, Any]:
+        """What the function gives for a row: what goes out, and the new state."""
+        given: Any = self._function(row, self._state.value())
+        if not isinstance(given, tuple) or len(given) != 2:
+            what = f"a tuple of {len(given)}" if isinstance(given, tuple) else f"a {type(given).__name__}"
+            raise SerializationTypeError(
+                f"the function gave {what}, not what goes out and the new state",
+                code="SERIALIZATION.OUTPUT",
+                detail=getattr(self._function, "__qualname__", type(self._function).__qualname__),
+                hint="return (out, new_state); None for out gives nothing, None for new_state clears it",
+            )
+        return given
+
+
+class _MapWithState(_WithState):
+    def process_element(self, row: Any, ctx: FunctionContext) -> Iterable[Any]:
+        out, new = self._call(row)
+        self._state.update(new)
+        return () if out is None else (out,)
+
+
+class _FlatMapWithState(_WithState):
+    def process_element(self, row: Any, ctx: FunctionContext) -> Iterable[Any] | None:
+        out, new = self._call(row)
+        if out is not None and (isinstance(out, (str, bytes, dict)) or not isinstance(out, Iterable)):
+            raise SerializationTypeError(
+                f"the function gave a {type(out).__name__} for the rows that go out",
+                code="SERIALIZATION.OUTPUT",
+                detail=getattr(self._function, "__qualname__", type(self._function).__qualname__),
+                hint="return (rows, new_state) with a list of rows; map_with_state gives one row",
+            )
+        # The result may be a generator that has yet to run and may read the state as it was.
+        rows = None if out is None else list(out)
+        self._state.update(new)
+        return rows
+
+
+def map_with_state(function: Callable[[Any, Any], tuple[Any, Any]], state_type: Any) -> KeyedProcessFunction:
+    """Make a function from ``function(row, state or None) -> (row out or None, new state or None)``.
+
+    Each key has one value of ``state_type``, in a state called "state"; returning None as the new state clears it.
+
+    >>> def numbered(row, seen):
+    ...     seen = (seen or 0) + 1
+    ...     return (row.word, seen), seen
+    >>> from statebackend.testing import Harness
+    >>> with Harness(map_with_state(numbered, int), str, key="word") as harness:
+    ...     harness.process_batch([{"word": "to"}, {"word": "be"}, {"word": "to"}])
+    [('to', 1), ('be', 1), ('to', 2)]
+    """
+    return _MapWithState(function, state_type)
+
+
+def flat_map_with_state(
+    function: Callable[[Any, Any], tuple[Iterable[Any] | None, Any]], state_type: Any
+) -> KeyedProcessFunction:
+    """The same for a function that returns any number of rows: ``(rows, new state or None)``.
+
+    >>> def pairs(row, first):
+    ...     return ([], row.n) if first is None else ([(first, row.n)], None)
+    >>> from statebackend.testing import Harness
+    >>> with Harness(flat_map_with_state(pairs, int), str, key="user") as harness:
+    ...     harness.process_batch([{"user": "a", "n": n} for n in (1, 2, 3)])
+    [(1, 2)]
+    """
+    return _FlatMapWithState(function, state_type)

@@ -9,25 +9,29 @@ False
 
 from statebackend.keys import key_groups
 from statebackend.keys.encoders import KeyEncoder, key_encoder
-from statebackend.keys.int_batch import decimal_words, ints_of, rescaled_decimals
-from statebackend.keys.key_columns import Columnar, as_columnar, without_dictionary
-from statebackend.keys.key_groups import MAX_PARALLELISM, KeyGroupRange, key_group_of, range_for, spark_hash
-from statebackend.keys.namespace_columns import NamespaceColumn, namespace_column, readable_namespaces
-from statebackend.keys.namespaces import (
-    ALL_NAMESPACES,
-    VOID,
-    Namespace,
-    TimeWindow,
-    decode_namespace,
-    encode_namespace,
-)
-from statebackend.keys.run_batch import (
+from statebackend.keys.key_batches import (
     byte_runs_of,
     canonical_column,
     canonical_list,
     count_of,
+    decimal_words,
+    ints_of,
+    rescaled_decimals,
     runs_of_list,
     take_rows,
+)
+from statebackend.keys.key_columns import Columnar, as_columnar, without_dictionary
+from statebackend.keys.key_groups import MAX_PARALLELISM, KeyGroupRange, key_group_of, range_for, spark_hash
+from statebackend.keys.namespaces import (
+    ALL_NAMESPACES,
+    VOID,
+    Namespace,
+    NamespaceColumn,
+    TimeWindow,
+    decode_namespace,
+    encode_namespace,
+    namespace_column,
+    readable_namespaces,
 )
 from statebackend.keys.window_columns import AssignedWindows, TimeColumn, time_column
 

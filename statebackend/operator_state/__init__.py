@@ -9,9 +9,12 @@
 [[1, 2], [3]]
 """
 
-from statebackend.operator_state.broadcast import BroadcastState, ReadOnlyBroadcastState
 from statebackend.operator_state.operator_backend import OperatorStateBackend
-from statebackend.operator_state.operator_lists import OperatorListState
+from statebackend.operator_state.operator_states import (
+    BroadcastState,
+    OperatorListState,
+    ReadOnlyBroadcastState,
+)
 from statebackend.operator_state.redistribution import OperatorContents, redistribute
 
 __all__ = [

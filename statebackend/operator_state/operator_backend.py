@@ -21,9 +21,14 @@ from typing import Any
 from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, PendingSnapshot
 from statebackend.checkpoint.store.savepoint_folder import Savepoint
 from statebackend.errors import ClosedError, StateMigrationError, UsageError
-from statebackend.operator_state.broadcast import BroadcastState
-from statebackend.operator_state.operator_lists import OperatorListState
-from statebackend.operator_state.operator_snapshots import SnapshotHistory, StateView
+from statebackend.operator_state.operator_snapshots import (
+    SnapshotHistory,
+    StateView,
+    restored_contents,
+    savepoint_contents,
+    write_savepoint,
+)
+from statebackend.operator_state.operator_states import BroadcastState, OperatorListState
 from statebackend.operator_state.redistribution import (
     BROADCAST,
     SPLIT,
@@ -31,8 +36,6 @@ from statebackend.operator_state.redistribution import (
     OperatorContents,
     redistribute,
 )
-from statebackend.operator_state.restored_contents import restored_contents
-from statebackend.operator_state.savepoints import savepoint_contents, write_savepoint
 from statebackend.state import (
     ListStateDescriptor,
     MapStateDescriptor,

@@ -1,30 +1,64 @@
-"""Writing operator state: the view of one moment, and the file that it becomes.
+"""Operator state in files: the view of one moment, what a checkpoint or savepoint has of it, and reading that.
 
+A restore first settles the share of the instance, then reads only that.
+
+>>> import tempfile
 >>> view = StateView("split", {"element": {"type": "string"}}, [b"a", b"b"])
 >>> view.rows(), view.described("buffered")
 ([b'a', b'b'], {'name': 'buffered', 'kind': 'split', 'types': {'element': {'type': 'string'}}})
 >>> section("buffered", view).schema.names
 ['value']
+>>> with tempfile.TemporaryDirectory() as folder:
+...     write_savepoint(Savepoint(folder), {"buffered": view}, 0, 1)
+...     savepoint_contents(Savepoint(folder), 1, 2)["buffered"]["elements"]
+[b'b']
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from statebackend.checkpoint import CheckpointStore, DataWriter, PendingSnapshot, StateSnapshot
-from statebackend.checkpoint.format import GroupedBatch, Section, write_data_file
+from statebackend.checkpoint import Checkpoint, CheckpointStore, DataWriter, PendingSnapshot, StateSnapshot
+from statebackend.checkpoint.format import (
+    DataFileReader,
+    GroupedBatch,
+    Section,
+    read_data_file,
+    write_data_file,
+)
 from statebackend.checkpoint.store.pending import SnapshotInFlight, WritingThreads, tell
+from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
+from statebackend.checkpoint.store.sealed import JsonObject, Malformed, integer
 from statebackend.checkpoint.store.store import target_for
-from statebackend.errors import UsageError
-from statebackend.operator_state.element_columns import column_type, to_column
-from statebackend.operator_state.redistribution import BROADCAST
+from statebackend.errors import CorruptCheckpointError, SerializationError, UsageError
+from statebackend.operator_state.element_columns import column_type, to_bytes, to_column
+from statebackend.operator_state.redistribution import (
+    BROADCAST,
+    SPLIT,
+    UNION,
+    OperatorContents,
+    redistribute,
+)
 
-__all__ = ["PART", "SnapshotHistory", "StateView", "section", "type_roles"]
+__all__ = [
+    "PART",
+    "SnapshotHistory",
+    "StateView",
+    "operator_part",
+    "operator_parts",
+    "operator_snapshots",
+    "restored_contents",
+    "savepoint_contents",
+    "section",
+    "type_roles",
+    "write_savepoint",
+]
 
 #: The ``extra["part"]`` of a snapshot of operator state.
 PART = "operator"
@@ -225,3 +259,239 @@ def _pieces(columns: Sequence[Sequence[bytes | None]]) -> Iterator[tuple[int, in
         end = min(start + _PIECE_ROWS, int(np.searchsorted(ends, before + _PIECE_BYTES)) + 1, count)
         yield start, end
         start = end
+
+
+def write_savepoint(
+    savepoint: Savepoint,
+    views: Mapping[str, StateView],
+    subtask_index: int,
+    parallelism: int,
+    now: int | None = None,
+) -> None:
+    """Write the states of one instance."""
+    with savepoint.write_part(*operator_part(subtask_index, parallelism, now)) as part:
+        for name in sorted(views):
+            view = views[name]
+            if view.is_empty:
+                part.add_state(view.described(name))
+            else:
+                rows = section(name, view)
+                part.write_state(view.described(name), rows.schema, (each.batch for each in rows.batches))
+
+
+def operator_part(subtask_index: int, parallelism: int, now: int | None) -> tuple[str, str, JsonObject]:
+    """The part of an instance as `Savepoint.write_part` takes it.
+
+    >>> operator_part(0, 2, None)[:2]
+    ('operator', '0-of-2')
+    """
+    described: JsonObject = {"subtask": subtask_index, "parallelism": parallelism, "now": now}
+    return PART, f"{subtask_index}-of-{parallelism}", described
+
+
+def savepoint_contents(savepoint: Savepoint, subtask_index: int, parallelism: int) -> OperatorContents:
+    """The share of an instance in the operator state of a savepoint. O(rows)."""
+    savepoint.check_exists()
+    contents = [
+        {state.described["name"]: _read_state(savepoint, part, state) for state in part.states}
+        for part in operator_parts(savepoint)
+    ]
+    return redistribute(contents, parallelism)[subtask_index] if contents else {}
+
+
+def operator_parts(savepoint: Savepoint) -> list[SavepointPart]:
+    """The part that each instance has written, in order of the instances; every instance is there once.
+
+    >>> operator_parts(Savepoint("/nowhere"))
+    []
+    """
+    parts = savepoint.parts(PART)
+    in_order = sorted(parts, key=_number_of)
+    wanted = [(number, len(parts)) for number in range(len(parts))]
+    if [(_number_of(part), part.described.get("parallelism")) for part in in_order] != wanted:
+        raise CorruptCheckpointError(
+            "the savepoint does not hold the operator state of every instance once",
+            code="CORRUPT_CHECKPOINT.INCOMPLETE",
+            detail=savepoint.uri,
+            hint="let every instance write its part, at the same moment",
+        )
+    return in_order
+
+
+def _number_of(part: SavepointPart) -> int:
+    try:
+        return integer(part.described.get("subtask"), "the number of the instance")
+    except Malformed as error:
+        raise CorruptCheckpointError(
+            f"a part of a savepoint cannot be read: {error}", detail=part.name
+        ) from error
+
+
+def _read_state(savepoint: Savepoint, part: SavepointPart, state: StoredState) -> dict[str, Any]:
+    mode, types = state.described.get("kind"), state.described.get("types")
+    roles = type_roles(str(mode))
+    if (
+        mode not in (SPLIT, UNION, BROADCAST)
+        or not isinstance(types, dict)
+        or set(types) != set(roles.values())
+    ):
+        raise CorruptCheckpointError("operator state is not described as it should be", detail=part.name)
+    config = {"kind": "map" if mode == BROADCAST else "list", "types": types, "ttl": False}
+    columns: list[list[bytes | None]] = [[] for _ in roles]
+    if state.rows:
+        with savepoint.open_state(state) as file:
+            try:
+                wanted = pa.schema([(name, column_type(types[role]).arrow) for name, role in roles.items()])
+                for batch in file.iter_batches():
+                    for column, found, role in zip(
+                        columns, batch.cast(wanted).columns, roles.values(), strict=True
+                    ):
+                        column += to_bytes(found, types[role])
+            except (SerializationError, OverflowError, ValueError) as error:
+                raise CorruptCheckpointError(
+                    "what a file holds cannot be read as the declared type", detail=state.file
+                ) from error
+    if None in columns[0]:
+        raise CorruptCheckpointError("a file has a null where there can be none", detail=state.file)
+    if mode == BROADCAST:
+        return {"mode": mode, "config": config, "entries": list(zip(*columns, strict=True))}
+    return {"mode": mode, "config": config, "elements": columns[0]}
+
+
+def restored_contents(checkpoint: Checkpoint, subtask_index: int, parallelism: int) -> OperatorContents:
+    """The share of instance ``subtask_index`` of ``parallelism`` in the operator state of a checkpoint.
+
+    Skips snapshots of keyed state. O(rows that the instance gets), and the index of every file.
+    """
+    snapshots = operator_snapshots(checkpoint)
+    if not snapshots:
+        return {}
+    with ExitStack() as opened:
+        saved = [_Saved(checkpoint, snapshot, opened) for snapshot in snapshots]
+        share = redistribute(_numbered(saved), parallelism)[subtask_index]
+        return {name: _filled(name, state, saved) for name, state in share.items()}
+
+
+def operator_snapshots(checkpoint: Checkpoint) -> list[StateSnapshot]:
+    """The snapshots of operator state: one of each instance, in order."""
+    found = [each for each in checkpoint.snapshots if each.extra.get("part") == PART]
+    found.sort(key=lambda each: each.subtask_index)
+    wanted = [(number, len(found)) for number in range(len(found))]
+    if [(each.subtask_index, each.parallelism) for each in found] != wanted:
+        raise CorruptCheckpointError(
+            "the checkpoint does not hold the operator state of every instance once",
+            code="CORRUPT_CHECKPOINT.INCOMPLETE",
+            detail=checkpoint.manifest.name,
+            hint="commit the snapshots of all instances together",
+        )
+    return found
+
+
+class _Saved:
+    """The snapshot of one instance, with its file open."""
+
+    def __init__(self, checkpoint: Checkpoint, snapshot: StateSnapshot, opened: ExitStack) -> None:
+        self._reader: DataFileReader | None = None
+        self.where = checkpoint.manifest.name
+        if len(snapshot.files) > 1:
+            raise self._corrupt("operator state of an instance is in more than one file")
+        for file in snapshot.files:
+            self.where = file.name
+            self._reader = read_data_file(opened.enter_context(checkpoint.open_file(file)), file.name)
+        self.types: dict[str, dict[str, Any]] = {}
+        self.modes: dict[str, str] = {}
+        for state in snapshot.states:
+            self._add(state)
+
+    def _add(self, state: dict[str, Any]) -> None:
+        name, mode, types = state["name"], state["kind"], state.get("types")
+        if mode not in (SPLIT, UNION, BROADCAST):
+            raise self._corrupt("operator state is of an unknown kind", name)
+        roles = type_roles(mode)
+        if not isinstance(types, dict) or set(types) != set(roles.values()) or name in self.types:
+            raise self._corrupt("operator state is not described as it should be", name)
+        if self._reader is not None:
+            with self.reading(name):
+                wanted = pa.schema([(each, column_type(types[role]).arrow) for each, role in roles.items()])
+            if name not in self._reader.states or self._reader.schema(name) != wanted:
+                raise self._corrupt("the file does not hold a state as its snapshot describes it", name)
+        self.types[name], self.modes[name] = types, mode
+
+    def count(self, name: str) -> int:
+        """The number of rows of a state."""
+        return 0 if self._reader is None else int(self._reader.rows_of(name)[1].sum())
+
+    def read(self, name: str, start: int, stop: int) -> Iterator[list[list[bytes | None]]]:
+        """Rows from ``start`` to ``stop`` of a state, batch by batch: each column as stored values."""
+        if self._reader is None or start >= stop:
+            return
+        types = [self.types[name][role] for role in type_roles(self.modes[name]).values()]
+        at = 0
+        for rows in self._reader.read(name):
+            first, last = max(start - at, 0), min(stop - at, rows.batch.num_rows)
+            if first < last:
+                batch = rows.batch.slice(first, last - first)
+                if batch.column(0).null_count:  # elements, or map keys
+                    raise self._corrupt("what a file holds has a null where there can be none", name)
+                with self.reading(name):
+                    columns = [to_bytes(*pair) for pair in zip(batch.columns, types, strict=True)]
+                yield columns
+            at += rows.batch.num_rows
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        """Report data that matches its checksums but cannot be read: this library did not write it."""
+        try:
+            yield
+        except (SerializationError, OverflowError, pa.ArrowException) as error:
+            raise self._corrupt("what a file holds cannot be read as the declared type", name) from error
+
+    def _corrupt(self, message: str, name: str | None = None) -> CorruptCheckpointError:
+        return CorruptCheckpointError(
+            message, detail=self.where if name is None else f"operator state {name!r}, {self.where}"
+        )
+
+
+def _numbered(saved: list[_Saved]) -> list[OperatorContents]:
+    """The contents of the old instances, with numbers in place of the elements, which are not read yet.
+
+    Elements of a state are numbered across all instances; the entries of a broadcast state are the number of the
+    instance.
+    """
+    numbered: list[OperatorContents] = [{} for _ in saved]
+    before: dict[str, int] = {}
+    for number, (each, contents) in enumerate(zip(saved, numbered, strict=True)):
+        for name, mode in each.modes.items():
+            config = {
+                "kind": "map" if mode == BROADCAST else "list",
+                "types": each.types[name],
+                "ttl": False,
+            }
+            contents[name] = {"mode": mode, "config": config}
+            if mode == BROADCAST:
+                contents[name]["entries"] = number
+            else:
+                first = before.get(name, 0)
+                before[name] = first + each.count(name)
+                contents[name]["elements"] = range(first, before[name])
+    return numbered
+
+
+def _filled(name: str, state: dict[str, Any], saved: list[_Saved]) -> dict[str, Any]:
+    if state["mode"] == BROADCAST:
+        source = saved[state["entries"]]
+        entries: list[Any] = []
+        for keys, values in source.read(name, 0, source.count(name)):
+            entries += zip(keys, values, strict=True)
+        return {**state, "entries": entries}
+    numbers = state["elements"]  # consecutive, without a gap
+    elements: list[Any] = []
+    at = 0
+    for source in saved:
+        if name not in source.modes or not len(numbers):
+            continue
+        count = source.count(name)
+        for (column,) in source.read(name, max(numbers[0] - at, 0), min(numbers[-1] + 1 - at, count)):
+            elements += column
+        at += count
+    return {**state, "elements": elements}

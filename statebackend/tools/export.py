@@ -29,8 +29,7 @@ from statebackend.errors import (
     UsageError,
 )
 from statebackend.keys import KeyGroupRange
-from statebackend.operator_state.restored_contents import operator_snapshots
-from statebackend.operator_state.savepoints import operator_part
+from statebackend.operator_state.operator_snapshots import operator_part, operator_snapshots
 from statebackend.tools.progress import Progress
 from statebackend.tools.read import pinned_checkpoint
 from statebackend.tools.snapshot_files import SnapshotFiles

@@ -23,7 +23,7 @@ from statebackend.checkpoint.keyed.savepoints import keyed_parts
 from statebackend.checkpoint.store.savepoint_folder import PartWriter, Savepoint, SavepointPart, StoredState
 from statebackend.errors import SerializationError, StateMigrationError, UsageError
 from statebackend.operator_state.element_columns import column_type, to_column
-from statebackend.operator_state.savepoints import operator_parts
+from statebackend.operator_state.operator_snapshots import operator_parts
 from statebackend.runtime.start import no_state
 from statebackend.state import MapStateDescriptor
 from statebackend.tools.progress import Progress

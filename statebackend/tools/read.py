@@ -46,8 +46,7 @@ from statebackend.checkpoint.keyed.savepoints import keyed_parts, with_encoded_n
 from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
 from statebackend.errors import StoreError, UsageError
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
-from statebackend.operator_state.operator_snapshots import type_roles
-from statebackend.operator_state.savepoints import operator_parts
+from statebackend.operator_state.operator_snapshots import operator_parts, type_roles
 from statebackend.runtime.start import ambiguous, names_of, no_state
 from statebackend.tools.snapshot_files import SnapshotFiles
 from statebackend.tools.tables import (

@@ -24,8 +24,9 @@ from statebackend import types as t
 from statebackend.errors import SerializationError
 from statebackend.keys import key_encoder
 from statebackend.operator_state import OperatorStateBackend, element_columns, operator_snapshots
-from statebackend.operator_state.element_bytes import CanonicalKeys, ElementBytes
 from statebackend.operator_state.element_columns import (
+    CanonicalKeys,
+    ElementBytes,
     canonical_keys,
     column_type,
     stored_keys,

@@ -15,7 +15,7 @@ import pytest
 
 import statebackend as sb
 from statebackend.backends.reference import ReferenceBackend, ReferenceKeyedBackend
-from statebackend.functions.metrics import Counter, Metrics
+from statebackend.functions.context import Counter, Metrics
 from statebackend.runtime import Incoming, Job, Runner
 from statebackend.runtime.progress import Stopwatch, describe, storable
 from statebackend.types import Serializer, of
