@@ -9,10 +9,9 @@
 from statebackend.cluster.options import HostOptions
 from statebackend.runtime import EventTime
 from statebackend.spark import sinks
-from statebackend.spark.display import progress_bar
+from statebackend.spark.display import progress_bar, prometheus
 from statebackend.spark.driver import StatefulBatches
-from statebackend.spark.metrics import prometheus
-from statebackend.spark.sinks.calling import SinkContext
+from statebackend.spark.sinks.interface import SinkContext
 from statebackend.spark.stateful import stateful
 from statebackend.spark.ticks import heartbeat
 

@@ -26,9 +26,7 @@ from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.runtime.partitions import columns_in
 from statebackend.runtime.progress import Figures
 from statebackend.spark.session import output_frame, reading_error, settings
-from statebackend.spark.sinks import calling
-from statebackend.spark.sinks.calling import SinkContext
-from statebackend.spark.sinks.committed import CommittedSink, Delivery, other_types
+from statebackend.spark.sinks.interface import CommittedSink, Delivery, SinkContext, call, check, other_types
 from statebackend.types import DecimalType, ListType, MapType, RowType, TupleType, Type
 
 if TYPE_CHECKING:
@@ -156,7 +154,7 @@ class Deliveries:
             if isinstance(sink, CommittedSink):
                 sink.check(output, schemas[output].arrow, most_files)
             else:
-                calling.check(sink)
+                check(sink)
         self._check_shared()
 
     @classmethod
@@ -250,7 +248,7 @@ class Deliveries:
                 schema = self._schemas[output].arrow
                 figures |= sink.deliver(Delivery(output, files, schema, committed, context))
             else:
-                calling.call(sink, frame_of(output), context.batch_id, context)
+                call(sink, frame_of(output), context.batch_id, context)
             figures["durationMs"] = round((time.perf_counter() - began) * 1000, 1)
             done.append(figures)
         return done

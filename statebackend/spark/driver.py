@@ -29,6 +29,7 @@ from statebackend.runtime.progress import Figures, Stopwatch, describe
 from statebackend.runtime.start import Beginning, check_beginning
 from statebackend.spark import display
 from statebackend.spark.deliveries import Deliveries, Outputs
+from statebackend.spark.display import shortened
 from statebackend.spark.query_run import SPARKS_FOLDERS, QueryRun, SparkLog, local_folder, shown_location
 from statebackend.spark.reading import Reading, Way
 from statebackend.spark.session import (
@@ -40,8 +41,7 @@ from statebackend.spark.session import (
     execute,
     is_connect,
 )
-from statebackend.spark.shown_errors import shortened
-from statebackend.spark.sinks.calling import SinkContext
+from statebackend.spark.sinks.interface import SinkContext
 from statebackend.state import clocks
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@
 1500
 """
 
-from statebackend.testing.clock import ManualClock
-from statebackend.testing.harness import Harness
+from statebackend.testing.harness import Harness, ManualClock
 
 __all__ = ["Harness", "ManualClock"]

@@ -1,4 +1,4 @@
-"""Running a function without Spark, on the real backends.
+"""Running a function without Spark, on the real backends, and a clock that tests set.
 
 >>> from statebackend.functions import map_with_state
 >>> def total(row, before):
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import operator
 import tempfile
 from collections.abc import Sequence
 from types import TracebackType
@@ -32,10 +33,68 @@ from statebackend.runtime.event_time import RowTimes
 from statebackend.runtime.origin import Origin
 from statebackend.runtime.output import Result
 from statebackend.state import KeyedStateBackend, StateBackend, clocks
-from statebackend.testing.clock import ManualClock
 from statebackend.types import is_not_a_time, of, row_class
 
-__all__ = ["Harness"]
+__all__ = ["Harness", "ManualClock"]
+
+
+class ManualClock:
+    """A clock that stands still until told: pass it as ``clock=`` to test expiry and timers exactly.
+
+    >>> clock = ManualClock(now=10)
+    >>> clock.set(5)
+    >>> clock.now()
+    5
+    """
+
+    __slots__ = ("_now",)
+
+    def __init__(self, now: int = 0) -> None:
+        self._now = _milliseconds(now)
+
+    def now(self) -> int:
+        """The time it was set to, in milliseconds.
+
+        >>> ManualClock(7).now()
+        7
+        """
+        return self._now
+
+    def set(self, now: int) -> None:
+        """Set the time, in milliseconds; it may go backwards.
+
+        >>> clock = ManualClock()
+        >>> clock.set(60_000)
+        """
+        self._now = _milliseconds(now)
+
+    def advance(self, by: int | datetime.timedelta) -> None:
+        """Move the time on by milliseconds or a timedelta.
+
+        >>> clock = ManualClock()
+        >>> clock.advance(datetime.timedelta(seconds=2))
+        >>> clock.now()
+        2000
+        """
+        if isinstance(by, datetime.timedelta):
+            by, rest = divmod(by, datetime.timedelta(milliseconds=1))
+            if rest:
+                raise UsageError("the clock moves by whole milliseconds")
+        self._now += _milliseconds(by)
+
+    def __repr__(self) -> str:
+        return f"ManualClock(now={self._now})"
+
+
+def _milliseconds(value: int) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(
+            f"a {type(value).__name__} is not a number of milliseconds", hint="write an int"
+        ) from None
 
 
 class Harness:

@@ -31,8 +31,7 @@ from statebackend.errors import (
 from statebackend.keys import KeyGroupRange
 from statebackend.operator_state.operator_snapshots import operator_part, operator_snapshots
 from statebackend.tools.progress import Progress
-from statebackend.tools.read import pinned_checkpoint
-from statebackend.tools.snapshot_files import SnapshotFiles
+from statebackend.tools.read import SnapshotFiles, pinned_checkpoint
 from statebackend.tools.tables import unreadable
 
 __all__ = ["savepoint"]

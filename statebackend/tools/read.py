@@ -1,4 +1,4 @@
-"""Reads the state of a checkpoint as a table, without a backend.
+"""Reads the state of a checkpoint or savepoint as a table, without a backend.
 
 >>> import tempfile
 >>> from statebackend.checkpoint import CheckpointStore
@@ -8,27 +8,15 @@
 >>> operator.get_list_state(ListStateDescriptor("offsets", int)).add_all([7, 9])
 >>> folder = tempfile.TemporaryDirectory()
 >>> with CheckpointStore(folder.name).open_for_writing() as store:
-...     _ = store.commit(0, [operator.snapshot(0, store).result()])
+...     checkpoint = store.commit(0, [operator.snapshot(0, store).result()])
 >>> read_state(folder.name, "offsets").to_pydict()
 {'subtask': [0, 0], 'value': [7, 9]}
->>> folder.cleanup()
-
-Reads a state of a savepoint as a table.
-
->>> import tempfile
->>> from statebackend.state import ListStateDescriptor
->>> from statebackend.operator_state import OperatorStateBackend
->>> operator = OperatorStateBackend()
->>> operator.get_list_state(ListStateDescriptor("offsets", int)).add_all([7, 9])
->>> with tempfile.TemporaryDirectory() as folder:
-...     savepoint_table(operator.savepoint(folder), "offsets").to_pydict()
+>>> with SnapshotFiles(checkpoint, checkpoint.snapshots[0]) as files:
+...     files.states, files.rows("offsets")
+(['offsets'], 2)
+>>> savepoint_table(operator.savepoint(folder.name + "/savepoint"), "offsets").to_pydict()
 {'subtask': [0, 0], 'value': [7, 9]}
-
-Finds the checkpoint that a tool works on.
-
->>> open_checkpoint("/nowhere", None)
-Traceback (most recent call last):
-statebackend.errors.UsageError: there is no checkpoint (/nowhere). Hint: give the uri of a store [USAGE.NO_CHECKPOINT]
+>>> folder.cleanup()
 """
 
 from __future__ import annotations
@@ -36,30 +24,93 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pyarrow as pa
 
 from statebackend.checkpoint import Checkpoint, CheckpointReader, StateSnapshot
+from statebackend.checkpoint.format import DataFileReader, key_group_slices, read_data_file
+from statebackend.checkpoint.keyed.merged_rows import applied
 from statebackend.checkpoint.keyed.savepoints import keyed_parts, with_encoded_namespaces
 from statebackend.checkpoint.store.savepoint_folder import Savepoint, SavepointPart, StoredState
 from statebackend.errors import StoreError, UsageError
+from statebackend.keys import KeyGroupRange
 from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.operator_state.operator_snapshots import operator_parts, type_roles
 from statebackend.runtime.start import ambiguous, names_of, no_state
-from statebackend.tools.snapshot_files import SnapshotFiles
 from statebackend.tools.tables import (
     KEYED_KINDS,
     empty_table,
     joined,
     stored_type,
+    unreadable,
     with_namespaces,
 )
 
-__all__ = ["open_checkpoint", "open_saved", "pinned_checkpoint", "read_state"]
+__all__ = ["SnapshotFiles", "open_checkpoint", "open_saved", "pinned_checkpoint", "read_state"]
 
 _log = logging.getLogger(__name__)
+
+
+class SnapshotFiles:
+    """The files of a snapshot, open, in the order of applying."""
+
+    def __init__(self, checkpoint: Checkpoint, snapshot: StateSnapshot) -> None:
+        self._where = checkpoint.manifest.name
+        self._key_groups = snapshot.key_groups
+        self._opened = ExitStack()
+        self._readers: list[DataFileReader] = []
+        with ExitStack() as opened:
+            for file in snapshot.files:
+                if file.kind not in ("base", "delta", "operator"):
+                    raise UsageError(
+                        f"the checkpoint has files of kind {file.kind!r}, which only the backend that wrote them reads",
+                        detail=file.name,
+                        hint="restore it into the backend that wrote it, and take a savepoint",
+                    )
+                source = opened.enter_context(checkpoint.open_file(file))
+                self._readers.append(read_data_file(source, file.name))
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> SnapshotFiles:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._opened.close()
+
+    @property
+    def states(self) -> list[str]:
+        """The names of the states that the files hold, sorted."""
+        return sorted({name for reader in self._readers for name in reader.states})
+
+    def rows(self, name: str) -> int:
+        """The number of rows of a state, of base and changes together."""
+        return sum(int(reader.rows_of(name)[1].sum()) for reader in self._of(name))
+
+    def slices(self, name: str, most_rows: int) -> Iterator[KeyGroupRange]:
+        """Ranges of key groups that together cover all rows of a state, each with about ``most_rows`` at most, or one
+        key group.
+        """
+        return key_group_slices(self._of(name), name, most_rows, within=self._key_groups)
+
+    def read(self, name: str, key_groups: KeyGroupRange | None = None) -> list[pa.Table]:
+        """The rows of a state in each file that has it."""
+        return [
+            pa.Table.from_batches([rows.batch for rows in reader.read(name, key_groups)], reader.schema(name))
+            for reader in self._of(name)
+        ]
+
+    def remaining(self, name: str, kind: str, key_groups: KeyGroupRange) -> pa.Table:
+        """The rows that remain of a keyed state when all changes have been applied."""
+        tables = self.read(name, key_groups)
+        try:
+            return applied(kind, tables)
+        except (pa.ArrowException, KeyError) as error:
+            raise unreadable(name, self._where) from error
+
+    def _of(self, name: str) -> list[DataFileReader]:
+        return [reader for reader in self._readers if name in reader.states]
 
 
 def open_checkpoint(uri: str | os.PathLike[str] | CheckpointReader, checkpoint_id: int | None) -> Checkpoint:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import statebackend as sb
-from statebackend.spark.sinks.calling import SinkContext, call, check
+from statebackend.spark.sinks.interface import SinkContext, call, check
 
 CONTEXT = SinkContext(7, 3, "0" * 32, False)
 

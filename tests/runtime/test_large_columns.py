@@ -19,9 +19,8 @@ from statebackend.runtime import Committed, Incoming, Job, Runner, output
 from statebackend.runtime.arrow_rows import OutputSchema
 from statebackend.runtime.origin import plan_identity
 from statebackend.runtime.progress import Stopwatch
-from statebackend.spark.sinks.calling import SinkContext
-from statebackend.spark.sinks.committed import Delivery
 from statebackend.spark.sinks.delta_table import _batches
+from statebackend.spark.sinks.interface import Delivery, SinkContext
 
 CONTEXT = SinkContext(0, 1, "0" * 32, False)
 TEXT = "x" * (1 << 20)

@@ -15,7 +15,7 @@ from spark_streams import DDL, Fails, Stream, numbers, spark, stream
 import statebackend as sb
 from statebackend.errors import StoreError
 from statebackend.spark.sinks import delta
-from statebackend.spark.sinks.committed import Delivery
+from statebackend.spark.sinks.interface import Delivery
 
 __all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark

@@ -27,7 +27,7 @@ from spark_streams import Stream, len_of, numbers, spark, stream
 
 import statebackend as sb
 from statebackend.checkpoint.files import open_place
-from statebackend.spark.sinks.sink_log import SinkLog
+from statebackend.spark.sinks.published import SinkLog
 
 __all__ = ["small_disk", "spark", "stream"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_java]

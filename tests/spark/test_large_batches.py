@@ -19,7 +19,7 @@ import statebackend as sb
 from statebackend.errors import UsageError
 from statebackend.runtime.job import Job
 from statebackend.spark import reading
-from statebackend.spark.batch_files import write_batch
+from statebackend.spark.reading import write_batch
 from statebackend.spark.session import arrow_of
 
 __all__ = ["spark", "stream"]

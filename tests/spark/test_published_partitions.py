@@ -22,7 +22,7 @@ import statebackend as sb
 from statebackend.checkpoint.files import open_place
 from statebackend.checkpoint.files.places import PosixPlace
 from statebackend.spark.sinks import parquet
-from statebackend.spark.sinks.sink_log import FOLDER, Listed, SinkLog
+from statebackend.spark.sinks.published import FOLDER, Listed, SinkLog
 
 __all__ = ["spark", "stream"]
 pytestmark = pytest.mark.spark

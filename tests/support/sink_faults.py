@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from spark_streams import Fails, Stream, numbers
 
-from statebackend.spark.sinks.committed import CommittedSink, Delivery
+from statebackend.spark.sinks.interface import CommittedSink, Delivery
 
 __all__ = ["BATCHES", "FailsAfter", "fill"]
 

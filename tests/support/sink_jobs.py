@@ -14,7 +14,7 @@ from statebackend.checkpoint import CheckpointStore
 from statebackend.runtime import Incoming, Job, Runner
 from statebackend.runtime.progress import Figures, Stopwatch
 from statebackend.spark.deliveries import Deliveries
-from statebackend.spark.sinks.calling import SinkContext
+from statebackend.spark.sinks.interface import SinkContext
 from statebackend.types import of
 
 __all__ = ["SinkJob", "rows_of_batch", "sink_job"]

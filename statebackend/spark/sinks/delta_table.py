@@ -22,7 +22,7 @@ from statebackend.checkpoint.files import PosixCalls, PosixFiles, local_path, sc
 from statebackend.errors import StateBackendError, StoreError, UsageError
 from statebackend.runtime.output import read_batches
 from statebackend.runtime.progress import Figures
-from statebackend.spark.sinks.committed import CommittedSink, Delivery, check_partition_by
+from statebackend.spark.sinks.interface import CommittedSink, Delivery, check_partition_by
 
 __all__ = ["DeltaSink", "delta"]
 
