@@ -40,11 +40,7 @@ _DIGEST = re.compile("[0-9a-f]{32}")
 
 
 class Cut(NamedTuple):
-    """The rows of a record batch by where they go. They share memory.
-
-    >>> Cut([None, None], None).broadcast is None
-    True
-    """
+    """The rows of a record batch by where they go. They share memory."""
 
     #: The rows of each host, in the order in which they came; None for a host without any.
     by_host: list[pa.RecordBatch | None]
@@ -71,11 +67,7 @@ class TaskSurvey(NamedTuple):
     heartbeats: int = 0
 
     def to_json(self) -> dict[str, object]:
-        """The JSON form.
-
-        >>> TaskSurvey(newest=1000).to_json()["newest"]
-        1000
-        """
+        """The JSON form."""
         return self._asdict()
 
     @classmethod

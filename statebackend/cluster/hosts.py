@@ -26,21 +26,13 @@ _log = logging.getLogger(__name__)
 
 
 class HostLostError(HostError):
-    """A host or a connection was lost: the batch can be tried again once there is another one.
-
-    >>> HostLostError("a host was lost").code
-    'HOST.LOST'
-    """
+    """A host or a connection was lost: the batch can be tried again once there is another one."""
 
     default_code = "HOST.LOST"
 
 
 class Question(NamedTuple):
-    """What a host is asked.
-
-    >>> Question("committed", {"batch": 7}).body
-    b''
-    """
+    """What a host is asked."""
 
     op: str
     header: Mapping[str, Any] = {}
@@ -179,11 +171,7 @@ TELL = 10.0
 
 
 class TooFewHostsError(HostError):
-    """Hosts have not come in time: later there may be more slots.
-
-    >>> TooFewHostsError("the hosts have not started").code
-    'HOST.START'
-    """
+    """Hosts have not come in time: later there may be more slots."""
 
     default_code = "HOST.START"
 

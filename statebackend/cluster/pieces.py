@@ -51,11 +51,7 @@ class Try(NamedTuple):
 
 
 class Tag(NamedTuple):
-    """The name of a piece: a try of a batch, and the attempt of a task that sends it.
-
-    >>> Tag(1, 7, 0, 42).of_try
-    Try(epoch=1, batch_id=7, attempt=0)
-    """
+    """The name of a piece: a try of a batch, and the attempt of a task that sends it."""
 
     epoch: int
     batch_id: int
@@ -73,11 +69,7 @@ class Tag(NamedTuple):
 
 
 class PieceSum(NamedTuple):
-    """What a piece comes to. Equal sums: the same messages in the same order.
-
-    >>> PieceSum(*PieceSum(2, 360, 7).to_json())
-    PieceSum(rows=2, bytes=360, checksum=7)
-    """
+    """What a piece comes to. Equal sums: the same messages in the same order."""
 
     #: Rows for this host alone.
     rows: int

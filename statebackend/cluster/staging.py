@@ -50,9 +50,6 @@ class StagedRows:
     """The pieces of a batch that runs, in the order in which they were named; `Staging.taken` makes it.
 
     Reading may begin anew any number of times. Rows that were in memory share it: release them when they are done with.
-
-    >>> Staging().taken([], schema=pa.schema([("n", pa.int64())])).rows().num_rows
-    0
     """
 
     def __init__(self, staging: Staging, pieces: Sequence[Piece], schema: pa.Schema | None) -> None:

@@ -55,31 +55,19 @@ class Buffer(Protocol):
 
 
 class LinkError(StateBackendError, ConnectionError):
-    """There is no connection to a peer: it cannot be reached, is lost, or is not to be talked to.
-
-    >>> isinstance(LinkError("cannot connect"), OSError)
-    True
-    """
+    """There is no connection to a peer: it cannot be reached, is lost, or is not to be talked to."""
 
     default_code = "CLUSTER"
 
 
 class LinkClosed(LinkError):
-    """The connection has ended, in order or not, or this side has closed it.
-
-    >>> LinkClosed("the peer has closed the link").code
-    'CLUSTER.CLOSED'
-    """
+    """The connection has ended, in order or not, or this side has closed it."""
 
     default_code = "CLUSTER.CLOSED"
 
 
 class WireError(LinkError):
-    """The peer sends what is not part of the protocol, or has not the secret.
-
-    >>> WireError("what was received is no frame").code
-    'CLUSTER.WIRE'
-    """
+    """The peer sends what is not part of the protocol, or has not the secret."""
 
     default_code = "CLUSTER.WIRE"
 

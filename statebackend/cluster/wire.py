@@ -82,11 +82,7 @@ _FIRST_PART = 1 << 20
 
 
 class Message(NamedTuple):
-    """What one frame says.
-
-    >>> Message({"op": "end", "rows": 3}).header["op"]
-    'end'
-    """
+    """What one frame says."""
 
     #: Always has a string ``op``.
     header: dict[str, Any]

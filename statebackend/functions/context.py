@@ -49,11 +49,7 @@ __all__ = ["Counter", "FunctionContext", "Metrics"]
 
 
 class At(NamedTuple):
-    """Where a job is in a batch: at a row or a timer of this time, or at none.
-
-    >>> At(1000).timestamp
-    1000
-    """
+    """Where a job is in a batch: at a row or a timer of this time, or at none."""
 
     timestamp: int | None
 

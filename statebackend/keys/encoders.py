@@ -451,12 +451,7 @@ class _Leaf:
 
 
 def encode_structs(encoder: CompositeKeyEncoder, keys: Columnar) -> ByteRuns | None:
-    """Offsets and data of struct keys; None if the scalar encoder must look. O(rows x fields + bytes).
-
-    >>> from statebackend.keys import key_encoder
-    >>> encode_structs(key_encoder(tuple[int, int]), [(1, 2)]) is None
-    True
-    """
+    """Offsets and data of struct keys; None if the scalar encoder must look. O(rows x fields + bytes)."""
     if not isinstance(keys, pa.Array) or not pa.types.is_struct(keys.type) or keys.null_count:
         return None
     leaves: list[_Leaf] = []

@@ -73,11 +73,7 @@ def _as_kept(kept: Any) -> Any:
 
 
 class StateView(NamedTuple):
-    """A state at one moment.
-
-    >>> StateView("broadcast", {"key": {"type": "int"}, "value": {"type": "int"}}, []).is_empty
-    True
-    """
+    """A state at one moment."""
 
     mode: str
     #: The configurations of the stored types, by role.
@@ -300,11 +296,7 @@ def savepoint_contents(savepoint: Savepoint, subtask_index: int, parallelism: in
 
 
 def operator_parts(savepoint: Savepoint) -> list[SavepointPart]:
-    """The part that each instance has written, in order of the instances; every instance is there once.
-
-    >>> operator_parts(Savepoint("/nowhere"))
-    []
-    """
+    """The part that each instance has written, in order of the instances; every instance is there once."""
     parts = savepoint.parts(PART)
     in_order = sorted(parts, key=_number_of)
     wanted = [(number, len(parts)) for number in range(len(parts))]

@@ -31,11 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Times(NamedTuple):
-    """The times of a committed batch; None for one that it does not have.
-
-    >>> Times(7000, 4500).rows_at is None
-    True
-    """
+    """The times of a committed batch; None for one that it does not have."""
 
     now: int | None = None
     watermark: int | None = None
@@ -44,11 +40,7 @@ class Times(NamedTuple):
 
 
 class BatchTimes(NamedTuple):
-    """The times of a batch that begins.
-
-    >>> BatchTimes(7000, 7000, None).watermark is None
-    True
-    """
+    """The times of a batch that begins."""
 
     #: The time by which it runs.
     now: int

@@ -39,11 +39,7 @@ __all__ = [
 
 
 class Survey(NamedTuple):
-    """What a batch is as a whole, where only a piece of it is at hand.
-
-    >>> Survey(after=7000).told
-    False
-    """
+    """What a batch is as a whole, where only a piece of it is at hand."""
 
     #: The watermark after the batch; None while no row has had a time.
     after: int | None = None
@@ -207,9 +203,6 @@ class RowsInPieces(ABC):
 
     They are sorted by ``Job.sorted_by``, if the job has that, and before that by key if the function takes all rows of
     a key at once. Rows that are equal in these, and broadcast rows, come as they came.
-
-    >>> sorted(RowsInPieces.__abstractmethods__)
-    ['pieces', 'schema']
     """
 
     #: True if instead each piece has all rows of its keys, in any order.

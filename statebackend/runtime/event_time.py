@@ -106,11 +106,7 @@ class EventTime:
 
 @dataclass(frozen=True)
 class RowTimes:
-    """The times of the rows of a batch, and the watermarks before and after it, in milliseconds.
-
-    >>> RowTimes.of(EventTime("at"), pa.table({"at": [7]}), watermark=None).before is None
-    True
-    """
+    """The times of the rows of a batch, and the watermarks before and after it, in milliseconds."""
 
     #: The watermark before the batch, and after it; None while no row has had a time.
     before: int | None
@@ -157,11 +153,7 @@ class RowTimes:
 
     @classmethod
     def of_broadcast(cls, event_time: EventTime, table: pa.Table) -> RowTimes:
-        """The times of rows that belong to no key: they move no watermark, and are not late. O(rows).
-
-        >>> RowTimes.of_broadcast(EventTime("at"), pa.table({"at": [7]})).after is None
-        True
-        """
+        """The times of rows that belong to no key: they move no watermark, and are not late. O(rows)."""
         own, is_null = _times(table, event_time.column)
         never = np.zeros(len(own), dtype=np.bool_)
         return cls(None, None, own, is_null, never, never)

@@ -32,11 +32,7 @@ __all__ = ["Execution", "LocalExecution", "Outcome", "Ran"]
 
 
 class Ran(NamedTuple):
-    """A batch that has run: its files are written, and no checkpoint names them yet.
-
-    >>> Ran([], {}, {"numInputRows": 0}).outputs
-    {}
-    """
+    """A batch that has run: its files are written, and no checkpoint names them yet."""
 
     snapshots: list[StateSnapshot]
     #: The files of each output that has rows.
@@ -46,11 +42,7 @@ class Ran(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What there is to commit of a batch that has run.
-
-    >>> Outcome(Ran([], {}, {}), {"kind": "rows"}, None).times is None
-    True
-    """
+    """What there is to commit of a batch that has run."""
 
     ran: Ran
     #: What tells its rows from others.
@@ -60,11 +52,7 @@ class Outcome(NamedTuple):
 
 
 class Execution(ABC):
-    """Runs the batches of a job. After `run`, `committed` ends the batch, or `close` does if the commit has failed.
-
-    >>> Execution.run.__name__
-    'run'
-    """
+    """Runs the batches of a job. After `run`, `committed` ends the batch, or `close` does if the commit has failed."""
 
     @abstractmethod
     def run(self, batch_id: int, incoming: Incoming, begun: BatchTimes, watch: Stopwatch) -> Outcome:

@@ -304,11 +304,7 @@ _MEMBERS = {"plan": {"kind", "time", "offsets"}, "rows": {"kind", "rows", "diges
 
 
 class Incoming(NamedTuple):
-    """A batch to come: how to get its rows, and what is known of it before that.
-
-    >>> Incoming(lambda: pa.table({"user": ["a"]})).read().num_rows
-    1
-    """
+    """A batch to come: how to get its rows, and what is known of it before that."""
 
     #: All at once, or a piece at a time.
     read: Callable[[], pa.Table | RowsInPieces]
@@ -332,11 +328,7 @@ class Incoming(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The rows of a batch, the columns that keyed them, and the incarnation of the store.
-
-    >>> Origin(key=("user",)).key
-    ('user',)
-    """
+    """The rows of a batch, the columns that keyed them, and the incarnation of the store."""
 
     identity: Identity | None = None
     key: tuple[str, ...] | None = None
@@ -353,11 +345,7 @@ class Origin(NamedTuple):
     rows_at: int | None = None
 
     def to_json(self) -> dict[str, object]:
-        """The JSON form.
-
-        >>> sorted(Origin().to_json())
-        ['identity', 'incarnation', 'key', 'location', 'rows_at', 'stream', 'targets', 'time']
-        """
+        """The JSON form."""
         return self._asdict()
 
     @classmethod

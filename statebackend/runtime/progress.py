@@ -27,11 +27,7 @@ Figures: TypeAlias = dict[str, Any]
 
 
 class Stopwatch:
-    """Measures the time of each part of a batch.
-
-    >>> Stopwatch().durations()
-    {}
-    """
+    """Measures the time of each part of a batch."""
 
     __slots__ = ("_began", "_parts")
 

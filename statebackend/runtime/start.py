@@ -60,11 +60,7 @@ def check_droppable(name: str, saved: Checkpoint | Savepoint) -> None:
 
 
 def names_of(saved: Checkpoint | Savepoint) -> list[str]:
-    """The names of all states of a checkpoint or savepoint.
-
-    >>> names_of(Savepoint("/nowhere"))
-    []
-    """
+    """The names of all states of a checkpoint or savepoint."""
     return [name for _, name in _named(saved)]
 
 
@@ -110,10 +106,7 @@ ON_GAP = ("fail", "restart_from_empty")
 
 
 def check_beginning(restore_from: object, first_batch: object, on_gap: str) -> None:
-    """Raise unless these options of a job make sense together.
-
-    >>> check_beginning(None, None, "fail")
-    """
+    """Raise unless these options of a job make sense together."""
     if on_gap not in ON_GAP:
         raise UsageError("on_gap is 'fail' or 'restart_from_empty'")
     if first_batch is not None and (type(first_batch) is not int or first_batch < 0):

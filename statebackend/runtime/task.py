@@ -57,11 +57,7 @@ _Named = tuple[str, str]
 
 
 class BatchClock:
-    """The time of the batch that runs, for backends that know no `begin_batch`.
-
-    >>> BatchClock().now()
-    0
-    """
+    """The time of the batch that runs, for backends that know no `begin_batch`."""
 
     __slots__ = ("_now",)
 
@@ -78,11 +74,7 @@ class BatchClock:
 
 
 class SnapshotTargets(Protocol):
-    """Where the files of snapshots and outputs go: a `CheckpointStore`, or another process's half of one.
-
-    >>> SnapshotTargets.begin_snapshot.__name__
-    'begin_snapshot'
-    """
+    """Where the files of snapshots and outputs go: a `CheckpointStore`, or another process's half of one."""
 
     def begin_snapshot(self, checkpoint_id: int) -> DataWriter:
         """Make the writer of the files of one snapshot."""
@@ -96,10 +88,6 @@ class Task:
 
     ``restore`` is the source that backends restore from; ``restored_id`` is the id of that checkpoint.
     With ``refuses_unrequested``, the function must request every restored state in `open`.
-
-    >>> from statebackend.functions import map_with_state
-    >>> from statebackend.types import STRING
-    >>> Task(Job(map_with_state(lambda row, n: (None, n), int), key="user"), STRING).close()
     """
 
     def __init__(

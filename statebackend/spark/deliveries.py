@@ -90,11 +90,7 @@ _SETTINGS = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10000"}
 
 
 class Outputs:
-    """Makes the frames for a sink. ``why_not_spark`` is the reason why Spark does not read the files; None: it does.
-
-    >>> Outputs(None)
-    <outputs as files that Spark reads>
-    """
+    """Makes the frames for a sink. ``why_not_spark`` is the reason why Spark does not read the files; None: it does."""
 
     def __init__(self, why_not_spark: str | None) -> None:
         self._why_not_spark = why_not_spark

@@ -255,9 +255,6 @@ class BatchFiles(RowsInPieces):
     """The files of a batch in a folder. A piece has about ``piece_bytes``, but a row at least.
 
     The columns of the files are called by their places: names of a batch may be such that Spark takes two for one.
-
-    >>> BatchFiles("/nowhere", [], pa.schema([("n", pa.int64())]), 1 << 20)
-    <0 files of a batch in /nowhere>
     """
 
     def __init__(self, folder: str, names: Sequence[str], schema: pa.Schema, piece_bytes: int) -> None:

@@ -20,11 +20,7 @@ _INTERVAL = 0.5
 
 
 class Progress:
-    """A line with the share that is done; it overwrites itself, and appears only on a terminal.
-
-    >>> Progress("rescaling", 100).is_shown in (False, True)
-    True
-    """
+    """A line with the share that is done; it overwrites itself, and appears only on a terminal."""
 
     def __init__(
         self, doing: str, total: int, *, stream: Any = None, meanwhile: Callable[[], None] | None = None

@@ -72,11 +72,7 @@ _PLACE = re.compile(r"([A-Za-z0-9$][A-Za-z0-9$._-]*@)?[A-Za-z0-9][A-Za-z0-9._-]*
 
 
 class ObjectAddress(NamedTuple):
-    """The parts of an address in an object store.
-
-    >>> ObjectAddress("s3://bucket", "app/state", {}).root
-    'app/state'
-    """
+    """The parts of an address in an object store."""
 
     #: The bucket or container, as a uri.
     bucket: str

@@ -26,11 +26,7 @@ _RENAME_EXCL = 4
 
 
 class Status(NamedTuple):
-    """The facts about a file that the store needs.
-
-    >>> Status(True, 0, 1).is_folder
-    True
-    """
+    """The facts about a file that the store needs."""
 
     is_folder: bool
     size: int

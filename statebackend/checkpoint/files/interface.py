@@ -30,11 +30,7 @@ class Taken(Exception):
 
 
 class FileSink(ABC):
-    """A new file being written by one thread at a time. After an error only `abandon` may be called.
-
-    >>> sorted(FileSink.__abstractmethods__)
-    ['abandon', 'finish', 'sync_written', 'write']
-    """
+    """A new file being written by one thread at a time. After an error only `abandon` may be called."""
 
     @abstractmethod
     def write(self, data: Buffer) -> None:
@@ -54,12 +50,7 @@ class FileSink(ABC):
 
 
 class StoreFiles(ABC):
-    """The files of one store.
-
-    >>> from statebackend.checkpoint.files import open_files
-    >>> open_files("/nowhere").names("checkpoints")
-    []
-    """
+    """The files of one store."""
 
     #: The address without secrets, for messages.
     uri: str

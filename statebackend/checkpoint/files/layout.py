@@ -78,11 +78,7 @@ def epoch_folder(epoch: int) -> str:
 
 
 def parse_epoch_folder(base_name: str) -> int | None:
-    """The epoch of such a folder, parsed from its name within its folder; None for any other name.
-
-    >>> parse_epoch_folder("epoch-x") is None
-    True
-    """
+    """The epoch of such a folder, parsed from its name within its folder; None for any other name."""
     found = _EPOCH_FOLDER.fullmatch(base_name)
     return None if found is None else int(found[1])
 

@@ -66,11 +66,7 @@ _used_in: int | None = None
 
 
 class ObjectStatus(NamedTuple):
-    """The facts about an object that the store needs.
-
-    >>> ObjectStatus(3, 0.0).size
-    3
-    """
+    """The facts about an object that the store needs."""
 
     size: int
     #: When it was written, in seconds since 1970.

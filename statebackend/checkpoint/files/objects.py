@@ -158,10 +158,7 @@ _PROBES = "probes"
 
 
 class ObjectSink(FileSink):
-    """A new object; it appears when it is finished.
-
-    >>> ObjectSink(ObjectCalls("s3://bucket"), "data/1/a").abandon()
-    """
+    """A new object; it appears when it is finished."""
 
     def __init__(self, calls: ObjectCalls, path: str) -> None:
         self._calls = calls
@@ -206,9 +203,6 @@ class ObjectFiles(StoreFiles):
 
     ``single_writer`` says that the user vouches for there being one writer, so that a service may be used that can
     create nothing exclusively. ``options`` are obstore's.
-
-    >>> ObjectFiles("gs://bucket/state").address("metadata.json")
-    'gs://bucket/state/metadata.json'
     """
 
     def __init__(

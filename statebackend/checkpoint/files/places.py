@@ -100,11 +100,7 @@ class Place(ABC):
 
 
 class PosixPlace(Place):
-    """A folder. Programs that list it skip names with a dot in front, which files have while they are written.
-
-    >>> PosixPlace("/data/out").address("a")
-    '/data/out/a'
-    """
+    """A folder. Programs that list it skip names with a dot in front, which files have while they are written."""
 
     def __init__(self, root: str, calls: PosixCalls | None = None) -> None:
         self.uri = root
@@ -202,11 +198,7 @@ class PosixPlace(Place):
 
 
 class ObjectPlace(Place):
-    """A path in a bucket; objects appear whole. Two writers of one name are not kept apart.
-
-    >>> ObjectPlace("s3://KEY:SECRET@bucket/out").address("a")
-    's3://bucket/out/a'
-    """
+    """A path in a bucket; objects appear whole. Two writers of one name are not kept apart."""
 
     def __init__(
         self, uri: str, calls: ObjectCalls | None = None, options: Mapping[str, str] | None = None

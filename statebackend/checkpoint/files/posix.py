@@ -119,9 +119,6 @@ class PosixFiles(StoreFiles):
 
     ``single_writer`` says that the user vouches for there being one writer, so that a file system may be used that can
     create nothing exclusively.
-
-    >>> PosixFiles("/nowhere").size("metadata.json") is None
-    True
     """
 
     def __init__(self, root: str, calls: PosixCalls | None = None, single_writer: bool = False) -> None:

@@ -53,11 +53,7 @@ ARROW_TAIL = struct.Struct("<i6s")
 
 
 class Op(enum.IntEnum):
-    """The effect of a row. Rows are applied in file order. A state without the column ``op`` only puts.
-
-    >>> Op.APPEND.value
-    2
-    """
+    """The effect of a row. Rows are applied in file order. A state without the column ``op`` only puts."""
 
     PUT = 0
     REMOVE = 1
@@ -96,11 +92,7 @@ class GroupedBatch(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A state of a file to be written: its name, its columns, and its rows, in any number of batches.
-
-    >>> Section("sum", pa.schema({"key": pa.int64()}), []).name
-    'sum'
-    """
+    """A state of a file to be written: its name, its columns, and its rows, in any number of batches."""
 
     name: str
     schema: pa.Schema
@@ -122,11 +114,7 @@ _MAX_ROWS = 2**31 - 1
 
 
 class Region(NamedTuple):
-    """A range of bytes of a file, and their CRC-32C.
-
-    >>> Region(8, 16, 0).end
-    24
-    """
+    """A range of bytes of a file, and their CRC-32C."""
 
     offset: int
     length: int
@@ -152,22 +140,14 @@ class Region(NamedTuple):
 
 
 class StoredBatch(NamedTuple):
-    """A batch of a file: its region, and the number of its rows.
-
-    >>> StoredBatch(Region(8, 16, 0), 100).rows
-    100
-    """
+    """A batch of a file: its region, and the number of its rows."""
 
     region: Region
     rows: int
 
 
 class StateColumns(NamedTuple):
-    """A state of a file: its columns and its runs.
-
-    >>> StateColumns("sum", {"key": 0, "value": 1}, 0, 128).columns["value"]
-    1
-    """
+    """A state of a file: its columns and its runs."""
 
     name: str
     columns: dict[str, int]
@@ -176,11 +156,7 @@ class StateColumns(NamedTuple):
 
 
 class Trailer(NamedTuple):
-    """The fixed part, which leads to the rest.
-
-    >>> Trailer(100, 50, 0, 300, 0).index_length
-    100
-    """
+    """The fixed part, which leads to the rest."""
 
     index_length: int
     json_length: int

@@ -205,11 +205,7 @@ _PAUSE = 16
 
 
 class Patience:
-    """Waits after a failure. After each further failure in a row it waits for twice as many snapshots, at most 1,024.
-
-    >>> Patience().may_try()
-    True
-    """
+    """Waits after a failure. Each further one in a row doubles the wait, in snapshots, to at most 1,024."""
 
     def __init__(self) -> None:
         self._failures = 0

@@ -28,11 +28,7 @@ _READER = "statebackend.backends.rocksdb.native_rows"
 
 
 class NativeRows(NamedTuple):
-    """The rows of a state in such files, as often as they are asked for.
-
-    >>> NativeRows(lambda: iter([])).is_held
-    False
-    """
+    """The rows of a state in such files, as often as they are asked for."""
 
     read: Callable[[], Iterator[GroupedBatch]]
     #: True if they lie in the backend's own database.

@@ -50,11 +50,7 @@ _MOST_OPEN = 64
 
 
 class StoredRows:
-    """Rows in the order in which to apply them, as often as they are asked for. One thread at a time reads them.
-
-    >>> list(StoredRows())
-    []
-    """
+    """Rows in the order in which to apply them, as often as they are asked for. One thread at a time reads them."""
 
     def __init__(self) -> None:
         self._sources: list[Callable[[], Iterator[GroupedBatch]]] = []
@@ -122,10 +118,7 @@ class RestoredFile:
 
 
 def close_most(files: Sequence[RestoredFile]) -> None:
-    """Hold no more files open than a process may have.
-
-    >>> close_most([])
-    """
+    """Hold no more files open than a process may have."""
     for file in files[:-_MOST_OPEN]:
         file.close()
 
@@ -149,11 +142,7 @@ class RestoredState(NamedTuple):
 
 
 class RestoredStates:
-    """The states of a checkpoint that nobody has declared yet, for the key groups of one backend.
-
-    >>> RestoredStates({}, None).take("count") is None
-    True
-    """
+    """The states of a checkpoint that nobody has declared yet, for the key groups of one backend."""
 
     def __init__(
         self, states: dict[str, RestoredState], now: int | None, watermark: int | None = None
@@ -169,11 +158,7 @@ class RestoredStates:
         return sorted(self._states)
 
     def get(self, name: str) -> RestoredState | None:
-        """A state, if the checkpoint has it.
-
-        >>> RestoredStates({}, None).get("count") is None
-        True
-        """
+        """A state, if the checkpoint has it."""
         return self._states.get(name)
 
     def keep(self) -> None:

@@ -245,11 +245,7 @@ def read_savepoint(
 
 
 def keyed_parts(savepoint: Savepoint) -> list[tuple[SavepointPart, KeyGroupRange]]:
-    """The part that each instance has written, with its key groups; together they have every key group once.
-
-    >>> keyed_parts(Savepoint("/nowhere"))
-    []
-    """
+    """The part that each instance has written, with its key groups; together they have every key group once."""
     parts = savepoint.parts(PART)
     ranges = [_range_of(part) for part in parts]
     _check_whole(savepoint, parts, ranges)

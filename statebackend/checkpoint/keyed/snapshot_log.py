@@ -188,10 +188,6 @@ class SnapshotLog:
 
     Commits and aborts are told, or are seen by the writer of the snapshot where the store is in this process. They take
     effect in `settle`, which the next snapshot calls: only the thread that calls the backend changes anything here.
-
-    >>> from statebackend.backends import create_backend
-    >>> SnapshotLog(create_backend("reference").create_keyed_backend(int)._make_points(), 1000).committed_now
-    1000
     """
 
     def __init__(self, points: Points, committed_now: int | None) -> None:

@@ -100,11 +100,7 @@ class Encryption:
         return f"<{type(self).__name__}, blocks of {self.block} bytes, {self.overhead} more as stored>"
 
     def to_json(self) -> JsonObject:
-        """The sizes, as the metadata of the store hold them.
-
-        >>> Encryption(None, 65536, 28).to_json()
-        {'block': 65536, 'overhead': 28}
-        """
+        """The sizes, as the metadata of the store hold them."""
         return {"block": self.block, "overhead": self.overhead}
 
     def encrypt(self, name: str, offset: int, block: bytes) -> bytes:
@@ -188,11 +184,7 @@ def _uneven(name: str, offset: int) -> UsageError:
 
 
 class EncryptedBlocks:
-    """Cuts the plain text of one file, which comes in pieces, into blocks, and encrypts them.
-
-    >>> list(EncryptedBlocks(Encryption(None, 65536, 28), "data/3/a.arrow").rest())
-    []
-    """
+    """Cuts the plain text of one file, which comes in pieces, into blocks, and encrypts them."""
 
     def __init__(self, encryption: Encryption, name: str) -> None:
         self._encryption = encryption
@@ -338,10 +330,7 @@ def check_cipher(cipher: object) -> None:
 
 
 def check_sizes(recorded: object) -> None:
-    """Check the ``encryption`` of metadata; `Malformed` if it is not the sizes of blocks.
-
-    >>> check_sizes({"block": 65536, "overhead": 28})
-    """
+    """Check the ``encryption`` of metadata; `Malformed` if it is not the sizes of blocks."""
     sizes = members_of(recorded, "the encryption", {"block", "overhead"})
     integer(sizes["block"], "the size of a block", 1)
     integer(sizes["overhead"], "the overhead of a block")
@@ -380,11 +369,7 @@ def check_same_encryption(existing: JsonObject | None, wanted: JsonObject | None
 
 
 def agreed(recorded: JsonObject | None, cipher: BlockCipher | None, uri: str) -> Encryption | None:
-    """The encryption of a store, by its metadata and the cipher that was given; `UsageError` if only one has any.
-
-    >>> agreed(None, None, "/data/state") is None
-    True
-    """
+    """The encryption of a store, by its metadata and the cipher that was given; `UsageError` if only one has any."""
     if cipher is None or recorded is None:
         check_same_encryption(recorded, None if cipher is None else {}, uri)
         return None

@@ -28,11 +28,7 @@ __all__ = ["Inventory"]
 
 
 class Inventory(CheckpointReader):
-    """A reader that lists files without judging them, and opens one at a time.
-
-    >>> Inventory("/nowhere").size_of("metadata.json")
-    0
-    """
+    """A reader that lists files without judging them, and opens one at a time."""
 
     @classmethod
     def of(cls, store: CheckpointReader | str | os.PathLike[str]) -> Inventory:
@@ -47,11 +43,7 @@ class Inventory(CheckpointReader):
 
     @property
     def exists(self) -> bool:
-        """True if there is anything that a writer of the store has made to begin with.
-
-        >>> Inventory("/nowhere").exists
-        False
-        """
+        """True if there is anything that a writer of the store has made to begin with."""
         with storing(f"looking for {METADATA}"):
             if self._files.size(METADATA) is not None:
                 return True
@@ -76,11 +68,7 @@ class Inventory(CheckpointReader):
         return {name for name in found if is_data_file(name)}
 
     def size_of(self, name: str) -> int:
-        """The size of a file in bytes; 0 if it is not there.
-
-        >>> Inventory("/nowhere").size_of("metadata.json")
-        0
-        """
+        """The size of a file in bytes; 0 if it is not there."""
         with storing(f"looking for {name}"):
             return self._files.size(name) or 0
 

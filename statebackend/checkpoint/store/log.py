@@ -74,9 +74,6 @@ class Record(Checked):
     from the source. A ``time`` gave the checkpoint ``upon`` the times ``now`` and ``watermark``; None left one as it
     was. A ``drop`` dropped ``dropped_state`` from the checkpoint ``upon`` or, for None, from the source of the first
     batch.
-
-    >>> Record("time", 3, "checkpoints/12.json", now=1000, upon=Key(7, "checkpoints/9.json")).to_json()["now"]
-    1000
     """
 
     kind: str
@@ -120,11 +117,7 @@ class Record(Checked):
             raise Malformed("a record has members of another kind")
 
     def to_json(self) -> JsonObject:
-        """Its members of the entry that has it.
-
-        >>> sorted(Record("rewind", 3, "checkpoints/12.json", incarnation="1" * 32).to_json())
-        ['begins_at', 'dropped_state', 'first_batch', 'incarnation', 'keeps', 'now', 'upon', 'watermark']
-        """
+        """Its members of the entry that has it."""
         return {name: getattr(self, name) for name in _OWN}
 
     @classmethod
@@ -157,9 +150,6 @@ class Entry(Checked):
 
     A commit has a manifest; a restart, a rewind, a time and a drop have a record. A takeover has neither: a writer
     makes it when it opens the store, under the number that is its epoch, and ends all older writers by that.
-
-    >>> Entry("takeover", 3, epoch=3, store="0" * 32, state=LogState("0" * 32)).name
-    'checkpoints/3.json'
     """
 
     kind: str
@@ -202,11 +192,7 @@ class Entry(Checked):
         return seal(self.to_json())
 
     def to_json(self) -> JsonObject:
-        """The JSON form.
-
-        >>> Entry("takeover", 3, epoch=3, store="0" * 32, state=LogState("0" * 32)).to_json()["format"]
-        2
-        """
+        """The JSON form."""
         made: JsonObject = {
             "format": FORMAT,
             "kind": self.kind,
@@ -355,12 +341,7 @@ def read_manifest(files: StoreFiles, key: Key, metadata: Metadata | None, load: 
 
 
 def read_metadata(files: StoreFiles) -> Metadata | None:
-    """The purpose of the store; None if there is no store yet.
-
-    >>> from statebackend.checkpoint.files import open_files
-    >>> read_metadata(open_files("/nowhere")) is None
-    True
-    """
+    """The purpose of the store; None if there is no store yet."""
     try:
         return Metadata.parse(_read(files, METADATA), METADATA)
     except FileNotFoundError:
@@ -391,10 +372,7 @@ def without_metadata(files: StoreFiles) -> CorruptCheckpointError:
 
 
 def check_same_store(store: str, metadata: Metadata | None, name: str) -> None:
-    """Raise `CorruptCheckpointError` if a file of the log belongs to another store than the metadata, if known.
-
-    >>> check_same_store("0" * 32, None, "checkpoints/3.json")
-    """
+    """Raise `CorruptCheckpointError` if a file of the log belongs to another store than the metadata, if known."""
     if metadata is not None and store != metadata.store:
         raise CorruptCheckpointError(
             "the manifest and the metadata are of two different stores", detail=f"{name}, {METADATA}"

@@ -43,11 +43,7 @@ _OLD = "kept_of_format_1"
 
 
 class Key(NamedTuple):
-    """A checkpoint by its id and by the name of the file that commits it.
-
-    >>> Key(7, "checkpoints/12.json").sequence
-    12
-    """
+    """A checkpoint by its id and by the name of the file that commits it."""
 
     checkpoint_id: int
     name: str
@@ -59,11 +55,7 @@ class Key(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Checkpoints with ids and sequences in a row.
-
-    >>> [key.name for key in Run(7, 12, 2).checkpoints()]
-    ['checkpoints/12.json', 'checkpoints/13.json']
-    """
+    """Checkpoints with ids and sequences in a row."""
 
     first_id: int
     first_sequence: int
@@ -112,22 +104,14 @@ class Run(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Times that were set for a checkpoint after it was committed; None: as it was committed.
-
-    >>> Times(now=1000)
-    Times(now=1000, watermark=None)
-    """
+    """Times that were set for a checkpoint after it was committed; None: as it was committed."""
 
     now: int | None = None
     watermark: int | None = None
 
 
 class Restart(NamedTuple):
-    """A restart from empty: the incarnation that it began, its first batch, and the ``first_batch`` it was made for.
-
-    >>> Restart("0" * 32, 9).first_batch is None
-    True
-    """
+    """A restart from empty: the incarnation that it began, its first batch, and the ``first_batch`` it was made for."""
 
     incarnation: str
     begins_at: int
@@ -136,11 +120,7 @@ class Restart(NamedTuple):
 
 @dataclass(frozen=True)
 class LogState(Checked):
-    """What is kept, and what follows from all that was done to the store.
-
-    >>> LogState("0" * 32).kept
-    ()
-    """
+    """What is kept, and what follows from all that was done to the store."""
 
     #: The incarnation of checkpoints that are committed from now on; at first, the id of the store.
     incarnation: str
@@ -178,11 +158,7 @@ class LogState(Checked):
         return self.runs[-1].newest if self.runs else None
 
     def keeps(self, key: Key) -> bool:
-        """Return True if a checkpoint is there.
-
-        >>> LogState("0" * 32).keeps(Key(7, "checkpoints/12.json"))
-        False
-        """
+        """Return True if a checkpoint is there."""
         return any(run.has(key) for run in self.runs)
 
     @property
@@ -197,11 +173,7 @@ class LogState(Checked):
         return self.restarts[-1].begins_at if self.restarts else None
 
     def has_restarted_for(self, first_batch: int | None) -> bool:
-        """Return True if a restart was made for this value of ``first_batch``.
-
-        >>> LogState("0" * 32).has_restarted_for(None)
-        False
-        """
+        """Return True if a restart was made for this value of ``first_batch``."""
         return any(restart.first_batch == first_batch for restart in self.restarts)
 
     def times_of(self, checkpoint_id: int) -> Times:
@@ -247,11 +219,7 @@ class LogState(Checked):
         return dataclasses.replace(self, runs=tuple(runs), times=times, dropped_states=states)
 
     def rewound(self, incarnation: str, dropped: Collection[Key]) -> LogState:
-        """The state after going back to before some checkpoints; before all of them, no state is dropped any more.
-
-        >>> LogState("0" * 32).with_dropped_state(None, "old").rewound("1" * 32, []).dropped_states
-        ()
-        """
+        """The state after going back to before some checkpoints; before all of them, no state is dropped any more."""
         left = dataclasses.replace(self.without(dropped), incarnation=incarnation)
         return left if left.runs else dataclasses.replace(left, dropped_states=())
 

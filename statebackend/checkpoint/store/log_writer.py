@@ -47,11 +47,7 @@ __all__ = ["LogWriter"]
 
 
 class Reason(Enum):
-    """Why a writer can write no more.
-
-    >>> Reason.FENCED.value
-    'another writer has opened the store'
-    """
+    """Why a writer can write no more."""
 
     #: Its commits would be refused, and its files may be gone.
     FENCED = "another writer has opened the store"
@@ -81,12 +77,7 @@ _AT_THE_SAME_TIME = "another writer has opened the store at the same time"
 
 
 class LogWriter:
-    """Appends entries, one after the other. Not open at first; the caller holds a lock around each call.
-
-    >>> from statebackend.checkpoint.files import open_files
-    >>> LogWriter(open_files("/nowhere")).is_open
-    False
-    """
+    """Appends entries, one after the other. Not open at first; the caller holds a lock around each call."""
 
     def __init__(self, files: StoreFiles) -> None:
         self._files = files

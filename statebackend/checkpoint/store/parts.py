@@ -42,12 +42,7 @@ class Written(NamedTuple):
 
 
 class Parts:
-    """Writes and reads parts of manifests, and remembers those of the newest manifest.
-
-    >>> from statebackend.checkpoint.files import open_files
-    >>> Parts(open_files("/nowhere")).of([StateSnapshot(7, epoch=3)], None, 3)
-    Written(parts=(None,), described=(None,), made=[])
-    """
+    """Writes and reads parts of manifests, and remembers those of the newest manifest."""
 
     def __init__(self, files: StoreFiles) -> None:
         self._files = files

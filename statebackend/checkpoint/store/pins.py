@@ -49,11 +49,7 @@ _GRACE = 3600.0
 
 @dataclass(frozen=True)
 class PinFile(Checked):
-    """The content of a pin: the checkpoint, the end of the lease in milliseconds since 1970, and what it holds.
-
-    >>> PinFile(7, 3, until=2_000, files=()).checkpoint_id
-    7
-    """
+    """The content of a pin: the checkpoint, the end of the lease in milliseconds since 1970, and what it holds."""
 
     checkpoint_id: int
     epoch: int
@@ -70,11 +66,7 @@ class PinFile(Checked):
                 raise Malformed("a file does not lie in data/<epoch>/")
 
     def to_json(self) -> JsonObject:
-        """The content of its file.
-
-        >>> sorted(PinFile(7, 3, until=2_000, files=()).to_json())
-        ['epoch', 'files', 'format', 'id', 'until']
-        """
+        """The content of its file."""
         return {
             "format": FORMAT,
             "id": self.checkpoint_id,
@@ -166,12 +158,7 @@ class Pin:
 
 
 def held_by_pins(files: StoreFiles, now: float) -> Callable[[str], bool]:
-    """Say of a file if a live pin holds it; ``now`` is in seconds since 1970. Removes pins whose lease has ended.
-
-    >>> from statebackend.checkpoint.files import open_files
-    >>> held_by_pins(open_files("/nowhere"), now=0.0)("data/3/a.arrow")
-    False
-    """
+    """Say of a file if a live pin holds it; ``now`` is in seconds since 1970. Removes pins whose lease has ended."""
     held: set[str] = set()
     holds_all = False
     for base_name in files.names(PINS):

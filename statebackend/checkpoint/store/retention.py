@@ -34,11 +34,7 @@ _FEWEST = 2
 
 
 class Retention:
-    """The checkpoints of a store, the files that each names, and the files that dropped ones have left behind.
-
-    >>> Retention().newest is None
-    True
-    """
+    """The checkpoints of a store, the files that each names, and the files that dropped ones have left behind."""
 
     def __init__(self) -> None:
         self._named: dict[Key, frozenset[str] | None] = {}
@@ -71,35 +67,19 @@ class Retention:
         return max(self._named, default=None)
 
     def keys_with_outputs(self) -> list[Key]:
-        """The checkpoints whose outputs are kept.
-
-        >>> Retention().keys_with_outputs()
-        []
-        """
+        """The checkpoints whose outputs are kept."""
         return [key for key, outputs in self._outputs.items() if outputs]
 
     def names_of(self, key: Key | None) -> frozenset[str]:
-        """The files that a checkpoint names, without outputs; none for None or one that cannot be read.
-
-        >>> Retention().names_of(None)
-        frozenset()
-        """
+        """The files that a checkpoint names, without outputs; none for None or one that cannot be read."""
         return (None if key is None else self._named.get(key)) or frozenset()
 
     def named(self) -> set[str] | None:
-        """All files that the checkpoints name; None if a manifest cannot be read.
-
-        >>> Retention().named()
-        set()
-        """
+        """All files that the checkpoints name; None if a manifest cannot be read."""
         return None if self._unreadable else set(self._uses)
 
     def is_known(self, name: str) -> bool:
-        """Return True if a readable manifest names the file.
-
-        >>> Retention().is_known("data/3/a.arrow")
-        False
-        """
+        """Return True if a readable manifest names the file."""
         return name in self._uses
 
     def excess(self, retain: Retain, now: float, newest: Key) -> list[Key]:

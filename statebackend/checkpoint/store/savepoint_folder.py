@@ -65,11 +65,7 @@ _LONGEST_NAME = 180
 
 
 class StoredState(NamedTuple):
-    """A state of a part: its description, and its file, which a state without rows does not have.
-
-    >>> StoredState({"name": "user"}, "keyed/user/0-127.parquet", 10, 0, 1).rows
-    1
-    """
+    """A state of a part: its description, and its file, which a state without rows does not have."""
 
     described: dict[str, Any]
     file: str
@@ -79,11 +75,7 @@ class StoredState(NamedTuple):
 
 
 class SavepointPart(NamedTuple):
-    """The part that one instance has written.
-
-    >>> SavepointPart("_savepoint/keyed-0-127.json", {"now": None}, ()).states
-    ()
-    """
+    """The part that one instance has written."""
 
     name: str
     described: dict[str, Any]
@@ -161,9 +153,6 @@ class Savepoint:
 
         The latest time of the parts with keyed state. If these have none, those with operator state count, which know
         only the time that they were restored with.
-
-        >>> Savepoint("/nowhere").now is None
-        True
         """
         for kind in ("keyed", "operator"):
             times = [part.described.get("now") for part in self.parts(kind)]
@@ -174,11 +163,7 @@ class Savepoint:
 
     @property
     def watermark(self) -> int | None:
-        """The watermark after that batch, or one that was set since; None if there is none.
-
-        >>> Savepoint("/nowhere").watermark is None
-        True
-        """
+        """The watermark after that batch, or one that was set since; None if there is none."""
         found = [part.described.get("watermark") for part in self.parts("keyed")]
         return max((each for each in found if each is not None), default=None)
 

@@ -52,11 +52,7 @@ def delta(
 
 
 class DeltaSink(CommittedSink):
-    """See `delta`.
-
-    >>> DeltaSink("s3://KEY:SECRET@bucket/totals", (), None).description
-    'delta[s3://bucket/totals]'
-    """
+    """See `delta`."""
 
     def __init__(
         self,

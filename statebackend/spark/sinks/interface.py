@@ -116,11 +116,7 @@ class Delivery(NamedTuple):
 
 
 class CommittedSink(ABC):
-    """A sink of `sb.spark.sinks`. Picklable: it opens what it writes to where it is used.
-
-    >>> sorted(CommittedSink.__abstractmethods__)
-    ['address', 'check', 'deliver', 'description', 'prepare', 'take_back', 'target']
-    """
+    """A sink of `sb.spark.sinks`. Picklable: it opens what it writes to where it is used."""
 
     #: The columns by which an output is cut into files, one for each of their values, before it is committed.
     partition_by: tuple[str, ...] = ()

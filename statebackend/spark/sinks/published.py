@@ -56,12 +56,7 @@ class Listed(NamedTuple):
 
 
 class SinkLog:
-    """The log of a place.
-
-    >>> from statebackend.checkpoint.files import open_place
-    >>> SinkLog(open_place("/nowhere")).is_kept()
-    False
-    """
+    """The log of a place."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -250,11 +245,7 @@ def parquet(
 
 
 class ParquetSink(CommittedSink):
-    """See `parquet`.
-
-    >>> ParquetSink(open_place("s3://KEY:SECRET@bucket/out")).description
-    'parquet[s3://bucket/out]'
-    """
+    """See `parquet`."""
 
     def __init__(self, place: Place, partition_by: Sequence[str] = ()) -> None:
         self._place = place
