@@ -41,6 +41,7 @@ from statebackend.operator_state.operator_snapshots import operator_parts, type_
 from statebackend.runtime.start import ambiguous, names_of, no_state
 from statebackend.tools.tables import (
     KEYED_KINDS,
+    OWN_FORMAT,
     empty_table,
     joined,
     stored_type,
@@ -63,7 +64,7 @@ class SnapshotFiles:
         self._readers: list[DataFileReader] = []
         with ExitStack() as opened:
             for file in snapshot.files:
-                if file.kind not in ("base", "delta", "operator"):
+                if file.kind not in OWN_FORMAT:
                     raise UsageError(
                         f"the checkpoint has files of kind {file.kind!r}, which only the backend that wrote them reads",
                         detail=file.name,
@@ -192,15 +193,20 @@ def _keyed_rows(savepoint: Savepoint, state: StoredState) -> pa.Table:
 
 
 def _operator_rows(savepoint: Savepoint, part: SavepointPart, state: StoredState) -> pa.Table:
+    table = None
     if state.rows:
         with savepoint.open_state(state) as file:
             table = file.read()
-    else:
-        roles = type_roles(state.described["kind"])
-        fields = [(column, stored_type(state.described, [role], part.name)) for column, role in roles.items()]
+    return _of_instance(table, state.described, part.described["subtask"], part.name)
+
+
+def _of_instance(table: pa.Table | None, state: dict[str, Any], subtask: Any, where: str) -> pa.Table:
+    """The rows of an operator state with the number of their instance; None: it has none."""
+    if table is None:
+        roles = type_roles(state["kind"])
+        fields = [(column, stored_type(state, [role], where)) for column, role in roles.items()]
         table = pa.schema(fields).empty_table()
-    number = pa.repeat(pa.scalar(part.described["subtask"], pa.int32()), table.num_rows)
-    return table.add_column(0, "subtask", number)
+    return table.add_column(0, "subtask", pa.repeat(pa.scalar(subtask, pa.int32()), table.num_rows))
 
 
 #: Rows, of base and changes together, that are applied at a time.
@@ -247,16 +253,9 @@ def _operator_table(checkpoint: Checkpoint, snapshots: list[StateSnapshot], name
         state = _described(snapshot, name)
         assert state is not None
         with SnapshotFiles(checkpoint, snapshot) as files:
-            tables += files.read(name)
-            is_there = name in files.states
-        if not is_there:
-            fields = [
-                (column, stored_type(state, [role], checkpoint.manifest.name))
-                for column, role in type_roles(state["kind"]).items()
-            ]
-            tables.append(pa.schema(fields).empty_table())
-        number = pa.repeat(pa.scalar(snapshot.subtask_index, pa.int32()), tables[-1].num_rows)
-        tables[-1] = tables[-1].add_column(0, "subtask", number)
+            found = files.read(name)
+        table = found[0] if found else None
+        tables.append(_of_instance(table, state, snapshot.subtask_index, checkpoint.manifest.name))
     return joined(tables, name, checkpoint.manifest.name)
 
 

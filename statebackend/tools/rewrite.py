@@ -53,13 +53,12 @@ from statebackend.runtime.start import check_droppable, check_name
 from statebackend.tools.history import writing
 from statebackend.tools.progress import Progress
 from statebackend.tools.read import open_checkpoint
+from statebackend.tools.tables import OWN_FORMAT
 from statebackend.types import from_config
 
 __all__ = ["drop_state", "rescale"]
 
 _CHUNK = 4 << 20
-#: The kinds of files whose content this library wrote in its own format.
-_OWN_FORMAT = ("base", "delta", "operator")
 _PIECE_ROWS = 65_536
 
 Source = str | os.PathLike[str] | CheckpointReader
@@ -258,7 +257,7 @@ class _Copy:
         return tuple(file for file in copied if file is not None)
 
     def _copy(self, file: StoredFile) -> StoredFile | None:
-        if file.kind in _OWN_FORMAT:
+        if file.kind in OWN_FORMAT:
             # A data file holds its own name, so its copy has to be rewritten.
             with self._source.open_file(file) as opened:
                 reader = read_data_file(opened, file.name)
@@ -309,7 +308,7 @@ class _Copy:
 
 def _check_kind(file: StoredFile) -> None:
     """Raise unless the states in a file can be changed."""
-    if file.kind not in _OWN_FORMAT:
+    if file.kind not in OWN_FORMAT:
         raise UsageError(
             f"files of kind {file.kind!r} cannot be changed",
             detail=file.name,

@@ -20,6 +20,7 @@ from statebackend.operator_state.element_columns import column_type
 
 __all__ = [
     "KEYED_KINDS",
+    "OWN_FORMAT",
     "empty_table",
     "joined",
     "map_entries",
@@ -28,6 +29,8 @@ __all__ = [
     "with_namespaces",
 ]
 
+#: The kinds of files whose content this library wrote in its own format.
+OWN_FORMAT = ("base", "delta", "operator")
 #: The kinds of keyed states whose rows are read as tables.
 KEYED_KINDS = ("value", "list", "map", "reducing", "aggregating", "folding")
 _VALUE_ROLES = ("value", "element", "accumulator")

@@ -28,11 +28,10 @@ from statebackend.checkpoint.store.inventory import Inventory
 from statebackend.checkpoint.store.log_state import Key
 from statebackend.errors import CorruptCheckpointError, StateBackendError, StoreError, UsageError
 from statebackend.tools.progress import Progress
+from statebackend.tools.tables import OWN_FORMAT
 
 __all__ = ["Problem", "Repaired", "Report", "repair", "verify"]
 
-#: The kinds of files whose content this library wrote in its own format.
-_OWN_FORMAT = ("base", "delta", "operator")
 _BATCH_ROWS = 65_536
 
 
@@ -281,7 +280,7 @@ def _problem(file: str, keys: list[Key], error: StateBackendError) -> Problem:
 
 def _check_file(checkpoint: Checkpoint, file: StoredFile) -> None:
     checkpoint.verify([file])
-    if file.kind in _OWN_FORMAT:
+    if file.kind in OWN_FORMAT:
         with checkpoint.open_file(file) as source:
             read_data_file(source, file.name).verify()
     elif file.kind == "output" and file.name.endswith(".parquet"):

@@ -74,23 +74,27 @@ def applied(kind: str, tables: Sequence[pa.Table]) -> pa.Table:
     >>> applied("list", [rows]).to_pylist()
     [{'key': 1, 'value': [5, 6, 7]}]
     """
-    rows = pa.concat_tables(tables, promote_options="default")
-    rows = with_namespaces(rows)
+    rows = with_namespaces(pa.concat_tables(tables, promote_options="default"))
     if "op" in rows.schema.names:
         ops = pc.fill_null(rows["op"], pa.scalar(Op.PUT, pa.uint8())).to_numpy()
         rows = rows.drop_columns(["op"])
     else:
         ops = np.full(rows.num_rows, Op.PUT, np.uint8)
-    places = [rows["key"], *([rows["namespace"]] if "namespace" in rows.schema.names else [])]
+    of_key = numbered(_places(rows))
     if kind == "map":
-        return _chosen(rows, _live_entries(places, rows["map_key"], ops))
+        at, ops = _map_rows(of_key, rows["map_key"], ops)
+        return _chosen(rows, at[ops == Op.PUT])
     if kind == "list":
-        return _live_lists(rows, numbered(places), ops)
-    last = last_of(numbered(places), np.arange(len(ops)))
+        return _live_lists(rows, of_key, ops)
+    last = last_of(of_key, np.arange(len(ops)))
     return _chosen(rows, np.sort(last[ops[last] == Op.PUT]))
 
 
 # --- numbers of keys ---
+
+
+def _places(rows: pa.Table) -> list[pa.ChunkedArray]:
+    return [rows[name] for name in ("key", "namespace") if name in rows.schema.names]
 
 
 def numbered(columns: Sequence[pa.ChunkedArray]) -> Rows:
@@ -140,27 +144,6 @@ def _chosen(rows: pa.Table, at: Rows) -> pa.Table:
 
 
 # --- kinds ---
-
-
-def _live_entries(places: list[pa.ChunkedArray], map_keys: pa.ChunkedArray, ops: Rows) -> Rows:
-    """The rows that put an entry last, with no later removal or clearing.
-
-    They come in the order in which the entries were created: putting an existing entry leaves it in its place.
-    """
-    of_map = numbered(places)
-    clears = np.flatnonzero(ops == Op.CLEAR)
-    cleared = last_of(of_map[clears], clears, size=of_map.max(initial=-1) + 1)
-    others = np.flatnonzero(ops != Op.CLEAR)
-    entries = numbered([pa.chunked_array([of_map[others]]), map_keys.filter(pa.array(ops != Op.CLEAR))])
-    n_entries = entries.max(initial=-1) + 1
-    is_removal = ops[others] == Op.REMOVE
-    removed = last_of(entries[is_removal], others[is_removal], size=n_entries)
-    is_live = ~is_removal & (others > removed[entries]) & (others > cleared[of_map[others]])
-    entries, puts = entries[is_live], others[is_live]
-    last = last_of(entries, puts, size=n_entries)
-    first = last_of(entries[::-1], puts[::-1], size=n_entries)
-    there = np.flatnonzero(last >= 0)
-    return last[there[np.argsort(first[there])]]
 
 
 def _live_lists(rows: pa.Table, numbers: Rows, ops: Rows) -> pa.Table:
@@ -333,11 +316,8 @@ def merged(kind: str, rows: pa.Table) -> pa.Table:
     [{'key': 1, 'value': [5, 6, 7], 'op': 2}]
     """
     rows = with_namespaces(rows)
-    places = [rows["key"]]
-    if "namespace" in rows.schema.names:
-        places.append(rows["namespace"])
     ops = rows["op"].to_numpy()
-    of_key = numbered(places)
+    of_key = numbered(_places(rows))
     if kind == "map":
         at, ops = _map_rows(of_key, rows["map_key"], ops)
         rows = rows.take(pa.array(at))
@@ -362,8 +342,9 @@ def _map_rows(of_map: Rows, map_keys: pa.ChunkedArray, ops: Rows) -> tuple[Rows,
     at = np.arange(len(ops))
     clears = at[ops == Op.CLEAR]
     cleared = last_of(of_map[clears], clears, size=of_map.max(initial=-1) + 1)
-    others = at[(ops != Op.CLEAR) & (at > cleared[of_map])]
-    entries = numbered([pa.chunked_array([of_map[others]]), map_keys.take(pa.array(others))])
+    is_other = (ops != Op.CLEAR) & (at > cleared[of_map])
+    others = at[is_other]
+    entries = numbered([pa.chunked_array([of_map[others]]), map_keys.filter(pa.array(is_other))])
     n_entries = entries.max(initial=-1) + 1
     is_removal = ops[others] == Op.REMOVE
     removed = last_of(entries[is_removal], others[is_removal], size=n_entries)
