@@ -113,7 +113,7 @@ class ScatteredExecution(Execution):
 
     They begin with the newest checkpoint of the store, or with ``source`` if there is none. Rows that wait for their
     batch take ``memory`` bytes at each host at most; the rest of them is on disk. The driver listens at ``bind``.
-    ``delivered`` names the outputs that have a sink, with the columns that cut each into files; None: all have, whole.
+    ``delivered`` names the outputs that have a sink, with the columns that cut each into files.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class ScatteredExecution(Execution):
         store: CheckpointStore,
         *,
         source: Checkpoint | Savepoint | None = None,
-        delivered: Mapping[str, Sequence[str]] | None = None,
+        delivered: Mapping[str, Sequence[str]],
         engine: Engine,
         parallelism: int,
         options: HostOptions,
@@ -174,7 +174,7 @@ class ScatteredExecution(Execution):
                     store=store.unopened(),
                     writer=self._writer,
                     source=source,
-                    delivered=dict.fromkeys(job.outputs, ()) if delivered is None else dict(delivered),
+                    delivered=dict(delivered),
                     number=number,
                     parallelism=parallelism,
                     driver=(options.advertise or host, port),
@@ -282,7 +282,7 @@ class ScatteredExecution(Execution):
     ) -> Outcome:
         job, named = self._job, {"batch": of_try.batch_id, "attempt": of_try.attempt}
         self._store.data_writer(of_try.batch_id)  # so that what snapshots may build on stays
-        self._ask_all([Question("expect", named)] * len(addresses))
+        self._hosts.ask_all([Question("expect", named)] * len(addresses))
         with watch.part("scatter"):
             plan = ScatterPlan(
                 job,
@@ -309,7 +309,7 @@ class ScatteredExecution(Execution):
         }
         schema = self._engine.schema(incoming).serialize().to_pybytes()
         with watch.part("run"):
-            answers = self._ask_all(
+            answers = self._hosts.ask_all(
                 [
                     Question("run", {**named, **times, "tasks": _pieces_of(index, reports)}, schema)
                     for index in range(len(addresses))
@@ -326,9 +326,6 @@ class ScatteredExecution(Execution):
         if job.event_time is not None:
             of_rows = replace(RowTimes.of_none(begun.watermark, told.after), told=told.told)
         return Outcome(ran, incoming.planned or survey.identity(), of_rows)
-
-    def _ask_all(self, questions: Sequence[Question], limit: float | None = None) -> list[Answer]:
-        return self._hosts.ask_all(questions, limit)
 
     def _scattered(self, incoming: Incoming, plan: ScatterPlan) -> list[TaskReport]:
         try:

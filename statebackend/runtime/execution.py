@@ -70,9 +70,8 @@ class Execution(ABC):
 class LocalExecution(Execution):
     """Runs the batches of a job in this process, on the state of ``source``, or on none.
 
-    ``delivered`` names the outputs that have a sink, with the columns that cut each into files; None: all have, whole.
-    The task is instance ``subtask_index`` of
-    ``parallelism``, which has the keys of ``key_group_range``.
+    ``delivered`` names the outputs that have a sink, with the columns that cut each into files.
+    The task is instance ``subtask_index`` of ``parallelism``, which has the keys of ``key_group_range``.
     """
 
     def __init__(
@@ -82,15 +81,14 @@ class LocalExecution(Execution):
         store: SnapshotTargets,
         *,
         source: Checkpoint | Savepoint | None = None,
-        delivered: Mapping[str, Sequence[str]] | None = None,
+        delivered: Mapping[str, Sequence[str]],
         subtask_index: int = 0,
         parallelism: int = 1,
         key_group_range: KeyGroupRange | None = None,
     ) -> None:
         self._job = job
         self._store = store
-        #: The outputs that have a sink, with the columns that cut them into files.
-        self._delivered = dict.fromkeys(job.outputs, ()) if delivered is None else delivered
+        self._delivered = delivered
         self.task = Task(
             job,
             key_type,
