@@ -34,8 +34,6 @@ from statebackend.runtime.job import Job
 from statebackend.runtime.origin import Identity, merged_digest, rows_digest
 from statebackend.types import Type
 
-__all__ = ["BatchSurvey", "Cut", "Cutter", "TaskSurvey"]
-
 _DIGEST = re.compile("[0-9a-f]{32}")
 
 

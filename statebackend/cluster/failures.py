@@ -20,8 +20,6 @@ from statebackend import errors
 from statebackend.errors import HostError, StateBackendError
 from statebackend.runtime.failed_rows import text_of
 
-__all__ = ["LOST_PIECES", "described", "raised"]
-
 #: The code of an error that a retry of the batch mends.
 LOST_PIECES = "HOST.LOST_PIECES"
 

@@ -31,8 +31,6 @@ from typing import Final
 from statebackend.cluster.streams import LinkClosed, LinkError, Stream, WireError, place
 from statebackend.errors import UsageError
 
-__all__ = ["MAX_ROLE", "VERSION", "accept_peer", "check_role", "check_secret", "prove_to_peer"]
-
 #: The version of the protocol: of the handshake and of the frames.
 VERSION: Final = 1
 

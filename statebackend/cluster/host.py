@@ -57,16 +57,6 @@ from statebackend.runtime.job import Job
 from statebackend.runtime.progress import Stopwatch
 from statebackend.types import Type
 
-__all__ = [
-    "DRIVERS_LINK",
-    "Host",
-    "HostPlan",
-    "PULSES_LINK",
-    "address_space",
-    "connect_pulse",
-    "environment",
-]
-
 _log = logging.getLogger(__name__)
 
 

@@ -35,8 +35,6 @@ from statebackend.checkpoint.keyed.native_files import NATIVE
 from statebackend.checkpoint.store.sealed import crc32c
 from statebackend.cluster.staging import is_alive
 
-__all__ = ["FilesWithCopies", "HostFiles", "folder_of_copies"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -25,8 +25,6 @@ from typing import IO, Any
 
 from statebackend.cluster.failures import described
 
-__all__ = ["reported"]
-
 #: The option of Linux's prctl by which a process gets a signal when its parent ends.
 _PR_SET_PDEATHSIG = 1
 #: The characters of a trace that are reported.

@@ -20,8 +20,6 @@ from statebackend.cluster.host import DRIVERS_LINK, PULSES_LINK, environment
 from statebackend.cluster.wire import Link, LinkError, Listener, Message
 from statebackend.errors import HostError
 
-__all__ = ["Answer", "HostLostError", "Hosts", "Question", "TELL", "TooFewHostsError", "checked"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from statebackend.errors import UsageError
 
-__all__ = ["HostOptions"]
-
 
 @dataclass(frozen=True)
 class HostOptions:

@@ -23,8 +23,6 @@ from statebackend.checkpoint.files.interface import Buffer
 from statebackend.checkpoint.store.sealed import crc32c
 from statebackend.errors import ClosedError, StoreError, UsageError
 
-__all__ = ["NO_ROOM", "Kind", "Piece", "PieceSum", "PieceSums", "Room", "Tag", "Try"]
-
 #: Rows for one host, and rows for all hosts.
 Kind: TypeAlias = Literal["rows", "broadcast"]
 _KINDS = ("rows", "broadcast")

@@ -30,8 +30,6 @@ from typing import Any, TypeAlias
 from statebackend.checkpoint import DataWriter, StoredFile
 from statebackend.errors import StateBackendError, UsageError
 
-__all__ = ["Token", "check_token", "leave_token", "remove_token"]
-
 _log = logging.getLogger(__name__)
 
 #: What a process needs to find the file of another, and to know it: JSON.

@@ -40,8 +40,6 @@ from statebackend.runtime.origin import Incoming
 from statebackend.runtime.progress import Figures, Stopwatch
 from statebackend.types import Type
 
-__all__ = ["Engine", "ScatteredExecution", "merged_figures", "needed_bytes"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -22,8 +22,6 @@ from statebackend.cluster.wire import Buffer, Link, LinkError, connect
 from statebackend.runtime.job import Job
 from statebackend.types import Type
 
-__all__ = ["TASKS_LINK", "ScatterPlan", "TaskReport", "send_rows"]
-
 #: The role of a task at a host.
 TASKS_LINK = "task"
 #: Rows wait until they have so many bytes, or the task ends: an engine's batches, cut up, would be many small ones.

@@ -40,8 +40,6 @@ from statebackend.runtime.batches import RowsInPieces
 from statebackend.runtime.job import Job
 from statebackend.types import Type
 
-__all__ = ["StagedRows", "Staging", "folder_prefix", "is_alive", "pieces_of", "remove_orphans"]
-
 #: How the folder of a staging begins; the id of its process follows.
 _FOLDER: Final = "statebackend-staging-"
 

@@ -33,8 +33,6 @@ from typing import Any, Protocol
 
 from statebackend.errors import StateBackendError, UsageError
 
-__all__ = ["Buffer", "LinkClosed", "LinkError", "Stream", "WireError", "place"]
-
 #: How many buffers the system takes in one call: IOV_MAX of Linux and macOS.
 _BUFFERS_AT_ONCE = 1024
 

@@ -24,8 +24,6 @@ from statebackend.keys import count_of
 from statebackend.state import NamedAggregate, Reduction
 from statebackend.types import DOUBLE, DecimalType, Type
 
-__all__ = ["aggregate_plan", "decoded_values", "is_decoded", "operands", "reduction_plan", "results_of"]
-
 _NUMBER_OF = {
     **{name: name.lower() for name in ("LONG", "INT", "SHORT", "BYTE", "DOUBLE", "FLOAT", "BOOL")},
     "DATE": "int",

@@ -39,8 +39,6 @@ from statebackend.types import (
 )
 from statebackend.types.serializers import serializer_for
 
-__all__ = ["holds_references", "key_codec", "type_codec", "value_bytes", "value_codec"]
-
 _OWN_FORMS = ("LONG", "INT", "SHORT", "BYTE", "DOUBLE", "FLOAT", "BOOL", "STRING", "BYTES")
 _INTEGER_BITS = {"LONG": 64, "INT": 32, "SHORT": 16, "BYTE": 8}
 

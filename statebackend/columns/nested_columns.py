@@ -25,8 +25,6 @@ from statebackend.columns.codec_choice import type_codec
 from statebackend.keys import KeyEncoder, as_columnar, without_dictionary
 from statebackend.types import DecimalType, ListType, MapType, RowType, TupleType, Type
 
-__all__ = ["arrow_of_stored", "decoded_keys", "encoded_keys", "stored_runs"]
-
 Array = np.ndarray[Any, Any]
 #: Offsets (n + 1 of them) and data.
 ByteRuns = tuple[Array, Array]

@@ -40,16 +40,6 @@ from statebackend.state import to_arrow, to_values
 from statebackend.types import DecimalType, Type
 from statebackend.types.serializers import serializer_for
 
-__all__ = [
-    "Column",
-    "arrow_column",
-    "double_column",
-    "null_column",
-    "serialised_column",
-    "stored_column",
-    "value_column",
-]
-
 Array = np.ndarray[Any, Any]
 
 _DTYPES = {

@@ -45,8 +45,6 @@ from statebackend.types import ACC, IN, OUT, A, K, T, V
 if TYPE_CHECKING:
     from statebackend._core.handles.row_loop import Output
 
-__all__ = ["Counter", "FunctionContext", "Metrics"]
-
 
 class At(NamedTuple):
     """Where a job is in a batch: at a row or a timer of this time, or at none."""

@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from statebackend.operator_state.operator_backend import OperatorStateBackend
     from statebackend.state import KeyedStateBackend
 
-__all__ = [
-    "BatchProcessFunction",
-    "CheckpointListener",
-    "CheckpointedFunction",
-    "FunctionInitializationContext",
-    "FunctionSnapshotContext",
-    "KeyRowsFunction",
-    "KeyedProcessFunction",
-    "ProcessFunction",
-    "flat_map_with_state",
-    "map_with_state",
-]
-
 
 class CheckpointedFunction(ABC):
     """A function that keeps operator state.

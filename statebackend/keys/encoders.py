@@ -40,8 +40,6 @@ from statebackend.types import (
     record_reader,
 )
 
-__all__ = ["BytesKeyEncoder", "CompositeKeyEncoder", "IntKeyEncoder", "KeyEncoder", "key_encoder"]
-
 _LONG = struct.Struct("<q")
 _LENGTH = struct.Struct("<I")
 _DOUBLE_BITS = (struct.Struct("<d"), struct.Struct("<q"))

@@ -24,20 +24,6 @@ from statebackend.errors import SerializationError
 from statebackend.keys.key_columns import ByteRuns, Bytes, Columnar, Int64s
 from statebackend.types import DecimalType, Type
 
-__all__ = [
-    "arrow_of_byte_runs",
-    "arrow_of_ints",
-    "byte_runs_of",
-    "canonical_list",
-    "checked_runs",
-    "count_of",
-    "decimal_words",
-    "ints_of",
-    "rescaled_decimals",
-    "runs_of_list",
-    "take_rows",
-]
-
 _INTEGERS = {"LONG": np.int64, "INT": np.int32, "SHORT": np.int16, "BYTE": np.int8}
 _EXACT_LIST_TYPES = {
     "LONG": int,

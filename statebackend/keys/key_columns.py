@@ -14,17 +14,6 @@ import pyarrow as pa
 
 from statebackend.errors import SerializationError, SerializationTypeError
 
-__all__ = [
-    "ByteRuns",
-    "Bytes",
-    "Columnar",
-    "Int64s",
-    "as_columnar",
-    "encode_each",
-    "without_dictionary",
-    "without_views",
-]
-
 Int64s: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 #: Offsets (n + 1 of them) and data.

@@ -21,20 +21,6 @@ import numpy as np
 
 from statebackend.errors import SerializationError, UsageError
 
-__all__ = [
-    "MAX_PARALLELISM",
-    "KeyGroupRange",
-    "default_max_parallelism",
-    "flink_key_group",
-    "key_group_of",
-    "operator_index_for",
-    "range_for",
-    "spark_hash",
-    "spark_hash_bytes",
-    "spark_hash_int",
-    "spark_hash_long",
-]
-
 #: The largest ``max_parallelism``, as in Flink.
 MAX_PARALLELISM = 32_768
 

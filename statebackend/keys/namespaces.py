@@ -29,18 +29,6 @@ from statebackend.keys.key_batches import runs_of_list, take_rows
 from statebackend.keys.key_columns import ByteRuns, as_columnar, without_views
 from statebackend.keys.window_columns import WINDOW, AssignedWindows, windows_of
 
-__all__ = [
-    "ALL_NAMESPACES",
-    "Namespace",
-    "NamespaceColumn",
-    "TimeWindow",
-    "VOID",
-    "decode_namespace",
-    "encode_namespace",
-    "namespace_column",
-    "readable_namespaces",
-]
-
 
 class _Sentinel:
     """A single object with a name, the same one after pickling."""

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from statebackend.errors import UsageError
 from statebackend.keys.key_columns import as_columnar
 
-__all__ = ["AssignedWindows", "TimeColumn", "WINDOW", "time_column", "windows_of"]
-
 _TICKS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
 
 

@@ -25,16 +25,6 @@ from statebackend.state import to_arrow, to_values
 from statebackend.types import BYTES, PICKLE, ListType, MapType, RowType, TupleType, Type, from_config
 from statebackend.types.serializers import serializer_for
 
-__all__ = [
-    "CanonicalKeys",
-    "ElementBytes",
-    "canonical_keys",
-    "column_type",
-    "stored_keys",
-    "to_bytes",
-    "to_column",
-]
-
 
 def column_type(config: Any) -> Type:
     """The column type in files for values stored under ``config``.

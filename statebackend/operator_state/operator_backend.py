@@ -47,8 +47,6 @@ from statebackend.state import (
 from statebackend.types import Compatibility, K, T, Type, V
 from statebackend.types.serializers import serializer_for
 
-__all__ = ["OperatorStateBackend"]
-
 
 class OperatorStateBackend:
     """List and broadcast states of instance ``subtask_index`` of ``parallelism``.

@@ -46,20 +46,6 @@ from statebackend.operator_state.redistribution import (
     redistribute,
 )
 
-__all__ = [
-    "PART",
-    "SnapshotHistory",
-    "StateView",
-    "operator_part",
-    "operator_parts",
-    "operator_snapshots",
-    "restored_contents",
-    "savepoint_contents",
-    "section",
-    "type_roles",
-    "write_savepoint",
-]
-
 #: The ``extra["part"]`` of a snapshot of operator state.
 PART = "operator"
 

@@ -35,8 +35,6 @@ from statebackend.types import K, Subscriptable, T, V
 if TYPE_CHECKING:
     from statebackend.operator_state.operator_backend import OperatorStateBackend
 
-__all__ = ["BroadcastState", "OperatorListState", "ReadOnlyBroadcastState"]
-
 
 class _Elements(list[bytes]):
     """Serialised elements. A mark remembers how many there were, so a list only grows until it is rolled back."""

@@ -18,8 +18,6 @@ from typing import Any, TypeAlias
 
 from statebackend.errors import StateMigrationError, UsageError
 
-__all__ = ["BROADCAST", "SPLIT", "UNION", "OperatorContents", "redistribute"]
-
 #: The states of one instance, by name.
 OperatorContents: TypeAlias = "dict[str, dict[str, Any]]"
 

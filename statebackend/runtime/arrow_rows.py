@@ -46,8 +46,6 @@ from statebackend.types import (
 )
 from statebackend.types.serializers import serializer_for
 
-__all__ = ["OutputSchema", "Row", "column_values", "row_maker", "rows_of"]
-
 T = TypeVar("T")
 #: What per-record functions see: a named tuple, made by `row_class`.
 Row: TypeAlias = tuple[object, ...]

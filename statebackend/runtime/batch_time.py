@@ -25,8 +25,6 @@ from statebackend.runtime.job import Job
 from statebackend.runtime.origin import Origin
 from statebackend.state import clocks
 
-__all__ = ["BatchTime", "BatchTimes", "Times"]
-
 _log = logging.getLogger(__name__)
 
 

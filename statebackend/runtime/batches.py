@@ -27,16 +27,6 @@ from statebackend.keys import as_columnar, key_encoder
 from statebackend.runtime.event_time import EventTime, RowTimes
 from statebackend.runtime.job import Job
 
-__all__ = [
-    "Batch",
-    "BatchInPieces",
-    "RowsInPieces",
-    "Survey",
-    "check_null_keys",
-    "keys_of",
-    "split_broadcast",
-]
-
 
 class Survey(NamedTuple):
     """What a batch is as a whole, where only a piece of it is at hand."""

@@ -23,8 +23,6 @@ from statebackend.errors import UsageError
 from statebackend.keys import TimeColumn, time_column
 from statebackend.types import is_not_a_time
 
-__all__ = ["NO_TIME", "EventTime", "RowTimes", "milliseconds"]
-
 TIMERS = ("after_batch", "in_order")
 _EVENT_TIME = "the event-time column"
 #: The event time while there is none: nothing has expired by then.

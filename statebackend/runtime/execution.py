@@ -28,8 +28,6 @@ from statebackend.runtime.progress import Figures, Stopwatch, sizes, storable
 from statebackend.runtime.task import SnapshotTargets, Task
 from statebackend.types import Type
 
-__all__ = ["Execution", "LocalExecution", "Outcome", "Ran"]
-
 
 class Ran(NamedTuple):
     """A batch that has run: its files are written, and no checkpoint names them yet."""

@@ -32,8 +32,6 @@ from statebackend.runtime.job import ERROR_COLUMNS, ERRORS
 from statebackend.runtime.output import Given
 from statebackend.state import KeyedStateBackend, Mark
 
-__all__ = ["FailedRows", "described", "is_interrupt", "summary", "text_of"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -39,8 +39,6 @@ from statebackend.runtime.event_time import EventTime
 from statebackend.state import StateBackend, checked_range
 from statebackend.types import ROW, Type, of
 
-__all__ = ["ERRORS", "ERROR_COLUMNS", "Job"]
-
 #: Levels to go into an object.
 _MOST = 8
 

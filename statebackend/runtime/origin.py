@@ -42,8 +42,6 @@ from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.runtime.batches import RowsInPieces
 from statebackend.runtime.progress import Json
 
-__all__ = ["Identity", "Incoming", "Origin", "merged_digest", "plan_identity", "rows_digest", "rows_identity"]
-
 T = TypeVar("T", bound=np.generic)
 _Lanes = NDArray[np.uint64]
 _Offsets = NDArray[np.signedinteger]

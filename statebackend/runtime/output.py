@@ -21,8 +21,6 @@ from statebackend.runtime.arrow_rows import OutputSchema, rows_of
 from statebackend.runtime.partitions import partitioned
 from statebackend.runtime.progress import Figures
 
-__all__ = ["Committed", "Given", "OutputFiles", "Result", "check_deliverable", "encodings", "read_batches"]
-
 #: Rows in a row group of the output, which Spark's tasks divide among themselves.
 _ROW_GROUP = 262_144
 #: Bytes in Arrow of a row group that has more than one row: Arrow reads no nested column of 2 GiB at once.

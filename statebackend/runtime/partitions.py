@@ -16,8 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["columns_in", "folder_of", "names_partitions", "partition_in", "partitioned"]
-
 #: Where the schema of a file says which partition it is.
 _MEMBER = b"statebackend.partition"
 #: And which types the columns have that name it, which readers guess.

@@ -18,8 +18,6 @@ from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 
-__all__ = ["Figures", "Json", "Stopwatch", "describe", "sizes", "storable"]
-
 #: What JSON holds.
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 #: Figures, names and lists of them, as a backend or a manifest has them: what each is depends on its name.

@@ -31,8 +31,6 @@ from statebackend.runtime.job import Job
 from statebackend.runtime.output import Given
 from statebackend.state import DOMAINS, KeyedStateBackend
 
-__all__ = ["BatchCalls", "Calls", "EVENT", "KeyRowsCalls", "PROCESSING", "Pair", "RowCalls"]
-
 EVENT, PROCESSING = DOMAINS
 #: A key and its row.
 Pair: TypeAlias = tuple[object, object]

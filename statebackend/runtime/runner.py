@@ -31,8 +31,6 @@ from statebackend.runtime.start import (
 from statebackend.state import clocks
 from statebackend.types import Type
 
-__all__ = ["Commits", "Runner"]
-
 _log = logging.getLogger(__name__)
 
 

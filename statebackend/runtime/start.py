@@ -20,20 +20,6 @@ from statebackend.operator_state.operator_snapshots import PART as OPERATOR
 from statebackend.runtime.origin import Origin
 from statebackend.state import RESERVED
 
-__all__ = [
-    "Beginning",
-    "ambiguous",
-    "check_beginning",
-    "check_droppable",
-    "check_key_columns",
-    "check_name",
-    "names_of",
-    "no_state",
-    "other_query",
-    "source_of",
-    "without_dropped",
-]
-
 _TIMERS = f"{RESERVED}timers."
 
 

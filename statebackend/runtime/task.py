@@ -43,8 +43,6 @@ from statebackend.runtime.start import Beginning
 from statebackend.state import Mark
 from statebackend.types import Type
 
-__all__ = ["SnapshotTargets", "Task"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from statebackend.spark.session import is_connect, is_set
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["check_memory", "check_not_encrypted", "check_slots", "most_slots", "options_at", "python_memory"]
-
 _log = logging.getLogger("statebackend.spark")
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["Deliveries", "Outputs"]
-
 #: The classes of pyspark for types without parts. PICKLE and the types of users' serializers are bytes.
 _CLASSES = {
     "LONG": "LongType",

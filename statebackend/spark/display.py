@@ -22,8 +22,6 @@ from typing import Any, TextIO, TypeVar
 
 from statebackend.errors import StateBackendError, UsageError
 
-__all__ = ["progress_bar", "prometheus", "shortened", "shown_progress", "table"]
-
 #: How wide the bar of a batch is, and the parts of a batch that it shows, by the letter of each.
 _WIDTH = 20
 _PARTS = {"read": "r", "function": "f", "state": "s", "output": "o", "sink": "k"}

@@ -47,8 +47,6 @@ from statebackend.state import clocks
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["StatefulBatches"]
-
 _log = logging.getLogger("statebackend.spark")
 
 #: Who has a store open in this process, by its uri.

@@ -54,8 +54,6 @@ from statebackend.types import Type
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Scattering", "SparkEngine"]
-
 _log = logging.getLogger("statebackend.spark")
 
 #: The column of the one row that a task gives.

@@ -21,8 +21,6 @@ from statebackend.runtime.progress import Json
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SPARKS_FOLDERS", "QueryRun", "SparkLog", "local_folder", "parsed_plan", "shown_location"]
-
 _log = logging.getLogger("statebackend.spark")
 
 #: The content of a checkpointLocation.

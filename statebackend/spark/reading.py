@@ -39,8 +39,6 @@ from statebackend.spark.ticks import without_heartbeats
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["FOLDER", "IncomingRows", "Reading", "RowsOfBatch", "Way", "write_batch"]
-
 
 class RowsOfBatch(ABC):
     """The rows of one batch on their way."""

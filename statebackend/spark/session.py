@@ -19,22 +19,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "Query",
-    "arrow_of",
-    "check_output_names",
-    "check_readable_by_executors",
-    "check_reachable",
-    "column_types",
-    "execute",
-    "is_connect",
-    "output_frame",
-    "is_set",
-    "reading_error",
-    "runs_here",
-    "settings",
-]
-
 _QUERY_ID = "sql.streaming.queryId"
 
 

@@ -18,8 +18,6 @@ from statebackend.spark.executors import Scattering
 from statebackend.spark.reading import Reading, Way
 from statebackend.state import StateBackend, clocks
 
-__all__ = ["stateful"]
-
 
 def stateful(
     function: ProcessFunction,

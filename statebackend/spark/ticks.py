@@ -18,8 +18,6 @@ from statebackend.errors import UsageError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["COLUMN", "heartbeat", "without_heartbeats"]
-
 #: The column that marks a tick; null in all other rows.
 COLUMN = "statebackend_heartbeat"
 _EVERY = re.compile(r"\s*([0-9]+)\s*(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h|days?|d)\s*", re.I)

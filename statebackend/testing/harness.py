@@ -35,8 +35,6 @@ from statebackend.runtime.output import Result
 from statebackend.state import KeyedStateBackend, StateBackend, clocks
 from statebackend.types import is_not_a_time, of, row_class
 
-__all__ = ["Harness", "ManualClock"]
-
 
 class ManualClock:
     """A clock that stands still until told: pass it as ``clock=`` to test expiry and timers exactly.

@@ -31,8 +31,6 @@ from statebackend.tools.progress import Progress
 from statebackend.tools.tables import map_entries
 from statebackend.types import ROW, Type, of
 
-__all__ = ["bootstrap"]
-
 _PIECE_ROWS = 1 << 20
 
 #: A descriptor, or one with the columns that its rows come from.

@@ -34,8 +34,6 @@ from statebackend.tools.progress import Progress
 from statebackend.tools.read import SnapshotFiles, pinned_checkpoint
 from statebackend.tools.tables import unreadable
 
-__all__ = ["savepoint"]
-
 #: Rows, of base and changes together, that are applied at a time.
 _SLICE_ROWS = 1 << 20
 _BATCH_ROWS = 65_536

@@ -27,8 +27,6 @@ from statebackend.checkpoint.store.sealed import MAX_INTEGER
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.runtime.origin import Origin
 
-__all__ = ["Rewound", "TakenBack", "rewind", "set_time", "writing"]
-
 _log = logging.getLogger(__name__)
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)

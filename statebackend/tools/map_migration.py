@@ -32,8 +32,6 @@ from statebackend.tools.tables import map_entries, unreadable
 from statebackend.types import PICKLE
 from statebackend.types.serializers import describe, serializer_for
 
-__all__ = ["value_map_to_map_state"]
-
 #: Entries that are read and written at a time, about; one map is read at least.
 _PIECE_ENTRIES = 65_536
 #: Bytes in the file that are read at a time. Names that recur take few bytes there.

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Progress"]
-
 #: Seconds between two displays, and before the first: a quick tool shows nothing.
 _INTERVAL = 0.5
 

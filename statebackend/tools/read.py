@@ -49,8 +49,6 @@ from statebackend.tools.tables import (
     with_namespaces,
 )
 
-__all__ = ["SnapshotFiles", "open_checkpoint", "open_saved", "pinned_checkpoint", "read_state"]
-
 _log = logging.getLogger(__name__)
 
 

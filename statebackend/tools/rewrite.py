@@ -56,8 +56,6 @@ from statebackend.tools.read import open_checkpoint
 from statebackend.tools.tables import OWN_FORMAT
 from statebackend.types import from_config
 
-__all__ = ["drop_state", "rescale"]
-
 _CHUNK = 4 << 20
 _PIECE_ROWS = 65_536
 

@@ -18,17 +18,6 @@ from statebackend.errors import CorruptCheckpointError, SerializationError
 from statebackend.keys import readable_namespaces
 from statebackend.operator_state.element_columns import column_type
 
-__all__ = [
-    "KEYED_KINDS",
-    "OWN_FORMAT",
-    "empty_table",
-    "joined",
-    "map_entries",
-    "stored_type",
-    "unreadable",
-    "with_namespaces",
-]
-
 #: The kinds of files whose content this library wrote in its own format.
 OWN_FORMAT = ("base", "delta", "operator")
 #: The kinds of keyed states whose rows are read as tables.

@@ -30,8 +30,6 @@ from statebackend.errors import CorruptCheckpointError, StateBackendError, Store
 from statebackend.tools.progress import Progress
 from statebackend.tools.tables import OWN_FORMAT
 
-__all__ = ["Problem", "Repaired", "Report", "repair", "verify"]
-
 _BATCH_ROWS = 65_536
 
 

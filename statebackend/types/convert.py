@@ -26,26 +26,6 @@ import numpy as np
 
 from statebackend.errors import SerializationError, SerializationTypeError
 
-__all__ = [
-    "days",
-    "decimal_from_unscaled",
-    "double",
-    "from_days",
-    "from_microseconds",
-    "from_naive_microseconds",
-    "integer_converter",
-    "is_not_a_time",
-    "microseconds",
-    "naive_microseconds",
-    "raw_bytes",
-    "refuse",
-    "single",
-    "text_from_utf8",
-    "truth",
-    "unscaled_converter",
-    "utf8",
-]
-
 _EPOCH_ORDINAL = datetime.date(1970, 1, 1).toordinal()
 _EPOCH_NAIVE = datetime.datetime(1970, 1, 1)  # noqa: DTZ001
 _EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)

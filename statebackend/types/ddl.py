@@ -14,8 +14,6 @@ from statebackend.errors import UsageError
 from statebackend.types import model
 from statebackend.types.model import DecimalType, ListType, MapType, RowType, Type
 
-__all__ = ["parse_ddl"]
-
 _TOKEN = re.compile(
     r"""\s*(?:
         (?P<quoted>`(?:[^`]|``)+`)

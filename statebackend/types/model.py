@@ -21,30 +21,6 @@ from statebackend.types.records import is_frozen_record, record_field_names
 from statebackend.types.serializer_interface import Serializer
 from statebackend.types.typed import K, Subscriptable, T, V
 
-__all__ = [
-    "BOOL",
-    "BYTE",
-    "BYTES",
-    "DATE",
-    "DOUBLE",
-    "FLOAT",
-    "INT",
-    "LONG",
-    "PICKLE",
-    "SHORT",
-    "STRING",
-    "TIMESTAMP",
-    "TIMESTAMP_NTZ",
-    "CustomType",
-    "DecimalType",
-    "ListType",
-    "MapType",
-    "PrimitiveType",
-    "RowType",
-    "TupleType",
-    "Type",
-]
-
 MAX_DECIMAL_PRECISION = 38
 
 

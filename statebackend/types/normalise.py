@@ -53,8 +53,6 @@ from statebackend.types.records import is_named_tuple_class
 from statebackend.types.serializer_interface import Serializer
 from statebackend.types.typed import K, Notation, T, V
 
-__all__ = ["DECIMAL", "LIST", "MAP", "ROW", "TUPLE", "from_config", "of"]
-
 _PYTHON: dict[Any, Type] = {
     int: model.LONG,
     float: model.DOUBLE,

@@ -16,15 +16,6 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-__all__ = [
-    "is_frozen_record",
-    "is_named_tuple_class",
-    "record_builder",
-    "record_field_names",
-    "record_reader",
-    "row_class",
-]
-
 
 @lru_cache(maxsize=4096)
 def row_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:

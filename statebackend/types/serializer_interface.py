@@ -19,8 +19,6 @@ from typing import Any
 
 from statebackend.errors import StateMigrationError
 
-__all__ = ["Compatibility", "Serializer"]
-
 
 class Compatibility(enum.Enum):
     """A serializer's verdict about data that was written under an older configuration.

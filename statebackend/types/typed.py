@@ -33,8 +33,6 @@ else:
 
     Notation = Any
 
-__all__ = ["ACC", "IN", "OUT", "A", "K", "Notation", "Subscriptable", "T", "V"]
-
 
 class Subscriptable:
     """A class that takes any number of type arguments when the program runs, and does nothing with them.

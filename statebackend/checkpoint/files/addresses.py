@@ -13,8 +13,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from statebackend.errors import UsageError
 
-__all__ = ["ObjectAddress", "local_path", "parse_object_address", "scheme_of", "without_secrets"]
-
 #: Schemes whose addresses name a container, not a user, before the ``@``: ``abfss://container@account``.
 _CONTAINERS = {"abfs", "abfss", "wasb", "wasbs"}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")

@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-__all__ = ["PosixCalls", "Status"]
-
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _RENAME_EXCL = 4

@@ -12,8 +12,6 @@ from typing import Protocol
 
 import pyarrow as pa
 
-__all__ = ["Buffer", "Fenced", "FileSink", "StoreFiles", "Taken"]
-
 
 class Buffer(Protocol):
     """An object whose bytes lie in one place, such as bytes, memoryviews and Arrow's buffers."""

@@ -20,22 +20,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "CHECKPOINTS",
-    "DATA",
-    "METADATA",
-    "PINS",
-    "data_epoch",
-    "data_folder",
-    "entry_name",
-    "epoch_folder",
-    "is_data_file",
-    "newest_epoch",
-    "parse_entry_name",
-    "parse_epoch_folder",
-    "split",
-]
-
 METADATA = "metadata.json"
 CHECKPOINTS = "checkpoints"
 DATA = "data"

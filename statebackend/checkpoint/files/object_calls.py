@@ -22,8 +22,6 @@ from statebackend.checkpoint.files.addresses import parse_object_address, withou
 from statebackend.checkpoint.files.interface import Buffer
 from statebackend.errors import UsageError
 
-__all__ = ["PART_SIZE", "ObjectCalls", "ObjectStatus", "ObjectWriter"]
-
 T = TypeVar("T")
 
 #: An object below this size is one PUT; another one is uploaded in parts of this size.

@@ -61,8 +61,6 @@ from statebackend.checkpoint.files.layout import (
 from statebackend.checkpoint.files.object_calls import ObjectCalls, ObjectWriter
 from statebackend.errors import UsageError
 
-__all__ = ["ObjectFiles", "ObjectSink", "RangedFile"]
-
 #: The fewest bytes to ask for.
 LEAST = 1 << 20
 #: The most to ask for unwanted. A request that goes on where the one before ended asks for twice as much as that one.

@@ -31,8 +31,6 @@ from statebackend.checkpoint.files.objects import ObjectFiles, ObjectSink
 from statebackend.checkpoint.files.posix import NO_LINKS, PosixFiles, PosixSink
 from statebackend.errors import UsageError
 
-__all__ = ["ObjectPlace", "Place", "PosixPlace", "open_place"]
-
 #: The errors of `link` that say that these two files cannot be one, beside those of a system without links.
 _NOT_HERE = {errno.EXDEV, *NO_LINKS}
 #: Random bytes in the name of a file while it is written.

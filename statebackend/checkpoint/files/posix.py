@@ -38,8 +38,6 @@ from statebackend.checkpoint.files.layout import (
 )
 from statebackend.errors import UsageError
 
-__all__ = ["NO_LINKS", "PosixFiles", "PosixSink"]
-
 _log = logging.getLogger(__name__)
 
 #: The errors of `link` on a file system without links; 95 and 45 are ENOTSUP and EOPNOTSUPP on different systems.

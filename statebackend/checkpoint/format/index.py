@@ -27,23 +27,6 @@ from statebackend.checkpoint.store.sealed import JsonObject, Malformed, crc32c, 
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.keys import MAX_PARALLELISM
 
-__all__ = [
-    "ARROW_MAGIC",
-    "ARROW_TAIL",
-    "COLUMNS",
-    "GroupedBatch",
-    "Index",
-    "Op",
-    "RUN",
-    "Region",
-    "Section",
-    "StateColumns",
-    "StoredBatch",
-    "TRAILER",
-    "Trailer",
-    "VERSION",
-]
-
 #: The columns that a state may have, in file order.
 COLUMNS = ("key", "namespace", "map_key", "value", "timestamp", "op")
 

@@ -35,8 +35,6 @@ from statebackend.checkpoint.store.sealed import JsonObject
 from statebackend.errors import CorruptCheckpointError, UsageError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 
-__all__ = ["DataFileReader", "key_group_slices", "read_data_file"]
-
 #: Bytes to read from the end of a file at first; indexes are seldom larger.
 _TAIL = 64 << 10
 

@@ -36,8 +36,6 @@ from statebackend.checkpoint.store.sealed import JsonObject, crc32c
 from statebackend.errors import UsageError
 from statebackend.keys import MAX_PARALLELISM
 
-__all__ = ["write_data_file"]
-
 BATCH_ROWS = 65_536
 #: A batch also ends when it reaches this size, since single rows may be large.
 BATCH_BYTES = 64 << 20

@@ -40,8 +40,6 @@ from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StoredFile
 from statebackend.checkpoint.store.pending import SnapshotInFlight
 
-__all__ = ["Chain", "Flight", "Point", "Points", "Rewriting", "is_base_due", "run_to_merge"]
-
 #: A moment since which a backend can tell what has changed. What it is, only that backend knows.
 Point: TypeAlias = Any
 

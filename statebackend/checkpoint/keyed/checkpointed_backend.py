@@ -53,8 +53,6 @@ from statebackend.state import (
 )
 from statebackend.types import Compatibility, Type
 
-__all__ = ["CheckpointedKeyedBackend"]
-
 _TIMER_STATES = [timer_state(domain) for domain in DOMAINS]
 
 

@@ -19,8 +19,6 @@ from statebackend.state import RESERVED, StateDescriptor
 from statebackend.types import Compatibility, Type
 from statebackend.types.serializers import compatibility, describe
 
-__all__ = ["StateDescription", "state_schema", "value_role"]
-
 _VALUE_ROLES = {"value": "value", "list": "element", "map": "value", "reducing": "value"}
 
 

@@ -47,18 +47,6 @@ from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StoredFile
 from statebackend.keys import KeyGroupRange
 
-__all__ = [
-    "Patience",
-    "applied",
-    "has_room",
-    "last_of",
-    "lists_joined",
-    "merged",
-    "numbered",
-    "write_merged",
-    "written_and_read_back",
-]
-
 _log = logging.getLogger(__name__)
 
 Rows = NDArray[np.integer]

@@ -20,8 +20,6 @@ from statebackend.errors import BackendUnavailableError
 from statebackend.keys import KeyGroupRange
 from statebackend.types import Type
 
-__all__ = ["NATIVE", "NativeRows", "OpenNative", "has_native", "open_native_rows"]
-
 #: The kind of such files.
 NATIVE = "sst"
 _READER = "statebackend.backends.rocksdb.native_rows"

@@ -31,20 +31,6 @@ from statebackend.state import StateDescriptor, TimerRow
 from statebackend.types import Compatibility, ListType, Type, from_config
 from statebackend.types.serializers import arrow_migration, describe
 
-__all__ = [
-    "CompatibilityReport",
-    "PART",
-    "RestoredState",
-    "RestoredStates",
-    "StateCheck",
-    "StateOutcome",
-    "StoredRows",
-    "check_compatibility",
-    "check_use",
-    "keyed_snapshots",
-    "timer_rows",
-]
-
 #: So many files stay open until their states are declared; further ones are opened again.
 _MOST_OPEN = 64
 

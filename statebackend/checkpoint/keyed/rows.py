@@ -20,20 +20,6 @@ import pyarrow as pa
 from statebackend.checkpoint.format import GroupedBatch, Op, Section
 from statebackend.state import StateTtlConfig
 
-__all__ = [
-    "GROUP",
-    "RANK",
-    "ExpiredAt",
-    "RowSource",
-    "grouped",
-    "grouped_batches",
-    "phases",
-    "stamp_count",
-    "with_key_groups",
-    "with_namespaces",
-    "without_expired",
-]
-
 
 class ExpiredAt(NamedTuple):
     """The times of the last commit, by which full snapshots leave out what has expired; None: nothing has.

@@ -41,19 +41,6 @@ from statebackend.keys import (
 from statebackend.types import Type
 from statebackend.types.serializers import describe
 
-__all__ = [
-    "ShownNamespaces",
-    "are_whole",
-    "encoded_namespaces",
-    "grouping",
-    "keyed_part",
-    "keyed_parts",
-    "namespace_columns",
-    "read_savepoint",
-    "with_encoded_namespaces",
-    "write_savepoint",
-]
-
 
 def grouping(key_type: Type, max_parallelism: int) -> Callable[[pa.Array], NDArray[np.uint16]]:
     """Return the function from keys of a type to their key groups, O(n). Loads the core, which the module does not.

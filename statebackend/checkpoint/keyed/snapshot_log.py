@@ -36,8 +36,6 @@ from statebackend.keys import KeyGroupRange
 from statebackend.state import StateDescriptor
 from statebackend.types import Type
 
-__all__ = ["SnapshotLog", "SnapshotWriting", "Taken", "TakenRows", "TakenStates"]
-
 _log = logging.getLogger(__name__)
 
 

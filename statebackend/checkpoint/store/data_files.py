@@ -42,8 +42,6 @@ from statebackend.checkpoint.store.sealed import crc32c
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, StoreError, UsageError
 from statebackend.keys import KeyGroupRange
 
-__all__ = ["DataFile", "DataWriter", "at_once", "storing"]
-
 _log = logging.getLogger(__name__)
 
 

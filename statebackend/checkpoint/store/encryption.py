@@ -35,17 +35,6 @@ from statebackend.checkpoint.files.layout import METADATA
 from statebackend.checkpoint.store.sealed import JsonObject, integer, members_of
 from statebackend.errors import CorruptCheckpointError, UsageError
 
-__all__ = [
-    "BLOCK",
-    "BlockCipher",
-    "EncryptedBlocks",
-    "Encryption",
-    "agreed",
-    "check_cipher",
-    "check_same_encryption",
-    "check_sizes",
-]
-
 #: Bytes of plain text in a block of a new store. Each store keeps the number that it was made with.
 BLOCK = 64 << 10
 #: Blocks that are read from the store in one call, if so many are asked for: 4 MB.

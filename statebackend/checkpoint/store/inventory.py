@@ -24,8 +24,6 @@ from statebackend.checkpoint.store.metadata import Metadata
 from statebackend.checkpoint.store.reader import Checkpoint, CheckpointReader
 from statebackend.errors import CorruptCheckpointError
 
-__all__ = ["Inventory"]
-
 
 class Inventory(CheckpointReader):
     """A reader that lists files without judging them, and opens one at a time."""

@@ -49,19 +49,6 @@ from statebackend.checkpoint.store.sealed import (
 )
 from statebackend.errors import CorruptCheckpointError, StoreError
 
-__all__ = [
-    "Entry",
-    "Log",
-    "Record",
-    "check_same_store",
-    "read_entry",
-    "read_log",
-    "read_manifest",
-    "read_metadata",
-    "required_metadata",
-    "without_metadata",
-]
-
 RECORD_KINDS = ("restart", "rewind", "time", "drop")
 
 

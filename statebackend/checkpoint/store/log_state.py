@@ -33,8 +33,6 @@ from statebackend.checkpoint.store.sealed import (
     time_of,
 )
 
-__all__ = ["Key", "LogState", "Restart", "Run", "Times"]
-
 #: The outputs of so many of the newest checkpoints are kept. A replay needs that of the newest; the one before stays
 #: for readers that are slow.
 _OUTPUTS = 2

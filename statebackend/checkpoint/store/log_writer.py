@@ -43,8 +43,6 @@ from statebackend.errors import (
     UsageError,
 )
 
-__all__ = ["LogWriter"]
-
 
 class Reason(Enum):
     """Why a writer can write no more."""

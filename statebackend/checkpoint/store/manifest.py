@@ -36,17 +36,6 @@ from statebackend.checkpoint.store.sealed import (
 )
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 
-__all__ = [
-    "FILE_KINDS",
-    "MAIN_OUTPUT",
-    "CheckedStates",
-    "LoadParts",
-    "Manifest",
-    "StateSnapshot",
-    "StoredFile",
-    "checked_states",
-]
-
 FILE_KINDS = ("base", "delta", "sst", "operator", "output", "manifest")
 #: The name of the output that a function gives its rows to without naming one.
 MAIN_OUTPUT = "main"

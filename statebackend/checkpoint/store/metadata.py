@@ -27,8 +27,6 @@ from statebackend.checkpoint.store.sealed import (
 from statebackend.errors import StateMigrationError, UsageError
 from statebackend.keys import MAX_PARALLELISM
 
-__all__ = ["STORE_ID", "Metadata", "check_same_use"]
-
 #: The pattern of a store's id; manifests repeat the id.
 STORE_ID = re.compile("[0-9a-f]{32}")
 

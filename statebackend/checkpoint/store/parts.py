@@ -24,8 +24,6 @@ from statebackend.checkpoint.store.manifest import (
 from statebackend.checkpoint.store.sealed import FORMAT, JsonObject, crc32c, instance, members_of, parse, seal
 from statebackend.errors import CorruptCheckpointError
 
-__all__ = ["Parts"]
-
 T = TypeVar("T")
 
 #: So many states of a snapshot are described in a file of their own.

@@ -18,8 +18,6 @@ from typing import Any, TypeVar
 from statebackend.checkpoint.store.data_files import DataWriter
 from statebackend.checkpoint.store.manifest import StateSnapshot
 
-__all__ = ["PendingSnapshot", "SnapshotInFlight", "WritingThreads", "tell"]
-
 T = TypeVar("T")
 
 #: At most this many write at once; further work waits for its turn.

@@ -39,8 +39,6 @@ from statebackend.errors import CorruptCheckpointError, UsageError
 if TYPE_CHECKING:
     from statebackend.checkpoint.store.reader import Checkpoint
 
-__all__ = ["Pin", "PinFile", "held_by_pins"]
-
 _log = logging.getLogger(__name__)
 
 #: A pin that cannot be read holds everything for so many seconds: it may be one that is being written.

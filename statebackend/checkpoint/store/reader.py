@@ -37,8 +37,6 @@ from statebackend.checkpoint.store.pins import Pin
 from statebackend.checkpoint.store.sealed import crc32c
 from statebackend.errors import CorruptCheckpointError, StoreError, UsageError
 
-__all__ = ["Checkpoint", "CheckpointReader", "published"]
-
 _CHUNK = 4 << 20
 
 

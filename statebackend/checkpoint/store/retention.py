@@ -24,8 +24,6 @@ from statebackend.checkpoint.store.log_writer import LogWriter
 from statebackend.checkpoint.store.pins import held_by_pins
 from statebackend.errors import CorruptCheckpointError
 
-__all__ = ["Removal", "Retain", "Retention"]
-
 _log = logging.getLogger(__name__)
 
 #: How many checkpoints are kept, or for how long. By time, too, the newest two are kept.

@@ -50,8 +50,6 @@ from statebackend.errors import CorruptCheckpointError, StateBackendError, Store
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
-__all__ = ["PartWriter", "Savepoint", "SavepointPart", "StoredState"]
-
 #: The folder of descriptions. Spark and Arrow skip folders whose names begin like this.
 _PARTS = "_savepoint"
 _CHUNK = 4 << 20

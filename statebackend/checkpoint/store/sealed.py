@@ -30,28 +30,6 @@ from statebackend.checkpoint.files.interface import Buffer
 from statebackend.errors import BackendUnavailableError, CorruptCheckpointError, UsageError
 from statebackend.keys import MAX_PARALLELISM, KeyGroupRange
 
-__all__ = [
-    "Checked",
-    "FORMAT",
-    "JsonObject",
-    "MAX_INTEGER",
-    "Malformed",
-    "crc32c",
-    "from_json",
-    "groups_json",
-    "groups_of",
-    "instance",
-    "integer",
-    "jsonable",
-    "made",
-    "match",
-    "members_of",
-    "parse",
-    "seal",
-    "time_of",
-    "unseal",
-]
-
 _compiled: Callable[[Buffer, int], int] | None = None
 
 

@@ -48,8 +48,6 @@ from statebackend.checkpoint.store.retention import Removal, Retain, Retention
 from statebackend.checkpoint.store.sealed import Malformed, integer
 from statebackend.errors import CommitConflictError, CorruptCheckpointError, UsageError
 
-__all__ = ["CheckpointStore"]
-
 _log = logging.getLogger(__name__)
 
 _MAX_CLOCK_JUMP = datetime.timedelta(days=30)

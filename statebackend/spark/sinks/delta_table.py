@@ -24,8 +24,6 @@ from statebackend.runtime.output import read_batches
 from statebackend.runtime.progress import Figures
 from statebackend.spark.sinks.interface import CommittedSink, Delivery, check_partition_by
 
-__all__ = ["DeltaSink", "delta"]
-
 #: The members of a commit's information that say what it wrote, ``incarnation/batch/output``, or which batch it took
 #: back, ``incarnation/batch``: all outputs of it that are in the table.
 _WROTE, _TOOK_BACK = "statebackend.batch", "statebackend.takenBack"

@@ -27,8 +27,6 @@ from statebackend.runtime.progress import Figures
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["CommittedSink", "Delivery", "SinkContext", "call", "check", "check_partition_by", "other_types"]
-
 
 @dataclass(frozen=True)
 class SinkContext:

@@ -36,8 +36,6 @@ from statebackend.runtime.partitions import columns_in, folder_of, names_partiti
 from statebackend.runtime.progress import Figures
 from statebackend.spark.sinks.interface import CommittedSink, Delivery, check_partition_by, other_types
 
-__all__ = ["FOLDER", "Listed", "ParquetSink", "SinkLog", "parquet"]
-
 FOLDER = "_spark_metadata"
 #: Says that the log is one of this library. Spark's readers pass over names that are no numbers.
 _MARK = "statebackend"

@@ -33,8 +33,6 @@ from statebackend.types import (
     from_config,
 )
 
-__all__ = ["arrow_migration", "compatibility", "describe", "value_migration"]
-
 _AS_IS = Compatibility.AS_IS
 _AFTER_MIGRATION = Compatibility.AFTER_MIGRATION
 _INCOMPATIBLE = Compatibility.INCOMPATIBLE

@@ -27,8 +27,6 @@ from statebackend.errors import SerializationError, SerializationTypeError
 from statebackend.types import ListType, MapType, RowType, TupleType, convert, record_builder, record_reader
 from statebackend.types.serializers.scalars import TypeSerializer, cut_short
 
-__all__ = ["ListSerializer", "MapSerializer", "RecordSerializer"]
-
 _COUNT = struct.Struct("<I")
 
 

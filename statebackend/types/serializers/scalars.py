@@ -20,8 +20,6 @@ from statebackend.errors import SerializationError, StateMigrationError
 from statebackend.types import Compatibility, DecimalType, Serializer, Type, convert, from_config
 from statebackend.types.serializers import migration as rules
 
-__all__ = ["TypeSerializer", "scalar_serializer"]
-
 _LENGTH = struct.Struct("<I")
 _NAN = math.nan
 
