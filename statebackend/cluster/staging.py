@@ -51,7 +51,7 @@ class StagedRows:
     """
 
     def __init__(self, staging: Staging, pieces: Sequence[Piece], schema: pa.Schema | None) -> None:
-        #: The columns; None of a batch without pieces, unless the host has told them.
+        #: The columns; None of a batch without pieces.
         self.schema = schema
         self._staging = staging
         self._pieces = tuple(pieces)
@@ -158,18 +158,11 @@ class Staging:
             self._pieces[tag] = piece
         return piece
 
-    def taken(
-        self,
-        tags: Sequence[Tag],
-        sums: Sequence[Sequence[int]] | None = None,
-        *,
-        schema: pa.Schema | None = None,
-    ) -> StagedRows:
+    def taken(self, tags: Sequence[Tag], sums: Sequence[Sequence[int]] | None = None) -> StagedRows:
         """Take the pieces of a try, in this order. The try is over then: all other pieces of it and older are dropped.
 
-        ``sums``, if given, are those of the pieces as the tasks have them, also in JSON form. ``schema`` is for a try
-        without pieces, which leaves all else as it is. If a piece is not here, not finished, or another, nothing is
-        taken or dropped.
+        ``sums``, if given, are those of the pieces as the tasks have them, also in JSON form. If a piece is not here,
+        not finished, or another, nothing is taken or dropped.
 
         >>> Staging().taken([Tag(1, 7, 0, 42)])
         Traceback (most recent call last):
@@ -186,8 +179,7 @@ class Staging:
             for piece, told in zip(pieces, sums or [], strict=sums is not None):
                 if piece.sum != tuple(told):
                     raise _not_whole("a piece here is not what its task has sent", piece.tag)
-            if schema is None and pieces:
-                schema = pieces[0].schema
+            schema = pieces[0].schema if pieces else None
             for piece in pieces:
                 if not piece.schema.equals(schema):
                     raise _not_whole("the pieces of the batch have not the same columns", piece.tag)

@@ -116,12 +116,10 @@ def test_a_piece_without_rows_has_columns(staging: Staging) -> None:
     staged.release()
 
 
-def test_a_batch_without_pieces_has_the_columns_that_are_told() -> None:
-    staging = Staging()
-    assert staging.taken([]).rows() is None
-    rows = staging.taken([], schema=SCHEMA).rows()
-    assert (rows.schema, rows.num_rows) == (SCHEMA, 0)
-    assert staging.taken([]).broadcast() is None
+def test_a_batch_without_pieces_has_no_rows() -> None:
+    staged = Staging().taken([])
+    assert staged.rows() is None
+    assert staged.broadcast() is None
 
 
 def test_the_try_is_over_when_its_pieces_are_taken(staging: Staging) -> None:
@@ -181,8 +179,6 @@ def test_pieces_of_one_batch_have_the_same_columns(staging: Staging) -> None:
     staging.begin(TAG._replace(task=1), pa.schema([("other", pa.int64())])).finish()
     with pytest.raises(StoreError, match="not the same columns"):
         staging.taken([TAG, TAG._replace(task=1)])
-    with pytest.raises(StoreError, match="not the same columns"):
-        staging.taken([TAG], schema=pa.schema([("other", pa.int64())]))
     staging.taken([TAG]).release()
 
 

@@ -54,7 +54,7 @@ _STEP = 8 << 20
 
 
 @contextmanager
-def storing(doing: str, *, code: str | None = None, hint: str | None = None) -> Iterator[None]:
+def storing(doing: str, *, hint: str | None = None) -> Iterator[None]:
     """Turn an `OSError` of the system into a `StoreError` that names the action that failed.
 
     >>> with storing("writing data/3/a.arrow"):
@@ -67,7 +67,7 @@ def storing(doing: str, *, code: str | None = None, hint: str | None = None) -> 
     except StoreError:
         raise
     except OSError as error:
-        raise StoreError.of(error, doing, code=code, hint=hint) from error
+        raise StoreError.of(error, doing, hint=hint) from error
 
 
 class DataFile(io.RawIOBase):
@@ -255,23 +255,21 @@ class DataWriter:
 
     def beside(self) -> DataWriter:
         """Another writer of this epoch, for files of the next manifest, whichever that is. They are paced."""
-        return DataWriter(self._files, self.epoch, compression=self.compression, encryption=self._encryption)
+        return self._like(self._files)
 
     def over(self, wrap: Callable[[StoreFiles], StoreFiles]) -> DataWriter:
         """Another writer of this epoch, over what ``wrap`` makes of the files of the store."""
-        return DataWriter(
-            wrap(self._files), self.epoch, compression=self.compression, encryption=self._encryption
-        )
+        return self._like(wrap(self._files))
 
     def for_checkpoint(self, checkpoint_id: int, builds_on: frozenset[str]) -> DataWriter:
         """Another writer of this epoch, for the files of one snapshot, which may name these files again."""
+        return self._like(self._files, checkpoint_id, builds_on)
+
+    def _like(
+        self, files: StoreFiles, checkpoint_id: int | None = None, builds_on: frozenset[str] = frozenset()
+    ) -> DataWriter:
         return DataWriter(
-            self._files,
-            self.epoch,
-            checkpoint_id,
-            builds_on=builds_on,
-            compression=self.compression,
-            encryption=self._encryption,
+            files, self.epoch, checkpoint_id, None, builds_on, self.compression, self._encryption
         )
 
     def create(
