@@ -25,8 +25,6 @@ from typing import Any, NamedTuple
 from statebackend.errors import BackendUnavailableError, StateBackendError, UsageError
 from statebackend.state import StateBackend
 
-__all__ = ["ENTRY_POINTS", "BackendAvailability", "available_backends", "create_backend", "register_backend"]
-
 ENTRY_POINTS = "statebackend.backends"
 
 _BUILT_IN = {

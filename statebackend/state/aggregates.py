@@ -22,8 +22,6 @@ from statebackend.errors import UsageError
 from statebackend.state.reductions import INTEGER_BITS, Reduction, ordering
 from statebackend.types import ACC, DOUBLE, IN, LONG, OUT, ROW, Subscriptable, Type, of, row_class
 
-__all__ = ["AGGREGATE_NAMES", "AggregateFunction", "NamedAggregate", "named_aggregate"]
-
 
 class AggregateFunction(Subscriptable, ABC, Generic[IN, ACC, OUT]):
     """Folds values into an accumulator and makes a result of it; derive from it to write your own aggregate.

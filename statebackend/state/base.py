@@ -40,8 +40,6 @@ from statebackend.state.timers import DOMAINS, RESERVED, Timers
 from statebackend.state.ttl import StateTtlConfig
 from statebackend.types import Type
 
-__all__ = ["NO_TIME", "BaseKeyedStateBackend", "checked_budget", "checked_range"]
-
 #: The event time while there is none: nothing has expired by then.
 NO_TIME = -(2**63)
 _MERGING = ("list", "reducing", "aggregating")

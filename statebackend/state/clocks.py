@@ -18,8 +18,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from statebackend.errors import UsageError
 
-__all__ = ["Clock", "SystemClock", "checked_clock", "checked_now", "read"]
-
 _FIRST, _LAST = -(2**63), 2**63 - 1
 
 

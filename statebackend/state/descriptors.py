@@ -19,16 +19,6 @@ from statebackend.state.ttl import StateTtlConfig
 from statebackend.types import ACC, IN, OUT, A, K, Notation, Subscriptable, T, Type, V, of
 from statebackend.types.serializers import serializer_for
 
-__all__ = [
-    "AggregatingStateDescriptor",
-    "FoldingStateDescriptor",
-    "ListStateDescriptor",
-    "MapStateDescriptor",
-    "ReducingStateDescriptor",
-    "StateDescriptor",
-    "ValueStateDescriptor",
-]
-
 D = TypeVar("D", bound="StateDescriptor")
 
 

@@ -41,18 +41,6 @@ if TYPE_CHECKING:
 
     from statebackend.state.interface import KeyedStateBackend
 
-__all__ = [
-    "AggregatingState",
-    "FoldingState",
-    "KeyedListState",
-    "KeyedState",
-    "ListState",
-    "MapState",
-    "ReducingState",
-    "State",
-    "ValueState",
-]
-
 
 D = TypeVar("D")
 

@@ -32,8 +32,6 @@ from statebackend.state.timers import Timers
 from statebackend.types import ACC, IN, OUT, A, T, Type, V
 from statebackend.types import K as MapKey
 
-__all__ = ["KeyedStateBackend", "StateBackend", "overrides"]
-
 K = TypeVar("K", bound="KeyedStateBackend")
 
 

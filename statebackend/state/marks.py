@@ -19,8 +19,6 @@ from typing import Any, TypeVar, cast
 
 from statebackend.errors import UsageError
 
-__all__ = ["COLLECTIONS", "Mark", "MarkStack", "undisturbed"]
-
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 

@@ -22,8 +22,6 @@ from typing import Any
 from statebackend.errors import UsageError
 from statebackend.types import DecimalType, RowType, TupleType, Type, convert, of, record_reader
 
-__all__ = ["REDUCTION_NAMES", "Reduction", "named_reduction", "ordering"]
-
 INTEGER_BITS = {"LONG": 64, "INT": 32, "SHORT": 16, "BYTE": 8}
 _FLOATS = ("DOUBLE", "FLOAT")
 _ORDERED = (*INTEGER_BITS, "BOOL", "STRING", "BYTES", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "DECIMAL")

@@ -31,19 +31,6 @@ from statebackend.state.descriptors import MapStateDescriptor
 from statebackend.state.value_columns import check_lengths
 from statebackend.state.vectorised import Keys
 
-__all__ = [
-    "DOMAINS",
-    "RESERVED",
-    "DueTimers",
-    "TimerColumns",
-    "TimerRow",
-    "Timers",
-    "checked_domain",
-    "checked_time",
-    "timer_state",
-    "timestamp_column",
-]
-
 #: The time that the rows tell, and the time that the clock tells.
 DOMAINS = ("event", "processing")
 

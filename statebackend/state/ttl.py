@@ -25,16 +25,6 @@ import numpy as np
 
 from statebackend.errors import UsageError
 
-__all__ = [
-    "IncrementalCleanup",
-    "RocksDBCleanup",
-    "StateTtlConfig",
-    "expiration_timestamp",
-    "expired",
-    "newest_expired",
-    "written_at",
-]
-
 MAX_TIMESTAMP = 2**63 - 1
 _MIN_TIMESTAMP = -(2**63)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)

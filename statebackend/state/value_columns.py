@@ -23,8 +23,6 @@ from statebackend.keys import as_columnar
 from statebackend.types import CustomType, ListType, MapType, RowType, TupleType, Type, convert, record_reader
 from statebackend.types.serializers import serializer_for
 
-__all__ = ["check_lengths", "check_values", "from_arrow", "has_objects", "to_arrow", "to_chunks", "to_values"]
-
 Convert = Callable[[Any], Any]
 #: Values with maps that are converted at once: fewer than make 2 GiB, if each has less than 32 MiB.
 _ROWS_OF_MAPS = 64

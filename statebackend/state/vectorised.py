@@ -30,19 +30,6 @@ from statebackend.types import ListType, Type
 if TYPE_CHECKING:
     from statebackend.state.handles import KeyedState
 
-__all__ = [
-    "Keys",
-    "Rows",
-    "add_many",
-    "each_key",
-    "list_many",
-    "map_each",
-    "map_get_many",
-    "read_many",
-    "times_of_rows",
-    "values_of",
-]
-
 
 class Keys:
     """A column of keys, encoded and checked as a whole, then visited one by one.

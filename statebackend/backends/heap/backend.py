@@ -19,8 +19,6 @@ from statebackend.state import StateBackend
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
 
-__all__ = ["HeapBackend"]
-
 
 class HeapBackend(StateBackend):
     """Makes heap backends.

@@ -34,8 +34,6 @@ from statebackend.columns.codec_choice import key_codec
 from statebackend.keys import VOID, TimeWindow, encode_namespace, runs_of_list
 from statebackend.state import StateDescriptor, checked_budget, clocks
 
-__all__ = ["HeapKeyedBackend", "default_threads"]
-
 
 def default_threads() -> int:
     """The threads of vectorised calls: 1 in a Spark worker, which shares its machine; otherwise one for each core.

@@ -31,8 +31,6 @@ from statebackend.types import Type
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
 
-__all__ = ["load", "unload"]
-
 #: Entries that `unload` reads, and then removes, at a time.
 _SLOTS = 4096
 

@@ -25,8 +25,6 @@ from typing import Any, NamedTuple
 
 from statebackend.errors import MutationError
 
-__all__ = ["MutationWatcher"]
-
 
 class _Noted(NamedTuple):
     value: Any

@@ -29,8 +29,6 @@ from statebackend.columns.stored_columns import Array
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
 
-__all__ = ["HeapChanges", "HeapPoints", "HeapView"]
-
 #: One batch holds at most this many rows, and this many bytes in columns of varying width.
 BATCH_ROWS = 65_536
 BATCH_BYTES = 64 << 20

@@ -37,8 +37,6 @@ from statebackend.types.serializers import serializer_for
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
 
-__all__ = ["Copied", "LeftOut", "Part", "WrittenState", "row_tables"]
-
 
 def bytes_of_rows(columns: dict[str, Array], count: int) -> Array:
     """Return the bytes that each row takes in the columns of varying width. O(rows).

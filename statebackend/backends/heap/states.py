@@ -60,18 +60,6 @@ from statebackend.types import Type
 if TYPE_CHECKING:
     from statebackend.backends.heap.keyed import HeapKeyedBackend
 
-__all__ = [
-    "HeapAggregatingState",
-    "HeapFoldingState",
-    "HeapListState",
-    "HeapMapState",
-    "HeapReducingState",
-    "HeapValueState",
-    "make_handle",
-    "make_state",
-    "table_shape",
-]
-
 
 class Changed(NamedTuple):
     """What a call has touched."""

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from statebackend._core.handles.time_index import TimerHandle
     from statebackend.backends.heap.keyed import HeapKeyedBackend
 
-__all__ = ["HeapTimers", "WrittenTimers"]
-
 
 class WrittenTimers(WrittenState):
     """The timers of one domain: those in the entries of their keys, and those of the map state beside them."""

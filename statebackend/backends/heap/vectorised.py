@@ -35,8 +35,6 @@ from statebackend.state import (
 )
 from statebackend.types import Type
 
-__all__ = ["Call", "ColumnsState", "ListColumns", "MapColumns", "Part", "ValueColumns"]
-
 
 @dataclass(frozen=True)
 class Call:

@@ -35,8 +35,6 @@ from statebackend.keys import KeyGroupRange
 from statebackend.operator_state import OperatorStateBackend
 from statebackend.state import StateBackend, StateDescriptor, checked_budget
 
-__all__ = ["ReferenceBackend", "ReferenceKeyedBackend"]
-
 _HANDLES: dict[str, type[ReferenceState[Any]]] = {
     "value": ReferenceValueState,
     "list": ReferenceListState,

@@ -26,8 +26,6 @@ from statebackend.types.serializers import TypeSerializer
 if TYPE_CHECKING:
     from statebackend.backends.reference.backend import ReferenceKeyedBackend
 
-__all__ = ["ReferenceState", "Stamped"]
-
 S = TypeVar("S")
 
 

@@ -25,8 +25,6 @@ from statebackend.types.serializers import serializer_for
 if TYPE_CHECKING:
     from statebackend.backends.reference.backend import ReferenceKeyedBackend
 
-__all__ = ["ReferenceMapState"]
-
 
 class ReferenceMapState(ReferenceState["dict[Any, Stamped]"], MapState):
     """A map."""

@@ -29,8 +29,6 @@ from statebackend.types.serializers import serializer_for
 if TYPE_CHECKING:
     from statebackend.backends.reference.backend import ReferenceKeyedBackend
 
-__all__ = ["HeldStates", "ReferencePoints", "ReferenceRows", "load"]
-
 
 class TimerState(NamedTuple):
     """The timers of a domain, as the map state that checkpoints store them as.

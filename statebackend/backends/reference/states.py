@@ -38,14 +38,6 @@ from statebackend.types.serializers import TypeSerializer, serializer_for
 if TYPE_CHECKING:
     from statebackend.backends.reference.backend import ReferenceKeyedBackend
 
-__all__ = [
-    "ReferenceAggregatingState",
-    "ReferenceFoldingState",
-    "ReferenceListState",
-    "ReferenceReducingState",
-    "ReferenceValueState",
-]
-
 
 class ReferenceListState(ReferenceState["tuple[Stamped, ...]"], KeyedListState):
     """A list."""

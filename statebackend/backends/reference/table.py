@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-__all__ = ["Journal", "NestedTable", "Place"]
-
 
 class Place(NamedTuple):
     """The place of an entry: its key group, encoded namespace, and key in canonical form.

@@ -19,8 +19,6 @@ from statebackend.state import DOMAINS, TimerRow, Timers, checked_domain, checke
 if TYPE_CHECKING:
     from statebackend.backends.reference.backend import ReferenceKeyedBackend
 
-__all__ = ["ReferenceTimers"]
-
 
 class ReferenceTimers(Timers):
     """One table per domain; it stores a frozenset of times, never empty, for a key and namespace."""

@@ -22,8 +22,6 @@ from statebackend.state import StateBackend
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
-__all__ = ["RocksDbBackend", "load_library"]
-
 
 class RocksDbBackend(StateBackend):
     """Makes backends on RocksDB, for state that is larger than memory.

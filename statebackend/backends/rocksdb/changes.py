@@ -22,8 +22,6 @@ from collections.abc import Callable, Collection
 
 from statebackend._core.rocksdb.noted_keys import NotedKeys
 
-__all__ = ["Changes", "Segment"]
-
 
 class Segment:
     """What has changed from a moment to the next one that somebody remembers.

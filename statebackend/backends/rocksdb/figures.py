@@ -18,8 +18,6 @@ from statebackend._core.rocksdb import library
 from statebackend._core.rocksdb.database import ColumnFamily, Database
 from statebackend._core.rocksdb.options import MemoryBudget
 
-__all__ = ["background_work", "figures_of_database", "figures_of_state", "stalls"]
-
 #: The pool that flushes; compactions run in the others, or in the thread that asks for one.
 _FLUSHING = "High"
 

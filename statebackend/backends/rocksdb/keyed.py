@@ -65,8 +65,6 @@ from statebackend.state import (
 )
 from statebackend.types import Type
 
-__all__ = ["RocksDbKeyedBackend"]
-
 _HANDLES: dict[str, Callable[..., Any]] = {
     "value": RocksDbValueState,
     "list": RocksDbListState,

@@ -29,8 +29,6 @@ from statebackend.types.serializers import serializer_for
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
-__all__ = ["RocksDbListState"]
-
 
 class RocksDbListState(ListHandle, ListColumns, RocksDbState, KeyedListState):
     """A list. No bytes are no list: the filter leaves them when it has dropped all elements in a merge."""

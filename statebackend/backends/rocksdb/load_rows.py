@@ -48,8 +48,6 @@ from statebackend.types.serializers import serializer_for
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
-__all__ = ["Gathered", "apply", "composed_keys", "load"]
-
 
 #: Rows that are put are sorted when there are about so many bytes of them, with what Python needs for each beside them.
 GATHERED_BYTES = 16 << 20

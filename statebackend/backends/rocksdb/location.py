@@ -37,8 +37,6 @@ from typing import NamedTuple, NoReturn
 
 from statebackend.errors import BackendUnavailableError
 
-__all__ = ["CACHE", "LIBRARY", "Location", "find_library", "member_name"]
-
 LIBRARY = "STATEBACKEND_ROCKSDB_LIB"
 CACHE = "STATEBACKEND_ROCKSDB_CACHE"
 

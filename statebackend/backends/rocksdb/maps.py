@@ -28,8 +28,6 @@ from statebackend.state import MapState
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
-__all__ = ["PRESENT", "RocksDbMapState"]
-
 #: In front of the value of an entry that is not None, behind its timestamp.
 PRESENT = b"\0"
 #: Entries that an iteration reads ahead.

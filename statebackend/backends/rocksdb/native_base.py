@@ -48,8 +48,6 @@ from statebackend.state import timer_state
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
-__all__ = ["NativeStates", "can_be_native", "families_of", "native_base"]
-
 _BEHIND_ALL = b"\xff\xff\xff"
 
 

@@ -17,18 +17,6 @@ from statebackend.checkpoint.store.sealed import Malformed, instance, integer, m
 from statebackend.errors import CorruptCheckpointError, SerializationError
 from statebackend.types import Serializer, Type, from_config, of
 
-__all__ = [
-    "BY_TIME",
-    "FAMILIES",
-    "HeldTable",
-    "NativeFamily",
-    "StoredState",
-    "families_bytes",
-    "has_stand_ins",
-    "read_families",
-    "stored_state",
-]
-
 #: The label of the file that names the column families.
 FAMILIES = "families.json"
 #: The version of that file, and of how keys and values lie in column families.

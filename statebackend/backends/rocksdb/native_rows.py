@@ -28,8 +28,6 @@ from statebackend.errors import BackendUnavailableError
 from statebackend.keys import KeyEncoder, KeyGroupRange, key_encoder
 from statebackend.types import Type
 
-__all__ = ["open_native_rows", "rows_of_family"]
-
 
 class _Encoding(NamedTuple):
     """What `WrittenState` asks of a backend."""

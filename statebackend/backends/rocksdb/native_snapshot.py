@@ -20,8 +20,6 @@ from statebackend.errors import CorruptCheckpointError
 from statebackend.keys import KeyGroupRange
 from statebackend.types import Type
 
-__all__ = ["NativeSnapshot", "SST", "snapshot_to_adopt"]
-
 _CHUNK = 4 << 20
 
 

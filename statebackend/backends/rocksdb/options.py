@@ -19,15 +19,6 @@ from typing import NamedTuple
 
 from statebackend.errors import UsageError
 
-__all__ = [
-    "COMPRESSIONS",
-    "PREDEFINED",
-    "Predefined",
-    "column_family_settings",
-    "database_settings",
-    "predefined",
-]
-
 MB = 1 << 20
 
 #: What ``compression=`` may be, and RocksDB's name for it.

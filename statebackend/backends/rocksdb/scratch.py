@@ -45,8 +45,6 @@ from statebackend.errors import CorruptCheckpointError, StoreError
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.native_snapshot import NativeSnapshot
 
-__all__ = ["LockedFolder", "Scratch", "remove_left_folders", "shared_budget"]
-
 _log = logging.getLogger(__name__)
 
 _PREFIX = "statebackend-rocksdb-"

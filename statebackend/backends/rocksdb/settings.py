@@ -15,8 +15,6 @@ import os
 from statebackend.backends.rocksdb.options import column_family_settings, predefined
 from statebackend.errors import UsageError
 
-__all__ = ["Settings"]
-
 SMALLEST_LIMIT = 4 << 20
 #: What bases in checkpoints are made of.
 CHECKPOINTS = ("rows", "native")

@@ -58,14 +58,6 @@ from statebackend.types import Type
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
-__all__ = [
-    "RocksDbAggregatingState",
-    "RocksDbFoldingState",
-    "RocksDbReducingState",
-    "RocksDbSingleState",
-    "RocksDbValueState",
-]
-
 #: Fewer rows than these are read one by one.
 FEWEST_IN_ORDER = 32
 #: A table for so many rows has a part more, so that kernels go over one after the other.

@@ -37,8 +37,6 @@ from statebackend.state import newest_expired
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
-__all__ = ["RocksDbChanges", "RocksDbPoints", "RocksDbView"]
-
 #: One batch holds at most this many rows, and about this many bytes.
 BATCH_ROWS = 65_536
 BATCH_BYTES = 64 << 20

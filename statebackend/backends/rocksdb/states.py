@@ -18,8 +18,6 @@ from statebackend.types import Type
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
-__all__ = ["STAMP", "RocksDbState"]
-
 #: In front of each value of a state with a time to live.
 STAMP = struct.Struct("<q")
 

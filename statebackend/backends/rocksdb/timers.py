@@ -62,8 +62,6 @@ from statebackend.types.serializers import serializer_for
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
-__all__ = ["Queue", "RocksDbTimers"]
-
 
 class _Timers(NamedTuple):
     """The timers of a domain by key, as a state."""

@@ -38,8 +38,6 @@ from statebackend.keys import NamespaceColumn, canonical_list, count_of, key_enc
 from statebackend.state import KeyedState, check_lengths, times_of_rows, to_arrow
 from statebackend.types import Type
 
-__all__ = ["ListColumns", "MapColumns", "SingleColumns", "ValueColumns", "chosen_rows"]
-
 Array = np.ndarray[Any, Any]
 Runs = tuple[Array, Array]
 

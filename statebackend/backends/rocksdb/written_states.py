@@ -34,8 +34,6 @@ from statebackend.types.serializers import serializer_for
 if TYPE_CHECKING:
     from statebackend.backends.rocksdb.keyed import RocksDbKeyedBackend
 
-__all__ = ["Array", "Runs", "WrittenState", "groups_of", "joined_runs"]
-
 Array = np.ndarray[Any, Any]
 #: Offsets and bytes.
 Runs = tuple[Array, Array]
