@@ -251,9 +251,10 @@ class BaseKeyedStateBackend(KeyedStateBackend):
             self._later.pop(0)()
 
     def _is_inside(self) -> bool:
-        """Return True if a call is in progress on this thread; wait for one on another."""
+        """Return True if a call is in progress on this thread; wait for one on another, for half a minute."""
+        until = time.monotonic() + 30
         while self._calls_inside or self._under_way:
-            if self._inside_thread == threading.get_ident():
+            if self._inside_thread == threading.get_ident() or time.monotonic() > until:
                 return True
             if self._process != os.getpid():  # a child has no other thread of its parent
                 return False
@@ -640,11 +641,13 @@ class BaseKeyedStateBackend(KeyedStateBackend):
             with self._undone_on_error():
                 yield
         finally:
-            self._fixed_now, self._event_now = time_before, event_before
-            if not self._closed:
-                self._restore_key(saved)
-            self._under_way -= 1
-            self._settle()
+            try:
+                self._fixed_now, self._event_now = time_before, event_before
+                if not self._closed:
+                    self._restore_key(saved)
+            finally:
+                self._under_way -= 1
+                self._settle()
 
     # --- time and the end ---
 
