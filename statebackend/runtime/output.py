@@ -452,21 +452,18 @@ class Given:
         return {name: collected.result() for name, collected in self._all.items()}
 
 
-def _checked_iterable(produced: object) -> Iterable[object]:
-    if isinstance(produced, (str, bytes, dict)) or not isinstance(produced, Iterable):
-        raise SerializationTypeError(
-            f"the function gave a {type(produced).__name__}",
-            code="SERIALIZATION.OUTPUT",
-            hint="yield rows, or return a list of them",
-        )
-    return produced
+def _checked_iterable(given: object) -> Iterable[object]:
+    return _iterable(given, dict, "yield rows, or return a list of them")
 
 
 def _iterated(given: object) -> Iterable[object]:
-    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+    hint = "return a pyarrow RecordBatch, several of them, a dict of them by output, or None"
+    return _iterable(given, Mapping, hint)
+
+
+def _iterable(given: object, refused: type, hint: str) -> Iterable[object]:
+    if isinstance(given, (str, bytes, refused)) or not isinstance(given, Iterable):
         raise SerializationTypeError(
-            f"the function gave a {type(given).__name__}",
-            code="SERIALIZATION.OUTPUT",
-            hint="return a pyarrow RecordBatch, several of them, a dict of them by output, or None",
+            f"the function gave a {type(given).__name__}", code="SERIALIZATION.OUTPUT", hint=hint
         )
     return given
