@@ -250,10 +250,13 @@ class BaseKeyedStateBackend(KeyedStateBackend):
         while self._later and not self._under_way and not self._calls_inside:
             self._later.pop(0)()
 
-    def _is_inside(self) -> bool:
-        """Return True if a call is in progress on this thread; wait for one on another, for half a minute."""
+    def _is_inside(self, own_writes: int = 0) -> bool:
+        """Return True if a call is in progress on this thread; wait for one on another, for half a minute.
+
+        ``own_writes`` of the writes under way are the caller's.
+        """
         until = time.monotonic() + 30
-        while self._calls_inside or self._under_way:
+        while self._calls_inside or self._under_way > own_writes:
             if self._inside_thread == threading.get_ident() or time.monotonic() > until:
                 return True
             if self._process != os.getpid():  # a child has no other thread of its parent
@@ -591,7 +594,8 @@ class BaseKeyedStateBackend(KeyedStateBackend):
 
     @undisturbed
     def release(self, mark: Any) -> None:
-        if self._calls_inside:  # a mark may always be released
+        # A mark may always be released. Deferred, it would be released amid the end of another thread's call.
+        if self._calls_inside and self._is_inside(self._under_way):
             self._do_later(partial(self.release, mark))
         elif not self._closed and self._marks.release(mark):
             self._forget_point(mark.point)

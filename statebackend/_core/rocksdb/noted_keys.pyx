@@ -51,8 +51,9 @@ cdef inline int64_t followed(int64_t before, int64_t after) noexcept nogil:
 cdef class NotedKeys:
     """Keys, each with what has become of it."""
 
-    def __cinit__(self):
+    def __cinit__(self, bint is_busy=False):
         memset(&self.keys, 0, sizeof(self.keys))
+        self.is_busy = is_busy
 
     def __dealloc__(self):
         free(self.entries)

@@ -22,6 +22,9 @@ from collections.abc import Callable, Collection
 
 from statebackend._core.rocksdb.noted_keys import NotedKeys
 
+#: Writes are refused where these are to take what they change.
+_REFUSING = NotedKeys(is_busy=True)
+
 
 class Segment:
     """What has changed from a moment to the next one that somebody remembers.
@@ -83,12 +86,17 @@ class Changes:
             return
         segment.is_valid = False
         at = self._segments.index(segment)
-        del self._segments[at]
-        if at:
-            before = self._segments[at - 1].tables
-            for number, noted in enumerate(segment.tables):
-                before[number] = _joined(before[number], noted)
-        self._note()
+        self._note_in(
+            [_REFUSING] * self._tables
+        )  # or another thread writes into a table that is joined already
+        try:
+            del self._segments[at]
+            if at:
+                before = self._segments[at - 1].tables
+                for number, noted in enumerate(segment.tables):
+                    before[number] = _joined(before[number], noted)
+        finally:
+            self._note()
 
     def drop_lost(self, known: Collection[Segment | None]) -> bool:
         """Forget the moments of marks that are not among the known ones, and what has changed since.
