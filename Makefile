@@ -22,6 +22,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 CREATED := $(VENV)/created
 STAMP := $(VENV)/installed
+CLASSES := build/spark-classes.jsa
 SETTINGS := setup.py pyproject.toml statebackend/_version.py
 
 BUILD := $(PY) setup.py -q build_ext --inplace
@@ -78,7 +79,7 @@ demo: $(STAMP).spark
 	@$(BUILD)
 	@$(PY) examples/spark/demo.py --backend $(BACKEND) --mode $(MODE)
 
-test: $(STAMP).test+spark
+test: $(STAMP).test+spark $(CLASSES)
 	@$(BUILD)
 	@$(PYTEST) $(PYTEST_ARGS)
 
@@ -86,6 +87,10 @@ test-changed: $(STAMP).test+spark
 	@$(BUILD)
 	@tests=$$($(PY) scripts/changed_tests.py); \
 	    [ -z "$$tests" ] || $(PYTEST) -m 'not slow and not spark' $$tests $(PYTEST_ARGS)
+
+# The JVMs of the tests start in half the time with it. Not every Java can write one.
+$(CLASSES): $(STAMP).test+spark
+	@$(PY) tests/support/spark_classes.py $@ >/dev/null 2>&1 || echo 'JVMs start without an archive of classes'
 
 debug: $(STAMP).test+spark
 	@$(BUILD)

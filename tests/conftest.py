@@ -21,6 +21,7 @@ from types import ModuleType
 import hypothesis
 import numpy as np
 import pytest
+import spark_classes
 from chosen_cases import chosen_cases
 from left_alive import left_alive
 
@@ -38,9 +39,6 @@ hypothesis.settings.register_profile(
 )
 
 DEFAULT_SEED = 20_240_101
-
-#: For the JVMs of tests, which end after seconds: the quick compiler alone takes half the processor time to warm up.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,8 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("stress" if stress else "ci")
     if not stress:
         # Of Spark's drivers, and of its masters and workers. `spark_cluster` hands them on to executors.
-        os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED)
-        os.environ.setdefault("SPARK_DAEMON_JAVA_OPTS", SHORT_LIVED)
+        os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_classes.options())
+        os.environ.setdefault("SPARK_DAEMON_JAVA_OPTS", spark_classes.SHORT_LIVED)
     if config.option.seed is None:
         config.option.seed = secrets.randbelow(2**31) if stress else DEFAULT_SEED
     wanted, found = os.environ.get("STATEBACKEND_BUILD"), core_build()
