@@ -349,7 +349,10 @@ class Query:
     def wait(self) -> str | None:
         """Wait for its end; what it failed with."""
         try:
-            assert self.query.awaitTermination(PATIENCE)
+            if self.is_fed:  # until somebody ends it
+                self.query.awaitTermination()
+            else:
+                assert self.query.awaitTermination(PATIENCE)
         except Exception as error:  # noqa: BLE001 - Spark's, of several classes
             return str(error)
         finally:
